@@ -1,0 +1,58 @@
+//! Builds the eBPF object that the agent embeds, and tells the agent its version.
+
+#[path = "../xtask/src/ebpf.rs"]
+#[expect(dead_code, reason = "what is for the tasks only")]
+mod ebpf;
+#[path = "../xtask/src/pins.rs"]
+#[expect(dead_code, reason = "as above")]
+mod pins;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn main() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = root.canonicalize().unwrap_or(root);
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src");
+    println!("cargo::rustc-env=PODMIRROR_VERSION={}", version(&root));
+    ebpf::rerun_if_changed(&root);
+    let out_dir = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
+    match ebpf::run(&root, ebpf::Action::Build, &out_dir) {
+        Ok(objects) => println!("cargo::rustc-env=PODMIRROR_EBPF={}", objects.mirror.display()),
+        Err(why) => println!("cargo::error={why}"),
+    }
+}
+
+/// "0.1.0 (1a2b3c4d5e6f)", with "-dirty" where the work tree is not as committed, and "unknown" without git.
+fn version(root: &Path) -> String {
+    format!("{} ({})", env!("CARGO_PKG_VERSION"), commit(root).as_deref().unwrap_or("unknown"))
+}
+
+fn commit(root: &Path) -> Option<String> {
+    // A source archive may lie inside of somebody else's repository.
+    if Path::new(&git(root, &["rev-parse", "--show-toplevel"])?).canonicalize().ok()? != root {
+        return None;
+    }
+    // Every commit and checkout writes to one of these; in a linked work tree they are not in `.git`.
+    let branch = git(root, &["rev-parse", "--symbolic-full-name", "HEAD"])?;
+    for file in ["HEAD", "logs/HEAD", "packed-refs", &branch] {
+        let path = root.join(git(root, &["rev-parse", "--git-path", file])?);
+        if path.is_file() {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+    }
+    let commit = git(root, &["rev-parse", "--short=12", "HEAD"])?;
+    let changes = git(root, &["status", "--porcelain", "--untracked-files=no"])?;
+    Some(if changes.is_empty() { commit } else { commit + "-dirty" })
+}
+
+/// What git says, without the lock on the index that `git status` would take beside a running `git commit`.
+fn git(root: &Path, arguments: &[&str]) -> Option<String> {
+    let output =
+        Command::new("git").arg("--no-optional-locks").args(arguments).current_dir(root).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

@@ -1,0 +1,280 @@
+//! The command line: what was typed, and nothing that needs more than its own words to be checked.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+use mirror_common::{limit::Limits, sample::DEFAULT_SEED};
+
+use crate::{
+    model::Directions,
+    settings::{KEYS, SettingError, Settings},
+};
+
+/// Copies the packets of chosen Kubernetes pods to a mirror interface, where tcpdump, an IDS or a collector reads them.
+#[derive(Debug, Parser)]
+#[command(name = "mirror-agent", version, long_version = env!("PODMIRROR_VERSION"), propagate_version = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Form of the log lines, which go to standard error.
+    #[arg(long, env = "MIRROR_LOG_FORMAT", global = true, value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+    /// Which log lines: a level, or filters as in "info,mirror_agent=debug".
+    #[arg(long, env = "MIRROR_LOG", global = true, default_value = "info", value_parser = log_filter)]
+    pub log: String,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Mirror the chosen pods of this node until stopped; the mirror itself outlives the agent (see `cleanup`).
+    Run(RunArgs),
+    /// Mirror interfaces, without any pods, until Ctrl-C.
+    Attach(AttachArgs),
+    /// Show taps, sessions and counters; works with or without a running agent.
+    Status(StatusArgs),
+    /// Detach and unpin everything of ours; delete the mirror interface if we made it.
+    Cleanup(CleanupArgs),
+    /// Work with filters.
+    Filter(FilterArgs),
+    /// Tell what would be copied of a capture file.
+    Explain(ExplainArgs),
+}
+
+/// Where the state lies.
+#[derive(Debug, Clone, Args)]
+pub struct StateArgs {
+    /// Directory in a BPF file system; maps and links are pinned in `podmirror/` below it.
+    #[arg(long, env = "MIRROR_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+}
+
+/// Where copies go, and how the taps are attached.
+#[derive(Debug, Clone, Args)]
+pub struct MirrorArgs {
+    /// The mirror interface: made (a dummy device) if there is none of this name.
+    #[arg(long, env = "MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = interface_name)]
+    pub mirror_iface: String,
+    /// MTU of the mirror interface in bytes [default: 65535 for one that is made; that of an existing one is left].
+    #[arg(long, env = "MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
+    pub mirror_iface_mtu: Option<u32>,
+    /// How the tap programs are attached.
+    #[arg(long, env = "MIRROR_ATTACH", value_enum, default_value = "auto", hide = true)]
+    pub attach: AttachMode,
+}
+
+/// Which packets are copied, and how many. For `run`, what holds for pods that do not say otherwise.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Packets")]
+pub struct SettingArgs {
+    /// Only packets that match, in tcpdump's language.
+    #[arg(long, env = "MIRROR_FILTER", value_name = "EXPR", value_parser = setting("filter"))]
+    pub filter: Option<String>,
+    /// A share of the flows, as in 1/100 or 10%.
+    #[arg(long, env = "MIRROR_SAMPLE", value_name = "SHARE", value_parser = setting("sample"))]
+    pub sample: Option<String>,
+    /// The seed of the sample; the same on all nodes, so that a connection is in or out on all of them.
+    #[arg(long, env = "MIRROR_SAMPLE_SEED", value_name = "N", default_value_t = DEFAULT_SEED)]
+    pub sample_seed: u32,
+    /// Copies a second, as in 10kpps, 50Mbit or 10kpps,50Mbit; optionally ,burst=100ms.
+    #[arg(long, env = "MIRROR_RATE", value_name = "RATE", value_parser = setting("rate"))]
+    pub rate: Option<String>,
+    /// Bytes that are kept of each copy.
+    #[arg(long, env = "MIRROR_SNAPLEN", value_name = "BYTES", value_parser = setting("snaplen"))]
+    pub snaplen: Option<String>,
+    /// End after this time, as in 15m.
+    #[arg(long, env = "MIRROR_DURATION", value_name = "TIME", value_parser = setting("duration"))]
+    pub duration: Option<String>,
+    /// End after this many copies, as in 100k.
+    #[arg(long, env = "MIRROR_PACKETS", value_name = "N", value_parser = setting("packets"))]
+    pub packets: Option<String>,
+    /// End after copies of this many bytes, as in 1GiB.
+    #[arg(long, env = "MIRROR_BYTES", value_name = "BYTES", value_parser = setting("bytes"))]
+    pub bytes: Option<String>,
+    /// Copies a second of all pods and interfaces together, written as --rate.
+    #[arg(long, env = "MIRROR_MAX_RATE", value_name = "RATE", value_parser = setting("rate"))]
+    pub max_rate: Option<String>,
+}
+
+impl SettingArgs {
+    /// The settings, and the limits of the node.
+    pub fn settings(&self) -> Result<(Settings, Limits), SettingError> {
+        let Self { filter, sample, sample_seed, rate, snaplen, duration, packets, bytes, max_rate } = self;
+        let mut settings = Settings { seed: *sample_seed, ..Settings::default() };
+        for (key, value) in KEYS.into_iter().zip([filter, sample, rate, snaplen, duration, packets, bytes]) {
+            if let Some(value) = value {
+                settings.set(key, value)?;
+            }
+        }
+        let mut node = Settings::default();
+        if let Some(max_rate) = max_rate {
+            node.set("rate", max_rate)?;
+        }
+        Ok((settings, node.rate.map_or_else(Limits::default, |rate| rate.limits())))
+    }
+}
+
+/// Checks the value of a setting, and leaves it as it was written.
+fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone {
+    move |value| match Settings::default().set(key, value) {
+        Ok(()) => Ok(value.to_owned()),
+        Err(error) => Err(error.reason),
+    }
+}
+
+/// `mirror-agent run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// File with Kubernetes Pod objects (YAML or JSON, or a List), as `kubectl get pod -o yaml` prints them;
+    /// watched for changes.
+    #[arg(long, env = "MIRROR_PODS_FROM", value_name = "FILE")]
+    pub pods_from: PathBuf,
+    /// Mirror every pod that does not opt out.
+    #[arg(
+        long, env = "MIRROR_ENABLE_MIRROR", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
+    )]
+    pub enable_mirror: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "a doc comment here would become the heading of the help")]
+    pub mirror: MirrorArgs,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub settings: SettingArgs,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub state: StateArgs,
+}
+
+/// `mirror-agent attach`.
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    /// The interfaces to mirror.
+    #[arg(required = true, value_name = "IFACE", value_parser = interface_name)]
+    pub interfaces: Vec<String>,
+    /// Which packets, seen from the interface: ingress is what it receives, egress what it sends.
+    #[arg(long, env = "MIRROR_DIRECTION", value_enum, default_value = "both")]
+    pub direction: Directions,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub mirror: MirrorArgs,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub settings: SettingArgs,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub state: StateArgs,
+}
+
+/// `mirror-agent status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Form of the output.
+    #[arg(short, long, env = "MIRROR_OUTPUT", value_enum, default_value = "table")]
+    pub output: OutputFormat,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub state: StateArgs,
+}
+
+/// `mirror-agent cleanup`.
+#[derive(Debug, Args)]
+pub struct CleanupArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub state: StateArgs,
+}
+
+/// `mirror-agent filter`.
+#[derive(Debug, Args)]
+pub struct FilterArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: FilterCommand,
+}
+
+/// What can be done with a filter.
+#[derive(Debug, Subcommand)]
+pub enum FilterCommand {
+    /// Compile a filter, and show what it does or where it is wrong.
+    Check {
+        /// The filter, in tcpdump's language (pcap-filter(7)).
+        #[arg(value_name = "EXPR")]
+        expression: String,
+    },
+}
+
+/// `mirror-agent explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The capture: a classic pcap file of Ethernet frames, as `tcpdump -w` writes it.
+    #[arg(long, value_name = "FILE")]
+    pub pcap: PathBuf,
+    /// The filter, in tcpdump's language (pcap-filter(7)) [default: every packet].
+    #[arg(long, value_name = "EXPR")]
+    pub filter: Option<String>,
+    /// A share of the flows, as in 1/100 or 10% [default: all].
+    #[arg(long, value_name = "SHARE")]
+    pub sample: Option<String>,
+    /// The seed of the sample.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED)]
+    pub sample_seed: u32,
+}
+
+/// Form of the log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines: one JSON object a line.
+    Json,
+}
+
+/// Form of `status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    /// For people.
+    Table,
+    /// For machines.
+    Json,
+}
+
+/// How the tap programs are attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AttachMode {
+    /// TCX where the kernel has it (6.6 and newer), else clsact.
+    Auto,
+    /// TCX links.
+    Tcx,
+    /// Filters of the clsact qdisc.
+    Clsact,
+}
+
+impl ValueEnum for Directions {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Ingress, Self::Egress, Self::Both]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(clap::builder::PossibleValue::new(self.name()))
+    }
+}
+
+/// Checks what `--log` was given.
+fn log_filter(filter: &str) -> Result<String, String> {
+    match tracing_subscriber::EnvFilter::try_new(filter) {
+        Ok(_) => Ok(filter.to_owned()),
+        Err(error) => Err(format!("neither a level nor a list of filters: {error}")),
+    }
+}
+
+/// Checks a device name by the kernel's rules (`dev_valid_name()`).
+fn interface_name(name: &str) -> Result<String, String> {
+    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace();
+    if name.is_empty() || name.len() > 15 || name == "." || name == ".." || name.contains(bad) {
+        return Err("an interface name has 1 to 15 bytes, without spaces, '/' and ':'".into());
+    }
+    Ok(name.to_owned())
+}

@@ -1,0 +1,40 @@
+//! `mirror-agent attach`: mirrors interfaces until stopped, and removes everything then.
+
+use anyhow::bail;
+use tracing::info;
+
+use super::{cleanup::remove_everything, stop_signal};
+use crate::{
+    cli::{AttachArgs, MirrorArgs, StateArgs},
+    dataplane::{Dataplane as _, bpf::Bpf, pins::Pins},
+    links::netlink::Netlink,
+    mirror_iface::MirrorIface,
+    pods::NoPods,
+    reconcile::Reconciler,
+    select::Policy,
+};
+
+/// Runs until SIGINT or SIGTERM.
+pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
+    let AttachArgs { interfaces, direction, mirror, settings, state: StateArgs { bpffs } } = args;
+    let MirrorArgs { mirror_iface, mirror_iface_mtu, attach } = mirror;
+    let (settings, limits) = settings.settings()?;
+    let stop = stop_signal()?;
+    let pins = Pins::new(&bpffs);
+    let mut dataplane = Bpf::load(pins.clone(), attach)?;
+    let installed = dataplane.observe().await?;
+    if installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some())) {
+        bail!(
+            "pods are mirrored on this node; `mirror-agent cleanup` ends that, if nothing is to run here any more"
+        );
+    }
+    let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits);
+    let policy =
+        Policy { enable_mirror: false, mirror_iface, interfaces, interface_directions: direction, settings };
+    let mut reconciler = Reconciler::new(NoPods, Netlink::new()?, dataplane, policy, mirror);
+    info!("mirroring until Ctrl-C");
+    let outcome = reconciler.run(stop).await;
+    // Also after a refusal, which may leave pinned maps. The reconciler, and with it the lock, lives until the end.
+    let removed = remove_everything(&pins, &mut reconciler.links).await;
+    outcome.and(removed)
+}

@@ -1,0 +1,62 @@
+//! `mirror-agent cleanup`: removes everything of ours from the node, and nothing else.
+
+use tracing::info;
+
+use crate::{
+    cli::{CleanupArgs, StateArgs},
+    dataplane::{hooks::Hooks, maps::Maps, pins::Pins},
+    links::{LinkChange, LinkTable, netlink::Netlink},
+    mirror_iface::is_ours,
+    model::Program,
+};
+
+/// Removes everything, unless an agent is at work.
+pub async fn cleanup(args: CleanupArgs) -> anyhow::Result<()> {
+    let CleanupArgs { state: StateArgs { bpffs } } = args;
+    let pins = Pins::new(&bpffs);
+    let _lock = pins.lock()?;
+    remove_everything(&pins, &mut Netlink::new()?).await
+}
+
+/// Detaches every program of ours, deletes the mirror interface if we made it, and removes the pins. Goes on where
+/// something fails, and returns the first error; the pins stay then, so that it can be tried again. The caller holds
+/// the lock.
+pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyhow::Result<()> {
+    let mut errors = Vec::new();
+    let mut done = |result: anyhow::Result<bool>| match result {
+        Ok(did) => did,
+        Err(error) => {
+            errors.push(error);
+            false
+        }
+    };
+    // Copying ends here, whatever fails below. Maps that cannot be read are no reason to leave the rest.
+    if let Ok(mut maps) = Maps::open(pins) {
+        for ifindex in maps.taps().unwrap_or_default().into_keys() {
+            done(maps.remove_tap(ifindex).map(|()| true));
+        }
+    }
+    let hooks = Hooks::new(pins.clone())?;
+    let mut detached = 0;
+    for (ifindex, program) in pins.pinned_links()? {
+        detached += usize::from(done(hooks.detach(ifindex, program).await));
+    }
+    // Filters are not pinned, and outlive lost pins.
+    for ifindex in hooks.devices_with_filters().await? {
+        for program in Program::ALL {
+            detached += usize::from(done(hooks.detach(ifindex, program).await));
+        }
+    }
+    for link in links.snapshot(&[]).await?.host.values().filter(|link| is_ours(link)) {
+        // The other end of a veth pair goes with the first.
+        if done(links.apply(&LinkChange::Delete(link.ifindex)).await.map(|()| true)) {
+            info!(mirror_iface = link.name, "deleted the mirror interface");
+        }
+    }
+    if let Some(error) = errors.into_iter().next() {
+        return Err(error);
+    }
+    pins.remove()?;
+    info!(hooks = detached, dir = %pins.root().display(), "detached everything and removed the pins");
+    Ok(())
+}

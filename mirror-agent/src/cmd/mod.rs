@@ -1,0 +1,73 @@
+//! The commands: each wires the parts together and does one thing.
+//!
+//! Called by `main` with what was typed. Nothing here decides about pods or packets.
+
+pub mod attach;
+pub mod cleanup;
+pub mod explain;
+pub mod filter;
+pub mod run;
+pub mod status;
+
+use std::{
+    future::Future,
+    io::{self, IsTerminal as _, Write as _},
+};
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::{Cli, Command, LogFormat};
+
+/// Runs the command that was typed.
+pub fn execute(cli: Cli) -> anyhow::Result<()> {
+    log_to_stderr(cli.log_format, &cli.log)?;
+    // One thread is enough for a loop that sleeps most of the time, and keeps the agent small.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        match cli.command {
+            Command::Run(args) => run::run(args).await,
+            Command::Attach(args) => attach::attach(args).await,
+            Command::Status(args) => status::status(args).await,
+            Command::Cleanup(args) => cleanup::cleanup(args).await,
+            Command::Filter(args) => filter::filter(args),
+            Command::Explain(args) => explain::explain(args),
+        }
+    })
+}
+
+fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).context("--log")?;
+    let colours = io::stderr().is_terminal();
+    let subscriber =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours);
+    match format {
+        LogFormat::Text => subscriber.with_target(false).init(),
+        LogFormat::Json => subscriber.json().flatten_event(true).with_target(false).init(),
+    }
+    Ok(())
+}
+
+/// Prints to standard output.
+fn print(text: &str) -> anyhow::Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        // Whoever read it had enough, as in `status | head`.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to standard output"),
+    }
+}
+
+/// Becomes ready at SIGINT (Ctrl-C) or SIGTERM.
+fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}

@@ -1,0 +1,271 @@
+//! `mirror-agent status`: taps, sessions and counters, read from the pinned maps.
+//!
+//! Needs no running agent and changes nothing.
+
+use anyhow::bail;
+use mirror_common::{
+    abi::SessionCounters,
+    limit::Limits,
+    verdict::{Direction, Verdict},
+};
+use serde::Serialize;
+
+use super::print;
+use crate::{
+    cli::{OutputFormat, StateArgs, StatusArgs},
+    dataplane::{
+        hooks::{Hooks, programs_of},
+        maps::Maps,
+        pins::Pins,
+    },
+    links::{LinkTable as _, netlink::Netlink},
+    mirror_iface::MirrorIface,
+    model::Program,
+    settings::{Settings, Share},
+};
+
+/// What `-o json` prints.
+#[derive(Debug, Serialize)]
+struct Status {
+    version: &'static str,
+    /// An agent holds the lock of the pins.
+    agent_running: bool,
+    mirror: Mirror,
+    taps: Vec<Tap>,
+}
+
+#[derive(Debug, Serialize)]
+struct Mirror {
+    name: String,
+    /// `null`: there is no such interface now.
+    ifindex: Option<u32>,
+    /// It takes copies.
+    up: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Tap {
+    ifindex: u32,
+    device: String,
+    /// `null`: an interface that was named by itself.
+    pod: Option<Pod>,
+    nic: String,
+    direction: &'static str,
+    settings: Asked,
+    /// The budget that is used up, so that nothing is copied any more.
+    ended: Option<&'static str>,
+    attached: Attached,
+    /// Those that are not zero.
+    counters: Vec<Counter>,
+}
+
+/// What was asked for besides the direction; `null`: nothing.
+#[derive(Debug, Serialize)]
+struct Asked {
+    filter: Option<String>,
+    /// Share of the flows, up to 1.
+    sample: Option<f64>,
+    /// Packets a second.
+    rate_packets: Option<u64>,
+    /// Bits a second.
+    rate_bits: Option<u64>,
+    /// Bytes of a copy.
+    snaplen: Option<u32>,
+    /// Seconds.
+    duration: Option<f64>,
+    packets: Option<u64>,
+    bytes: Option<u64>,
+}
+
+impl From<Settings> for Asked {
+    fn from(settings: Settings) -> Self {
+        let Settings { filter, sample, seed: _, rate, snaplen, budget } = settings;
+        Self {
+            filter: filter.map(|filter| filter.text),
+            sample: sample.map(|Share(share)| f64::from(share) / (f64::from(u32::MAX) + 1.0)),
+            rate_packets: rate.and_then(|rate| rate.packets),
+            rate_bits: rate.and_then(|rate| rate.bits),
+            snaplen,
+            duration: budget.duration.map(|time| time.as_secs_f64()),
+            packets: budget.packets,
+            bytes: budget.bytes,
+        }
+    }
+}
+
+impl Asked {
+    /// What was asked for, in the order in which it is decided.
+    fn words(&self) -> Vec<String> {
+        let Self { filter, sample, rate_packets, rate_bits, snaplen, duration, packets, bytes } = self;
+        let words = [
+            filter.as_ref().map(|text| format!("filter \"{text}\"")),
+            sample.map(|share| format!("sample {:.4}%", share * 100.0)),
+            rate_packets.map(|rate| format!("rate {rate}pps")),
+            rate_bits.map(|rate| format!("rate {rate}bit")),
+            duration.map(|time| format!("duration {time}s")),
+            packets.map(|packets| format!("packets {packets}")),
+            bytes.map(|bytes| format!("bytes {bytes}")),
+            snaplen.map(|bytes| format!("snaplen {bytes}")),
+        ];
+        words.into_iter().flatten().collect()
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Pod {
+    uid: String,
+    namespace: String,
+    name: String,
+}
+
+/// How our program runs at each tc hook: `tcx`, `clsact` or `none`.
+#[derive(Debug, Serialize)]
+struct Attached {
+    ingress: &'static str,
+    egress: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Counter {
+    direction: &'static str,
+    verdict: &'static str,
+    packets: u64,
+    bytes: u64,
+}
+
+/// Prints the status.
+pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
+    let StatusArgs { output, state: StateArgs { bpffs } } = args;
+    let pins = Pins::new(&bpffs);
+    if !pins.exist() {
+        bail!(
+            "nothing is mirrored: no maps in {}; start one with `mirror-agent run`, or tell where with --bpffs",
+            pins.maps().display()
+        );
+    }
+    let status = read(&pins).await?;
+    let text = match output {
+        OutputFormat::Json => serde_json::to_string_pretty(&status)? + "\n",
+        OutputFormat::Table => table(&status),
+    };
+    print(&text)
+}
+
+async fn read(pins: &Pins) -> anyhow::Result<Status> {
+    let maps = Maps::open(pins)?;
+    let ours = programs_of(pins)?;
+    let hooks = Hooks::new(pins.clone())?;
+    // The pinned target is what the last agent saw; the device is what there is now.
+    let devices = Netlink::new()?.snapshot(&[]).await?;
+    let target = MirrorIface::new(&maps.target()?.name, None, Limits::default()).target(&devices);
+    let mut taps = Vec::new();
+    for (ifindex, entry) in maps.taps()? {
+        let mut attached = ["none"; 2];
+        for (name, program) in attached.iter_mut().zip(Program::TAP) {
+            if let Some(method) = hooks.attached(ifindex, program).await?.method(&ours) {
+                *name = method.name();
+            }
+        }
+        let [ingress, egress] = attached;
+        let counters = counters(&maps.counters(&entry)?);
+        let ended = maps.ended(&entry)?.map(|budget| budget.name());
+        let owner = entry.tap.owner;
+        taps.push(Tap {
+            ifindex: ifindex.0,
+            device: owner.device,
+            pod: owner.pod.map(|pod| Pod { uid: pod.uid, namespace: pod.namespace, name: pod.name }),
+            nic: owner.nic,
+            direction: entry.tap.directions.name(),
+            settings: entry.tap.settings.into(),
+            ended,
+            attached: Attached { ingress, egress },
+            counters,
+        });
+    }
+    Ok(Status {
+        version: env!("PODMIRROR_VERSION"),
+        agent_running: Pins::is_locked(),
+        mirror: Mirror { name: target.name, ifindex: target.ifindex.map(|ifindex| ifindex.0), up: target.up },
+        taps,
+    })
+}
+
+fn counters(sum: &SessionCounters) -> Vec<Counter> {
+    let mut list = Vec::new();
+    for direction in Direction::ALL {
+        for verdict in Verdict::ALL {
+            let counter = sum.counters[direction as usize][verdict as usize];
+            if counter.packets > 0 {
+                list.push(Counter {
+                    direction: direction.name(),
+                    verdict: verdict.name(),
+                    packets: counter.packets,
+                    bytes: counter.bytes,
+                });
+            }
+        }
+    }
+    list
+}
+
+fn table(status: &Status) -> String {
+    let Status { version, agent_running, mirror, taps } = status;
+    let state = match mirror.ifindex {
+        None => "missing".to_owned(),
+        Some(ifindex) if mirror.up => format!("up, ifindex {ifindex}"),
+        Some(ifindex) => format!("down, ifindex {ifindex}"),
+    };
+    let agent = if *agent_running { "running" } else { "not running" };
+    let mut text = format!(
+        "agent             {agent} (this is version {version})\nmirror interface  {} ({state})\ntaps              {}\n",
+        mirror.name,
+        taps.len()
+    );
+    let mut rows = vec![
+        ["POD", "NIC", "DEVICE", "HOOKS", "MIRRORED", "DIRECTION", "VERDICT", "PACKETS", "BYTES"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for tap in taps {
+        let pod = tap.pod.as_ref().map_or("-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
+        let hooks = format!("{}/{}", tap.attached.ingress, tap.attached.egress);
+        let mut head = vec![pod, tap.nic.clone(), tap.device.clone(), hooks, tap.direction.to_owned()];
+        for counter in &tap.counters {
+            let numbers = [counter.packets.to_string(), counter.bytes.to_string()];
+            head.extend([counter.direction.to_owned(), counter.verdict.to_owned()]);
+            head.extend(numbers);
+            rows.push(std::mem::replace(&mut head, vec![String::new(); 5]));
+        }
+        if tap.counters.is_empty() {
+            head.extend(["-", "-", "0", "0"].map(str::to_owned));
+            rows.push(head);
+        }
+    }
+    if !taps.is_empty() {
+        text.push('\n');
+        text.push_str(&columns(&rows));
+    }
+    for tap in taps {
+        let mut words = tap.settings.words();
+        words.extend(tap.ended.map(|budget| format!("ENDED: {budget} used up")));
+        if !words.is_empty() {
+            text.push_str(&format!("\n{}: {}\n", tap.device, words.join(", ")));
+        }
+    }
+    text
+}
+
+/// Left-justified columns, two spaces apart.
+fn columns(rows: &[Vec<String>]) -> String {
+    let count = rows.first().map_or(0, Vec::len);
+    let widths: Vec<usize> = (0..count)
+        .map(|column| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        let line: String = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}

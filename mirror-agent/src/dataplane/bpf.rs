@@ -1,0 +1,126 @@
+//! The dataplane on the kernel: the programs of this agent, the pinned maps, the hooks.
+//!
+//! Carries out ops and reads back what stands. The programs live as long as a hook has them, so the mirror outlives
+//! the agent; the next agent finds the maps by their pins and puts its programs in the old ones' places.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, anyhow};
+use aya::{Ebpf, EbpfLoader, programs::SchedClassifier};
+
+use super::{
+    Dataplane,
+    hooks::{Hooks, Method},
+    maps::Maps,
+    pins::{Pins, PinsLock},
+};
+use crate::{
+    cli::AttachMode,
+    model::{Actual, ActualTap, HookState, IfIndex, Op, Program},
+};
+
+/// The eBPF object, built by the build script.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
+
+/// The dataplane.
+pub struct Bpf {
+    ebpf: Ebpf,
+    maps: Maps,
+    pins: Pins,
+    hooks: Hooks,
+    method: Method,
+    /// Filters that no pin knows of have been looked for.
+    has_looked: bool,
+    _lock: PinsLock,
+}
+
+impl Bpf {
+    /// Loads the programs, with the maps that are pinned or new ones. Attaches nothing. Must be called within the
+    /// runtime.
+    pub fn load(pins: Pins, mode: AttachMode) -> anyhow::Result<Self> {
+        pins.create()?;
+        let lock = pins.lock()?;
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(pins.maps())
+            .load(OBJECT)
+            .context("cannot load the eBPF object (are you root?)")?;
+        for which in Program::TAP {
+            let program = program(&mut ebpf, which)?;
+            program.load().with_context(|| format!("cannot load {}", which.name()))?;
+        }
+        let maps = Maps::from_fn(|name| {
+            ebpf.take_map(name).ok_or_else(|| anyhow!("the eBPF object has no map {name}"))
+        })?;
+        let hooks = Hooks::new(pins.clone())?;
+        Ok(Self { ebpf, maps, pins, hooks, method: Method::choose(mode), has_looked: false, _lock: lock })
+    }
+
+    /// How programs are attached.
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    async fn state(&mut self, ifindex: IfIndex, which: Program) -> anyhow::Result<HookState> {
+        let current = program(&mut self.ebpf, which)?.info().ok().map(|info| info.id());
+        Ok(self.hooks.attached(ifindex, which).await?.state(self.method, current))
+    }
+}
+
+fn program(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifier> {
+    let name = which.name();
+    let program = ebpf.program_mut(name).ok_or_else(|| anyhow!("the eBPF object has no program {name}"))?;
+    Ok(program.try_into()?)
+}
+
+impl Dataplane for Bpf {
+    async fn observe(&mut self) -> anyhow::Result<Actual> {
+        let entries = self.maps.taps()?;
+        let target = self.maps.target()?;
+        self.hooks.reconnect()?;
+        let mut filtered = BTreeSet::new();
+        // Filters outlive lost pins. Where filters are not our way, once is enough.
+        if self.method == Method::Clsact || !std::mem::replace(&mut self.has_looked, true) {
+            filtered = self.hooks.devices_with_filters().await?;
+        }
+        let pinned = self.pins.pinned_links().context("cannot list the pinned links")?;
+        let (deliver, taps): (Vec<_>, Vec<_>) =
+            pinned.into_iter().partition(|(_, program)| *program == Program::Deliver);
+        let devices = |pins: Vec<(IfIndex, Program)>| pins.into_iter().map(|(ifindex, _)| ifindex);
+        let mut actual = Actual::default();
+        for ifindex in entries.keys().copied().chain(devices(taps)).chain(filtered).collect::<BTreeSet<_>>() {
+            let entry = entries.get(&ifindex);
+            let ended = entry.map(|entry| self.maps.ended(entry)).transpose()?.flatten();
+            let tap = entry.map(|entry| entry.tap.clone());
+            let ingress = self.state(ifindex, Program::TapIngress).await?;
+            let egress = self.state(ifindex, Program::TapEgress).await?;
+            if tap.is_some() || ingress != HookState::Absent || egress != HookState::Absent {
+                actual.taps.insert(ifindex, ActualTap { tap, ended, ingress, egress });
+            }
+        }
+        for ifindex in devices(deliver).chain(target.ifindex).collect::<BTreeSet<_>>() {
+            let state = self.state(ifindex, Program::Deliver).await?;
+            if state != HookState::Absent {
+                actual.deliver.insert(ifindex, state);
+            }
+        }
+        actual.target = target;
+        Ok(actual)
+    }
+
+    async fn apply(&mut self, op: &Op) -> anyhow::Result<()> {
+        match op {
+            Op::SetTarget(target) => self.maps.set_target(target),
+            Op::PutTap(ifindex, tap) => self.maps.put_tap(*ifindex, tap),
+            Op::RemoveTap(ifindex) => self.maps.remove_tap(*ifindex),
+            Op::Attach(ifindex, which) => {
+                let program = program(&mut self.ebpf, *which)?;
+                // The second stage, which few agents need.
+                if program.fd().is_err() {
+                    program.load().with_context(|| format!("cannot load {}", which.name()))?;
+                }
+                self.hooks.attach(program, self.method, *ifindex, *which).await
+            }
+            Op::Detach(ifindex, which) => self.hooks.detach(*ifindex, *which).await.map(drop),
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! What is installed in the kernel: BPF maps, programs and tc hooks.
+//!
+//! The edge to BPF. It carries out ops one by one and reads back what stands; which ops, and in which order, is
+//! decided by [`crate::plan`].
+
+pub mod bpf;
+pub mod clsact;
+#[cfg(test)]
+pub(crate) mod fake;
+pub mod hooks;
+pub mod maps;
+pub mod pins;
+
+use std::future::Future;
+
+use crate::model::{Actual, Op};
+
+/// The kernel's side of the mirror, as the reconcile loop needs it.
+pub trait Dataplane {
+    /// What is installed now, read back from the kernel.
+    fn observe(&mut self) -> impl Future<Output = anyhow::Result<Actual>>;
+
+    /// Carries out one op. After an error the state is as before or as after, never between.
+    fn apply(&mut self, op: &Op) -> impl Future<Output = anyhow::Result<()>>;
+}

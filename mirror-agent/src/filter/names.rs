@@ -1,0 +1,149 @@
+//! The names of numbers: flags and types (pcap-filter(7)), protocols and services (IANA).
+//!
+//! Kept here and short, so that a filter means the same on every node; the files in /etc are not read.
+
+/// The words that stand for a number wherever a number may stand.
+pub(super) fn number(word: &str) -> Option<u32> {
+    find(NUMBERS, word)
+}
+
+/// The number of an IP protocol.
+pub(super) fn ip_protocol(name: &str) -> Option<u32> {
+    find(IP_PROTOCOLS, name)
+}
+
+/// The number of an Ethernet protocol.
+pub(super) fn ethertype(name: &str) -> Option<u32> {
+    find(ETHERTYPES, name)
+}
+
+/// The port of a service, and the one IP protocol that it uses; `None`: any that has ports.
+pub(super) fn service(name: &str) -> Option<(u32, Option<u32>)> {
+    SERVICES.iter().find(|(known, ..)| *known == name).map(|(_, port, protocol)| (*port, *protocol))
+}
+
+fn find(table: &[(&str, u32)], name: &str) -> Option<u32> {
+    table.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
+}
+
+const NUMBERS: &[(&str, u32)] = &[
+    ("tcpflags", 13),
+    ("tcp-fin", 0x01),
+    ("tcp-syn", 0x02),
+    ("tcp-rst", 0x04),
+    ("tcp-push", 0x08),
+    ("tcp-ack", 0x10),
+    ("tcp-urg", 0x20),
+    ("tcp-ece", 0x40),
+    ("tcp-cwr", 0x80),
+    ("icmptype", 0),
+    ("icmpcode", 1),
+    ("icmp-echoreply", 0),
+    ("icmp-unreach", 3),
+    ("icmp-sourcequench", 4),
+    ("icmp-redirect", 5),
+    ("icmp-echo", 8),
+    ("icmp-routeradvert", 9),
+    ("icmp-routersolicit", 10),
+    ("icmp-timxceed", 11),
+    ("icmp-paramprob", 12),
+    ("icmp-tstamp", 13),
+    ("icmp-tstampreply", 14),
+    ("icmp-ireq", 15),
+    ("icmp-ireqreply", 16),
+    ("icmp-maskreq", 17),
+    ("icmp-maskreply", 18),
+    ("icmp6type", 0),
+    ("icmp6code", 1),
+    ("icmp6-destinationunreach", 1),
+    ("icmp6-packettoobig", 2),
+    ("icmp6-timeexceeded", 3),
+    ("icmp6-parameterproblem", 4),
+    ("icmp6-echo", 128),
+    ("icmp6-echoreply", 129),
+    ("icmp6-multicastlistenerquery", 130),
+    ("icmp6-multicastlistenerreportv1", 131),
+    ("icmp6-multicastlistenerdone", 132),
+    ("icmp6-routersolicit", 133),
+    ("icmp6-routeradvert", 134),
+    ("icmp6-neighborsolicit", 135),
+    ("icmp6-neighboradvert", 136),
+    ("icmp6-redirect", 137),
+    ("icmp6-routerrenum", 138),
+    ("icmp6-nodeinformationquery", 139),
+    ("icmp6-nodeinformationresponse", 140),
+    ("icmp6-ineighbordiscoverysolicit", 141),
+    ("icmp6-ineighbordiscoveryadvert", 142),
+    ("icmp6-multicastlistenerreportv2", 143),
+    ("icmp6-homeagentdiscoveryrequest", 144),
+    ("icmp6-homeagentdiscoveryreply", 145),
+    ("icmp6-mobileprefixsolicit", 146),
+    ("icmp6-mobileprefixadvert", 147),
+    ("icmp6-certpathsolicit", 148),
+    ("icmp6-certpathadvert", 149),
+    ("icmp6-multicastrouteradvert", 151),
+    ("icmp6-multicastroutersolicit", 152),
+    ("icmp6-multicastrouterterm", 153),
+];
+
+pub(super) const ICMP: u32 = 1;
+pub(super) const IGMP: u32 = 2;
+pub(super) const TCP: u32 = 6;
+pub(super) const IGRP: u32 = 9;
+pub(super) const UDP: u32 = 17;
+pub(super) const ESP: u32 = 50;
+pub(super) const AH: u32 = 51;
+pub(super) const ICMP6: u32 = 58;
+pub(super) const PIM: u32 = 103;
+pub(super) const VRRP: u32 = 112;
+pub(super) const SCTP: u32 = 132;
+/// The next header of an IPv6 fragment.
+pub(super) const FRAGMENT: u32 = 44;
+
+const IP_PROTOCOLS: &[(&str, u32)] = &[
+    ("icmp", ICMP),
+    ("igmp", IGMP),
+    ("ipencap", 4),
+    ("tcp", TCP),
+    ("udp", UDP),
+    ("ipv6", 41),
+    ("gre", 47),
+    ("esp", ESP),
+    ("ah", AH),
+    ("ipv6-icmp", ICMP6),
+    ("ospf", 89),
+    ("pim", PIM),
+    ("vrrp", VRRP),
+    ("l2tp", 115),
+    ("sctp", SCTP),
+];
+
+pub(super) const IP: u32 = 0x0800;
+pub(super) const ARP: u32 = 0x0806;
+pub(super) const RARP: u32 = 0x8035;
+pub(super) const IP6: u32 = 0x86dd;
+/// 802.1Q, 802.1ad, and the older one of QinQ.
+pub(super) const VLAN: [u32; 3] = [0x8100, 0x88a8, 0x9100];
+
+const ETHERTYPES: &[(&str, u32)] =
+    &[("ip", IP), ("arp", ARP), ("rarp", RARP), ("ip6", IP6), ("loopback", 0x9000)];
+
+const SERVICES: &[(&str, u32, Option<u32>)] = &[
+    ("ftp", 21, Some(TCP)),
+    ("ssh", 22, Some(TCP)),
+    ("telnet", 23, Some(TCP)),
+    ("smtp", 25, Some(TCP)),
+    ("domain", 53, None),
+    ("bootps", 67, Some(UDP)),
+    ("bootpc", 68, Some(UDP)),
+    ("tftp", 69, Some(UDP)),
+    ("http", 80, Some(TCP)),
+    ("pop3", 110, Some(TCP)),
+    ("ntp", 123, Some(UDP)),
+    ("imap2", 143, Some(TCP)),
+    ("snmp", 161, None),
+    ("bgp", 179, Some(TCP)),
+    ("ldap", 389, None),
+    ("https", 443, None),
+    ("syslog", 514, Some(UDP)),
+];

@@ -1,0 +1,398 @@
+//! The grammar of the filter language: words in, a tree out.
+//!
+//! As in libpcap's grammar, `and` and `or` bind alike and to the left, and an id that stands alone after one of them
+//! has the qualifiers of the id before (`tcp port 80 or 443`), also across a group in brackets. A group can be ids, an
+//! expression or arithmetic: the three are tried in turn, and the error of the one that came farthest is told.
+
+mod arithmetic;
+mod cursor;
+
+use std::ops::Range;
+
+use super::{
+    FilterError,
+    ast::{Direction, Expr, ExprKind, Id, Kind, Primitive, Protocol, Qualifiers, Relation, Value},
+    lexer::{Token, TokenKind, tokens},
+};
+
+/// Words that an expression can have: many more than a program has steps.
+const MAX_TOKENS: usize = 500;
+/// Brackets, and `not`s, that can stand around each other.
+const MAX_DEPTH: usize = 50;
+
+type Parsed<T> = Result<T, FilterError>;
+
+/// Parses an expression.
+pub(super) fn parse(text: &str) -> Parsed<Expr> {
+    let tokens = tokens(text)?;
+    let mut parser = Parser { text, tokens, at: 0, depth: 0 };
+    if parser.tokens.is_empty() {
+        return Err(
+            parser.error("there is nothing in this filter; leave it out where every packet is wanted")
+        );
+    }
+    if let Some(token) = parser.tokens.get(MAX_TOKENS) {
+        let span = token.span.clone();
+        return Err(FilterError::at(text, span, format!("a filter has {MAX_TOKENS} words at most")));
+    }
+    let (expr, _) = parser.expression(None)?;
+    match parser.peek() {
+        None => Ok(expr),
+        Some(_) => Err(parser.error("expected 'and', 'or' or the end")),
+    }
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    tokens: Vec<Token>,
+    at: usize,
+    depth: usize,
+}
+
+/// What a keyword of ours is, or that it is libpcap's and none of ours.
+enum Keyword {
+    Protocol(Protocol),
+    Direction(Direction),
+    Kind(Kind),
+    Other,
+    Unsupported,
+}
+
+fn keyword(word: &str) -> Option<Keyword> {
+    Some(match word {
+        "ether" | "link" => Keyword::Protocol(Protocol::Ether),
+        "ip" => Keyword::Protocol(Protocol::Ip),
+        "ip6" => Keyword::Protocol(Protocol::Ip6),
+        "arp" => Keyword::Protocol(Protocol::Arp),
+        "rarp" => Keyword::Protocol(Protocol::Rarp),
+        "tcp" => Keyword::Protocol(Protocol::Tcp),
+        "udp" => Keyword::Protocol(Protocol::Udp),
+        "sctp" => Keyword::Protocol(Protocol::Sctp),
+        "icmp" => Keyword::Protocol(Protocol::Icmp),
+        "icmp6" => Keyword::Protocol(Protocol::Icmp6),
+        "igmp" => Keyword::Protocol(Protocol::Igmp),
+        "igrp" => Keyword::Protocol(Protocol::Igrp),
+        "pim" => Keyword::Protocol(Protocol::Pim),
+        "vrrp" => Keyword::Protocol(Protocol::Vrrp),
+        "ah" => Keyword::Protocol(Protocol::Ah),
+        "esp" => Keyword::Protocol(Protocol::Esp),
+        "src" => Keyword::Direction(Direction::Src),
+        "dst" => Keyword::Direction(Direction::Dst),
+        "host" => Keyword::Kind(Kind::Host),
+        "net" => Keyword::Kind(Kind::Net),
+        "port" => Keyword::Kind(Kind::Port),
+        "portrange" => Keyword::Kind(Kind::PortRange),
+        "proto" => Keyword::Kind(Kind::Proto),
+        "broadcast" | "multicast" | "less" | "greater" | "vlan" | "len" | "length" | "mask" => Keyword::Other,
+        "gateway" | "protochain" | "inbound" | "outbound" | "ifindex" | "byte" | "mpls" | "pppoed"
+        | "pppoes" | "geneve" | "llc" | "ppp" | "slip" | "fddi" | "tr" | "wlan" | "carp" | "atalk"
+        | "aarp" | "decnet" | "iso" | "stp" | "ipx" | "netbeui" | "lat" | "moprc" | "mopdl" | "clnp"
+        | "esis" | "isis" | "radio" | "type" | "subtype" | "dir" | "direction" | "on" | "ifname"
+        | "reason" | "action" | "rset" | "ruleset" | "rnr" | "rulenum" | "srnr" | "subrulenum" => {
+            Keyword::Unsupported
+        }
+        _ => return None,
+    })
+}
+
+impl Parser<'_> {
+    /// `inherited`: what stands before the bracket that the expression is in.
+    fn expression(&mut self, inherited: Option<Qualifiers>) -> Parsed<(Expr, Option<Qualifiers>)> {
+        let (mut left, mut qualifiers) = self.operand(inherited, false)?;
+        loop {
+            let kind = match self.symbol() {
+                Some("and") => ExprKind::And,
+                Some("or") => ExprKind::Or,
+                _ => return Ok((left, qualifiers)),
+            };
+            self.at += 1;
+            let (right, after) = self.operand(qualifiers, true)?;
+            left = combine(kind, left, right);
+            qualifiers = after;
+        }
+    }
+
+    /// A primitive, a group, or, after `and` and `or`, an id; with any `not` before it. Also returns the qualifiers
+    /// of an id that may come next.
+    fn operand(
+        &mut self,
+        inherited: Option<Qualifiers>,
+        after_operator: bool,
+    ) -> Parsed<(Expr, Option<Qualifiers>)> {
+        let start = self.start();
+        if self.accept("not") {
+            let (inner, after) = self.nested(|parser| parser.operand(inherited, after_operator))?;
+            return Ok((negate(inner, start), after));
+        }
+        if self.symbol() != Some("(") {
+            if after_operator && self.is_id() {
+                return Ok((self.id(inherited)?, inherited));
+            }
+            return self.primitive();
+        }
+        let relation = match self.attempt(Self::relation) {
+            Ok(expr) => return Ok((expr, None)),
+            Err(error) => error,
+        };
+        let ids = if after_operator {
+            match self.attempt(|parser| parser.id(inherited)) {
+                Ok(expr) => return Ok((expr, inherited)),
+                Err(error) => error,
+            }
+        } else {
+            relation.clone()
+        };
+        self.at += 1;
+        let group = self.nested(|parser| {
+            let (mut inner, _) = parser.expression(inherited)?;
+            parser.expect(")")?;
+            inner.span = start..parser.end();
+            Ok((inner, inherited))
+        });
+        // The first of those that came farthest.
+        group.map_err(|error| [relation, ids].into_iter().fold(error, FilterError::or_farther))
+    }
+
+    /// An id, or a group of ids, all with the same qualifiers.
+    fn id(&mut self, qualifiers: Option<Qualifiers>) -> Parsed<Expr> {
+        let start = self.start();
+        if self.accept("not") {
+            return Ok(negate(self.nested(|parser| parser.id(qualifiers))?, start));
+        }
+        if self.accept("(") {
+            return self.nested(|parser| {
+                let mut group = parser.id(qualifiers)?;
+                loop {
+                    let kind = match parser.symbol() {
+                        Some("and") => ExprKind::And,
+                        Some("or") => ExprKind::Or,
+                        _ => break,
+                    };
+                    parser.at += 1;
+                    group = combine(kind, group, parser.id(qualifiers)?);
+                }
+                parser.expect(")")?;
+                group.span = start..parser.end();
+                Ok(group)
+            });
+        }
+        if let Some(TokenKind::Word(word)) = self.peek()
+            && keyword(word).is_some()
+        {
+            return Err(self.error(format!("this is a keyword; as a name, write it \\{word}")));
+        }
+        let Some(qualifiers) = qualifiers else {
+            return Err(self.error("nothing tells what this is: put host, net, port or proto before it"));
+        };
+        let id = self.single_id()?;
+        Ok(primitive(Primitive::Id(qualifiers, id), start..self.end()))
+    }
+
+    fn single_id(&mut self) -> Parsed<Id> {
+        let start = self.start();
+        let Some(kind) = self.peek().cloned() else {
+            return Err(self.error("expected an address, a number or a name"));
+        };
+        self.at += 1;
+        Ok(match kind {
+            TokenKind::Number(number) => Id::Number(number),
+            TokenKind::Mac(address) => Id::Mac(address),
+            TokenKind::Ipv6(address) => {
+                let prefix = self.prefix_length(128)?.unwrap_or(128);
+                if prefix < 128 && address << prefix != 0 {
+                    return Err(self.since(start, "the address has bits behind the prefix"));
+                }
+                Id::Ipv6 { address, prefix }
+            }
+            TokenKind::Ipv4 { address, bits } => {
+                let mask = if self.accept_word("mask") {
+                    let Some(&TokenKind::Ipv4 { address: mask, .. }) = self.peek() else {
+                        return Err(self.error("expected a mask such as 255.255.0.0"));
+                    };
+                    self.at += 1;
+                    mask
+                } else if let Some(length) = self.prefix_length(32)? {
+                    u32::MAX.checked_shl(32 - length).unwrap_or(0)
+                } else {
+                    return Ok(Id::Ipv4 { address, bits });
+                };
+                if address & !mask != 0 {
+                    return Err(self.since(start, "the address has bits behind the mask"));
+                }
+                Id::Ipv4Net { address, mask }
+            }
+            TokenKind::Name(name) | TokenKind::Word(name) => Id::Name(name),
+            TokenKind::Symbol(_) => {
+                self.at -= 1;
+                return Err(self.error("expected an address, a number or a name"));
+            }
+        })
+    }
+
+    fn prefix_length(&mut self, most: u32) -> Parsed<Option<u32>> {
+        if !self.accept("/") {
+            return Ok(None);
+        }
+        match self.peek() {
+            Some(&TokenKind::Number(length)) if length <= most => {
+                self.at += 1;
+                Ok(Some(length))
+            }
+            _ => Err(self.error(format!("expected a prefix length from 0 to {most}"))),
+        }
+    }
+
+    /// A primitive with words of its own, and the qualifiers that it leaves to the ids after it.
+    fn primitive(&mut self) -> Parsed<(Expr, Option<Qualifiers>)> {
+        let start = self.start();
+        let found = match self.peek().cloned() {
+            None => return Err(self.error("expected more")),
+            Some(TokenKind::Number(_)) | Some(TokenKind::Symbol("-")) => None,
+            Some(TokenKind::Word(word)) => match keyword(&word) {
+                Some(Keyword::Unsupported) => return Err(self.error(unsupported(&word))),
+                Some(Keyword::Other) => self.other(&word, None)?,
+                Some(Keyword::Protocol(_)) if self.symbol_at(1) == Some("[") => None,
+                Some(_) => return self.qualified(start),
+                None => return Err(self.error("expected a keyword, such as tcp, host or port")),
+            },
+            Some(TokenKind::Symbol(_)) => {
+                return Err(self.error("expected a keyword, such as tcp, host or port"));
+            }
+            Some(_) => return Err(self.error("nothing tells what this is: put host, net or such before it")),
+        };
+        let expr = match found {
+            Some(found) => primitive(found, start..self.end()),
+            None => self.relation()?,
+        };
+        Ok((expr, None))
+    }
+
+    /// What begins with a protocol, a direction or a kind.
+    fn qualified(&mut self, start: usize) -> Parsed<(Expr, Option<Qualifiers>)> {
+        let protocol = self.keyword_of(|keyword| match keyword {
+            Keyword::Protocol(protocol) => Some(protocol),
+            _ => None,
+        });
+        if let (Some(_), Some(TokenKind::Word(word))) = (protocol, self.peek().cloned())
+            && let Some(found) = self.other(&word, protocol)?
+        {
+            return Ok((primitive(found, start..self.end()), None));
+        }
+        let direction = self.direction();
+        let kind = self.keyword_of(|keyword| match keyword {
+            Keyword::Kind(Kind::Proto) if direction.is_some() => None,
+            Keyword::Kind(kind) => Some(kind),
+            _ => None,
+        });
+        if let (Some(protocol), None, None) = (protocol, direction, kind) {
+            return Ok((primitive(Primitive::Protocol(protocol), start..self.end()), None));
+        }
+        let qualifiers = Qualifiers {
+            protocol,
+            direction: direction.unwrap_or(Direction::Either),
+            kind: kind.unwrap_or(Kind::Host),
+        };
+        let mut expr = self.id(Some(qualifiers))?;
+        expr.span.start = start;
+        Ok((expr, Some(qualifiers)))
+    }
+
+    /// `src`, `dst`, and the two of them.
+    fn direction(&mut self) -> Option<Direction> {
+        let first = self.keyword_of(|keyword| match keyword {
+            Keyword::Direction(direction) => Some(direction),
+            _ => None,
+        })?;
+        let other = if first == Direction::Src { "dst" } else { "src" };
+        let both = match self.symbol() {
+            Some("or") => Direction::SrcOrDst,
+            Some("and") => Direction::SrcAndDst,
+            _ => return Some(first),
+        };
+        self.at += 1;
+        if self.accept_word(other) {
+            return Some(both);
+        }
+        self.at -= 1;
+        Some(first)
+    }
+
+    /// The primitives with one word of their own.
+    fn other(&mut self, word: &str, protocol: Option<Protocol>) -> Parsed<Option<Primitive>> {
+        let found = match (word, protocol) {
+            ("broadcast", _) => Primitive::Broadcast(protocol),
+            ("multicast", _) => Primitive::Multicast(protocol),
+            ("len" | "length", None) => return Ok(None),
+            ("less" | "greater", None) => {
+                self.at += 1;
+                let Some(&TokenKind::Number(number)) = self.peek() else {
+                    return Err(self.error("expected a number of bytes"));
+                };
+                let relation = if word == "less" { Relation::LessOrEqual } else { Relation::GreaterOrEqual };
+                Primitive::Relation(Value::Length { mask: u32::MAX }, relation, Value::Constant(number))
+            }
+            ("vlan", None) => {
+                let brackets = (1..).take_while(|ahead| self.symbol_at(*ahead) == Some("(")).count();
+                let Some(TokenKind::Number(id)) = self.peek_at(1 + brackets).cloned() else {
+                    self.at += 1;
+                    return Ok(Some(Primitive::Vlan(None)));
+                };
+                self.at += 1 + brackets;
+                for _ in 0..brackets {
+                    self.at += 1;
+                    if self.symbol() != Some(")") {
+                        return Err(self.error("expected ')'"));
+                    }
+                }
+                Primitive::Vlan(Some(id))
+            }
+            (_, None) => return Err(self.error("expected a keyword, such as tcp, host or port")),
+            (_, Some(_)) => return Ok(None),
+        };
+        self.at += 1;
+        Ok(Some(found))
+    }
+
+    /// Takes the next word if `choose` wants what it is.
+    fn keyword_of<T>(&mut self, choose: impl FnOnce(Keyword) -> Option<T>) -> Option<T> {
+        let Some(TokenKind::Word(word)) = self.peek() else { return None };
+        let chosen = choose(keyword(word)?)?;
+        self.at += 1;
+        Some(chosen)
+    }
+
+    /// Whether the next word is an id; a number that arithmetic goes on with is not.
+    fn is_id(&self) -> bool {
+        match self.peek() {
+            Some(TokenKind::Number(_)) => {
+                self.symbol_at(1).is_none_or(|next| matches!(next, "and" | "or" | ")"))
+            }
+            Some(TokenKind::Word(word)) => keyword(word).is_none(),
+            Some(TokenKind::Symbol(_)) | None => false,
+            Some(_) => true,
+        }
+    }
+}
+
+fn unsupported(word: &str) -> String {
+    match word {
+        "inbound" | "outbound" => {
+            "the direction of a packet is chosen by the mirror, not by its filter".to_owned()
+        }
+        _ => "this word of the filter language is not supported".to_owned(),
+    }
+}
+
+fn primitive(primitive: Primitive, span: Range<usize>) -> Expr {
+    Expr { kind: ExprKind::Primitive(primitive), span }
+}
+
+fn combine(kind: fn(Box<Expr>, Box<Expr>) -> ExprKind, left: Expr, right: Expr) -> Expr {
+    let span = left.span.start..right.span.end;
+    Expr { kind: kind(Box::new(left), Box::new(right)), span }
+}
+
+fn negate(inner: Expr, start: usize) -> Expr {
+    let span = start..inner.span.end;
+    Expr { kind: ExprKind::Not(Box::new(inner)), span }
+}

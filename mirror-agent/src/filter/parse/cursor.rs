@@ -1,0 +1,83 @@
+//! How the parser moves over the words, and tells where something is wrong.
+
+use super::{FilterError, MAX_DEPTH, Parsed, Parser, TokenKind};
+
+impl Parser<'_> {
+    pub(super) fn peek(&self) -> Option<&TokenKind> {
+        self.peek_at(0)
+    }
+
+    pub(super) fn peek_at(&self, ahead: usize) -> Option<&TokenKind> {
+        self.tokens.get(self.at + ahead).map(|token| &token.kind)
+    }
+
+    /// The next word, if it is an operator or a bracket.
+    pub(super) fn symbol(&self) -> Option<&'static str> {
+        self.symbol_at(0)
+    }
+
+    pub(super) fn symbol_at(&self, ahead: usize) -> Option<&'static str> {
+        match self.peek_at(ahead) {
+            Some(TokenKind::Symbol(symbol)) => Some(symbol),
+            _ => None,
+        }
+    }
+
+    pub(super) fn accept(&mut self, symbol: &str) -> bool {
+        let found = self.symbol() == Some(symbol);
+        self.at += usize::from(found);
+        found
+    }
+
+    pub(super) fn accept_word(&mut self, expected: &str) -> bool {
+        let found = matches!(self.peek(), Some(TokenKind::Word(word)) if word == expected);
+        self.at += usize::from(found);
+        found
+    }
+
+    pub(super) fn expect(&mut self, symbol: &str) -> Parsed<()> {
+        if self.accept(symbol) { Ok(()) } else { Err(self.error(format!("expected '{symbol}'"))) }
+    }
+
+    /// Where the next word begins.
+    pub(super) fn start(&self) -> usize {
+        self.tokens.get(self.at).map_or(self.text.len(), |token| token.span.start)
+    }
+
+    /// Where the last word has ended.
+    pub(super) fn end(&self) -> usize {
+        self.at.checked_sub(1).and_then(|last| self.tokens.get(last)).map_or(0, |token| token.span.end)
+    }
+
+    /// Something is wrong with the next word.
+    pub(super) fn error(&self, reason: impl Into<String>) -> FilterError {
+        let span = self.tokens.get(self.at).map(|token| token.span.clone());
+        FilterError::at(self.text, span.unwrap_or(self.text.len()..self.text.len()), reason)
+    }
+
+    /// Something is wrong with the words from `start` to here.
+    pub(super) fn since(&self, start: usize, reason: impl Into<String>) -> FilterError {
+        FilterError::at(self.text, start..self.end(), reason)
+    }
+
+    /// Goes back to where it was if `parse` fails.
+    pub(super) fn attempt<T>(&mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
+        let (at, depth) = (self.at, self.depth);
+        let parsed = parse(self);
+        if parsed.is_err() {
+            (self.at, self.depth) = (at, depth);
+        }
+        parsed
+    }
+
+    /// One level deeper, up to a bound: recursion must not exhaust the stack.
+    pub(super) fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
+        if self.depth == MAX_DEPTH {
+            return Err(self.error("too many brackets and 'not's around each other"));
+        }
+        self.depth += 1;
+        let parsed = parse(self);
+        self.depth -= 1;
+        parsed
+    }
+}

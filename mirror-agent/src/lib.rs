@@ -1,0 +1,22 @@
+//! The agent of podmirror: finds the chosen pods' devices, keeps the tap programs on them, tells what they did.
+//!
+//! ```text
+//! pods/   what pods there are ─┐
+//! links/  what devices there are ─┴► select ─► plan ─► dataplane/  (BPF maps and tc hooks)
+//!            (pure: select, plan, model)          └─ reconcile: the loop around it
+//! ```
+//!
+//! A library so that the tests can reach the pure parts; `main.rs` only parses and calls `cmd`.
+
+pub mod cli;
+pub mod cmd;
+pub mod dataplane;
+pub mod filter;
+pub mod links;
+pub mod mirror_iface;
+pub mod model;
+pub mod plan;
+pub mod pods;
+pub mod reconcile;
+pub mod select;
+pub mod settings;

@@ -1,0 +1,150 @@
+//! Makes the mirror interface: a dummy device, or a veth pair in its place, on which nothing is said but copies.
+//!
+//! It does not choose the name or decide when (`mirror_iface` does). `netlink` calls it.
+
+use std::{collections::BTreeSet, io};
+
+use anyhow::Context;
+use rtnetlink::{
+    Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth,
+    packet_route::link::{
+        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute, LinkMessage,
+    },
+};
+use tracing::{info, warn};
+
+use super::{
+    ALIAS,
+    netlink::{dump, os_error},
+    sink::drop_received,
+};
+
+/// Most bytes of a device name.
+const NAME_MAX: usize = 15;
+
+/// The largest MTU with which the kernel gives a device no IPv6 state (`IPV6_MIN_MTU` less one).
+const MTU_WITHOUT_IPV6: u32 = 1279;
+
+/// Makes the mirror interface `name`, and leaves nothing behind if it fails.
+pub(super) async fn mirror(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<()> {
+    let dummy = silent(LinkMessageBuilder::<LinkDummy>::new(name), mtu).build();
+    let peer = match add(handle, dummy).await {
+        Ok(()) => None,
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Some(veth(handle, name, mtu).await?),
+        Err(error) => return Err(error).with_context(|| format!("cannot create the dummy device {name}")),
+    };
+
+    let made = async {
+        if let Some(peer) = &peer {
+            swallow(handle, peer)
+                .await
+                .with_context(|| format!("cannot make {peer} drop what it receives"))?;
+        }
+        for device in [Some(name), peer.as_deref()].into_iter().flatten() {
+            finish(handle, device, mtu)
+                .await
+                .with_context(|| format!("cannot set up the new device {device}"))?;
+        }
+        anyhow::Ok(())
+    };
+    if let Err(error) = made.await {
+        if let Err(error) = delete(handle, name).await {
+            warn!(mirror_iface = name, %error, "a half-made mirror interface could not be deleted: delete it by hand");
+        }
+        return Err(error);
+    }
+    match peer {
+        None => info!(mirror_iface = name, kind = "dummy", mtu, "made the mirror interface"),
+        Some(peer) => {
+            let reason = "the kernel has no dummy driver";
+            info!(mirror_iface = name, kind = "veth", peer, mtu, reason, "made the mirror interface");
+        }
+    }
+    Ok(())
+}
+
+/// Creates a veth pair and returns the name of the other end.
+async fn veth(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<String> {
+    let taken = dump(handle).await?.into_values().map(|link| link.name).collect();
+    let peer = peer_name(name, &taken);
+    let other_end = silent(LinkUnspec::new_with_name(&peer), mtu).build();
+    let pair = silent(LinkMessageBuilder::<LinkVeth>::new(name, &peer), mtu)
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(other_end)))
+        .build();
+    add(handle, pair).await.with_context(|| {
+        format!("the kernel has no dummy driver, and the veth pair {name} and {peer} cannot be created")
+    })?;
+    Ok(peer)
+}
+
+/// Makes the other end drop what it receives, as a dummy would, before anything can be received.
+async fn swallow(handle: &Handle, peer: &str) -> anyhow::Result<()> {
+    let links = dump(handle).await?;
+    let link = links.values().find(|link| link.name == peer).context("it has gone")?;
+    Ok(drop_received(handle, link.ifindex.0).await?)
+}
+
+/// No ARP, no multicast, and at first too small for IPv6.
+///
+/// A device is born with multicast on. Where the node forwards IPv6, as nodes do, the kernel would then make it join
+/// the group of all routers and report that to the link, whatever addresses it has. Born without IPv6, the device
+/// gets its IPv6 state when its MTU is raised, with multicast off already, and joins nothing that is reported.
+fn silent<T>(device: LinkMessageBuilder<T>, mtu: u32) -> LinkMessageBuilder<T> {
+    device.mtu(mtu.min(MTU_WITHOUT_IPV6)).arp(false).multicast(false)
+}
+
+/// Gives a new device its alias and MTU, keeps IPv6 from giving it an address, and brings it up, in this order.
+async fn finish(handle: &Handle, name: &str, mtu: u32) -> io::Result<()> {
+    let device = || LinkUnspec::new_with_name(name);
+    change(handle, device().alias(ALIAS).mtu(mtu).build()).await?;
+
+    let no_address = vec![AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)])];
+    let no_address = device().append_extra_attribute(LinkAttribute::AfSpecUnspec(no_address)).build();
+    match change(handle, no_address).await {
+        // The kernel has no IPv6, or the device is too small for it: there is nothing to keep quiet.
+        Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
+        outcome => outcome?,
+    }
+    change(handle, device().up().build()).await
+}
+
+async fn add(handle: &Handle, device: LinkMessage) -> io::Result<()> {
+    handle.link().add(device).execute().await.map_err(os_error)
+}
+
+async fn change(handle: &Handle, device: LinkMessage) -> io::Result<()> {
+    handle.link().change(device).execute().await.map_err(os_error)
+}
+
+async fn delete(handle: &Handle, name: &str) -> io::Result<()> {
+    let device = LinkUnspec::new_with_name(name).build();
+    handle.link().del_with_message(device).execute().await.map_err(os_error)
+}
+
+/// A free name for the other end: `name` and a "p", and a number if need be, shortened to what a name can hold.
+fn peer_name(name: &str, taken: &BTreeSet<String>) -> String {
+    let with = |suffix: String| {
+        let end = name.floor_char_boundary(NAME_MAX - suffix.len());
+        format!("{}{suffix}", &name[..end])
+    };
+    let numbered = (1..).map(|n: u32| with(format!("p{n}")));
+    let free = |peer: &String| peer != name && !taken.contains(peer);
+    std::iter::once(with("p".into())).chain(numbered).find(free).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peer_has_a_free_name_that_fits() {
+        let taken = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        assert_eq!(peer_name("mirror0", &taken(&[])), "mirror0p");
+        assert_eq!(peer_name("mirror0", &taken(&["mirror0p"])), "mirror0p1");
+        assert_eq!(peer_name("mirror0", &taken(&["mirror0p", "mirror0p1"])), "mirror0p2");
+        assert_eq!(peer_name("fifteen-bytes-x", &taken(&[])), "fifteen-bytes-p");
+        assert_eq!(peer_name("fifteen-bytes-p", &taken(&[])), "fifteen-bytesp1");
+        assert_eq!(peer_name("mirror-spiegelä", &taken(&[])).len(), 15);
+        assert_eq!(peer_name("aaaaaaaaaaaaaää", &taken(&[])), "aaaaaaaaaaaaap");
+    }
+}

@@ -1,0 +1,161 @@
+//! From rtnetlink's words to [`Link`]. Pure; `netlink` calls it for every device of a dump.
+
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+
+use crate::model::{IfIndex, Link, LinkKind, Peer};
+
+/// The device that an `RTM_NEWLINK` message describes.
+pub(super) fn link(message: LinkMessage) -> Link {
+    let flags = message.header.flags;
+    let mut link = Link {
+        ifindex: IfIndex(message.header.index),
+        name: String::new(),
+        kind: LinkKind::Other(String::new()),
+        up: flags.contains(LinkFlags::Up),
+        carrier: flags.contains(LinkFlags::LowerUp),
+        master: None,
+        peer: None,
+        queueless: false,
+        mtu: 0,
+        alias: None,
+    };
+    let (mut info_kind, mut qdisc) = (None, String::new());
+    let (mut peer_ifindex, mut peer_nsid) = (0, None);
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+            LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
+            LinkAttribute::Controller(master) => link.master = (master != 0).then_some(IfIndex(master)),
+            LinkAttribute::Link(ifindex) => peer_ifindex = ifindex,
+            LinkAttribute::LinkNetNsId(nsid) => peer_nsid = Some(nsid),
+            LinkAttribute::Qdisc(name) => qdisc = name,
+            LinkAttribute::LinkInfo(infos) => {
+                info_kind = infos.into_iter().find_map(|info| match info {
+                    LinkInfo::Kind(kind) => Some(kind),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    link.queueless = queueless(&qdisc, info_kind.as_ref());
+    link.kind = kind(flags, info_kind);
+    link.peer = peer(link.ifindex, peer_ifindex, peer_nsid);
+    link
+}
+
+fn kind(flags: LinkFlags, info_kind: Option<InfoKind>) -> LinkKind {
+    match info_kind {
+        _ if flags.contains(LinkFlags::Loopback) => LinkKind::Loopback,
+        Some(InfoKind::Veth) => LinkKind::Veth,
+        Some(InfoKind::Dummy) => LinkKind::Dummy,
+        Some(InfoKind::Ifb) => LinkKind::Ifb,
+        Some(other) => LinkKind::Other(other.to_string()),
+        None => LinkKind::Other(String::new()),
+    }
+}
+
+/// A device that was never up has the qdisc `noop`, whatever it gets when it comes up; its kind tells then.
+fn queueless(qdisc: &str, info_kind: Option<&InfoKind>) -> bool {
+    match qdisc {
+        "noqueue" => true,
+        "noop" => matches!(info_kind, Some(InfoKind::Dummy | InfoKind::Veth | InfoKind::Bridge)),
+        _ => false,
+    }
+}
+
+/// `IFLA_LINK` without a namespace id is 0 for a tunnel without a lower device, and the device itself for some. A
+/// negative id says that the peer is in a namespace that could not be given one: it is nowhere that we could name.
+fn peer(own: IfIndex, ifindex: u32, nsid: Option<i32>) -> Option<Peer> {
+    let other_device = match nsid {
+        Some(nsid) => nsid >= 0 && ifindex != 0,
+        None => ifindex != 0 && ifindex != own.0,
+    };
+    other_device.then_some(Peer { ifindex, nsid })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mk_message(flags: LinkFlags, attributes: Vec<LinkAttribute>) -> LinkMessage {
+        let mut message = LinkMessage::default();
+        message.header.index = 7;
+        message.header.flags = flags;
+        message.attributes = attributes;
+        message
+    }
+
+    fn info(kind: InfoKind) -> LinkAttribute {
+        LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)])
+    }
+
+    #[test]
+    fn every_field_has_its_attribute() {
+        let message = mk_message(
+            LinkFlags::Up | LinkFlags::LowerUp,
+            vec![
+                LinkAttribute::IfName("veth1".into()),
+                LinkAttribute::Mtu(1450),
+                LinkAttribute::Controller(3),
+                LinkAttribute::Link(2),
+                LinkAttribute::LinkNetNsId(0),
+                LinkAttribute::Qdisc("noqueue".into()),
+                LinkAttribute::IfAlias("hello".into()),
+                info(InfoKind::Veth),
+            ],
+        );
+        assert_eq!(
+            link(message),
+            Link {
+                ifindex: IfIndex(7),
+                name: "veth1".into(),
+                kind: LinkKind::Veth,
+                up: true,
+                carrier: true,
+                master: Some(IfIndex(3)),
+                peer: Some(Peer { ifindex: 2, nsid: Some(0) }),
+                queueless: true,
+                mtu: 1450,
+                alias: Some("hello".into()),
+            }
+        );
+    }
+
+    #[test]
+    fn loopback_is_told_by_its_flag_and_others_by_their_kind() {
+        assert_eq!(link(mk_message(LinkFlags::Loopback, vec![])).kind, LinkKind::Loopback);
+        assert_eq!(link(mk_message(LinkFlags::Up, vec![])).kind, LinkKind::Other(String::new()));
+        for (kind, word) in
+            [(InfoKind::MacVlan, "macvlan"), (InfoKind::IpVlan, "ipvlan"), (InfoKind::Bridge, "bridge")]
+        {
+            let link = link(mk_message(LinkFlags::Up, vec![info(kind)]));
+            assert_eq!(link.kind, LinkKind::Other(word.into()));
+        }
+        assert_eq!(link(mk_message(LinkFlags::Up, vec![info(InfoKind::Dummy)])).kind, LinkKind::Dummy);
+        assert_eq!(link(mk_message(LinkFlags::Up, vec![info(InfoKind::Ifb)])).kind, LinkKind::Ifb);
+    }
+
+    #[test]
+    fn a_peer_is_another_device_that_can_be_named() {
+        let own = IfIndex(7);
+        assert_eq!(peer(own, 0, None), None);
+        assert_eq!(peer(own, 7, None), None);
+        assert_eq!(peer(own, 3, None), Some(Peer { ifindex: 3, nsid: None }));
+        // The two ends of a veth often have the same index in their two namespaces.
+        assert_eq!(peer(own, 7, Some(0)), Some(Peer { ifindex: 7, nsid: Some(0) }));
+        assert_eq!(peer(own, 3, Some(-1)), None);
+        assert_eq!(peer(own, 0, Some(0)), None);
+    }
+
+    #[test]
+    fn a_device_that_was_never_up_is_queueless_by_its_kind() {
+        assert!(queueless("noqueue", None));
+        assert!(queueless("noop", Some(&InfoKind::Veth)));
+        assert!(!queueless("noop", None));
+        assert!(!queueless("noop", Some(&InfoKind::Bond)));
+        assert!(!queueless("pfifo_fast", Some(&InfoKind::Dummy)));
+        assert!(!queueless("", Some(&InfoKind::Dummy)));
+    }
+}

@@ -1,0 +1,54 @@
+//! The network devices of the node and of its pods.
+//!
+//! The edge to rtnetlink and `/proc`: reads devices, tells when they change, and makes or deletes the mirror
+//! interface. It touches no tc hook (`dataplane` does) and decides nothing.
+
+pub mod netlink;
+pub mod netns;
+
+mod create;
+mod decode;
+mod sink;
+#[cfg(test)]
+mod tests;
+
+use std::{future::Future, path::PathBuf};
+
+use crate::model::{IfIndex, LinkSnapshot};
+
+/// Alias (`IFLA_IFALIAS`) of the devices that we make: only what carries it may be deleted.
+pub const ALIAS: &str = "podmirror";
+
+/// A change of the mirror interface, decided by [`crate::mirror_iface`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LinkChange {
+    /// Makes a dummy device, or a veth pair where the kernel has no dummy driver: no ARP, no multicast, no IPv6
+    /// address, our alias, up. An error if the name is taken.
+    CreateMirror {
+        /// Name of the device to be.
+        name: String,
+        /// Its MTU in bytes.
+        mtu: u32,
+    },
+    /// Brings a device up.
+    SetUp(IfIndex),
+    /// Changes the MTU of a device, in bytes.
+    SetMtu(IfIndex, u32),
+    /// Deletes a device, and with it the other end of a veth pair. Not an error if it has gone already.
+    Delete(IfIndex),
+}
+
+/// The devices, as the reconcile loop needs them.
+pub trait LinkTable {
+    /// Reads the devices of the node, and of the network namespaces of `pods` (pod UID and path).
+    ///
+    /// A namespace that cannot be read is an error of that pod alone.
+    fn snapshot(&mut self, pods: &[(String, PathBuf)]) -> impl Future<Output = anyhow::Result<LinkSnapshot>>;
+
+    /// Carries out one change of the mirror interface.
+    fn apply(&mut self, change: &LinkChange) -> impl Future<Output = anyhow::Result<()>>;
+
+    /// Returns when a device, a tc filter or a namespace id of the node has changed since the last call. May return too often,
+    /// never too seldom. Cancel safe.
+    fn changed(&mut self) -> impl Future<Output = ()>;
+}

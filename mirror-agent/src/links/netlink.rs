@@ -1,0 +1,251 @@
+//! [`Netlink`]: the devices as the kernel tells of them over rtnetlink.
+//!
+//! It keeps no copy of anything: a snapshot is a fresh dump, an event only wakes. The reconcile loop calls it.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, AsRawFd},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow};
+use futures_util::StreamExt;
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use rtnetlink::{
+    Error, Handle, LinkUnspec, MulticastGroup,
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{LinkAttribute, LinkExtentMask, LinkMessage},
+        nsid::{NsidAttribute, NsidMessage},
+    },
+    proto::Connection,
+};
+use tokio::{sync::Notify, task::JoinSet};
+use tracing::error;
+
+use super::{LinkChange, LinkTable, create, decode, netns::Netns};
+use crate::model::{IfIndex, Link, LinkSnapshot, NetnsId, PodLinks};
+
+/// Devices, tc filters and qdiscs, and ids of namespaces.
+const EVENTS: [MulticastGroup; 3] = [MulticastGroup::Link, MulticastGroup::Tc, MulticastGroup::Nsid];
+
+/// How long to wait before an event socket that could not be opened is tried again.
+const REOPEN_AFTER: Duration = Duration::from_secs(1);
+
+/// How often a dump is tried, when devices change while it runs.
+const DUMP_ATTEMPTS: u32 = 16;
+
+/// The devices of the network namespace that it was made in.
+pub struct Netlink {
+    host: NetnsId,
+    changed: Arc<Notify>,
+    /// The task that waits for events; it ends with this value.
+    _events: JoinSet<()>,
+}
+
+impl Netlink {
+    /// Starts to listen for changes in the calling thread's network namespace. Must be called in a tokio runtime, by
+    /// a thread that stays in that namespace, as all later calls must be.
+    pub fn new() -> anyhow::Result<Self> {
+        let host = Netns::current().context("cannot open the node's network namespace")?.id();
+        let changed = Arc::new(Notify::new());
+        let first = listen(Arc::clone(&changed)).context("cannot listen for changes of network devices")?;
+        let mut events = JoinSet::new();
+        events.spawn(watch(first, Arc::clone(&changed)));
+        Ok(Self { host, changed, _events: events })
+    }
+
+    /// The devices inside the namespace at `path`.
+    async fn pod(&self, host: &Handle, path: &Path) -> anyhow::Result<PodLinks> {
+        let netns = Netns::open(path)?;
+        let links = serve(netns.inside(connect).await?, async |handle| Ok(dump(handle).await?)).await?;
+        Ok(PodLinks {
+            netns: netns.id(),
+            is_host: netns.id() == self.host,
+            nsid: nsid(host, &netns).await?,
+            links: links.into_values().collect(),
+        })
+    }
+}
+
+impl LinkTable for Netlink {
+    async fn snapshot(&mut self, pods: &[(String, PathBuf)]) -> anyhow::Result<LinkSnapshot> {
+        serve(connect()?, async |handle| {
+            // First, because the kernel gives a pod's namespace its id when it describes the host end of its veth.
+            let host = dump(handle).await?;
+            let mut snapshot = LinkSnapshot { host, pods: BTreeMap::new() };
+            for (uid, path) in pods {
+                let pod = self.pod(handle, path).await;
+                let pod = pod.map_err(|error| format!("network namespace {}: {error:#}", path.display()));
+                snapshot.pods.insert(uid.clone(), pod);
+            }
+            Ok(snapshot)
+        })
+        .await
+        .context("cannot read the network devices")
+    }
+
+    async fn apply(&mut self, change: &LinkChange) -> anyhow::Result<()> {
+        serve(connect()?, async |handle| match change {
+            LinkChange::CreateMirror { name, mtu } => create::mirror(handle, name, *mtu).await,
+            LinkChange::SetUp(ifindex) => {
+                let up = LinkUnspec::new_with_index(ifindex.0).up().build();
+                let done = handle.link().change(up).execute().await.map_err(os_error);
+                done.with_context(|| format!("cannot bring up the device with index {ifindex}"))
+            }
+            LinkChange::SetMtu(ifindex, mtu) => {
+                let mtu_of = LinkUnspec::new_with_index(ifindex.0).mtu(*mtu).build();
+                let done = handle.link().change(mtu_of).execute().await.map_err(os_error);
+                done.with_context(|| {
+                    format!("cannot set the MTU of the device with index {ifindex} to {mtu}")
+                })
+            }
+            LinkChange::Delete(ifindex) => {
+                match handle.link().del(ifindex.0).execute().await.map_err(os_error) {
+                    Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+                    done => done.with_context(|| format!("cannot delete the device with index {ifindex}")),
+                }
+            }
+        })
+        .await
+    }
+
+    async fn changed(&mut self) {
+        // A `Notify` keeps one wake-up for whoever comes late, and takes it back from one who is cancelled.
+        self.changed.notified().await;
+    }
+}
+
+/// A connection that does the work while it is polled, and the handle to ask through.
+type Connected = (Connection<RouteNetlinkMessage>, Handle);
+
+/// Opens a socket in the calling thread's namespace.
+fn connect() -> io::Result<Connected> {
+    let (mut connection, handle, _) = rtnetlink::new_connection()?;
+    // The end of a dump tells whether it failed half-way.
+    connection.set_forward_done(true);
+    Ok((connection, handle))
+}
+
+/// Runs `work` over a connection that lives no longer than it: no pod's namespace is kept alive by a socket, and a
+/// socket that failed is not used again.
+async fn serve<T>(
+    (connection, handle): Connected,
+    work: impl AsyncFnOnce(&Handle) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    tokio::select! {
+        outcome = work(&handle) => outcome,
+        () = connection => Err(anyhow!("the netlink socket failed")),
+    }
+}
+
+/// Opens an event socket. The future wakes on every event, and ends when the socket fails.
+///
+/// What happened is not looked at: a snapshot tells it better, also after an overrun of the socket, which comes as an
+/// event of its own.
+fn listen(changed: Arc<Notify>) -> io::Result<impl Future<Output = ()> + Send + use<>> {
+    let (connection, _, events) = rtnetlink::new_multicast_connection(&EVENTS)?;
+    Ok(async move {
+        let wake = events.for_each(|_| {
+            changed.notify_one();
+            std::future::ready(())
+        });
+        tokio::join!(connection, wake);
+    })
+}
+
+/// Listens for ever.
+async fn watch(first: impl Future<Output = ()>, changed: Arc<Notify>) {
+    first.await;
+    loop {
+        error!("the socket for changes of network devices failed; opening it again");
+        match listen(Arc::clone(&changed)) {
+            Ok(listening) => {
+                // What happened meanwhile was heard by nobody.
+                changed.notify_one();
+                listening.await;
+            }
+            Err(error) => {
+                error!(%error, "cannot listen for changes of network devices; trying again soon");
+                tokio::time::sleep(REOPEN_AFTER).await;
+            }
+        }
+    }
+}
+
+/// All devices of the handle's namespace.
+pub(super) async fn dump(handle: &Handle) -> io::Result<BTreeMap<IfIndex, Link>> {
+    let mut question = LinkMessage::default();
+    question.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    for _ in 0..DUMP_ATTEMPTS {
+        let question = RouteNetlinkMessage::GetLink(question.clone());
+        let replies = ask(handle, question, NLM_F_REQUEST | NLM_F_DUMP).await?;
+        // Kernels before 6.10 can leave out a device when others come or go while they list them. A tap would be
+        // removed for it.
+        if replies.iter().any(|reply| reply.header.flags & NLM_F_DUMP_INTR != 0) {
+            continue;
+        }
+        return Ok(replies
+            .into_iter()
+            .filter_map(|reply| match reply.payload {
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => {
+                    Some(decode::link(message))
+                }
+                _ => None,
+            })
+            .map(|link| (link.ifindex, link))
+            .collect());
+    }
+    Err(io::Error::other(format!(
+        "devices came or went during each of {DUMP_ATTEMPTS} attempts to list them"
+    )))
+}
+
+/// The id that the handle's namespace has for another one.
+async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
+    let mut question = NsidMessage::default();
+    question.attributes.push(NsidAttribute::Fd(netns.as_fd().as_raw_fd().cast_unsigned()));
+    let replies = ask(handle, RouteNetlinkMessage::GetNsId(question), NLM_F_REQUEST).await?;
+    let id = replies.into_iter().find_map(|reply| match reply.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(answer)) => {
+            answer.attributes.into_iter().find_map(|attribute| match attribute {
+                NsidAttribute::Id(id) => Some(id),
+                _ => None,
+            })
+        }
+        _ => None,
+    });
+    Ok(id.filter(|id| *id >= 0))
+}
+
+/// All replies to one question, or the kernel's error, also one that ends a dump half-way.
+async fn ask(
+    handle: &Handle,
+    question: RouteNetlinkMessage,
+    flags: u16,
+) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
+    let mut message = NetlinkMessage::from(question);
+    message.header.flags = flags;
+    let replies: Vec<_> = handle.clone().request(message).map_err(os_error)?.collect().await;
+    for reply in &replies {
+        match &reply.payload {
+            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            NetlinkPayload::Done(done) if done.code < 0 => {
+                return Err(io::Error::from_raw_os_error(-done.code));
+            }
+            _ => {}
+        }
+    }
+    Ok(replies)
+}
+
+/// The kernel's error, where it is one.
+pub(super) fn os_error(error: Error) -> io::Error {
+    match error {
+        Error::NetlinkError(message) => message.to_io(),
+        other => io::Error::other(other),
+    }
+}

@@ -1,0 +1,63 @@
+//! Drops whatever arrives at a device: the other end of the veth pair that stands in for a dummy.
+//!
+//! A dummy swallows what it is sent. A veth hands it to its peer, and there the node's own network stack would take
+//! copies of broadcasts and multicasts for its own packets. `create` calls it. It needs no object of ours and leaves
+//! with the device: one classic BPF instruction in a tc filter.
+
+use std::io;
+
+use futures_util::StreamExt as _;
+use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage};
+use rtnetlink::{
+    Handle,
+    packet_route::{
+        RouteNetlinkMessage,
+        tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption},
+    },
+};
+
+use super::netlink::os_error;
+
+/// `TCA_BPF_OPS_LEN` and `TCA_BPF_OPS` (include/uapi/linux/pkt_cls.h).
+const OPS_LEN: u16 = 4;
+const OPS: u16 = 5;
+
+/// `struct sock_filter` of `ret #2`: the filter is direct-action, and 2 is `TC_ACT_SHOT`.
+fn drop_all() -> Vec<u8> {
+    let (code, k) = (libc::BPF_RET | libc::BPF_K, 2_u32);
+    let [low, high] = (code as u16).to_ne_bytes();
+    let mut instruction = vec![low, high, 0, 0];
+    instruction.extend(k.to_ne_bytes());
+    instruction
+}
+
+/// Makes `ifindex` drop everything that it receives.
+pub(super) async fn drop_received(handle: &Handle, ifindex: u32) -> io::Result<()> {
+    let index = i32::try_from(ifindex).map_err(io::Error::other)?;
+    handle.qdisc().add(index).ingress().execute().await.map_err(os_error)?;
+
+    let mut filter = TcMessage::with_index(index);
+    filter.header.parent = TcHandle { major: 0xffff, minor: TcHandle::MIN_INGRESS };
+    // Priority in the upper half, protocol (all) in the lower, in network byte order.
+    filter.header.info = 1 << 16 | u32::from((libc::ETH_P_ALL as u16).to_be());
+    let options = [
+        TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
+        TcFilterBpfOption::Other(DefaultNla::new(OPS_LEN, 1_u16.to_ne_bytes().to_vec())),
+        TcFilterBpfOption::Other(DefaultNla::new(OPS, drop_all())),
+    ];
+    filter.attributes = vec![
+        TcAttribute::Kind(TcFilterBpf::KIND.to_owned()),
+        TcAttribute::Options(options.map(TcOption::Bpf).into()),
+    ];
+    let mut request = NetlinkMessage::from(RouteNetlinkMessage::NewTrafficFilter(filter));
+    request.header.flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    let mut answers = handle.clone().request(request).map_err(os_error)?;
+    while let Some(answer) = answers.next().await {
+        if let netlink_packet_core::NetlinkPayload::Error(error) = answer.payload
+            && error.code.is_some()
+        {
+            return Err(error.to_io());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! `mirror-agent`: parses the command line, runs the command, and turns its outcome into an exit code.
+//!
+//! 0 fine, 1 failed, 2 wrong usage (clap's own).
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use mirror_agent::{cli::Cli, cmd};
+
+fn main() -> ExitCode {
+    match cmd::execute(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not through the log: it may be the log that could not be set up.
+            #[expect(clippy::print_stderr, reason = "the one message of a failed command")]
+            {
+                eprintln!("mirror-agent: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The mirror interface: which device may be one, and what must be done so that there is one.
+//!
+//! Pure: devices in, changes and complaints out. The reconcile loop carries the changes out through `links`.
+
+use std::fmt;
+
+use mirror_common::limit::Limits;
+
+use crate::{
+    links::{ALIAS, LinkChange},
+    model::{IfIndex, Link, LinkKind, LinkSnapshot, Target},
+};
+
+/// MTU in bytes of a mirror interface that we make: the largest, so that nothing is too long for it.
+const DEFAULT_MTU: u32 = 65535;
+
+/// Why a device cannot be tapped while another one is the mirror interface.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Conflict {
+    /// They are the same device.
+    Same(String),
+    /// The mirror interface is the bridge or bond that the device is a port of.
+    Master(String),
+    /// The mirror interface is the other end of the device's veth.
+    Peer(String),
+    /// What the mirror interface sends comes out at a port of the device's bridge.
+    PeerInBridge(String),
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Same(device) => write!(f, "{device} is the mirror interface itself"),
+            Self::Master(device) => write!(f, "{device} is a port of the mirror interface"),
+            Self::Peer(device) => write!(f, "the mirror interface is the other end of {device}'s veth"),
+            Self::PeerInBridge(device) => {
+                write!(f, "copies on the mirror interface would come back through the bridge of {device}")
+            }
+        }
+    }
+}
+
+/// Why `tapped` must not be tapped while `mirror` is the mirror interface: the copies would come back.
+pub fn conflict(mirror: &Link, tapped: &Link, links: &LinkSnapshot) -> Option<Conflict> {
+    let name = || tapped.name.clone();
+    let mirror_peer = mirror.peer.filter(|peer| peer.nsid.is_none()).map(|peer| IfIndex(peer.ifindex));
+    if mirror.ifindex == tapped.ifindex {
+        Some(Conflict::Same(name()))
+    } else if tapped.master == Some(mirror.ifindex) {
+        Some(Conflict::Master(name()))
+    } else if mirror.kind == LinkKind::Veth && mirror_peer == Some(tapped.ifindex) {
+        Some(Conflict::Peer(name()))
+    } else if mirror.kind == LinkKind::Veth
+        && tapped.master.is_some()
+        && mirror_peer.and_then(|peer| links.host.get(&peer)?.master) == tapped.master
+    {
+        Some(Conflict::PeerInBridge(name()))
+    } else {
+        None
+    }
+}
+
+/// Why a device can never be a mirror interface, whatever is tapped.
+pub fn refusal(mirror: &Link) -> Option<String> {
+    let why = match mirror.kind {
+        LinkKind::Loopback => "the loopback device delivers what is sent to it on the node itself",
+        LinkKind::Ifb => "an ifb device puts every copy back into the path that it came from",
+        _ => return None,
+    };
+    Some(format!("{} cannot be the mirror interface: {why}; choose another --mirror-iface", mirror.name))
+}
+
+/// The mirror interface that is wanted, and what has been learned of it.
+#[derive(Debug, Clone)]
+pub struct MirrorIface {
+    name: String,
+    mtu: Option<u32>,
+    limits: Limits,
+    origin: Origin,
+}
+
+/// Whose device it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// Not looked at yet.
+    Unknown,
+    /// Ours, or not there when the agent started: we make it whenever it is missing.
+    Ours,
+    /// It was there before us, so its return is waited for.
+    Found,
+}
+
+impl MirrorIface {
+    /// A mirror interface of this name; `mtu` in bytes where the user told one; `limits` for all copies together.
+    pub fn new(name: &str, mtu: Option<u32>, limits: Limits) -> Self {
+        Self { name: name.to_owned(), mtu, limits, origin: Origin::Unknown }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What must be changed now. `previous` is the target that is installed.
+    ///
+    /// A device that exists is brought up, and given the MTU that the user told, when the agent starts and never
+    /// later: who takes it down afterwards wants it down.
+    pub fn changes(&mut self, links: &LinkSnapshot, previous: &Target) -> Vec<LinkChange> {
+        let link = links.by_name(&self.name);
+        let first = self.origin == Origin::Unknown;
+        if first {
+            self.origin = match link {
+                Some(link) if !is_ours(link) => Origin::Found,
+                _ => Origin::Ours,
+            };
+        }
+        let mut changes = Vec::new();
+        // Ours, but renamed, or made for another --mirror-iface: nothing will be copied to it any more.
+        let abandoned = previous.ifindex.and_then(|ifindex| links.host.get(&ifindex));
+        if let Some(abandoned) = abandoned.filter(|link| is_ours(link) && link.name != self.name) {
+            changes.push(LinkChange::Delete(abandoned.ifindex));
+        }
+        match link {
+            None if self.origin == Origin::Ours => {
+                let mtu = self.mtu.unwrap_or(DEFAULT_MTU);
+                changes.push(LinkChange::CreateMirror { name: self.name.clone(), mtu });
+            }
+            Some(link) if first => {
+                if let Some(mtu) = self.mtu.filter(|mtu| *mtu != link.mtu) {
+                    changes.push(LinkChange::SetMtu(link.ifindex, mtu));
+                }
+                if !link.up {
+                    changes.push(LinkChange::SetUp(link.ifindex));
+                }
+            }
+            _ => {}
+        }
+        changes
+    }
+
+    /// The target that the device makes, as it is now.
+    pub fn target(&self, links: &LinkSnapshot) -> Target {
+        match links.by_name(&self.name).filter(|link| refusal(link).is_none()) {
+            None => Target { name: self.name.clone(), limits: self.limits, ..Target::default() },
+            Some(link) => Target {
+                name: self.name.clone(),
+                ifindex: Some(link.ifindex),
+                up: link.up && link.carrier,
+                queueless: link.queueless,
+                limits: self.limits,
+            },
+        }
+    }
+}
+
+/// Whether we have made a device.
+pub fn is_ours(link: &Link) -> bool {
+    link.alias.as_deref() == Some(ALIAS)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! Which devices may be the mirror interface, and who makes it.
+
+use super::*;
+use crate::{links::ALIAS, model::Peer};
+
+fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
+    Link {
+        ifindex: IfIndex(ifindex),
+        name: name.into(),
+        kind,
+        up: true,
+        carrier: true,
+        master: None,
+        peer: None,
+        queueless: true,
+        mtu: 1500,
+        alias: None,
+    }
+}
+
+fn dummy() -> Link {
+    link(9, "mirror0", LinkKind::Dummy)
+}
+
+fn ours() -> Link {
+    Link { alias: Some(ALIAS.into()), mtu: 65535, ..dummy() }
+}
+
+fn world(links: impl IntoIterator<Item = Link>) -> LinkSnapshot {
+    let host = links.into_iter().map(|link| (link.ifindex, link)).collect();
+    LinkSnapshot { host, ..LinkSnapshot::default() }
+}
+
+fn installed(link: &Link) -> Target {
+    Target {
+        name: link.name.clone(),
+        ifindex: Some(link.ifindex),
+        up: true,
+        queueless: true,
+        limits: Limits::default(),
+    }
+}
+
+fn create(mtu: u32) -> LinkChange {
+    LinkChange::CreateMirror { name: "mirror0".into(), mtu }
+}
+
+#[test]
+fn a_missing_one_is_made_again_and_again() {
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
+    let nothing = Target::default();
+    assert_eq!(mirror.changes(&world([]), &nothing), [create(65535)]);
+    assert_eq!(mirror.changes(&world([ours()]), &nothing), []);
+    assert_eq!(mirror.changes(&world([]), &installed(&ours())), [create(65535)]);
+}
+
+#[test]
+fn its_mtu_is_what_the_user_told() {
+    let mut mirror = MirrorIface::new("mirror0", Some(9000), Limits::default());
+    assert_eq!(mirror.changes(&world([]), &Target::default()), [create(9000)]);
+
+    let mut mirror = MirrorIface::new("mirror0", Some(9000), Limits::default());
+    assert_eq!(mirror.changes(&world([dummy()]), &Target::default()), [LinkChange::SetMtu(IfIndex(9), 9000)]);
+}
+
+#[test]
+fn one_that_was_there_is_brought_up_once_and_its_return_is_waited_for() {
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
+    let down = Link { up: false, ..dummy() };
+    let nothing = Target::default();
+    assert_eq!(mirror.changes(&world([down.clone()]), &nothing), [LinkChange::SetUp(IfIndex(9))]);
+    assert_eq!(mirror.changes(&world([down]), &nothing), [], "who takes it down later wants it down");
+    assert_eq!(mirror.changes(&world([]), &installed(&dummy())), [], "it is not ours to make");
+}
+
+#[test]
+fn ours_is_deleted_when_it_was_renamed_or_is_not_wanted_any_more() {
+    let renamed = Link { name: "other0".into(), ..ours() };
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
+    let changes = mirror.changes(&world([renamed.clone()]), &installed(&ours()));
+    assert_eq!(changes, [LinkChange::Delete(IfIndex(9)), create(65535)]);
+
+    let foreign = Link { alias: None, ..renamed };
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
+    assert_eq!(mirror.changes(&world([foreign]), &installed(&ours())), [create(65535)]);
+}
+
+#[test]
+fn loopback_and_ifb_are_refused() {
+    assert!(refusal(&link(1, "lo", LinkKind::Loopback)).is_some());
+    let ifb = link(9, "mirror0", LinkKind::Ifb);
+    assert!(refusal(&ifb).is_some());
+    assert!(refusal(&dummy()).is_none());
+
+    // It took the name later: nothing is sent there.
+    let mirror = MirrorIface::new("mirror0", None, Limits::default());
+    assert_eq!(mirror.target(&world([ifb])).ifindex, None);
+}
+
+#[test]
+fn a_target_without_carrier_is_down() {
+    let mirror = MirrorIface::new("mirror0", None, Limits::default());
+    assert!(mirror.target(&world([dummy()])).up);
+    assert!(!mirror.target(&world([Link { carrier: false, ..dummy() }])).up);
+    assert!(!mirror.target(&world([Link { up: false, ..dummy() }])).up);
+}
+
+#[test]
+fn devices_that_would_see_the_copies_again_are_in_conflict() {
+    let here = |ifindex| Some(Peer { ifindex, nsid: None });
+    let bridge = link(3, "br0", LinkKind::Other("bridge".into()));
+    let tapped = Link { master: Some(IfIndex(3)), peer: here(5), ..link(4, "veth4", LinkKind::Veth) };
+    let other_end = Link { peer: here(4), ..link(5, "veth5", LinkKind::Veth) };
+    let into_bridge = Link { peer: here(7), ..link(6, "veth6", LinkKind::Veth) };
+    let port = Link { master: Some(IfIndex(3)), peer: here(6), ..link(7, "veth7", LinkKind::Veth) };
+    let links = world([
+        bridge.clone(),
+        tapped.clone(),
+        other_end.clone(),
+        into_bridge.clone(),
+        port.clone(),
+        dummy(),
+    ]);
+
+    let name = || "veth4".to_owned();
+    assert_eq!(conflict(&tapped, &tapped, &links), Some(Conflict::Same(name())));
+    assert_eq!(conflict(&bridge, &tapped, &links), Some(Conflict::Master(name())));
+    assert_eq!(conflict(&other_end, &tapped, &links), Some(Conflict::Peer(name())));
+    assert_eq!(conflict(&into_bridge, &tapped, &links), Some(Conflict::PeerInBridge(name())));
+    assert_eq!(conflict(&dummy(), &tapped, &links), None);
+    assert_eq!(conflict(&port, &tapped, &links), None, "another port of the bridge leads out of it");
+
+    // Its peer is in another namespace, where index 4 means another device.
+    let elsewhere = Link { peer: Some(Peer { ifindex: 4, nsid: Some(0) }), ..other_end };
+    assert_eq!(conflict(&elsewhere, &tapped, &links), None);
+}

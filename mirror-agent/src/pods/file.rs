@@ -1,0 +1,168 @@
+//! [`PodFile`]: a file of pods, watched for changes.
+//!
+//! The list that it gives is always one that stood in the file as a whole. A bad file is told of once and changes
+//! nothing. A file that is written in place is read when its writer has closed it; one that is a symbolic link is
+//! read again when the link or another link beside it is swapped, as a ConfigMap volume does it, but not when somebody
+//! writes through it into another directory.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context;
+use futures_util::StreamExt;
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
+use tokio::time::Instant;
+use tracing::{error, info};
+
+use super::{PodSource, parse::parse};
+use crate::model::Pod;
+
+/// How long to wait before a directory that has gone is looked for again.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// A source of pods that reads them from a file.
+pub struct PodFile {
+    path: PathBuf,
+    name: OsString,
+    directory: PathBuf,
+    events: Events,
+    pods: Option<Arc<[Pod]>>,
+    /// Why the file is bad now, as it was logged.
+    problem: Option<String>,
+}
+
+/// Where news come from.
+enum Events {
+    /// The directory's inotify events.
+    Watch(EventStream<Vec<u8>>),
+    /// The directory has gone; when to look for it again.
+    Gone(Instant),
+}
+
+impl PodFile {
+    /// Reads the file at `path` and watches it from now on. Must be called in a tokio runtime.
+    ///
+    /// A bad file is no error here, but a directory that cannot be watched is one.
+    pub fn watch(path: &Path) -> anyhow::Result<Self> {
+        let of = || format!("cannot watch the pods file {}", path.display());
+        let path = std::path::absolute(path).with_context(of)?;
+        let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+            anyhow::bail!("{}: that is a directory", of());
+        };
+        let (directory, name) = (directory.to_owned(), name.to_owned());
+        let events = Events::Watch(watch(&directory).with_context(of)?);
+        let mut file = Self { path, name, directory, events, pods: None, problem: None };
+        file.load();
+        Ok(file)
+    }
+
+    /// Reads the file. Returns whether there is another list of pods now.
+    fn load(&mut self) -> bool {
+        match read(&self.path) {
+            Ok(pods) => {
+                let recovered = self.problem.take().is_some();
+                let changed = self.pods.as_deref() != Some(&pods);
+                if changed || recovered {
+                    info!(file = %self.path.display(), pods = pods.len(), "read the pods file");
+                }
+                if changed {
+                    self.pods = Some(pods.into());
+                }
+                changed
+            }
+            Err(problem) => {
+                let problem = format!("{problem:#}");
+                if self.problem.as_ref() != Some(&problem) {
+                    let effect = match self.pods {
+                        Some(_) => "the last good list of pods stays in force",
+                        None => "there is no list of pods yet",
+                    };
+                    error!(file = %self.path.display(), error = problem, "the pods file is bad; {effect}");
+                    self.problem = Some(problem);
+                }
+                false
+            }
+        }
+    }
+
+    /// Whether the file may have changed, and is not being written.
+    fn concerns(&self, event: &EventOwned) -> bool {
+        let is_link = fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.is_symlink());
+        match &event.name {
+            Some(name) if *name == self.name => is_link || !event.mask.contains(EventMask::CREATE),
+            Some(_) => is_link,
+            None => true,
+        }
+    }
+
+    /// Waits for one piece of news, and tells whether the file is to be read for it.
+    async fn news(&mut self) -> bool {
+        match &mut self.events {
+            Events::Watch(events) => match events.next().await {
+                Some(Ok(event)) => {
+                    let gone = EventMask::IGNORED | EventMask::MOVE_SELF | EventMask::UNMOUNT;
+                    if event.mask.intersects(gone) {
+                        self.events = Events::Gone(Instant::now());
+                    }
+                    self.concerns(&event)
+                }
+                Some(Err(error)) => {
+                    error!(directory = %self.directory.display(), %error, "cannot read inotify events; watching anew");
+                    self.events = Events::Gone(Instant::now() + LOOK_AGAIN_AFTER);
+                    true
+                }
+                None => {
+                    self.events = Events::Gone(Instant::now() + LOOK_AGAIN_AFTER);
+                    true
+                }
+            },
+            Events::Gone(look_again) => {
+                tokio::time::sleep_until(*look_again).await;
+                self.events = match watch(&self.directory) {
+                    Ok(events) => Events::Watch(events),
+                    Err(_) => Events::Gone(Instant::now() + LOOK_AGAIN_AFTER),
+                };
+                true
+            }
+        }
+    }
+}
+
+impl PodSource for PodFile {
+    fn snapshot(&self) -> Option<Arc<[Pod]>> {
+        self.pods.clone()
+    }
+
+    async fn changed(&mut self) {
+        while !(self.news().await && self.load()) {}
+    }
+}
+
+/// Watches a directory for files that are complete. `MODIFY` is not asked for: it comes while a file is written.
+fn watch(directory: &Path) -> io::Result<EventStream<Vec<u8>>> {
+    let inotify = Inotify::init()?;
+    let events = WatchMask::CLOSE_WRITE
+        | WatchMask::MOVE
+        | WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::ATTRIB
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF
+        | WatchMask::ONLYDIR;
+    inotify.watches().add(directory, events)?;
+    inotify.into_event_stream(vec![0; 4096])
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<Pod>> {
+    // A FIFO or a terminal would block the agent.
+    anyhow::ensure!(fs::metadata(path)?.is_file(), "not a regular file");
+    Ok(parse(&fs::read_to_string(path)?)?)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! From Kubernetes objects in YAML or JSON to [`Pod`]s. Pure; `file` calls it.
+//!
+//! It reads the few fields that the agent needs and ignores all others, so that what `kubectl get pod -o yaml` prints
+//! is good at any version. What a pod's phase is does not matter: a pod that has ended has no devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use serde_saphyr::{Location, Spanned, UserMessageFormatter};
+
+use crate::model::{Pod, PodId};
+
+/// The annotation that names a pod's network namespace.
+pub const NETNS_ANNOTATION: &str = "podmirror.io/netns";
+
+/// Most bytes of `metadata.uid`, as in [`TapOwner::pod_uid`](mirror_common::abi::TapOwner::pod_uid).
+const UID_MAX: usize = 64;
+/// Most bytes of `metadata.namespace`: a DNS label.
+const NAMESPACE_MAX: usize = 63;
+/// Most bytes of `metadata.name`: a DNS subdomain.
+const NAME_MAX: usize = 253;
+
+/// Why a text is not a list of pods.
+#[derive(Debug, thiserror::Error)]
+pub enum ParseError {
+    /// There is no object in it. A file that is being written begins like that.
+    #[error("it is empty; that no pods are wanted is said by a List without items")]
+    Empty,
+    /// It is not YAML, or a field has not the type that it has in Kubernetes.
+    #[error("{}", one_line(.0))]
+    Yaml(Box<serde_saphyr::Error>),
+    /// An object is not a pod, or not one that can be mirrored.
+    #[error("line {line}, column {column}: {problem}")]
+    Object {
+        /// Line of the object, from 1.
+        line: u64,
+        /// Column of the object, from 1.
+        column: u64,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+fn one_line(error: &serde_saphyr::Error) -> String {
+    error.render_with_formatter(&UserMessageFormatter).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Object {
+    api_version: Option<String>,
+    kind: Option<String>,
+    metadata: Option<Metadata>,
+    spec: Option<Spec>,
+    items: Option<Vec<Spanned<Object>>>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    uid: Option<String>,
+    namespace: Option<String>,
+    name: Option<String>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    host_network: Option<bool>,
+}
+
+/// The pods in `text`: documents that are each a `Pod`, a `List` or a `PodList`.
+///
+/// Of a text that is cut off it gives an error, or the first of its pods, the last of which may lack what was behind
+/// the cut. Cut JSON is always an error.
+pub fn parse(text: &str) -> Result<Vec<Pod>, ParseError> {
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        // A few thousand pods as the API server prints them.
+        budget: serde_saphyr::budget! { max_events: 16_000_000, max_nodes: 4_000_000, max_documents: 16_384 },
+        // Nobody writes pods with aliases, except to overload the reader.
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
+    };
+    let documents: Vec<Spanned<Object>> = serde_saphyr::from_multiple_with_options(text, options)
+        .map_err(|error| ParseError::Yaml(Box::new(error)))?;
+    if documents.is_empty() {
+        return Err(ParseError::Empty);
+    }
+
+    let mut pods = Pods::default();
+    for Spanned { value, referenced, .. } in documents {
+        match value.type_name().as_deref() {
+            Some("List" | "PodList") => {
+                let items = value.items.ok_or_else(|| at(&referenced, "the list has no items".into()))?;
+                for Spanned { value, referenced, .. } in items {
+                    match value.type_name().as_deref() {
+                        // The items of a PodList do not say what they are.
+                        Some("Pod") | None => pods.add(value, &referenced)?,
+                        Some(other) => return Err(not_a_pod(&referenced, other)),
+                    }
+                }
+            }
+            Some("Pod") => pods.add(value, &referenced)?,
+            Some(other) => return Err(not_a_pod(&referenced, other)),
+            None => return Err(at(&referenced, "the object has no kind".into())),
+        }
+    }
+    Ok(pods.list)
+}
+
+impl Object {
+    /// The kind, with the API version if that is another than that of pods.
+    fn type_name(&self) -> Option<String> {
+        let kind = self.kind.as_deref()?;
+        Some(match self.api_version.as_deref() {
+            Some("v1") | None => kind.to_owned(),
+            Some(version) => format!("{version} {kind}"),
+        })
+    }
+}
+
+fn at(location: &Location, problem: String) -> ParseError {
+    ParseError::Object { line: location.line(), column: location.column(), problem }
+}
+
+fn not_a_pod(location: &Location, kind: &str) -> ParseError {
+    at(location, format!("{kind:?} is not a Pod or a List of pods"))
+}
+
+/// The pods so far, which no two may share a name or a UID.
+#[derive(Default)]
+struct Pods {
+    list: Vec<Pod>,
+    names: BTreeSet<(String, String)>,
+    uids: BTreeSet<String>,
+}
+
+impl Pods {
+    fn add(&mut self, object: Object, location: &Location) -> Result<(), ParseError> {
+        let pod = pod(object).map_err(|problem| at(location, problem))?;
+        let PodId { uid, namespace, name } = pod.id.clone();
+        if !self.names.insert((namespace, name)) {
+            return Err(at(location, format!("there is a second pod {}", pod.id)));
+        }
+        if !self.uids.insert(uid) {
+            let problem = format!("pod {} has the UID of another pod: {}", pod.id, pod.id.uid);
+            return Err(at(location, problem));
+        }
+        self.list.push(pod);
+        Ok(())
+    }
+}
+
+fn pod(object: Object) -> Result<Pod, String> {
+    let metadata = object.metadata.ok_or("the pod has no metadata")?;
+    let name = metadata.name.ok_or("the pod has no metadata.name")?;
+    let name = text("metadata.name", name, NAME_MAX)?;
+    let namespace = metadata.namespace.unwrap_or_else(|| "default".into());
+    let namespace = text("metadata.namespace", namespace, NAMESPACE_MAX)?;
+    let uid = match metadata.uid {
+        Some(uid) => text("metadata.uid", uid, UID_MAX)?,
+        None => {
+            let uid = format!("file:{namespace}/{name}");
+            if uid.len() > UID_MAX {
+                return Err(format!("pod {namespace}/{name} needs a metadata.uid, because its name is long"));
+            }
+            uid
+        }
+    };
+    let annotations = metadata.annotations.unwrap_or_default();
+    Ok(Pod {
+        id: PodId { uid, namespace, name },
+        host_network: object.spec.and_then(|spec| spec.host_network).unwrap_or(false),
+        netns: annotations.get(NETNS_ANNOTATION).map(Into::into),
+        annotations,
+    })
+}
+
+/// Checks what is to stand in the BPF maps, where texts have a fixed size and end with a zero, and in log lines.
+fn text(field: &str, value: String, max: usize) -> Result<String, String> {
+    if value.is_empty() {
+        Err(format!("{field} is empty"))
+    } else if value.len() > max {
+        Err(format!("{field} has {} bytes; {max} is the most", value.len()))
+    } else if value.contains(char::is_control) {
+        Err(format!("{field} {value:?} has a control character"))
+    } else {
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! The loop against the twins of its edges.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use std::{path::PathBuf, sync::Arc};
+
+use mirror_common::limit::Limits;
+
+use super::*;
+use crate::{
+    dataplane::fake::Fake,
+    links::{ALIAS, LinkChange},
+    model::{
+        ActualTap, Directions, HookState, IfIndex, Link, LinkKind, NetnsId, Owner, Peer, Pod, PodId,
+        PodLinks, Program, Tap,
+    },
+    select::MIRROR,
+    settings::Settings,
+};
+
+/// Pods by hand.
+#[derive(Default)]
+struct Pods(Option<Vec<Pod>>);
+
+impl PodSource for Pods {
+    fn snapshot(&self) -> Option<Arc<[Pod]>> {
+        self.0.clone().map(Arc::from)
+    }
+
+    async fn changed(&mut self) {
+        std::future::pending().await
+    }
+}
+
+/// Devices by hand; the changes that were asked for are carried out on them.
+#[derive(Default)]
+struct Table {
+    links: LinkSnapshot,
+    applied: Vec<LinkChange>,
+}
+
+impl LinkTable for Table {
+    async fn snapshot(&mut self, _: &[(String, PathBuf)]) -> anyhow::Result<LinkSnapshot> {
+        Ok(self.links.clone())
+    }
+
+    async fn apply(&mut self, change: &LinkChange) -> anyhow::Result<()> {
+        self.applied.push(change.clone());
+        if let LinkChange::CreateMirror { name, mtu } = change {
+            let mirror = Link {
+                name: name.clone(),
+                mtu: *mtu,
+                alias: Some(ALIAS.into()),
+                ..link(90, LinkKind::Dummy)
+            };
+            self.links.host.insert(mirror.ifindex, mirror);
+        }
+        Ok(())
+    }
+
+    async fn changed(&mut self) {
+        std::future::pending().await
+    }
+}
+
+fn link(ifindex: u32, kind: LinkKind) -> Link {
+    Link {
+        ifindex: IfIndex(ifindex),
+        name: format!("dev{ifindex}"),
+        kind,
+        up: true,
+        carrier: true,
+        master: None,
+        peer: None,
+        queueless: true,
+        mtu: 1500,
+        alias: None,
+    }
+}
+
+/// A pod `number` with one NIC, whose device on the node has the index `10 + number`.
+fn add_pod(world: &mut World, number: u32) {
+    let id =
+        PodId { uid: format!("uid-{number}"), namespace: "default".into(), name: format!("pod-{number}") };
+    let nsid = Some(number as i32);
+    let nic = Link { peer: Some(Peer { ifindex: 10 + number, nsid: Some(0) }), ..link(2, LinkKind::Veth) };
+    let device = Link { peer: Some(Peer { ifindex: 2, nsid }), ..link(10 + number, LinkKind::Veth) };
+    let inside =
+        PodLinks { netns: NetnsId { dev: 4, ino: number.into() }, is_host: false, nsid, links: vec![nic] };
+    world.links.links.pods.insert(id.uid.clone(), Ok(inside));
+    world.links.links.host.insert(device.ifindex, device);
+    let annotations = [(MIRROR.to_owned(), "true".to_owned())].into();
+    world.pods.0.get_or_insert_default().push(Pod {
+        id,
+        annotations,
+        netns: Some("/run/netns/x".into()),
+        ..Pod::default()
+    });
+}
+
+type World = Reconciler<Pods, Table, Fake>;
+
+fn world() -> World {
+    let policy = Policy {
+        enable_mirror: false,
+        mirror_iface: "mirror0".into(),
+        interfaces: Vec::new(),
+        interface_directions: Directions::Both,
+        settings: Settings::default(),
+    };
+    let mirror = MirrorIface::new(&policy.mirror_iface, None, Limits::default());
+    Reconciler::new(Pods::default(), Table::default(), Fake::default(), policy, mirror)
+}
+
+/// Lets the loop run for a while (of paused time).
+async fn run_for(world: &mut World, time: Duration) -> anyhow::Result<()> {
+    world.run(tokio::time::sleep(time)).await
+}
+
+fn tapped(world: &World) -> Vec<u32> {
+    let complete = |tap: &&ActualTap| {
+        tap.tap.is_some() && Program::TAP.iter().all(|program| tap.state(*program) == HookState::Current)
+    };
+    world
+        .dataplane
+        .actual
+        .taps
+        .iter()
+        .filter(|(_, tap)| complete(tap))
+        .map(|(ifindex, _)| ifindex.0)
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn chosen_pods_are_tapped_and_the_mirror_interface_is_made() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    add_pod(&mut world, 2);
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [11, 12]);
+    assert_eq!(world.links.applied, [LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535 }]);
+    assert_eq!(world.dataplane.actual.target.ifindex, Some(IfIndex(90)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_removed_before_the_first_complete_list() {
+    let mut world = world();
+    let owner = Owner {
+        pod: Some(PodId::default()),
+        netns: NetnsId::default(),
+        nic: "eth0".into(),
+        device: "dev11".into(),
+    };
+    let tap = Tap { owner, directions: Directions::Both, settings: Settings::default() };
+    let old = ActualTap { tap: Some(tap), ended: None, ingress: HookState::Stale, egress: HookState::Stale };
+    world.dataplane.actual.taps.insert(IfIndex(11), old.clone());
+    run_for(&mut world, Duration::from_secs(200)).await.unwrap();
+    assert_eq!(world.dataplane.actual.taps[&IfIndex(11)], old);
+    assert_eq!(
+        world.dataplane.actual.target.ifindex,
+        Some(IfIndex(90)),
+        "the target is kept right meanwhile"
+    );
+
+    world.pods.0 = Some(Vec::new());
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert!(world.dataplane.actual.taps.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_op_stops_no_other_and_is_tried_again_later_and_later() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    add_pod(&mut world, 2);
+    let broken = Op::Attach(IfIndex(11), Program::TapIngress);
+    world.dataplane.failures = vec![broken.clone(); 3].into();
+    run_for(&mut world, Duration::from_millis(50)).await.unwrap();
+    assert_eq!(tapped(&world), [12], "the other pod does not wait");
+
+    let tries = |world: &World| world.dataplane.tried.iter().filter(|op| **op == broken).count();
+    assert_eq!(tries(&world), 1);
+    // A loop that starts anew tries at once, then after 0.1 s, 0.2 s.
+    run_for(&mut world, Duration::from_millis(90)).await.unwrap();
+    assert_eq!(tries(&world), 2);
+    run_for(&mut world, Duration::from_millis(150)).await.unwrap();
+    assert_eq!((tries(&world), tapped(&world)), (4, vec![11, 12]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_wrong_from_the_start_ends_the_agent_before_it_makes_anything() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    world.links.links.host.get_mut(&IfIndex(11)).unwrap().name = "mirror0".into();
+    let error = run_for(&mut world, Duration::from_secs(1)).await.unwrap_err();
+    assert!(error.to_string().contains("mirror0 is the mirror interface itself"), "{error}");
+    assert_eq!((world.links.applied.len(), world.dataplane.tried.len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tap_that_somebody_removed_comes_back_with_the_next_tick() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    world.dataplane.actual.taps.clear();
+    run_for(&mut world, TICK).await.unwrap();
+    assert_eq!(tapped(&world), [11]);
+}

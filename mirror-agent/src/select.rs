@@ -1,0 +1,305 @@
+//! Which devices are tapped, for whom, and why the others are not.
+//!
+//! Pure: pods, devices and policy in; taps, skips and complaints out. Called by the reconcile loop once a round.
+//! It knows nothing of what is installed (`plan` does) and reads nothing itself.
+
+use std::{collections::BTreeMap, fmt};
+
+use crate::{
+    mirror_iface::{self, Conflict},
+    model::{Directions, IfIndex, Link, LinkKind, LinkSnapshot, Owner, Pod, PodId, PodLinks, Tap},
+    settings::{KEYS, SettingError, Settings},
+};
+
+/// What our annotations begin with.
+const PREFIX: &str = "podmirror.io/";
+/// Annotation of a pod: mirrored or not, and which directions.
+pub const MIRROR: &str = "podmirror.io/mirror";
+/// The annotation of Kube-OVN, which is honoured where ours does not stand.
+pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";
+
+/// What the user of the agent chose.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// Pods without an annotation are mirrored.
+    pub enable_mirror: bool,
+    /// Name of the mirror interface.
+    pub mirror_iface: String,
+    /// Interfaces that are mirrored by name, without a pod.
+    pub interfaces: Vec<String>,
+    /// Which packets of those.
+    pub interface_directions: Directions,
+    /// What is done with the packets, where a pod does not say otherwise.
+    pub settings: Settings,
+}
+
+/// An annotation whose value is none that we know. The pod is treated as if it did not stand there.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BadAnnotation {
+    /// The pod.
+    pub pod: PodId,
+    /// The annotation.
+    pub key: &'static str,
+    /// Its value.
+    pub value: String,
+}
+
+/// Why a pod, or a NIC of it, is selected but not tapped.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Why {
+    /// It shares the node's network namespace: a tap would see the whole node.
+    HostNetwork,
+    /// Nobody knows its network namespace.
+    NoNetns,
+    /// Its network namespace cannot be read, and why.
+    NetnsUnreadable(String),
+    /// It has no NIC yet.
+    NoNic,
+    /// The NIC, of this kind, has no veth end on the node.
+    NoHostInterface(String),
+    /// The device is tapped for this other pod already.
+    TappedFor(PodId),
+    /// The device and the mirror interface are entangled.
+    MirrorInterface(Conflict),
+    /// There is no interface of this name.
+    NoSuchInterface,
+    /// An annotation of the pod cannot be used: a broken filter must not become "everything".
+    BadSetting(SettingError),
+}
+
+impl Why {
+    /// One word for status and metrics.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::HostNetwork => "HostNetwork",
+            Self::NoNetns => "NoNetns",
+            Self::NetnsUnreadable(_) => "NetnsUnreadable",
+            Self::NoNic => "NoNic",
+            Self::NoHostInterface(_) => "NoHostInterface",
+            Self::TappedFor(_) => "TappedForOther",
+            Self::MirrorInterface(_) => "MirrorInterface",
+            Self::NoSuchInterface => "NoSuchInterface",
+            Self::BadSetting(_) => "BadSetting",
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HostNetwork => {
+                write!(f, "the pod uses the node's own network, which is never tapped for a pod")
+            }
+            Self::NoNetns => {
+                write!(
+                    f,
+                    "its network namespace is not known; name it with the annotation podmirror.io/netns"
+                )
+            }
+            Self::NetnsUnreadable(error) => write!(f, "its network namespace cannot be read: {error}"),
+            Self::NoNic => write!(f, "its network namespace has no interface but loopback yet"),
+            Self::NoHostInterface(kind) => {
+                write!(f, "an interface of kind {kind:?} has no veth end on the node to tap")
+            }
+            Self::TappedFor(pod) => write!(f, "the device is tapped for pod {pod} already"),
+            Self::MirrorInterface(conflict) => conflict.fmt(f),
+            Self::NoSuchInterface => write!(f, "there is no such interface"),
+            Self::BadSetting(error) => write!(f, "annotation {PREFIX}{error}"),
+        }
+    }
+}
+
+/// Something that is selected but not tapped.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Skipped {
+    /// The pod; `None`: an interface that was named by itself.
+    pub pod: Option<PodId>,
+    /// The NIC, where the reason is about one; or the interface's name.
+    pub nic: Option<String>,
+    /// Why not.
+    pub why: Why,
+}
+
+/// What a round of the loop wants.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Taps by the device that is tapped.
+    pub taps: BTreeMap<IfIndex, Tap>,
+    /// Selected, but not tapped.
+    pub skipped: Vec<Skipped>,
+}
+
+/// The pods that are to be mirrored, in which directions, and the annotations that made no sense.
+pub fn choose<'a>(pods: &'a [Pod], policy: &Policy) -> (Vec<(&'a Pod, Directions)>, Vec<BadAnnotation>) {
+    let mut bad = Vec::new();
+    let chosen = pods
+        .iter()
+        .filter_map(|pod| {
+            let ours = annotation(pod, MIRROR, &mut bad);
+            let ovn = annotation(pod, OVN_MIRROR, &mut bad);
+            let default = policy.enable_mirror.then_some(Directions::Both);
+            ours.or(ovn).unwrap_or(default).map(|directions| (pod, directions))
+        })
+        .collect();
+    (chosen, bad)
+}
+
+/// What one annotation of a pod asks for: `None` nothing, `Some(None)` not to be mirrored.
+fn annotation(pod: &Pod, key: &'static str, bad: &mut Vec<BadAnnotation>) -> Option<Option<Directions>> {
+    let value = pod.annotations.get(key)?;
+    match (value.as_str(), key) {
+        ("true", _) | ("both", MIRROR) => Some(Some(Directions::Both)),
+        ("false", _) => Some(None),
+        ("ingress", MIRROR) => Some(Some(Directions::Ingress)),
+        ("egress", MIRROR) => Some(Some(Directions::Egress)),
+        _ => {
+            bad.push(BadAnnotation { pod: pod.id.clone(), key, value: value.clone() });
+            None
+        }
+    }
+}
+
+/// The taps for the chosen pods and the named interfaces.
+///
+/// `links` must hold the node's devices and those inside each chosen pod. Of two claims to one device the first in
+/// the order of `chosen` wins.
+pub fn select(chosen: &[(&Pod, Directions)], links: &LinkSnapshot, policy: &Policy) -> Selection {
+    let mut selection = Selection::default();
+    for (pod, directions) in chosen {
+        select_pod(pod, *directions, links, policy, &mut selection);
+    }
+    for name in &policy.interfaces {
+        let skip = |why| Skipped { pod: None, nic: Some(name.clone()), why };
+        match links.by_name(name) {
+            None => selection.skipped.push(skip(Why::NoSuchInterface)),
+            Some(link) => {
+                let owner =
+                    Owner { pod: None, netns: Default::default(), nic: name.clone(), device: name.clone() };
+                let tap =
+                    Tap { owner, directions: policy.interface_directions, settings: policy.settings.clone() };
+                if let Err(why) = claim(link, tap, links, policy, &mut selection) {
+                    selection.skipped.push(skip(why));
+                }
+            }
+        }
+    }
+    selection
+}
+
+/// Adds the taps of one pod: one for each of its NICs.
+fn select_pod(
+    pod: &Pod,
+    directions: Directions,
+    links: &LinkSnapshot,
+    policy: &Policy,
+    selection: &mut Selection,
+) {
+    let skip = |nic: Option<&str>, why, selection: &mut Selection| {
+        selection.skipped.push(Skipped { pod: Some(pod.id.clone()), nic: nic.map(str::to_owned), why });
+    };
+    if pod.host_network {
+        return skip(None, Why::HostNetwork, selection);
+    }
+    let settings = match settings(pod, &policy.settings) {
+        Ok(settings) => settings,
+        Err(error) => return skip(None, Why::BadSetting(error), selection),
+    };
+    let inside = match links.pods.get(&pod.id.uid) {
+        None => return skip(None, Why::NoNetns, selection),
+        Some(Err(error)) => return skip(None, Why::NetnsUnreadable(error.clone()), selection),
+        Some(Ok(inside)) if inside.is_host => return skip(None, Why::HostNetwork, selection),
+        Some(Ok(inside)) => inside,
+    };
+    let mut nics = 0;
+    for nic in inside.links.iter().filter(|nic| is_nic(nic)) {
+        nics += 1;
+        let result = match host_end(nic, inside, links) {
+            None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
+            Some(link) => {
+                let owner = Owner {
+                    pod: Some(pod.id.clone()),
+                    netns: inside.netns,
+                    nic: nic.name.clone(),
+                    device: link.name.clone(),
+                };
+                let settings = settings.clone();
+                claim(link, Tap { owner, directions, settings }, links, policy, selection)
+            }
+        };
+        if let Err(why) = result {
+            skip(Some(&nic.name), why, selection);
+        }
+    }
+    if nics == 0 {
+        skip(None, Why::NoNic, selection);
+    }
+}
+
+/// The node's settings with those that the pod sets itself.
+fn settings(pod: &Pod, defaults: &Settings) -> Result<Settings, SettingError> {
+    let mut settings = defaults.clone();
+    for key in KEYS {
+        if let Some(value) = pod.annotations.get(&format!("{PREFIX}{key}")) {
+            settings.set(key, value)?;
+        }
+    }
+    Ok(settings)
+}
+
+/// Whether a device inside a pod is a NIC. A veth is, whatever its state; of the others those that are up: every
+/// namespace has fallback tunnel devices (`tunl0`, `sit0` and so on) that nobody uses.
+fn is_nic(link: &Link) -> bool {
+    match link.kind {
+        LinkKind::Loopback => false,
+        LinkKind::Veth => true,
+        LinkKind::Dummy | LinkKind::Ifb | LinkKind::Other(_) => link.up,
+    }
+}
+
+/// The node's end of a pod's veth, checked in both directions: the NIC names the device, and the device names the
+/// NIC and the pod's namespace. An index alone proves nothing, because each namespace counts its own.
+fn host_end<'a>(nic: &Link, inside: &PodLinks, links: &'a LinkSnapshot) -> Option<&'a Link> {
+    let peer = nic.peer.filter(|_| nic.kind == LinkKind::Veth)?;
+    let link = links.host.get(&IfIndex(peer.ifindex))?;
+    let back = link.peer.filter(|_| link.kind == LinkKind::Veth)?;
+    let same_pair = back.ifindex == nic.ifindex.0 && back.nsid.is_some() && back.nsid == inside.nsid;
+    same_pair.then_some(link)
+}
+
+/// Takes a device for a tap, unless it is taken or entangled with the mirror interface.
+fn claim(
+    link: &Link,
+    tap: Tap,
+    links: &LinkSnapshot,
+    policy: &Policy,
+    selection: &mut Selection,
+) -> Result<(), Why> {
+    if let Some(conflict) =
+        links.by_name(&policy.mirror_iface).and_then(|mirror| mirror_iface::conflict(mirror, link, links))
+    {
+        return Err(Why::MirrorInterface(conflict));
+    }
+    match selection.taps.get(&link.ifindex) {
+        // An interface that was named twice.
+        Some(taken) if taken.owner == tap.owner => Ok(()),
+        Some(taken) => Err(Why::TappedFor(taken.owner.pod.clone().unwrap_or_default())),
+        None => {
+            selection.taps.insert(link.ifindex, tap);
+            Ok(())
+        }
+    }
+}
+
+fn kind_name(kind: &LinkKind) -> &str {
+    match kind {
+        LinkKind::Loopback => "loopback",
+        LinkKind::Veth => "veth",
+        LinkKind::Dummy => "dummy",
+        LinkKind::Ifb => "ifb",
+        LinkKind::Other(kind) if kind.is_empty() => "physical",
+        LinkKind::Other(kind) => kind,
+    }
+}
+
+#[cfg(test)]
+mod tests;

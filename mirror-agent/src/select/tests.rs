@@ -1,0 +1,239 @@
+//! Who is tapped: by example for each rule, and by property over whole nodes.
+
+use std::collections::BTreeMap;
+
+use proptest::{collection::vec, option, prelude::*, sample};
+
+use super::*;
+use crate::model::{NetnsId, Peer};
+
+fn policy() -> Policy {
+    Policy {
+        enable_mirror: false,
+        mirror_iface: "mirror0".into(),
+        interfaces: Vec::new(),
+        interface_directions: Directions::Both,
+        settings: Settings::default(),
+    }
+}
+
+fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
+    Pod {
+        id: PodId { uid: format!("uid-{name}"), namespace: "default".into(), name: name.into() },
+        annotations: annotations.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+        netns: Some(format!("/run/netns/{name}").into()),
+        ..Pod::default()
+    }
+}
+
+fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link {
+    Link {
+        ifindex: IfIndex(ifindex),
+        name: name.into(),
+        kind,
+        up: true,
+        carrier: true,
+        master: None,
+        peer,
+        queueless: true,
+        mtu: 1500,
+        alias: None,
+    }
+}
+
+/// A node whose pods each have veth pairs: `(pod, index of the NIC inside, index of the device on the node)`.
+fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
+    let mut links = LinkSnapshot::default();
+    for (pod, inside, outside) in nics {
+        let nsid =
+            links.pods.keys().position(|uid| *uid == pod.id.uid).unwrap_or(links.pods.len()) as i32 + 10;
+        let entry = links.pods.entry(pod.id.uid.clone()).or_insert_with(|| {
+            let lo = mk_link(1, "lo", LinkKind::Loopback, None);
+            let netns = NetnsId { dev: 4, ino: nsid as u64 };
+            Ok(PodLinks { netns, is_host: false, nsid: Some(nsid), links: vec![lo] })
+        });
+        let Ok(pod_links) = entry else { unreachable!() };
+        let nsid = pod_links.nsid;
+        let name = format!("eth{}", pod_links.links.len() - 1);
+        let peer = Peer { ifindex: *outside, nsid: Some(0) };
+        pod_links.links.push(mk_link(*inside, &name, LinkKind::Veth, Some(peer)));
+        let back = Peer { ifindex: *inside, nsid };
+        let device = mk_link(*outside, &format!("veth{outside}"), LinkKind::Veth, Some(back));
+        links.host.insert(IfIndex(*outside), device);
+    }
+    links
+}
+
+fn skips(selection: &Selection) -> Vec<(Option<&str>, &Why)> {
+    selection.skipped.iter().map(|skipped| (skipped.nic.as_deref(), &skipped.why)).collect()
+}
+
+#[test]
+fn annotations_choose() {
+    use Directions::{Both, Egress, Ingress};
+    /// Annotations, `--enable-mirror`, and what is chosen.
+    type Row = (&'static [(&'static str, &'static str)], bool, Option<Directions>);
+    let table: &[Row] = &[
+        (&[], false, None),
+        (&[], true, Some(Both)),
+        (&[(MIRROR, "true")], false, Some(Both)),
+        (&[(MIRROR, "both")], false, Some(Both)),
+        (&[(MIRROR, "ingress")], false, Some(Ingress)),
+        (&[(MIRROR, "egress")], true, Some(Egress)),
+        (&[(MIRROR, "false")], true, None),
+        (&[(OVN_MIRROR, "true")], false, Some(Both)),
+        (&[(OVN_MIRROR, "false")], true, None),
+        (&[(MIRROR, "false"), (OVN_MIRROR, "true")], true, None),
+        (&[(MIRROR, "egress"), (OVN_MIRROR, "false")], false, Some(Egress)),
+    ];
+    for (annotations, enable_mirror, expected) in table {
+        let pods = [mk_pod("web", annotations)];
+        let policy = Policy { enable_mirror: *enable_mirror, ..policy() };
+        let (chosen, bad) = choose(&pods, &policy);
+        assert_eq!(chosen.first().map(|(_, directions)| *directions), *expected, "{annotations:?}");
+        assert_eq!(bad, [], "{annotations:?}");
+    }
+}
+
+#[test]
+fn an_unknown_value_counts_as_absent_and_is_told() {
+    let pods = [mk_pod("web", &[(MIRROR, "yes"), (OVN_MIRROR, "both")])];
+    let (chosen, bad) = choose(&pods, &Policy { enable_mirror: true, ..policy() });
+    assert_eq!(chosen, [(&pods[0], Directions::Both)]);
+    let id = || pods[0].id.clone();
+    let expected = [
+        BadAnnotation { pod: id(), key: MIRROR, value: "yes".into() },
+        BadAnnotation { pod: id(), key: OVN_MIRROR, value: "both".into() },
+    ];
+    assert_eq!(bad, expected);
+}
+
+#[test]
+fn every_nic_of_a_pod_gets_a_tap() {
+    let web = mk_pod("web", &[]);
+    let links = mk_node(&[(&web, 2, 7), (&web, 3, 8)]);
+    let selection = select(&[(&web, Directions::Ingress)], &links, &policy());
+    assert_eq!(selection.skipped, []);
+    let taps: Vec<_> = selection
+        .taps
+        .iter()
+        .map(|(ifindex, tap)| (ifindex.0, tap.owner.nic.as_str(), tap.owner.device.as_str(), tap.directions))
+        .collect();
+    assert_eq!(taps, [(7, "eth0", "veth7", Directions::Ingress), (8, "eth1", "veth8", Directions::Ingress)]);
+}
+
+#[test]
+fn a_device_that_does_not_point_back_is_not_tapped() {
+    let (web, db) = (mk_pod("web", &[]), mk_pod("db", &[]));
+    let mut links = mk_node(&[(&web, 2, 7), (&db, 2, 8)]);
+    // web's NIC says 8 now, as if the index had been used again: the device there is db's.
+    let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
+    inside.links[1].peer = Some(Peer { ifindex: 8, nsid: Some(0) });
+    let selection = select(&[(&web, Directions::Both)], &links, &policy());
+    assert_eq!(selection.taps, BTreeMap::new());
+    assert_eq!(skips(&selection), [(Some("eth0"), &Why::NoHostInterface("veth".into()))]);
+}
+
+#[test]
+fn pods_that_cannot_be_tapped_are_told_with_a_reason() {
+    let mut host_network = mk_pod("a", &[]);
+    host_network.host_network = true;
+    let (unknown, unreadable, empty, on_host, vlan) =
+        (mk_pod("b", &[]), mk_pod("c", &[]), mk_pod("d", &[]), mk_pod("e", &[]), mk_pod("f", &[]));
+    let mut links = LinkSnapshot::default();
+    let inside =
+        |is_host, link| PodLinks { netns: NetnsId::default(), is_host, nsid: None, links: vec![link] };
+    let lo = || mk_link(1, "lo", LinkKind::Loopback, None);
+    let mut tunnel = mk_link(2, "tunl0", LinkKind::Other("ipip".into()), None);
+    tunnel.up = false;
+    let macvlan =
+        mk_link(2, "eth0", LinkKind::Other("macvlan".into()), Some(Peer { ifindex: 2, nsid: Some(0) }));
+    links.pods.insert("uid-c".into(), Err("no such file".into()));
+    links.pods.insert("uid-d".into(), Ok(PodLinks { links: vec![lo(), tunnel], ..inside(false, lo()) }));
+    links.pods.insert("uid-e".into(), Ok(inside(true, lo())));
+    links.pods.insert("uid-f".into(), Ok(inside(false, macvlan)));
+
+    let chosen =
+        [&host_network, &unknown, &unreadable, &empty, &on_host, &vlan].map(|pod| (pod, Directions::Both));
+    let selection = select(&chosen, &links, &policy());
+    assert_eq!(selection.taps, BTreeMap::new());
+    let expected = [
+        (None, &Why::HostNetwork),
+        (None, &Why::NoNetns),
+        (None, &Why::NetnsUnreadable("no such file".into())),
+        (None, &Why::NoNic),
+        (None, &Why::HostNetwork),
+        (Some("eth0"), &Why::NoHostInterface("macvlan".into())),
+    ];
+    assert_eq!(skips(&selection), expected);
+}
+
+#[test]
+fn named_interfaces_are_tapped_as_themselves() {
+    let mut links = LinkSnapshot::default();
+    links.host.insert(IfIndex(4), mk_link(4, "eth0", LinkKind::Other(String::new()), None));
+    let interfaces = vec!["eth0".into(), "eth0".into(), "eth9".into()];
+    let selection = select(&[], &links, &Policy { interfaces, ..policy() });
+    assert_eq!(selection.taps.len(), 1);
+    assert!(!selection.taps[&IfIndex(4)].at_peer());
+    assert_eq!(skips(&selection), [(Some("eth9"), &Why::NoSuchInterface)]);
+}
+
+#[test]
+fn the_mirror_interface_is_never_tapped() {
+    let web = mk_pod("web", &[]);
+    let links = mk_node(&[(&web, 2, 7)]);
+    let policy = Policy { mirror_iface: "veth7".into(), ..policy() };
+    let selection = select(&[(&web, Directions::Both)], &links, &policy);
+    assert_eq!(selection.taps, BTreeMap::new());
+    assert_eq!(skips(&selection), [(Some("eth0"), &Why::MirrorInterface(Conflict::Same("veth7".into())))]);
+}
+
+/// A pod of a random node: its annotation, whether it is on the node's network, and how many NICs it has.
+fn any_pod() -> impl Strategy<Value = (Option<&'static str>, bool, usize)> {
+    let values = vec!["true", "false", "both", "ingress", "egress", "maybe"];
+    (option::of(sample::select(values)), prop::bool::weighted(0.1), 0..4usize)
+}
+
+proptest! {
+    /// A tap belongs to the pod whose NIC is at the other end, that pod is chosen, and a chosen pod is either
+    /// tapped on all its NICs or named with a reason.
+    #[test]
+    fn taps_match_the_truth(
+        shapes in vec(any_pod(), 0..8), enable_mirror: bool, rotation: u32,
+    ) {
+        let pods: Vec<_> = shapes.iter().enumerate().map(|(number, (value, host_network, _))| {
+            let annotations: Vec<_> = value.iter().map(|value| (MIRROR, *value)).collect();
+            Pod { host_network: *host_network, ..mk_pod(&format!("pod{number}"), &annotations) }
+        }).collect();
+        // Indexes inside start at 2 in every pod, so the same ones meet; those on the node are rotated.
+        let total: u32 = shapes.iter().map(|(_, _, nics)| *nics as u32).sum();
+        let outside = |number: u32| (number + rotation % total) % total + 100;
+        let mut nics = Vec::new();
+        for (pod, (_, _, count)) in pods.iter().zip(&shapes) {
+            nics.extend((0..*count as u32).map(|nic| (pod, nic + 2, 0)));
+        }
+        for (number, nic) in nics.iter_mut().enumerate() {
+            nic.2 = outside(number as u32);
+        }
+        let links = mk_node(&nics);
+        let policy = Policy { enable_mirror, ..policy() };
+        let (chosen, _) = choose(&pods, &policy);
+        let selection = select(&chosen, &links, &policy);
+
+        for (ifindex, tap) in &selection.taps {
+            let owner = tap.owner.pod.as_ref().map(|pod| &pod.uid);
+            let truth = nics.iter().find(|(_, _, outside)| *outside == ifindex.0).map(|(pod, ..)| &pod.id.uid);
+            prop_assert_eq!(owner, truth);
+            let choice = chosen.iter().find(|(pod, _)| Some(&pod.id.uid) == owner);
+            prop_assert_eq!(choice.map(|(_, directions)| *directions), Some(tap.directions));
+        }
+        for (pod, _) in &chosen {
+            let tapped = selection.taps.values().filter(|tap| tap.owner.pod.as_ref() == Some(&pod.id)).count();
+            let nics = nics.iter().filter(|(of, ..)| of.id == pod.id).count();
+            let skipped = selection.skipped.iter().any(|skipped| skipped.pod.as_ref() == Some(&pod.id));
+            let expected = if skipped { 0 } else { nics.max(1) };
+            prop_assert_eq!(tapped, expected);
+        }
+    }
+}

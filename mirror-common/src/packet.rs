@@ -1,0 +1,30 @@
+//! The beginning of a packet, as filter and sampling see it.
+
+/// How long a [`Header`] is: a power of two, so that an offset can be proven in bounds by a mask.
+pub const HEADER_BYTES: usize = 128;
+
+/// How many bytes of a frame can be looked at: enough for two VLAN tags, the longest IPv4 header and a TCP header.
+/// Behind them, in the header's last four bytes, the length of the frame stands in network order.
+pub const LEN_OFFSET: usize = HEADER_BYTES - 4;
+
+/// The first [`LEN_OFFSET`] bytes of a frame as on the wire (a VLAN tag stands in them, not in metadata), filled up with
+/// zeros, and the frame's length in bytes.
+pub type Header = [u8; HEADER_BYTES];
+
+/// The header of a frame of `len` bytes that begins with `bytes`.
+pub fn header(bytes: &[u8], len: u32) -> Header {
+    let mut header = [0; HEADER_BYTES];
+    let (start, end) = header.split_at_mut(LEN_OFFSET);
+    for (place, byte) in start.iter_mut().zip(bytes) {
+        *place = *byte;
+    }
+    end.copy_from_slice(&len.to_be_bytes());
+    header
+}
+
+/// The length in bytes of the frame that a header is of.
+#[inline(always)]
+pub const fn len(header: &Header) -> u32 {
+    let [.., a, b, c, d] = *header;
+    u32::from_be_bytes([a, b, c, d])
+}

@@ -1,0 +1,74 @@
+//! The beginning of a packet, as on the wire.
+//!
+//! Called by the tap programs for sessions with a filter or a sample.
+
+use aya_ebpf::{bindings::__sk_buff, btf_maps::PerCpuArray, helpers::bpf_skb_load_bytes, macros::btf_map};
+use mirror_common::packet::{HEADER_BYTES, Header, LEN_OFFSET};
+
+/// Bytes of the two MAC addresses, and of a VLAN tag behind them.
+const MACS: u32 = 12;
+const TAG: u32 = 4;
+
+/// A scratch on each CPU: the stack could not be read at an offset that is not a constant (before Linux 5.12). The
+/// header is its first half; the second is never used, see `load`.
+#[btf_map]
+static HEADER: PerCpuArray<[Header; 2], 1> = PerCpuArray::new();
+
+/// The beginning of the packet, with a VLAN tag that stands in metadata put back.
+#[inline(always)]
+pub(crate) fn read(skb: *mut __sk_buff) -> Option<&'static Header> {
+    let header: *mut Header = HEADER.get_ptr_mut(0)?.cast();
+    let start: *mut u8 = header.cast();
+    // SAFETY: the context is valid for the whole program.
+    let (len, tagged, protocol, tag) =
+        unsafe { ((*skb).len, (*skb).vlan_present != 0, (*skb).vlan_proto, (*skb).vlan_tci) };
+    // SAFETY: the element belongs to this CPU and is as long as a header; the verifier checks every access.
+    unsafe {
+        *header = [0; HEADER_BYTES];
+        if !tagged {
+            load(skb, 0, start, len, LEN_OFFSET as u32)?;
+            return Some(with_len(header, len));
+        }
+        load(skb, 0, start, len, MACS)?;
+        let [high, low] = (tag as u16).to_be_bytes();
+        // `vlan_proto` is in network byte order.
+        let [first, second] = (protocol as u16).to_ne_bytes();
+        for (offset, byte) in [first, second, high, low].into_iter().enumerate() {
+            *start.add(MACS as usize + offset) = byte;
+        }
+        let behind = start.add((MACS + TAG) as usize);
+        load(skb, MACS, behind, len.saturating_sub(MACS), LEN_OFFSET as u32 - MACS - TAG)?;
+        Some(with_len(header, len + TAG))
+    }
+}
+
+/// # Safety
+///
+/// `header` is valid and nobody else's.
+#[inline(always)]
+unsafe fn with_len(header: *mut Header, len: u32) -> &'static Header {
+    // SAFETY: as the caller says; the length stands in the last four bytes.
+    unsafe {
+        header.cast::<u8>().add(LEN_OFFSET).cast::<[u8; 4]>().write(len.to_be_bytes());
+        &*header
+    }
+}
+
+/// Loads what there is at `offset`, `available` bytes, up to `most`.
+///
+/// # Safety
+///
+/// [`HEADER_BYTES`] bytes can be written at `to`, and `most` is not more than that.
+#[inline(always)]
+unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, available: u32, most: u32) -> Option<()> {
+    let bytes = if available < most { available } else { most };
+    if bytes == 0 {
+        return Some(());
+    }
+    // The same number again, in a form from which every verifier sees that it is 1 to `HEADER_BYTES`: what the compiler
+    // makes of a comparison bounds another register (and only Linux 6.10 and newer know that they are related).
+    let bytes = (core::hint::black_box(bytes - 1) & (HEADER_BYTES as u32 - 1)) + 1;
+    // SAFETY: as the caller says.
+    let code = unsafe { bpf_skb_load_bytes(skb.cast(), offset, to.cast(), bytes) };
+    (code == 0).then_some(())
+}

@@ -1,0 +1,142 @@
+//! BPF objects around the agent: those that it has made, and another program on the same hooks.
+
+use std::{
+    collections::BTreeSet,
+    ffi::CString,
+    fs, io,
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+use aya::{
+    Ebpf,
+    maps::{PerCpuArray, loaded_maps},
+    programs::{
+        LinkOrder, ProgramInfo, SchedClassifier, TcAttachType, loaded_links, loaded_programs,
+        tc::{NlOptions, TcAttach},
+    },
+};
+
+use crate::Lab;
+
+/// ids of BPF objects. An id is not used again soon, so an id that has gone names an object that has gone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BpfObjects {
+    /// Maps.
+    pub maps: BTreeSet<u32>,
+    /// Links.
+    pub links: BTreeSet<u32>,
+    /// Programs.
+    pub programs: BTreeSet<u32>,
+}
+
+impl BpfObjects {
+    /// The objects that are pinned below the node's directory, and the programs that are behind pinned links or use
+    /// pinned maps.
+    pub fn of(lab: &Lab) -> Self {
+        let mut objects = Self::default();
+        for pin in lab.pins() {
+            let fd = open_pin(&pin).unwrap_or_else(|error| panic!("{}: {error}", pin.display()));
+            let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).unwrap();
+            let id = |key: &str| {
+                let line = info.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+                line.map(|id| id.trim().parse::<u32>().unwrap())
+            };
+            objects.maps.extend(id("map_id"));
+            objects.links.extend(id("link_id"));
+            objects.programs.extend(id("prog_id"));
+        }
+        let uses_ours = |program: &ProgramInfo| {
+            let maps = program.map_ids().ok().flatten().unwrap_or_default();
+            maps.iter().any(|map| objects.maps.contains(map))
+        };
+        let users: Vec<u32> =
+            loaded_programs().flatten().filter(uses_ours).map(|program| program.id()).collect();
+        objects.programs.extend(users);
+        objects
+    }
+
+    /// Those of the objects that are still there.
+    pub fn remaining(&self) -> Self {
+        let of =
+            |wanted: &BTreeSet<u32>, there: BTreeSet<u32>| wanted.intersection(&there).copied().collect();
+        Self {
+            maps: of(&self.maps, loaded_maps().flatten().map(|map| map.id()).collect()),
+            links: of(&self.links, loaded_links().flatten().map(|link| link.id()).collect()),
+            programs: of(&self.programs, loaded_programs().flatten().map(|program| program.id()).collect()),
+        }
+    }
+}
+
+/// Opens a pinned object of any kind (`BPF_OBJ_GET`).
+fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    /// The part of `union bpf_attr` that the command reads.
+    #[repr(C)]
+    struct ObjGet {
+        pathname: u64,
+        bpf_fd: u32,
+        file_flags: u32,
+    }
+    const BPF_OBJ_GET: libc::c_int = 7;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let attr = ObjGet { pathname: path.as_ptr().addr() as u64, bpf_fd: 0, file_flags: 0 };
+    // SAFETY: the kernel reads as many bytes as it is told and the string behind the pointer; the descriptor is new.
+    unsafe {
+        match libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw const attr, size_of::<ObjGet>()) {
+            -1 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
+        }
+    }
+}
+
+/// Another program on a device of the node: counts the packets at both hooks and lets them pass. Gone on drop.
+#[derive(Debug)]
+pub struct Neighbour {
+    ebpf: Ebpf,
+}
+
+impl Neighbour {
+    /// Attaches it by filters of the clsact qdisc, which must be there, with this priority.
+    #[track_caller]
+    pub fn attach_clsact(lab: &Lab, device: &str, priority: u16) -> Self {
+        Self::attach(lab, device, |attach_type| TcAttach::Netlink {
+            parent: attach_type.into(),
+            options: NlOptions { priority, ..NlOptions::default() },
+        })
+    }
+
+    /// Attaches it by TCX, behind the programs that are there.
+    #[track_caller]
+    pub fn attach_tcx(lab: &Lab, device: &str) -> Self {
+        Self::attach(lab, device, |attach_type| TcAttach::Tcx { attach_type, order: LinkOrder::last() })
+    }
+
+    /// Attaches it by TCX, ahead of the programs that are there.
+    #[track_caller]
+    pub fn attach_tcx_first(lab: &Lab, device: &str) -> Self {
+        Self::attach(lab, device, |attach_type| TcAttach::Tcx { attach_type, order: LinkOrder::first() })
+    }
+
+    #[track_caller]
+    fn attach(lab: &Lab, device: &str, how: impl Fn(TcAttachType) -> TcAttach + Sync) -> Self {
+        let mut ebpf = Ebpf::load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES"))).unwrap();
+        let program: &mut SchedClassifier = ebpf.program_mut("neighbour").unwrap().try_into().unwrap();
+        program.load().unwrap();
+        let device = CString::new(device).unwrap();
+        lab.node().enter(|| {
+            for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
+                program.attach(device.as_c_str(), how(attach_type)).unwrap();
+            }
+        });
+        Self { ebpf }
+    }
+
+    /// Packets that it has seen.
+    pub fn seen(&self) -> u64 {
+        let seen: PerCpuArray<_, u64> = self.ebpf.map("SEEN").unwrap().try_into().unwrap();
+        seen.get(&0, 0).unwrap().iter().sum()
+    }
+}

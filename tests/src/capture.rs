@@ -1,0 +1,189 @@
+//! tcpdump on a device, and the frames that it wrote.
+
+use std::{collections::BTreeMap, fmt, fs};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::{Frame, Netns, SOON, check, eventually, process::Process};
+
+/// Larger than any frame of these tests: a super-frame has at most 65 549 bytes. tcpdump's own default would cut
+/// its ring into four times larger slots.
+const SNAP_LENGTH_BYTES: &str = "65600";
+
+/// A running capture. It has begun when [`Capture::start`] returns.
+#[derive(Debug)]
+pub struct Capture {
+    tcpdump: Process,
+    directory: TempDir,
+}
+
+impl Capture {
+    /// Starts to capture what `device` in `netns` receives and sends.
+    #[track_caller]
+    pub fn start(netns: &Netns, device: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = netns.command("tcpdump");
+        command.args(["-i", device, "-n", "-s", SNAP_LENGTH_BYTES, "-B", "32768"]);
+        // Every frame is in the file at once: a comparison can wait for it.
+        command.args(["-U", "--immediate-mode", "-Z", "root", "-w"]).arg(directory.path().join("pcap"));
+        let mut tcpdump = Process::start(&mut command);
+        tcpdump.wait_for_line("listening on");
+        Self { tcpdump, directory }
+    }
+
+    /// The frames that the device has had so far. One that tcpdump did not get is a failure.
+    #[track_caller]
+    pub fn frames(&self) -> Frames {
+        self.drain();
+        Frames::parse(&fs::read(self.directory.path().join("pcap")).unwrap())
+    }
+
+    /// Ends the capture and returns all of its frames.
+    #[track_caller]
+    pub fn stop(mut self) -> Frames {
+        let frames = self.frames();
+        self.tcpdump.end(Signal::SIGINT);
+        frames
+    }
+
+    /// Waits until tcpdump has written what the kernel has for it: it lags behind on a busy machine, and at its end
+    /// it leaves the rest unread.
+    #[track_caller]
+    fn drain(&self) {
+        eventually(SOON, || {
+            let told = self.tcpdump.lines().len();
+            self.tcpdump.signal(Signal::SIGUSR1);
+            // "tcpdump: 2 packets captured, 2 packets received by filter, 0 packets dropped by kernel"
+            let line = eventually(SOON, || {
+                self.tcpdump
+                    .lines()
+                    .get(told)
+                    .cloned()
+                    .ok_or_else(|| "tcpdump tells no statistics".to_owned())
+            });
+            let count = |what: &str| -> usize {
+                let part = line.trim_start_matches("tcpdump: ").split(", ").find(|part| part.ends_with(what));
+                let count = part.and_then(|part| part.split_whitespace().next()?.parse().ok());
+                count.unwrap_or_else(|| panic!("no '{what}' in {line}"))
+            };
+            assert_eq!(count("dropped by kernel"), 0, "{line}");
+            check(count("captured") == count("received by filter"), || format!("tcpdump lags behind: {line}"))
+        });
+    }
+}
+
+/// A multiset of frames.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Frames(BTreeMap<Vec<u8>, usize>);
+
+impl Frames {
+    /// The frames of a pcap file. One that is still being written may end in the middle of a frame.
+    fn parse(pcap: &[u8]) -> Self {
+        let u32_at = |offset: usize| {
+            let bytes = pcap.get(offset..offset + 4)?;
+            Some(u32::from_ne_bytes(bytes.try_into().ok()?) as usize)
+        };
+        let (global_header, record_header) = (24, 16);
+        let mut frames = Self::default();
+        let mut at = global_header;
+        while let (Some(captured), Some(length)) = (u32_at(at + 8), u32_at(at + 12)) {
+            let Some(bytes) = pcap.get(at + record_header..at + record_header + captured) else { break };
+            assert_eq!(captured, length, "a frame is longer than the capture's snap length");
+            frames.add(bytes.to_vec(), 1);
+            at += record_header + captured;
+        }
+        frames
+    }
+
+    fn add(&mut self, frame: Vec<u8>, times: usize) {
+        *self.0.entry(frame).or_default() += times;
+    }
+
+    /// How many frames, each as often as it is there.
+    pub fn len(&self) -> usize {
+        self.0.values().sum()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many bytes, over all frames.
+    pub fn bytes(&self) -> usize {
+        self.0.iter().map(|(frame, times)| frame.len() * times).sum()
+    }
+
+    /// How often this frame is there.
+    pub fn count(&self, frame: &[u8]) -> usize {
+        self.0.get(frame).copied().unwrap_or(0)
+    }
+
+    /// Each frame, and how often it is there.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], usize)> {
+        self.0.iter().map(|(frame, times)| (frame.as_slice(), *times))
+    }
+
+    /// The frames for which `wanted` holds.
+    pub fn only(&self, wanted: impl Fn(&[u8]) -> bool) -> Self {
+        Self(self.0.iter().filter(|(frame, _)| wanted(frame)).map(|(f, n)| (f.clone(), *n)).collect())
+    }
+
+    /// The frames of two captures together, where what both saw was the same packet.
+    pub fn or(&self, other: &Self) -> Self {
+        let mut union = self.clone();
+        for (frame, times) in &other.0 {
+            let count = union.0.entry(frame.clone()).or_default();
+            *count = (*count).max(*times);
+        }
+        union
+    }
+
+    /// The frames of two captures together, each as often as both saw it.
+    pub fn and(&self, other: &Self) -> Self {
+        let mut sum = self.clone();
+        other.0.iter().for_each(|(frame, times)| sum.add(frame.clone(), *times));
+        sum
+    }
+
+    /// The frames and this one, `times` times.
+    #[must_use]
+    pub fn with(mut self, frame: &[u8], times: usize) -> Self {
+        self.add(frame.to_vec(), times);
+        self
+    }
+
+    /// The frames that `other` does not have, or has less often.
+    pub fn less(&self, other: &Self) -> Self {
+        let rest = |(frame, times): (&Vec<u8>, &usize)| {
+            let times = times.saturating_sub(other.count(frame));
+            (times > 0).then(|| (frame.clone(), times))
+        };
+        Self(self.0.iter().filter_map(rest).collect())
+    }
+
+    /// `Ok` if the frames are the same, each as often; else what is missing and what is too much.
+    pub fn same_as(&self, expected: &Self) -> Result<(), String> {
+        if self == expected {
+            return Ok(());
+        }
+        let (missing, extra) = (expected.less(self), self.less(expected));
+        Err(format!(
+            "of {} frames\n{} are missing:\n{missing}{} are too much:\n{extra}",
+            expected.len(),
+            missing.len(),
+            extra.len()
+        ))
+    }
+}
+
+impl fmt::Display for Frames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = 12;
+        for (frame, times) in self.0.iter().take(shown) {
+            writeln!(f, "  {times} x {}", Frame::describe(frame))?;
+        }
+        if self.0.len() > shown { writeln!(f, "  ... {} more", self.0.len() - shown) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,178 @@
+//! The node of one test.
+
+use std::{
+    cell::Cell,
+    fs, io,
+    path::{Path, PathBuf},
+    process,
+    sync::{
+        Once,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use nix::mount::{MsFlags, mount};
+use tempfile::TempDir;
+
+use crate::{
+    Netns, PodNs,
+    netns::{self, DIRECTORY as NETNS_DIRECTORY},
+    pod::Topology,
+};
+
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// A node of its own for one test: network namespace, BPF file system directory, files. Removed on drop.
+///
+/// Declare it before everything that runs on it, so that it goes last.
+#[derive(Debug)]
+pub struct Lab {
+    node: Netns,
+    bpffs: PathBuf,
+    files: TempDir,
+    pods: Cell<u8>,
+}
+
+impl Lab {
+    /// Makes a node. `story` is for people who look at `/run/netns` meanwhile.
+    #[track_caller]
+    pub fn new(story: &str) -> Self {
+        static LABS: AtomicU32 = AtomicU32::new(0);
+        static SWEPT: Once = Once::new();
+        SWEPT.call_once(sweep);
+        let name = format!("pm-{}-{}-{story}", process::id(), LABS.fetch_add(1, Ordering::Relaxed));
+        let node = Netns::new(&name);
+        node.keep_quiet();
+        let bpffs = Path::new(BPFFS).join(&name);
+        if fs::create_dir(&bpffs).is_err() {
+            mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>)
+                .expect("a BPF file system can be mounted on /sys/fs/bpf");
+            fs::create_dir(&bpffs).unwrap();
+        }
+        Self { node, bpffs, files: tempfile::tempdir().unwrap(), pods: Cell::new(0) }
+    }
+
+    /// The node's network namespace.
+    pub fn node(&self) -> &Netns {
+        &self.node
+    }
+
+    /// The directory for `--bpffs`.
+    pub fn bpffs(&self) -> &Path {
+        &self.bpffs
+    }
+
+    /// A directory for the test's files.
+    pub fn files(&self) -> &Path {
+        self.files.path()
+    }
+
+    /// Makes a bridge, without an address.
+    #[track_caller]
+    pub fn bridge(&self, name: &str) {
+        self.node.ip(&format!("link add {name} type bridge mcast_snooping 0"));
+        self.node.sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1");
+        self.node.ip(&format!("link set {name} up"));
+    }
+
+    /// Makes a pod on a bridge, with IPv4 and IPv6.
+    #[track_caller]
+    pub fn pod(&self, name: &str, bridge: &str) -> PodNs {
+        PodNs::new(self, name, self.next_number(), &Topology::Bridge(bridge))
+    }
+
+    /// Makes a pod behind a route to its address alone and proxy ARP, as Calico does, with IPv4 and IPv6.
+    #[track_caller]
+    pub fn routed_pod(&self, name: &str) -> PodNs {
+        PodNs::new(self, name, self.next_number(), &Topology::Routed)
+    }
+
+    pub(crate) fn next_number(&self) -> u8 {
+        self.pods.set(self.pods.get() + 1);
+        self.pods.get()
+    }
+
+    /// Names of the node's devices, sorted.
+    pub fn devices(&self) -> Vec<String> {
+        let lines = self.node.ip("-o link show");
+        let name = |line: &str| line.split([':', '@']).nth(1).unwrap().trim().to_owned();
+        let mut names: Vec<String> = lines.lines().map(name).collect();
+        names.sort();
+        names
+    }
+
+    /// ifindex of a device of the node.
+    #[track_caller]
+    pub fn ifindex(&self, device: &str) -> u32 {
+        self.node.enter(|| nix::net::if_::if_nametoindex(device)).unwrap()
+    }
+
+    /// Everything of tc on the node, and every device with its settings, a line each: to compare before and after.
+    /// Without the clsact qdiscs, which may stay: others may have begun to use them.
+    pub fn network_state(&self) -> Vec<String> {
+        let qdiscs = self.node.tc("qdisc show");
+        let mut state: Vec<String> =
+            qdiscs.lines().filter(|line| !line.contains("clsact")).map(str::to_owned).collect();
+        for device in self.devices() {
+            for hook in ["ingress", "egress"] {
+                let filters = self.node.try_run(&format!("tc filter show dev {device} {hook}"));
+                state.push(format!("{device} {hook}: {}", String::from_utf8_lossy(&filters.stdout)));
+            }
+        }
+        for words in ["-o link show", "-o address show", "route show table all"] {
+            state.extend(self.node.ip(words).lines().map(str::to_owned));
+        }
+        state
+    }
+
+    /// Checks that the network is as it was at [`Lab::network_state`].
+    #[track_caller]
+    pub fn network_is_as(&self, before: &[String]) {
+        let now = self.network_state();
+        let less = |lines: &[String], other: &[String]| -> Vec<String> {
+            lines.iter().filter(|line| !other.contains(line)).cloned().collect()
+        };
+        let (gone, new) = (less(before, &now), less(&now, before));
+        assert!(gone.is_empty() && new.is_empty(), "gone: {gone:#?}\nnew: {new:#?}");
+    }
+
+    /// The pins below the directory for `--bpffs`.
+    pub fn pins(&self) -> Vec<PathBuf> {
+        fn walk(directory: &Path, pins: &mut Vec<PathBuf>) -> io::Result<()> {
+            for entry in fs::read_dir(directory)? {
+                let path = entry?.path();
+                if path.is_dir() { walk(&path, pins)? } else { pins.push(path) }
+            }
+            Ok(())
+        }
+        let mut pins = Vec::new();
+        walk(&self.bpffs, &mut pins).unwrap();
+        pins.sort();
+        pins
+    }
+}
+
+/// Removes what test processes have left that were killed, so that they could not remove it themselves.
+fn sweep() {
+    for directory in [Path::new(NETNS_DIRECTORY), Path::new(BPFFS)] {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let (name, path) = (entry.file_name(), entry.path());
+            let pid = name
+                .to_str()
+                .and_then(|name| name.strip_prefix("pm-")?.split('-').next()?.parse::<u32>().ok());
+            if pid.is_none_or(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
+                continue;
+            }
+            // Another test process may be doing the same.
+            let _ = if path.is_dir() { fs::remove_dir_all(path) } else { netns::remove(&path) };
+        }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.bpffs) {
+            eprintln!("cannot remove {}: {error}", self.bpffs.display());
+        }
+    }
+}

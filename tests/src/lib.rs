@@ -1,0 +1,82 @@
+//! The harness of the tests that need a kernel: a private node with pods on it, the agent, and captures.
+//!
+//! ```text
+//! Lab ─ a node: network namespace, bpffs directory, files   PodNs ─ a pod on it: namespace, NICs, addresses
+//! Agent ─ the built binary on the node, and its status      Capture ─ tcpdump on a device, parsed
+//! ```
+//!
+//! Everything is real (veths, tcpdump, the built agent) and private to one test, so that tests run in parallel and
+//! never touch the host's network; everything is removed on drop, also when the test fails. The harness panics
+//! instead of returning errors: what cannot be done is a failed test. Called by `tests/` only.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed"
+)]
+#![expect(clippy::print_stderr, reason = "the log of a failed test")]
+
+use std::{
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+mod agent;
+mod bpf;
+mod capture;
+mod frame;
+mod lab;
+mod netns;
+mod pod;
+mod pods_file;
+mod process;
+mod traffic;
+
+pub use agent::{Agent, AttachMode, Counts, Exit, Mirror, PodRef, Status, TapStatus};
+pub use bpf::{BpfObjects, Neighbour};
+pub use capture::{Capture, Frames};
+pub use frame::{Frame, Mac};
+pub use lab::Lab;
+pub use netns::Netns;
+pub use pod::{Nic, PodNs};
+pub use pods_file::{PodSpec, PodsFile};
+pub use traffic::{Conversation, Flood};
+
+/// How long something may take that is done at once on an idle machine.
+pub const SOON: Duration = Duration::from_secs(10);
+
+/// `duration`, times the factor in the environment variable `MIRROR_TEST_SLOW` (an emulated machine sets it).
+pub fn scaled(duration: Duration) -> Duration {
+    static FACTOR: OnceLock<f64> = OnceLock::new();
+    let factor = *FACTOR.get_or_init(|| match std::env::var("MIRROR_TEST_SLOW") {
+        Ok(text) => text.parse().expect("MIRROR_TEST_SLOW is a factor, for example 10"),
+        Err(_) => 1.0,
+    });
+    duration.mul_f64(factor)
+}
+
+/// Waits until `condition` is `Ok`, and panics with its last error when `deadline` (scaled) has passed.
+#[track_caller]
+pub fn eventually<T>(deadline: Duration, mut condition: impl FnMut() -> Result<T, String>) -> T {
+    let end = Instant::now() + scaled(deadline);
+    loop {
+        match condition() {
+            Ok(value) => return value,
+            Err(error) if Instant::now() > end => panic!("not within {:?}: {error}", scaled(deadline)),
+            // Only a pause between two looks at the condition.
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// `Ok` if it holds, else the message: for [`eventually`].
+pub fn check(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(message()) }
+}
+
+/// Whether the running kernel is at least `major.minor`.
+pub fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    let release = nix::sys::utsname::uname().unwrap().release().to_str().unwrap().to_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+}

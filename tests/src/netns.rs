@@ -1,0 +1,209 @@
+//! A network namespace of one test: made, entered, removed.
+//!
+//! Commands and closures enter it by setns(2). `ip netns exec` would mount a new /sys over the old one, and with it
+//! hide the BPF file system.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    thread,
+};
+
+use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sched::{CloneFlags, setns, unshare},
+    unistd::Uid,
+};
+
+pub(crate) const DIRECTORY: &str = "/run/netns";
+
+/// A network namespace, bound to a file in `/run/netns` as `ip netns` does. Removed on drop.
+#[derive(Debug)]
+pub struct Netns {
+    name: String,
+    path: PathBuf,
+    file: File,
+}
+
+impl Netns {
+    /// Makes one, with the loopback device up.
+    pub fn new(name: &str) -> Self {
+        assert!(Uid::effective().is_root(), "this test makes network namespaces: run it as root");
+        fs::create_dir_all(DIRECTORY).unwrap();
+        let path = Path::new(DIRECTORY).join(name);
+        File::create_new(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        thread::scope(|scope| {
+            let bind = || {
+                unshare(CloneFlags::CLONE_NEWNET).unwrap();
+                mount(Some("/proc/thread-self/ns/net"), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+                    .unwrap();
+            };
+            scope.spawn(bind).join().unwrap();
+        });
+        let file = File::open(&path).unwrap();
+        let netns = Self { name: name.to_owned(), path, file };
+        netns.ip("link set lo up");
+        netns
+    }
+
+    /// Its name in `/run/netns`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs `f` on a thread inside. A socket that it returns stays inside.
+    pub fn enter<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        let inside = || {
+            setns(&self.file, CloneFlags::CLONE_NEWNET).unwrap();
+            f()
+        };
+        match thread::scope(|scope| scope.spawn(inside).join()) {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    /// A command that will run inside.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        let fd = self.file.as_raw_fd();
+        // SAFETY: setns(2) is async-signal-safe, and the file outlives the child's exec: `self` is borrowed until
+        // the command is made, and the tests keep a namespace longer than the commands in it.
+        unsafe {
+            command.pre_exec(move || match libc::setns(fd, libc::CLONE_NEWNET) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            });
+        }
+        command
+    }
+
+    /// Runs a command line (split at spaces) and returns how it ended.
+    pub fn try_run(&self, line: &str) -> Output {
+        let mut words = line.split_whitespace();
+        let program = words.next().expect("a command");
+        let run = self.command(program).args(words).output();
+        run.unwrap_or_else(|error| panic!("cannot run {program}: {error}"))
+    }
+
+    /// Runs a command line (split at spaces) that must succeed, and returns its output.
+    #[track_caller]
+    pub fn run(&self, line: &str) -> String {
+        let output = self.try_run(line);
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{line}: {}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// `ip` with these words.
+    #[track_caller]
+    pub fn ip(&self, words: &str) -> String {
+        self.run(&format!("ip {words}"))
+    }
+
+    /// `tc` with these words.
+    #[track_caller]
+    pub fn tc(&self, words: &str) -> String {
+        self.run(&format!("tc {words}"))
+    }
+
+    /// Sets a sysctl of the namespace, by its path below `/proc/sys/net`.
+    #[track_caller]
+    pub fn sysctl(&self, key: &str, value: &str) {
+        let path = format!("/proc/sys/net/{key}");
+        self.enter(|| fs::write(&path, value)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+
+    /// Sends a frame from `device` exactly as it is.
+    #[track_caller]
+    pub fn send_frame(&self, device: &str, frame: &[u8]) {
+        self.enter(|| {
+            let socket = packet_socket(device);
+            // SAFETY: pointer and length are of one slice.
+            let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
+            assert_eq!(
+                sent,
+                frame.len().cast_signed(),
+                "{} bytes: {}",
+                frame.len(),
+                io::Error::last_os_error()
+            );
+        });
+    }
+
+    /// Stops devices that will appear here from sending anything by themselves: no duplicate address detection, no
+    /// router solicitation, no late multicast report.
+    pub(crate) fn keep_quiet(&self) {
+        for scope in ["all", "default"] {
+            for (key, value) in [
+                ("accept_dad", "0"),
+                ("accept_ra", "0"),
+                ("dad_transmits", "0"),
+                ("router_solicitations", "0"),
+                ("addr_gen_mode", "1"),
+                ("mldv1_unsolicited_report_interval", "1"),
+                ("mldv2_unsolicited_report_interval", "1"),
+            ] {
+                self.sysctl(&format!("ipv6/conf/{scope}/{key}"), value);
+            }
+        }
+    }
+
+    /// Lets a device keep the neighbours that it has found, without a probe within the test.
+    pub(crate) fn keep_neighbours(&self, device: &str) {
+        for family in ["ipv4", "ipv6"] {
+            self.sysctl(&format!("{family}/neigh/{device}/base_reachable_time_ms"), "3600000");
+            self.sysctl(&format!("{family}/neigh/{device}/delay_first_probe_time"), "3600");
+        }
+    }
+}
+
+/// A socket (in the caller's network namespace) that sends and receives frames of `device`.
+fn packet_socket(device: &str) -> OwnedFd {
+    let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
+    // SAFETY: the descriptor is checked, and owned by nobody else.
+    let socket = unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
+        OwnedFd::from_raw_fd(fd)
+    };
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: 0,
+        sll_ifindex: ifindex.cast_signed(),
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    let length = size_of_val(&address) as u32;
+    // SAFETY: the address is a `sockaddr_ll` of that length.
+    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    assert_eq!(bound, 0, "bind to {device}: {}", io::Error::last_os_error());
+    socket
+}
+
+/// Removes a namespace's file; with the last process and socket in it, the namespace goes.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    umount2(path, MntFlags::MNT_DETACH)?;
+    fs::remove_file(path)
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.path) {
+            eprintln!("cannot remove the network namespace {}: {error}", self.name);
+        }
+    }
+}

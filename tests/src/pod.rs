@@ -1,0 +1,172 @@
+//! A pod as its node sees it: a network namespace and veths, on a bridge or routed.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use crate::{Lab, Mac, Netns, SOON, check, eventually};
+
+/// How pods reach each other.
+#[derive(Debug)]
+pub(crate) enum Topology<'a> {
+    /// Ports of this bridge.
+    Bridge(&'a str),
+    /// The node routes to each pod's address and answers ARP for all others.
+    Routed,
+}
+
+/// A network interface of a pod.
+#[derive(Debug, Clone)]
+pub struct Nic {
+    /// Its name in the pod.
+    pub name: String,
+    /// The name of its peer on the node.
+    pub host: String,
+    /// Its MAC address.
+    pub mac: Mac,
+    /// Its IPv4 address.
+    pub v4: Ipv4Addr,
+    /// Its IPv6 address.
+    pub v6: Ipv6Addr,
+}
+
+/// A pod's network namespace, with `eth0` and as many more NICs as were asked for. Removed on drop, and its veths
+/// with it.
+#[derive(Debug)]
+pub struct PodNs {
+    name: String,
+    netns: Netns,
+    nics: Vec<Nic>,
+}
+
+impl PodNs {
+    pub(crate) fn new(lab: &Lab, name: &str, number: u8, topology: &Topology<'_>) -> Self {
+        let netns = Netns::new(&format!("{}-{name}{number}", lab.node().name()));
+        netns.keep_quiet();
+        let mut pod = Self { name: name.to_owned(), netns, nics: Vec::new() };
+        pod.add_nic_at(lab, number, topology);
+        pod
+    }
+
+    /// Adds a NIC (`eth1`, …) on a bridge, and returns its index among [`PodNs::nics`].
+    #[track_caller]
+    pub fn add_nic(&mut self, lab: &Lab, bridge: &str) -> usize {
+        self.add_nic_at(lab, lab.next_number(), &Topology::Bridge(bridge));
+        self.nics.len() - 1
+    }
+
+    fn add_nic_at(&mut self, lab: &Lab, number: u8, topology: &Topology<'_>) {
+        let (node, pod) = (lab.node(), &self.netns);
+        let subnet = matches!(topology, Topology::Routed) as u8;
+        let nic = Nic {
+            name: format!("eth{}", self.nics.len()),
+            host: format!("veth{number}"),
+            mac: [2, 0, 0, 0, 0, number],
+            v4: Ipv4Addr::new(10, subnet, self.nics.len() as u8, number),
+            v6: Ipv6Addr::new(0xfd00, subnet.into(), self.nics.len() as u16, 0, 0, 0, 0, number.into()),
+        };
+        let Nic { name, host, v4, v6, .. } = &nic;
+        node.ip(&format!(
+            "link add {host} address 02:00:00:00:01:{number:02x} type veth \
+             peer name {name} address 02:00:00:00:00:{number:02x} netns {}",
+            pod.name()
+        ));
+        pod.keep_neighbours(name);
+        node.keep_neighbours(host);
+        match topology {
+            Topology::Bridge(bridge) => {
+                node.sysctl(&format!("ipv6/conf/{host}/disable_ipv6"), "1");
+                node.ip(&format!("link set {host} master {bridge} up"));
+                pod.ip(&format!("link set {name} up"));
+                pod.ip(&format!("address add {v4}/24 dev {name}"));
+                pod.ip(&format!("address add {v6}/64 dev {name} nodad"));
+            }
+            Topology::Routed => {
+                node.sysctl("ipv4/ip_forward", "1");
+                node.sysctl("ipv6/conf/all/forwarding", "1");
+                node.sysctl(&format!("ipv4/conf/{host}/proxy_arp"), "1");
+                node.sysctl(&format!("ipv4/neigh/{host}/proxy_delay"), "0");
+                node.ip(&format!("link set {host} up"));
+                pod.ip(&format!("link set {name} up"));
+                // The kernel answers ARP for the gateway only if it has a route to it that leads elsewhere.
+                node.ip("route replace 169.254.1.1 dev lo");
+                node.ip(&format!("address add fe80::1/64 dev {host} nodad"));
+                node.ip(&format!("route add {v4} dev {host}"));
+                node.ip(&format!("route add {v6} dev {host}"));
+                pod.ip(&format!("address add {v4}/32 dev {name}"));
+                pod.ip(&format!("address add {v6}/128 dev {name} nodad"));
+                pod.ip(&format!("route add 169.254.1.1 dev {name} scope link"));
+                pod.ip(&format!("route add default via 169.254.1.1 dev {name}"));
+                pod.ip(&format!("-6 route add default via fe80::1 dev {name}"));
+            }
+        }
+        // The kernel learns of the carrier some time later (up to a second on a busy machine). Only then it lets the
+        // bridge forward, and announces the multicast groups: twice.
+        let announces = if matches!(topology, Topology::Routed) { 2 } else { 0 };
+        for (netns, device, reports) in [(node, host, announces), (pod, name, 2)] {
+            eventually(SOON, || {
+                let link = netns.ip(&format!("-o link show dev {device}"));
+                let sent = multicast_reports(netns, device);
+                check(link.contains("state UP") && sent >= reports, || format!("{sent} reports, {link}"))
+            });
+        }
+        self.nics.push(nic);
+    }
+
+    /// Its name, as in `metadata.name`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its network namespace.
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// Its NICs, `eth0` first.
+    pub fn nics(&self) -> &[Nic] {
+        &self.nics
+    }
+
+    /// `eth0`.
+    pub fn eth0(&self) -> &Nic {
+        &self.nics[0]
+    }
+
+    /// Name of the node's end of `eth0`.
+    pub fn veth_host(&self) -> &str {
+        &self.eth0().host
+    }
+
+    /// IPv4 address of `eth0`.
+    pub fn v4(&self) -> IpAddr {
+        self.eth0().v4.into()
+    }
+
+    /// IPv6 address of `eth0`.
+    pub fn v6(&self) -> IpAddr {
+        self.eth0().v6.into()
+    }
+
+    /// Sets the MTU of both ends of `eth0`, in bytes.
+    pub fn set_mtu(&self, lab: &Lab, mtu: u32) {
+        lab.node().ip(&format!("link set {} mtu {mtu}", self.veth_host()));
+        self.netns.ip(&format!("link set eth0 mtu {mtu}"));
+    }
+
+    /// Sends a frame from `eth0` exactly as it is.
+    #[track_caller]
+    pub fn send_frame(&self, frame: &[u8]) {
+        self.netns.send_frame("eth0", frame);
+    }
+}
+
+/// How many multicast listener reports a device has sent.
+fn multicast_reports(netns: &Netns, device: &str) -> u64 {
+    // Without IPv6 there is no such file.
+    let statistics = netns.enter(|| fs::read_to_string(format!("/proc/thread-self/net/dev_snmp6/{device}")));
+    let statistics = statistics.unwrap_or_default();
+    let reports = statistics.lines().find_map(|line| line.strip_prefix("Icmp6OutMLDv2Reports"));
+    reports.map_or(0, |count| count.trim().parse().unwrap())
+}

@@ -1,0 +1,180 @@
+//! What pods say to each other. Every exchange checks that what arrives is what was sent.
+
+use std::{
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use crate::{PodNs, SOON, check, eventually, frame::pattern, scaled};
+
+impl PodNs {
+    /// Pings an address `count` times with `size` bytes of data; every ping must be answered.
+    #[track_caller]
+    pub fn ping(&self, to: IpAddr, count: usize, size: usize) {
+        self.ping_every(Duration::from_millis(2), to, count, size);
+    }
+
+    /// As [`PodNs::ping`], with this time between two pings.
+    #[track_caller]
+    pub fn ping_every(&self, interval: Duration, to: IpAddr, count: usize, size: usize) {
+        // A deadline for each answer that an emulated machine meets too: a lost ping is waited for, not hidden.
+        let (wait, interval) = (scaled(SOON).as_secs(), interval.as_secs_f64());
+        let output =
+            self.netns().run(&format!("ping -n -q -i {interval} -c {count} -s {size} -W {wait} {to}"));
+        assert!(output.contains(&format!("{count} received")), "{output}");
+    }
+
+    /// Sends datagrams of these sizes in bytes to another pod's `address`, which sends each of them back.
+    #[track_caller]
+    pub fn udp_echo(&self, other: &PodNs, address: IpAddr, sizes: &[usize]) {
+        let server = udp_socket(other, address);
+        let client = udp_socket(self, if address.is_ipv4() { self.v4() } else { self.v6() });
+        client.connect(server.local_addr().unwrap()).unwrap();
+        let mut buffer = vec![0; 65536];
+        for (index, &size) in sizes.iter().enumerate() {
+            let sent = pattern(size, index);
+            client.send(&sent).unwrap();
+            let (received, from) = server.recv_from(&mut buffer).unwrap();
+            assert_eq!(buffer[..received], sent, "datagram of {size} bytes");
+            server.send_to(&sent, from).unwrap();
+            let received = client.recv(&mut buffer).unwrap();
+            assert_eq!(buffer[..received], sent, "answer of {size} bytes");
+        }
+    }
+}
+
+fn udp_socket(pod: &PodNs, address: IpAddr) -> UdpSocket {
+    let socket = pod.netns().enter(|| UdpSocket::bind((address, 0))).unwrap();
+    socket.set_read_timeout(Some(scaled(SOON))).unwrap();
+    socket
+}
+
+/// A TCP connection between two pods.
+#[derive(Debug)]
+pub struct Conversation {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Conversation {
+    /// Connects `client` to `address` of `server`.
+    #[track_caller]
+    pub fn open(client: &PodNs, server: &PodNs, address: IpAddr) -> Self {
+        let listener = server.netns().enter(|| TcpListener::bind((address, 0))).unwrap();
+        let to: SocketAddr = listener.local_addr().unwrap();
+        let client = client.netns().enter(|| TcpStream::connect_timeout(&to, scaled(SOON))).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(scaled(SOON))).unwrap();
+            stream.set_write_timeout(Some(scaled(SOON))).unwrap();
+        }
+        Self { client, server }
+    }
+
+    /// Sends `len` bytes there and back.
+    #[track_caller]
+    pub fn exchange(&self, len: usize) {
+        let bytes = pattern(len, len);
+        for (mut from, mut to) in [(&self.client, &self.server), (&self.server, &self.client)] {
+            thread::scope(|scope| {
+                scope.spawn(|| from.write_all(&bytes).unwrap());
+                let mut received = vec![0; len];
+                to.read_exact(&mut received).unwrap();
+                assert!(received == bytes, "the bytes have changed on the way");
+            });
+        }
+    }
+}
+
+/// Datagrams from one pod to another and back, one after the other as fast as it goes, until stopped.
+#[derive(Debug)]
+pub struct Flood {
+    rounds: Arc<AtomicUsize>,
+    ask: Party,
+    answer: Party,
+}
+
+/// A thread that runs until it is told to stop.
+#[derive(Debug)]
+struct Party {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Party {
+    fn start(mut step: impl FnMut() + Send + 'static) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let work = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                step();
+            }
+        };
+        Self { stop, thread: Some(thread::spawn(work)) }
+    }
+
+    fn end(&mut self) -> thread::Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map_or(Ok(()), JoinHandle::join)
+    }
+}
+
+impl Drop for Party {
+    fn drop(&mut self) {
+        // A failure of the thread is reported where it is stopped; here the test has failed already.
+        let _ = self.end();
+    }
+}
+
+impl Flood {
+    /// Starts it, over IPv4.
+    #[track_caller]
+    pub fn start(from: &PodNs, to: &PodNs) -> Self {
+        let (client, server) = (udp_socket(from, from.v4()), udp_socket(to, to.v4()));
+        client.connect(server.local_addr().unwrap()).unwrap();
+        server.connect(client.local_addr().unwrap()).unwrap();
+        // So that the answering side ends soon after it was told to.
+        server.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let rounds = Arc::new(AtomicUsize::new(0));
+        let done = Arc::clone(&rounds);
+        let mut buffer = [0; 64];
+        let answer = Party::start(move || {
+            if let Ok(len) = server.recv(&mut buffer) {
+                server.send(&buffer[..len]).unwrap();
+            }
+        });
+        let ask = Party::start(move || {
+            let round = done.load(Ordering::Relaxed);
+            client.send(&round.to_be_bytes()).unwrap();
+            let received = client.recv(&mut buffer);
+            let len = received.unwrap_or_else(|error| panic!("datagram {round} is lost: {error}"));
+            assert_eq!(buffer[..len], round.to_be_bytes(), "datagrams come back in order");
+            done.store(round + 1, Ordering::Relaxed);
+        });
+        Self { rounds, ask, answer }
+    }
+
+    /// Waits until `more` datagrams have gone there and back from now on.
+    #[track_caller]
+    pub fn go_on(&self, more: usize) {
+        let goal = self.rounds.load(Ordering::Relaxed) + more;
+        eventually(SOON, || {
+            let rounds = self.rounds.load(Ordering::Relaxed);
+            check(rounds >= goal, || format!("{rounds} of {goal} datagrams have come back"))
+        });
+    }
+
+    /// Ends it, and returns how many datagrams were sent and came back. A lost one is a failure.
+    #[track_caller]
+    pub fn stop(mut self) -> usize {
+        self.ask.end().expect("no datagram is lost");
+        self.answer.end().expect("every datagram is answered");
+        self.rounds.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,174 @@
+//! libpcap, and the one question that is asked of it and of us.
+
+use std::{
+    ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
+    sync::OnceLock,
+};
+
+use libloading::Library;
+use mirror_agent::filter;
+use mirror_common::{
+    filter::{FilterProgram, matches},
+    packet::header,
+};
+
+const DLT_EN10MB: c_int = 1;
+/// With this mask, `ip broadcast` is all ones or all zeros.
+const NO_NETMASK: c_uint = 0;
+
+/// `struct bpf_program`.
+#[repr(C)]
+struct BpfProgram {
+    length: c_uint,
+    instructions: *mut c_void,
+}
+
+/// `struct pcap_pkthdr`.
+#[repr(C)]
+struct PacketHeader {
+    seconds: libc::time_t,
+    microseconds: libc::suseconds_t,
+    captured: u32,
+    length: u32,
+}
+
+type Compile = unsafe extern "C" fn(*mut c_void, *mut BpfProgram, *const c_char, c_int, c_uint) -> c_int;
+
+struct Libpcap {
+    open_dead: unsafe extern "C" fn(c_int, c_int) -> *mut c_void,
+    close: unsafe extern "C" fn(*mut c_void),
+    compile: Compile,
+    error: unsafe extern "C" fn(*mut c_void) -> *const c_char,
+    free_program: unsafe extern "C" fn(*mut BpfProgram),
+    filter: unsafe extern "C" fn(*const BpfProgram, *const PacketHeader, *const u8) -> c_int,
+}
+
+fn libpcap() -> &'static Libpcap {
+    static LIBRARY: OnceLock<Libpcap> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        // SAFETY: libpcap runs no code when it is loaded.
+        let open = |name| unsafe { Library::new(name) };
+        let library =
+            ["libpcap.so.0.8", "libpcap.so.1", "libpcap.so"].into_iter().find_map(|name| open(name).ok());
+        let library: &'static Library =
+            Box::leak(Box::new(library.expect("libpcap is missing: install tcpdump")));
+        // SAFETY: the types are those of pcap(3pcap), and the library is never unloaded.
+        unsafe {
+            Libpcap {
+                open_dead: *library.get(b"pcap_open_dead\0").unwrap(),
+                close: *library.get(b"pcap_close\0").unwrap(),
+                compile: *library.get(b"pcap_compile\0").unwrap(),
+                error: *library.get(b"pcap_geterr\0").unwrap(),
+                free_program: *library.get(b"pcap_freecode\0").unwrap(),
+                filter: *library.get(b"pcap_offline_filter\0").unwrap(),
+            }
+        }
+    })
+}
+
+/// A filter that libpcap has compiled.
+pub(crate) struct Theirs(BpfProgram);
+
+impl Theirs {
+    /// Compiles `text`, or tells why not.
+    pub(crate) fn compile(text: &str, optimise: bool) -> Result<Self, String> {
+        let library = libpcap();
+        let text = CString::new(text).unwrap();
+        let mut program = BpfProgram { length: 0, instructions: std::ptr::null_mut() };
+        // SAFETY: the handle is open until the end of the block, text and program are valid.
+        unsafe {
+            let handle = (library.open_dead)(DLT_EN10MB, 262_144);
+            assert!(!handle.is_null(), "libpcap does not open a handle");
+            let code = (library.compile)(handle, &mut program, text.as_ptr(), optimise.into(), NO_NETMASK);
+            let compiled = match code {
+                0 => Ok(Self(program)),
+                _ => Err(CStr::from_ptr((library.error)(handle)).to_string_lossy().into_owned()),
+            };
+            (library.close)(handle);
+            compiled
+        }
+    }
+
+    /// Whether the frame passes.
+    pub(crate) fn matches(&self, frame: &[u8]) -> bool {
+        let length = frame.len().try_into().unwrap();
+        let header = PacketHeader { seconds: 0, microseconds: 0, captured: length, length };
+        // SAFETY: the program is libpcap's own, the header speaks of the frame.
+        unsafe { (libpcap().filter)(&self.0, &header, frame.as_ptr()) != 0 }
+    }
+}
+
+impl Drop for Theirs {
+    fn drop(&mut self) {
+        // SAFETY: libpcap has made it, and nobody uses it any more.
+        unsafe { (libpcap().free_program)(&mut self.0) }
+    }
+}
+
+/// Whether the frame passes by our program.
+pub(crate) fn our_answer(program: &FilterProgram, frame: &[u8]) -> bool {
+    matches(program, &header(frame, frame.len().try_into().unwrap()))
+}
+
+/// One expression, compiled by us and twice by libpcap.
+pub(crate) struct Pair {
+    text: String,
+    ours: FilterProgram,
+    plain: Theirs,
+    /// Nothing: libpcap has found that no packet can match.
+    optimised: Option<Theirs>,
+}
+
+impl Pair {
+    /// Panics if libpcap refuses what we take; an error if we refuse it.
+    pub(crate) fn compile(text: &str) -> Result<Self, filter::FilterError> {
+        let ours = filter::compile(text)?;
+        let theirs = |optimise| match Theirs::compile(text, optimise) {
+            Ok(theirs) => Some(theirs),
+            Err(why) if optimise && why == "expression rejects all packets" => None,
+            Err(why) => panic!("{text:?}: we take it, libpcap not: {why}"),
+        };
+        Ok(Self { text: text.to_owned(), ours, plain: theirs(false).unwrap(), optimised: theirs(true) })
+    }
+
+    /// How many steps our program has.
+    pub(crate) fn steps(&self) -> u32 {
+        self.ours.len
+    }
+
+    /// The answer of libpcap without its optimiser, which must be ours.
+    #[track_caller]
+    pub(crate) fn answer(&self, frame: &[u8]) -> bool {
+        let Self { text, ours, plain, .. } = self;
+        let expected = plain.matches(frame);
+        assert_eq!(
+            our_answer(ours, frame),
+            expected,
+            "libpcap says {expected}: ({text:?}, \"{}\")\n{}",
+            hex(frame),
+            filter::explain(ours)
+        );
+        expected
+    }
+
+    /// Whether libpcap's optimiser has left the answer as it was.
+    ///
+    /// It leaves out and moves loads, so on a truncated frame its program can accept what the expression as it is
+    /// written rejects. On whole frames libpcap 1.10.3 is wrong about some that mask the same bits twice: of
+    /// `net 2001:db8::/45 and 2001:db8::/45` it says that no packet can match.
+    pub(crate) fn optimiser_agrees(&self, frame: &[u8]) -> bool {
+        let answer = self.optimised.as_ref().is_some_and(|optimised| optimised.matches(frame));
+        answer == self.plain.matches(frame)
+    }
+}
+
+/// The bytes as `from_hex` reads them.
+pub(crate) fn hex(frame: &[u8]) -> String {
+    frame.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A frame from a line that a failed comparison has printed.
+pub(crate) fn from_hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u32> = text.chars().map(|digit| digit.to_digit(16).unwrap()).collect();
+    digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
+}

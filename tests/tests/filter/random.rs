@@ -1,0 +1,166 @@
+//! Random expressions of the supported language on random frames: the same answers as libpcap's.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use mirror_agent::filter;
+
+use crate::{
+    expressions::expression,
+    frames::frame,
+    oracle::{Pair, Theirs, hex},
+};
+
+/// Frames for each expression.
+const FRAMES: usize = 40;
+/// What we say of an expression that contradicts itself.
+const NOTHING_MATCHES: &str = "no packet can match this";
+
+/// splitmix64: a seed repeats a run.
+pub(crate) struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// True once in `count` times.
+    pub(crate) fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    /// One of these.
+    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// Random bytes.
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.next() as u8).collect()
+    }
+}
+
+fn from_environment(name: &str, default: impl FnOnce() -> u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")),
+        Err(_) => default(),
+    }
+}
+
+/// A run's random numbers; says how to have them again.
+fn random(test: &str) -> Random {
+    let seed = from_environment("MIRROR_FUZZ_SEED", || {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64
+    });
+    println!("{test}: MIRROR_FUZZ_SEED={seed}");
+    Random(seed)
+}
+
+#[test]
+fn random_expressions_give_the_answers_of_libpcap() {
+    let mut random = random("expressions");
+    let wanted = from_environment("MIRROR_FUZZ_PAIRS", || 100_000) as usize;
+    let started = Instant::now();
+    let [mut pairs, mut accepted, mut expressions, mut impossible, mut too_large, mut contradictions] =
+        [0; 6];
+    let mut most = 0;
+    while pairs < wanted {
+        let text = expression(&mut random);
+        let pair = match Pair::compile(&text) {
+            Ok(pair) => pair,
+            Err(error) if error.reason.contains("steps") => {
+                too_large += 1;
+                continue;
+            }
+            Err(error) if error.reason == NOTHING_MATCHES => {
+                impossible += 1;
+                let theirs = Theirs::compile(&text, false).unwrap();
+                for _ in 0..FRAMES {
+                    let frame = frame(&mut random);
+                    assert!(
+                        !theirs.matches(&frame),
+                        "we say that nothing can match: ({text:?}, \"{}\")",
+                        hex(&frame)
+                    );
+                    pairs += 1;
+                }
+                continue;
+            }
+            Err(error) => panic!("{text:?} is refused: {error}"),
+        };
+        expressions += 1;
+        let mut contradicted = None;
+        most = pair.steps().max(most);
+        for _ in 0..FRAMES {
+            let mut frame = frame(&mut random);
+            accepted += usize::from(pair.answer(&frame));
+            pairs += 1;
+            frame.resize(frame.len().max(300), 0);
+            pair.answer(&frame);
+            if !pair.optimiser_agrees(&frame) {
+                contradictions += 1;
+                contradicted = Some(text.clone());
+            }
+        }
+        if let Some(text) = contradicted {
+            println!("libpcap's optimiser changes the answer of {text:?}");
+        }
+    }
+    println!(
+        "{pairs} pairs, {accepted} accepted, {expressions} expressions, {impossible} that nothing can match, {too_large} \
+         too large, {most} steps at most, {contradictions} where libpcap contradicts itself, {:?}",
+        started.elapsed()
+    );
+    let share = accepted as f64 / pairs as f64;
+    assert!((0.05..0.95).contains(&share), "the frames say little: {share} of them match");
+    assert!(contradictions * 200 < pairs, "more than what is known of libpcap's optimiser");
+    assert!(too_large * 10 < expressions, "{too_large} of {expressions} expressions do not fit");
+}
+
+/// Words taken out, doubled and exchanged: what we take, libpcap takes too, and means the same by it.
+#[test]
+fn damaged_expressions_mean_what_libpcap_takes_them_for() {
+    let mut random = random("damaged expressions");
+    let (mut taken, mut refused) = (0, 0);
+    for _ in 0..from_environment("MIRROR_FUZZ_PAIRS", || 100_000) / 50 {
+        let text = expression(&mut random);
+        let spaced = text.replace('(', " ( ").replace(')', " ) ");
+        let mut words: Vec<&str> = spaced.split_whitespace().collect();
+        for _ in 0..=random.below(2) {
+            let (one, other) = (random.below(words.len()), random.below(words.len()));
+            match random.below(3) {
+                0 if words.len() > 1 => drop(words.remove(one)),
+                1 => words.insert(one, words[other]),
+                _ => words.swap(one, other),
+            }
+        }
+        let damaged = words.join(" ");
+        // libpcap's grammar has no group of ids at the beginning of another, ours has.
+        if damaged.contains("( (") && Theirs::compile(&damaged, false).is_err() {
+            continue;
+        }
+        match Pair::compile(&damaged) {
+            Ok(pair) => {
+                taken += 1;
+                for _ in 0..10 {
+                    pair.answer(&frame(&mut random));
+                }
+            }
+            Err(filter::FilterError { position, part, reason }) => {
+                refused += 1;
+                assert!(!reason.is_empty());
+                assert_eq!(damaged.get(position..position + part.len()), Some(part.as_str()), "{damaged:?}");
+            }
+        }
+    }
+    println!("{taken} taken, {refused} refused");
+    assert!(taken > 0 && refused > 0);
+}

@@ -1,0 +1,283 @@
+//! The commands: `attach`, `status`, `cleanup`, wrong usage; and an agent that is killed, restarted, started twice.
+
+use mirror_tests::{
+    Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, Lab, PodSpec, PodsFile, SOON, check,
+    eventually,
+};
+
+use crate::{Inside, MIRROR, Node, any_mode, shows};
+
+in_both_modes!(
+    attach_mirrors_interfaces_until_ctrl_c,
+    an_agent_that_was_killed_is_followed_without_a_gap,
+    cleanup_leaves_nothing_of_ours,
+);
+
+/// Waits until nothing of these objects is loaded.
+#[track_caller]
+fn wait_gone(objects: &BpfObjects) {
+    assert!(!objects.maps.is_empty() && !objects.programs.is_empty(), "{objects:?}");
+    eventually(SOON, || {
+        let remaining = objects.remaining();
+        check(remaining == BpfObjects::default(), || format!("still there: {remaining:?}"))
+    });
+}
+
+fn attach_mirrors_interfaces_until_ctrl_c(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("attach");
+    let before = lab.network_state();
+    let agent = Agent::attach(lab, mode, &[web.veth_host(), db.veth_host(), "--direction", "ingress"]);
+    let status = lab.wait_mirrored(&[web, db]);
+    for pod in [web, db] {
+        let tap = status.tap(pod.veth_host());
+        assert_eq!((&tap.pod, tap.nic.as_str(), tap.direction.as_str()), (&None, pod.veth_host(), "ingress"));
+        assert!(tap.attached.values().all(|attached| attached == mode.name()), "{tap:?}");
+    }
+    let inside = [web, db].map(Inside::of);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.ping(db.v4(), 10, 56);
+    Conversation::open(web, db, db.v6()).exchange(100_000);
+    // What the node's end receives is what the pod has sent.
+    shows(&mirror, || inside[0].frames().0.and(&inside[1].frames().0));
+    let [(from_web, to_web), (from_db, _)] = inside.map(Inside::stop);
+    mirror.stop().same_as(&from_web.and(&from_db)).unwrap();
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert_eq!(tap.packets("ingress", "copied"), from_web.len() as u64, "{tap:?}");
+    assert_eq!(tap.packets("egress", "other_direction"), to_web.len() as u64, "{tap:?}");
+    assert_eq!(tap.seen(), (from_web.len() + to_web.len()) as u64, "{tap:?}");
+
+    let objects = BpfObjects::of(lab);
+    agent.interrupt();
+    wait_gone(&objects);
+    lab.network_is_as(&before);
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn attach_to_an_interface_that_does_not_exist_fails_and_leaves_nothing() {
+    let Node { web, db: _db, lab } = &Node::bridged("no-interface");
+    let before = lab.network_state();
+    let exit = lab.agent_exit(&["attach", web.veth_host(), "not-here"]);
+    assert_eq!(exit.code, Some(1), "{exit:?}");
+    assert!(exit.stderr.contains("not-here"), "{exit:?}");
+    lab.network_is_as(&before);
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+}
+
+/// How many programs of ours are at the hooks of a device.
+fn attachments(lab: &Lab, device: &str) -> usize {
+    let filters = |hook| lab.node().tc(&format!("filter show dev {device} {hook}")).matches(" bpf ").count();
+    let clsact: usize = ["ingress", "egress"]
+        .into_iter()
+        .filter_map(|hook| {
+            let count = filters(hook);
+            // `tc` prints a line for the chain and one for each filter.
+            count.checked_sub(1)
+        })
+        .sum();
+    clsact + BpfObjects::of(lab).links.len()
+}
+
+fn an_agent_that_was_killed_is_followed_without_a_gap(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("killed");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    assert_eq!(attachments(lab, web.veth_host()), 2);
+    let inside = Inside::of(web);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let ping = || web.ping(db.v4(), 20, 56);
+    ping();
+    agent.kill();
+    ping();
+    let status = lab.status();
+    assert!(!status.agent_running && status.tap(web.veth_host()).total("copied") >= 80, "{status:?}");
+    for round in 0..3 {
+        let agent = Agent::run(lab, mode, &pods, &[]);
+        // While it starts, and after it has.
+        ping();
+        lab.wait_status(|status| check(status.agent_running, || "not running".into()));
+        agent.wait_for_log(&["takes copies"]);
+        lab.wait_mirrored(&[web]);
+        ping();
+        assert_eq!(attachments(lab, web.veth_host()), 2, "start {round}");
+        if round == 1 {
+            agent.stop()
+        } else {
+            agent.kill()
+        }
+        ping();
+    }
+    shows(&mirror, || inside.capture.frames());
+    let (sent, received) = inside.stop();
+    mirror.stop().same_as(&sent.and(&received)).unwrap();
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert_eq!(tap.packets("egress", "copied"), sent.len() as u64, "{tap:?}");
+    assert_eq!(tap.packets("ingress", "copied"), received.len() as u64, "{tap:?}");
+    assert_eq!(tap.seen(), (sent.len() + received.len()) as u64, "{tap:?}");
+
+    // A pod that went while no agent ran is pruned by the next one.
+    pods.write(&[PodSpec::of(db).mirror("true")]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[db]);
+    assert_eq!(attachments(lab, db.veth_host()), 2);
+}
+
+#[test]
+fn another_way_to_attach_takes_over_without_a_second_copy() {
+    let modes: Vec<AttachMode> = [AttachMode::Clsact, AttachMode::Tcx, AttachMode::Clsact]
+        .into_iter()
+        .filter(|mode| mode.is_applicable())
+        .collect();
+    let Node { web, db, lab } = &Node::bridged("take-over");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    for mode in modes {
+        let agent = Agent::run(lab, mode, &pods, &[]);
+        lab.wait_mirrored(&[web]);
+        lab.wait_status(|status| {
+            let attached = &status.tap(web.veth_host()).attached;
+            check(attached.values().all(|way| way == mode.name()), || format!("not by {}", mode.name()))
+        });
+        let inside = Inside::of(web);
+        let mirror = Capture::start(lab.node(), MIRROR);
+        web.ping(db.v4(), 10, 56);
+        shows(&mirror, || inside.capture.frames());
+        let (sent, received) = inside.stop();
+        mirror.stop().same_as(&sent.and(&received)).unwrap();
+        agent.stop();
+    }
+}
+
+fn cleanup_leaves_nothing_of_ours(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("cleanup");
+    // What is like ours and is not.
+    lab.node().ip("link add other0 type veth peer name other1");
+    lab.node().ip("link set other0 alias podmirrored");
+    let before = lab.network_state();
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("egress")]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web, db]);
+    web.ping(db.v4(), 3, 56);
+
+    // Not under an agent that is at work.
+    let exit = lab.agent_exit(&["cleanup"]);
+    assert_eq!(exit.code, Some(1), "{exit:?}");
+    assert!(exit.stderr.contains("another mirror-agent"), "{exit:?}");
+    lab.wait_mirrored(&[web, db]);
+
+    let objects = BpfObjects::of(lab);
+    agent.stop();
+    assert_eq!(objects.remaining(), objects, "the mirror outlives the agent");
+    let flood = Flood::start(web, db);
+    flood.go_on(50);
+    lab.cleanup();
+    flood.go_on(50);
+    flood.stop();
+    wait_gone(&objects);
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+    lab.network_is_as(&before);
+    // Nothing to do is fine too.
+    lab.cleanup();
+}
+
+#[test]
+fn status_tells_the_same_with_and_without_an_agent() {
+    let Node { web, db, lab } = &Node::bridged("status");
+    let exit = lab.agent_exit(&["status"]);
+    assert_eq!(exit.code, Some(1), "{exit:?}");
+    assert!(exit.stderr.contains("nothing is mirrored"), "{exit:?}");
+
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("ingress")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web, db]);
+    web.ping(db.v4(), 10, 56);
+    let running = lab.status();
+    assert!(running.agent_running);
+    let words = |table: &str, word: &str| table.lines().filter(|line| line.contains(word)).count();
+    let table = lab.agent_exit(&["status"]).stdout;
+    for word in
+        ["default/web", "default/db", web.veth_host(), MIRROR, "copied", "duplicate", any_mode().name()]
+    {
+        assert!(words(&table, word) > 0, "no '{word}' in\n{table}");
+    }
+    for counts in running.taps.iter().flat_map(|tap| &tap.counters) {
+        let row = |line: &str| {
+            let cells: Vec<&str> = line.split_whitespace().collect();
+            let numbers = [counts.packets.to_string(), counts.bytes.to_string()];
+            cells.ends_with(&[&counts.direction, &counts.verdict, &numbers[0], &numbers[1]])
+        };
+        assert!(table.lines().any(row), "{counts:?} is not in\n{table}");
+    }
+    agent.stop();
+    let stopped = lab.status();
+    assert!(!stopped.agent_running);
+    assert_eq!((&stopped.mirror, &stopped.taps), (&running.mirror, &running.taps));
+    let table = lab.agent_exit(&["status"]).stdout;
+    assert!(table.contains("not running"), "{table}");
+}
+
+#[test]
+fn a_second_agent_in_the_same_place_is_refused() {
+    let Node { web, db, lab } = &Node::bridged("second");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    for arguments in [vec!["run", "--pods-from", pods.path()], vec!["attach", db.veth_host()]] {
+        let exit = lab.agent_exit(&arguments);
+        assert_eq!(exit.code, Some(1), "{exit:?}");
+        assert!(exit.stderr.contains("another mirror-agent is at work"), "{exit:?}");
+    }
+    let copied = lab.wait_mirrored(&[web]).tap(web.veth_host()).total("copied");
+    web.ping(db.v4(), 10, 56);
+    assert!(lab.status().tap(web.veth_host()).total("copied") >= copied + 20);
+    agent.stop();
+}
+
+#[test]
+fn wrong_usage_is_told_apart_from_failure() {
+    let lab = &Lab::new("usage");
+    for arguments in [
+        &["fly"][..],
+        &["run"],
+        &["attach"],
+        &["attach", "a/b"],
+        &["run", "--pods-from", "x", "--mirror-iface", "a-name-of-16-byte"],
+        &["run", "--pods-from", "x", "--mirror-iface-mtu", "65536"],
+        &["run", "--pods-from", "x", "--attach", "xdp"],
+        &["attach", "lo", "--direction", "sideways"],
+        &["status", "-o", "xml"],
+        &["cleanup", "now"],
+    ] {
+        let exit = lab.agent_exit(arguments);
+        assert_eq!(exit.code, Some(2), "{arguments:?}: {exit:?}");
+        assert!(exit.stderr.contains("Usage") || exit.stderr.contains("--help"), "{arguments:?}: {exit:?}");
+    }
+    let exit = lab.agent_exit(&["run", "--pods-from", "/does/not/exist.yaml", "--mirror-iface", "lo"]);
+    assert_eq!(exit.code, Some(1), "{exit:?}");
+}
+
+#[test]
+fn flags_can_be_given_as_environment_variables() {
+    let Node { web, db: _db, lab } = &Node::bridged("environment");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web)]);
+    let _agent = Agent::with_environment(
+        lab,
+        &["run"],
+        &[
+            ("MIRROR_PODS_FROM", pods.path()),
+            ("MIRROR_ENABLE_MIRROR", "true"),
+            ("MIRROR_IFACE", "from-env"),
+            ("MIRROR_IFACE_MTU", "3000"),
+            ("MIRROR_ATTACH", "clsact"),
+        ],
+    );
+    let status = lab.wait_mirrored(&[web]);
+    assert_eq!(status.mirror.name, "from-env");
+    assert!(status.tap(web.veth_host()).attached.values().all(|attached| attached == "clsact"), "{status:?}");
+    let help = lab.agent_exit(&["run", "--help"]).stdout;
+    for text in ["[default: mirror0]", "[env: MIRROR_IFACE", "[default: /sys/fs/bpf]", "[default: false]"] {
+        assert!(help.contains(text), "no {text} in\n{help}");
+    }
+}

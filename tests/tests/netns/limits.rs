@@ -1,0 +1,244 @@
+//! How much of a pod is mirrored: rates and budgets, held against floods from both sides on all CPUs.
+//!
+//! A flood is counted by the devices themselves: a capture of it would lose some.
+
+use std::time::{Duration, Instant};
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Flood, Lab, PodNs, PodSpec, PodsFile, SOON, Status, check, eventually,
+};
+
+use crate::{MIRROR, Node, any_mode, mirror_iface::packets};
+
+in_both_modes!(
+    sixty_pings_in_a_flood_are_all_mirrored,
+    a_budget_of_packets_is_exact,
+    a_rate_is_kept_under_a_flood_from_both_sides,
+);
+
+/// A pod with these annotations, without `podmirror.io/`.
+fn chosen(pod: &PodNs, settings: &[(&str, &str)]) -> PodSpec {
+    settings.iter().fold(PodSpec::of(pod).mirror("true"), |spec, (key, value)| {
+        spec.annotated(&format!("podmirror.io/{key}"), value)
+    })
+}
+
+/// Two pods that flood each other.
+struct Floods([Flood; 2]);
+
+impl Floods {
+    fn between(web: &PodNs, db: &PodNs) -> Self {
+        Self([Flood::start(web, db), Flood::start(db, web)])
+    }
+
+    fn go_on(&self, more: usize) {
+        self.0.iter().for_each(|flood| flood.go_on(more));
+    }
+
+    /// Ends them: no datagram is lost, whatever became of the copies.
+    fn stop(self) -> usize {
+        self.0.into_iter().map(Flood::stop).sum()
+    }
+}
+
+/// Waits until the mirror of a pod has ended by this budget.
+#[track_caller]
+fn wait_ended(lab: &Lab, pod: &PodNs, budget: Option<&str>) -> Status {
+    lab.wait_status(|status| {
+        let ended = status.tap(pod.veth_host()).ended.as_deref();
+        check(ended == budget, || format!("ended by {ended:?}, not {budget:?}"))
+    })
+}
+
+/// The pings of a flooded pod pass a limit that is far below the flood: the filter comes first.
+fn sixty_pings_in_a_flood_are_all_mirrored(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("sixty");
+    let pods = PodsFile::new(lab, &[chosen(web, &[("filter", "icmp"), ("rate", "100pps")])]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let before = packets(lab, web.veth_host());
+    let floods = Floods::between(web, db);
+    floods.go_on(100);
+    // 40 requests and answers a second, below the limit.
+    web.ping_every(Duration::from_millis(50), db.v4(), 60, 56);
+    floods.go_on(100);
+    let rounds = floods.stop();
+    let passed = packets(lab, web.veth_host()) - before;
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert_eq!((tap.packets("egress", "copied"), tap.packets("ingress", "copied")), (60, 60), "{tap:?}");
+    assert_eq!(tap.total("filtered"), passed - 120, "{tap:?}");
+    assert_eq!(tap.seen(), passed, "{tap:?}");
+    assert!(passed - 120 >= 2 * rounds as u64 && rounds > 1000, "{passed} packets in {rounds} rounds");
+    let copies = mirror.stop();
+    assert_eq!(copies.len(), 120);
+    // Echo requests and answers, each with its number.
+    for kind in [8, 0] {
+        let numbers = copies.only(|frame| frame[12..14] == [8, 0] && frame[23] == 1 && frame[34] == kind);
+        assert_eq!((numbers.len(), numbers.iter().count()), (60, 60), "type {kind}: {numbers}");
+    }
+}
+
+fn a_budget_of_packets_is_exact(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("packets");
+    let pods = PodsFile::new(lab, &[chosen(web, &[("packets", "100")])]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let before = packets(lab, web.veth_host());
+    let floods = Floods::between(web, db);
+    floods.go_on(200);
+    wait_ended(lab, web, Some("packets"));
+    floods.go_on(200);
+    floods.stop();
+    let passed = packets(lab, web.veth_host()) - before;
+    let counted = |status: &Status| {
+        let tap = status.tap(web.veth_host());
+        assert_eq!(tap.seen(), tap.total("copied") + tap.total("ended"), "{tap:?}");
+        (tap.total("copied"), tap.seen())
+    };
+    assert_eq!(counted(&lab.status()), (100, passed));
+    assert_eq!(mirror.frames().len(), 100);
+    agent.wait_for_log(&["has ended", "\"packets\"", "default/web"]);
+
+    // Ended it stays, over a restart too.
+    agent.stop();
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_status(|status| check(status.agent_running, || "not running".into()));
+    agent.wait_for_log(&["has ended", "\"packets\"", "default/web"]);
+    web.ping(db.v4(), 10, 56);
+    let status = wait_ended(lab, web, Some("packets"));
+    let passed = packets(lab, web.veth_host()) - before;
+    assert_eq!(counted(&status), (100, passed));
+    assert_eq!(mirror.frames().len(), 100);
+
+    // Another budget begins anew, and the counters go on.
+    pods.write(&[chosen(web, &[("packets", "30")])]);
+    wait_ended(lab, web, None);
+    web.ping(db.v4(), 10, 56);
+    assert_eq!(counted(&wait_ended(lab, web, None)).0, 120);
+    web.ping(db.v4(), 10, 56);
+    let status = wait_ended(lab, web, Some("packets"));
+    let passed = packets(lab, web.veth_host()) - before;
+    assert_eq!(counted(&status), (130, passed));
+    assert_eq!(mirror.stop().len(), 130);
+}
+
+#[test]
+fn a_budget_of_bytes_is_exact_to_one_packet() {
+    let Node { web, db, lab } = &Node::bridged("bytes");
+    let pods = PodsFile::new(lab, &[chosen(web, &[("bytes", "10001")])]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let before = packets(lab, web.veth_host());
+    let floods = Floods::between(web, db);
+    wait_ended(lab, web, Some("bytes"));
+    floods.go_on(200);
+    floods.stop();
+    let passed = packets(lab, web.veth_host()) - before;
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    let bytes = tap.bytes("ingress", "copied") + tap.bytes("egress", "copied");
+    assert_eq!(tap.total("ended"), passed - tap.total("copied"), "{tap:?}");
+    let copies = mirror.stop();
+    assert_eq!((copies.len() as u64, copies.bytes() as u64), (tap.total("copied"), bytes));
+    let largest = copies.iter().map(|(frame, _)| frame.len() as u64).max().unwrap();
+    assert!((10_001..10_001 + largest).contains(&bytes), "{bytes} bytes, packets of up to {largest}");
+}
+
+#[test]
+fn a_budget_of_time_ends_within_a_second() {
+    let Node { web, db, lab } = &Node::bridged("duration");
+    let pods = PodsFile::new(lab, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let floods = Floods::between(web, db);
+    let earliest = Instant::now();
+    pods.write(&[chosen(web, &[("duration", "2s")])]);
+    agent.wait_for_taps(1);
+    let latest = Instant::now();
+    // Every look takes its time; so what it shows was so after it had begun, and before it was over.
+    let mut running = Instant::now();
+    let status = eventually(SOON, || {
+        let begun = Instant::now();
+        let status = lab.status();
+        if status.tap(web.veth_host()).ended.is_none() {
+            running = begun;
+            return Err("the mirror has not ended".to_owned());
+        }
+        Ok(status)
+    });
+    assert!(earliest.elapsed() >= Duration::from_secs(2), "ended after {:?}", earliest.elapsed());
+    let longest = running.saturating_duration_since(latest);
+    assert!(longest <= Duration::from_secs(3), "still running after {longest:?}");
+    assert_eq!(status.tap(web.veth_host()).ended.as_deref(), Some("duration"));
+    agent.wait_for_log(&["has ended", "\"duration\"", "default/web"]);
+    floods.go_on(200);
+    floods.stop();
+    let copied = status.tap(web.veth_host()).total("copied");
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert!(copied > 0 && tap.total("copied") == copied && tap.total("ended") >= 400, "{tap:?}");
+    assert_eq!(tap.seen(), copied + tap.total("ended"), "{tap:?}");
+}
+
+/// Floods for 3 s, and checks the sum of all copies against a rate with the default burst.
+fn flooded_at(lab: &Lab, web: &PodNs, db: &PodNs, rate: f64) -> Status {
+    let mirrored = packets(lab, MIRROR);
+    let begin = Instant::now();
+    let floods = Floods::between(web, db);
+    floods.go_on(1);
+    let flooded = Instant::now();
+    while flooded.elapsed() < Duration::from_secs(3) {
+        floods.go_on(100);
+    }
+    let flooded = flooded.elapsed();
+    floods.stop();
+    let longest = begin.elapsed();
+    let status = lab.status();
+    let sum = |verdict| status.taps.iter().map(|tap| tap.total(verdict)).sum::<u64>();
+    let (copied, limited) = (sum("copied"), sum("limited"));
+    // No more than the rate and what was saved up; and 5 % less than the rate at least.
+    let most = rate * longest.as_secs_f64() + rate * 0.05 + 1.0;
+    let least = 0.95 * rate * flooded.as_secs_f64();
+    assert!((least..=most).contains(&(copied as f64)), "{copied} copies, not {least:.0} to {most:.0}");
+    assert!(limited >= copied, "no flood: {limited} over the limit, {copied} below");
+    assert_eq!(packets(lab, MIRROR) - mirrored, copied);
+    status
+}
+
+fn a_rate_is_kept_under_a_flood_from_both_sides(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("rate");
+    let pods = PodsFile::new(lab, &[chosen(web, &[("rate", "1kpps")])]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let before = packets(lab, web.veth_host());
+    let status = flooded_at(lab, web, db, 1000.0);
+    let tap = status.tap(web.veth_host());
+    assert_eq!(tap.seen(), packets(lab, web.veth_host()) - before, "{tap:?}");
+    assert_eq!(tap.seen(), tap.total("copied") + tap.total("limited"), "{tap:?}");
+}
+
+#[test]
+fn a_rate_of_bits_counts_whole_frames() {
+    let Node { web, db, lab } = &Node::bridged("bits");
+    // 50 bytes are 400 bits: 1000 datagrams of 8 bytes a second.
+    let pods = PodsFile::new(lab, &[chosen(web, &[("rate", "400kbit")])]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    flooded_at(lab, web, db, 1000.0);
+}
+
+#[test]
+fn the_limit_of_the_node_is_for_all_mirrors_together() {
+    let Node { web, db, lab } = &Node::bridged("max-rate");
+    let pods = PodsFile::new(lab, &[chosen(web, &[]), chosen(db, &[])]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--max-rate", "1kpps"]);
+    lab.wait_mirrored(&[web, db]);
+    let before = packets(lab, web.veth_host()) + packets(lab, db.veth_host());
+    let status = flooded_at(lab, web, db, 1000.0);
+    let seen: u64 = status.taps.iter().map(|tap| tap.seen()).sum();
+    assert_eq!(seen, packets(lab, web.veth_host()) + packets(lab, db.veth_host()) - before);
+}

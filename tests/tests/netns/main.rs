@@ -1,0 +1,103 @@
+//! Stories of the built agent on a node with pods: what people do, and everything that follows from it.
+//!
+//! Stories about the data path run once for each way to attach; where the kernel has no TCX (older than 6.6), the
+//! `tcx` ones do not apply.
+#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::print_stderr, reason = "tells which stories do not apply")]
+
+use std::time::Duration;
+
+use mirror_tests::{AttachMode, Capture, Frames, Lab, Mac, PodNs, eventually};
+
+/// Makes a test of each story for each way to attach.
+macro_rules! in_both_modes {
+    ($($story:ident),+ $(,)?) => {
+        mod tcx {
+            $(#[test] fn $story() { crate::in_mode(mirror_tests::AttachMode::Tcx, super::$story) })+
+        }
+        mod clsact {
+            $(#[test] fn $story() { crate::in_mode(mirror_tests::AttachMode::Clsact, super::$story) })+
+        }
+    };
+}
+
+mod annotations;
+mod choice;
+mod commands;
+mod complete;
+mod harness;
+mod limits;
+mod mirror_iface;
+mod neighbours;
+mod pods;
+
+/// The name of the mirror interface where nobody chooses another.
+const MIRROR: &str = "mirror0";
+
+fn in_mode(mode: AttachMode, story: fn(AttachMode)) {
+    if mode.is_applicable() {
+        story(mode);
+    } else {
+        eprintln!("not applicable: this kernel has no {}", mode.name());
+    }
+}
+
+/// The way to attach for stories that are the same in both.
+fn any_mode() -> AttachMode {
+    if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact }
+}
+
+/// Two pods on a bridge. The node goes last.
+struct Node {
+    web: PodNs,
+    db: PodNs,
+    lab: Lab,
+}
+
+impl Node {
+    fn bridged(story: &str) -> Self {
+        let lab = Lab::new(story);
+        lab.bridge("br0");
+        Self { web: lab.pod("web", "br0"), db: lab.pod("db", "br0"), lab }
+    }
+
+    fn routed(story: &str) -> Self {
+        let lab = Lab::new(story);
+        Self { web: lab.routed_pod("web"), db: lab.routed_pod("db"), lab }
+    }
+}
+
+/// A capture inside a pod.
+struct Inside {
+    capture: Capture,
+    mac: Mac,
+}
+
+impl Inside {
+    fn of(pod: &PodNs) -> Self {
+        Self { capture: Capture::start(pod.netns(), "eth0"), mac: pod.eth0().mac }
+    }
+
+    /// What the pod has sent, and what it has received.
+    fn frames(&self) -> (Frames, Frames) {
+        split(self.mac, &self.capture.frames())
+    }
+
+    /// Ends the capture.
+    fn stop(self) -> (Frames, Frames) {
+        let Self { capture, mac } = self;
+        split(mac, &capture.stop())
+    }
+}
+
+/// Frames that come from `mac`, and all others.
+fn split(mac: Mac, frames: &Frames) -> (Frames, Frames) {
+    let sent = |frame: &[u8]| frame[6..12] == mac;
+    (frames.only(sent), frames.only(|frame| !sent(frame)))
+}
+
+/// Waits until the mirror interface has shown exactly the `expected` frames, each once.
+#[track_caller]
+fn shows(mirror: &Capture, expected: impl Fn() -> Frames) {
+    eventually(Duration::from_secs(20), || mirror.frames().same_as(&expected()));
+}

@@ -1,0 +1,270 @@
+//! The mirror interface: made or found, refused, down, gone, renamed; and the pods' packets meanwhile.
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Flood, Lab, PodSpec, PodsFile, SOON, Status, check, eventually,
+};
+
+use crate::{Inside, MIRROR, Node, any_mode, shows};
+
+in_both_modes!(
+    no_packet_is_lost_while_the_mirror_interface_goes_down_and_up,
+    no_packet_is_lost_while_the_mirror_interface_is_deleted,
+    no_packet_is_lost_while_the_mirror_interface_is_renamed,
+    no_packet_is_lost_while_the_mirror_interface_goes_down_without_an_agent,
+);
+
+/// What `ip` tells of a device of the node, as JSON.
+fn device(lab: &Lab, name: &str) -> serde_json::Value {
+    let devices: serde_json::Value =
+        serde_json::from_str(&lab.node().ip(&format!("-j -d -s link show {name}"))).unwrap();
+    devices[0].clone()
+}
+
+/// Packets that a device has received and sent.
+pub(crate) fn packets(lab: &Lab, name: &str) -> u64 {
+    let device = device(lab, name);
+    ["rx", "tx"].iter().map(|side| device["stats64"][side]["packets"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn a_missing_mirror_interface_is_made_and_says_nothing() {
+    let Node { web, db, lab } = &Node::bridged("made");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let status = lab.wait_mirrored(&[web]);
+    assert_eq!((status.mirror.name.as_str(), status.mirror.ifindex), (MIRROR, Some(lab.ifindex(MIRROR))));
+    let made = device(lab, MIRROR);
+    let kind = made["linkinfo"]["info_kind"].as_str().unwrap();
+    agent.wait_for_log(&["made the mirror interface", MIRROR, kind]);
+    assert!(kind == "dummy" || agent.log_with(&["no dummy driver"]).len() == 1, "{kind}");
+    assert_eq!((made["mtu"].as_u64(), made["ifalias"].as_str()), (Some(65535), Some("podmirror")));
+    assert!(made["flags"].as_array().unwrap().contains(&"NOARP".into()), "{made}");
+    // Nothing but copies, also on the other end of a stand-in.
+    let captures: Vec<Capture> = lab
+        .devices()
+        .iter()
+        .filter(|name| name.starts_with(MIRROR))
+        .map(|name| Capture::start(lab.node(), name))
+        .collect();
+    let inside = Inside::of(web);
+    web.ping(db.v6(), 5, 56);
+    shows(&captures[0], || inside.capture.frames());
+    let (sent, received) = inside.stop();
+    for capture in captures {
+        capture.stop().same_as(&sent.and(&received)).unwrap();
+    }
+    let addresses = lab.node().ip(&format!("-6 address show dev {MIRROR}"));
+    assert!(!addresses.contains("inet6"), "{addresses}");
+}
+
+#[test]
+fn the_mtu_of_a_made_mirror_interface_is_as_told() {
+    let Node { web, db: _db, lab } = &Node::bridged("mtu");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let _agent =
+        Agent::run(lab, any_mode(), &pods, &["--mirror-iface", "tap-here", "--mirror-iface-mtu", "9000"]);
+    lab.wait_mirrored(&[web]);
+    assert_eq!(device(lab, "tap-here")["mtu"].as_u64(), Some(9000));
+}
+
+#[test]
+fn a_device_that_exists_is_used_and_left_as_it_is() {
+    let Node { web, db, lab } = &Node::bridged("found");
+    lab.node().ip("link add cap0 mtu 4000 type veth peer name cap1");
+    lab.node().ip("link set cap1 up");
+    lab.node().ip("address add 192.0.2.1/24 dev cap0");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-iface", "cap0"]);
+    lab.wait_mirrored(&[web]);
+    let settings = |lab: &Lab| {
+        let mut cap0 = device(lab, "cap0");
+        cap0.as_object_mut().unwrap().remove("stats64");
+        (cap0, lab.node().ip("address show dev cap0"))
+    };
+    let used = settings(lab);
+    assert_eq!(used.0["mtu"].as_u64(), Some(4000));
+    assert!(used.0["ifalias"].is_null() && used.0["master"].is_null(), "{}", used.0);
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), "cap0"));
+    web.ping(db.v4(), 5, 56);
+    shows(&mirror, || inside.capture.frames());
+    mirror.stop();
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(settings(lab), used, "still there, and as it was");
+}
+
+#[test]
+fn a_made_mirror_interface_is_recognised_after_a_restart() {
+    let Node { web, db: _db, lab } = &Node::bridged("recognised");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let ifindex = lab.wait_mirrored(&[web]).mirror.ifindex;
+    agent.stop();
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let status = lab.wait_status(|status| check(status.agent_running, || "not running".into()));
+    assert_eq!(status.mirror.ifindex, ifindex);
+    // Ours still: made again when it is deleted.
+    lab.node().ip(&format!("link delete {MIRROR}"));
+    lab.wait_status(|status| {
+        let again = status.mirror.up && status.mirror.ifindex != ifindex;
+        check(again, || "the mirror interface is not made again".into())
+    });
+    lab.wait_mirrored(&[web]);
+}
+
+#[test]
+fn devices_that_would_bring_copies_back_are_refused() {
+    let Node { web, db: _db, lab } = &Node::bridged("refused");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let tap = web.veth_host();
+    lab.node().ip("link add ifb9 type ifb");
+    lab.node().ip("link add one type veth peer name two");
+    let before = lab.network_state();
+    let run = |mirror| vec!["run", "--pods-from", pods.path(), "--mirror-iface", mirror];
+    let attach = |device, mirror| vec!["attach", device, "--mirror-iface", mirror];
+    for (arguments, named) in [
+        (run("lo"), "lo cannot be the mirror interface"),
+        (run("ifb9"), "ifb9 cannot be the mirror interface"),
+        (run("br0"), tap),
+        (run(tap), tap),
+        (attach(tap, "lo"), "lo cannot be the mirror interface"),
+        (attach(tap, "br0"), tap),
+        (attach("one", "one"), "one is the mirror interface itself"),
+        (attach("one", "two"), "the other end of one's veth"),
+    ] {
+        let exit = lab.agent_exit(&arguments);
+        assert_eq!(exit.code, Some(1), "{arguments:?}: {exit:?}");
+        assert!(exit.stderr.contains(named) && !exit.stderr.contains("panicked"), "{arguments:?}: {exit:?}");
+        lab.network_is_as(&before);
+    }
+}
+
+/// Lets a pod talk as fast as it can while `disturb` does something to the mirror interface, and checks the bill:
+/// every datagram came back, and every packet is counted once.
+fn under_load(mode: AttachMode, story: &str, disturb: impl Fn(&Lab, &Flood)) -> Status {
+    let Node { web, db, lab } = &Node::bridged(story);
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    if story == "alone" {
+        agent.kill();
+    }
+    let before = packets(lab, web.veth_host());
+    let flood = Flood::start(web, db);
+    flood.go_on(200);
+    disturb(lab, &flood);
+    flood.go_on(200);
+    let rounds = flood.stop();
+    let passed = packets(lab, web.veth_host()) - before;
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert!(passed >= 2 * rounds as u64, "{passed} packets in {rounds} rounds");
+    assert_eq!(tap.seen(), passed, "every packet is counted once: {tap:?}");
+    let explained = tap.total("copied") + tap.total("target_down") + tap.total("congested");
+    assert_eq!(explained, passed, "{tap:?}");
+    assert!(tap.total("target_down") >= 400, "{tap:?}");
+    status
+}
+
+/// Waits until the status shows the mirror interface up or not.
+fn wait_mirror(lab: &Lab, up: bool) {
+    lab.wait_status(|status| {
+        check(status.mirror.up == up, || format!("the mirror interface is not up: {up}"))
+    });
+}
+
+/// Waits until copies arrive on the mirror interface again. By its own counters: a capture of a flood would lose some.
+fn copies_go_on(lab: &Lab, flood: &Flood, mirror: &str) {
+    let before = packets(lab, mirror);
+    flood.go_on(10);
+    eventually(SOON, || {
+        check(packets(lab, mirror) >= before + 20, || "no copies on the mirror interface".into())
+    });
+}
+
+fn no_packet_is_lost_while_the_mirror_interface_goes_down_and_up(mode: AttachMode) {
+    under_load(mode, "down-up", |lab, flood| {
+        copies_go_on(lab, flood, MIRROR);
+        lab.node().ip(&format!("link set {MIRROR} down"));
+        wait_mirror(lab, false);
+        flood.go_on(300);
+        lab.node().ip(&format!("link set {MIRROR} up"));
+        wait_mirror(lab, true);
+        copies_go_on(lab, flood, MIRROR);
+    });
+}
+
+fn no_packet_is_lost_while_the_mirror_interface_is_deleted(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("deleted");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let before = packets(lab, web.veth_host());
+    let flood = Flood::start(web, db);
+    for _ in 0..5 {
+        let old = lab.ifindex(MIRROR);
+        lab.node().ip(&format!("link delete {MIRROR}"));
+        lab.wait_status(|status| {
+            let again = status.mirror.up && status.mirror.ifindex.is_some_and(|ifindex| ifindex != old);
+            check(again, || "the mirror interface is not made again".into())
+        });
+        copies_go_on(lab, &flood, MIRROR);
+    }
+    // Without the agent nobody makes it again.
+    agent.kill();
+    lab.node().ip(&format!("link delete {MIRROR}"));
+    flood.go_on(300);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    agent.wait_for_log(&["takes copies"]);
+    copies_go_on(lab, &flood, MIRROR);
+    flood.stop();
+    let passed = packets(lab, web.veth_host()) - before;
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert_eq!(tap.seen(), passed, "{tap:?}");
+    assert_eq!(tap.total("copied") + tap.total("target_down") + tap.total("congested"), passed, "{tap:?}");
+    assert!(tap.total("target_down") >= 500, "{tap:?}");
+}
+
+fn no_packet_is_lost_while_the_mirror_interface_is_renamed(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("renamed");
+    lab.node().ip("link add cap0 mtu 65535 type veth peer name cap1 mtu 65535");
+    lab.node().ip("link set cap1 up");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let _agent = Agent::run(lab, mode, &pods, &["--mirror-iface", "cap0"]);
+    lab.wait_mirrored(&[web]);
+    let before = packets(lab, web.veth_host());
+    let flood = Flood::start(web, db);
+    flood.go_on(100);
+    lab.node().ip("link set cap0 down");
+    lab.node().ip("link set cap0 name other");
+    lab.node().ip("link set other up");
+    let status =
+        lab.wait_status(|status| check(status.mirror.ifindex.is_none(), || "the name is still known".into()));
+    assert!(!status.mirror.up);
+    // It is not the mirror interface any more, whatever its index: nothing is copied to it.
+    let before_other = packets(lab, "other");
+    flood.go_on(300);
+    assert_eq!(packets(lab, "other"), before_other);
+    lab.node().ip("link set other down");
+    lab.node().ip("link set other name cap0");
+    lab.node().ip("link set cap0 up");
+    wait_mirror(lab, true);
+    copies_go_on(lab, &flood, "cap0");
+    flood.stop();
+    let passed = packets(lab, web.veth_host()) - before;
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert_eq!(tap.seen(), passed, "{tap:?}");
+    assert_eq!(tap.total("copied") + tap.total("target_down") + tap.total("congested"), passed, "{tap:?}");
+    assert!(tap.total("target_down") >= 600, "{tap:?}");
+}
+
+fn no_packet_is_lost_while_the_mirror_interface_goes_down_without_an_agent(mode: AttachMode) {
+    under_load(mode, "alone", |lab, flood| {
+        lab.node().ip(&format!("link set {MIRROR} down"));
+        flood.go_on(300);
+        lab.node().ip(&format!("link set {MIRROR} up"));
+        copies_go_on(lab, flood, MIRROR);
+    });
+}

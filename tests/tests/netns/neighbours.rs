@@ -1,0 +1,110 @@
+//! Other programs on the same hooks: unharmed by us, and we by them.
+
+use mirror_tests::{Agent, AttachMode, Lab, Neighbour, PodSpec, PodsFile};
+
+use crate::{Node, any_mode};
+
+in_both_modes!(other_filters_live_beside_ours);
+
+const HOOKS: [&str; 2] = ["ingress", "egress"];
+
+fn other_filters_live_beside_ours(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("filters");
+    let device = web.veth_host();
+    lab.node().tc(&format!("qdisc add dev {device} clsact"));
+    // Ahead of ours and behind it, and at the end one that accepts everything.
+    let neighbours = [1, 60000].map(|priority| Neighbour::attach_clsact(lab, device, priority));
+    for hook in HOOKS {
+        lab.node().tc(&format!(
+            "filter add dev {device} {hook} pref 60001 protocol all u32 match u32 0 0 flowid 1:1"
+        ));
+    }
+    let filters = |lab: &Lab| HOOKS.map(|hook| lab.node().tc(&format!("filter show dev {device} {hook}")));
+    let (before, state) = (filters(lab), lab.network_state());
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let counts = |copied| [neighbours[0].seen(), copied, neighbours[1].seen()];
+    let start = counts(lab.status().tap(device).total("copied"));
+    web.ping(db.v4(), 10, 56);
+    let end = counts(lab.status().tap(device).total("copied"));
+    let all = end[0] - start[0];
+    assert!(all >= 20, "{all}");
+    assert_eq!([0, 1, 2].map(|index| end[index] - start[index]), [all; 3], "everybody sees every packet");
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(filters(lab), before);
+    lab.network_is_as(&state);
+    let start = counts(0);
+    web.ping(db.v4(), 10, 56);
+    assert_eq!([0, 2].map(|index| counts(0)[index] - start[index]), [20; 2]);
+}
+
+/// Attaches another TCX program before or after our agent comes, and ahead of ours or behind it.
+fn another_tcx_program(story: &str, attach: fn(&Lab, &str) -> Neighbour, comes_first: bool) {
+    let Node { web, db, lab } = &Node::bridged(story);
+    let device = web.veth_host();
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let early = comes_first.then(|| attach(lab, device));
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let neighbour = early.unwrap_or_else(|| attach(lab, device));
+    let (seen, copied) = (neighbour.seen(), lab.status().tap(device).total("copied"));
+    web.ping(db.v4(), 10, 56);
+    let both = (neighbour.seen() - seen, lab.status().tap(device).total("copied") - copied);
+    assert!(both.0 >= 20, "{both:?}");
+    assert_eq!(both.0, both.1, "both see every packet");
+    agent.stop();
+    lab.cleanup();
+    let seen = neighbour.seen();
+    web.ping(db.v4(), 10, 56);
+    assert_eq!(neighbour.seen() - seen, 20);
+}
+
+#[test]
+fn a_tcx_program_that_came_first_lives_beside_ours() {
+    if AttachMode::Tcx.is_applicable() {
+        another_tcx_program("tcx-first", Neighbour::attach_tcx, true);
+    }
+}
+
+#[test]
+fn a_tcx_program_that_comes_later_lives_beside_ours() {
+    if AttachMode::Tcx.is_applicable() {
+        another_tcx_program("tcx-later", Neighbour::attach_tcx, false);
+    }
+}
+
+#[test]
+fn a_tcx_program_that_goes_ahead_of_ours_lives_beside_ours() {
+    if AttachMode::Tcx.is_applicable() {
+        another_tcx_program("tcx-ahead", Neighbour::attach_tcx_first, false);
+    }
+}
+
+#[test]
+fn filters_that_somebody_removes_are_attached_again() {
+    let Node { web, db, lab } = &Node::bridged("removed");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let _agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    lab.node().tc(&format!("qdisc delete dev {} clsact", web.veth_host()));
+    lab.wait_mirrored(&[web]);
+    let copied = lab.status().tap(web.veth_host()).total("copied");
+    web.ping(db.v4(), 10, 56);
+    assert!(lab.status().tap(web.veth_host()).total("copied") >= copied + 20);
+}
+
+#[test]
+fn a_qdisc_that_was_there_stays() {
+    let Node { web, db: _db, lab } = &Node::bridged("qdisc");
+    lab.node().tc(&format!("qdisc add dev {} clsact", web.veth_host()));
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    for mode in [AttachMode::Clsact, any_mode()] {
+        let agent = Agent::run(lab, mode, &pods, &[]);
+        lab.wait_mirrored(&[web]);
+        agent.stop();
+        lab.cleanup();
+        assert!(lab.node().tc(&format!("qdisc show dev {}", web.veth_host())).contains("clsact"));
+    }
+}

@@ -1,0 +1,194 @@
+//! Pods come, change and go; the file that tells of them breaks and heals.
+
+use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, PodSpec, PodsFile, check};
+
+use crate::{Inside, MIRROR, Node, any_mode, shows};
+
+in_both_modes!(
+    pods_appear_change_and_disappear,
+    a_pod_comes_back_under_its_name_in_another_namespace,
+    existing_connections_are_mirrored_from_the_annotation_on,
+    unselected_pods_carry_no_program,
+);
+
+fn pods_appear_change_and_disappear(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("life");
+    let pods = PodsFile::new(lab, &[]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    let status = lab.wait_taps(&[]);
+    assert!(status.agent_running);
+
+    pods.write(&[PodSpec::of(web).mirror("true")]);
+    let status = lab.wait_mirrored(&[web]);
+    let tap = status.tap(web.veth_host());
+    let pod = tap.pod.as_ref().unwrap();
+    assert_eq!([&pod.uid, &pod.namespace, &pod.name], ["web-1", "default", "web"]);
+    assert_eq!((tap.ifindex, tap.nic.as_str()), (lab.ifindex(web.veth_host()), "eth0"));
+    assert_eq!(tap.counters, []);
+
+    // In place: what was counted stays.
+    web.ping(db.v4(), 5, 56);
+    let before = lab.status().tap(web.veth_host()).verdicts();
+    pods.write(&[PodSpec::of(web).mirror("egress"), PodSpec::of(db)]);
+    let status = lab.wait_status(|status| {
+        check(status.tap(web.veth_host()).direction == "egress", || "the change has not been seen".into())
+    });
+    assert_eq!(status.tap(web.veth_host()).verdicts(), before);
+
+    pods.write(&[PodSpec::of(web).mirror("egress"), PodSpec::of(db).mirror("true")]);
+    lab.wait_mirrored(&[web, db]);
+    pods.write(&[PodSpec::of(web), PodSpec::of(db).mirror("true")]);
+    lab.wait_mirrored(&[db]);
+    // Not the pod's file entry but its device goes, as when a pod is deleted.
+    lab.node().ip(&format!("link delete {}", db.veth_host()));
+    lab.wait_taps(&[]);
+    pods.write(&[]);
+    lab.wait_taps(&[]);
+    agent.stop();
+}
+
+fn a_pod_comes_back_under_its_name_in_another_namespace(mode: AttachMode) {
+    let Node { web, db, lab } = Node::bridged("again");
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
+    let agent = Agent::run(&lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[&web]);
+    db.ping(web.v4(), 3, 56);
+    let old = lab.status();
+    assert!(old.tap(web.veth_host()).seen() > 0);
+
+    let again = lab.pod("web", "br0");
+    pods.write(&[PodSpec::of(&again).uid("web-2").mirror("true")]);
+    let status = lab.wait_mirrored(&[&again]);
+    let tap = status.tap(again.veth_host());
+    assert_eq!(tap.pod.as_ref().unwrap().uid, "web-2");
+    assert_eq!(tap.counters, [], "a new pod begins at zero");
+
+    // The same pod in a new sandbox: same UID, other namespace.
+    drop(web);
+    let sandbox = lab.pod("web", "br0");
+    pods.write(&[PodSpec::of(&sandbox).uid("web-2").mirror("true")]);
+    lab.wait_mirrored(&[&sandbox]);
+    let inside = Inside::of(&sandbox);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    // The former one is no longer mirrored.
+    db.ping(again.v4(), 3, 56);
+    db.ping(sandbox.v4(), 3, 56);
+    shows(&mirror, || inside.capture.frames());
+    let (sent, received) = inside.stop();
+    mirror.stop().same_as(&sent.and(&received)).unwrap();
+    assert_eq!(lab.status().tap(sandbox.veth_host()).total("copied"), sent.and(&received).len() as u64);
+    agent.stop();
+}
+
+fn existing_connections_are_mirrored_from_the_annotation_on(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("existing");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_taps(&[]);
+    if mode == AttachMode::Clsact {
+        // The kernel itself drops what is sent to a device while it gets its first clsact qdisc (`qdisc_graft()`
+        // takes every qdisc of the device out of service for some milliseconds), whoever adds it.
+        lab.node().tc(&format!("qdisc add dev {} clsact", web.veth_host()));
+    }
+    let conversation = Conversation::open(web, db, db.v4());
+    conversation.exchange(10_000);
+    let flood = Flood::start(db, web);
+    flood.go_on(100);
+    pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    lab.wait_mirrored(&[web]);
+    flood.go_on(100);
+    flood.stop();
+    let counted = lab.status().tap(web.veth_host()).total("copied");
+    assert!(counted >= 200, "{counted}");
+
+    let inside = Inside::of(web);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    conversation.exchange(200_000);
+    shows(&mirror, || inside.capture.frames());
+    let (sent, received) = inside.stop();
+    assert!(!sent.is_empty() && !received.is_empty());
+    mirror.stop().same_as(&sent.and(&received)).unwrap();
+
+    // Taken back: nothing more is copied, the connection goes on.
+    pods.write(&[PodSpec::of(web), PodSpec::of(db)]);
+    lab.wait_taps(&[]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    conversation.exchange(200_000);
+    let copied = mirror.stop();
+    assert!(copied.is_empty(), "{copied}");
+}
+
+fn unselected_pods_carry_no_program(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("unselected");
+    let other = lab.pod("other", "br0");
+    let before = lab.network_state();
+    let chosen = PodSpec::of(&other).mirror("true");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("false"), PodSpec::of(db), chosen]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[&other]);
+    let links = if mode == AttachMode::Tcx { 2 } else { 0 };
+    assert_eq!(BpfObjects::of(lab).links.len(), links, "those of the chosen pod");
+    let after = lab.network_state();
+    for pod in [web, db] {
+        let of_pod = |state: &[String]| -> Vec<String> {
+            state.iter().filter(|line| line.contains(pod.veth_host())).cloned().collect()
+        };
+        assert_eq!(of_pod(&after), of_pod(&before));
+        let qdiscs = lab.node().tc(&format!("qdisc show dev {}", pod.veth_host()));
+        assert!(!qdiscs.contains("clsact"), "{qdiscs}");
+    }
+}
+
+#[test]
+fn a_bad_file_keeps_the_last_good_state() {
+    let Node { web, db, lab } = &Node::bridged("bad-file");
+    let good = [PodSpec::of(web).mirror("true"), PodSpec::of(db)];
+    let pods = PodsFile::new(lab, &good);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    db.ping(web.v4(), 3, 56);
+    let state = lab.status();
+
+    let text = PodsFile::yaml(&good);
+    let half = &text[..text.find("containers").unwrap() + 4];
+    let mut errors = 0;
+    let mut unharmed = |what: &str| {
+        errors += 1;
+        mirror_tests::eventually(mirror_tests::SOON, || {
+            let told = agent.log_with(&["ERROR", pods.path()]).len();
+            check(told == errors, || {
+                format!("{what}: {told} errors are told, not {errors}: {:#?}", agent.log())
+            })
+        });
+        assert_eq!(lab.status(), state, "{what}");
+    };
+    pods.write_in_place("]garbage: [");
+    unharmed("not YAML");
+    pods.write_in_place("kind: Node\nmetadata: {name: web}\n");
+    unharmed("not pods");
+    pods.write_in_place(half);
+    unharmed("half written");
+    pods.remove();
+    unharmed("gone");
+
+    pods.write(&[PodSpec::of(web), PodSpec::of(db).mirror("true")]);
+    lab.wait_mirrored(&[db]);
+    // Written in place, without a new file.
+    pods.write_in_place(&text);
+    lab.wait_mirrored(&[web]);
+}
+
+#[test]
+fn a_list_of_pods_as_json_is_taken_too() {
+    let Node { web, db: _db, lab } = &Node::bridged("json");
+    let pods = PodsFile::new(lab, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_taps(&[]);
+    pods.write_in_place(&format!(
+        r#"{{"apiVersion": "v1", "kind": "List", "items": [{{"apiVersion": "v1", "kind": "Pod",
+            "metadata": {{"name": "web", "namespace": "default", "uid": "web-1", "annotations":
+            {{"podmirror.io/mirror": "true", "podmirror.io/netns": "{}"}}}}, "spec": {{}}}}]}}"#,
+        web.netns().path().display()
+    ));
+    lab.wait_mirrored(&[web]);
+}

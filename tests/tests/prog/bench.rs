@@ -1,0 +1,241 @@
+//! The loaded programs in a network namespace of their own, with devices to tap and devices to copy to.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+};
+
+use aya::{
+    Ebpf, EbpfLoader, TestRun, TestRunOptions,
+    maps::{Array, HashMap, PerCpuArray, PerCpuValues},
+    programs::SchedClassifier,
+    util::nr_cpus,
+};
+use mirror_common::{
+    abi::{Session, SessionCounters, TAP_AT_PEER, TARGET_QUEUELESS, TARGET_UP, Tap, Target},
+    filter::FilterProgram,
+    verdict::{Direction, Hook, Verdict},
+};
+use mirror_tests::Lab;
+
+/// Return value of the programs: `TC_ACT_UNSPEC`, the next program decides.
+const UNSPEC: u32 = -1_i32 as u32;
+
+/// Counted packets and bytes by direction and verdict; what is zero is not in it.
+pub(crate) type Counted = BTreeMap<(Direction, Verdict), (u64, u64)>;
+
+/// Both directions, as in [`Session::directions`].
+pub(crate) const BOTH: u32 = 3;
+/// Flags of a target that takes copies.
+pub(crate) const READY: u32 = TARGET_UP | TARGET_QUEUELESS;
+
+/// The value of a map, as the kernel has it.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+struct Value<T>(T);
+// SAFETY: the wire types are plain bytes without padding (`mirror-common` has zerocopy prove it).
+unsafe impl aya::Pod for Value<Tap> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Value<Target> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Value<SessionCounters> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Value<FilterProgram> {}
+
+/// Programs, maps and devices of one test. The devices are veths: `tap` is where the packets are, `target0` and
+/// `target1` are up, `idle` is not.
+pub(crate) struct Bench {
+    ebpf: Ebpf,
+    pub(crate) lab: Lab,
+    pub(crate) tap: u32,
+}
+
+impl Bench {
+    pub(crate) fn new(story: &str) -> Self {
+        let lab = Lab::new(story);
+        for device in ["tap", "target0", "target1", "idle"] {
+            // The largest MTU: a veth refuses what its peer could not receive.
+            lab.node().ip(&format!("link add {device} mtu 65535 type veth peer name {device}p mtu 65535"));
+            for end in [device, &format!("{device}p")] {
+                lab.node().sysctl(&format!("ipv6/conf/{end}/disable_ipv6"), "1");
+                if device != "idle" {
+                    lab.node().ip(&format!("link set {end} up"));
+                }
+            }
+        }
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(lab.bpffs())
+            .load(aya::include_bytes_aligned!(env!("PODMIRROR_EBPF")))
+            .unwrap();
+        for name in ["tap_ingress", "tap_egress"] {
+            let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
+            program.load().unwrap_or_else(|error| panic!("the verifier refuses {name}: {error:#}"));
+        }
+        let tap = lab.ifindex("tap");
+        Self { ebpf, lab, tap }
+    }
+
+    /// Writes the entry of the tapped device.
+    pub(crate) fn put_tap(&mut self, flags: u32, sessions: &[Session]) -> Tap {
+        let mut tap = Tap { flags, session_count: sessions.len() as u32, ..Tap::default() };
+        tap.sessions[..sessions.len()].copy_from_slice(sessions);
+        let mut taps: HashMap<_, u32, Value<Tap>> = self.ebpf.map_mut("TAPS").unwrap().try_into().unwrap();
+        taps.insert(&self.tap, &Value(tap), 0).unwrap();
+        tap
+    }
+
+    /// Writes a target.
+    pub(crate) fn put_target(&mut self, index: u32, ifindex: u32, flags: u32) -> Target {
+        let target = Target { ifindex, flags, name: [0; 16] };
+        let mut targets: Array<_, Value<Target>> = self.ebpf.map_mut("TARGETS").unwrap().try_into().unwrap();
+        targets.set(index, &Value(target), 0).unwrap();
+        target
+    }
+
+    /// Writes a target that is a device of the bench.
+    pub(crate) fn put_device(&mut self, index: u32, device: &str, flags: u32) -> Target {
+        self.put_target(index, self.lab.ifindex(device), flags)
+    }
+
+    /// Writes a filter.
+    pub(crate) fn put_filter(&mut self, index: u32, filter: &FilterProgram) {
+        let mut filters: Array<_, Value<FilterProgram>> =
+            self.ebpf.map_mut("FILTERS").unwrap().try_into().unwrap();
+        filters.set(index, &Value(*filter), 0).unwrap();
+    }
+
+    /// Sets a session's counters to zero.
+    pub(crate) fn reset(&mut self, session: u32) {
+        let zeros = vec![Value(SessionCounters::default()); nr_cpus().unwrap().get() as usize];
+        let mut counters: PerCpuArray<_, Value<SessionCounters>> =
+            self.ebpf.map_mut("COUNTERS").unwrap().try_into().unwrap();
+        counters.set(session, PerCpuValues::try_from(zeros).unwrap(), 0).unwrap();
+    }
+
+    /// What a session has counted, over all CPUs. A counter that stands for no verdict must be zero.
+    pub(crate) fn counted(&self, session: u32) -> Counted {
+        let counters: PerCpuArray<_, Value<SessionCounters>> =
+            self.ebpf.map("COUNTERS").unwrap().try_into().unwrap();
+        let mut counted = Counted::new();
+        for Value(cpu) in counters.get(&session, 0).unwrap().iter() {
+            for direction in Direction::ALL {
+                let row = &cpu.counters[direction as usize];
+                for verdict in Verdict::ALL {
+                    let counter = row[verdict as usize];
+                    let sum = counted.entry((direction, verdict)).or_default();
+                    *sum = (sum.0 + counter.packets, sum.1 + counter.bytes);
+                }
+                assert_eq!(row[Verdict::ALL.len()], Default::default(), "a counter without a verdict");
+            }
+        }
+        counted.retain(|_, sum| *sum != (0, 0));
+        counted
+    }
+
+    /// Lets the program of `hook` see `packet` on the tapped device, `times` times: the same packet each time, so
+    /// that it meets its own mark. Checks what must hold for every packet: the verdict of the program, and that the
+    /// packet is as it was.
+    #[track_caller]
+    pub(crate) fn run(&self, hook: Hook, packet: &[u8], times: u32) {
+        self.try_run(hook, packet, times).unwrap_or_else(|error| panic!("{} bytes: {error}", packet.len()));
+    }
+
+    /// As [`Bench::run`], for packets that the kernel may refuse to make.
+    #[track_caller]
+    pub(crate) fn try_run(&self, hook: Hook, packet: &[u8], times: u32) -> io::Result<()> {
+        let name = match hook {
+            Hook::Ingress => "tap_ingress",
+            Hook::Egress => "tap_egress",
+        };
+        let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
+        // `__sk_buff` up to and with `ifindex`; the kernel takes the rest for zeros.
+        let mut context = [0_u8; 44];
+        context[40..].copy_from_slice(&self.tap.to_ne_bytes());
+        let mut after = vec![0; packet.len() + 64];
+        let options = TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut after),
+            ctx_in: Some(&context),
+            repeat: times,
+            ..TestRunOptions::default()
+        };
+        // The kernel looks for the device in the namespace of the caller.
+        let result = self.lab.node().enter(|| program.test_run(options));
+        let result = match result {
+            Ok(result) => result,
+            Err(aya::programs::ProgramError::SyscallError(error)) => return Err(error.io_error),
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(result.return_value, UNSPEC, "the packet goes on to the next program");
+        assert_eq!(&after[..result.data_size_out as usize], packet, "the packet is as it was");
+        Ok(())
+    }
+
+    /// Listens on a device: for the copies that arrive there.
+    pub(crate) fn listen(&self, device: &str) -> Listener {
+        let ifindex = self.lab.ifindex(device);
+        let socket = self.lab.node().enter(|| packet_socket(ifindex));
+        Listener { socket }
+    }
+}
+
+/// A session of the directions `directions` with the counters `id` that copies to target `target`.
+pub(crate) const fn session(id: u32, target: u32, directions: u32) -> Session {
+    Session { id, target, directions, flags: 0, filter: 0, sample: 0, seed: 0, snaplen: 0 }
+}
+
+/// Flags of a tap by where it is.
+pub(crate) const fn at(peer: bool) -> u32 {
+    if peer { TAP_AT_PEER } else { 0 }
+}
+
+/// Every packet that a device receives or sends.
+pub(crate) struct Listener {
+    socket: OwnedFd,
+}
+
+impl Listener {
+    /// The packets since the last call. Those that a test run has sent are all there when the run returns: a veth
+    /// sends in the sender's own context, and a packet socket sees what is sent at once.
+    pub(crate) fn packets(&self) -> Vec<Vec<u8>> {
+        let mut packets = Vec::new();
+        let mut buffer = vec![0_u8; 1 << 17];
+        loop {
+            // SAFETY: pointer and length are of one buffer.
+            let received = unsafe {
+                libc::recv(
+                    self.socket.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    libc::MSG_DONTWAIT,
+                )
+            };
+            match usize::try_from(received) {
+                Ok(length) => packets.push(buffer[..length].to_vec()),
+                Err(_) => {
+                    let error = io::Error::last_os_error();
+                    assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+                    return packets;
+                }
+            }
+        }
+    }
+}
+
+fn packet_socket(ifindex: u32) -> OwnedFd {
+    let all = (libc::ETH_P_ALL as u16).to_be();
+    // SAFETY: the address is a `sockaddr_ll` of the length that is given, and the descriptor is owned by nobody else.
+    unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
+        let socket = OwnedFd::from_raw_fd(fd);
+        let mut address: libc::sockaddr_ll = std::mem::zeroed();
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = all;
+        address.sll_ifindex = ifindex.cast_signed();
+        let length = size_of::<libc::sockaddr_ll>() as u32;
+        assert_eq!(libc::bind(fd, (&raw const address).cast(), length), 0, "{}", io::Error::last_os_error());
+        socket
+    }
+}

@@ -1,0 +1,160 @@
+//! The wire types as the eBPF object has them (its BTF) against the same types as this host compiles them.
+
+use std::{collections::BTreeMap, mem::offset_of};
+
+use mirror_common::{
+    abi::{Counter, Session, SessionCounters, Tap, TapOwner, Target},
+    filter::{FilterProgram, FilterStep},
+    limit::{Limits, Meter},
+};
+
+/// A field: offset and size in bytes.
+type Field = (usize, usize);
+
+/// A struct: its size in bytes and its fields.
+#[derive(Debug, PartialEq, Eq)]
+struct Layout {
+    size: usize,
+    fields: BTreeMap<String, Field>,
+}
+
+/// The layout of a struct on this host. Does not compile if a field is forgotten.
+macro_rules! layout {
+    ($type:ident { $($field:ident),+ }) => {{
+        let _exhaustive = |$type { $($field: _),+ }: $type| ();
+        fn size_of_field<F>(_: fn(&$type) -> &F) -> usize {
+            size_of::<F>()
+        }
+        let fields = [$((
+            stringify!($field).to_owned(),
+            (offset_of!($type, $field), size_of_field(|value| &value.$field)),
+        )),+];
+        (stringify!($type), Layout { size: size_of::<$type>(), fields: BTreeMap::from(fields) })
+    }};
+}
+
+#[test]
+fn the_object_and_this_host_agree_on_every_wire_type() {
+    let object = aya_obj::Object::parse(aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"))).unwrap();
+    let btf = Btf::parse(&object.btf.expect("the object has BTF").to_bytes());
+    for (name, layout) in [
+        layout!(Session { id, target, directions, flags, filter, sample, seed, snaplen }),
+        layout!(Tap { flags, session_count, sessions }),
+        layout!(TapOwner {
+            netns_dev,
+            netns_ino,
+            pod_uid,
+            pod_namespace,
+            pod_name,
+            nic,
+            device,
+            rate_packets,
+            rate_bits,
+            burst_ms,
+            budget_ms,
+            budget_packets,
+            budget_bytes,
+            filter
+        }),
+        layout!(FilterProgram { len, steps }),
+        layout!(FilterStep {
+            mask,
+            low,
+            span,
+            offset,
+            end,
+            ip_header,
+            ip_header_mask,
+            shift,
+            jump_true,
+            jump_false,
+            reserved
+        }),
+        layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks }),
+        layout!(Meter { packet_credit, byte_credit, counted_ns, packets_left, bytes_left, ends_ns }),
+        layout!(Target { ifindex, flags, name }),
+        layout!(Counter { packets, bytes }),
+        layout!(SessionCounters { counters }),
+    ] {
+        assert_eq!(btf.layout(name), layout, "{name}: the object was built with another mirror-common");
+    }
+}
+
+/// The types of a BTF section, by id (Documentation/bpf/btf.rst).
+struct Btf {
+    types: Vec<Type>,
+}
+
+struct Type {
+    name: String,
+    kind: u32,
+    /// Size in bytes, or the id of the type that this one refers to.
+    size_or_type: u32,
+    /// Of an array: element type, index type, length.
+    array: [u32; 3],
+    /// Of a struct: name, type and offset in bytes.
+    members: Vec<(String, u32, usize)>,
+}
+
+impl Btf {
+    const INT: u32 = 1;
+    const ARRAY: u32 = 3;
+    const STRUCT: u32 = 4;
+
+    fn parse(bytes: &[u8]) -> Self {
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let header = word(4) as usize;
+        let [types_at, types_length, strings_at] = [8, 12, 16].map(|at| word(at) as usize);
+        let name = |offset: u32| {
+            let string = &bytes[header + strings_at + offset as usize..];
+            let end = string.iter().position(|&byte| byte == 0).unwrap();
+            String::from_utf8(string[..end].to_vec()).unwrap()
+        };
+        let void = Type { name: String::new(), kind: 0, size_or_type: 0, array: [0; 3], members: Vec::new() };
+        let mut types = vec![void];
+        let mut at = header + types_at;
+        while at < header + types_at + types_length {
+            let info = word(at + 4);
+            let (kind, count) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
+            let words = match kind {
+                // int, var, decl_tag
+                Self::INT | 14 | 17 => 1,
+                Self::ARRAY => 3,
+                // struct, union, datasec, enum64
+                Self::STRUCT | 5 | 15 | 19 => 3 * count,
+                // enum, func_proto
+                6 | 13 => 2 * count,
+                _ => 0,
+            };
+            let rest: Vec<u32> = (0..words).map(|index| word(at + 12 + 4 * index)).collect();
+            let array = if kind == Self::ARRAY { [rest[0], rest[1], rest[2]] } else { [0; 3] };
+            let fields = if kind == Self::STRUCT { &rest[..] } else { &[] };
+            let members =
+                fields.chunks(3).map(|field| (name(field[0]), field[1], field[2] as usize / 8)).collect();
+            types.push(Type { name: name(word(at)), kind, size_or_type: word(at + 8), array, members });
+            at += 12 + 4 * words;
+        }
+        Self { types }
+    }
+
+    /// Size of a type in bytes: of those that a wire type may have for a field.
+    fn size(&self, id: u32) -> usize {
+        let Type { name, kind, size_or_type, array: [element, _, length], .. } = &self.types[id as usize];
+        match *kind {
+            Self::INT | Self::STRUCT => *size_or_type as usize,
+            Self::ARRAY => self.size(*element) * *length as usize,
+            kind => panic!("a field of a wire type is of kind {kind} ('{name}')"),
+        }
+    }
+
+    fn layout(&self, name: &str) -> Layout {
+        let mut found =
+            self.types.iter().filter(|candidate| candidate.kind == Self::STRUCT && candidate.name == name);
+        let Some(Type { size_or_type, members, .. }) = found.next() else {
+            panic!("no struct {name} in the object")
+        };
+        assert!(found.next().is_none(), "more than one struct {name} in the object");
+        let field = |(name, id, offset): &(String, u32, usize)| (name.clone(), (*offset, self.size(*id)));
+        Layout { size: *size_or_type as usize, fields: members.iter().map(field).collect() }
+    }
+}

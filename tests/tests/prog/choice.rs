@@ -1,0 +1,174 @@
+//! Filters and samples in the kernel: on random frames the same answer as the pure decision.
+//!
+//! Whether the pure decision is the right one is tested elsewhere: the compiler against libpcap, the sample next to it.
+
+use std::cell::RefCell;
+
+use mirror_agent::filter;
+use mirror_common::{
+    abi::Session,
+    decide::chosen,
+    filter::{ACCEPT, FilterProgram, FilterStep, MAX_FILTER_STEPS, REJECT},
+    packet::header,
+    verdict::{Direction, Hook, Verdict},
+};
+use proptest::{
+    collection::vec,
+    prelude::*,
+    sample::select,
+    test_runner::{Config, TestRunner},
+};
+
+use crate::bench::{BOTH, Bench, Counted, READY, session};
+
+const CASES: u32 = 200;
+/// Frames on which each program is tried.
+const FRAMES: usize = 8;
+
+/// What people ask for.
+const EXPRESSIONS: [&str; 12] = [
+    "icmp",
+    "tcp port 443 and not net 10.0.0.0/8",
+    "udp portrange 50-60",
+    "tcp[tcpflags] & tcp-syn != 0",
+    "host 10.1.2.3 or host 2001:db8::1",
+    "vlan 7 and ip",
+    "ip6 and not udp",
+    "arp or ether broadcast",
+    "greater 200",
+    "less 100 and ip",
+    "src port 53 or dst port 53",
+    "not ip and not ip6",
+];
+
+fn check(cases: impl Strategy<Value = (FilterProgram, u32, u32, Vec<Vec<u8>>)>, story: &str) {
+    let bench = RefCell::new(Bench::new(story));
+    bench.borrow_mut().put_device(0, "target0", READY);
+    let seen = RefCell::new(Counted::new());
+    let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
+    let checked = TestRunner::new(config).run(&cases, |(program, share, seed, frames)| {
+        let bench = &mut *bench.borrow_mut();
+        bench.put_filter(0, &program);
+        bench.put_tap(0, &[Session { filter: 1, sample: share, seed, ..session(0, 0, BOTH) }]);
+        bench.reset(0);
+        let mut expected = Counted::new();
+        for frame in &frames {
+            let answer = chosen(Some(&program), share, seed, &header(frame, frame.len() as u32));
+            let verdict = answer.map_or_else(|verdict| verdict, |()| Verdict::Copied);
+            for counted in [&mut expected, &mut *seen.borrow_mut()] {
+                let sum = counted.entry((Direction::Ingress, verdict)).or_default();
+                *sum = (sum.0 + 1, sum.1 + frame.len() as u64);
+            }
+            bench.run(Hook::Ingress, frame, 1);
+            prop_assert_eq!(&bench.counted(0), &expected, "{:02x?}", frame);
+        }
+        Ok(())
+    });
+    checked.unwrap_or_else(|error| panic!("{error}"));
+    // All of them, or it says little.
+    let seen = seen.into_inner();
+    for verdict in [Verdict::Copied, Verdict::Filtered, Verdict::SampledOut] {
+        let frames = seen.get(&(Direction::Ingress, verdict)).map_or(0, |sum| sum.0);
+        assert!(frames > u64::from(CASES) * FRAMES as u64 / 50, "{frames} frames are {verdict:?}: {seen:?}");
+    }
+}
+
+/// All of the flows, or a share of them.
+fn share() -> impl Strategy<Value = u32> {
+    prop_oneof![Just(0), any::<u32>()]
+}
+
+/// A frame of IPv4, IPv6 or ARP with values that the expressions ask for, or one of random bytes.
+fn frame() -> impl Strategy<Value = Vec<u8>> {
+    let address = select(vec![[10, 1, 2, 3], [10, 0, 0, 1], [192, 0, 2, 1]]);
+    let port = select(vec![22_u16, 53, 80, 443, 50_000]);
+    let ip = (
+        any::<bool>(),
+        select(vec![1_u8, 6, 6, 17, 17, 58]),
+        [address.clone(), address],
+        [port.clone(), port],
+        select(vec![[0_u8, 0], [0x40, 0], [0x20, 0], [0, 9]]),
+        5..=15_u8,
+    );
+    let packet = (ip, vec(any::<u8>(), 40..300)).prop_map(
+        |((is_v6, protocol, [from, to], [from_port, to_port], fragment, words), rest)| {
+            let mut packet = if is_v6 {
+                let end = |last: [u8; 4]| [&[0x20, 1, 0xd, 0xb8][..], &[0; 11], &last[3..]].concat();
+                [&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, protocol, 64], &end(from)[..], &end(to)].concat()
+            } else {
+                let [high, low] = fragment;
+                let fixed = [8, 0, 0x40 | words, 0, 0, 0, 0, 0, high, low, 64, protocol, 0, 0];
+                let options = &vec![1; usize::from(words) * 4 - 20];
+                [&fixed[..], &from, &to, options].concat()
+            };
+            packet.extend([from_port.to_be_bytes(), to_port.to_be_bytes()].concat());
+            packet.extend(rest);
+            packet
+        },
+    );
+    let arp = vec(any::<u8>(), 28).prop_map(|rest| [&[8, 6, 0, 1, 8, 0, 6, 4, 0][..], &rest].concat());
+    let tags = select(vec![&[][..], &[], &[0x81, 0, 0, 7], &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 9]]);
+    let macs = select(vec![[0xff; 6], [2; 6]]);
+    let made = (macs, tags, prop_oneof![8 => packet, 1 => arp], 15..400_usize).prop_map(
+        |(to, tags, packet, most)| {
+            let mut frame = [&to[..], &[4; 6], tags, &packet].concat();
+            // The kernel makes no test packet whose IP header is not whole, unless it stands behind a tag.
+            frame.truncate(if tags.is_empty() { most.max(14 + 40) } else { most });
+            frame
+        },
+    );
+    prop_oneof![6 => made, 1 => vec(any::<u8>(), 15..400)]
+}
+
+/// Any program that leads on: what no compiler makes too.
+fn program() -> impl Strategy<Value = FilterProgram> {
+    let step = (
+        (any::<u32>(), any::<u32>(), any::<u32>()),
+        (any::<u8>(), 0..140_u8, select(vec![0, 14, 18, 22, 130]), any::<bool>()),
+        (select(vec![0_u8, 8, 16, 24]), any::<[prop::sample::Index; 2]>(), any::<[u8; 2]>()),
+    );
+    vec(step, 1..=MAX_FILTER_STEPS).prop_map(|steps| {
+        let mut program = FilterProgram { len: steps.len() as u32, ..FilterProgram::default() };
+        let count = steps.len();
+        for (index, ((mask, low, span), (offset, end, ip_header, adds), (shift, jumps, ends))) in
+            steps.into_iter().enumerate()
+        {
+            let [jump_true, jump_false] = [0, 1].map(|way: usize| {
+                let ahead = count - index - 1;
+                let ending = if ends[way] % 2 == 0 { ACCEPT } else { REJECT };
+                // Seldom to the end, so that most of a program is run.
+                if ahead == 0 || ends[way] < 16 {
+                    ending
+                } else {
+                    (index + 1 + jumps[way].index(ahead.min(4))) as u8
+                }
+            });
+            program.steps[index] = FilterStep {
+                mask,
+                low: low & mask,
+                span,
+                offset,
+                // A frame that ends before it is rejected: not at every step.
+                end: if ends[0] % 8 == 0 { end } else { 0 },
+                ip_header,
+                ip_header_mask: if adds { 0x0f } else { 0 },
+                shift,
+                jump_true,
+                jump_false,
+                reserved: 0,
+            };
+        }
+        program
+    })
+}
+
+#[test]
+fn the_kernel_answers_as_the_filter_of_an_expression() {
+    let programs = EXPRESSIONS.map(|text| filter::compile(text).unwrap());
+    check((select(programs.to_vec()), share(), any::<u32>(), vec(frame(), FRAMES)), "expressions");
+}
+
+#[test]
+fn the_kernel_answers_as_any_program_of_a_filter() {
+    check((program(), share(), any::<u32>(), vec(frame(), FRAMES)), "programs");
+}

@@ -1,0 +1,44 @@
+//! `cargo xtask bench`: figures for people; nothing here passes or fails by a time.
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+
+use crate::{
+    process::{Run as _, is_root},
+    test::bpffs,
+    tools, workspace,
+};
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Bench {
+    /// ns per packet of the tap programs.
+    Packet,
+    /// Memory of the agent, and how soon it taps.
+    Agent,
+}
+
+/// The command line of `cargo xtask bench`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArgs {
+    /// What to measure.
+    bench: Bench,
+}
+
+/// Measures and prints.
+pub(crate) fn run(args: BenchArgs) -> Result<()> {
+    if !is_root() {
+        bail!("the benches load programs and make network namespaces: run them as root");
+    }
+    tools::stable()?;
+    tools::bpf()?;
+    tools::programs(&tools::NETWORK)?;
+    bpffs()?;
+    let mut bench = workspace::cargo("bench");
+    bench.args(["--package", "mirror-tests", "--bench"]);
+    match args.bench {
+        Bench::Packet => bench.arg("packet").run(),
+        // As users run it: optimised.
+        Bench::Agent => bench.arg("agent").env("MIRROR_AGENT", workspace::release_agent()?).run(),
+    }
+}

@@ -1,0 +1,152 @@
+//! Builds the eBPF objects with the pinned nightly and bpf-linker.
+//!
+//! Needs nothing but std and `pins`, because it is shared: `cargo xtask build-ebpf` calls it, and the build scripts of
+//! `mirror-agent` and `mirror-tests` include this very file, so that there is one way to build the objects. It does
+//! not bring the tools (`tools` does): where one is missing it says which command brings it.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::pins::{BPF_LINKER, NIGHTLY};
+
+/// The target: little-endian BPF, as on every machine that is supported.
+const TARGET: &str = "bpfel-unknown-none";
+
+/// What to have cargo do with the programs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Action {
+    /// Build the objects.
+    Build,
+    /// Lint the sources.
+    Clippy,
+}
+
+/// The built objects.
+#[derive(Debug)]
+pub(crate) struct Objects {
+    /// The tap programs: part of the agent.
+    pub(crate) mirror: PathBuf,
+    /// Programs that tests and benchmarks hold against ours.
+    pub(crate) probes: PathBuf,
+}
+
+/// The directory that keeps what was brought: shared by all clones, outside of the work tree.
+pub(crate) fn cache_dir() -> Result<PathBuf, String> {
+    if let Some(dir) = env::var_os("PODMIRROR_CACHE") {
+        return Ok(dir.into());
+    }
+    let base = env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))
+        .ok_or("no cache directory: set HOME, XDG_CACHE_HOME or PODMIRROR_CACHE")?;
+    Ok(base.join("podmirror"))
+}
+
+/// Where bpf-linker is, or is to be.
+pub(crate) fn bpf_linker() -> Result<PathBuf, String> {
+    Ok(cache_dir()?.join("tools/bin/bpf-linker"))
+}
+
+/// Whether the pinned nightly is here with the sources of `core`.
+pub(crate) fn has_nightly() -> bool {
+    let mut rustc = Command::new("rustup");
+    rustc.args(["run", NIGHTLY, "rustc", "--print", "sysroot"]).stderr(Stdio::null());
+    let Ok(output) = without_outer_cargo(&mut rustc).output() else { return false };
+    let sysroot = String::from_utf8_lossy(&output.stdout);
+    output.status.success() && Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core").is_dir()
+}
+
+/// Whether bpf-linker is here in the pinned version.
+pub(crate) fn has_bpf_linker() -> bool {
+    let Ok(path) = bpf_linker() else { return false };
+    let output = Command::new(path).arg("--version").output();
+    output.is_ok_and(|out| String::from_utf8_lossy(&out.stdout).trim() == format!("bpf-linker {BPF_LINKER}"))
+}
+
+/// Builds (or lints) the programs of the workspace at `root`, and copies the objects to `to`.
+pub(crate) fn run(root: &Path, action: Action, to: &Path) -> Result<Objects, String> {
+    if !has_nightly() {
+        return Err(missing(&format!("{NIGHTLY} with rust-src")));
+    }
+    if !has_bpf_linker() {
+        return Err(missing(&format!("bpf-linker {BPF_LINKER}")));
+    }
+    // A target directory of its own: the caller may be a build script, while cargo holds the lock of the usual one.
+    let target_dir = root.join("target/bpf");
+    let in_dir = |error| format!("{}: {error}", target_dir.display());
+    fs::create_dir_all(&target_dir).map_err(in_dir)?;
+    // Held until the objects are copied, so that a build beside this one does not replace them under our hands.
+    let lock = fs::File::create(target_dir.join("podmirror.lock")).map_err(in_dir)?;
+    lock.lock().map_err(in_dir)?;
+
+    let linker = bpf_linker()?;
+    let mut cargo = Command::new("rustup");
+    without_outer_cargo(&mut cargo).args(["run", NIGHTLY, "cargo"]);
+    cargo.arg(match action {
+        Action::Build => "build",
+        Action::Clippy => "clippy",
+    });
+    cargo.args(["--locked", "--release", "--package", "mirror-ebpf", "--target", TARGET, "-Zbuild-std=core"]);
+    cargo.arg("--target-dir").arg(&target_dir).current_dir(root);
+    cargo.env(
+        "CARGO_ENCODED_RUSTFLAGS",
+        format!("-Cdebuginfo=2\x1f-Clinker={}\x1f-Clink-arg=--btf", linker.display()),
+    );
+    if let Action::Clippy = action {
+        cargo.args(["--", "-Dwarnings"]);
+    }
+    let status = cargo.status().map_err(|error| format!("rustup: {error}"))?;
+    if !status.success() {
+        return Err("the eBPF programs do not build: see cargo's messages".into());
+    }
+
+    let built = target_dir.join(TARGET).join("release");
+    let objects = Objects { mirror: to.join("mirror.o"), probes: to.join("probes.o") };
+    if let Action::Build = action {
+        for (from, to) in [("mirror", &objects.mirror), ("probes", &objects.probes)] {
+            fs::copy(built.join(from), to).map_err(|error| format!("{}: {error}", to.display()))?;
+        }
+    }
+    Ok(objects)
+}
+
+/// Tells cargo to run the calling build script again when anything changes that the objects are made from.
+pub(crate) fn rerun_if_changed(root: &Path) {
+    for path in
+        ["mirror-ebpf", "mirror-common", "xtask/src/ebpf.rs", "xtask/src/pins.rs", "Cargo.toml", "Cargo.lock"]
+    {
+        println!("cargo::rerun-if-changed={}", root.join(path).display());
+    }
+    for name in ["PODMIRROR_CACHE", "XDG_CACHE_HOME", "HOME"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+}
+
+/// Removes what an outer cargo or rustup tells its children, and what an inner one must not take for its own.
+pub(crate) fn without_outer_cargo(command: &mut Command) -> &mut Command {
+    for name in [
+        "CARGO",
+        "CARGO_BUILD_TARGET",
+        "CARGO_ENCODED_RUSTFLAGS",
+        "CARGO_MANIFEST_DIR",
+        "CARGO_MANIFEST_PATH",
+        "LD_LIBRARY_PATH",
+        "RUSTC",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "RUSTDOC",
+        "RUSTFLAGS",
+        "RUSTUP_TOOLCHAIN",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn missing(what: &str) -> String {
+    format!(
+        "{what} is needed for the eBPF programs and is not here: run `cargo xtask build-ebpf` once, it brings it"
+    )
+}

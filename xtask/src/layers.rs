@@ -1,0 +1,375 @@
+//! Who may use what: the design's layering, checked against the paths that stand in the sources.
+//!
+//! Reads the sources as syntax, so that grouped imports, paths in code and in macros are found, and comments are not.
+//! Modules for tests are free. Called by `lint`.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, bail};
+use proc_macro2::{TokenStream, TokenTree};
+use syn::{
+    UseTree,
+    visit::{self, Visit},
+};
+
+/// In these files, these paths must not be named. A file pattern is the beginning of a path in the work tree; a path
+/// pattern is the beginning of a Rust path, with `*` for the rest of a name; `async` stands for the keyword.
+struct Forbidden {
+    files: &'static [&'static str],
+    paths: &'static [&'static str],
+    why: &'static str,
+}
+
+/// In the agent, these paths may be named in these files only.
+struct Reserved {
+    paths: &'static [&'static str],
+    files: &'static [&'static str],
+    why: &'static str,
+}
+
+const FORBIDDEN: &[Forbidden] = &[
+    Forbidden {
+        files: &["mirror-common/src/"],
+        paths: &["std", "alloc", "aya*", "libc", "nix", "tokio", "async"],
+        why: "the decision runs in the kernel too: no std, no clocks, no I/O",
+    },
+    Forbidden {
+        files: &[
+            "mirror-agent/src/select.rs",
+            "mirror-agent/src/plan.rs",
+            "mirror-agent/src/model.rs",
+            "mirror-agent/src/filter/",
+        ],
+        paths: &[
+            "tokio",
+            "kube*",
+            "k8s_openapi",
+            "aya*",
+            "rtnetlink",
+            "netlink_*",
+            "inotify",
+            "nix",
+            "libc",
+            "tracing*",
+            "std::time",
+            "std::env",
+            "std::fs",
+            "std::net",
+            "std::process",
+            "std::thread",
+            "async",
+        ],
+        why: "it decides, as a pure function: no clock, no environment, no I/O, no logging",
+    },
+    Forbidden {
+        files: &["mirror-agent/src/reconcile.rs"],
+        paths: &[
+            "rtnetlink",
+            "netlink_*",
+            "aya*",
+            "kube*",
+            "k8s_openapi",
+            "inotify",
+            "nix",
+            "libc",
+            "std::fs",
+            "crate::pods::file",
+            "crate::pods::kube",
+            "crate::links::netlink",
+            "crate::dataplane::bpf",
+            "crate::dataplane::clsact",
+        ],
+        why: "the loop knows the three edges by their traits only",
+    },
+];
+
+const RESERVED: &[Reserved] = &[
+    Reserved {
+        paths: &["kube*", "k8s_openapi"],
+        files: &["mirror-agent/src/pods/kube"],
+        why: "only the source of pods that is Kubernetes knows Kubernetes",
+    },
+    Reserved {
+        paths: &["rtnetlink", "netlink_*"],
+        // aya cannot list the filters of a clsact qdisc.
+        files: &["mirror-agent/src/links/", "mirror-agent/src/dataplane/clsact.rs"],
+        why: "only the edge to the devices speaks netlink",
+    },
+    Reserved {
+        paths: &["nix::sched", "libc::setns", "procfs", "\"/proc"],
+        files: &["mirror-agent/src/links/"],
+        why: "only the edge to the devices looks into namespaces and /proc",
+    },
+    Reserved {
+        paths: &["aya*"],
+        files: &["mirror-agent/src/dataplane/"],
+        why: "only the edge to BPF knows BPF",
+    },
+];
+
+/// The eBPF programs are glue; what grows beyond this belongs into `mirror-common`.
+const EBPF_LINES: usize = 400;
+/// What a reader takes in as one file.
+const FILE_LINES: usize = 400;
+
+/// Checks every source of the work tree; lists long files, which is no error.
+pub(crate) fn check(root: &Path) -> Result<()> {
+    let mut violations = Vec::new();
+    let mut ebpf_lines = 0;
+    for file in sources(root)? {
+        let text = fs::read_to_string(root.join(&file)).with_context(|| file.clone())?;
+        violations.extend(violations_in(&file, &text)?);
+        let lines = text.lines().count();
+        if lines > FILE_LINES {
+            println!("    warning: {file} has {lines} lines, more than {FILE_LINES}");
+        }
+        if file.starts_with("mirror-ebpf/src/") && !file.ends_with("/probes.rs") {
+            ebpf_lines += lines;
+        }
+    }
+    if ebpf_lines >= EBPF_LINES {
+        violations.push(format!("mirror-ebpf/src has {ebpf_lines} lines, {EBPF_LINES} or more"));
+    }
+    if !violations.is_empty() {
+        bail!("the layers are broken:\n  {}", violations.join("\n  "));
+    }
+    Ok(())
+}
+
+/// Every Rust file of the members, by its path in the work tree.
+fn sources(root: &Path) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    let mut dirs = vec![root.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                dirs.push(path);
+            } else if name.ends_with(".rs") {
+                files.push(path.strip_prefix(root)?.to_string_lossy().into_owned());
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// What `file` names and must not.
+fn violations_in(file: &str, text: &str) -> Result<Vec<String>> {
+    let is_in = |files: &[&str]| files.iter().any(|prefix| file.starts_with(prefix));
+    let mut rules: Vec<_> =
+        FORBIDDEN.iter().filter(|rule| is_in(rule.files)).map(|rule| (rule.paths, rule.why)).collect();
+    if file.starts_with("mirror-agent/src/") {
+        rules.extend(RESERVED.iter().filter(|rule| !is_in(rule.files)).map(|rule| (rule.paths, rule.why)));
+    }
+    if rules.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut named = Named::default();
+    named.visit_file(&syn::parse_file(text).with_context(|| file.to_owned())?);
+    named.paths.sort();
+    named.paths.dedup();
+    let mut violations = Vec::new();
+    for path in &named.paths {
+        for (patterns, why) in &rules {
+            if patterns.iter().any(|pattern| matches(pattern, path)) {
+                violations.push(format!("{file} names `{path}`: {why}"));
+            }
+        }
+    }
+    Ok(violations)
+}
+
+/// Whether `path` begins as `pattern` says. The pattern of a text begins with a quotation mark.
+fn matches(pattern: &str, path: &str) -> bool {
+    if pattern.starts_with('"') {
+        return path.starts_with(pattern);
+    }
+    match pattern.strip_suffix('*') {
+        Some(start) => path.starts_with(start),
+        None => path.strip_prefix(pattern).is_some_and(|rest| rest.is_empty() || rest.starts_with("::")),
+    }
+}
+
+/// Collects the paths that a file names, the texts in it (with a quotation mark ahead), and `async` where it stands.
+#[derive(Default)]
+struct Named {
+    paths: Vec<String>,
+}
+
+impl Named {
+    fn import(&mut self, prefix: &str, tree: &UseTree) {
+        let join = |name: &syn::Ident| {
+            if prefix.is_empty() { name.to_string() } else { format!("{prefix}::{name}") }
+        };
+        match tree {
+            UseTree::Path(path) => self.import(&join(&path.ident), &path.tree),
+            UseTree::Group(group) => group.items.iter().for_each(|tree| self.import(prefix, tree)),
+            UseTree::Name(name) => self.paths.push(join(&name.ident)),
+            UseTree::Rename(rename) => self.paths.push(join(&rename.ident)),
+            UseTree::Glob(_) => self.paths.push(prefix.to_owned()),
+        }
+    }
+
+    /// The arguments of a macro are no syntax yet: whatever looks like a path counts as one.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let mut path = String::new();
+        for token in tokens {
+            match &token {
+                TokenTree::Ident(name) if path.is_empty() || path.ends_with("::") => {
+                    path += &name.to_string()
+                }
+                TokenTree::Punct(punct) if punct.as_char() == ':' && !path.is_empty() => path.push(':'),
+                _ => {
+                    self.end(&mut path);
+                    match token {
+                        TokenTree::Ident(name) => path = name.to_string(),
+                        TokenTree::Group(group) => self.tokens(group.stream()),
+                        TokenTree::Literal(literal) => self.paths.push(literal.to_string()),
+                        TokenTree::Punct(_) => {}
+                    }
+                }
+            }
+        }
+        self.end(&mut path);
+    }
+
+    fn end(&mut self, path: &mut String) {
+        if path.contains("::") || path == "async" {
+            self.paths.push(path.clone());
+        }
+        path.clear();
+    }
+}
+
+impl<'ast> Visit<'ast> for Named {
+    fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
+        let for_tests = |attribute: &syn::Attribute| {
+            attribute.path().is_ident("cfg")
+                && matches!(&attribute.meta, syn::Meta::List(list) if list.tokens.to_string() == "test")
+        };
+        if !module.attrs.iter().any(for_tests) {
+            visit::visit_item_mod(self, module);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        self.import("", &item.tree);
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let names: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        // A name alone is a local one, or has been imported.
+        if names.len() > 1 {
+            self.paths.push(names.join("::"));
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_lit_str(&mut self, text: &'ast syn::LitStr) {
+        self.paths.push(format!("\"{}", text.value()));
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        // A doc comment is an attribute with a text.
+        if !attribute.path().is_ident("doc") {
+            visit::visit_attribute(self, attribute);
+        }
+    }
+
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        self.tokens(call.tokens.clone());
+        visit::visit_macro(self, call);
+    }
+
+    fn visit_signature(&mut self, signature: &'ast syn::Signature) {
+        if signature.asyncness.is_some() {
+            self.paths.push("async".into());
+        }
+        visit::visit_signature(self, signature);
+    }
+
+    fn visit_expr_async(&mut self, block: &'ast syn::ExprAsync) {
+        self.paths.push("async".into());
+        visit::visit_expr_async(self, block);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[track_caller]
+    fn names(file: &str, text: &str, path: &str) {
+        let violations = violations_in(file, text).unwrap();
+        assert!(violations.iter().any(|line| line.contains(&format!("`{path}`"))), "{violations:?}");
+    }
+
+    #[track_caller]
+    fn is_clean(file: &str, text: &str) {
+        assert_eq!(violations_in(file, text).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_path_in_a_group_of_imports_is_found() {
+        names(
+            "mirror-agent/src/plan.rs",
+            "use std::{collections::BTreeMap, time::Instant};",
+            "std::time::Instant",
+        );
+        names("mirror-agent/src/metrics.rs", "use aya::{maps::HashMap as Map};", "aya::maps::HashMap");
+    }
+
+    #[test]
+    fn a_path_in_code_is_found() {
+        names("mirror-agent/src/select.rs", "fn f() { let t = std::env::var(\"X\"); }", "std::env::var");
+        names("mirror-agent/src/mirror_iface.rs", "fn f(h: &rtnetlink::Handle) {}", "rtnetlink::Handle");
+        names("mirror-common/src/abi.rs", "fn f() { let x: std::vec::Vec<u8>; }", "std::vec::Vec");
+    }
+
+    #[test]
+    fn a_path_in_a_macro_is_found() {
+        names("mirror-agent/src/select.rs", "fn f() { tracing::info!(\"x\"); }", "tracing::info");
+        names(
+            "mirror-agent/src/plan.rs",
+            "fn f() { assert!(a && (std::time::Instant::now() > b)); }",
+            "std::time::Instant::now",
+        );
+    }
+
+    #[test]
+    fn async_code_is_found() {
+        names("mirror-agent/src/select.rs", "async fn f() {}", "async");
+        names("mirror-agent/src/select.rs", "fn f() { g(async {}); }", "async");
+    }
+
+    #[test]
+    fn a_text_that_names_proc_is_found_outside_of_links() {
+        let text = "fn f() { open(\"/proc/self/ns/net\"); }";
+        names("mirror-agent/src/reconcile.rs", text, "\"/proc/self/ns/net");
+        is_clean("mirror-agent/src/links/procfs.rs", text);
+    }
+
+    #[test]
+    fn an_edge_may_use_what_is_its_own() {
+        is_clean("mirror-agent/src/links/netlink.rs", "use rtnetlink::Handle;");
+        is_clean("mirror-agent/src/dataplane/clsact.rs", "use netlink_packet_route::tc::TcMessage;");
+        is_clean("mirror-agent/src/dataplane/bpf.rs", "use aya::Ebpf;");
+        names(
+            "mirror-agent/src/dataplane/bpf.rs",
+            "use netlink_packet_route::tc::TcMessage;",
+            "netlink_packet_route::tc::TcMessage",
+        );
+        names("mirror-agent/src/pods/file.rs", "use kube::Api;", "kube::Api");
+    }
+
+    #[test]
+    fn comments_tests_and_names_that_only_begin_alike_are_free() {
+        is_clean("mirror-agent/src/plan.rs", "//! aya::Ebpf, /proc\n/// std::time\nfn f() {}");
+        is_clean("mirror-agent/src/plan.rs", "#[cfg(test)] mod tests { use std::time::Instant; }");
+        is_clean("mirror-agent/src/plan.rs", "use std::timeless::X; fn f() { let kube = 1; }");
+    }
+}

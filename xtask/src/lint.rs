@@ -1,0 +1,76 @@
+//! `cargo xtask lint`: what can be told without running the product.
+//!
+//! Format, clippy, the lints that every crate opts into, who may use what (`layers`), dependencies, spelling.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+
+use crate::{
+    ebpf, layers, pins,
+    process::{Run as _, step},
+    tools,
+    workspace::{self, HOST_CRATES},
+};
+
+/// Runs every check; ends at the first that fails.
+pub(crate) fn run() -> Result<()> {
+    tools::stable()?;
+    step("format");
+    workspace::rustup_cargo("fmt")
+        .args(["--all", "--check"])
+        .run()
+        .context("`cargo fmt --all` puts it right")?;
+    step("every crate takes the workspace's lints");
+    opted_in()?;
+    step("who may use what");
+    layers::check(&workspace::root())?;
+    step("spelling");
+    let mut typos = tools::cargo_program("typos-cli", "typos", pins::TYPOS)?;
+    typos.current_dir(workspace::root()).run()?;
+    dependencies()?;
+    step("clippy");
+    tools::bpf()?;
+    let mut clippy = workspace::cargo("clippy");
+    for name in HOST_CRATES {
+        clippy.args(["--package", name]);
+    }
+    clippy.args(["--all-targets", "--", "-Dwarnings"]).run()?;
+    step("clippy of the eBPF programs");
+    tools::nightly_clippy()?;
+    let root = workspace::root();
+    ebpf::run(&root, ebpf::Action::Clippy, &root).map_err(|why| anyhow!(why))?;
+    step("lint: all is well");
+    Ok(())
+}
+
+/// Cargo has no way to make a workspace's lints hold for every member.
+fn opted_in() -> Result<()> {
+    for member in fs::read_dir(workspace::root())? {
+        let manifest = member?.path().join("Cargo.toml");
+        let Ok(text) = fs::read_to_string(&manifest) else { continue };
+        if !text.contains("[lints]\nworkspace = true\n") {
+            bail!("{} does not say `[lints] workspace = true`", manifest.display());
+        }
+    }
+    Ok(())
+}
+
+/// Licences, bans and sources need nothing but the crates; advisories need a database that has to be fetched.
+fn dependencies() -> Result<()> {
+    step("dependencies: licences, bans, sources");
+    let deny = || -> Result<std::process::Command> {
+        let mut deny = tools::cargo_program("cargo-deny", "cargo-deny", pins::CARGO_DENY)?;
+        deny.arg("--locked").current_dir(workspace::root());
+        Ok(deny)
+    };
+    deny()?.args(["check", "licenses", "bans", "sources"]).run()?;
+    step("dependencies: advisories");
+    if deny()?.args(["fetch", "db"]).succeeds() {
+        return deny()?.args(["check", "--disable-fetch", "advisories"]).run();
+    }
+    println!(
+        "    NOT CHECKED: the RustSec database (github.com/RustSec/advisory-db) cannot be fetched from here"
+    );
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! `cargo xtask`: the tasks of podmirror's developers, one file each.
+//!
+//! Parses the command line and calls the task. Builds with any stable Rust from 1.90 on, and brings the toolchains and
+//! programs that the tasks need by itself (`tools`).
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for people")]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "podmirror is built, tested and run on Linux only: eBPF and network namespaces are of its kernel"
+);
+
+mod bench;
+mod build_ebpf;
+mod demo;
+#[expect(dead_code, reason = "what is for the build scripts only")]
+mod ebpf;
+mod layers;
+mod lint;
+mod pins;
+mod process;
+mod test;
+mod tools;
+mod vm;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The tasks of podmirror's developers.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Measure, and print figures.
+    Bench(bench::BenchArgs),
+    /// Build the eBPF objects, and bring the tools for it.
+    BuildEbpf,
+    /// Show it: two pods, one of them mirrored.
+    Demo,
+    /// Check format, lints, layers, dependencies and spelling.
+    Lint,
+    /// Run the tests.
+    Test(test::TestArgs),
+    /// Run tests on another kernel, in qemu.
+    Vm(vm::VmArgs),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().task {
+        Task::Bench(args) => bench::run(args),
+        Task::BuildEbpf => build_ebpf::run(),
+        Task::Demo => demo::run(),
+        Task::Lint => lint::run(),
+        Task::Test(args) => test::run(args),
+        Task::Vm(args) => vm::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The pinned versions of everything that the tasks bring: the one place to raise them.
+//!
+//! Constants only, so that the build scripts can include this file as well.
+
+/// Rust for the host: builds, tests and lints everything but the eBPF programs.
+pub(crate) const STABLE: &str = "1.99.1";
+/// Rust for the eBPF programs. Its LLVM must be of [`LLVM_MAJOR`]: nightlies from August 2026 on have LLVM 23, for
+/// which there is no Debian package.
+pub(crate) const NIGHTLY: &str = "nightly-2026-07-15";
+/// The LLVM that bpf-linker is built against.
+pub(crate) const LLVM_MAJOR: &str = "22";
+/// Links the eBPF programs and makes their BTF.
+pub(crate) const BPF_LINKER: &str = "0.13.0";
+/// Checks licences, bans, sources and advisories of the dependencies.
+pub(crate) const CARGO_DENY: &str = "0.20.2";
+/// Checks spelling.
+pub(crate) const TYPOS: &str = "1.52.0";

@@ -1,0 +1,83 @@
+//! Running other programs, and telling what is done. Called by the tasks.
+
+use std::{
+    env,
+    ffi::OsStr,
+    io::Write as _,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::ebpf::without_outer_cargo;
+
+/// Says what is done next.
+pub(crate) fn step(what: &str) {
+    println!("==> {what}");
+    // Other programs write to the same terminal or file.
+    let _ = std::io::stdout().flush();
+}
+
+/// A program that is to run without the surroundings of `cargo run`.
+pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    without_outer_cargo(&mut command);
+    command
+}
+
+/// Runs a program to its end, and takes anything but success for an error that names it.
+pub(crate) trait Run {
+    /// Lets it write to our output.
+    fn run(&mut self) -> Result<()>;
+    /// Returns what it writes to its standard output.
+    fn read(&mut self) -> Result<String>;
+    /// Says nothing; whether it succeeded.
+    fn succeeds(&mut self) -> bool;
+}
+
+impl Run for Command {
+    fn run(&mut self) -> Result<()> {
+        let status = self.status().with_context(|| line(self))?;
+        if !status.success() {
+            bail!("`{}` failed: {status}", line(self));
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<String> {
+        let output = self.stderr(Stdio::inherit()).output().with_context(|| line(self))?;
+        if !output.status.success() {
+            bail!("`{}` failed: {}", line(self), output.status);
+        }
+        String::from_utf8(output.stdout).with_context(|| line(self))
+    }
+
+    fn succeeds(&mut self) -> bool {
+        let quiet = self.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        quiet.status().is_ok_and(|status| status.success())
+    }
+}
+
+/// The command as a person would type it.
+fn line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// Where `program` is, as the shell would look for it, or in the directories for the administrator's programs.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    env::split_paths(&path).chain(system).map(|dir| dir.join(program)).find(|file| file.is_file())
+}
+
+/// Whether this process may do everything.
+pub(crate) fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// Whether this is a run that nobody watches, in which nothing may be left out.
+pub(crate) fn is_ci() -> bool {
+    env::var("CI").is_ok_and(|value| !value.is_empty() && value != "false" && value != "0")
+}

@@ -1,0 +1,142 @@
+//! `cargo xtask test`: the levels of tests, from the pure parts to other kernels.
+//!
+//! Runs every level that this machine can run. One that it cannot is never passed over in silence: it is told loudly,
+//! and where nobody watches (`CI=true`), or where the level was asked for, it is a failure.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+
+use crate::{
+    process::{Run as _, command, is_ci, is_root, step},
+    tools, vm, workspace,
+};
+
+/// What is tested, and how near to the real thing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Level {
+    /// The pure parts, on the host; the filter against libpcap.
+    Unit,
+    /// The eBPF programs, by BPF_PROG_TEST_RUN.
+    Prog,
+    /// The built agent, in network namespaces.
+    Netns,
+    /// The levels prog and netns on other kernels, in qemu.
+    Vm,
+    /// Millions of random filters and frames against libpcap; only where it is asked for.
+    Fuzz,
+}
+
+/// The command line of `cargo xtask test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TestArgs {
+    /// What to run [default: every level that this machine can run].
+    #[arg(long = "level", value_name = "LEVEL")]
+    levels: Vec<Level>,
+    /// For the tests themselves: a filter, --nocapture, ...
+    #[arg(last = true)]
+    arguments: Vec<String>,
+}
+
+/// Runs the levels in order.
+pub(crate) fn run(args: TestArgs) -> Result<()> {
+    let TestArgs { levels, arguments } = args;
+    let asked_for = !levels.is_empty();
+    let levels = if asked_for { levels } else { Level::USUAL.to_vec() };
+    let mut not_run = Vec::new();
+    for level in &levels {
+        if let Err(why) = can_run(*level) {
+            if asked_for || is_ci() {
+                return Err(why.context(format!("level {} cannot run here", level.name())));
+            }
+            not_run.push(format!("level {} was NOT RUN: {why:#}", level.name()));
+            continue;
+        }
+        step(&format!("level {}", level.name()));
+        level.run(&arguments)?;
+    }
+    let ran = levels.len() - not_run.len();
+    step(&format!("test: {ran} of {} levels passed", levels.len()));
+    for line in &not_run {
+        println!("    !!! {line}");
+    }
+    Ok(())
+}
+
+/// Pairs of a filter and a frame that the level fuzz compares.
+const FUZZ_PAIRS: &str = "5000000";
+
+impl Level {
+    /// The levels of every run.
+    const USUAL: [Self; 4] = [Self::Unit, Self::Prog, Self::Netns, Self::Vm];
+
+    /// The word of the command line, and the name of the test binary.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Unit => "unit",
+            Self::Prog => "prog",
+            Self::Netns => "netns",
+            Self::Vm => "vm",
+            Self::Fuzz => "fuzz",
+        }
+    }
+
+    fn run(self, arguments: &[String]) -> Result<()> {
+        tools::stable()?;
+        tools::bpf()?;
+        match self {
+            Self::Unit => {
+                let mut test = workspace::cargo("test");
+                test.args(["--package", "mirror-common", "--package", "mirror-agent", "--package", "xtask"]);
+                test.arg("--").args(arguments).run()?;
+                tools::programs(&tools::NETWORK)?;
+                test_target("filter").arg("--").args(arguments).run()
+            }
+            Self::Fuzz => {
+                tools::programs(&tools::NETWORK)?;
+                let mut fuzz = test_target("filter");
+                fuzz.env("MIRROR_FUZZ_PAIRS", FUZZ_PAIRS);
+                fuzz.args(["--", "random", "--nocapture"]).args(arguments).run()
+            }
+            Self::Prog => {
+                bpffs()?;
+                test_target(self.name()).arg("--").args(arguments).run()
+            }
+            Self::Netns => {
+                tools::programs(&tools::NETWORK)?;
+                bpffs()?;
+                let agent = workspace::agent()?;
+                test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments).run()
+            }
+            Self::Vm => vm::run_all(arguments),
+        }
+    }
+}
+
+/// Why this machine cannot run a level, if so.
+fn can_run(level: Level) -> Result<()> {
+    match level {
+        Level::Unit | Level::Fuzz => Ok(()),
+        Level::Prog | Level::Netns if is_root() => Ok(()),
+        Level::Prog | Level::Netns => bail!("it needs root, to load programs and to make network namespaces"),
+        Level::Vm => vm::can_run(),
+    }
+}
+
+fn test_target(name: &str) -> Command {
+    let mut test = workspace::cargo("test");
+    test.args(["--package", "mirror-tests", "--test", name]);
+    test
+}
+
+/// Mounts the BPF file system where the machine has not.
+pub(crate) fn bpffs() -> Result<()> {
+    const DIR: &str = "/sys/fs/bpf";
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    if mounts.lines().any(|line| line.split(' ').nth(1) == Some(DIR)) {
+        return Ok(());
+    }
+    step(&format!("mounting the BPF file system at {DIR}"));
+    command("mount").args(["-t", "bpf", "bpf", DIR]).run().context("the kernel has no BPF file system")
+}

@@ -1,0 +1,161 @@
+//! Brings the tools that a task needs: toolchains by rustup, Rust programs by cargo, the rest by apt.
+//!
+//! Each function looks first and does nothing when all is there; else it says what it installs. What cannot be had is
+//! one message that says what is missing and what would bring it. Called by the tasks, each for its own needs.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+
+use crate::{
+    ebpf, pins,
+    process::{Run as _, command, find, is_root, step},
+};
+
+/// A program that a Debian package brings.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Program {
+    /// The program: what is looked for.
+    pub(crate) name: &'static str,
+    /// The package: what is installed.
+    pub(crate) package: &'static str,
+}
+
+impl Program {
+    /// A program and its package.
+    pub(crate) const fn of(package: &'static str, name: &'static str) -> Self {
+        Self { name, package }
+    }
+}
+
+/// What the tests and the demo talk to the kernel with.
+pub(crate) const NETWORK: [Program; 4] = [
+    Program::of("iproute2", "ip"),
+    Program::of("iputils-ping", "ping"),
+    Program::of("tcpdump", "tcpdump"),
+    Program::of("ethtool", "ethtool"),
+];
+
+/// The pinned stable toolchain with clippy and rustfmt.
+pub(crate) fn stable() -> Result<()> {
+    toolchain(pins::STABLE, &["clippy", "rustfmt"])
+}
+
+/// The pinned nightly with the sources of `core`, and bpf-linker.
+pub(crate) fn bpf() -> Result<()> {
+    if !ebpf::has_nightly() {
+        toolchain(pins::NIGHTLY, &["rust-src"])?;
+    }
+    if ebpf::has_bpf_linker() {
+        return Ok(());
+    }
+    stable()?;
+    let llvm = format!("/usr/lib/llvm-{}", pins::LLVM_MAJOR);
+    if !fs::exists(format!("{llvm}/include/llvm/Config/llvm-config.h"))?
+        || !fs::exists(format!("{llvm}/lib/libPolly.a"))?
+    {
+        let packages = ["llvm", "libpolly"].map(|name| format!("{name}-{}-dev", pins::LLVM_MAJOR));
+        install_packages(&packages.each_ref().map(String::as_str))?;
+    }
+    let features = format!("llvm-{}", pins::LLVM_MAJOR);
+    cargo_install("bpf-linker", pins::BPF_LINKER, &["--no-default-features", "--features", &features], &llvm)
+}
+
+/// clippy for the pinned nightly.
+pub(crate) fn nightly_clippy() -> Result<()> {
+    toolchain(pins::NIGHTLY, &["rust-src", "clippy"])
+}
+
+/// A program from crates.io, in the project's cache; `name` is that of the program.
+pub(crate) fn cargo_program(package: &str, name: &str, version: &str) -> Result<std::process::Command> {
+    let path = cache_dir()?.join("tools/bin").join(name);
+    let has = command(&path).arg("--version").output();
+    let has =
+        has.is_ok_and(|out| String::from_utf8_lossy(&out.stdout).trim().ends_with(&format!(" {version}")));
+    if !has {
+        stable()?;
+        cargo_install(package, version, &["--locked"], "")?;
+    }
+    Ok(command(path))
+}
+
+/// Programs of the distribution.
+pub(crate) fn programs(programs: &[Program]) -> Result<()> {
+    let missing: Vec<_> = programs
+        .iter()
+        .filter(|program| find(program.name).is_none())
+        .map(|program| program.package)
+        .collect();
+    if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
+}
+
+/// The project's cache.
+pub(crate) fn cache_dir() -> Result<std::path::PathBuf> {
+    ebpf::cache_dir().map_err(|why| anyhow!(why))
+}
+
+/// A toolchain with components.
+fn toolchain(name: &str, components: &[&str]) -> Result<()> {
+    if find("rustup").is_none() {
+        bail!("rustup is needed to bring Rust {name}, and is not here: see https://rustup.rs");
+    }
+    let installed =
+        command("rustup").args(["component", "list", "--installed", "--toolchain", name]).output()?;
+    let installed = String::from_utf8_lossy(&installed.stdout).into_owned();
+    // A component's name may be followed by the host's: "clippy-x86_64-unknown-linux-gnu".
+    let has = |component: &&str| installed.lines().any(|line| line.starts_with(*component));
+    if has(&"rustc") && components.iter().all(has) {
+        return Ok(());
+    }
+    step(&format!("installing Rust {name} with {} (rustup)", components.join(", ")));
+    let mut rustup = command("rustup");
+    rustup.args(["toolchain", "install", name, "--profile", "minimal", "--no-self-update"]);
+    for component in components {
+        rustup.args(["--component", component]);
+    }
+    rustup.run().with_context(|| format!("Rust {name} could not be installed; is the network there?"))
+}
+
+/// Builds a program from crates.io into the cache.
+fn cargo_install(package: &str, version: &str, arguments: &[&str], llvm: &str) -> Result<()> {
+    let root = cache_dir()?.join("tools");
+    step(&format!("installing {package} {version} into {} (cargo install)", root.display()));
+    let mut cargo = command("rustup");
+    cargo.args(["run", pins::STABLE, "cargo", "install", package, "--version", version, "--force", "--root"]);
+    cargo.arg(&root).args(arguments).current_dir("/");
+    if !llvm.is_empty() {
+        cargo.env("LLVM_PREFIX", llvm);
+    }
+    cargo.run().with_context(|| format!("{package} {version} could not be built; is crates.io reachable?"))
+}
+
+/// Installs packages of the distribution.
+fn install_packages(packages: &[&str]) -> Result<()> {
+    let list = packages.join(" ");
+    if find("apt-get").is_none() {
+        bail!(
+            "Debian's packages `{list}` are needed, and there is no apt here: install what your distribution calls them"
+        );
+    }
+    if !is_root() {
+        bail!("packages are missing, and only root can install them: `apt-get install {list}`");
+    }
+    step(&format!("installing {list} (apt-get)"));
+    let apt = || {
+        let mut apt = command("apt-get");
+        apt.env("DEBIAN_FRONTEND", "noninteractive");
+        apt
+    };
+    // The lists may never have been fetched, or name versions that are gone.
+    let mut install = apt();
+    install.args(["install", "--yes", "--quiet", "--quiet", "--no-install-recommends"]).args(packages);
+    if install.succeeds() {
+        return Ok(());
+    }
+    apt()
+        .args(["update", "--quiet", "--quiet"])
+        .run()
+        .context("the package lists could not be fetched; is the network there?")?;
+    install.stdout(std::process::Stdio::inherit()).stderr(std::process::Stdio::inherit());
+    install.run().with_context(|| format!("the packages {list} cannot be had from this system's apt sources"))
+}

@@ -1,0 +1,143 @@
+//! `cargo xtask vm`: the levels prog and netns on Debian's stock kernels, in qemu.
+//!
+//! The guest sees this machine's file system, read-only, and runs the test binaries that were built here; nothing is
+//! installed, neither there nor here. Emulated, not KVM, so that it works in a virtual machine too; therefore no time
+//! that is measured there means anything. `debian` brings kernel and qemu, `guest` boots.
+
+mod debian;
+mod guest;
+
+use std::{env, fmt::Write as _, path::Path};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+
+use crate::{
+    process::{is_ci, step},
+    test::Level,
+    tools, workspace,
+};
+
+/// The kernels: the oldest that is supported, with clsact, and one with TCX.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kernel {
+    /// Debian 11.
+    #[value(name = "5.10")]
+    V5_10,
+    /// Debian 13.
+    #[value(name = "6.12")]
+    V6_12,
+}
+
+impl Kernel {
+    /// Its series.
+    pub(crate) const fn series(self) -> &'static str {
+        match self {
+            Self::V5_10 => "5.10",
+            Self::V6_12 => "6.12",
+        }
+    }
+
+    /// Debian's suite that has it.
+    pub(crate) const fn suite(self) -> &'static str {
+        match self {
+            Self::V5_10 => "bullseye-security",
+            Self::V6_12 => "trixie-security",
+        }
+    }
+}
+
+/// The command line of `cargo xtask vm`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct VmArgs {
+    /// The kernel to boot.
+    #[arg(long)]
+    kernel: Kernel,
+    /// What to run there [default: prog and netns].
+    #[arg(long = "level", value_name = "LEVEL", value_parser = ["prog", "netns"])]
+    levels: Vec<String>,
+    /// Run a shell command instead of tests.
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["levels", "arguments"])]
+    exec: Option<String>,
+    /// For the tests themselves: a filter, --nocapture, ...
+    #[arg(last = true)]
+    arguments: Vec<String>,
+}
+
+/// Runs on one kernel.
+pub(crate) fn run(args: VmArgs) -> Result<()> {
+    let VmArgs { kernel, levels, exec, arguments } = args;
+    can_run()?;
+    if let Some(command) = exec {
+        return guest::boot(kernel, &format!("{command}\n"));
+    }
+    let chosen = |level: &Level| levels.is_empty() || levels.iter().any(|name| name == level.name());
+    let levels: Vec<_> = [Level::Prog, Level::Netns].into_iter().filter(chosen).collect();
+    let script = script(&levels, &arguments)?;
+    guest::boot(kernel, &script)
+}
+
+/// Runs both levels on every kernel.
+pub(crate) fn run_all(arguments: &[String]) -> Result<()> {
+    let script = script(&[Level::Prog, Level::Netns], arguments)?;
+    for kernel in Kernel::value_variants() {
+        guest::boot(*kernel, &script)?;
+    }
+    Ok(())
+}
+
+/// Why this machine cannot boot the guests, if so.
+pub(crate) fn can_run() -> Result<()> {
+    if env::consts::ARCH != "x86_64" {
+        bail!("the kernels are for x86-64, and this machine is {}", env::consts::ARCH);
+    }
+    if !Path::new("/etc/debian_version").exists() || crate::process::find("apt-get").is_none() {
+        bail!("it takes kernels, qemu and tools from Debian's packages, and this is not Debian");
+    }
+    Ok(())
+}
+
+/// Builds the tests here, and writes the shell script that runs them there.
+fn script(levels: &[Level], arguments: &[String]) -> Result<String> {
+    tools::stable()?;
+    tools::bpf()?;
+    tools::programs(&tools::NETWORK)?;
+    step("building what the guest runs");
+    // Emulation is slow: one test at a time, and deadlines that allow for it.
+    let mut script = String::from("set -e\nexport MIRROR_TEST_SLOW=5\n");
+    if levels.contains(&Level::Netns) {
+        writeln!(script, "export MIRROR_AGENT={}", quoted(&workspace::agent()?.to_string_lossy()))?;
+    }
+    if is_ci() {
+        script += "export CI=true\n";
+    }
+    for level in levels {
+        let tests = workspace::executables(
+            "test",
+            &["--no-run", "--package", "mirror-tests", "--test", level.name()],
+        )?;
+        let test = tests.first().context("cargo built no test")?;
+        writeln!(script, "echo '==> level {}'", level.name())?;
+        write!(script, "{} --test-threads=1 --color=never", quoted(&test.to_string_lossy()))?;
+        for argument in arguments {
+            write!(script, " {}", quoted(argument))?;
+        }
+        script.push('\n');
+    }
+    Ok(script)
+}
+
+/// A word for the shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn a_quoted_word_is_one_word() {
+        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+    }
+}

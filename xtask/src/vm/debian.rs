@@ -1,0 +1,292 @@
+//! Kernels and qemu from Debian's archive, unpacked into the cache: a private apt configuration, so that the system's
+//! sources and packages stay as they are.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::Kernel;
+use crate::{
+    process::{Run as _, command, find, step},
+    tools::{self, Program},
+};
+
+/// What prepares a guest's image.
+const PROGRAMS: [Program; 6] = [
+    Program::of("busybox-static", "busybox"),
+    Program::of("cpio", "cpio"),
+    Program::of("dpkg", "dpkg-deb"),
+    Program::of("kmod", "depmod"),
+    Program::of("xz-utils", "xz"),
+    Program::of("zstd", "zstd"),
+];
+
+/// Modules that a guest can load, with all that they need: the way to the host's files, and what the tests make.
+const MODULES: &str = "virtio_pci 9pnet_virtio 9p overlay \
+    dummy veth ifb bridge 8021q macvlan ipvlan tun vxlan \
+    sch_ingress cls_bpf cls_matchall cls_u32 act_mirred act_gact act_bpf act_vlan sch_netem sch_htb sch_prio \
+    nf_tables nf_conntrack af_packet_diag inet_diag tcp_diag unix_diag crc32c_generic crc32c_intel";
+
+/// What qemu is started with.
+pub(super) struct Image {
+    /// The kernel.
+    pub(super) kernel: PathBuf,
+    /// The initramfs: busybox, `init.sh`, the modules.
+    pub(super) initramfs: PathBuf,
+}
+
+/// The directory in the cache that all of this is in.
+pub(super) fn dir() -> Result<PathBuf> {
+    Ok(tools::cache_dir()?.join("vm"))
+}
+
+/// The image of a kernel; prepared once, and again when its packing list or the guest's init have changed.
+pub(super) fn image(kernel: Kernel) -> Result<Image> {
+    let dir = dir()?.join(kernel.series());
+    let image = Image { kernel: dir.join("vmlinuz"), initramfs: dir.join("initramfs.cpio") };
+    let made_of = format!("{MODULES}\n{INIT}");
+    let stamp = dir.join("made-of");
+    if fs::read_to_string(&stamp).is_ok_and(|text| text == made_of) {
+        return Ok(image);
+    }
+    tools::programs(&PROGRAMS)?;
+    let unpacked = dir.join("unpacked");
+    if !unpacked.is_dir() {
+        let apt = Apt::new(&[kernel.suite()])?;
+        let package = apt.newest_kernel(kernel.series())?;
+        step(&format!("bringing {package} of {} into {}", kernel.suite(), dir.display()));
+        apt.unpack(&package, &unpacked)?;
+    }
+    step(&format!("preparing the guest of Linux {}", kernel.series()));
+    if !unpacked.join("lib").exists() {
+        // From Debian 13 on the package has them under /usr only.
+        symlink("usr/lib", unpacked.join("lib"))?;
+    }
+    let release = release(&unpacked)?;
+    fs::copy(unpacked.join("boot").join(format!("vmlinuz-{release}")), &image.kernel)?;
+    initramfs(&unpacked, &release, &dir.join("root"), &image.initramfs)?;
+    fs::write(stamp, made_of)?;
+    Ok(image)
+}
+
+const INIT: &str = include_str!("../../vm/init.sh");
+
+/// The kernel's release, as `uname -r` prints it, by the directory of its modules.
+fn release(unpacked: &Path) -> Result<String> {
+    let entry =
+        fs::read_dir(unpacked.join("lib/modules"))?.next().context("a kernel package without modules")??;
+    Ok(entry.file_name().to_string_lossy().into_owned())
+}
+
+/// Packs the initramfs: uncompressed, because the emulated CPU would take longer to unpack it than to read it.
+fn initramfs(kernel: &Path, release: &str, root: &Path, to: &Path) -> Result<()> {
+    if root.exists() {
+        fs::remove_dir_all(root)?;
+    }
+    let modules = root.join("lib/modules").join(release);
+    for dir in ["bin", "sbin", "dev", "proc", "sys"] {
+        fs::create_dir_all(root.join(dir))?;
+    }
+    fs::create_dir_all(&modules)?;
+    let source = kernel.join("lib/modules").join(release);
+    command("depmod").arg("-b").arg(kernel).arg(release).run()?;
+    for name in MODULES.split_whitespace() {
+        let mut modprobe = command("modprobe");
+        modprobe.arg("-d").arg(kernel).args(["-S", release, "--show-depends", name]);
+        // A kernel that has it under another name, or not at all, says so when a test asks for it.
+        let output = modprobe.output()?;
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let Some(file) = line.strip_prefix("insmod ").and_then(|rest| rest.split_whitespace().next())
+            else {
+                continue; // built in
+            };
+            let file = Path::new(file);
+            let name = file.strip_prefix(&source).unwrap_or(file);
+            add_module(file, &modules.join(name))?;
+        }
+    }
+    for list in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
+        fs::copy(source.join(list), modules.join(list)).with_context(|| list.to_owned())?;
+    }
+    command("depmod").arg("-b").arg(root).arg(release).run()?;
+
+    let busybox = find("busybox").context("no busybox")?;
+    fs::copy(&busybox, root.join("bin/busybox"))?;
+    let applets = command(&busybox).arg("--list").read()?;
+    for applet in applets.lines().filter(|name| *name != "busybox") {
+        symlink("busybox", root.join("bin").join(applet))?;
+    }
+    // Where the kernel looks when a driver is asked for by name.
+    symlink("../bin/busybox", root.join("sbin/modprobe"))?;
+    fs::write(root.join("init"), INIT)?;
+    command("chmod").arg("+x").arg(root.join("init")).run()?;
+    let mut pack = command("sh");
+    pack.args(["-c", r#"find . | cpio --create --format=newc --owner=0:0 --quiet >"$1""#, "sh"]).arg(to);
+    pack.current_dir(root).run()
+}
+
+/// Copies a module, and unpacks it: busybox's modprobe wants it plain.
+fn add_module(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to.parent().unwrap_or(to))?;
+    let unpacker = match from.extension().and_then(|end| end.to_str()) {
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        _ => return fs::copy(from, to).map(drop).with_context(|| from.display().to_string()),
+    };
+    let plain = fs::File::create(to.with_extension(""))?;
+    command(unpacker).args(["--decompress", "--stdout"]).arg(from).stdout(plain).run()
+}
+
+/// qemu, at least 10.0: 7.2 crashes guests with two CPUs while their kernel patches its own code.
+pub(super) fn qemu() -> Result<Command> {
+    const NAME: &str = "qemu-system-x86_64";
+    const PACKAGE: &str = "qemu-system-x86";
+    let recent = |qemu: &mut Command| version(qemu).is_some_and(|major| major >= 10);
+    if recent(&mut command(NAME)) {
+        return Ok(command(NAME));
+    }
+    if !fs::read_to_string("/etc/os-release")?.lines().any(|line| line == "VERSION_CODENAME=bookworm") {
+        tools::programs(&[Program::of(PACKAGE, NAME)])?;
+        if !recent(&mut command(NAME)) {
+            bail!("qemu 10.0 or newer is needed, and this system's {NAME} is older");
+        }
+        return Ok(command(NAME));
+    }
+    // Debian 12 has 7.2, and 10.0 in its backports.
+    let dir = dir()?.join("qemu");
+    if !dir.is_dir() {
+        step(&format!("bringing {PACKAGE} of bookworm-backports into {}", dir.display()));
+        Apt::new(&["bookworm", "bookworm-backports"])?.unpack_with_libraries(PACKAGE, &dir)?;
+    }
+    let qemu = || {
+        let mut qemu = command(dir.join("usr/bin").join(NAME));
+        let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|path| dir.join(path));
+        qemu.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap_or_default());
+        qemu
+    };
+    if !recent(&mut qemu()) {
+        bail!("{} does not start; remove {} to have it brought again", PACKAGE, dir.display());
+    }
+    let mut qemu = qemu();
+    qemu.arg("-L").arg(dir.join("usr/share/qemu")).arg("-L").arg(dir.join("usr/share/seabios"));
+    Ok(qemu)
+}
+
+/// The major version; nothing if the program does not even start.
+fn version(qemu: &mut Command) -> Option<u32> {
+    let output = qemu.arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.strip_prefix("QEMU emulator version ")?.split('.').next()?.parse().ok()
+}
+
+/// apt with some suites as its only sources.
+struct Apt {
+    dir: PathBuf,
+}
+
+impl Apt {
+    fn new(suites: &[&str]) -> Result<Self> {
+        const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+        if !Path::new(KEYRING).exists() {
+            bail!("{KEYRING} is missing: `apt-get install debian-archive-keyring` brings it");
+        }
+        let apt = Self { dir: dir()?.join("apt").join(suites.join("+")) };
+        for dir in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(apt.dir.join(dir))?;
+        }
+        let mut sources = String::new();
+        for suite in suites {
+            let archive = if suite.ends_with("-security") { "debian-security" } else { "debian" };
+            sources += &format!("deb [signed-by={KEYRING}] http://deb.debian.org/{archive} {suite} main\n");
+        }
+        fs::write(apt.dir.join("sources.list"), sources)?;
+        apt.command("apt-get").args(["update", "--quiet", "--quiet"]).run().with_context(|| {
+            format!("Debian's {} cannot be fetched; is the network there?", suites.join(" and "))
+        })?;
+        Ok(apt)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut apt = command(program);
+        for (option, path) in [
+            ("Dir::State", ""),
+            ("Dir::State::Lists", "lists"),
+            ("Dir::Cache", "cache"),
+            ("Dir::Etc::sourcelist", "sources.list"),
+        ] {
+            apt.arg("-o").arg(format!("{option}={}", self.dir.join(path).display()));
+        }
+        apt.args(["-o", "Dir::Etc::sourceparts=/dev/null", "-o", "Dir::Etc::preferencesparts=/dev/null"]);
+        // Reads what is installed, to know which libraries are not, and changes nothing: no lock is needed.
+        apt.args(["-o", "Dir::State::status=/var/lib/dpkg/status", "-o", "Debug::NoLocking=true"]);
+        apt.args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"]);
+        apt
+    }
+
+    /// The package of the newest kernel of a series; its name has the build in it.
+    fn newest_kernel(&self, series: &str) -> Result<String> {
+        let names = self.command("apt-cache").args(["pkgnames", &format!("linux-image-{series}.")]).read()?;
+        let plain = names.lines().filter(|name| {
+            let rest = name.strip_suffix("-amd64").unwrap_or_default();
+            !rest.is_empty() && !rest.ends_with("-cloud") && !rest.ends_with("-rt")
+        });
+        let newest = plain.max_by_key(|name| build(name));
+        newest.map(str::to_owned).with_context(|| format!("Debian has no kernel of series {series} any more"))
+    }
+
+    /// Downloads a package and unpacks it into `to`.
+    fn unpack(&self, package: &str, to: &Path) -> Result<()> {
+        let mut download = self.command("apt-get");
+        download.args(["download", package]);
+        self.fetch(download, to)
+    }
+
+    /// The same with every package that it needs and that is not installed.
+    fn unpack_with_libraries(&self, package: &str, to: &Path) -> Result<()> {
+        let mut download = self.command("apt-get");
+        download.args(["install", "--download-only", "--yes", "--no-install-recommends"]);
+        download.args(["--target-release", "bookworm-backports", package]);
+        self.fetch(download, to)
+    }
+
+    /// Runs the download, and unpacks what it brought; `to` is either complete afterwards or not there.
+    fn fetch(&self, mut download: Command, to: &Path) -> Result<()> {
+        let debs = self.dir.join("cache/archives");
+        let partial = to.with_extension("partial");
+        if partial.exists() {
+            fs::remove_dir_all(&partial)?;
+        }
+        fs::create_dir_all(&partial)?;
+        download.args(["--quiet", "--quiet"]).current_dir(&debs);
+        download.run().context("Debian's packages cannot be downloaded; is the network there?")?;
+        for entry in fs::read_dir(&debs)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|end| end == "deb") {
+                command("dpkg-deb").arg("-x").arg(&path).arg(&partial).run()?;
+                fs::remove_file(path)?;
+            }
+        }
+        fs::rename(&partial, to).with_context(|| to.display().to_string())
+    }
+}
+
+/// The numbers in a package's name, in their order: a later build has greater ones.
+fn build(package: &str) -> Vec<u32> {
+    package.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::build;
+
+    #[test]
+    fn a_later_build_is_greater() {
+        assert!(build("linux-image-5.10.0-46-amd64") > build("linux-image-5.10.0-9-amd64"));
+        assert!(build("linux-image-6.12.117+deb13-amd64") > build("linux-image-6.12.99+deb13-amd64"));
+    }
+}
