@@ -8,7 +8,7 @@ use mirror_tests::{
     Agent, AttachMode, Capture, Flood, Lab, PodNs, PodSpec, PodsFile, SOON, Status, check, eventually,
 };
 
-use crate::{MIRROR, Node, any_mode, mirror_iface::packets};
+use crate::{MIRROR, Node, any_mode, mirror_iface::packets, with_qdisc};
 
 in_both_modes!(
     sixty_pings_in_a_flood_are_all_mirrored,
@@ -154,6 +154,7 @@ fn a_budget_of_time_ends_within_a_second() {
     let pods = PodsFile::new(lab, &[]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[]);
+    with_qdisc(lab, web, any_mode());
     let floods = Floods::between(web, db);
     let earliest = Instant::now();
     pods.write(&[chosen(web, &[("duration", "2s")])]);

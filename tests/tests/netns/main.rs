@@ -47,6 +47,16 @@ fn any_mode() -> AttachMode {
     if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact }
 }
 
+/// Makes a pod ready for stories in which it talks while it is first mirrored.
+///
+/// The kernel itself drops what is sent to a device while it gets its first clsact qdisc (`qdisc_graft()` takes every
+/// qdisc of the device out of service for some milliseconds), whoever adds it; so here it gets it before.
+fn with_qdisc(lab: &Lab, pod: &PodNs, mode: AttachMode) {
+    if mode == AttachMode::Clsact {
+        lab.node().tc(&format!("qdisc add dev {} clsact", pod.veth_host()));
+    }
+}
+
 /// Two pods on a bridge. The node goes last.
 struct Node {
     web: PodNs,

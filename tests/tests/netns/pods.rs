@@ -2,7 +2,7 @@
 
 use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, PodSpec, PodsFile, check};
 
-use crate::{Inside, MIRROR, Node, any_mode, shows};
+use crate::{Inside, MIRROR, Node, any_mode, shows, with_qdisc};
 
 in_both_modes!(
     pods_appear_change_and_disappear,
@@ -85,11 +85,7 @@ fn existing_connections_are_mirrored_from_the_annotation_on(mode: AttachMode) {
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
     let _agent = Agent::run(lab, mode, &pods, &[]);
     lab.wait_taps(&[]);
-    if mode == AttachMode::Clsact {
-        // The kernel itself drops what is sent to a device while it gets its first clsact qdisc (`qdisc_graft()`
-        // takes every qdisc of the device out of service for some milliseconds), whoever adds it.
-        lab.node().tc(&format!("qdisc add dev {} clsact", web.veth_host()));
-    }
+    with_qdisc(lab, web, mode);
     let conversation = Conversation::open(web, db, db.v4());
     conversation.exchange(10_000);
     let flood = Flood::start(db, web);
