@@ -2,7 +2,7 @@
 //!
 //! Data only. Nothing here decides (`select` and `plan` do) or touches the system (the edges do).
 
-use std::{collections::BTreeMap, fmt, path::PathBuf};
+use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
 
 use mirror_common::{
     limit::Limits,
@@ -54,6 +54,8 @@ pub struct Pod {
     pub id: PodId,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
+    /// The annotations of its namespace, for what its own do not say.
+    pub inherited: Arc<BTreeMap<String, String>>,
     /// `spec.hostNetwork`: it has no NIC of its own.
     pub host_network: bool,
     /// Path of its network namespace, where the source knows it.
@@ -140,13 +142,14 @@ impl LinkSnapshot {
 }
 
 /// A set of directions, seen from the pod or, without a pod, from the tapped interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Directions {
     /// What reaches it.
     Ingress,
     /// What leaves it.
     Egress,
     /// Both.
+    #[default]
     Both,
 }
 

@@ -21,7 +21,7 @@ use crate::{
     model::{Actual, Desired, Ended, IfIndex, LinkSnapshot, Op, Target},
     plan::plan,
     pods::PodSource,
-    select::{BadAnnotation, Policy, Selection, Skipped, Why, choose, select},
+    select::{BadAnnotation, Choice, Policy, Selection, Skipped, Why, choose, select},
     settings::Budget,
 };
 
@@ -132,12 +132,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
 
     async fn try_round(&mut self, failures: &mut BTreeSet<String>) -> anyhow::Result<()> {
         let pods = self.pods.snapshot();
-        let (chosen, bad) = choose(pods.as_deref().unwrap_or_default(), &self.policy);
+        let Choice { wanted, refused, bad } = choose(pods.as_deref().unwrap_or_default(), &self.policy);
         self.told.bad(bad);
-        let namespaces: Vec<_> = chosen
+        let namespaces: Vec<_> = wanted
             .iter()
-            .filter(|(pod, _)| !pod.host_network)
-            .filter_map(|(pod, _)| Some((pod.id.uid.clone(), pod.netns.clone()?)))
+            .filter(|wanted| !wanted.pod.host_network)
+            .filter_map(|wanted| Some((wanted.pod.id.uid.clone(), wanted.pod.netns.clone()?)))
             .collect();
 
         let mut links = self.links.snapshot(&namespaces).await.context("cannot read the network devices")?;
@@ -146,14 +146,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             refuse_mirror(&self.mirror, &links)?;
         }
         // What is wrong from the start must be known before the mirror interface is made.
-        let mut selection = select(&chosen, &links, &self.policy);
+        let mut selection = select(&wanted, &links, &self.policy);
         if pods.is_some() && !self.started {
-            refuse_selection(&selection)?;
+            refuse_selection(&selection, &self.policy)?;
             self.started = true;
         }
         if self.change_links(&links, &actual, failures).await {
             links = self.links.snapshot(&namespaces).await.context("cannot read the network devices")?;
-            selection = select(&chosen, &links, &self.policy);
+            selection = select(&wanted, &links, &self.policy);
         }
 
         let mut target = self.mirror.target(&links);
@@ -180,7 +180,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if pods.is_none() {
             ops.retain(|op| matches!(op, Op::SetTarget(_)));
         }
-        self.told.skipped(selection.skipped);
+        self.told.skipped(refused.into_iter().chain(selection.skipped).collect());
         // What belongs to one device stands together, and is told when all of it has succeeded.
         for ops in ops.chunk_by(|a, b| a.ifindex() == b.ifindex()) {
             let mut has_failed = false;
@@ -226,9 +226,9 @@ fn refuse_mirror(mirror: &MirrorIface, links: &LinkSnapshot) -> anyhow::Result<(
     }
 }
 
-fn refuse_selection(selection: &Selection) -> anyhow::Result<()> {
+fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()> {
     let refused = selection.skipped.iter().find_map(|skipped| match (&skipped.why, &skipped.nic) {
-        (Why::MirrorInterface(conflict), _) => {
+        (Why::MirrorInterface(conflict), _) if policy.is_strict || skipped.pod.is_none() => {
             Some(anyhow!("{conflict}, so copies would loop; choose another --mirror-iface"))
         }
         (Why::NoSuchInterface, Some(name)) => Some(anyhow!("there is no interface {name:?} to mirror")),
@@ -243,8 +243,9 @@ fn refuse_selection(selection: &Selection) -> anyhow::Result<()> {
 impl Told {
     fn bad(&mut self, bad: Vec<BadAnnotation>) {
         let bad: BTreeSet<_> = bad.into_iter().collect();
-        for BadAnnotation { pod, key, value } in bad.difference(&self.bad) {
-            warn!(%pod, key, value, "annotation has an unknown value and is ignored");
+        for bad in bad.difference(&self.bad) {
+            let BadAnnotation { pod, key, value, .. } = bad;
+            warn!(%pod, key, value, "{bad}");
         }
         self.bad = bad;
     }

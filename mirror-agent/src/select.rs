@@ -1,28 +1,34 @@
 //! Which devices are tapped, for whom, and why the others are not.
 //!
-//! Pure: pods, devices and policy in; taps, skips and complaints out. Called by the reconcile loop once a round.
-//! It knows nothing of what is installed (`plan` does) and reads nothing itself.
+//! Pure: pods, devices and policy in; taps, skips and complaints out. Called by the reconcile loop once a round:
+//! [`choose`] reads annotations, [`select`] finds the devices. It knows nothing of what is installed (`plan` does) and
+//! reads nothing itself.
 
-use std::{collections::BTreeMap, fmt};
+mod choice;
+#[cfg(test)]
+mod tests;
 
-use crate::{
-    mirror_iface::{self, Conflict},
-    model::{Directions, IfIndex, Link, LinkKind, LinkSnapshot, Owner, Pod, PodId, PodLinks, Tap},
-    settings::{KEYS, SettingError, Settings},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
 };
 
-/// What our annotations begin with.
-const PREFIX: &str = "podmirror.io/";
-/// Annotation of a pod: mirrored or not, and which directions.
-pub const MIRROR: &str = "podmirror.io/mirror";
-/// The annotation of Kube-OVN, which is honoured where ours does not stand.
-pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";
+pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Place, Wanted, choose};
+use crate::{
+    mirror_iface::{self, Conflict},
+    model::{Directions, IfIndex, Link, LinkKind, LinkSnapshot, Owner, PodId, PodLinks, Tap},
+    settings::{SettingError, Settings},
+};
 
 /// What the user of the agent chose.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Policy {
     /// Pods without an annotation are mirrored.
     pub enable_mirror: bool,
+    /// Namespaces whose pods are never mirrored.
+    pub exclude_namespaces: BTreeSet<String>,
+    /// The only namespaces whose pods may choose for themselves; `None`: all.
+    pub allow_namespaces: Option<BTreeSet<String>>,
     /// Name of the mirror interface.
     pub mirror_iface: String,
     /// Interfaces that are mirrored by name, without a pod.
@@ -31,17 +37,9 @@ pub struct Policy {
     pub interface_directions: Directions,
     /// What is done with the packets, where a pod does not say otherwise.
     pub settings: Settings,
-}
-
-/// An annotation whose value is none that we know. The pod is treated as if it did not stand there.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct BadAnnotation {
-    /// The pod.
-    pub pod: PodId,
-    /// The annotation.
-    pub key: &'static str,
-    /// Its value.
-    pub value: String,
+    /// A pod whose device is entangled with the mirror interface ends the agent at its start: for pods that were
+    /// listed by whoever starts it. Others are told of and left out.
+    pub is_strict: bool,
 }
 
 /// Why a pod, or a NIC of it, is selected but not tapped.
@@ -63,8 +61,12 @@ pub enum Why {
     MirrorInterface(Conflict),
     /// There is no interface of this name.
     NoSuchInterface,
-    /// An annotation of the pod cannot be used: a broken filter must not become "everything".
-    BadSetting(SettingError),
+    /// An annotation cannot be used: a broken filter must not become "everything".
+    BadSetting(Place, SettingError),
+    /// The node's policy leaves out its namespace.
+    NamespaceExcluded,
+    /// The node's policy lets only other namespaces choose.
+    NamespaceNotAllowed,
 }
 
 impl Why {
@@ -79,7 +81,9 @@ impl Why {
             Self::TappedFor(_) => "TappedForOther",
             Self::MirrorInterface(_) => "MirrorInterface",
             Self::NoSuchInterface => "NoSuchInterface",
-            Self::BadSetting(_) => "BadSetting",
+            Self::BadSetting(..) => "BadSetting",
+            Self::NamespaceExcluded => "NamespaceExcluded",
+            Self::NamespaceNotAllowed => "NamespaceNotAllowed",
         }
     }
 }
@@ -104,7 +108,13 @@ impl fmt::Display for Why {
             Self::TappedFor(pod) => write!(f, "the device is tapped for pod {pod} already"),
             Self::MirrorInterface(conflict) => conflict.fmt(f),
             Self::NoSuchInterface => write!(f, "there is no such interface"),
-            Self::BadSetting(error) => write!(f, "annotation {PREFIX}{error}"),
+            Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
+            Self::NamespaceExcluded => {
+                write!(f, "its namespace is one of those that are never mirrored (--exclude-namespaces)")
+            }
+            Self::NamespaceNotAllowed => {
+                write!(f, "its namespace is none of those that may ask for a mirror (--allow-namespaces)")
+            }
         }
     }
 }
@@ -129,44 +139,14 @@ pub struct Selection {
     pub skipped: Vec<Skipped>,
 }
 
-/// The pods that are to be mirrored, in which directions, and the annotations that made no sense.
-pub fn choose<'a>(pods: &'a [Pod], policy: &Policy) -> (Vec<(&'a Pod, Directions)>, Vec<BadAnnotation>) {
-    let mut bad = Vec::new();
-    let chosen = pods
-        .iter()
-        .filter_map(|pod| {
-            let ours = annotation(pod, MIRROR, &mut bad);
-            let ovn = annotation(pod, OVN_MIRROR, &mut bad);
-            let default = policy.enable_mirror.then_some(Directions::Both);
-            ours.or(ovn).unwrap_or(default).map(|directions| (pod, directions))
-        })
-        .collect();
-    (chosen, bad)
-}
-
-/// What one annotation of a pod asks for: `None` nothing, `Some(None)` not to be mirrored.
-fn annotation(pod: &Pod, key: &'static str, bad: &mut Vec<BadAnnotation>) -> Option<Option<Directions>> {
-    let value = pod.annotations.get(key)?;
-    match (value.as_str(), key) {
-        ("true", _) | ("both", MIRROR) => Some(Some(Directions::Both)),
-        ("false", _) => Some(None),
-        ("ingress", MIRROR) => Some(Some(Directions::Ingress)),
-        ("egress", MIRROR) => Some(Some(Directions::Egress)),
-        _ => {
-            bad.push(BadAnnotation { pod: pod.id.clone(), key, value: value.clone() });
-            None
-        }
-    }
-}
-
-/// The taps for the chosen pods and the named interfaces.
+/// The taps for the wanted pods and the named interfaces.
 ///
-/// `links` must hold the node's devices and those inside each chosen pod. Of two claims to one device the first in
-/// the order of `chosen` wins.
-pub fn select(chosen: &[(&Pod, Directions)], links: &LinkSnapshot, policy: &Policy) -> Selection {
+/// `links` must hold the node's devices and those inside each wanted pod. Of two claims to one device the first in
+/// the order of `wanted` wins.
+pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> Selection {
     let mut selection = Selection::default();
-    for (pod, directions) in chosen {
-        select_pod(pod, *directions, links, policy, &mut selection);
+    for wanted in wanted {
+        select_pod(wanted, links, policy, &mut selection);
     }
     for name in &policy.interfaces {
         let skip = |why| Skipped { pod: None, nic: Some(name.clone()), why };
@@ -187,23 +167,14 @@ pub fn select(chosen: &[(&Pod, Directions)], links: &LinkSnapshot, policy: &Poli
 }
 
 /// Adds the taps of one pod: one for each of its NICs.
-fn select_pod(
-    pod: &Pod,
-    directions: Directions,
-    links: &LinkSnapshot,
-    policy: &Policy,
-    selection: &mut Selection,
-) {
+fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
+    let Wanted { pod, directions, settings } = wanted;
     let skip = |nic: Option<&str>, why, selection: &mut Selection| {
         selection.skipped.push(Skipped { pod: Some(pod.id.clone()), nic: nic.map(str::to_owned), why });
     };
     if pod.host_network {
         return skip(None, Why::HostNetwork, selection);
     }
-    let settings = match settings(pod, &policy.settings) {
-        Ok(settings) => settings,
-        Err(error) => return skip(None, Why::BadSetting(error), selection),
-    };
     let inside = match links.pods.get(&pod.id.uid) {
         None => return skip(None, Why::NoNetns, selection),
         Some(Err(error)) => return skip(None, Why::NetnsUnreadable(error.clone()), selection),
@@ -222,8 +193,8 @@ fn select_pod(
                     nic: nic.name.clone(),
                     device: link.name.clone(),
                 };
-                let settings = settings.clone();
-                claim(link, Tap { owner, directions, settings }, links, policy, selection)
+                let tap = Tap { owner, directions: *directions, settings: settings.clone() };
+                claim(link, tap, links, policy, selection)
             }
         };
         if let Err(why) = result {
@@ -233,17 +204,6 @@ fn select_pod(
     if nics == 0 {
         skip(None, Why::NoNic, selection);
     }
-}
-
-/// The node's settings with those that the pod sets itself.
-fn settings(pod: &Pod, defaults: &Settings) -> Result<Settings, SettingError> {
-    let mut settings = defaults.clone();
-    for key in KEYS {
-        if let Some(value) = pod.annotations.get(&format!("{PREFIX}{key}")) {
-            settings.set(key, value)?;
-        }
-    }
-    Ok(settings)
 }
 
 /// Whether a device inside a pod is a NIC. A veth is, whatever its state; of the others those that are up: every
@@ -300,6 +260,3 @@ fn kind_name(kind: &LinkKind) -> &str {
         LinkKind::Other(kind) => kind,
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -30,7 +30,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     }
     let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits);
     let policy =
-        Policy { enable_mirror: false, mirror_iface, interfaces, interface_directions: direction, settings };
+        Policy { mirror_iface, interfaces, interface_directions: direction, settings, ..Policy::default() };
     let mut reconciler = Reconciler::new(NoPods, Netlink::new()?, dataplane, policy, mirror);
     info!("mirroring until Ctrl-C");
     let outcome = reconciler.run(stop).await;

@@ -8,7 +8,6 @@ use crate::{
     dataplane::{bpf::Bpf, pins::Pins},
     links::netlink::Netlink,
     mirror_iface::MirrorIface,
-    model::Directions,
     pods::file::PodFile,
     reconcile::Reconciler,
     select::Policy,
@@ -26,13 +25,7 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let method = dataplane.method().name();
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
     let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits);
-    let policy = Policy {
-        enable_mirror,
-        mirror_iface,
-        interfaces: Vec::new(),
-        interface_directions: Directions::Both,
-        settings,
-    };
+    let policy = Policy { enable_mirror, mirror_iface, settings, is_strict: true, ..Policy::default() };
     Reconciler::new(pods, links, dataplane, policy, mirror).run(stop).await?;
     info!("agent stopped; the mirror stays in place until `mirror-agent cleanup`");
     Ok(())

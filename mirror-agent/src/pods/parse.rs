@@ -3,7 +3,10 @@
 //! It reads the few fields that the agent needs and ignores all others, so that what `kubectl get pod -o yaml` prints
 //! is good at any version. What a pod's phase is does not matter: a pod that has ended has no devices.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned, UserMessageFormatter};
@@ -173,6 +176,7 @@ fn pod(object: Object) -> Result<Pod, String> {
         host_network: object.spec.and_then(|spec| spec.host_network).unwrap_or(false),
         netns: annotations.get(NETNS_ANNOTATION).map(Into::into),
         annotations,
+        inherited: Arc::default(),
     })
 }
 

@@ -101,13 +101,7 @@ fn add_pod(world: &mut World, number: u32) {
 type World = Reconciler<Pods, Table, Fake>;
 
 fn world() -> World {
-    let policy = Policy {
-        enable_mirror: false,
-        mirror_iface: "mirror0".into(),
-        interfaces: Vec::new(),
-        interface_directions: Directions::Both,
-        settings: Settings::default(),
-    };
+    let policy = Policy { mirror_iface: "mirror0".into(), is_strict: true, ..Policy::default() };
     let mirror = MirrorIface::new(&policy.mirror_iface, None, Limits::default());
     Reconciler::new(Pods::default(), Table::default(), Fake::default(), policy, mirror)
 }

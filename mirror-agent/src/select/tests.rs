@@ -5,16 +5,14 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
-use crate::model::{NetnsId, Peer};
+use crate::model::{NetnsId, Peer, Pod};
 
 fn policy() -> Policy {
-    Policy {
-        enable_mirror: false,
-        mirror_iface: "mirror0".into(),
-        interfaces: Vec::new(),
-        interface_directions: Directions::Both,
-        settings: Settings::default(),
-    }
+    Policy { mirror_iface: "mirror0".into(), ..Policy::default() }
+}
+
+fn wanted(pod: &Pod, directions: Directions) -> Wanted<'_> {
+    Wanted { pod, directions, settings: Settings::default() }
 }
 
 fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
@@ -69,50 +67,10 @@ fn skips(selection: &Selection) -> Vec<(Option<&str>, &Why)> {
 }
 
 #[test]
-fn annotations_choose() {
-    use Directions::{Both, Egress, Ingress};
-    /// Annotations, `--enable-mirror`, and what is chosen.
-    type Row = (&'static [(&'static str, &'static str)], bool, Option<Directions>);
-    let table: &[Row] = &[
-        (&[], false, None),
-        (&[], true, Some(Both)),
-        (&[(MIRROR, "true")], false, Some(Both)),
-        (&[(MIRROR, "both")], false, Some(Both)),
-        (&[(MIRROR, "ingress")], false, Some(Ingress)),
-        (&[(MIRROR, "egress")], true, Some(Egress)),
-        (&[(MIRROR, "false")], true, None),
-        (&[(OVN_MIRROR, "true")], false, Some(Both)),
-        (&[(OVN_MIRROR, "false")], true, None),
-        (&[(MIRROR, "false"), (OVN_MIRROR, "true")], true, None),
-        (&[(MIRROR, "egress"), (OVN_MIRROR, "false")], false, Some(Egress)),
-    ];
-    for (annotations, enable_mirror, expected) in table {
-        let pods = [mk_pod("web", annotations)];
-        let policy = Policy { enable_mirror: *enable_mirror, ..policy() };
-        let (chosen, bad) = choose(&pods, &policy);
-        assert_eq!(chosen.first().map(|(_, directions)| *directions), *expected, "{annotations:?}");
-        assert_eq!(bad, [], "{annotations:?}");
-    }
-}
-
-#[test]
-fn an_unknown_value_counts_as_absent_and_is_told() {
-    let pods = [mk_pod("web", &[(MIRROR, "yes"), (OVN_MIRROR, "both")])];
-    let (chosen, bad) = choose(&pods, &Policy { enable_mirror: true, ..policy() });
-    assert_eq!(chosen, [(&pods[0], Directions::Both)]);
-    let id = || pods[0].id.clone();
-    let expected = [
-        BadAnnotation { pod: id(), key: MIRROR, value: "yes".into() },
-        BadAnnotation { pod: id(), key: OVN_MIRROR, value: "both".into() },
-    ];
-    assert_eq!(bad, expected);
-}
-
-#[test]
 fn every_nic_of_a_pod_gets_a_tap() {
     let web = mk_pod("web", &[]);
     let links = mk_node(&[(&web, 2, 7), (&web, 3, 8)]);
-    let selection = select(&[(&web, Directions::Ingress)], &links, &policy());
+    let selection = select(&[wanted(&web, Directions::Ingress)], &links, &policy());
     assert_eq!(selection.skipped, []);
     let taps: Vec<_> = selection
         .taps
@@ -129,7 +87,7 @@ fn a_device_that_does_not_point_back_is_not_tapped() {
     // web's NIC says 8 now, as if the index had been used again: the device there is db's.
     let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
     inside.links[1].peer = Some(Peer { ifindex: 8, nsid: Some(0) });
-    let selection = select(&[(&web, Directions::Both)], &links, &policy());
+    let selection = select(&[wanted(&web, Directions::Both)], &links, &policy());
     assert_eq!(selection.taps, BTreeMap::new());
     assert_eq!(skips(&selection), [(Some("eth0"), &Why::NoHostInterface("veth".into()))]);
 }
@@ -153,9 +111,8 @@ fn pods_that_cannot_be_tapped_are_told_with_a_reason() {
     links.pods.insert("uid-e".into(), Ok(inside(true, lo())));
     links.pods.insert("uid-f".into(), Ok(inside(false, macvlan)));
 
-    let chosen =
-        [&host_network, &unknown, &unreadable, &empty, &on_host, &vlan].map(|pod| (pod, Directions::Both));
-    let selection = select(&chosen, &links, &policy());
+    let pods = [&host_network, &unknown, &unreadable, &empty, &on_host, &vlan];
+    let selection = select(&pods.map(|pod| wanted(pod, Directions::Both)), &links, &policy());
     assert_eq!(selection.taps, BTreeMap::new());
     let expected = [
         (None, &Why::HostNetwork),
@@ -184,7 +141,7 @@ fn the_mirror_interface_is_never_tapped() {
     let web = mk_pod("web", &[]);
     let links = mk_node(&[(&web, 2, 7)]);
     let policy = Policy { mirror_iface: "veth7".into(), ..policy() };
-    let selection = select(&[(&web, Directions::Both)], &links, &policy);
+    let selection = select(&[wanted(&web, Directions::Both)], &links, &policy);
     assert_eq!(selection.taps, BTreeMap::new());
     assert_eq!(skips(&selection), [(Some("eth0"), &Why::MirrorInterface(Conflict::Same("veth7".into())))]);
 }
@@ -218,17 +175,17 @@ proptest! {
         }
         let links = mk_node(&nics);
         let policy = Policy { enable_mirror, ..policy() };
-        let (chosen, _) = choose(&pods, &policy);
+        let chosen = choose(&pods, &policy).wanted;
         let selection = select(&chosen, &links, &policy);
 
         for (ifindex, tap) in &selection.taps {
             let owner = tap.owner.pod.as_ref().map(|pod| &pod.uid);
             let truth = nics.iter().find(|(_, _, outside)| *outside == ifindex.0).map(|(pod, ..)| &pod.id.uid);
             prop_assert_eq!(owner, truth);
-            let choice = chosen.iter().find(|(pod, _)| Some(&pod.id.uid) == owner);
-            prop_assert_eq!(choice.map(|(_, directions)| *directions), Some(tap.directions));
+            let choice = chosen.iter().find(|wanted| Some(&wanted.pod.id.uid) == owner);
+            prop_assert_eq!(choice.map(|wanted| wanted.directions), Some(tap.directions));
         }
-        for (pod, _) in &chosen {
+        for Wanted { pod, .. } in &chosen {
             let tapped = selection.taps.values().filter(|tap| tap.owner.pod.as_ref() == Some(&pod.id)).count();
             let nics = nics.iter().filter(|(of, ..)| of.id == pod.id).count();
             let skipped = selection.skipped.iter().any(|skipped| skipped.pod.as_ref() == Some(&pod.id));

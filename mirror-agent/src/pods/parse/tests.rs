@@ -56,6 +56,7 @@ metadata:
         annotations: annotations.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
         host_network: true,
         netns: Some("/run/netns/web".into()),
+        ..Pod::default()
     };
     assert_eq!(parse(text).unwrap(), [expected]);
 }
@@ -183,6 +184,7 @@ fn any_pods() -> impl Strategy<Value = Vec<Pod>> {
                 Some(uid) => PodId { uid: format!("{index}-{uid}"), namespace, name },
                 None => mk_pod(&namespace, &name).id,
             },
+            ..Pod::default()
         });
         mk.collect()
     })

@@ -1,0 +1,204 @@
+//! Who is wanted: by example for each rule, and by property for the order of precedence.
+
+use std::sync::Arc;
+
+use proptest::{option, prelude::*, sample};
+
+use super::*;
+use crate::settings::SettingError;
+
+/// Annotations: names and values.
+type Annotations = &'static [(&'static str, &'static str)];
+
+fn texts(annotations: &[(&str, &str)]) -> BTreeMap<String, String> {
+    annotations.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+}
+
+fn pod(own: &[(&str, &str)], inherited: &[(&str, &str)]) -> Pod {
+    Pod {
+        id: PodId { uid: "uid".into(), namespace: "shop".into(), name: "web".into() },
+        annotations: texts(own),
+        inherited: Arc::new(texts(inherited)),
+        ..Pod::default()
+    }
+}
+
+/// The directions in which a pod is mirrored; nothing else may come of the choice.
+fn directions(pod: &Pod, policy: &Policy) -> Option<Directions> {
+    let choice = choose(std::slice::from_ref(pod), policy);
+    assert_eq!((choice.refused, choice.bad), (vec![], vec![]), "{pod:?}");
+    choice.wanted.first().map(|wanted| wanted.directions)
+}
+
+fn enabled(enable_mirror: bool) -> Policy {
+    Policy { enable_mirror, ..Policy::default() }
+}
+
+#[test]
+fn the_most_specific_annotation_decides() {
+    use Directions::{Both, Egress, Ingress};
+    /// Annotations of the pod and of its namespace, `--enable-mirror`, and what is chosen.
+    type Row = (Annotations, Annotations, bool, Option<Directions>);
+    let table: &[Row] = &[
+        (&[], &[], false, None),
+        (&[], &[], true, Some(Both)),
+        (&[(MIRROR, "true")], &[], false, Some(Both)),
+        (&[(MIRROR, "both")], &[], false, Some(Both)),
+        (&[(MIRROR, "ingress")], &[], false, Some(Ingress)),
+        (&[(MIRROR, "egress")], &[], true, Some(Egress)),
+        (&[(MIRROR, "false")], &[], true, None),
+        (&[(OVN_MIRROR, "true")], &[], false, Some(Both)),
+        (&[(OVN_MIRROR, "false")], &[], true, None),
+        (&[(MIRROR, "false"), (OVN_MIRROR, "true")], &[], true, None),
+        (&[(MIRROR, "egress"), (OVN_MIRROR, "false")], &[], false, Some(Egress)),
+        (&[], &[(MIRROR, "true")], false, Some(Both)),
+        (&[], &[(MIRROR, "egress")], true, Some(Egress)),
+        (&[], &[(MIRROR, "false")], true, None),
+        (&[(MIRROR, "ingress")], &[(MIRROR, "false")], false, Some(Ingress)),
+        (&[(MIRROR, "false")], &[(MIRROR, "true")], true, None),
+        (&[(OVN_MIRROR, "false")], &[(MIRROR, "true")], true, None),
+        // Kube-OVN knows its annotation on pods only.
+        (&[], &[(OVN_MIRROR, "true")], false, None),
+    ];
+    for (own, inherited, enable_mirror, expected) in table {
+        let chosen = directions(&pod(own, inherited), &enabled(*enable_mirror));
+        assert_eq!(chosen, *expected, "{own:?} {inherited:?} {enable_mirror}");
+    }
+}
+
+#[test]
+fn an_unknown_value_counts_as_absent_and_is_told() {
+    let pods = [pod(&[(MIRROR, "yes"), (OVN_MIRROR, "both")], &[(MIRROR, "no")])];
+    let choice = choose(&pods, &enabled(true));
+    assert_eq!(choice.wanted.first().map(|wanted| wanted.directions), Some(Directions::Both));
+    let bad =
+        |place, key, value: &str| BadAnnotation { pod: pods[0].id.clone(), place, key, value: value.into() };
+    let expected = [
+        bad(Place::Pod, MIRROR, "yes"),
+        bad(Place::Pod, OVN_MIRROR, "both"),
+        bad(Place::Namespace, MIRROR, "no"),
+    ];
+    assert_eq!(choice.bad, expected);
+    let told = choice.bad[2].to_string();
+    assert_eq!(
+        told,
+        "annotation of its namespace podmirror.io/mirror: \"no\" is not true, false, both, ingress or egress, \
+         and is ignored"
+    );
+}
+
+#[test]
+fn settings_are_taken_key_by_key() {
+    const SNAPLEN: &str = "podmirror.io/snaplen";
+    const PACKETS: &str = "podmirror.io/packets";
+    let mut node = Settings::default();
+    for (key, value) in [("snaplen", "256"), ("packets", "9"), ("bytes", "5000")] {
+        node.set(key, value).unwrap();
+    }
+    let pods = [pod(&[(MIRROR, "true"), (SNAPLEN, "64")], &[(SNAPLEN, "128"), (PACKETS, "7")])];
+    let choice = choose(&pods, &Policy { settings: node, ..Policy::default() });
+    let settings = &choice.wanted[0].settings;
+    assert_eq!(
+        (settings.snaplen, settings.budget.packets, settings.budget.bytes),
+        (Some(64), Some(7), Some(5000))
+    );
+}
+
+#[test]
+fn a_setting_that_cannot_be_used_keeps_the_pod_out() {
+    const FILTER: &str = "podmirror.io/filter";
+    for (own, inherited, place) in [
+        (&[(FILTER, "tcp prot 80")] as &[_], &[] as &[_], Place::Pod),
+        (&[], &[(FILTER, "tcp prot 80")], Place::Namespace),
+    ] {
+        let pods = [pod(own, inherited)];
+        let choice = choose(&pods, &enabled(true));
+        assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
+        let [Skipped { pod: Some(id), nic: None, why: Why::BadSetting(of, SettingError { key, value, .. }) }] =
+            &choice.refused[..]
+        else {
+            panic!("{:?}", choice.refused)
+        };
+        assert_eq!((id, *of, *key, value.as_str()), (&pods[0].id, place, "filter", "tcp prot 80"));
+    }
+    // The pod's own stands before its namespace's.
+    assert_eq!(
+        directions(&pod(&[(FILTER, "tcp")], &[(FILTER, "tcp prot 80")]), &enabled(true)),
+        Some(Directions::Both)
+    );
+}
+
+fn gated(enable_mirror: bool, exclude: &[&str], allow: Option<&[&str]>) -> Policy {
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    Policy { exclude_namespaces: set(exclude), allow_namespaces: allow.map(set), ..enabled(enable_mirror) }
+}
+
+#[test]
+fn the_policy_stands_above_annotations() {
+    use Directions::Both;
+    type Expected = Result<Option<Directions>, Why>;
+    let excluded = |enable| gated(enable, &["shop"], None);
+    let elsewhere = |enable| gated(enable, &[], Some(&["bank"]));
+    let allowed = |enable| gated(enable, &["bank"], Some(&["shop"]));
+    let table: [(Policy, Annotations, Expected); 13] = [
+        (excluded(false), &[], Ok(None)),
+        (excluded(true), &[], Ok(None)),
+        (excluded(true), &[(MIRROR, "false")], Ok(None)),
+        (excluded(false), &[(MIRROR, "true")], Err(Why::NamespaceExcluded)),
+        (gated(true, &["shop"], Some(&["shop"])), &[(MIRROR, "true")], Err(Why::NamespaceExcluded)),
+        (elsewhere(false), &[], Ok(None)),
+        (elsewhere(false), &[(MIRROR, "false")], Ok(None)),
+        (elsewhere(false), &[(MIRROR, "egress")], Err(Why::NamespaceNotAllowed)),
+        // The node's default is the admin's, and so is what is done with the packets.
+        (elsewhere(true), &[(MIRROR, "egress"), ("podmirror.io/packets", "7")], Ok(Some(Both))),
+        (elsewhere(true), &[], Ok(Some(Both))),
+        (elsewhere(true), &[(MIRROR, "false")], Ok(None)),
+        (allowed(false), &[(MIRROR, "true")], Ok(Some(Both))),
+        (allowed(true), &[], Ok(Some(Both))),
+    ];
+    for (policy, annotations, expected) in table {
+        for (own, inherited) in [(annotations, &[] as Annotations), (&[], annotations)] {
+            let pods = [pod(own, inherited)];
+            let Choice { wanted, refused, bad } = choose(&pods, &policy);
+            let why = refused.first().map(|skipped| skipped.why.clone());
+            let chosen = wanted.first().map(|wanted| wanted.directions);
+            assert_eq!(why.map_or(Ok(chosen), Err), expected, "{own:?} {inherited:?} {policy:?}");
+            assert_eq!((wanted.len() + refused.len() <= 1, bad), (true, vec![]));
+            if let (Some(wanted), Some(_)) = (wanted.first(), &policy.allow_namespaces) {
+                assert_eq!(wanted.settings, policy.settings, "{own:?} {inherited:?}");
+            }
+        }
+    }
+}
+
+fn any_value() -> impl Strategy<Value = Option<&'static str>> {
+    option::of(sample::select(vec!["true", "false", "ingress", "egress", "maybe"]))
+}
+
+proptest! {
+    /// The pod's word stands before its namespace's, that before the node's; no word opens what the policy closes.
+    #[test]
+    fn precedence(own in any_value(), inherited in any_value(), enable_mirror: bool, gate in 0..4) {
+        let annotation = |value: Option<&'static str>| value.map(|value| (MIRROR, value));
+        let pods = [pod(annotation(own).as_slice(), annotation(inherited).as_slice())];
+        let (exclude, allow): (&[&str], Option<&[&str]>) = match gate {
+            0 => (&[], None),
+            1 => (&["shop"], None),
+            2 => (&[], Some(&["bank"])),
+            _ => (&[], Some(&["shop"])),
+        };
+        let choice = choose(&pods, &gated(enable_mirror, exclude, allow));
+        let known = |value: Option<&str>| value.and_then(|value| parse(value, MIRROR));
+        let asked = known(own).or(known(inherited));
+        let is_wanted = match gate {
+            1 => false,
+            2 => enable_mirror && asked != Some(None),
+            _ => asked.unwrap_or(enable_mirror.then_some(Directions::Both)).is_some(),
+        };
+        prop_assert_eq!(!choice.wanted.is_empty(), is_wanted);
+        let is_in_vain = matches!(asked, Some(Some(_))) && !is_wanted;
+        prop_assert_eq!(!choice.refused.is_empty(), is_in_vain);
+        let bad = [own, inherited].into_iter().filter(|value| *value == Some("maybe")).count();
+        prop_assert_eq!(choice.bad.len(), bad);
+    }
+}
