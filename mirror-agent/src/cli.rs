@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 
 use mirror_common::{limit::Limits, sample::DEFAULT_SEED};
 
@@ -128,9 +128,19 @@ fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// File with Kubernetes Pod objects (YAML or JSON, or a List), as `kubectl get pod -o yaml` prints them;
-    /// watched for changes.
+    /// watched for changes [default: the pods of this node are asked of the Kubernetes API].
     #[arg(long, env = "MIRROR_PODS_FROM", value_name = "FILE")]
-    pub pods_from: PathBuf,
+    pub pods_from: Option<PathBuf>,
+    /// The node's name in Kubernetes: its pods are followed. The API is found by KUBECONFIG, ~/.kube/config, or the
+    /// service account of the agent's own pod.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME", required_unless_present = "pods_from", value_parser = NonEmptyStringValueParser::new())]
+    pub node_name: Option<String>,
+    /// Namespaces whose pods are never mirrored, whatever their annotations say.
+    #[arg(long, env = "MIRROR_EXCLUDE_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub exclude_namespaces: Vec<String>,
+    /// The only namespaces in which annotations may ask for a mirror or change one [default: all].
+    #[arg(long, env = "MIRROR_ALLOW_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub allow_namespaces: Option<Vec<String>>,
     /// Mirror every pod that does not opt out.
     #[arg(
         long, env = "MIRROR_ENABLE_MIRROR", value_name = "BOOL", action = ArgAction::Set,

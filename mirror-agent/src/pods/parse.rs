@@ -1,4 +1,4 @@
-//! From Kubernetes objects in YAML or JSON to [`Pod`]s. Pure; `file` calls it.
+//! From Kubernetes objects in YAML or JSON to [`Pod`]s. Pure; `file` and `kube` call it.
 //!
 //! It reads the few fields that the agent needs and ignores all others, so that what `kubectl get pod -o yaml` prints
 //! is good at any version. What a pod's phase is does not matter: a pod that has ended has no devices.
@@ -152,6 +152,11 @@ impl Pods {
         self.list.push(pod);
         Ok(())
     }
+}
+
+/// One pod as the API sends it.
+pub(super) fn pod_from_json(object: serde_json::Value) -> Result<Pod, String> {
+    pod(serde_json::from_value(object).map_err(|error| error.to_string())?)
 }
 
 fn pod(object: Object) -> Result<Pod, String> {

@@ -1,0 +1,304 @@
+//! [`KubePods`]: the pods of one node and the annotations of their namespaces, from the Kubernetes API.
+//!
+//! Two watches, each into a store; a snapshot joins them. There is none before both have been listed completely. While
+//! the API is away the stores stay as they are; when it is back each is listed anew as a whole, so that no deletion
+//! is believed that a list does not show. It selects nothing, and writes nothing: `events` does that.
+
+pub mod events;
+mod object;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    pin::pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Client, Config, Resource,
+    core::PartialObjectMeta,
+    runtime::{
+        reflector::{ObjectRef, Store, store, store::Writer},
+        utils::Backoff as _,
+        watcher::{self, DefaultBackoff, Event, InitialListStrategy, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+    time::{Instant, timeout_at},
+};
+use tracing::{debug, info, warn};
+
+use self::object::PodObject;
+use super::{PodSource, SourceState};
+use crate::model::Pod;
+
+/// The server ends a watch after this time, and one that is silent for longer is dead: so an API server that was cut
+/// off without a word is noticed after a good minute. It is seconds, as the API takes it.
+const WATCH_TIMEOUT: u32 = 60;
+/// How long a list may take.
+const LIST_DEADLINE: Duration = Duration::from_secs(30);
+/// The longest wait before the API is asked again.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// What is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watched {
+    /// The pods of the node.
+    Pods,
+    /// The namespaces, by their metadata only.
+    Namespaces,
+}
+
+impl Watched {
+    /// The word for logs and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pods => "pods",
+            Self::Namespaces => "namespaces",
+        }
+    }
+}
+
+/// A source of pods that follows the Kubernetes API.
+pub struct KubePods {
+    pods: Store<PodObject>,
+    namespaces: Store<PartialObjectMeta<Namespace>>,
+    shared: Arc<Shared>,
+    /// They end with this value.
+    _watches: JoinSet<()>,
+}
+
+/// Connects to the API that the environment names: `KUBECONFIG`, `~/.kube/config`, or the one of the cluster that this
+/// process is a pod of. Nothing is asked of the API yet.
+pub async fn connect() -> anyhow::Result<Client> {
+    let config = Config::infer().await.context(
+        "cannot find the Kubernetes API; set KUBECONFIG, run in a pod with a service account, or use --pods-from",
+    )?;
+    Client::try_from(config).context("cannot use the configuration for the Kubernetes API")
+}
+
+impl KubePods {
+    /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins anew after a failure. Must
+    /// be called in a tokio runtime.
+    pub fn watch(client: Client, node: &str, restarted: impl Fn(Watched) + Send + Sync + 'static) -> Self {
+        let (pods, pod_writer) = store();
+        let (namespaces, namespace_writer) = store();
+        let shared = Arc::new(Shared {
+            changed: Notify::new(),
+            state: watch::Sender::new(SourceState::Starting),
+            each: Mutex::new([SourceState::Starting; 2]),
+            restarted: Box::new(restarted),
+        });
+        let of_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+        let mut watches = JoinSet::new();
+        let follow_pods = Follower {
+            watched: Watched::Pods,
+            api: Api::<PodObject>::all(client.clone()),
+            writer: pod_writer,
+            shared: Arc::clone(&shared),
+            trim: |_| {},
+            problem: PodObject::problem,
+        };
+        watches.spawn(follow_pods.run(of_node));
+        let follow_namespaces = Follower {
+            watched: Watched::Namespaces,
+            api: Api::<PartialObjectMeta<Namespace>>::all(client),
+            writer: namespace_writer,
+            shared: Arc::clone(&shared),
+            trim: |namespace| object::trim(&mut namespace.metadata),
+            problem: |_| None,
+        };
+        watches.spawn(follow_namespaces.run(watcher::Config::default()));
+        Self { pods, namespaces, shared, _watches: watches }
+    }
+}
+
+impl PodSource for KubePods {
+    fn snapshot(&self) -> Option<Arc<[Pod]>> {
+        if !self.shared.is_listed() {
+            return None;
+        }
+        let mut inherited = BTreeMap::new();
+        let with_inherited = |object: Arc<PodObject>| {
+            let mut pod = object.pod()?.clone();
+            let of_namespace = inherited.entry(pod.id.namespace.clone()).or_insert_with(|| {
+                let namespace = self.namespaces.get(&ObjectRef::new(&pod.id.namespace));
+                Arc::new(namespace.and_then(|found| found.metadata.annotations.clone()).unwrap_or_default())
+            });
+            pod.inherited = Arc::clone(of_namespace);
+            Some(pod)
+        };
+        let mut pods: Vec<_> = self.pods.state().into_iter().filter_map(with_inherited).collect();
+        // The store has no order, and of two claims to a device the first one wins.
+        pods.sort_by(|a, b| a.id.cmp(&b.id));
+        Some(pods.into())
+    }
+
+    async fn changed(&mut self) {
+        self.shared.changed.notified().await;
+    }
+
+    fn state(&self) -> watch::Receiver<SourceState> {
+        self.shared.state.subscribe()
+    }
+}
+
+/// What the two watches have in common.
+struct Shared {
+    changed: Notify,
+    state: watch::Sender<SourceState>,
+    /// Of each watch.
+    each: Mutex<[SourceState; 2]>,
+    restarted: Box<dyn Fn(Watched) + Send + Sync>,
+}
+
+impl Shared {
+    /// Both have been listed completely, now or before the API went away.
+    fn is_listed(&self) -> bool {
+        !matches!(*self.state.borrow(), SourceState::Starting)
+    }
+
+    /// Notes how one watch is doing. One that has never been listed stays `Starting`.
+    fn set(&self, watched: Watched, is_current: bool) {
+        let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &mut each[watched as usize];
+        *state = match (is_current, *state) {
+            (true, _) => SourceState::Current,
+            (false, SourceState::Current) => SourceState::Away { since: Instant::now() },
+            (false, before) => before,
+        };
+        let joined = join(*each);
+        self.state.send_if_modified(|state| std::mem::replace(state, joined) != joined);
+    }
+}
+
+/// The state of a source from those of its parts.
+fn join([a, b]: [SourceState; 2]) -> SourceState {
+    use SourceState::{Away, Current, Starting};
+    match (a, b) {
+        (Starting, _) | (_, Starting) => Starting,
+        (Away { since: a }, Away { since: b }) => Away { since: a.min(b) },
+        (Away { since }, Current) | (Current, Away { since }) => Away { since },
+        (Current, Current) => Current,
+    }
+}
+
+/// One watch and where it leads.
+struct Follower<K: Resource<DynamicType = ()> + Clone + 'static> {
+    watched: Watched,
+    api: Api<K>,
+    writer: Writer<K>,
+    shared: Arc<Shared>,
+    /// Takes away what nobody needs before an object is stored.
+    trim: fn(&mut K),
+    /// Why an object cannot be used, if it cannot.
+    problem: fn(&K) -> Option<String>,
+}
+
+impl<K> Follower<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    /// Follows for ever.
+    async fn run(mut self, selector: watcher::Config) {
+        let mut config = selector.timeout(WATCH_TIMEOUT).streaming_lists();
+        let mut backoff = DefaultBackoff::default();
+        let mut told = None;
+        loop {
+            let is_new = || config.initial_list_strategy == InitialListStrategy::StreamingList;
+            let (was_listed, error) = self.attempt(&config, &mut told).await;
+            let watched = self.watched.name();
+            if !was_listed && is_new() && error.is_refusal() {
+                // Servers before 1.34, or with the feature switched off.
+                debug!(watched, %error, "no streaming list; asking for a plain one");
+                config.initial_list_strategy = InitialListStrategy::ListWatch;
+                continue;
+            }
+            self.shared.set(self.watched, false);
+            (self.shared.restarted)(self.watched);
+            let error = error.to_string();
+            if told.as_ref() != Some(&error) {
+                warn!(watched, error, "the Kubernetes API is away; what is mirrored stays mirrored, and it is tried again");
+                told = Some(error);
+            }
+            if was_listed {
+                backoff.reset();
+            }
+            tokio::time::sleep(backoff.next().unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)).await;
+        }
+    }
+
+    /// Lists and follows until something fails. Whether the list was complete, and what failed.
+    async fn attempt(&mut self, config: &watcher::Config, told: &mut Option<String>) -> (bool, Failure) {
+        let mut events = pin!(watcher(self.api.clone(), config.clone()));
+        let list_deadline = Instant::now() + LIST_DEADLINE;
+        let mut is_listed = false;
+        loop {
+            let event = if is_listed {
+                events.next().await
+            } else {
+                match timeout_at(list_deadline, events.next()).await {
+                    Ok(event) => event,
+                    Err(_) => return (false, Failure::NoList),
+                }
+            };
+            let event = match event {
+                Some(Ok(event)) => event.modify(self.trim),
+                Some(Err(error)) => return (is_listed, Failure::Watch(Box::new(error))),
+                None => return (is_listed, Failure::Ended),
+            };
+            if let Event::Apply(object) | Event::InitApply(object) = &event
+                && let Some(problem) = (self.problem)(object)
+            {
+                warn!(problem, "an object from the Kubernetes API cannot be read, and is left out");
+            }
+            self.writer.apply_watcher_event(&event);
+            match event {
+                Event::Init | Event::InitApply(_) => continue,
+                Event::InitDone => {
+                    is_listed = true;
+                    self.shared.set(self.watched, true);
+                    if told.take().is_some() {
+                        info!(watched = self.watched.name(), "the Kubernetes API is back");
+                    }
+                }
+                Event::Apply(_) | Event::Delete(_) => {}
+            }
+            self.shared.changed.notify_one();
+        }
+    }
+}
+
+/// Why a watch ended.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Watch(Box<watcher::Error>),
+    #[error("no complete list within {} s", LIST_DEADLINE.as_secs())]
+    NoList,
+    #[error("the watch ended")]
+    Ended,
+}
+
+impl Failure {
+    /// The server does not know what it was asked for, or, being older still, answers without an end.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Watch(error) => match &**error {
+                watcher::Error::WatchStartFailed(kube::Error::Api(status)) => matches!(status.code, 400 | 422),
+                _ => false,
+            },
+            Self::NoList => true,
+            Self::Ended => false,
+        }
+    }
+}

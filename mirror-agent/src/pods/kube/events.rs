@@ -1,0 +1,148 @@
+//! Kubernetes Events on the pods that are not mirrored, or not as they ask: once a change.
+//!
+//! Reads the loop's reports and nothing else, decides nothing about pods, and an Event that cannot be posted holds up
+//! nobody. Called by `cmd::run`.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, PostParams},
+};
+use tracing::warn;
+
+use crate::{
+    model::PodId,
+    report::{Report, Reports},
+    select::{Skipped, Why},
+};
+
+/// `reportingController` of our Events.
+const CONTROLLER: &str = "podmirror.io/mirror-agent";
+/// Most bytes of a note that the API takes.
+const NOTE_MAX: usize = 1024;
+
+/// Something that the author of a pod should know.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Told {
+    pod: PodId,
+    reason: &'static str,
+    note: String,
+}
+
+/// Posts an Event for whatever is new in a report, for ever. `node` names this agent among others.
+pub async fn post(client: Client, node: String, mut reports: Reports) {
+    let mut told = BTreeSet::new();
+    while reports.changed().await.is_ok() {
+        let tell = tellable(&reports.borrow_and_update().clone());
+        for new in tell.difference(&told) {
+            let api = Api::<Event>::namespaced(client.clone(), &new.pod.namespace);
+            if let Err(error) = api.create(&PostParams::default(), &event(new, &node)).await {
+                warn!(pod = %new.pod, reason = new.reason, %error, "cannot post an Event");
+            }
+        }
+        told = tell;
+    }
+}
+
+/// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not.
+fn tellable(report: &Report) -> BTreeSet<Told> {
+    let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, why }| match why {
+        Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface => None,
+        Why::HostNetwork
+        | Why::NoHostInterface(_)
+        | Why::TappedFor(_)
+        | Why::MirrorInterface(_)
+        | Why::BadSetting(..)
+        | Why::NamespaceExcluded
+        | Why::NamespaceNotAllowed => {
+            let nic = nic.as_ref().map_or_else(String::new, |nic| format!(" on {nic}"));
+            Some(Told { pod: pod.clone()?, reason: why.name(), note: format!("Not mirrored{nic}: {why}") })
+        }
+    });
+    let bad = report
+        .bad
+        .iter()
+        .map(|bad| Told { pod: bad.pod.clone(), reason: "BadAnnotation", note: bad.to_string() });
+    skipped.chain(bad).collect()
+}
+
+fn event(told: &Told, node: &str) -> Event {
+    let Told { pod: PodId { uid, namespace, name }, reason, note } = told;
+    Event {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{name}.")),
+            namespace: Some(namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        event_time: Some(MicroTime(Timestamp::now())),
+        type_: Some("Warning".into()),
+        reason: Some((*reason).into()),
+        action: Some("Mirror".into()),
+        note: Some(cut(note)),
+        regarding: Some(ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Pod".into()),
+            namespace: Some(namespace.clone()),
+            name: Some(name.clone()),
+            uid: Some(uid.clone()),
+            ..ObjectReference::default()
+        }),
+        reporting_controller: Some(CONTROLLER.into()),
+        reporting_instance: Some(node.into()),
+        ..Event::default()
+    }
+}
+
+/// The note, cut to what the API takes.
+fn cut(note: &str) -> String {
+    note[..note.floor_char_boundary(NOTE_MAX)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        select::{BadAnnotation, MIRROR, Place},
+        settings::SettingError,
+    };
+
+    fn pod(name: &str) -> PodId {
+        PodId { uid: format!("uid-{name}"), namespace: "shop".into(), name: name.into() }
+    }
+
+    #[test]
+    fn what_stays_wrong_is_told_and_what_passes_is_not() {
+        let skip = |name, nic: Option<&str>, why| Skipped { pod: Some(pod(name)), nic: nic.map(Into::into), why };
+        let error = SettingError { key: "rate", value: "fast".into(), reason: "a number is missing".into() };
+        let skipped = [
+            skip("a", None, Why::HostNetwork),
+            skip("b", Some("net1"), Why::NoHostInterface("macvlan".into())),
+            skip("c", None, Why::NoNetns),
+            skip("d", None, Why::NoNic),
+            skip("e", None, Why::BadSetting(Place::Pod, error)),
+            Skipped { pod: None, nic: Some("eth9".into()), why: Why::NoSuchInterface },
+        ];
+        let bad =
+            BadAnnotation { pod: pod("f"), place: Place::Pod, key: MIRROR, value: "yes".into() };
+        let report = Report { skipped: skipped.into(), bad: [bad].into(), ..Report::new() };
+        let told = tellable(&report);
+        let told: Vec<_> = told.iter().map(|told| (told.pod.name.as_str(), told.reason)).collect();
+        assert_eq!(
+            told,
+            [("a", "HostNetwork"), ("b", "NoHostInterface"), ("e", "BadSetting"), ("f", "BadAnnotation")]
+        );
+    }
+
+    #[test]
+    fn a_long_note_is_cut_between_characters() {
+        let note = format!("{}é", "x".repeat(NOTE_MAX - 1));
+        assert_eq!(cut(&note), "x".repeat(NOTE_MAX - 1));
+        assert_eq!(cut("short"), "short");
+    }
+}

@@ -1,0 +1,114 @@
+//! What is kept of an object of the Kubernetes API. Pure; [`kube`](super) stores it.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use k8s_openapi::api::core::v1::Pod as CorePod;
+use kube::{Resource, core::ObjectMeta};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::{
+    model::Pod,
+    pods::parse::{self, NETNS_ANNOTATION},
+    select::{OVN_MIRROR, PREFIX},
+};
+
+/// On the API's picture of a static pod: the UID by which the kubelet knows it, and that its cgroups carry.
+const STATIC_UID: &str = "kubernetes.io/config.hash";
+
+/// A pod of the API: the name under which it is stored, and what the agent needs, or why that cannot be read.
+///
+/// It can be decoded from anything, so that one strange object does not keep all others from being read.
+#[derive(Debug, Clone)]
+pub(super) struct PodObject {
+    metadata: ObjectMeta,
+    /// `Ok(None)`: it has ended, and has no processes any more.
+    pod: Result<Option<Pod>, String>,
+}
+
+impl PodObject {
+    /// The pod, if it can be read and has not ended.
+    pub(super) fn pod(&self) -> Option<&Pod> {
+        self.pod.as_ref().ok()?.as_ref()
+    }
+
+    /// Which object cannot be read, and why.
+    pub(super) fn problem(&self) -> Option<String> {
+        let name = |name: &Option<String>| name.clone().unwrap_or_default();
+        let ObjectMeta { namespace, name: pod, .. } = &self.metadata;
+        self.pod.as_ref().err().map(|problem| format!("pod {}/{}: {problem}", name(namespace), name(pod)))
+    }
+}
+
+impl<'de> Deserialize<'de> for PodObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let object = Value::deserialize(deserializer)?;
+        let text = |field: &str| object["metadata"][field].as_str().map(str::to_owned);
+        let metadata = ObjectMeta {
+            name: text("name"),
+            namespace: text("namespace"),
+            resource_version: text("resourceVersion"),
+            uid: text("uid"),
+            ..ObjectMeta::default()
+        };
+        let has_ended = matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let pod = pod(object).map(|pod| (!has_ended).then_some(pod));
+        Ok(Self { metadata, pod })
+    }
+}
+
+fn pod(object: Value) -> Result<Pod, String> {
+    let mut pod = parse::pod_from_json(object)?;
+    if let Some(uid) = pod.annotations.get(STATIC_UID) {
+        pod.id.uid.clone_from(uid);
+    }
+    // Whoever may write a pod must not be able to have any namespace of the node mirrored.
+    pod.netns = None;
+    pod.annotations.retain(|key, _| is_ours(key) && key != NETNS_ANNOTATION);
+    Ok(pod)
+}
+
+fn is_ours(key: &str) -> bool {
+    key.starts_with(PREFIX) || key == OVN_MIRROR
+}
+
+/// Leaves of an object's metadata its name and our annotations.
+pub(super) fn trim(metadata: &mut ObjectMeta) {
+    let annotations: BTreeMap<_, _> =
+        metadata.annotations.take().into_iter().flatten().filter(|(key, _)| is_ours(key)).collect();
+    *metadata = ObjectMeta {
+        name: metadata.name.take(),
+        resource_version: metadata.resource_version.take(),
+        annotations: Some(annotations),
+        ..ObjectMeta::default()
+    };
+}
+
+impl Resource for PodObject {
+    type DynamicType = ();
+    type Scope = <CorePod as Resource>::Scope;
+
+    fn kind(_: &()) -> Cow<'_, str> {
+        CorePod::kind(&())
+    }
+
+    fn group(_: &()) -> Cow<'_, str> {
+        CorePod::group(&())
+    }
+
+    fn version(_: &()) -> Cow<'_, str> {
+        CorePod::version(&())
+    }
+
+    fn plural(_: &()) -> Cow<'_, str> {
+        CorePod::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}

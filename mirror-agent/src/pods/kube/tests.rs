@@ -1,0 +1,110 @@
+//! What is kept of the API's objects, and how near the source says it is.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::model::PodId;
+
+fn decode(object: serde_json::Value) -> PodObject {
+    serde_json::from_value(object).unwrap()
+}
+
+#[test]
+fn of_a_pod_what_the_agent_needs_is_kept() {
+    let object = decode(json!({
+        "metadata": {
+            "name": "web-0", "namespace": "shop", "uid": "8a2e", "resourceVersion": "77", "labels": {"app": "web"},
+            "annotations": {
+                "podmirror.io/mirror": "ingress", "podmirror.io/filter": "tcp", "ovn.kubernetes.io/mirror": "true",
+                "podmirror.io/netns": "/proc/1/ns/net", "kubectl.kubernetes.io/last-applied-configuration": "{}",
+            },
+            "managedFields": [{"manager": "kubectl"}],
+        },
+        "spec": {"hostNetwork": true, "containers": [{"name": "c"}]},
+        "status": {"phase": "Running"},
+    }));
+    let kept =
+        [("ovn.kubernetes.io/mirror", "true"), ("podmirror.io/filter", "tcp"), ("podmirror.io/mirror", "ingress")];
+    let expected = Pod {
+        id: PodId { uid: "8a2e".into(), namespace: "shop".into(), name: "web-0".into() },
+        annotations: kept.map(|(key, value)| (key.into(), value.into())).into(),
+        host_network: true,
+        ..Pod::default()
+    };
+    assert_eq!((object.pod(), object.problem()), (Some(&expected), None));
+    assert_eq!(object.meta().resource_version.as_deref(), Some("77"));
+    assert_eq!(object.meta().managed_fields, None);
+}
+
+#[test]
+fn a_static_pod_has_the_uid_of_its_cgroups() {
+    let annotations = json!({"kubernetes.io/config.hash": "f1d2d2f924e986ac86fdf7b36c94bcdf"});
+    let metadata = json!({"name": "a", "namespace": "b", "uid": "8a2e", "annotations": annotations});
+    let object = decode(json!({"metadata": metadata}));
+    assert_eq!(object.pod().unwrap().id.uid, "f1d2d2f924e986ac86fdf7b36c94bcdf");
+}
+
+#[test]
+fn a_pod_that_has_ended_is_none() {
+    for (phase, is_there) in
+        [("Pending", true), ("Running", true), ("Unknown", true), ("Succeeded", false), ("Failed", false)]
+    {
+        let metadata = json!({"name": "a", "namespace": "b", "uid": "8a2e"});
+        let object = decode(json!({"metadata": metadata, "status": {"phase": phase}}));
+        assert_eq!((object.pod().is_some(), object.problem()), (is_there, None), "{phase}");
+    }
+}
+
+#[test]
+fn an_object_that_cannot_be_read_is_told_and_stored_under_its_name() {
+    let metadata = json!({"name": "a", "namespace": "b", "uid": "8a2e", "annotations": ["no", "map"]});
+    let object = decode(json!({"metadata": metadata}));
+    assert_eq!((object.pod(), object.meta().name.as_deref()), (None, Some("a")));
+    let problem = object.problem().unwrap();
+    assert!(problem.starts_with("pod b/a: invalid type: sequence"), "{problem}");
+}
+
+#[test]
+fn of_a_namespace_its_name_and_our_annotations_are_kept() {
+    let mut metadata = serde_json::from_value(json!({
+        "name": "shop", "uid": "1", "resourceVersion": "5", "labels": {"a": "b"},
+        "annotations": {"podmirror.io/mirror": "true", "other": "text"},
+    }))
+    .unwrap();
+    object::trim(&mut metadata);
+    let kept = json!({
+        "name": "shop", "resourceVersion": "5", "annotations": {"podmirror.io/mirror": "true"},
+    });
+    assert_eq!(serde_json::to_value(&metadata).unwrap(), kept);
+}
+
+#[test]
+fn the_source_is_as_near_as_its_farther_watch() {
+    use SourceState::{Away, Current, Starting};
+    let early = Away { since: Instant::now() };
+    let late = Away { since: Instant::now() + Duration::from_secs(1) };
+    for (a, b, joined) in [
+        (Starting, Current, Starting),
+        (Starting, late, Starting),
+        (Current, Current, Current),
+        (Current, late, late),
+        (early, late, early),
+    ] {
+        assert_eq!((join([a, b]), join([b, a])), (joined, joined));
+    }
+}
+
+proptest! {
+    /// Whatever an object is like, it can be stored, and is either a pod, or ended, or told of.
+    #[test]
+    fn nothing_keeps_the_others_from_being_read(
+        field in proptest::sample::select(vec!["metadata", "spec", "status", "kind", "items"]),
+        value in proptest::sample::select(vec![json!(null), json!(1), json!([]), json!({}), json!("text"), json!([{}])]),
+    ) {
+        let mut object = json!({"metadata": {"name": "a", "namespace": "b", "uid": "8a2e"}});
+        object[field] = value;
+        let object = decode(object);
+        prop_assert!(object.pod().is_none() || object.problem().is_none());
+    }
+}
