@@ -109,7 +109,8 @@ fn world() -> World {
         settings: Settings::default(),
     };
     let mirror = MirrorIface::new(&policy.mirror_iface, None, Limits::default());
-    Reconciler::new(Pods::default(), Table::default(), Fake::default(), policy, mirror)
+    let metrics = LoopMetrics::new().unwrap();
+    Reconciler::new(Pods::default(), Table::default(), Fake::default(), policy, mirror, metrics)
 }
 
 /// Lets the loop run for a while (of paused time).
