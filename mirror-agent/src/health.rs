@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn ready_after_the_first_complete_list_and_round() {
         let (now, current) = (Instant::now(), SourceState::Current);
-        let mut report = Report::new();
+        let mut report = Report::default();
         let reason = |report: &Report, source| ready(report, source, now).err().unwrap_or_default();
         assert!(reason(&report, SourceState::Starting).contains("no complete list"));
         assert!(reason(&report, current).contains("no complete list"));
@@ -73,18 +73,18 @@ mod tests {
     fn not_ready_while_the_source_is_away_for_more_than_a_minute() {
         let since = Instant::now();
         let away = SourceState::Away { since };
-        let report = Report { is_listed: true, is_reconciled: true, ..Report::new() };
+        let report = Report { is_listed: true, is_reconciled: true, ..Report::default() };
         assert_eq!(ready(&report, away, since), Ok(()));
         assert_eq!(ready(&report, away, since + seconds(60)), Ok(()));
         let reason = ready(&report, away, since + seconds(61));
         assert_eq!(reason, Err("the source of pods has been away for 61 s".into()));
         assert_eq!(ready(&report, SourceState::Current, since + seconds(61)), Ok(()));
-        assert!(ready(&Report::new(), away, since).is_err(), "being away is no list of pods");
+        assert!(ready(&Report::default(), away, since).is_err(), "being away is no list of pods");
     }
 
     #[test]
     fn alive_as_long_as_rounds_end_whatever_they_find() {
-        let report = Report { failures: ["no devices".into()].into(), ..Report::new() };
+        let report = Report { failures: ["no devices".into()].into(), ..Report::default() };
         assert_eq!(alive(&report, report.at), Ok(()));
         assert_eq!(alive(&report, report.at + TICK + ROUND), Ok(()));
         let reason = alive(&report, report.at + seconds(241));

@@ -214,6 +214,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let mut failed = BTreeSet::new();
         // What belongs to one device stands together, and is told when all of it has succeeded.
         for ops in ops.chunk_by(|a, b| a.ifindex() == b.ifindex()) {
+            // An op holds the thread for some milliseconds: others may go on between two devices.
+            tokio::task::yield_now().await;
             let mut has_failed = false;
             for op in ops {
                 let began = Instant::now();

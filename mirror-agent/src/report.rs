@@ -34,9 +34,9 @@ pub struct Report {
     pub failures: BTreeSet<String>,
 }
 
-impl Report {
-    /// The report of a loop that has not looked at anything yet.
-    pub fn new() -> Self {
+/// The report of a loop that has not looked at anything yet.
+impl Default for Report {
+    fn default() -> Self {
         Self {
             at: Instant::now(),
             is_listed: false,
@@ -47,11 +47,5 @@ impl Report {
             bad: BTreeSet::new(),
             failures: BTreeSet::new(),
         }
-    }
-}
-
-impl Default for Report {
-    fn default() -> Self {
-        Self::new()
     }
 }

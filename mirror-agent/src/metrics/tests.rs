@@ -77,7 +77,7 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
         .into(),
         bad: [BadAnnotation { pod: pod("web", "web"), key: "k", value: "v".into() }].into(),
         failures: ["one".into(), "two".into()].into(),
-        ..Report::new()
+        ..Report::default()
     };
     assert_eq!(
         lines(|registry| register_report(registry, &report).unwrap()),
