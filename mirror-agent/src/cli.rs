@@ -1,6 +1,6 @@
 //! The command line: what was typed, and nothing that needs more than its own words to be checked.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 
@@ -147,6 +147,11 @@ pub struct RunArgs {
         num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
     )]
     pub enable_mirror: bool,
+    /// Where /healthz, /readyz and /metrics are served, as in 127.0.0.1:9464 or [::]:9464; empty: nowhere.
+    #[arg(
+        long, env = "MIRROR_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:9464", value_parser = listen
+    )]
+    pub listen: Listen,
     #[command(flatten)]
     #[expect(missing_docs, reason = "a doc comment here would become the heading of the help")]
     pub mirror: MirrorArgs,
@@ -156,6 +161,24 @@ pub struct RunArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
     pub state: StateArgs,
+}
+
+/// Where the agent listens for HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listen {
+    /// Nowhere.
+    Off,
+    /// At this address.
+    At(SocketAddr),
+}
+
+fn listen(text: &str) -> Result<Listen, String> {
+    if text.is_empty() {
+        return Ok(Listen::Off);
+    }
+    let use_this =
+        "use an IP address and a port as in 127.0.0.1:9464 or [::]:9464, or nothing to switch it off";
+    text.parse().map(Listen::At).map_err(|_| use_this.into())
 }
 
 /// `mirror-agent attach`.

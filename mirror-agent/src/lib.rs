@@ -3,20 +3,24 @@
 //! ```text
 //! pods/   what pods there are ─┐
 //! links/  what devices there are ─┴► select ─► plan ─► dataplane/  (BPF maps and tc hooks)
-//!            (pure: select, plan, model)          └─ reconcile: the loop around it
+//!            (pure: select, plan, model)          └─ reconcile: the loop around it ─► report ─► admin, metrics
 //! ```
 //!
 //! A library so that the tests can reach the pure parts; `main.rs` only parses and calls `cmd`.
 
+pub mod admin;
 pub mod cli;
 pub mod cmd;
 pub mod dataplane;
 pub mod filter;
+pub mod health;
 pub mod links;
+pub mod metrics;
 pub mod mirror_iface;
 pub mod model;
 pub mod plan;
 pub mod pods;
 pub mod reconcile;
+pub mod report;
 pub mod select;
 pub mod settings;

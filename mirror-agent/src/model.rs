@@ -365,6 +365,21 @@ pub enum Op {
 }
 
 impl Op {
+    /// Every [`Self::name`].
+    pub const NAMES: [&str; 5] = ["set_target", "put_tap", "remove_tap", "attach", "detach"];
+
+    /// The word for metrics.
+    pub const fn name(&self) -> &'static str {
+        let [set_target, put_tap, remove_tap, attach, detach] = Self::NAMES;
+        match self {
+            Self::SetTarget(_) => set_target,
+            Self::PutTap(..) => put_tap,
+            Self::RemoveTap(_) => remove_tap,
+            Self::Attach(..) => attach,
+            Self::Detach(..) => detach,
+        }
+    }
+
     /// The device that it is about.
     pub const fn ifindex(&self) -> Option<IfIndex> {
         match self {

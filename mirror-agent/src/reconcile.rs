@@ -7,20 +7,23 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tracing::{error, info, warn};
 
 use crate::{
     dataplane::Dataplane,
     links::LinkTable,
+    metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
     model::{Actual, Desired, Ended, IfIndex, LinkSnapshot, Op, Target},
     plan::plan,
     pods::PodSource,
+    report::{Report, Reports},
     select::{BadAnnotation, Choice, Policy, Selection, Skipped, Why, choose, select},
     settings::Budget,
 };
@@ -28,7 +31,7 @@ use crate::{
 /// How long a round waits after its first event, so that a burst makes one round.
 const COALESCE: Duration = Duration::from_millis(10);
 /// A round runs at least this often, should an event have been lost.
-const TICK: Duration = Duration::from_secs(60);
+pub(crate) const TICK: Duration = Duration::from_secs(60);
 /// How long events wait, at most, after a round with a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// And at least this often while a session has a budget, to tell when it has ended. The kernel ends it by itself.
@@ -49,7 +52,11 @@ pub struct Reconciler<P, L, D> {
     started: bool,
     /// Some session has a budget, so that one may end without an event.
     may_end: bool,
+    /// When an event woke the loop for the round to come.
+    woken: Option<Instant>,
     told: Told,
+    report: watch::Sender<Arc<Report>>,
+    metrics: LoopMetrics,
 }
 
 /// What has been logged, so that it is logged once a change.
@@ -64,8 +71,22 @@ struct Told {
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// A loop that has not looked at anything yet.
-    pub fn new(pods: P, links: L, dataplane: D, policy: Policy, mirror: MirrorIface) -> Self {
-        Self { pods, links, dataplane, policy, mirror, started: false, may_end: false, told: Told::default() }
+    pub fn new(
+        pods: P,
+        links: L,
+        dataplane: D,
+        policy: Policy,
+        mirror: MirrorIface,
+        metrics: LoopMetrics,
+    ) -> Self {
+        let (started, may_end, woken, told) = (false, false, None, Told::default());
+        let report = watch::Sender::new(Arc::default());
+        Self { pods, links, dataplane, policy, mirror, started, may_end, woken, told, report, metrics }
+    }
+
+    /// What the rounds tell.
+    pub fn reports(&self) -> Reports {
+        self.report.subscribe()
     }
 
     /// Runs rounds until `stop` is ready. What is installed then stays.
@@ -105,8 +126,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             }
             tokio::select! {
                 () = &mut stop => return Ok(()),
-                () = self.pods.changed() => {}
-                () = self.links.changed() => {}
+                () = self.pods.changed() => self.woken = Some(Instant::now()),
+                () = self.links.changed() => self.woken = Some(Instant::now()),
                 () = tokio::time::sleep_until(deadline) => {}
             }
             tokio::select! {
@@ -118,22 +139,31 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
 
     /// One round. Returns what failed in it.
     async fn round(&mut self) -> Result<BTreeSet<String>, Refused> {
-        let mut failures = BTreeSet::new();
-        if let Err(error) = self.try_round(&mut failures).await {
+        let began = Instant::now();
+        let mut report = Report { failures: BTreeSet::new(), ..Report::clone(&self.report.borrow()) };
+        if let Err(error) = self.try_round(&mut report).await {
             match error.downcast::<Refused>() {
                 Ok(refused) => return Err(refused),
                 Err(error) => {
-                    failures.insert(format!("{error:#}"));
+                    report.failures.insert(format!("{error:#}"));
                 }
             }
         }
+        self.woken = None;
+        self.metrics.round(began.elapsed());
+        let failures = report.failures.clone();
+        report.at = Instant::now();
+        report.is_reconciled |= report.is_listed && failures.is_empty();
+        self.report.send_replace(Arc::new(report));
         Ok(failures)
     }
 
-    async fn try_round(&mut self, failures: &mut BTreeSet<String>) -> anyhow::Result<()> {
+    async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<()> {
+        let failures = &mut report.failures;
         let pods = self.pods.snapshot();
+        report.is_listed = pods.is_some();
         let Choice { wanted, refused, bad } = choose(pods.as_deref().unwrap_or_default(), &self.policy);
-        self.told.bad(bad);
+        report.bad = self.told.bad(bad);
         let namespaces: Vec<_> = wanted
             .iter()
             .filter(|wanted| !wanted.pod.host_network)
@@ -180,20 +210,36 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if pods.is_none() {
             ops.retain(|op| matches!(op, Op::SetTarget(_)));
         }
-        self.told.skipped(refused.into_iter().chain(selection.skipped).collect());
+        report.skipped = self.told.skipped(refused.into_iter().chain(selection.skipped));
+        let mut failed = BTreeSet::new();
         // What belongs to one device stands together, and is told when all of it has succeeded.
         for ops in ops.chunk_by(|a, b| a.ifindex() == b.ifindex()) {
+            // An op holds the thread for some milliseconds: others may go on between two devices.
+            tokio::task::yield_now().await;
             let mut has_failed = false;
             for op in ops {
-                if let Err(error) = self.dataplane.apply(op).await {
+                let began = Instant::now();
+                let applied = self.dataplane.apply(op).await;
+                self.metrics.op(op, began.elapsed(), applied.is_err());
+                if let Err(error) = applied {
                     failures.insert(format!("{error:#}"));
                     has_failed = true;
                 }
             }
-            if !has_failed {
-                ops.iter().for_each(|op| tell_op(op, &actual));
+            if has_failed {
+                failed.extend(ops.first().and_then(Op::ifindex));
+                continue;
+            }
+            ops.iter().for_each(|op| tell_op(op, &actual));
+            if let Some(woken) = self.woken.filter(|_| ops.iter().any(|op| is_new_tap(op, &actual))) {
+                self.metrics.new_tap(woken.elapsed());
             }
         }
+        report.wanted = desired.taps.len();
+        report.attached = match pods {
+            Some(_) => desired.taps.keys().filter(|ifindex| !failed.contains(ifindex)).count(),
+            None => actual.taps.values().filter(|tap| tap.tap.is_some()).count(),
+        };
         Ok(())
     }
 
@@ -241,22 +287,24 @@ fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()
 }
 
 impl Told {
-    fn bad(&mut self, bad: Vec<BadAnnotation>) {
+    fn bad(&mut self, bad: Vec<BadAnnotation>) -> BTreeSet<BadAnnotation> {
         let bad: BTreeSet<_> = bad.into_iter().collect();
         for bad in bad.difference(&self.bad) {
             let BadAnnotation { pod, key, value, .. } = bad;
             warn!(%pod, key, value, "{bad}");
         }
-        self.bad = bad;
+        self.bad.clone_from(&bad);
+        bad
     }
 
-    fn skipped(&mut self, skipped: Vec<Skipped>) {
-        let skipped: BTreeSet<_> = skipped.into_iter().collect();
+    fn skipped(&mut self, skipped: impl Iterator<Item = Skipped>) -> BTreeSet<Skipped> {
+        let skipped: BTreeSet<_> = skipped.collect();
         for Skipped { pod, nic, why } in skipped.difference(&self.skipped) {
             let pod = pod.as_ref().map(tracing::field::display);
             warn!(pod, nic, reason = why.name(), "not mirrored: {why}");
         }
-        self.skipped = skipped;
+        self.skipped.clone_from(&skipped);
+        skipped
     }
 
     fn ended(&mut self, actual: &Actual) {
@@ -292,6 +340,13 @@ impl Told {
     fn told_target(&self, target: &Target) -> bool {
         self.target.as_ref() == Some(target)
     }
+}
+
+/// Whether an op gives a device a tap that it did not have: none, or that of another owner.
+fn is_new_tap(op: &Op, actual: &Actual) -> bool {
+    let Op::PutTap(ifindex, tap) = op else { return false };
+    let installed = actual.taps.get(ifindex).and_then(|installed| installed.tap.as_ref());
+    installed.is_none_or(|installed| installed.owner != tap.owner)
 }
 
 /// Logs an op that changed something for people.

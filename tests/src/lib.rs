@@ -25,6 +25,7 @@ mod agent;
 mod bpf;
 mod capture;
 mod frame;
+mod http;
 mod lab;
 mod netns;
 mod pod;
@@ -36,6 +37,7 @@ pub use agent::{Agent, AttachMode, Counts, Exit, Mirror, PodRef, Status, TapStat
 pub use bpf::{BpfObjects, Neighbour};
 pub use capture::{Capture, Frames};
 pub use frame::{Frame, Mac};
+pub use http::{Answer, Metrics};
 pub use lab::Lab;
 pub use netns::Netns;
 pub use pod::{Nic, PodNs};

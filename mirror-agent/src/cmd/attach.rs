@@ -8,6 +8,7 @@ use crate::{
     cli::{AttachArgs, MirrorArgs, StateArgs},
     dataplane::{Dataplane as _, bpf::Bpf, pins::Pins},
     links::netlink::Netlink,
+    metrics::LoopMetrics,
     mirror_iface::MirrorIface,
     pods::NoPods,
     reconcile::Reconciler,
@@ -21,7 +22,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let (settings, limits) = settings.settings()?;
     let stop = stop_signal()?;
     let pins = Pins::new(&bpffs);
-    let mut dataplane = Bpf::load(pins.clone(), attach)?;
+    let mut dataplane = Bpf::load(pins.clone(), pins.claim()?, attach)?;
     let installed = dataplane.observe().await?;
     if installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some())) {
         bail!(
@@ -31,7 +32,8 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits);
     let policy =
         Policy { mirror_iface, interfaces, interface_directions: direction, settings, ..Policy::default() };
-    let mut reconciler = Reconciler::new(NoPods, Netlink::new()?, dataplane, policy, mirror);
+    let mut reconciler =
+        Reconciler::new(NoPods, Netlink::new()?, dataplane, policy, mirror, LoopMetrics::new()?);
     info!("mirroring until Ctrl-C");
     let outcome = reconciler.run(stop).await;
     // Also after a refusal, which may leave pinned maps. The reconciler, and with it the lock, lives until the end.

@@ -40,7 +40,10 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
 }
 
 fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).context("--log")?;
+    // kube-rs warns at each attempt of what the source of pods tells once; whoever wants that can ask for it.
+    let filter =
+        tracing_subscriber::EnvFilter::try_new(format!("kube_runtime=error,kube_client=error,{filter}"))
+            .context("--log")?;
     let colours = io::stderr().is_terminal();
     let subscriber =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours);

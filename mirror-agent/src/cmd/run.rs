@@ -4,29 +4,86 @@ use tracing::info;
 
 use super::stop_signal;
 use crate::{
-    cli::{MirrorArgs, RunArgs, StateArgs},
-    dataplane::{bpf::Bpf, pins::Pins},
+    admin::{self, Admin},
+    cli::{Listen, MirrorArgs, RunArgs, StateArgs},
+    dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
     links::netlink::Netlink,
+    metrics::{LoopMetrics, Metrics},
     mirror_iface::MirrorIface,
-    pods::file::PodFile,
+    pods::{
+        PodSource,
+        file::PodFile,
+        kube::{self, KubePods, events},
+    },
     reconcile::Reconciler,
+    report::Reports,
     select::Policy,
 };
 
 /// Runs until SIGINT or SIGTERM.
-pub async fn run(args: RunArgs) -> anyhow::Result<()> {
-    let RunArgs { pods_from, enable_mirror, mirror, settings, state: StateArgs { bpffs } } = args;
+pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
+    let metrics = LoopMetrics::new()?;
+    match (args.pods_from.take(), args.node_name.take()) {
+        (Some(file), _) => {
+            let pods = PodFile::watch(&file)?;
+            follow(pods, true, args, metrics, |_| {}).await
+        }
+        (None, node) => {
+            let node = node.unwrap_or_default();
+            let client = kube::connect().await?;
+            let restarts = metrics.clone();
+            let restarted = move |watched: kube::Watched| restarts.watch_restart(watched.name());
+            let pods = KubePods::watch(client.clone(), &node, restarted);
+            info!(node, "following the pods of this node through the Kubernetes API");
+            let post = |reports| drop(tokio::spawn(events::post(client, node, reports)));
+            follow(pods, false, args, metrics, post).await
+        }
+    }
+}
+
+/// Follows a source of pods, and gives the reports of it to `tell`.
+async fn follow(
+    pods: impl PodSource,
+    is_strict: bool,
+    args: RunArgs,
+    metrics: LoopMetrics,
+    tell: impl FnOnce(Reports),
+) -> anyhow::Result<()> {
+    let RunArgs { enable_mirror, listen, mirror, settings, state: StateArgs { bpffs }, .. } = args;
     let MirrorArgs { mirror_iface, mirror_iface_mtu, attach } = mirror;
     let (settings, limits) = settings.settings()?;
     let stop = stop_signal()?;
-    let pods = PodFile::watch(&pods_from)?;
     let links = Netlink::new()?;
-    let dataplane = Bpf::load(Pins::new(&bpffs), attach)?;
+    let pins = Pins::new(&bpffs);
+    let lock = pins.claim()?;
+    // Behind the lock, so that a second agent is told what it is; ahead of the maps, which stay.
+    let listener = match listen {
+        Listen::Off => None,
+        Listen::At(address) => Some(admin::listen(address).await?),
+    };
+    let dataplane = Bpf::load(pins.clone(), lock, attach)?;
     let method = dataplane.method().name();
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
     let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits);
-    let policy = Policy { enable_mirror, mirror_iface, settings, is_strict: true, ..Policy::default() };
-    Reconciler::new(pods, links, dataplane, policy, mirror).run(stop).await?;
+    let policy = Policy {
+        enable_mirror,
+        exclude_namespaces: args.exclude_namespaces.into_iter().collect(),
+        allow_namespaces: args.allow_namespaces.map(|names| names.into_iter().collect()),
+        mirror_iface,
+        settings,
+        is_strict,
+        ..Policy::default()
+    };
+    let source = pods.state();
+    let mut reconciler = Reconciler::new(pods, links, dataplane, policy, mirror, metrics.clone());
+    let reports = reconciler.reports();
+    tell(reports.clone());
+    if let Some(listener) = listener {
+        let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?)?;
+        info!(listen = %listener.local_addr()?, "serving /healthz, /readyz and /metrics");
+        tokio::spawn(admin::serve(listener, Admin { metrics, reports, source }));
+    }
+    reconciler.run(stop).await?;
     info!("agent stopped; the mirror stays in place until `mirror-agent cleanup`");
     Ok(())
 }

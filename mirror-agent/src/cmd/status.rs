@@ -3,11 +3,7 @@
 //! Needs no running agent and changes nothing.
 
 use anyhow::bail;
-use mirror_common::{
-    abi::SessionCounters,
-    limit::Limits,
-    verdict::{Direction, Verdict},
-};
+use mirror_common::limit::Limits;
 use serde::Serialize;
 
 use super::print;
@@ -15,12 +11,12 @@ use crate::{
     cli::{OutputFormat, StateArgs, StatusArgs},
     dataplane::{
         hooks::{Hooks, programs_of},
-        maps::Maps,
         pins::Pins,
+        readout::{Count, Reader, Readout, TapReadout},
     },
     links::{LinkTable as _, netlink::Netlink},
     mirror_iface::MirrorIface,
-    model::Program,
+    model::{Ended, Program},
     settings::{Settings, Share},
 };
 
@@ -133,6 +129,12 @@ struct Counter {
     bytes: u64,
 }
 
+impl From<Count> for Counter {
+    fn from(Count { direction, verdict, packets, bytes }: Count) -> Self {
+        Self { direction: direction.name(), verdict: verdict.name(), packets, bytes }
+    }
+}
+
 /// Prints the status.
 pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
     let StatusArgs { output, state: StateArgs { bpffs } } = args;
@@ -152,14 +154,14 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
 }
 
 async fn read(pins: &Pins) -> anyhow::Result<Status> {
-    let maps = Maps::open(pins)?;
+    let Readout { target, taps: entries } = Reader::open(pins)?.read()?;
     let ours = programs_of(pins)?;
     let hooks = Hooks::new(pins.clone())?;
     // The pinned target is what the last agent saw; the device is what there is now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
-    let target = MirrorIface::new(&maps.target()?.name, None, Limits::default()).target(&devices);
+    let target = MirrorIface::new(&target.name, None, Limits::default()).target(&devices);
     let mut taps = Vec::new();
-    for (ifindex, entry) in maps.taps()? {
+    for TapReadout { ifindex, tap, ended, counts } in entries {
         let mut attached = ["none"; 2];
         for (name, program) in attached.iter_mut().zip(Program::TAP) {
             if let Some(method) = hooks.attached(ifindex, program).await?.method(&ours) {
@@ -167,19 +169,17 @@ async fn read(pins: &Pins) -> anyhow::Result<Status> {
             }
         }
         let [ingress, egress] = attached;
-        let counters = counters(&maps.counters(&entry)?);
-        let ended = maps.ended(&entry)?.map(|budget| budget.name());
-        let owner = entry.tap.owner;
+        let owner = tap.owner;
         taps.push(Tap {
             ifindex: ifindex.0,
             device: owner.device,
             pod: owner.pod.map(|pod| Pod { uid: pod.uid, namespace: pod.namespace, name: pod.name }),
             nic: owner.nic,
-            direction: entry.tap.directions.name(),
-            settings: entry.tap.settings.into(),
-            ended,
+            direction: tap.directions.name(),
+            settings: tap.settings.into(),
+            ended: ended.map(Ended::name),
             attached: Attached { ingress, egress },
-            counters,
+            counters: counts.into_iter().map(Counter::from).collect(),
         });
     }
     Ok(Status {
@@ -188,24 +188,6 @@ async fn read(pins: &Pins) -> anyhow::Result<Status> {
         mirror: Mirror { name: target.name, ifindex: target.ifindex.map(|ifindex| ifindex.0), up: target.up },
         taps,
     })
-}
-
-fn counters(sum: &SessionCounters) -> Vec<Counter> {
-    let mut list = Vec::new();
-    for direction in Direction::ALL {
-        for verdict in Verdict::ALL {
-            let counter = sum.counters[direction as usize][verdict as usize];
-            if counter.packets > 0 {
-                list.push(Counter {
-                    direction: direction.name(),
-                    verdict: verdict.name(),
-                    packets: counter.packets,
-                    bytes: counter.bytes,
-                });
-            }
-        }
-    }
-    list
 }
 
 fn table(status: &Status) -> String {

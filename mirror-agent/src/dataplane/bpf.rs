@@ -36,10 +36,8 @@ pub struct Bpf {
 
 impl Bpf {
     /// Loads the programs, with the maps that are pinned or new ones. Attaches nothing. Must be called within the
-    /// runtime.
-    pub fn load(pins: Pins, mode: AttachMode) -> anyhow::Result<Self> {
-        pins.create()?;
-        let lock = pins.lock()?;
+    /// runtime, with the pins' lock.
+    pub fn load(pins: Pins, lock: PinsLock, mode: AttachMode) -> anyhow::Result<Self> {
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(pins.maps())
             .load(OBJECT)

@@ -97,8 +97,14 @@ impl Pins {
         self.maps().join("TAPS").exists()
     }
 
+    /// Makes the directories and takes the lock, as an agent must before it does anything else.
+    pub fn claim(&self) -> anyhow::Result<PinsLock> {
+        self.create()?;
+        self.lock()
+    }
+
     /// Makes the directories. Mounts a BPF file system at the default place if there is none.
-    pub fn create(&self) -> anyhow::Result<()> {
+    fn create(&self) -> anyhow::Result<()> {
         let bpffs = self.root.parent().unwrap_or(Path::new(DEFAULT_BPFFS));
         let created = fs::create_dir_all(bpffs);
         if !is_bpffs(bpffs) {

@@ -227,7 +227,11 @@ where
             (self.shared.restarted)(self.watched);
             let error = error.to_string();
             if told.as_ref() != Some(&error) {
-                warn!(watched, error, "the Kubernetes API is away; what is mirrored stays mirrored, and it is tried again");
+                warn!(
+                    watched,
+                    error,
+                    "the Kubernetes API is away; what is mirrored stays mirrored, and it is tried again"
+                );
                 told = Some(error);
             }
             if was_listed {
@@ -294,7 +298,9 @@ impl Failure {
     fn is_refusal(&self) -> bool {
         match self {
             Self::Watch(error) => match &**error {
-                watcher::Error::WatchStartFailed(kube::Error::Api(status)) => matches!(status.code, 400 | 422),
+                watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+                    matches!(status.code, 400 | 422)
+                }
                 _ => false,
             },
             Self::NoList => true,

@@ -37,10 +37,12 @@ impl PodSource for Pods {
 struct Table {
     links: LinkSnapshot,
     applied: Vec<LinkChange>,
+    is_broken: bool,
 }
 
 impl LinkTable for Table {
     async fn snapshot(&mut self, _: &[(String, PathBuf)]) -> anyhow::Result<LinkSnapshot> {
+        anyhow::ensure!(!self.is_broken, "injected failure");
         Ok(self.links.clone())
     }
 
@@ -103,7 +105,8 @@ type World = Reconciler<Pods, Table, Fake>;
 fn world() -> World {
     let policy = Policy { mirror_iface: "mirror0".into(), is_strict: true, ..Policy::default() };
     let mirror = MirrorIface::new(&policy.mirror_iface, None, Limits::default());
-    Reconciler::new(Pods::default(), Table::default(), Fake::default(), policy, mirror)
+    let metrics = LoopMetrics::new().unwrap();
+    Reconciler::new(Pods::default(), Table::default(), Fake::default(), policy, mirror, metrics)
 }
 
 /// Lets the loop run for a while (of paused time).
@@ -198,4 +201,44 @@ async fn a_tap_that_somebody_removed_comes_back_with_the_next_tick() {
     world.dataplane.actual.taps.clear();
     run_for(&mut world, TICK).await.unwrap();
     assert_eq!(tapped(&world), [11]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
+    let mut world = world();
+    let reports = world.reports();
+    let told = || Report::clone(&reports.borrow());
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!((told().is_listed, told().is_reconciled), (false, false), "there is no list yet");
+
+    add_pod(&mut world, 1);
+    add_pod(&mut world, 2);
+    world.pods.0.as_mut().unwrap()[0].annotations.insert("podmirror.io/rate".into(), "much".into());
+    let broken = Op::Attach(IfIndex(12), Program::TapIngress);
+    world.dataplane.failures = vec![broken.clone()].into();
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    let report = told();
+    assert_eq!((report.is_listed, report.is_reconciled), (true, false));
+    assert_eq!((report.wanted, report.attached, report.failures.len()), (1, 0, 1));
+    assert_eq!(report.skipped.iter().map(|skipped| skipped.why.name()).collect::<Vec<_>>(), ["BadSetting"]);
+
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    let report = told();
+    assert_eq!(
+        (report.is_reconciled, report.wanted, report.attached, report.failures.len()),
+        (true, 1, 1, 0)
+    );
+
+    // What was done once stays done; what a round cannot see stays as it was told.
+    add_pod(&mut world, 3);
+    world.dataplane.failures = vec![Op::Attach(IfIndex(13), Program::TapIngress); 2].into();
+    world.links.is_broken = true;
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(
+        (told().is_reconciled, told().failures.len(), told().skipped),
+        (true, 1, report.skipped.clone())
+    );
+    world.links.is_broken = false;
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!((told().is_reconciled, told().wanted, told().attached), (true, 2, 1));
 }

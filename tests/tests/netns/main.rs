@@ -21,6 +21,7 @@ macro_rules! in_both_modes {
     };
 }
 
+mod admin;
 mod annotations;
 mod choice;
 mod commands;

@@ -65,10 +65,11 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
             Some(Told { pod: pod.clone()?, reason: why.name(), note: format!("Not mirrored{nic}: {why}") })
         }
     });
-    let bad = report
-        .bad
-        .iter()
-        .map(|bad| Told { pod: bad.pod.clone(), reason: "BadAnnotation", note: bad.to_string() });
+    let bad = report.bad.iter().map(|bad| Told {
+        pod: bad.pod.clone(),
+        reason: "BadAnnotation",
+        note: bad.to_string(),
+    });
     skipped.chain(bad).collect()
 }
 
@@ -118,7 +119,8 @@ mod tests {
 
     #[test]
     fn what_stays_wrong_is_told_and_what_passes_is_not() {
-        let skip = |name, nic: Option<&str>, why| Skipped { pod: Some(pod(name)), nic: nic.map(Into::into), why };
+        let skip =
+            |name, nic: Option<&str>, why| Skipped { pod: Some(pod(name)), nic: nic.map(Into::into), why };
         let error = SettingError { key: "rate", value: "fast".into(), reason: "a number is missing".into() };
         let skipped = [
             skip("a", None, Why::HostNetwork),
@@ -128,9 +130,8 @@ mod tests {
             skip("e", None, Why::BadSetting(Place::Pod, error)),
             Skipped { pod: None, nic: Some("eth9".into()), why: Why::NoSuchInterface },
         ];
-        let bad =
-            BadAnnotation { pod: pod("f"), place: Place::Pod, key: MIRROR, value: "yes".into() };
-        let report = Report { skipped: skipped.into(), bad: [bad].into(), ..Report::new() };
+        let bad = BadAnnotation { pod: pod("f"), place: Place::Pod, key: MIRROR, value: "yes".into() };
+        let report = Report { skipped: skipped.into(), bad: [bad].into(), ..Report::default() };
         let told = tellable(&report);
         let told: Vec<_> = told.iter().map(|told| (told.pod.name.as_str(), told.reason)).collect();
         assert_eq!(

@@ -24,8 +24,11 @@ fn of_a_pod_what_the_agent_needs_is_kept() {
         "spec": {"hostNetwork": true, "containers": [{"name": "c"}]},
         "status": {"phase": "Running"},
     }));
-    let kept =
-        [("ovn.kubernetes.io/mirror", "true"), ("podmirror.io/filter", "tcp"), ("podmirror.io/mirror", "ingress")];
+    let kept = [
+        ("ovn.kubernetes.io/mirror", "true"),
+        ("podmirror.io/filter", "tcp"),
+        ("podmirror.io/mirror", "ingress"),
+    ];
     let expected = Pod {
         id: PodId { uid: "8a2e".into(), namespace: "shop".into(), name: "web-0".into() },
         annotations: kept.map(|(key, value)| (key.into(), value.into())).into(),

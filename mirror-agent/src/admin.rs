@@ -1,0 +1,152 @@
+//! `/healthz`, `/readyz`, `/metrics` over HTTP/1.
+//!
+//! It tells and changes nothing. It shares one thread with the reconcile loop, so no client may take much of it: one
+//! request a connection, a deadline for each, a small request, and only so many connections that the newest takes the
+//! place of the oldest. A client that does nothing can so neither hold up the loop nor a probe. Spawned by `cmd::run`.
+
+use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::{ALLOW, CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tracing::{debug, warn};
+
+use crate::{
+    health,
+    metrics::{self, Metrics},
+    pods::SourceState,
+    report::Reports,
+};
+
+/// How many connections there are at once.
+const CONNECTIONS: usize = 32;
+/// From the accepted connection to the last byte of the answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Bytes of a request: the least that hyper takes.
+const REQUEST: usize = 8192;
+/// The pause after a connection could not be accepted, for want of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What is told.
+pub struct Admin {
+    /// The metrics.
+    pub metrics: Metrics,
+    /// The rounds of the loop.
+    pub reports: Reports,
+    /// The source of pods.
+    pub source: watch::Receiver<SourceState>,
+}
+
+/// Listens. An error if the address cannot be used.
+pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| {
+        format!("cannot listen on {address}; choose another --listen, or switch it off with --listen ''")
+    })
+}
+
+/// Answers until it is aborted.
+pub async fn serve(listener: TcpListener, admin: Admin) {
+    let admin = Arc::new(admin);
+    let mut connections = VecDeque::new();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                connections.retain(|connection: &tokio::task::AbortHandle| !connection.is_finished());
+                if connections.len() == CONNECTIONS
+                    && let Some(oldest) = connections.pop_front()
+                {
+                    oldest.abort();
+                }
+                connections.push_back(tokio::spawn(connection(stream, Arc::clone(&admin))).abort_handle());
+                // Many that come at once must not hold up the loop, nor each other.
+                tokio::task::yield_now().await;
+            }
+            Err(error) if is_of_client(&error) => {}
+            Err(error) => {
+                warn!(%error, "cannot accept a connection to --listen");
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// The client has gone before it was accepted.
+fn is_of_client(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+}
+
+/// One request.
+async fn connection(stream: TcpStream, admin: Arc<Admin>) {
+    let answer = service_fn(|request: Request<Incoming>| {
+        let response = admin.answer(request.method(), request.uri().path());
+        async { Ok::<_, Infallible>(response) }
+    });
+    let served = http1::Builder::new()
+        .keep_alive(false)
+        .header_read_timeout(None)
+        .max_buf_size(REQUEST)
+        .serve_connection(TokioIo::new(stream), answer);
+    match timeout(DEADLINE, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "a connection to --listen failed"),
+        Err(_) => debug!("a connection to --listen took too long"),
+    }
+}
+
+impl Admin {
+    fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
+        let answer: fn(&Self) -> Response<Full<Bytes>> = match path {
+            "/healthz" => |admin| state(health::alive(&admin.reports.borrow(), Instant::now())),
+            "/readyz" => {
+                |admin| state(health::ready(&admin.reports.borrow(), *admin.source.borrow(), Instant::now()))
+            }
+            "/metrics" => Self::metrics,
+            _ => return text(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n".into()),
+        };
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "it can only be read\n".into());
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return response;
+        }
+        answer(self)
+    }
+
+    fn metrics(&self) -> Response<Full<Bytes>> {
+        match self.metrics.text() {
+            Ok(metrics) => {
+                let mut response = text(StatusCode::OK, metrics);
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+                response
+            }
+            Err(error) => {
+                text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot read the metrics: {error:#}\n"))
+            }
+        }
+    }
+}
+
+fn state(state: Result<(), String>) -> Response<Full<Bytes>> {
+    match state {
+        Ok(()) => text(StatusCode::OK, "ok\n".into()),
+        Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, reason + "\n"),
+    }
+}
+
+fn text(status: StatusCode, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}

@@ -1,0 +1,93 @@
+//! Whether the agent is ready, and whether its loop lives.
+//!
+//! Pure: the newest report, the state of the source and the time in; the answer out. Called by `admin`.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{pods::SourceState, reconcile::TICK, report::Report};
+
+/// How long the source may be away before its pods are too old to speak of readiness.
+const AWAY: Duration = Duration::from_secs(60);
+/// How long one round may take.
+const ROUND: Duration = Duration::from_secs(180);
+
+/// Ready once everything that a complete list of pods asks for has been done, and as long as the list is no older than
+/// a minute; else why not.
+///
+/// Later failures are no reason: they are tried again, and told by the metrics. A mirror that stands does not need the
+/// source.
+pub fn ready(report: &Report, source: SourceState, now: Instant) -> Result<(), String> {
+    if let SourceState::Away { since } = source
+        && let away = now.saturating_duration_since(since)
+        && away > AWAY
+    {
+        return Err(format!("the source of pods has been away for {} s", away.as_secs()));
+    }
+    if report.is_reconciled {
+        return Ok(());
+    }
+    if !report.is_listed || source == SourceState::Starting {
+        return Err("there is no complete list of pods yet".into());
+    }
+    let failure = report.failures.first().map_or("", String::as_str);
+    Err(format!("the first round has not succeeded yet: {}", failure.replace('\n', " ")))
+}
+
+/// Alive as long as rounds end: the loop makes one at least every [`TICK`]. Depends on nobody outside.
+pub fn alive(report: &Report, now: Instant) -> Result<(), String> {
+    let silence = now.saturating_duration_since(report.at);
+    if silence > TICK + ROUND {
+        return Err(format!("no round of the loop has ended for {} s", silence.as_secs()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn ready_after_the_first_complete_list_and_round() {
+        let (now, current) = (Instant::now(), SourceState::Current);
+        let mut report = Report::default();
+        let reason = |report: &Report, source| ready(report, source, now).err().unwrap_or_default();
+        assert!(reason(&report, SourceState::Starting).contains("no complete list"));
+        assert!(reason(&report, current).contains("no complete list"));
+        report.is_listed = true;
+        report.failures.insert("tap_egress at device 7:\nno room".into());
+        assert_eq!(
+            reason(&report, current),
+            "the first round has not succeeded yet: tap_egress at device 7: no room"
+        );
+        report.is_reconciled = true;
+        assert_eq!(ready(&report, current, now), Ok(()), "later failures are tried again");
+    }
+
+    #[test]
+    fn not_ready_while_the_source_is_away_for_more_than_a_minute() {
+        let since = Instant::now();
+        let away = SourceState::Away { since };
+        let report = Report { is_listed: true, is_reconciled: true, ..Report::default() };
+        assert_eq!(ready(&report, away, since), Ok(()));
+        assert_eq!(ready(&report, away, since + seconds(60)), Ok(()));
+        let reason = ready(&report, away, since + seconds(61));
+        assert_eq!(reason, Err("the source of pods has been away for 61 s".into()));
+        assert_eq!(ready(&report, SourceState::Current, since + seconds(61)), Ok(()));
+        assert!(ready(&Report::default(), away, since).is_err(), "being away is no list of pods");
+    }
+
+    #[test]
+    fn alive_as_long_as_rounds_end_whatever_they_find() {
+        let report = Report { failures: ["no devices".into()].into(), ..Report::default() };
+        assert_eq!(alive(&report, report.at), Ok(()));
+        assert_eq!(alive(&report, report.at + TICK + ROUND), Ok(()));
+        let reason = alive(&report, report.at + seconds(241));
+        assert_eq!(reason, Err("no round of the loop has ended for 241 s".into()));
+    }
+}

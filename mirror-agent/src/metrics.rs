@@ -1,0 +1,219 @@
+//! The metrics, in Prometheus' text format.
+//!
+//! Packets, bytes and the state of the mirror are read from the pinned maps and the newest report when somebody asks;
+//! only what passes by (durations, failures) is counted as it happens, by the loop and the source of pods. Nothing
+//! here can change the mirror. Called by `admin`; made by `cmd::run`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use prometheus::{
+    Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    core::Collector,
+};
+
+use crate::{
+    dataplane::readout::{Reader, Readout},
+    model::Op,
+    report::{Report, Reports},
+};
+
+/// The content type of [`Metrics::text`].
+pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
+
+/// Upper bounds in seconds: one hook takes milliseconds, a round over a full node some seconds.
+const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+/// Labels of the counters of packets.
+const PACKET_LABELS: [&str; 5] = ["namespace", "pod", "nic", "direction", "verdict"];
+
+/// What the loop and the source of pods count as it happens.
+#[derive(Debug, Clone)]
+pub struct LoopMetrics {
+    round: Histogram,
+    attach: Histogram,
+    event_to_tap: Histogram,
+    op_failures: IntCounterVec,
+    watch_restarts: IntCounterVec,
+}
+
+impl LoopMetrics {
+    /// Everything at zero.
+    pub fn new() -> prometheus::Result<Self> {
+        let op_failures = IntCounterVec::new(
+            Opts::new("podmirror_op_failures_total", "Changes of the kernel's state that failed, by kind."),
+            &["op"],
+        )?;
+        for name in Op::NAMES {
+            op_failures.with_label_values(&[name]);
+        }
+        Ok(Self {
+            round: seconds("podmirror_reconcile_duration_seconds", "How long a round of the loop took.")?,
+            attach: seconds(
+                "podmirror_attach_duration_seconds",
+                "How long it took to attach one program to one hook.",
+            )?,
+            event_to_tap: seconds(
+                "podmirror_event_to_tap_seconds",
+                "From the event that woke the loop to a new tap that stands.",
+            )?,
+            op_failures,
+            watch_restarts: IntCounterVec::new(
+                Opts::new("podmirror_watch_restarts_total", "How often a watch of the source began anew."),
+                &["watch"],
+            )?,
+        })
+    }
+
+    /// A round took this long.
+    pub fn round(&self, took: Duration) {
+        self.round.observe(took.as_secs_f64());
+    }
+
+    /// A new tap stands, this long after the event that woke the loop.
+    pub fn new_tap(&self, after: Duration) {
+        self.event_to_tap.observe(after.as_secs_f64());
+    }
+
+    /// An op took this long, and failed or not.
+    pub fn op(&self, op: &Op, took: Duration, has_failed: bool) {
+        if has_failed {
+            self.op_failures.with_label_values(&[op.name()]).inc();
+        } else if matches!(op, Op::Attach(..)) {
+            self.attach.observe(took.as_secs_f64());
+        }
+    }
+
+    /// A watch of the source of pods, of this name, begins anew.
+    pub fn watch_restart(&self, watch: &str) {
+        self.watch_restarts.with_label_values(&[watch]).inc();
+    }
+}
+
+/// All metrics.
+pub struct Metrics {
+    /// What is counted as it happens.
+    counted: Registry,
+    maps: Reader,
+    reports: Reports,
+}
+
+impl Metrics {
+    /// The metrics of a loop, its reports and the maps.
+    pub fn new(of_loop: &LoopMetrics, reports: Reports, maps: Reader) -> prometheus::Result<Self> {
+        let LoopMetrics { round, attach, event_to_tap, op_failures, watch_restarts } = of_loop;
+        let build = IntGaugeVec::new(
+            Opts::new("podmirror_build_info", "1, and the version of the agent."),
+            &["version"],
+        )?;
+        build.with_label_values(&[env!("PODMIRROR_VERSION")]).set(1);
+        let counted = Registry::new();
+        for histogram in [round, attach, event_to_tap] {
+            counted.register(Box::new(histogram.clone()))?;
+        }
+        for counters in [op_failures, watch_restarts] {
+            counted.register(Box::new(counters.clone()))?;
+        }
+        counted.register(Box::new(build))?;
+        Ok(Self { counted, maps, reports })
+    }
+
+    /// Everything, as it is now.
+    pub fn text(&self) -> anyhow::Result<String> {
+        let now = Registry::new();
+        register_state(&now, &self.maps.read()?)?;
+        register_report(&now, &self.reports.borrow())?;
+        let families = [now.gather(), self.counted.gather()].concat();
+        Ok(TextEncoder::new().encode_to_string(&families)?)
+    }
+}
+
+fn seconds(name: &str, help: &str) -> prometheus::Result<Histogram> {
+    Histogram::with_opts(HistogramOpts::new(name, help).buckets(SECONDS.to_vec()))
+}
+
+fn register(registry: &Registry, metric: &(impl Collector + Clone + 'static)) -> prometheus::Result<()> {
+    registry.register(Box::new(metric.clone()))
+}
+
+fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheus::Result<()> {
+    let gauge = IntGauge::new(name, help)?;
+    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+    register(registry, &gauge)
+}
+
+/// What stands in the maps.
+fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<()> {
+    let Readout { target, taps } = readout;
+    let packets = IntCounterVec::new(
+        Opts::new("podmirror_packets_total", "Packets that a tap has seen, by what became of them."),
+        &PACKET_LABELS,
+    )?;
+    let bytes = IntCounterVec::new(
+        Opts::new("podmirror_bytes_total", "Bytes of those packets, with their link-layer headers."),
+        &PACKET_LABELS,
+    )?;
+    for tap in taps {
+        let owner = &tap.tap.owner;
+        let (namespace, pod) = owner.pod.as_ref().map_or(("", ""), |pod| (&pod.namespace, &pod.name));
+        for count in &tap.counts {
+            // A pod and its successor of the same name may both be there for a moment: one series, the sum.
+            let labels = [namespace, pod, &owner.nic, count.direction.name(), count.verdict.name()];
+            packets.with_label_values(&labels).inc_by(count.packets);
+            bytes.with_label_values(&labels).inc_by(count.bytes);
+        }
+    }
+    register(registry, &packets)?;
+    register(registry, &bytes)?;
+    gauge(
+        registry,
+        "podmirror_mirror_interface_up",
+        "1 if the mirror interface is there and takes copies, else 0.",
+        (target.ifindex.is_some() && target.up).into(),
+    )?;
+    gauge(
+        registry,
+        "podmirror_ended_mirrors",
+        "Taps whose budget of time, packets or bytes is used up.",
+        taps.iter().filter(|tap| tap.ended.is_some()).count(),
+    )
+}
+
+/// What the last round has told.
+fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<()> {
+    let Report { at: _, is_listed: _, is_reconciled: _, wanted, attached, skipped, bad, failures } = report;
+    let taps = IntGaugeVec::new(
+        Opts::new("podmirror_taps", "Taps: those that are wanted, and those of them that are attached."),
+        &["state"],
+    )?;
+    for (state, value) in [("wanted", *wanted), ("attached", *attached)] {
+        taps.with_label_values(&[state]).set(i64::try_from(value).unwrap_or(i64::MAX));
+    }
+    register(registry, &taps)?;
+    let pods = IntGaugeVec::new(
+        Opts::new(
+            "podmirror_skipped_pods",
+            "Pods that are chosen but not, or not wholly, mirrored, by reason.",
+        ),
+        &["reason"],
+    )?;
+    let mut by_reason = BTreeMap::<_, BTreeSet<_>>::new();
+    for skipped in skipped {
+        by_reason.entry(skipped.why.name()).or_default().insert(&skipped.pod);
+    }
+    for (reason, skipped) in by_reason {
+        pods.with_label_values(&[reason]).set(i64::try_from(skipped.len()).unwrap_or(i64::MAX));
+    }
+    register(registry, &pods)?;
+    gauge(registry, "podmirror_bad_annotations", "Annotations with a value that makes no sense.", bad.len())?;
+    gauge(
+        registry,
+        "podmirror_failures",
+        "What failed in the last round of the loop and will be tried again.",
+        failures.len(),
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! What maps and reports become.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use mirror_common::verdict::{Direction, Verdict};
+
+use super::*;
+use crate::{
+    dataplane::readout::{Count, TapReadout},
+    model::{Directions, Ended, IfIndex, Owner, PodId, Program, Tap, Target},
+    select::{BadAnnotation, Place, Skipped, Why},
+    settings::Settings,
+};
+
+/// The series that `fill` registers.
+fn lines(fill: impl FnOnce(&Registry)) -> Vec<String> {
+    let registry = Registry::new();
+    fill(&registry);
+    let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+    text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+fn pod(name: &str, uid: &str) -> PodId {
+    PodId { uid: uid.into(), namespace: "shop".into(), name: name.into() }
+}
+
+fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
+    let owner = Owner { pod, nic: "eth0".into(), ..Owner::default() };
+    let (direction, verdict) = (Direction::Egress, Verdict::Copied);
+    TapReadout {
+        ifindex: IfIndex(ifindex),
+        tap: Tap { owner, directions: Directions::Both, settings: Settings::default() },
+        ended: (packets > 100).then_some(Ended::Packets),
+        counts: vec![Count { direction, verdict, packets, bytes: packets * 60 }],
+    }
+}
+
+#[test]
+fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
+    let target = Target { ifindex: Some(IfIndex(9)), up: true, ..Target::default() };
+    let taps = vec![tap(1, Some(pod("web", "a")), 1000), tap(2, Some(pod("web", "b")), 7), tap(3, None, 5)];
+    let labels = |namespace, pod| {
+        format!(
+            "{{direction=\"egress\",namespace=\"{namespace}\",nic=\"eth0\",pod=\"{pod}\",verdict=\"copied\"}}"
+        )
+    };
+    assert_eq!(
+        lines(|registry| register_state(registry, &Readout { target, taps }).unwrap()),
+        [
+            format!("podmirror_bytes_total{} 300", labels("", "")),
+            format!("podmirror_bytes_total{} 60420", labels("shop", "web")),
+            "podmirror_ended_mirrors 1".into(),
+            "podmirror_mirror_interface_up 1".into(),
+            format!("podmirror_packets_total{} 5", labels("", "")),
+            format!("podmirror_packets_total{} 1007", labels("shop", "web")),
+        ]
+    );
+}
+
+#[test]
+fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
+    let skipped = |name, nic: Option<&str>, why| Skipped {
+        pod: Some(pod(name, name)),
+        nic: nic.map(str::to_owned),
+        why,
+    };
+    let kind = |kind: &str| Why::NoHostInterface(kind.into());
+    let report = Report {
+        wanted: 4,
+        attached: 3,
+        skipped: [
+            skipped("web", Some("eth0"), kind("macvlan")),
+            skipped("web", Some("eth1"), kind("ipvlan")),
+            skipped("db", Some("eth0"), kind("macvlan")),
+            skipped("host", None, Why::HostNetwork),
+        ]
+        .into(),
+        bad: [BadAnnotation { pod: pod("web", "web"), place: Place::Pod, key: "k", value: "v".into() }]
+            .into(),
+        failures: ["one".into(), "two".into()].into(),
+        ..Report::default()
+    };
+    assert_eq!(
+        lines(|registry| register_report(registry, &report).unwrap()),
+        [
+            "podmirror_bad_annotations 1",
+            "podmirror_failures 2",
+            "podmirror_skipped_pods{reason=\"HostNetwork\"} 1",
+            "podmirror_skipped_pods{reason=\"NoHostInterface\"} 2",
+            "podmirror_taps{state=\"attached\"} 3",
+            "podmirror_taps{state=\"wanted\"} 4",
+        ]
+    );
+}
+
+#[test]
+fn ops_are_counted_by_kind_and_only_attachments_that_succeed_are_timed() {
+    let metrics = LoopMetrics::new().unwrap();
+    let attach = Op::Attach(IfIndex(1), Program::TapEgress);
+    let took = Duration::from_millis(3);
+    metrics.op(&attach, took, false);
+    metrics.op(&attach, took, true);
+    metrics.op(&Op::RemoveTap(IfIndex(1)), took, true);
+    metrics.op(&Op::RemoveTap(IfIndex(1)), took, false);
+    assert_eq!(
+        lines(|registry| register(registry, &metrics.op_failures).unwrap()),
+        ["attach", "detach", "put_tap", "remove_tap", "set_target"].map(|op| {
+            let failures = u8::from(matches!(op, "attach" | "remove_tap"));
+            format!("podmirror_op_failures_total{{op=\"{op}\"}} {failures}")
+        })
+    );
+    assert_eq!((metrics.attach.get_sample_count(), metrics.attach.get_sample_sum()), (1, 0.003));
+}

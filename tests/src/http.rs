@@ -1,0 +1,97 @@
+//! What the agent on a node tells over HTTP.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+};
+
+use crate::{Lab, SOON, check, eventually, scaled};
+
+/// Where the agent listens where nobody chooses another address.
+const DEFAULT: &str = "127.0.0.1:9464";
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Status code.
+    pub status: u16,
+    /// Status line and header lines, as they are.
+    pub head: String,
+    /// Body.
+    pub body: String,
+}
+
+/// The values of a scrape: by name and labels, as they are written.
+pub type Metrics = BTreeMap<String, f64>;
+
+impl Lab {
+    /// A connection to the agent; an error if nobody listens.
+    pub fn connect(&self) -> Result<TcpStream, String> {
+        let address: SocketAddr = DEFAULT.parse().unwrap();
+        let stream = self
+            .node()
+            .enter(|| TcpStream::connect_timeout(&address, scaled(SOON)))
+            .map_err(|error| format!("cannot connect to {address}: {error}"))?;
+        stream.set_read_timeout(Some(scaled(SOON))).unwrap();
+        Ok(stream)
+    }
+
+    /// A request, whose answer must come; an error if nobody listens.
+    pub fn request(&self, method: &str, path: &str) -> Result<Answer, String> {
+        let mut stream = self.connect()?;
+        let mut text = String::new();
+        write!(stream, "{method} {path} HTTP/1.1\r\nHost: agent\r\n\r\n")
+            .and_then(|()| stream.read_to_string(&mut text))
+            .map_err(|error| format!("{method} {path}: {error}"))?;
+        let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| format!("no head in {text:?}"))?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.ok_or_else(|| format!("no status in {head:?}"))?;
+        Ok(Answer { status, head: head.to_owned(), body: body.to_owned() })
+    }
+
+    /// `GET`, which must be answered.
+    #[track_caller]
+    pub fn get(&self, path: &str) -> Answer {
+        self.request("GET", path).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Waits until `GET` is answered with this status, and returns the body.
+    #[track_caller]
+    pub fn wait_get(&self, path: &str, status: u16) -> String {
+        eventually(SOON, || {
+            let answer = self.request("GET", path)?;
+            check(answer.status == status, || format!("{path} is not {status}: {answer:?}"))?;
+            Ok(answer.body)
+        })
+    }
+
+    /// Scrapes the metrics. Every one must say what it is, and no series may stand there twice.
+    #[track_caller]
+    pub fn metrics(&self) -> Metrics {
+        let answer = self.get("/metrics");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert!(answer.head.contains("text/plain; version=0.0.4"), "{answer:?}");
+        let mut metrics = Metrics::new();
+        for line in answer.body.lines().filter(|line| !line.starts_with('#')) {
+            let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no value: {line}"));
+            let name = series.split('{').next().unwrap();
+            let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+            let is_told = |name: &str| answer.body.contains(&format!("# HELP {name} "));
+            assert!(is_told(name) || base.is_some_and(is_told), "no HELP for {line}");
+            let before = metrics.insert(series.to_owned(), value.parse().unwrap());
+            assert_eq!(before, None, "twice: {line}");
+        }
+        metrics
+    }
+
+    /// Waits until the metrics are as `condition` wants them, and returns them.
+    #[track_caller]
+    pub fn wait_metrics(&self, condition: impl Fn(&Metrics) -> bool) -> Metrics {
+        eventually(SOON, || {
+            let metrics = self.metrics();
+            check(condition(&metrics), || format!("{metrics:#?}"))?;
+            Ok(metrics)
+        })
+    }
+}

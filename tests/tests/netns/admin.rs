@@ -1,0 +1,245 @@
+//! What the agent tells over HTTP: metrics, readiness, health; and clients that mean no good.
+
+use std::{collections::BTreeMap, io::Write as _, net::TcpListener, path::PathBuf};
+
+use mirror_tests::{Agent, AttachMode, Lab, Metrics, PodSpec, PodsFile, SOON, Status, check, eventually};
+
+use crate::{MIRROR, Node, any_mode};
+
+in_both_modes!(metrics_tell_of_every_packet_what_status_tells);
+
+/// What the metrics of packets and bytes must be, by the status.
+fn counters_of(status: &Status) -> Metrics {
+    let mut counters = Metrics::new();
+    for tap in &status.taps {
+        let pod = tap.pod.as_ref().unwrap();
+        for counts in &tap.counters {
+            let labels = format!(
+                "{{direction=\"{}\",namespace=\"{}\",nic=\"{}\",pod=\"{}\",verdict=\"{}\"}}",
+                counts.direction, pod.namespace, tap.nic, pod.name, counts.verdict
+            );
+            counters.insert(format!("podmirror_packets_total{labels}"), counts.packets as f64);
+            counters.insert(format!("podmirror_bytes_total{labels}"), counts.bytes as f64);
+        }
+    }
+    counters
+}
+
+/// Those of `metrics` whose names begin so.
+fn only(metrics: &Metrics, starts: &[&str]) -> Metrics {
+    let is_one = |series: &String| starts.iter().any(|start| series.starts_with(start));
+    metrics
+        .iter()
+        .filter(|(series, _)| is_one(series))
+        .map(|(series, value)| (series.clone(), *value))
+        .collect()
+}
+
+/// The values that are no time and no packet.
+fn states(metrics: &Metrics) -> BTreeMap<&str, f64> {
+    let is_other = |series: &str| series.contains("_seconds") || series.contains("s_total{direction");
+    metrics
+        .iter()
+        .map(|(series, value)| (series.as_str(), *value))
+        .filter(|(series, _)| !is_other(series))
+        .collect()
+}
+
+fn metrics_tell_of_every_packet_what_status_tells(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("metrics");
+    let hidden = || PodSpec::named("hidden").mirror("true").host_network();
+    let chosen = [
+        PodSpec::of(web).mirror("egress").annotated("podmirror.io/filter", "icmp"),
+        PodSpec::of(db).mirror("true").annotated("podmirror.io/packets", "3"),
+        hidden(),
+        PodSpec::named("odd").mirror("perhaps"),
+    ];
+    let pods = PodsFile::new(lab, &[]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_get("/readyz", 200);
+    pods.write(&chosen);
+    lab.wait_mirrored(&[web, db]);
+    web.ping(db.v4(), 10, 56);
+    web.udp_echo(db, db.v6(), &[1, 1000, 1400]);
+
+    // With nothing on the way, both are of the same moment.
+    let counted = ["podmirror_packets_total", "podmirror_bytes_total"];
+    let (status, metrics) = eventually(SOON, || {
+        let (before, metrics, after) = (lab.status(), lab.metrics(), lab.status());
+        check(before == after, || "packets are on the way still".into())?;
+        Ok((after, metrics))
+    });
+    for verdict in ["copied", "other_direction", "filtered", "duplicate", "ended"] {
+        let total: u64 = status.taps.iter().map(|tap| tap.total(verdict)).sum();
+        assert!(total > 0, "no {verdict}: {status:#?}");
+    }
+    assert_eq!(only(&metrics, &counted), counters_of(&status));
+
+    let count = |metrics: &Metrics, name: &str| metrics[&format!("{name}_seconds_count")];
+    assert_eq!(count(&metrics, "podmirror_attach_duration"), 4.0, "two hooks of two taps");
+    assert_eq!(count(&metrics, "podmirror_event_to_tap"), 2.0, "{metrics:#?}");
+    assert!(count(&metrics, "podmirror_reconcile_duration") >= 2.0, "{metrics:#?}");
+    assert!(metrics["podmirror_event_to_tap_seconds_sum"] > 0.0, "{metrics:#?}");
+    let build = format!("podmirror_build_info{{version=\"{}\"}}", status.version);
+    let mut expected = BTreeMap::from([
+        (build.as_str(), 1.0),
+        ("podmirror_taps{state=\"wanted\"}", 2.0),
+        ("podmirror_taps{state=\"attached\"}", 2.0),
+        ("podmirror_skipped_pods{reason=\"HostNetwork\"}", 1.0),
+        ("podmirror_bad_annotations", 1.0),
+        ("podmirror_mirror_interface_up", 1.0),
+        ("podmirror_ended_mirrors", 1.0),
+        ("podmirror_failures", 0.0),
+        ("podmirror_op_failures_total{op=\"set_target\"}", 0.0),
+        ("podmirror_op_failures_total{op=\"put_tap\"}", 0.0),
+        ("podmirror_op_failures_total{op=\"remove_tap\"}", 0.0),
+        ("podmirror_op_failures_total{op=\"attach\"}", 0.0),
+        ("podmirror_op_failures_total{op=\"detach\"}", 0.0),
+    ]);
+    assert_eq!(states(&metrics), expected);
+
+    // Whatever changes, changes there; what has gone is no series any more.
+    lab.node().ip(&format!("link set {MIRROR} down"));
+    lab.wait_metrics(|metrics| metrics["podmirror_mirror_interface_up"] == 0.0);
+    pods.write(&[PodSpec::of(web).mirror("egress").annotated("podmirror.io/filter", "icmp")]);
+    for (series, value) in [
+        ("podmirror_taps{state=\"wanted\"}", 1.0),
+        ("podmirror_taps{state=\"attached\"}", 1.0),
+        ("podmirror_bad_annotations", 0.0),
+        ("podmirror_mirror_interface_up", 0.0),
+        ("podmirror_ended_mirrors", 0.0),
+    ] {
+        expected.insert(series, value);
+    }
+    expected.remove("podmirror_skipped_pods{reason=\"HostNetwork\"}");
+    let metrics = lab.wait_metrics(|metrics| states(metrics) == expected);
+    assert_eq!(only(&metrics, &counted), counters_of(&lab.status()));
+    agent.stop();
+}
+
+#[test]
+fn ready_after_the_first_good_list_and_not_unready_by_a_bad_one() {
+    let Node { web, db: _db, lab } = &Node::bridged("ready");
+    let pods = PodsFile::new(lab, &[]);
+    pods.write_in_place("]garbage: [");
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    assert_eq!(lab.wait_get("/readyz", 503), "there is no complete list of pods yet\n");
+    assert_eq!(lab.wait_get("/healthz", 200), "ok\n", "a bad file is no reason to start it again");
+    pods.write(&[PodSpec::of(web).mirror("true")]);
+    lab.wait_get("/readyz", 200);
+    // Ready means done.
+    assert_eq!(lab.metrics()["podmirror_taps{state=\"attached\"}"], 1.0);
+    lab.wait_mirrored(&[web]);
+    pods.write_in_place("]garbage: [");
+    agent.wait_for_log(&["the last good list of pods stays in force"]);
+    assert_eq!((lab.get("/readyz").status, lab.get("/healthz").status), (200, 200));
+    agent.stop();
+}
+
+#[test]
+fn not_ready_while_the_first_round_fails_and_the_reason_is_told() {
+    let Node { web, db, lab } = &Node::bridged("unready");
+    // It has no egress hook for clsact, and nobody may replace it.
+    lab.node().tc(&format!("qdisc add dev {} ingress", web.veth_host()));
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
+    let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
+    let metrics = lab.wait_metrics(|metrics| metrics["podmirror_op_failures_total{op=\"attach\"}"] >= 2.0);
+    assert_eq!(metrics["podmirror_taps{state=\"wanted\"}"], 2.0);
+    assert_eq!(metrics["podmirror_taps{state=\"attached\"}"], 1.0);
+    assert_eq!(metrics["podmirror_failures"], 1.0);
+    let reason = lab.wait_get("/readyz", 503);
+    assert!(reason.contains("the device has an ingress qdisc") && reason.lines().count() == 1, "{reason}");
+    assert_eq!(lab.get("/healthz").status, 200);
+    lab.node().tc(&format!("qdisc del dev {} ingress", web.veth_host()));
+    lab.wait_get("/readyz", 200);
+    let metrics = lab.metrics();
+    assert_eq!(metrics["podmirror_taps{state=\"attached\"}"], 2.0);
+    assert_eq!(metrics["podmirror_failures"], 0.0);
+    agent.stop();
+}
+
+#[test]
+fn other_paths_and_methods_are_refused() {
+    let lab = &Lab::new("http");
+    let pods = PodsFile::new(lab, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_get("/readyz", 200);
+    for (method, path, status) in [
+        ("GET", "/", 404),
+        ("GET", "/metrics/", 404),
+        ("POST", "/debug", 404),
+        ("POST", "/metrics", 405),
+        ("PUT", "/healthz", 405),
+        ("DELETE", "/readyz", 405),
+        ("GET", "/readyz?verbose", 200),
+    ] {
+        let answer = lab.request(method, path).unwrap();
+        assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
+        assert_eq!(answer.head.contains("allow: GET, HEAD"), status == 405, "{answer:?}");
+    }
+    let head = lab.request("HEAD", "/healthz").unwrap();
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+    agent.stop();
+}
+
+#[test]
+fn clients_that_mean_no_good_stop_neither_the_loop_nor_each_other() {
+    let Node { web, db, lab } = &Node::bridged("clients");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let mut silent: Vec<_> = (0..100).map(|_| lab.connect().unwrap()).collect();
+    for (number, client) in silent.iter_mut().enumerate() {
+        // Some say nothing, some half of a request, some what is none. The first ones have been hung up on already.
+        let _ = match number % 3 {
+            0 => Ok(()),
+            1 => client.write_all(b"GET /metrics HTTP/1.1\r\nX-Slow: "),
+            _ => client.write_all(&[0xff; 20_000]),
+        };
+    }
+    assert_eq!(lab.get("/healthz").status, 200);
+    assert_eq!(lab.metrics()["podmirror_taps{state=\"attached\"}"], 1.0);
+    pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
+    lab.wait_mirrored(&[web, db]);
+    let sockets = lab.node().run("ss -Htn state established sport = :9464");
+    assert!(sockets.lines().count() <= 32, "{sockets}");
+    agent.stop();
+}
+
+#[test]
+fn an_address_that_cannot_be_used_is_told_at_the_start_and_nothing_is_left() {
+    let lab = &Lab::new("in-use");
+    let before = lab.network_state();
+    let pods = PodsFile::new(lab, &[]);
+    let taken = lab.node().enter(|| TcpListener::bind("127.0.0.1:9464")).unwrap();
+    for (address, reason) in [("127.0.0.1:9464", "in use"), ("192.0.2.1:9464", "assign")] {
+        let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--listen", address]);
+        assert_eq!(exit.code, Some(1), "{exit:?}");
+        for word in ["--listen", address, reason] {
+            assert!(exit.stderr.contains(word), "no {word}: {exit:?}");
+        }
+    }
+    assert_eq!(lab.pins(), Vec::<PathBuf>::new());
+    lab.network_is_as(&before);
+    let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--listen", "localhost"]);
+    assert_eq!(exit.code, Some(2), "{exit:?}");
+    assert!(exit.stderr.contains("127.0.0.1:9464 or [::]:9464"), "{exit:?}");
+    drop(taken);
+}
+
+#[test]
+fn an_empty_address_switches_it_off() {
+    let lab = &Lab::new("off");
+    let pods = PodsFile::new(lab, &[]);
+    for (arguments, variables) in [(&["--listen", ""][..], &[][..]), (&[], &[("MIRROR_LISTEN", "")])] {
+        let words = [&["run", "--pods-from", pods.path()][..], arguments].concat();
+        let agent = Agent::with_environment(lab, &words, variables);
+        lab.wait_taps(&[]);
+        assert_eq!(lab.node().run("ss -Hltn"), "");
+        agent.stop();
+    }
+    let agent = Agent::run(lab, any_mode(), &pods, &["--listen", "[::1]:9465"]);
+    agent.wait_for_log(&["[::1]:9465", "/metrics"]);
+    assert!(lab.node().run("ss -Hltn").contains("[::1]:9465"));
+    agent.stop();
+}

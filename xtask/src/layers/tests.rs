@@ -1,0 +1,88 @@
+//! What is found in sources, and what is not.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use super::*;
+
+#[track_caller]
+fn names(file: &str, text: &str, path: &str) {
+    let violations = violations_in(file, text).unwrap();
+    assert!(violations.iter().any(|line| line.contains(&format!("`{path}`"))), "{violations:?}");
+}
+
+#[track_caller]
+fn is_clean(file: &str, text: &str) {
+    assert_eq!(violations_in(file, text).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_path_in_a_group_of_imports_is_found() {
+    names(
+        "mirror-agent/src/plan.rs",
+        "use std::{collections::BTreeMap, time::Instant};",
+        "std::time::Instant",
+    );
+    names("mirror-agent/src/metrics.rs", "use aya::{maps::HashMap as Map};", "aya::maps::HashMap");
+}
+
+#[test]
+fn a_path_in_code_is_found() {
+    names("mirror-agent/src/select.rs", "fn f() { let t = std::env::var(\"X\"); }", "std::env::var");
+    names("mirror-agent/src/mirror_iface.rs", "fn f(h: &rtnetlink::Handle) {}", "rtnetlink::Handle");
+    names("mirror-common/src/abi.rs", "fn f() { let x: std::vec::Vec<u8>; }", "std::vec::Vec");
+}
+
+#[test]
+fn a_path_in_a_macro_is_found() {
+    names("mirror-agent/src/select.rs", "fn f() { tracing::info!(\"x\"); }", "tracing::info");
+    names(
+        "mirror-agent/src/plan.rs",
+        "fn f() { assert!(a && (std::time::Instant::now() > b)); }",
+        "std::time::Instant::now",
+    );
+}
+
+#[test]
+fn async_code_is_found() {
+    names("mirror-agent/src/select.rs", "async fn f() {}", "async");
+    names("mirror-agent/src/select.rs", "fn f() { g(async {}); }", "async");
+}
+
+#[test]
+fn a_text_that_names_proc_is_found_outside_of_links() {
+    let text = "fn f() { open(\"/proc/self/ns/net\"); }";
+    names("mirror-agent/src/reconcile.rs", text, "\"/proc/self/ns/net");
+    is_clean("mirror-agent/src/links/procfs.rs", text);
+}
+
+#[test]
+fn an_edge_may_use_what_is_its_own() {
+    is_clean("mirror-agent/src/links/netlink.rs", "use rtnetlink::Handle;");
+    is_clean("mirror-agent/src/dataplane/clsact.rs", "use netlink_packet_route::tc::TcMessage;");
+    is_clean("mirror-agent/src/dataplane/bpf.rs", "use aya::Ebpf;");
+    names(
+        "mirror-agent/src/dataplane/bpf.rs",
+        "use netlink_packet_route::tc::TcMessage;",
+        "netlink_packet_route::tc::TcMessage",
+    );
+    names("mirror-agent/src/pods/file.rs", "use kube::Api;", "kube::Api");
+}
+
+#[test]
+fn who_tells_cannot_change() {
+    for file in ["admin", "metrics", "health", "report"] {
+        let file = format!("mirror-agent/src/{file}.rs");
+        names(&file, "use crate::dataplane::{maps::Maps};", "crate::dataplane::maps::Maps");
+        names(&file, "use crate::links::netlink::Netlink;", "crate::links::netlink::Netlink");
+        is_clean(&file, "use crate::{dataplane::readout::Reader, report::Report};");
+    }
+    names("mirror-agent/src/reconcile.rs", "use prometheus::Histogram;", "prometheus::Histogram");
+    names("mirror-agent/src/metrics.rs", "use hyper_util::rt::TokioIo;", "hyper_util::rt::TokioIo");
+}
+
+#[test]
+fn comments_tests_and_names_that_only_begin_alike_are_free() {
+    is_clean("mirror-agent/src/plan.rs", "//! aya::Ebpf, /proc\n/// std::time\nfn f() {}");
+    is_clean("mirror-agent/src/plan.rs", "#[cfg(test)] mod tests { use std::time::Instant; }");
+    is_clean("mirror-agent/src/plan.rs", "use std::timeless::X; fn f() { let kube = 1; }");
+}
