@@ -4,6 +4,8 @@
 //! round looks at everything and does what is missing, so a lost or doubled event does no harm. It knows the three
 //! edges by their traits and decides nothing itself. Called by `cmd::run` and `cmd::attach`.
 
+mod expected;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
@@ -11,12 +13,13 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use expected::Expected;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use crate::{
     dataplane::Dataplane,
-    links::LinkTable,
+    links::{LinkTable, PodNetns},
     mirror_iface::{self, MirrorIface},
     model::{Actual, Desired, Ended, IfIndex, LinkSnapshot, Op, Target},
     plan::plan,
@@ -49,6 +52,9 @@ pub struct Reconciler<P, L, D> {
     started: bool,
     /// Some session has a budget, so that one may end without an event.
     may_end: bool,
+    expected: Expected,
+    /// How soon to look again for what comes without an event.
+    look_again: Option<Duration>,
     told: Told,
 }
 
@@ -65,7 +71,18 @@ struct Told {
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// A loop that has not looked at anything yet.
     pub fn new(pods: P, links: L, dataplane: D, policy: Policy, mirror: MirrorIface) -> Self {
-        Self { pods, links, dataplane, policy, mirror, started: false, may_end: false, told: Told::default() }
+        Self {
+            pods,
+            links,
+            dataplane,
+            policy,
+            mirror,
+            started: false,
+            may_end: false,
+            expected: Expected::default(),
+            look_again: None,
+            told: Told::default(),
+        }
     }
 
     /// Runs rounds until `stop` is ready. What is installed then stays.
@@ -95,7 +112,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 }
                 Err(Refused(error)) => return Err(error),
             };
-            let deadline = Instant::now() + wait;
+            let deadline = Instant::now() + wait.min(self.look_again.unwrap_or(TICK));
             if wait < TICK && !self.told.failures.is_empty() {
                 // What failed may make events of its own, which must not have it tried again at once.
                 tokio::select! {
@@ -137,7 +154,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let namespaces: Vec<_> = chosen
             .iter()
             .filter(|(pod, _)| !pod.host_network)
-            .filter_map(|(pod, _)| Some((pod.id.uid.clone(), pod.netns.clone()?)))
+            .map(|(pod, _)| PodNetns { uid: pod.id.uid.clone(), path: pod.netns.clone() })
             .collect();
 
         let mut links = self.links.snapshot(&namespaces).await.context("cannot read the network devices")?;
@@ -156,6 +173,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             selection = select(&chosen, &links, &self.policy);
         }
 
+        let expected = expected::of(&chosen, &selection.skipped);
+        self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
         let mut target = self.mirror.target(&links);
         self.told.target(&target);
         // Taps that an earlier agent has left must not be given a target that leads back to them.

@@ -24,7 +24,7 @@ use rtnetlink::{
 };
 use tokio::{sync::oneshot, time::timeout};
 
-use super::{ALIAS, LinkChange, LinkTable, netlink::Netlink, netns::netns_id};
+use super::{ALIAS, LinkChange, LinkTable, PodNetns, netlink::Netlink, netns::netns_id};
 use crate::model::{IfIndex, Link, LinkKind, Peer, PodLinks};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ async fn raw_link(handle: &Handle, name: &str) -> LinkMessage {
 }
 
 async fn snapshot_of(netlink: &mut Netlink, path: &Path) -> (Vec<Link>, Result<PodLinks, String>) {
-    let pods = [("uid".to_owned(), path.to_owned())];
+    let pods = [PodNetns { uid: "uid".to_owned(), path: Some(path.to_owned()) }];
     let mut snapshot = netlink.snapshot(&pods).await.unwrap();
     assert_eq!(snapshot.pods.len(), 1);
     (snapshot.host.into_values().collect(), snapshot.pods.remove("uid").unwrap())
@@ -150,12 +150,13 @@ fn a_namespace_that_cannot_be_read_is_an_error_of_its_pod_alone() {
     on_a_node(|| async {
         let (mut netlink, good) = (Netlink::new().unwrap(), PodNs::new().await);
         let pods = [
-            ("good".to_owned(), good.path.clone()),
-            ("missing".to_owned(), "/nonexistent/netns".into()),
-            ("file".to_owned(), "/etc/hostname".into()),
-            ("directory".to_owned(), "/proc".into()),
-            ("other-kind".to_owned(), "/proc/self/ns/mnt".into()),
+            ("good", good.path.clone()),
+            ("missing", "/nonexistent/netns".into()),
+            ("file", "/etc/hostname".into()),
+            ("directory", "/proc".into()),
+            ("other-kind", "/proc/self/ns/mnt".into()),
         ];
+        let pods = pods.map(|(uid, path)| PodNetns { uid: uid.to_owned(), path: Some(path) });
         let pods = netlink.snapshot(&pods).await.unwrap().pods;
         assert_eq!(pods["good"].as_ref().unwrap().links.len(), 1, "loopback");
         for (uid, text) in [
