@@ -30,7 +30,8 @@ impl Lab {
         let root = root().join(format!("pm-{}-{number}", process::id()));
         let path = root.join(cgroup);
         fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let cgroups = path.ancestors().take_while(|path| path.starts_with(&root)).map(Path::to_owned).collect();
+        let cgroups =
+            path.ancestors().take_while(|path| path.starts_with(&root)).map(Path::to_owned).collect();
         // It ends when this test process has ended, however that ends.
         let mut command = netns.command("tail");
         command.args(["--follow", "/dev/null", "--pid", &process::id().to_string()]);
@@ -45,7 +46,9 @@ impl Drop for Container {
         self.process.kill();
         // A cgroup is empty some moments after its last process was waited for.
         for cgroup in &self.cgroups {
-            eventually(SOON, || fs::remove_dir(cgroup).map_err(|error| format!("{}: {error}", cgroup.display())));
+            eventually(SOON, || {
+                fs::remove_dir(cgroup).map_err(|error| format!("{}: {error}", cgroup.display()))
+            });
         }
     }
 }

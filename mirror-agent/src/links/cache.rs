@@ -62,6 +62,13 @@ impl Cache {
         reading.is_wanted.then_some(&reading.links)
     }
 
+    /// What was read in a namespace, however long ago, if the same veths lead there: so it exists still.
+    pub(super) fn last(&mut self, netns: NetnsId, veths: &HashMap<i32, Veths>) -> Option<&PodLinks> {
+        let reading = self.readings.get_mut(&netns)?;
+        reading.is_wanted = reading.holds(veths, Duration::ZERO);
+        reading.is_wanted.then_some(&reading.links)
+    }
+
     /// Keeps what was read just now. Without an id of the namespace there is nothing to tell a change by.
     pub(super) fn put(&mut self, links: &PodLinks, veths: &HashMap<i32, Veths>) {
         let Some(nsid) = links.nsid else { return };
@@ -140,7 +147,9 @@ mod tests {
         tokio::time::advance(MAX_AGE - Duration::from_millis(1)).await;
         assert_eq!(cache.get(NETNS, &before), Some(&inside(Some(1))));
         tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(cache.last(NETNS, &before), Some(&inside(Some(1))), "it is still there");
         assert_eq!(cache.get(NETNS, &before), None, "too old");
+        assert_eq!(cache.last(NETNS, &node(&[(10, 2, Some(1))])), None);
     }
 
     #[tokio::test(start_paused = true)]

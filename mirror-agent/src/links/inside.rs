@@ -36,6 +36,8 @@ pub(super) struct Inside {
     host: NetnsId,
     processes: Processes,
     cache: Cache,
+    /// Where the processes of each pod were, by UID.
+    homes: HashMap<String, NetnsId>,
 }
 
 /// The node's namespace, as one snapshot needs it.
@@ -48,7 +50,7 @@ struct Node<'a> {
 impl Inside {
     /// For a node whose own network namespace is `host`.
     pub(super) fn new(host: NetnsId) -> Self {
-        Self { host, processes: Processes::default(), cache: Cache::default() }
+        Self { host, processes: Processes::default(), cache: Cache::default(), homes: HashMap::new() }
     }
 
     /// The devices inside `pods`, given those of the node, and a way to ask in the node's namespace.
@@ -79,11 +81,15 @@ impl Inside {
             }
         }
         self.cache.forget_unwanted();
+        self.homes.retain(|uid, _| found.contains_key(uid));
         Ok(found)
     }
 
     /// The devices of the namespace in which processes of the pod are and from which a veth leads to the node; if
     /// from none, of that with the oldest process. `None` if no process of the pod runs.
+    ///
+    /// Some runtimes (CRI-O) keep no process between two runs of a container. So without any, the pod is where it was,
+    /// while its veths are as they were: a sandbox is not removed without them.
     async fn by_process(&mut self, node: &Node<'_>, uid: &str) -> anyhow::Result<Option<PodLinks>> {
         let mut oldest = None;
         let candidates = self.processes.namespaces(uid, self.host);
@@ -95,11 +101,13 @@ impl Inside {
             }
             let inside = inside?;
             if inside.links.iter().any(|nic| host_end(nic, &inside, node.links).is_some()) {
+                self.homes.insert(uid.to_owned(), inside.netns);
                 return Ok(Some(inside));
             }
             oldest.get_or_insert(inside);
         }
-        Ok(oldest)
+        let home = self.homes.get(uid).filter(|_| oldest.is_none());
+        Ok(oldest.or_else(|| self.cache.last(*home?, &node.veths).cloned()))
     }
 
     /// The devices of the namespace whose file is at `path`.

@@ -47,7 +47,12 @@ fn a_pod_is_found_by_the_cgroup_of_its_process_and_followed_into_a_new_sandbox()
     let spec = PodSpec::named("web").uid(&web_uid).mirror("true");
     let pods = PodsFile::new(lab, &[spec.clone(), PodSpec::named("db").uid(&db_uid)]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    agent.wait_for_log(&["not mirrored", "\"default/web\"", "\"NoNetns\"", "no process of the pod runs on this node"]);
+    agent.wait_for_log(&[
+        "not mirrored",
+        "\"default/web\"",
+        "\"NoNetns\"",
+        "no process of the pod runs on this node",
+    ]);
     lab.wait_taps(&[]);
 
     let start = Instant::now();
@@ -58,6 +63,16 @@ fn a_pod_is_found_by_the_cgroup_of_its_process_and_followed_into_a_new_sandbox()
     assert_eq!(status.tap(web.veth_host()).pod.as_ref().unwrap().uid, web_uid);
     is_mirrored(&node, web);
 
+    // Between two runs of a container there may be no process, but the sandbox is there.
+    drop(sandbox);
+    let before = lab.status().tap(web.veth_host()).clone();
+    pods.write(&[spec.clone(), PodSpec::named("db").uid(&db_uid).mirror("true")]);
+    lab.wait_mirrored(&[web, db]);
+    assert_eq!(lab.status().tap(web.veth_host()), &before);
+    let sandbox = lab.container(web.netns(), &cgroupfs(&web_uid, "2"));
+    pods.write(&[spec.clone(), PodSpec::named("db").uid(&db_uid)]);
+    lab.wait_mirrored(&[web]);
+
     // The next agent finds it at once.
     agent.stop();
     lab.cleanup();
@@ -67,7 +82,7 @@ fn a_pod_is_found_by_the_cgroup_of_its_process_and_followed_into_a_new_sandbox()
 
     // A new sandbox of the same pod, in another namespace; the old one is still there for a while.
     let again = lab.pod("again", "br0");
-    let _sandbox = lab.container(again.netns(), &cgroupfs(&web_uid, "2"));
+    let _sandbox = lab.container(again.netns(), &cgroupfs(&web_uid, "3"));
     pods.write(&[spec, PodSpec::named("db").uid(&db_uid).mirror("true")]);
     lab.wait_mirrored(&[web, db]);
     lab.node().ip(&format!("link delete {}", web.veth_host()));
@@ -106,8 +121,7 @@ fn a_pod_whose_processes_are_all_in_the_nodes_namespace_is_not_mirrored() {
     let (web_uid, host_uid) = (uid(4), uid(5));
     let _process = lab.container(lab.node(), &cgroupfs(&host_uid, "1"));
     // A process that has not been moved into its namespace yet, beside one that has.
-    let _processes =
-        [lab.node(), web.netns()].map(|netns| lab.container(netns, &cgroupfs(&web_uid, "1")));
+    let _processes = [lab.node(), web.netns()].map(|netns| lab.container(netns, &cgroupfs(&web_uid, "1")));
     let [web_spec, host_spec] = [("web", &web_uid), ("host", &host_uid)]
         .map(|(name, uid)| PodSpec::named(name).uid(uid).mirror("true"));
     let pods = PodsFile::new(lab, &[web_spec, host_spec]);
