@@ -4,6 +4,8 @@
 //! round looks at everything and does what is missing, so a lost or doubled event does no harm. It knows the three
 //! edges by their traits and decides nothing itself. Called by `cmd::run` and `cmd::attach`.
 
+mod expected;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
@@ -12,12 +14,13 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use expected::Expected;
 use tokio::{sync::watch, time::Instant};
 use tracing::{error, info, warn};
 
 use crate::{
     dataplane::Dataplane,
-    links::LinkTable,
+    links::{LinkTable, PodNetns},
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
     model::{Actual, Desired, Ended, IfIndex, LinkSnapshot, Op, Target},
@@ -52,6 +55,9 @@ pub struct Reconciler<P, L, D> {
     started: bool,
     /// Some session has a budget, so that one may end without an event.
     may_end: bool,
+    expected: Expected,
+    /// How soon to look again for what comes without an event.
+    look_again: Option<Duration>,
     /// When an event woke the loop for the round to come.
     woken: Option<Instant>,
     told: Told,
@@ -79,9 +85,21 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         mirror: MirrorIface,
         metrics: LoopMetrics,
     ) -> Self {
-        let (started, may_end, woken, told) = (false, false, None, Told::default());
-        let report = watch::Sender::new(Arc::default());
-        Self { pods, links, dataplane, policy, mirror, started, may_end, woken, told, report, metrics }
+        Self {
+            pods,
+            links,
+            dataplane,
+            policy,
+            mirror,
+            started: false,
+            may_end: false,
+            expected: Expected::default(),
+            look_again: None,
+            woken: None,
+            told: Told::default(),
+            report: watch::Sender::new(Arc::default()),
+            metrics,
+        }
     }
 
     /// What the rounds tell.
@@ -116,7 +134,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 }
                 Err(Refused(error)) => return Err(error),
             };
-            let deadline = Instant::now() + wait;
+            let deadline = Instant::now() + wait.min(self.look_again.unwrap_or(TICK));
             if wait < TICK && !self.told.failures.is_empty() {
                 // What failed may make events of its own, which must not have it tried again at once.
                 tokio::select! {
@@ -167,7 +185,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let namespaces: Vec<_> = wanted
             .iter()
             .filter(|wanted| !wanted.pod.host_network)
-            .filter_map(|wanted| Some((wanted.pod.id.uid.clone(), wanted.pod.netns.clone()?)))
+            .map(|wanted| PodNetns { uid: wanted.pod.id.uid.clone(), path: wanted.pod.netns.clone() })
             .collect();
 
         let mut links = self.links.snapshot(&namespaces).await.context("cannot read the network devices")?;
@@ -186,6 +204,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             selection = select(&wanted, &links, &self.policy);
         }
 
+        let expected = expected::of(&wanted, &selection.skipped);
+        self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
         let mut target = self.mirror.target(&links);
         self.told.target(&target);
         // Taps that an earlier agent has left must not be given a target that leads back to them.

@@ -47,7 +47,7 @@ pub struct Policy {
 pub enum Why {
     /// It shares the node's network namespace: a tap would see the whole node.
     HostNetwork,
-    /// Nobody knows its network namespace.
+    /// No process of it runs on this node yet, and nobody has named its network namespace.
     NoNetns,
     /// Its network namespace cannot be read, and why.
     NetnsUnreadable(String),
@@ -97,7 +97,8 @@ impl fmt::Display for Why {
             Self::NoNetns => {
                 write!(
                     f,
-                    "its network namespace is not known; name it with the annotation podmirror.io/netns"
+                    "no process of the pod runs on this node yet; for a pod from a file, the annotation \
+                     podmirror.io/netns can name its network namespace"
                 )
             }
             Self::NetnsUnreadable(error) => write!(f, "its network namespace cannot be read: {error}"),
@@ -184,7 +185,7 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
     let mut nics = 0;
     for nic in inside.links.iter().filter(|nic| is_nic(nic)) {
         nics += 1;
-        let result = match host_end(nic, inside, links) {
+        let result = match host_end(nic, inside, &links.host) {
             None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
             Some(link) => {
                 let owner = Owner {
@@ -218,9 +219,13 @@ fn is_nic(link: &Link) -> bool {
 
 /// The node's end of a pod's veth, checked in both directions: the NIC names the device, and the device names the
 /// NIC and the pod's namespace. An index alone proves nothing, because each namespace counts its own.
-fn host_end<'a>(nic: &Link, inside: &PodLinks, links: &'a LinkSnapshot) -> Option<&'a Link> {
+pub(crate) fn host_end<'a>(
+    nic: &Link,
+    inside: &PodLinks,
+    host: &'a BTreeMap<IfIndex, Link>,
+) -> Option<&'a Link> {
     let peer = nic.peer.filter(|_| nic.kind == LinkKind::Veth)?;
-    let link = links.host.get(&IfIndex(peer.ifindex))?;
+    let link = host.get(&IfIndex(peer.ifindex))?;
     let back = link.peer.filter(|_| link.kind == LinkKind::Veth)?;
     let same_pair = back.ifindex == nic.ifindex.0 && back.nsid.is_some() && back.nsid == inside.nsid;
     same_pair.then_some(link)

@@ -15,7 +15,7 @@ use nix::mount::{MsFlags, mount};
 use tempfile::TempDir;
 
 use crate::{
-    Netns, PodNs,
+    Netns, PodNs, container,
     netns::{self, DIRECTORY as NETNS_DIRECTORY},
     pod::Topology,
 };
@@ -154,7 +154,8 @@ impl Lab {
 
 /// Removes what test processes have left that were killed, so that they could not remove it themselves.
 fn sweep() {
-    for directory in [Path::new(NETNS_DIRECTORY), Path::new(BPFFS)] {
+    let cgroups = container::root();
+    for directory in [Path::new(NETNS_DIRECTORY), Path::new(BPFFS), &cgroups] {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             let (name, path) = (entry.file_name(), entry.path());
             let pid = name
@@ -164,7 +165,11 @@ fn sweep() {
                 continue;
             }
             // Another test process may be doing the same.
-            let _ = if path.is_dir() { fs::remove_dir_all(path) } else { netns::remove(&path) };
+            let _ = match path.is_dir() {
+                true if directory == cgroups => container::remove(&path),
+                true => fs::remove_dir_all(path),
+                false => netns::remove(&path),
+            };
         }
     }
 }

@@ -24,6 +24,7 @@ use std::{
 mod agent;
 mod bpf;
 mod capture;
+mod container;
 mod frame;
 mod http;
 mod lab;
@@ -36,6 +37,7 @@ mod traffic;
 pub use agent::{Agent, AttachMode, Counts, Exit, Mirror, PodRef, Status, TapStatus};
 pub use bpf::{BpfObjects, Neighbour};
 pub use capture::{Capture, Frames};
+pub use container::Container;
 pub use frame::{Frame, Mac};
 pub use http::{Answer, Metrics};
 pub use lab::Lab;

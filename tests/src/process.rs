@@ -98,14 +98,19 @@ impl Process {
             self.ended().ok_or_else(|| format!("pid {} has not ended: {:#?}", self.pid(), self.lines()))
         })
     }
-}
 
-impl Drop for Process {
-    fn drop(&mut self) {
+    /// Ends it, whatever it does.
+    pub(crate) fn kill(&mut self) {
         if self.ended().is_none() {
             // Both fail only where the process has just ended.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
     }
 }

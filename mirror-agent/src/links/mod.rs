@@ -4,10 +4,14 @@
 //! interface. It touches no tc hook (`dataplane` does) and decides nothing.
 
 pub mod netlink;
-pub mod netns;
 
+mod cache;
+mod cgroup;
 mod create;
 mod decode;
+mod inside;
+mod netns;
+mod procfs;
 mod sink;
 #[cfg(test)]
 mod tests;
@@ -38,12 +42,22 @@ pub enum LinkChange {
     Delete(IfIndex),
 }
 
+/// A pod whose devices are asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodNetns {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// Path of its network namespace; `None`: it is found by the pod's processes.
+    pub path: Option<PathBuf>,
+}
+
 /// The devices, as the reconcile loop needs them.
 pub trait LinkTable {
-    /// Reads the devices of the node, and of the network namespaces of `pods` (pod UID and path).
+    /// Reads the devices of the node, and of the network namespaces of `pods`.
     ///
-    /// A namespace that cannot be read is an error of that pod alone.
-    fn snapshot(&mut self, pods: &[(String, PathBuf)]) -> impl Future<Output = anyhow::Result<LinkSnapshot>>;
+    /// A namespace that cannot be read is an error of that pod alone, unless the reason is one that passes by itself:
+    /// then there is no snapshot. A pod without a path and without a process is not in the snapshot.
+    fn snapshot(&mut self, pods: &[PodNetns]) -> impl Future<Output = anyhow::Result<LinkSnapshot>>;
 
     /// Carries out one change of the mirror interface.
     fn apply(&mut self, change: &LinkChange) -> impl Future<Output = anyhow::Result<()>>;

@@ -1,12 +1,12 @@
 //! [`Netlink`]: the devices as the kernel tells of them over rtnetlink.
 //!
-//! It keeps no copy of anything: a snapshot is a fresh dump, an event only wakes. The reconcile loop calls it.
+//! It keeps no copy of the node's devices: a snapshot is a fresh dump, an event only wakes. `inside` reads the pods.
+//! The reconcile loop calls it.
 
 use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, AsRawFd},
-    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -26,8 +26,8 @@ use rtnetlink::{
 use tokio::{sync::Notify, task::JoinSet};
 use tracing::error;
 
-use super::{LinkChange, LinkTable, create, decode, netns::Netns};
-use crate::model::{IfIndex, Link, LinkSnapshot, NetnsId, PodLinks};
+use super::{LinkChange, LinkTable, PodNetns, create, decode, inside::Inside, netns::Netns};
+use crate::model::{IfIndex, Link, LinkSnapshot};
 
 /// Devices, tc filters and qdiscs, and ids of namespaces.
 const EVENTS: [MulticastGroup; 3] = [MulticastGroup::Link, MulticastGroup::Tc, MulticastGroup::Nsid];
@@ -40,7 +40,7 @@ const DUMP_ATTEMPTS: u32 = 16;
 
 /// The devices of the network namespace that it was made in.
 pub struct Netlink {
-    host: NetnsId,
+    inside: Inside,
     changed: Arc<Notify>,
     /// The task that waits for events; it ends with this value.
     _events: JoinSet<()>,
@@ -55,34 +55,17 @@ impl Netlink {
         let first = listen(Arc::clone(&changed)).context("cannot listen for changes of network devices")?;
         let mut events = JoinSet::new();
         events.spawn(watch(first, Arc::clone(&changed)));
-        Ok(Self { host, changed, _events: events })
-    }
-
-    /// The devices inside the namespace at `path`.
-    async fn pod(&self, host: &Handle, path: &Path) -> anyhow::Result<PodLinks> {
-        let netns = Netns::open(path)?;
-        let links = serve(netns.inside(connect).await?, async |handle| Ok(dump(handle).await?)).await?;
-        Ok(PodLinks {
-            netns: netns.id(),
-            is_host: netns.id() == self.host,
-            nsid: nsid(host, &netns).await?,
-            links: links.into_values().collect(),
-        })
+        Ok(Self { inside: Inside::new(host), changed, _events: events })
     }
 }
 
 impl LinkTable for Netlink {
-    async fn snapshot(&mut self, pods: &[(String, PathBuf)]) -> anyhow::Result<LinkSnapshot> {
+    async fn snapshot(&mut self, pods: &[PodNetns]) -> anyhow::Result<LinkSnapshot> {
         serve(connect()?, async |handle| {
             // First, because the kernel gives a pod's namespace its id when it describes the host end of its veth.
             let host = dump(handle).await?;
-            let mut snapshot = LinkSnapshot { host, pods: BTreeMap::new() };
-            for (uid, path) in pods {
-                let pod = self.pod(handle, path).await;
-                let pod = pod.map_err(|error| format!("network namespace {}: {error:#}", path.display()));
-                snapshot.pods.insert(uid.clone(), pod);
-            }
-            Ok(snapshot)
+            let pods = self.inside.read(handle, &host, pods).await?;
+            Ok(LinkSnapshot { host, pods })
         })
         .await
         .context("cannot read the network devices")
@@ -123,7 +106,7 @@ impl LinkTable for Netlink {
 type Connected = (Connection<RouteNetlinkMessage>, Handle);
 
 /// Opens a socket in the calling thread's namespace.
-fn connect() -> io::Result<Connected> {
+pub(super) fn connect() -> io::Result<Connected> {
     let (mut connection, handle, _) = rtnetlink::new_connection()?;
     // The end of a dump tells whether it failed half-way.
     connection.set_forward_done(true);
@@ -132,7 +115,7 @@ fn connect() -> io::Result<Connected> {
 
 /// Runs `work` over a connection that lives no longer than it: no pod's namespace is kept alive by a socket, and a
 /// socket that failed is not used again.
-async fn serve<T>(
+pub(super) async fn serve<T>(
     (connection, handle): Connected,
     work: impl AsyncFnOnce(&Handle) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
@@ -205,7 +188,7 @@ pub(super) async fn dump(handle: &Handle) -> io::Result<BTreeMap<IfIndex, Link>>
 }
 
 /// The id that the handle's namespace has for another one.
-async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
+pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
     let mut question = NsidMessage::default();
     question.attributes.push(NsidAttribute::Fd(netns.as_fd().as_raw_fd().cast_unsigned()));
     let replies = ask(handle, RouteNetlinkMessage::GetNsId(question), NLM_F_REQUEST).await?;

@@ -1,10 +1,10 @@
 //! Network namespaces as files: their identity, and sockets inside them.
 //!
 //! Not the way into a namespace for anything else: no thread of the agent ever stays in one, and none is kept open,
-//! because an open namespace file or socket keeps a deleted pod's namespace alive. `netlink` reads pods through it.
+//! because an open namespace file or socket keeps a deleted pod's namespace alive. `inside` reads pods through it.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, Metadata, OpenOptions},
     io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
@@ -22,9 +22,13 @@ use crate::model::NetnsId;
 /// The namespace of the calling thread. `/proc/self` would be that of the process's first thread.
 const CURRENT: &str = "/proc/thread-self/ns/net";
 
-/// Identity of the network namespace whose file is at `path`; an error if the file is anything else.
-pub fn netns_id(path: &Path) -> io::Result<NetnsId> {
-    Netns::open(path).map(|netns| netns.id())
+/// Identity of the network namespace whose file is at `path`, if it is one: only [`Netns::open`] can tell.
+pub(super) fn netns_id(path: &Path) -> io::Result<NetnsId> {
+    path.metadata().map(|metadata| id(&metadata))
+}
+
+fn id(metadata: &Metadata) -> NetnsId {
+    NetnsId { dev: metadata.dev(), ino: metadata.ino() }
 }
 
 /// An open network namespace file.
@@ -43,8 +47,8 @@ impl Netns {
         if kind != libc::CLONE_NEWNET {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a network namespace"));
         }
-        let metadata = file.metadata()?;
-        Ok(Self { file, id: NetnsId { dev: metadata.dev(), ino: metadata.ino() } })
+        let id = id(&file.metadata()?);
+        Ok(Self { file, id })
     }
 
     /// Opens the namespace of the calling thread.

@@ -24,7 +24,7 @@ use rtnetlink::{
 };
 use tokio::{sync::oneshot, time::timeout};
 
-use super::{ALIAS, LinkChange, LinkTable, netlink::Netlink, netns::netns_id};
+use super::{ALIAS, LinkChange, LinkTable, PodNetns, netlink::Netlink, netns::netns_id};
 use crate::model::{IfIndex, Link, LinkKind, Peer, PodLinks};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -72,6 +72,14 @@ async fn add(handle: &Handle, message: LinkMessage) {
     handle.link().add(message).execute().await.unwrap();
 }
 
+/// Adds a veth with one end in a pod.
+async fn add_nic(handle: &Handle, pod: &PodNs, host: &str, nic: &str) {
+    add(handle, LinkVeth::new(host, nic).build()).await;
+    let namespace = std::fs::File::open(&pod.path).unwrap();
+    let nic = LinkUnspec::new_with_name(nic).setns_by_fd(namespace.as_raw_fd()).build();
+    handle.link().change(nic).execute().await.unwrap();
+}
+
 async fn raw_link(handle: &Handle, name: &str) -> LinkMessage {
     use futures_util::StreamExt;
     let found = handle.link().get().match_name(name).execute();
@@ -79,7 +87,7 @@ async fn raw_link(handle: &Handle, name: &str) -> LinkMessage {
 }
 
 async fn snapshot_of(netlink: &mut Netlink, path: &Path) -> (Vec<Link>, Result<PodLinks, String>) {
-    let pods = [("uid".to_owned(), path.to_owned())];
+    let pods = [PodNetns { uid: "uid".to_owned(), path: Some(path.to_owned()) }];
     let mut snapshot = netlink.snapshot(&pods).await.unwrap();
     assert_eq!(snapshot.pods.len(), 1);
     (snapshot.host.into_values().collect(), snapshot.pods.remove("uid").unwrap())
@@ -102,11 +110,7 @@ fn both_ends_of_a_pods_veth_name_each_other() {
         assert_eq!(before.unwrap().nsid, None, "nothing connects the two namespaces yet");
 
         add(&handle, LinkBridge::new("cni0").build()).await;
-        add(&handle, LinkVeth::new("veth1", "eth0").build()).await;
-        let namespace = std::fs::File::open(&pod.path).unwrap();
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&namespace);
-        let eth0 = LinkUnspec::new_with_name("eth0").setns_by_fd(fd).build();
-        handle.link().change(eth0).execute().await.unwrap();
+        add_nic(&handle, &pod, "veth1", "eth0").await;
         let bridge = raw_link(&handle, "cni0").await.header.index;
         let veth1 = LinkUnspec::new_with_name("veth1").mtu(1450).controller(bridge).up().build();
         handle.link().change(veth1).execute().await.unwrap();
@@ -135,6 +139,32 @@ fn both_ends_of_a_pods_veth_name_each_other() {
 }
 
 #[test]
+fn a_nic_that_comes_or_goes_is_seen_at_once() {
+    on_a_node(|| async {
+        let (mut netlink, handle, pod) = (Netlink::new().unwrap(), handle(), PodNs::new().await);
+        let mut nics = async || {
+            let (_, inside) = snapshot_of(&mut netlink, &pod.path).await;
+            let mut names: Vec<_> = inside.unwrap().links.into_iter().map(|link| link.name).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(nics().await, ["lo"]);
+        for _ in 0..2 {
+            add_nic(&handle, &pod, "veth1", "eth0").await;
+            assert_eq!(nics().await, ["eth0", "lo"]);
+            assert_eq!(nics().await, ["eth0", "lo"]);
+            add_nic(&handle, &pod, "veth2", "eth1").await;
+            assert_eq!(nics().await, ["eth0", "eth1", "lo"]);
+            for (device, left) in [("veth1", ["eth1", "lo"].as_slice()), ("veth2", &["lo"])] {
+                let index = raw_link(&handle, device).await.header.index;
+                handle.link().del(index).execute().await.unwrap();
+                assert_eq!(nics().await, left);
+            }
+        }
+    });
+}
+
+#[test]
 fn a_pod_in_the_nodes_namespace_is_recognised() {
     on_a_node(|| async {
         let mut netlink = Netlink::new().unwrap();
@@ -150,12 +180,13 @@ fn a_namespace_that_cannot_be_read_is_an_error_of_its_pod_alone() {
     on_a_node(|| async {
         let (mut netlink, good) = (Netlink::new().unwrap(), PodNs::new().await);
         let pods = [
-            ("good".to_owned(), good.path.clone()),
-            ("missing".to_owned(), "/nonexistent/netns".into()),
-            ("file".to_owned(), "/etc/hostname".into()),
-            ("directory".to_owned(), "/proc".into()),
-            ("other-kind".to_owned(), "/proc/self/ns/mnt".into()),
+            ("good", good.path.clone()),
+            ("missing", "/nonexistent/netns".into()),
+            ("file", "/etc/hostname".into()),
+            ("directory", "/proc".into()),
+            ("other-kind", "/proc/self/ns/mnt".into()),
         ];
+        let pods = pods.map(|(uid, path)| PodNetns { uid: uid.to_owned(), path: Some(path) });
         let pods = netlink.snapshot(&pods).await.unwrap().pods;
         assert_eq!(pods["good"].as_ref().unwrap().links.len(), 1, "loopback");
         for (uid, text) in [
@@ -173,13 +204,7 @@ fn a_namespace_that_cannot_be_read_is_an_error_of_its_pod_alone() {
 fn a_namespace_is_not_kept_alive_by_having_been_read() {
     on_a_node(|| async {
         let (mut netlink, handle, pod) = (Netlink::new().unwrap(), handle(), PodNs::new().await);
-        add(&handle, LinkVeth::new("veth1", "eth0").build()).await;
-        {
-            let namespace = std::fs::File::open(&pod.path).unwrap();
-            let fd = std::os::fd::AsRawFd::as_raw_fd(&namespace);
-            let eth0 = LinkUnspec::new_with_name("eth0").setns_by_fd(fd).build();
-            handle.link().change(eth0).execute().await.unwrap();
-        }
+        add_nic(&handle, &pod, "veth1", "eth0").await;
         snapshot_of(&mut netlink, &pod.path).await.1.unwrap();
         drop(pod);
         let gone = async {

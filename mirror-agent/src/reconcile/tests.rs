@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use mirror_common::limit::Limits;
 
@@ -38,11 +38,14 @@ struct Table {
     links: LinkSnapshot,
     applied: Vec<LinkChange>,
     is_broken: bool,
+    /// The pods that each snapshot was asked for.
+    asked: Vec<Vec<PodNetns>>,
 }
 
 impl LinkTable for Table {
-    async fn snapshot(&mut self, _: &[(String, PathBuf)]) -> anyhow::Result<LinkSnapshot> {
+    async fn snapshot(&mut self, pods: &[PodNetns]) -> anyhow::Result<LinkSnapshot> {
         anyhow::ensure!(!self.is_broken, "injected failure");
+        self.asked.push(pods.to_vec());
         Ok(self.links.clone())
     }
 
@@ -241,4 +244,33 @@ async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
     world.links.is_broken = false;
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     assert_eq!((told().is_reconciled, told().wanted, told().attached), (true, 2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_process_is_not_there_yet_is_looked_for() {
+    let mut world = world();
+    for number in 1..=3 {
+        add_pod(&mut world, number);
+    }
+    let pods = world.pods.0.as_mut().unwrap();
+    pods[0].netns = None;
+    pods[2].host_network = true;
+    let inside = world.links.links.pods.remove("uid-1").unwrap();
+    run_for(&mut world, Duration::from_secs(2)).await.unwrap();
+    assert_eq!(tapped(&world), [12]);
+    let asked = |uid: &str, path: Option<&str>| PodNetns { uid: uid.into(), path: path.map(Into::into) };
+    assert_eq!(
+        world.links.asked.last().unwrap().as_slice(),
+        [asked("uid-1", None), asked("uid-2", Some("/run/netns/x"))],
+        "with or without a path, but not in the node's network"
+    );
+    let looks = world.links.asked.len();
+    assert!((8..16).contains(&looks), "often, and then less and less: {looks}");
+
+    world.links.links.pods.insert("uid-1".into(), inside);
+    run_for(&mut world, Duration::from_millis(100)).await.unwrap();
+    assert_eq!(tapped(&world), [11, 12]);
+    let looks = world.links.asked.len();
+    run_for(&mut world, TICK - Duration::from_secs(1)).await.unwrap();
+    assert_eq!(world.links.asked.len(), looks + 1, "nothing more is expected");
 }

@@ -31,6 +31,7 @@ mod limits;
 mod mirror_iface;
 mod neighbours;
 mod pods;
+mod processes;
 
 /// The name of the mirror interface where nobody chooses another.
 const MIRROR: &str = "mirror0";

@@ -1,0 +1,178 @@
+//! What was read inside pods' namespaces, for as long as it holds.
+//!
+//! To read a namespace takes a thread that enters it: too much for each pod in each round. A NIC that comes or goes
+//! does so at both ends of its veth, and the node's end is in every snapshot. What happens inside alone (a NIC is
+//! renamed, a macvlan is added) is noticed when the reading is too old. Called by `inside`.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::model::{IfIndex, Link, LinkKind, NetnsId, PodLinks};
+
+/// The longest that a reading is believed: as long as the loop may wait for an event.
+const MAX_AGE: Duration = Duration::from_secs(60);
+
+/// The node's veths that lead into one namespace, and the index of the NIC at the other end of each.
+type Veths = Vec<(IfIndex, u32)>;
+
+/// The node's veths by the id of the namespace that they lead into.
+pub(super) fn veths(host: &BTreeMap<IfIndex, Link>) -> HashMap<i32, Veths> {
+    let mut veths: HashMap<_, Veths> = HashMap::new();
+    for link in host.values().filter(|link| link.kind == LinkKind::Veth) {
+        if let Some((peer, nsid)) = link.peer.and_then(|peer| Some((peer.ifindex, peer.nsid?))) {
+            veths.entry(nsid).or_default().push((link.ifindex, peer));
+        }
+    }
+    veths
+}
+
+/// Readings by namespace.
+#[derive(Default)]
+pub(super) struct Cache {
+    readings: HashMap<NetnsId, Reading>,
+}
+
+struct Reading {
+    links: PodLinks,
+    nsid: i32,
+    veths: Veths,
+    read: Instant,
+    is_wanted: bool,
+}
+
+impl Reading {
+    /// Whether it still holds: nothing new leads there.
+    ///
+    /// A namespace's identity and its id are given to another one when it has gone, but that has other veths: their
+    /// indexes on the node are not used again. So without veths nothing holds.
+    fn holds(&self, veths: &HashMap<i32, Veths>, age: Duration) -> bool {
+        !self.veths.is_empty() && veths.get(&self.nsid) == Some(&self.veths) && age < MAX_AGE
+    }
+}
+
+impl Cache {
+    /// What was read in a namespace, if it holds.
+    pub(super) fn get(&mut self, netns: NetnsId, veths: &HashMap<i32, Veths>) -> Option<&PodLinks> {
+        let reading = self.readings.get_mut(&netns)?;
+        reading.is_wanted = reading.holds(veths, reading.read.elapsed());
+        reading.is_wanted.then_some(&reading.links)
+    }
+
+    /// What was read in a namespace, however long ago, if the same veths lead there: so it exists still.
+    pub(super) fn last(&mut self, netns: NetnsId, veths: &HashMap<i32, Veths>) -> Option<&PodLinks> {
+        let reading = self.readings.get_mut(&netns)?;
+        reading.is_wanted = reading.holds(veths, Duration::ZERO);
+        reading.is_wanted.then_some(&reading.links)
+    }
+
+    /// Keeps what was read just now. Without an id of the namespace there is nothing to tell a change by.
+    pub(super) fn put(&mut self, links: &PodLinks, veths: &HashMap<i32, Veths>) {
+        let Some(nsid) = links.nsid else { return };
+        let reading = Reading {
+            links: links.clone(),
+            nsid,
+            veths: veths.get(&nsid).cloned().unwrap_or_default(),
+            read: Instant::now(),
+            is_wanted: true,
+        };
+        self.readings.insert(links.netns, reading);
+    }
+
+    /// Forgets what has not been wanted since the last call.
+    pub(super) fn forget_unwanted(&mut self) {
+        self.readings.retain(|_, reading| std::mem::take(&mut reading.is_wanted));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Peer;
+
+    const NETNS: NetnsId = NetnsId { dev: 4, ino: 7 };
+
+    fn veth(ifindex: u32, peer: u32, nsid: Option<i32>) -> (IfIndex, Link) {
+        let link = Link {
+            ifindex: IfIndex(ifindex),
+            name: format!("veth{ifindex}"),
+            kind: LinkKind::Veth,
+            up: true,
+            carrier: true,
+            master: None,
+            peer: Some(Peer { ifindex: peer, nsid }),
+            queueless: true,
+            mtu: 1500,
+            alias: None,
+        };
+        (link.ifindex, link)
+    }
+
+    fn inside(nsid: Option<i32>) -> PodLinks {
+        PodLinks { netns: NETNS, is_host: false, nsid, links: Vec::new() }
+    }
+
+    /// A node with a bridge, and veths into namespaces.
+    fn node(veths_of: &[(u32, u32, Option<i32>)]) -> HashMap<i32, Veths> {
+        let mut host: BTreeMap<_, _> =
+            veths_of.iter().map(|(own, peer, nsid)| veth(*own, *peer, *nsid)).collect();
+        let (ifindex, bridge) = veth(99, 2, Some(1));
+        host.insert(ifindex, Link { kind: LinkKind::Other("vlan".into()), ..bridge });
+        veths(&host)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reading_holds_while_the_same_veths_lead_there() {
+        let before = node(&[(10, 2, Some(1)), (11, 3, Some(1)), (12, 2, Some(2))]);
+        let mut cache = Cache::default();
+        assert_eq!(cache.get(NETNS, &before), None, "nothing was read");
+        cache.put(&inside(Some(1)), &before);
+        for (what, now, holds) in [
+            ("nothing has changed", node(&[(10, 2, Some(1)), (11, 3, Some(1)), (12, 2, Some(2))]), true),
+            ("another pod has gone", node(&[(10, 2, Some(1)), (11, 3, Some(1))]), true),
+            ("a NIC has gone", node(&[(10, 2, Some(1)), (12, 2, Some(2))]), false),
+            ("a NIC has come", node(&[(10, 2, Some(1)), (11, 3, Some(1)), (13, 4, Some(1))]), false),
+            ("a NIC was replaced", node(&[(10, 2, Some(1)), (13, 3, Some(1))]), false),
+            ("a NIC was moved elsewhere", node(&[(10, 2, Some(1)), (11, 3, Some(3))]), false),
+            ("a NIC was moved to the node", node(&[(10, 2, Some(1)), (11, 3, None)]), false),
+            ("all have gone", node(&[(12, 2, Some(2))]), false),
+        ] {
+            assert_eq!(cache.get(NETNS, &now).is_some(), holds, "{what}");
+        }
+        assert_eq!(cache.get(NetnsId { dev: 4, ino: 8 }, &before), None, "another namespace");
+
+        tokio::time::advance(MAX_AGE - Duration::from_millis(1)).await;
+        assert_eq!(cache.get(NETNS, &before), Some(&inside(Some(1))));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(cache.last(NETNS, &before), Some(&inside(Some(1))), "it is still there");
+        assert_eq!(cache.get(NETNS, &before), None, "too old");
+        assert_eq!(cache.last(NETNS, &node(&[(10, 2, Some(1))])), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_no_veth_leads_to_is_read_each_time() {
+        let node = node(&[(10, 2, Some(1))]);
+        let mut cache = Cache::default();
+        cache.put(&inside(None), &node);
+        assert_eq!(cache.get(NETNS, &node), None);
+        cache.put(&inside(Some(5)), &node);
+        assert_eq!(cache.get(NETNS, &node), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_asks_for_is_forgotten() {
+        let node = node(&[(10, 2, Some(1))]);
+        let mut cache = Cache::default();
+        cache.put(&inside(Some(1)), &node);
+        cache.forget_unwanted();
+        assert!(cache.get(NETNS, &node).is_some(), "it was read in this round");
+        cache.forget_unwanted();
+        assert!(cache.get(NETNS, &node).is_some(), "it was asked for in this round");
+        cache.forget_unwanted();
+        cache.forget_unwanted();
+        assert!(cache.readings.is_empty());
+    }
+}

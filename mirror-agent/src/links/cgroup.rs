@@ -1,0 +1,61 @@
+//! From the text of `/proc/<pid>/cgroup` to the pod that the process is of. Pure; `procfs` calls it.
+//!
+//! The kubelet gives every pod a cgroup that bears its UID, whatever the cgroup version, driver and runtime:
+//!
+//! | driver | path |
+//! | --- | --- |
+//! | cgroupfs | `…/kubepods[/burstable\|/besteffort]/pod<uid>/<container>` |
+//! | systemd | `…/[…-]kubepods[-burstable\|-besteffort]-pod<uid, _ for ->.slice/<container>.scope` |
+//!
+//! The runtimes differ in what stands behind it, and clusters (kind, k3s, RKE) in what stands before it; neither is
+//! looked at, except for CRI-O's monitor. A UID is what stands there: a UUID, a static pod's hash, or anything else;
+//! only an underscore would not survive the systemd driver, and a dot is a unit's.
+//!
+//! Where pods are nested (a cluster inside a pod), the outermost is the answer: it is the pod of this node's kubelet.
+//! What is below it is named by whoever is inside, and a pod with a cgroup file system that it can write to must not
+//! be able to call itself another pod.
+
+/// CRI-O's monitor of a container. It may stand in the pod's cgroup, but is the runtime's own, and in the node's
+/// namespaces.
+const CRIO_MONITOR: &str = "crio-conmon-";
+
+/// The UID of the pod that a process with this `/proc/<pid>/cgroup` belongs to.
+///
+/// Of several hierarchies (cgroup v1) the first that names one answers.
+pub(super) fn pod_uid(cgroup: &str) -> Option<String> {
+    // `<hierarchy>:<controllers>:<path>`; the path may have colons itself.
+    cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(uid_in_path)
+}
+
+fn uid_in_path(path: &str) -> Option<String> {
+    let mut parent = "";
+    let mut components = path.split('/');
+    let uid = components.find_map(|component| {
+        let uid = systemd(component).or_else(|| cgroupfs(parent, component));
+        parent = component;
+        uid
+    })?;
+    let is_monitor = components.next().is_some_and(|container| container.starts_with(CRIO_MONITOR));
+    (!is_monitor).then_some(uid)
+}
+
+/// The name of a slice has those of all slices above it. A runtime that does not know of systemd while the kubelet
+/// does makes one directory of the triple `<slice>:<prefix>:<container>`.
+fn systemd(component: &str) -> Option<String> {
+    let slice = component.split_once(':').map_or(component, |(slice, _)| slice);
+    let (above, uid) = slice.strip_suffix(".slice")?.rsplit_once("-pod")?;
+    let above =
+        above.strip_suffix("-burstable").or_else(|| above.strip_suffix("-besteffort")).unwrap_or(above);
+    let is_pod = above == "kubepods" || above.ends_with("-kubepods");
+    (is_pod && !uid.is_empty()).then(|| uid.replace('_', "-"))
+}
+
+/// The part above may be out of sight: seen from inside a cgroup namespace, a path begins with `/..`.
+fn cgroupfs(parent: &str, component: &str) -> Option<String> {
+    let uid = component.strip_prefix("pod")?;
+    let is_pod = matches!(parent, "kubepods" | "burstable" | "besteffort" | "..");
+    (is_pod && !uid.is_empty() && !uid.contains('.')).then(|| uid.to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! [`Processes`]: which processes of the node are of which pod, by `/proc`.
+//!
+//! `/proc` must be the node's (`hostPID`). A scan lists it each time, and opens the files only of processes that are
+//! new, so that it is cheap enough for many a second. `inside` asks; what a cgroup's path says, `cgroup` knows.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs, io, mem,
+    os::unix::fs::DirEntryExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use nix::time::{ClockId, clock_gettime};
+
+use super::{cgroup::pod_uid, netns::netns_id};
+use crate::model::NetnsId;
+
+const PROC: &str = "/proc";
+/// What `/proc/<pid>/stat` counts time in: `USER_HZ`, 100 a second on every architecture that we run on.
+const TICK: Duration = Duration::from_millis(10);
+/// A process that is older than this has been moved to wherever its runtime wants it. Until then a process in a pod's
+/// cgroup may still be in the node's namespace.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// The processes as of the last scan.
+#[derive(Default)]
+pub(super) struct Processes {
+    known: HashMap<u32, Process>,
+    /// By pod UID; the oldest first.
+    pods: BTreeMap<Arc<str>, BTreeSet<(Duration, u32)>>,
+    /// Time since the boot, at the scan.
+    now: Duration,
+}
+
+/// What is known of a process.
+struct Process {
+    /// Inode of its directory: another process with the same pid has another one.
+    ino: u64,
+    /// Time from the boot to its start.
+    started: Duration,
+    /// The pod that it is of.
+    pod: Option<Arc<str>>,
+    /// When to look again, as time since the boot.
+    until: Duration,
+}
+
+/// A network namespace that a pod has processes in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Candidate {
+    /// The namespace.
+    pub(super) netns: NetnsId,
+    /// The oldest process in it.
+    pub(super) pid: u32,
+}
+
+impl Candidate {
+    /// Path of the namespace.
+    pub(super) fn path(&self) -> PathBuf {
+        file(self.pid, "ns/net")
+    }
+}
+
+impl Processes {
+    /// Looks for processes that have come or gone.
+    pub(super) fn scan(&mut self) -> io::Result<()> {
+        self.now = since_boot()?;
+        self.pods.clear();
+        let mut known = mem::take(&mut self.known);
+        for entry in fs::read_dir(PROC)? {
+            let entry = entry?;
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // The kernel gives the number with the list, so that this costs nothing.
+            let ino = entry.ino();
+            let same = known.remove(&pid).filter(|process| process.ino == ino && self.now < process.until);
+            let process = match same {
+                Some(process) => process,
+                None => match unless_gone(look(pid, ino, self.now))? {
+                    Some(process) => process,
+                    None => continue,
+                },
+            };
+            if let Some(pod) = &process.pod {
+                self.pods.entry(Arc::clone(pod)).or_default().insert((process.started, pid));
+            }
+            self.known.insert(pid, process);
+        }
+        Ok(())
+    }
+
+    /// The network namespaces of a pod's processes, each once; that with the oldest process first.
+    ///
+    /// Containers may have made some of them (docker in a pod), and while a sandbox is made anew the old one may
+    /// still be there. The node's own is among them only if the pod has processes in no other, and none that is new:
+    /// a runtime puts a process into the pod's cgroup first, and then into its namespaces.
+    pub(super) fn namespaces(&self, uid: &str, host: NetnsId) -> io::Result<Vec<Candidate>> {
+        let mut candidates: Vec<Candidate> = Vec::new();
+        let mut in_host = None;
+        let mut is_settled = true;
+        for (started, pid) in self.pods.get(uid).into_iter().flatten() {
+            // That of a process that has ended, but not been waited for, is gone too.
+            let Some(netns) = unless_gone(netns_id(&file(*pid, "ns/net")))? else { continue };
+            let candidate = Candidate { netns, pid: *pid };
+            if netns == host {
+                is_settled &= self.now.saturating_sub(*started) > SETTLED;
+                in_host.get_or_insert(candidate);
+            } else if candidates.iter().all(|other| other.netns != netns) {
+                candidates.push(candidate);
+            }
+        }
+        if candidates.is_empty() && is_settled {
+            candidates.extend(in_host);
+        }
+        Ok(candidates)
+    }
+
+    /// Whether the pid is still that of a process of the pod: what was read of it before was of no other then.
+    pub(super) fn is_of(pid: u32, uid: &str) -> io::Result<bool> {
+        let cgroup = unless_gone(fs::read_to_string(file(pid, "cgroup")))?;
+        Ok(cgroup.and_then(|text| pod_uid(&text)).is_some_and(|found| found == uid))
+    }
+}
+
+/// Reads what there is to know of a process.
+fn look(pid: u32, ino: u64, now: Duration) -> io::Result<Process> {
+    let started = started(&fs::read_to_string(file(pid, "stat"))?).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("cannot read {PROC}/{pid}/stat"))
+    })?;
+    let pod = match fs::read_to_string(file(pid, "cgroup")) {
+        Ok(cgroup) => pod_uid(&cgroup).map(Arc::from),
+        // A kernel without cgroups, or a process that ends; then the next scan will not find it.
+        Err(error) if is_gone(&error) => None,
+        Err(error) => return Err(error),
+    };
+    let until = if pod.is_some() { Duration::MAX } else { look_again(started, now) };
+    Ok(Process { ino, started, pod, until })
+}
+
+/// When to look again at a process that is in no pod's cgroup.
+///
+/// A runtime makes a process in its own cgroup, and moves it into the pod's a moment later. How much later nobody
+/// promises; so "none" holds for a quarter of the time that it has been true already: hardly at all for a new process,
+/// for hours for an old one. A move is noticed, and in all its life a process is looked at some dozens of times.
+fn look_again(started: Duration, now: Duration) -> Duration {
+    now + now.saturating_sub(started) / 4
+}
+
+/// The time from the boot to the start of a process, out of its `/proc/<pid>/stat`.
+fn started(stat: &str) -> Option<Duration> {
+    // The name is the second field, in parentheses, and may have anything in it.
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    let ticks: u64 = behind_name.split_whitespace().nth(19)?.parse().ok()?;
+    Some(Duration::from_millis(ticks.saturating_mul(TICK.as_millis() as u64)))
+}
+
+fn since_boot() -> io::Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_BOOTTIME)?.into())
+}
+
+fn file(pid: u32, name: &str) -> PathBuf {
+    Path::new(PROC).join(pid.to_string()).join(name)
+}
+
+/// Whether the process has ended.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
+}
+
+/// `None` if the process has ended meanwhile.
+fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
+    use std::process::{Command, Stdio};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_start_of_a_process_is_read_whatever_its_name() {
+        let stat =
+            |name: &str| format!("42 ({name}) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1 2 3\n");
+        for name in ["pause", "a b", "x) S 1 (", ")", "é"] {
+            assert_eq!(started(&stat(name)), Some(Duration::from_millis(123_450)));
+        }
+        for bad in ["", "42", "42 (pause) S 1", "42 (pause) S 1 1 1 0 -1 1 1 2 3 4 5 6 7 8 20 0 1 0 x 1"] {
+            assert_eq!(started(bad), None, "{bad}");
+        }
+    }
+
+    proptest! {
+        /// However often it is looked at, a process that is moved is noticed before its age has grown by a quarter.
+        #[test]
+        fn none_is_not_believed_for_ever(started in 0..1_000_000u64, age in 0..1_000_000u64) {
+            let (started, now) = (Duration::from_millis(started), Duration::from_millis(started + age));
+            let again = look_again(started, now);
+            prop_assert!(again >= now);
+            prop_assert!(again - started <= (now - started) * 5 / 4);
+            prop_assert!(age < 4 || again > now, "an old process is not looked at each time");
+        }
+    }
+
+    #[test]
+    fn a_new_process_is_known_until_it_ends() {
+        let mut processes = Processes::default();
+        let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+        processes.scan().unwrap();
+        let of = |processes: &Processes, pid| {
+            processes.known.get(&pid).map(|process| (process.ino, process.started, process.pod.clone()))
+        };
+        let (pid, own) = (child.id(), std::process::id());
+        let (first, us) = (of(&processes, pid), of(&processes, own));
+        let age = processes.now - first.as_ref().unwrap().1;
+        assert!(age < Duration::from_secs(30), "{age:?}");
+        assert!(us.as_ref().unwrap().1 <= first.as_ref().unwrap().1, "a parent is older");
+
+        processes.scan().unwrap();
+        assert_eq!((of(&processes, pid), of(&processes, own)), (first, us.clone()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        processes.scan().unwrap();
+        assert_eq!((of(&processes, pid), of(&processes, own)), (None, us));
+        assert_eq!(Processes::is_of(pid, "any").unwrap(), false, "it has ended, and that is no error");
+    }
+}

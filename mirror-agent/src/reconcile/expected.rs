@@ -1,0 +1,108 @@
+//! How soon to look again for pods whose process, or NIC, will appear without an event. Pure; the loop calls it.
+//!
+//! A pod should be tapped before its first container runs, and between its sandbox and that lie some milliseconds;
+//! so the loop polls while it expects one.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{
+    model::IfIndex,
+    select::{Skipped, Wanted, Why},
+};
+
+/// The shortest and the longest wait. The loop adds some milliseconds, in which it collects events.
+const WAIT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// The UIDs of pods that are found by their processes and have none yet, or no NIC yet. What comes to a pod whose
+/// namespace was named comes with an event.
+pub(super) fn of(wanted: &[Wanted<'_>], skipped: &[Skipped]) -> BTreeSet<String> {
+    let is_expected = |skipped: &&Skipped| matches!(skipped.why, Why::NoNetns | Why::NoNic);
+    let missing: BTreeSet<_> =
+        skipped.iter().filter(is_expected).filter_map(|skipped| Some(&skipped.pod.as_ref()?.uid)).collect();
+    let by_process = wanted.iter().map(|wanted| wanted.pod).filter(|pod| pod.netns.is_none());
+    by_process.map(|pod| &pod.id.uid).filter(|uid| missing.contains(uid)).cloned().collect()
+}
+
+/// What is expected, and since when.
+///
+/// The wait is as long as it has been in vain, so it doubles. It starts anew with every pod that is expected or no
+/// longer is, and with every device of the node: a CNI makes the veth just before the runtime makes the process.
+#[derive(Default)]
+pub(super) struct Expected {
+    of: (BTreeSet<String>, BTreeSet<IfIndex>),
+    since: Option<Instant>,
+}
+
+impl Expected {
+    /// How long to wait for an event before the next look; `None`: nothing is expected.
+    pub(super) fn wait(
+        &mut self,
+        pods: BTreeSet<String>,
+        devices: BTreeSet<IfIndex>,
+        now: Instant,
+    ) -> Option<Duration> {
+        if pods.is_empty() {
+            *self = Self::default();
+            return None;
+        }
+        let of = (pods, devices);
+        if self.of != of {
+            *self = Self { of, since: Some(now) };
+        }
+        let in_vain = now.saturating_duration_since(*self.since.get_or_insert(now));
+        Some(in_vain.clamp(WAIT.0, WAIT.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::{Directions, Pod, PodId},
+        settings::Settings,
+    };
+
+    fn set<T: Ord>(items: impl IntoIterator<Item = T>) -> BTreeSet<T> {
+        items.into_iter().collect()
+    }
+
+    #[test]
+    fn the_wait_grows_while_it_is_in_vain_and_starts_anew_with_a_change() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let mut expected = Expected::default();
+        let mut wait = |pods: &[&str], devices: &[u32], at: u64| {
+            let pods = set(pods.iter().map(|uid| (*uid).to_owned()));
+            expected.wait(pods, set(devices.iter().copied().map(IfIndex)), start + ms(at))
+        };
+        assert_eq!(wait(&[], &[1], 0), None);
+        for (at, expected) in [(0, 10), (10, 10), (20, 20), (40, 40), (500, 500), (3_000, 1_000)] {
+            assert_eq!(wait(&["a"], &[1], at), Some(ms(expected)), "at {at} ms");
+        }
+        assert_eq!(wait(&["a", "b"], &[1], 4_000), Some(ms(10)), "another pod");
+        assert_eq!(wait(&["a", "b"], &[1], 4_100), Some(ms(100)), "rounds in between do not matter");
+        assert_eq!(wait(&["b"], &[1], 5_000), Some(ms(10)), "one was found");
+        assert_eq!(wait(&["b"], &[1, 2], 6_000), Some(ms(10)), "a device has come");
+        assert_eq!(wait(&["b"], &[1, 2], 6_300), Some(ms(300)));
+        assert_eq!(wait(&[], &[1, 2], 6_400), None);
+        assert_eq!(wait(&["b"], &[1, 2], 9_000), Some(ms(10)), "gone again");
+    }
+
+    #[test]
+    fn what_comes_without_an_event_is_expected() {
+        let pods = ["a", "b", "c", "d"].map(|uid| Pod {
+            id: PodId { uid: uid.into(), ..PodId::default() },
+            netns: (uid == "b").then(|| "/run/netns/b".into()),
+            ..Pod::default()
+        });
+        let wanted = |pod| Wanted { pod, directions: Directions::Both, settings: Settings::default() };
+        let chosen: Vec<_> = pods.iter().map(wanted).collect();
+        let skip = |pod: usize, why| Skipped { pod: Some(pods[pod].id.clone()), nic: None, why };
+        let interface = Skipped { pod: None, nic: Some("eth1".into()), why: Why::NoSuchInterface };
+        assert_eq!(of(&chosen, &[interface]), set([]));
+        let skipped =
+            [skip(0, Why::NoNetns), skip(1, Why::NoNic), skip(2, Why::HostNetwork), skip(3, Why::NoNic)];
+        assert_eq!(of(&chosen, &skipped), set(["a".to_owned(), "d".to_owned()]));
+    }
+}

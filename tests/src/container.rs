@@ -1,0 +1,70 @@
+//! A process of a pod, in a cgroup as a kubelet and a runtime would make it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use crate::{Lab, Netns, SOON, eventually, process::Process};
+
+/// A process that does nothing, in a network namespace and in a cgroup of its own. Ended, and the cgroup removed, on
+/// drop.
+#[derive(Debug)]
+pub struct Container {
+    process: Process,
+    /// From the container's to that of all of this test's.
+    cgroups: Vec<PathBuf>,
+}
+
+impl Lab {
+    /// Starts a process in `netns`, and moves it to `cgroup`, a path like
+    /// `kubepods/burstable/pod<uid>/<container>`, a moment later, as a runtime does.
+    ///
+    /// The cgroup stands below one that is this test's alone.
+    #[track_caller]
+    pub fn container(&self, netns: &Netns, cgroup: &str) -> Container {
+        static CONTAINERS: AtomicU32 = AtomicU32::new(0);
+        let number = CONTAINERS.fetch_add(1, Ordering::Relaxed);
+        let root = root().join(format!("pm-{}-{number}", process::id()));
+        let path = root.join(cgroup);
+        fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let cgroups =
+            path.ancestors().take_while(|path| path.starts_with(&root)).map(Path::to_owned).collect();
+        // It ends when this test process has ended, however that ends.
+        let mut command = netns.command("tail");
+        command.args(["--follow", "/dev/null", "--pid", &process::id().to_string()]);
+        let container = Container { process: Process::start(&mut command), cgroups };
+        fs::write(path.join("cgroup.procs"), container.process.pid().to_string()).unwrap();
+        container
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        self.process.kill();
+        // A cgroup is empty some moments after its last process was waited for.
+        for cgroup in &self.cgroups {
+            eventually(SOON, || {
+                fs::remove_dir(cgroup).map_err(|error| format!("{}: {error}", cgroup.display()))
+            });
+        }
+    }
+}
+
+/// Where the cgroups of version 2 are mounted: every kernel that we run on has them, beside version 1 or alone.
+pub(crate) fn root() -> PathBuf {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let cgroup2 = mounts.find(|fields| fields[2] == "cgroup2");
+    cgroup2.expect("a cgroup2 file system is mounted")[1].into()
+}
+
+/// Removes a cgroup and those below it.
+pub(crate) fn remove(path: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(path)?.flatten().filter(|entry| entry.path().is_dir()) {
+        remove(&entry.path())?;
+    }
+    fs::remove_dir(path)
+}
