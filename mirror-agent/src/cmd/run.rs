@@ -4,7 +4,7 @@ use tracing::info;
 
 use super::stop_signal;
 use crate::{
-    cli::{MirrorArgs, RunArgs, StateArgs},
+    cli::{MirrorArgs, RunArgs, StateArgs, Switch},
     dataplane::{bpf::Bpf, pins::Pins},
     links::netlink::Netlink,
     mirror_iface::MirrorIface,
@@ -17,15 +17,16 @@ use crate::{
 /// Runs until SIGINT or SIGTERM.
 pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let RunArgs { pods_from, enable_mirror, mirror, settings, state: StateArgs { bpffs } } = args;
-    let MirrorArgs { mirror_iface, mirror_iface_mtu, attach } = mirror;
+    let MirrorArgs { mirror_iface, mirror_iface_mtu, mirror_offloads, attach } = mirror;
     let (settings, limits) = settings.settings()?;
     let stop = stop_signal()?;
     let pods = PodFile::watch(&pods_from)?;
-    let links = Netlink::new()?;
+    let links = Netlink::new()?.with_offloads_of(&mirror_iface);
     let dataplane = Bpf::load(Pins::new(&bpffs), attach)?;
     let method = dataplane.method().name();
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
-    let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits);
+    let mirror =
+        MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits).offloads(mirror_offloads == Switch::On);
     let policy = Policy {
         enable_mirror,
         mirror_iface,

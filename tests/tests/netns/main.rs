@@ -29,6 +29,7 @@ mod harness;
 mod limits;
 mod mirror_iface;
 mod neighbours;
+mod offloads;
 mod pods;
 
 /// The name of the mirror interface where nobody chooses another.
