@@ -26,7 +26,7 @@ use mirror_agent::filter::compile;
 use mirror_common::{
     abi::{SESSION_METERED, Session, TAP_AT_PEER, TARGET_QUEUELESS, TARGET_UP, Tap, Target},
     filter::FilterProgram,
-    limit::{Limits, Meter, TICKS_PER_NS},
+    limit::{Limits, TICKS_PER_NS},
 };
 use mirror_tests::{Frame, Lab, kernel_is_at_least};
 use nix::{
@@ -200,16 +200,10 @@ impl Rig {
         }
         // One packet an hour: after the first there is no credit.
         let hour = 3_600_000_000_000 * TICKS_PER_NS;
-        let limits = Limits { ticks_per_packet: hour, ticks_per_byte: 0, burst_ticks: TICKS_PER_NS };
+        let limits = Limits { ticks_per_packet: hour, burst_ticks: TICKS_PER_NS, ..Limits::default() };
         let mut all_limits: Array<_, [u8; size_of::<Limits>()]> =
             ours.map_mut("LIMITS").unwrap().try_into().unwrap();
         all_limits.set(0, &transmute!(limits), 0).unwrap();
-        let meter: [u64; size_of::<Meter>() / 8] = transmute!(Meter::FULL);
-        let mut meters: Array<_, [u64; 1 + size_of::<Meter>() / 8]> =
-            ours.map_mut("METERS").unwrap().try_into().unwrap();
-        let mut locked = [0; 1 + size_of::<Meter>() / 8];
-        locked[1..].copy_from_slice(&meter);
-        meters.set(0, &locked, 0).unwrap();
         let wire = Target { ifindex: target, flags: TARGET_UP | TARGET_QUEUELESS, name: [0; 16] };
         let mut targets: Array<_, [u8; size_of::<Target>()]> =
             ours.map_mut("TARGETS").unwrap().try_into().unwrap();

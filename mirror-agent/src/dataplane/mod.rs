@@ -10,6 +10,7 @@ pub(crate) mod fake;
 pub mod hooks;
 pub mod maps;
 pub mod pins;
+mod wire;
 
 use std::future::Future;
 
