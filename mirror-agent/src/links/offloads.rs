@@ -18,13 +18,10 @@ const ETHTOOL_SFEATURES: u32 = 0x3b;
 const ETH_SS_FEATURES: u32 = 4;
 const ETH_GSTRING_WORDS: usize = 32 / 4;
 
-/// The offloads of `device`; `None` where there is no such device (any more), or it cannot tell.
-pub(super) fn read(device: &str) -> anyhow::Result<Option<Offloads>> {
-    match Device::open(device).and_then(|device| device.features()) {
-        Ok(features) => Ok(Some(offloads(&features))),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EOPNOTSUPP)) => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("cannot read the offloads of {device}")),
-    }
+/// The offloads of `device`; `None` if they cannot be read, which is an error only where they are to be switched.
+pub(super) fn read(device: &str) -> Option<Offloads> {
+    let features = Device::open(device).and_then(|device| device.features());
+    features.ok().map(|features| offloads(&features))
 }
 
 /// Switches the offloads of `device` that can be switched.
