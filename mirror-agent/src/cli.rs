@@ -60,6 +60,10 @@ pub struct MirrorArgs {
     /// MTU of the mirror interface in bytes [default: 65535 for one that is made; that of an existing one is left].
     #[arg(long, env = "MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mirror_iface_mtu: Option<u32>,
+    /// Offloads of the mirror interface: off makes the kernel segment super-frames and fill in checksums, for the
+    /// copies alone.
+    #[arg(long, env = "MIRROR_OFFLOADS", value_enum, default_value = "on")]
+    pub mirror_offloads: Switch,
     /// How the tap programs are attached.
     #[arg(long, env = "MIRROR_ATTACH", value_enum, default_value = "auto", hide = true)]
     pub attach: AttachMode,
@@ -272,6 +276,15 @@ pub enum OutputFormat {
     Table,
     /// For machines.
     Json,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
 }
 
 /// How the tap programs are attached.

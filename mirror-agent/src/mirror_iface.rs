@@ -2,7 +2,7 @@
 //!
 //! Pure: devices in, changes and complaints out. The reconcile loop carries the changes out through `links`.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use mirror_common::limit::Limits;
 
@@ -76,6 +76,7 @@ pub struct MirrorIface {
     name: String,
     mtu: Option<u32>,
     limits: Limits,
+    offloads: bool,
     origin: Origin,
 }
 
@@ -93,7 +94,14 @@ enum Origin {
 impl MirrorIface {
     /// A mirror interface of this name; `mtu` in bytes where the user told one; `limits` for all copies together.
     pub fn new(name: &str, mtu: Option<u32>, limits: Limits) -> Self {
-        Self { name: name.to_owned(), mtu, limits, origin: Origin::Unknown }
+        Self { name: name.to_owned(), mtu, limits, offloads: true, origin: Origin::Unknown }
+    }
+
+    /// Whether it takes super-frames and unfinished checksums as they are; else the kernel segments and fills them in
+    /// for each copy.
+    #[must_use]
+    pub fn offloads(self, offloads: bool) -> Self {
+        Self { offloads, ..self }
     }
 
     /// Its name.
@@ -104,7 +112,8 @@ impl MirrorIface {
     /// What must be changed now. `previous` is the target that is installed.
     ///
     /// A device that exists is brought up, and given the MTU that the user told, when the agent starts and never
-    /// later: who takes it down afterwards wants it down.
+    /// later: who takes it down afterwards wants it down. Offloads that are not wanted are switched off whenever they
+    /// are on: with them, copies would be other than they were said to be.
     pub fn changes(&mut self, links: &LinkSnapshot, previous: &Target) -> Vec<LinkChange> {
         let link = links.by_name(&self.name);
         let first = self.origin == Origin::Unknown;
@@ -123,7 +132,8 @@ impl MirrorIface {
         match link {
             None if self.origin == Origin::Ours => {
                 let mtu = self.mtu.unwrap_or(DEFAULT_MTU);
-                changes.push(LinkChange::CreateMirror { name: self.name.clone(), mtu });
+                let (name, offloads) = (self.name.clone(), self.offloads);
+                changes.push(LinkChange::CreateMirror { name, mtu, offloads });
             }
             Some(link) if first => {
                 if let Some(mtu) = self.mtu.filter(|mtu| *mtu != link.mtu) {
@@ -135,7 +145,28 @@ impl MirrorIface {
             }
             _ => {}
         }
+        changes.extend(link.and_then(|link| self.switch(link, first)));
         changes
+    }
+
+    /// The change of a device's offloads, if it needs one.
+    ///
+    /// Where they are wanted, they are switched on again on a device of ours alone, when the agent starts: an earlier
+    /// one may have switched them off. What somebody else's device had before is not known.
+    fn switch(&self, link: &Link, first: bool) -> Option<LinkChange> {
+        let is_due = match (self.offloads, &link.offloads) {
+            (false, Some(now)) => !now.on.is_empty(),
+            // It is tried: then there is an error to tell.
+            (false, None) => true,
+            (true, now) => first && is_ours(link) && now.as_ref().is_some_and(|now| !now.off.is_empty()),
+        };
+        is_due.then_some(LinkChange::SetOffloads(link.ifindex, self.offloads))
+    }
+
+    /// The offloads that are not wanted, and that the device cannot switch off.
+    pub fn fixed_offloads<'a>(&self, links: &'a LinkSnapshot) -> Option<&'a BTreeSet<String>> {
+        let offloads = links.by_name(&self.name)?.offloads.as_ref();
+        offloads.map(|offloads| &offloads.fixed).filter(|fixed| !self.offloads && !fixed.is_empty())
     }
 
     /// The target that the device makes, as it is now.

@@ -2,7 +2,12 @@
 //!
 //! Data only. Nothing here decides (`select` and `plan` do) or touches the system (the edges do).
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::PathBuf,
+    sync::Arc,
+};
 
 use mirror_common::{
     limit::Limits,
@@ -109,6 +114,20 @@ pub struct Link {
     pub mtu: u32,
     /// `IFLA_IFALIAS`.
     pub alias: Option<String>,
+    /// What it takes over from the kernel when it sends; `None`: not asked for, or unknown.
+    pub offloads: Option<Offloads>,
+}
+
+/// The offloads for the sake of which the kernel hands a device super-frames and unfinished checksums, by their
+/// ethtool names. Those that are off and must stay off are not in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// On, and can be switched off.
+    pub on: BTreeSet<String>,
+    /// Off, and can be switched on.
+    pub off: BTreeSet<String>,
+    /// On, and cannot be switched off.
+    pub fixed: BTreeSet<String>,
 }
 
 /// The devices inside one pod's network namespace.

@@ -72,6 +72,7 @@ struct Told {
     skipped: BTreeSet<Skipped>,
     failures: BTreeSet<String>,
     target: Option<Target>,
+    fixed_offloads: BTreeSet<String>,
     ended: BTreeSet<(IfIndex, Ended)>,
 }
 
@@ -208,6 +209,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
         let mut target = self.mirror.target(&links);
         self.told.target(&target);
+        self.told.fixed_offloads(&target, self.mirror.fixed_offloads(&links));
         // Taps that an earlier agent has left must not be given a target that leads back to them.
         let entangled = links.by_name(self.mirror.name()).and_then(|mirror| {
             let tapped = actual.taps.keys().filter_map(|ifindex| links.host.get(ifindex));
@@ -355,6 +357,19 @@ impl Told {
             }
         }
         self.target = Some(target.clone());
+    }
+
+    fn fixed_offloads(&mut self, target: &Target, fixed: Option<&BTreeSet<String>>) {
+        let fixed = fixed.cloned().unwrap_or_default();
+        if !fixed.is_subset(&self.fixed_offloads) {
+            let offloads = fixed.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
+            warn!(
+                mirror_iface = target.name,
+                offloads,
+                "the mirror interface cannot switch these offloads off; copies that need them stay as they are"
+            );
+        }
+        self.fixed_offloads = fixed;
     }
 
     fn told_target(&self, target: &Target) -> bool {

@@ -138,6 +138,7 @@ impl Rate {
             ticks_per_packet: price(packets, 1),
             ticks_per_byte: price(bits, 8),
             burst_ticks: burst_ns.saturating_mul(TICKS_PER_NS),
+            ..Limits::default()
         }
     }
 }

@@ -10,7 +10,8 @@ use crate::verdict::Verdict;
 /// Times in a meter are counted in 2^-10 ns, so that a byte at 100 Gbit/s (0.08 ns) still has a price.
 pub const TICKS_PER_NS: u64 = 1 << 10;
 
-/// What a session may use up. Zeros mean no limit.
+/// What a session may use up: rates, and budgets as what its meter may show. Zeros mean no limit. Written by the agent
+/// alone, as [`Meter`] is by the kernel, so that neither undoes what the other does meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Limits {
@@ -20,9 +21,15 @@ pub struct Limits {
     pub ticks_per_byte: u64,
     /// How long an unused rate can be saved up for a burst, in ticks; for both rates.
     pub burst_ticks: u64,
+    /// The session ends at so many packets of its meter.
+    pub packets: u64,
+    /// The session ends at so many bytes of its meter; exact to one packet.
+    pub bytes: u64,
+    /// When the session ends, in ns of `CLOCK_MONOTONIC`.
+    pub ends_ns: u64,
 }
 
-/// What a session has used of its limits and budgets. Made by the agent, used up in the kernel.
+/// What a session has used. One of zeros is new.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Meter {
@@ -32,33 +39,27 @@ pub struct Meter {
     pub byte_credit: i64,
     /// When the credits were counted last, in ns of `CLOCK_MONOTONIC`.
     pub counted_ns: u64,
-    /// Packets that may still be copied; [`NO_BUDGET`]: any number.
-    pub packets_left: u64,
-    /// Bytes that may still be copied, exact to one packet; [`NO_BUDGET`]: any number.
-    pub bytes_left: u64,
-    /// When the session ends, in ns of `CLOCK_MONOTONIC`; [`NO_BUDGET`]: never.
-    pub ends_ns: u64,
+    /// Packets that were copied.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
-/// A budget that nobody has set.
-pub const NO_BUDGET: u64 = u64::MAX;
+/// Whether a budget of [`Limits`] is used up.
+#[inline(always)]
+pub const fn is_used_up(used: u64, budget: u64) -> bool {
+    budget != 0 && used >= budget
+}
 
 impl Meter {
-    /// A meter without budgets, with nothing used yet.
-    pub const FULL: Self = Self {
-        packet_credit: 0,
-        byte_credit: 0,
-        counted_ns: 0,
-        packets_left: NO_BUDGET,
-        bytes_left: NO_BUDGET,
-        ends_ns: NO_BUDGET,
-    };
-
     /// Takes one packet of `len` bytes at `now_ns`, or says why not: `Ended` or `Limited`. What is refused costs
     /// nothing. Time that runs backwards grants nothing.
     #[inline(always)]
     pub const fn take(&mut self, limits: &Limits, now_ns: u64, len: u32) -> Result<(), Verdict> {
-        if self.packets_left == 0 || self.bytes_left == 0 || now_ns >= self.ends_ns {
+        if is_used_up(self.packets, limits.packets)
+            || is_used_up(self.bytes, limits.bytes)
+            || is_used_up(now_ns, limits.ends_ns)
+        {
             return Err(Verdict::Ended);
         }
         if limits.burst_ticks != 0 {
@@ -73,12 +74,8 @@ impl Meter {
             self.packet_credit -= limits.ticks_per_packet as i64;
             self.byte_credit -= (limits.ticks_per_byte * len as u64) as i64;
         }
-        if self.packets_left != NO_BUDGET {
-            self.packets_left -= 1;
-        }
-        if self.bytes_left != NO_BUDGET {
-            self.bytes_left = self.bytes_left.saturating_sub(len as u64);
-        }
+        self.packets = self.packets.wrapping_add(1);
+        self.bytes = self.bytes.wrapping_add(len as u64);
         Ok(())
     }
 
@@ -89,12 +86,8 @@ impl Meter {
             self.packet_credit += limits.ticks_per_packet as i64;
             self.byte_credit += (limits.ticks_per_byte * len as u64) as i64;
         }
-        if self.packets_left != NO_BUDGET {
-            self.packets_left += 1;
-        }
-        if self.bytes_left != NO_BUDGET {
-            self.bytes_left += len as u64;
-        }
+        self.packets = self.packets.wrapping_sub(1);
+        self.bytes = self.bytes.wrapping_sub(len as u64);
     }
 
     /// Adds the credit of the time since it was counted last, up to a burst.
@@ -132,7 +125,7 @@ mod tests {
 
     fn packets_per_second(rate: u64, burst_ns: u64) -> Limits {
         let ticks_per_packet = SECOND_NS * TICKS_PER_NS / rate;
-        Limits { ticks_per_packet, ticks_per_byte: 0, burst_ticks: burst_ns * TICKS_PER_NS }
+        Limits { ticks_per_packet, burst_ticks: burst_ns * TICKS_PER_NS, ..Limits::default() }
     }
 
     proptest! {
@@ -142,7 +135,7 @@ mod tests {
             rate in 1..1_000_000u64, burst_ns in 1_000..SECOND_NS, pauses in vec(0..2_000_000u64, 1..500), from: prop::sample::Index,
         ) {
             let limits = packets_per_second(rate, burst_ns);
-            let mut meter = Meter::FULL;
+            let mut meter = Meter::default();
             let mut now = 5 * SECOND_NS;
             let mut taken = Vec::new();
             for pause in pauses {
@@ -163,7 +156,7 @@ mod tests {
         #[test]
         fn a_limit_is_used_up(rate in 100..1_000_000u64, overload in 2..50u64) {
             let limits = packets_per_second(rate, SECOND_NS / 20);
-            let mut meter = Meter::FULL;
+            let mut meter = Meter::default();
             let gap = SECOND_NS / (rate * overload).min(5_000_000);
             let end = SECOND_NS + SECOND_NS / 5;
             let taken = (SECOND_NS..end).step_by(gap.max(1) as usize)
@@ -174,13 +167,14 @@ mod tests {
 
         #[test]
         fn budgets_end_at_their_packet_byte_and_nanosecond(
-            packets in 1..50u64, bytes in 1..10_000u64, lens in vec(1..2_000u32, 0..100), ends_ns in 0..100u64,
+            packets in 1..50u64, bytes in 1..10_000u64, lens in vec(1..2_000u32, 0..100), ends_ns in 1..100u64,
         ) {
-            let mut meter = Meter { packets_left: packets, bytes_left: bytes, ends_ns, ..Meter::FULL };
+            let limits = Limits { packets, bytes, ends_ns, ..Limits::default() };
+            let mut meter = Meter::default();
             let (mut count, mut sum) = (0, 0);
             for (now, len) in lens.into_iter().enumerate() {
                 let open = count < packets && sum < bytes && (now as u64) < ends_ns;
-                let outcome = meter.take(&Limits::default(), now as u64, len);
+                let outcome = meter.take(&limits, now as u64, len);
                 prop_assert_eq!(outcome, if open { Ok(()) } else { Err(Verdict::Ended) });
                 if open {
                     count += 1;
@@ -190,21 +184,25 @@ mod tests {
         }
 
         #[test]
-        fn what_is_given_back_can_be_taken_again(rate in 1..1_000u64, len in 1..65_536u32, packets in 1..5u64) {
-            let limits = packets_per_second(rate, SECOND_NS);
-            let mut meter = Meter { packets_left: packets, ..Meter::FULL };
+        fn what_is_given_back_can_be_taken_again(
+            rate in 1..1_000u64, len in 1..65_536u32, packets in 1..5u64, bytes in 1..100_000u64,
+        ) {
+            let limits = Limits { packets, bytes, ..packets_per_second(rate, SECOND_NS) };
+            let mut meter = Meter::default();
             prop_assert_eq!(meter.take(&limits, SECOND_NS, len), Ok(()));
             let after = meter;
             meter.give_back(&limits, len);
+            prop_assert_eq!((meter.packets, meter.bytes), (0, 0), "also where it was more than what was left");
             prop_assert_eq!(meter.take(&limits, SECOND_NS, len), Ok(()));
             prop_assert_eq!(meter, after);
         }
 
         #[test]
-        fn no_time_and_no_price_overflows(limits: [u64; 3], times: [u64; 3], len: u32) {
+        fn no_time_and_no_price_overflows(limits: [u64; 3], budgets: [u64; 3], times: [u64; 3], len: u32) {
             let [ticks_per_packet, ticks_per_byte, burst_ticks] = limits.map(|limit| limit >> 24);
-            let limits = Limits { ticks_per_packet, ticks_per_byte: ticks_per_byte >> 10, burst_ticks };
-            let mut meter = Meter::FULL;
+            let ([packets, bytes, ends_ns], ticks_per_byte) = (budgets, ticks_per_byte >> 10);
+            let limits = Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns };
+            let mut meter = Meter::default();
             for now in times {
                 let _ = meter.take(&limits, now, len & 0xffff);
             }

@@ -10,21 +10,25 @@ const MACS: u32 = 12;
 const TAG: u32 = 4;
 
 /// A scratch on each CPU: the stack could not be read at an offset that is not a constant (before Linux 5.12). The
-/// header is its first half; the second is never used, see `load`.
+/// header is its first half; the second is never used, see `load`. In words, so that it can be cleared by the word.
 #[btf_map]
-static HEADER: PerCpuArray<[Header; 2], 1> = PerCpuArray::new();
+static HEADER: PerCpuArray<[[u64; HEADER_BYTES / 8]; 2], 1> = PerCpuArray::new();
 
 /// The beginning of the packet, with a VLAN tag that stands in metadata put back.
 #[inline(always)]
 pub(crate) fn read(skb: *mut __sk_buff) -> Option<&'static Header> {
-    let header: *mut Header = HEADER.get_ptr_mut(0)?.cast();
+    let words: *mut u64 = HEADER.get_ptr_mut(0)?.cast();
+    let header: *mut Header = words.cast();
     let start: *mut u8 = header.cast();
     // SAFETY: the context is valid for the whole program.
     let (len, tagged, protocol, tag) =
         unsafe { ((*skb).len, (*skb).vlan_present != 0, (*skb).vlan_proto, (*skb).vlan_tci) };
     // SAFETY: the element belongs to this CPU and is as long as a header; the verifier checks every access.
     unsafe {
-        *header = [0; HEADER_BYTES];
+        // Volatile, or the compiler would make a call of it, to a loop over the bytes: half of what a filter costs.
+        for index in 0..HEADER_BYTES / 8 {
+            words.add(index).write_volatile(0);
+        }
         if !tagged {
             load(skb, 0, start, len, LEN_OFFSET as u32)?;
             return Some(with_len(header, len));

@@ -12,6 +12,7 @@
 
 use std::{
     io,
+    net::Ipv4Addr,
     os::fd::{AsRawFd as _, OwnedFd},
     time::Instant,
 };
@@ -19,10 +20,15 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
     maps::{Array, HashMap},
-    programs::{LinkOrder, SchedClassifier, TcAttach, TcAttachType},
+    programs::{LinkOrder, SchedClassifier, TcAttach, TcAttachType, tc::SchedClassifierLink},
 };
-use mirror_common::abi::{Session, TAP_AT_PEER, TARGET_QUEUELESS, TARGET_UP, Tap, Target};
-use mirror_tests::{Lab, kernel_is_at_least};
+use mirror_agent::filter::compile;
+use mirror_common::{
+    abi::{SESSION_METERED, Session, TAP_AT_PEER, TARGET_QUEUELESS, TARGET_UP, Tap, Target},
+    filter::FilterProgram,
+    limit::{Limits, TICKS_PER_NS},
+};
+use mirror_tests::{Frame, Lab, kernel_is_at_least};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     sys::socket::{AddressFamily, SockFlag, SockType, socket},
@@ -33,12 +39,39 @@ use zerocopy::transmute;
 const ROUNDS: usize = 41;
 /// Bytes of a frame, FCS left out.
 const FRAME: usize = 64;
+/// Bytes of a frame that is cut, and of what is left of it.
+const LONG_FRAME: usize = 1400;
+const CUT_TO: u32 = 96;
+/// Bytes of a super-frame.
+const SUPER_FRAME: usize = 32_000;
+/// The port that the frames of TCP are from and to.
+const PORT: u16 = 443;
 /// Packets of one timed run of the program: fewer than the veth's backlog holds (`net.core.netdev_max_backlog`).
 const RUN_PACKETS: u32 = 500;
 /// Timed runs of a candidate in a round.
 const RUNS: u32 = 40;
 /// Frames of a candidate in a round, over the whole path.
 const PATH_PACKETS: u32 = 100_000;
+/// Super-frames of a candidate in a round: fewer than the backlog holds segments.
+const SUPER_PACKETS: u32 = 2_000;
+
+/// The program alone.
+const ALONE: [&str; 12] = [
+    "bare clone",
+    "no tap entry",
+    "mirrored",
+    "mirrored, 1 rule",
+    "mirrored, 16 rules",
+    "rejected, 1 rule",
+    "rejected, 16 rules",
+    "sampled out",
+    "limited",
+    "1400: bare clone",
+    "1400: mirrored",
+    "1400: cut to 96",
+];
+/// The filters, and whether the frames match: each of rules for a port that are or'ed, at their index in the map.
+const FILTERS: [(usize, bool); 4] = [(1, true), (16, true), (1, false), (16, false)];
 
 fn main() {
     pin_to_cpu(0);
@@ -49,11 +82,28 @@ fn main() {
         rig.target_kind,
         release.release().to_string_lossy(),
     );
-    let alone = ["bare clone", "mirrored", "no tap entry"];
-    report("the program alone", &alone, "bare clone", &rounds(&alone, |name| rig.program(name)));
-    if kernel_is_at_least(6, 6) {
+    // The second stage is attached by TCX here.
+    let has_tcx = kernel_is_at_least(6, 6);
+    let alone: Vec<_> = ALONE.into_iter().filter(|name| has_tcx || !name.contains("cut")).collect();
+    let measured = rounds(&alone, |name| rig.program(name));
+    report("the program alone", &alone, "bare clone", &measured);
+    for (name, base) in [
+        ("rejected, 1 rule", "no tap entry"),
+        ("rejected, 16 rules", "no tap entry"),
+        ("mirrored, 1 rule", "mirrored"),
+        ("mirrored, 16 rules", "mirrored"),
+        ("1400: cut to 96", "1400: mirrored"),
+    ] {
+        compare(&alone, name, base, &measured);
+    }
+    println!();
+    if has_tcx {
         let path = ["no program", "no tap entry", "bare clone", "mirrored"];
         report("the whole path", &path, "bare clone", &rounds(&path, |name| rig.path(name)));
+        let supers = ["no program", "bare clone", "mirrored", "mirrored, wire"];
+        let measured = rounds(&supers, |name| rig.super_path(name));
+        report(&format!("{SUPER_FRAME} bytes"), &supers, "bare clone", &measured);
+        compare(&supers, "mirrored, wire", "mirrored", &measured);
     }
 }
 
@@ -77,6 +127,19 @@ fn report(title: &str, names: &[&str], base: &str, rounds: &[Vec<f64>]) {
     println!();
 }
 
+/// How much more `name` costs than `base`, in one round.
+fn compare(names: &[&str], name: &str, base: &str, rounds: &[Vec<f64>]) {
+    let column = |name| names.iter().position(|other| *other == name);
+    let (Some(name_at), Some(base_at)) = (column(name), column(base)) else { return };
+    let [low, median, high] = quartiles(rounds.iter().map(|round| round[name_at] - round[base_at]));
+    let [ratio_low, ratio, ratio_high] =
+        quartiles(rounds.iter().map(|round| round[name_at] / round[base_at]));
+    println!(
+        "{name} against {base}: {median:+.0} ns ({low:+.0} … {high:+.0}), \
+         {ratio:.3} times ({ratio_low:.3} … {ratio_high:.3})"
+    );
+}
+
 fn quartiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -96,6 +159,8 @@ struct Rig {
 /// The node's end of a pod's veth.
 struct Device {
     ifindex: u32,
+    /// The pod's end.
+    pod: u32,
     /// Sends into it from the pod's end.
     socket: OwnedFd,
 }
@@ -115,7 +180,7 @@ impl Rig {
             node.ip(&format!("link set {name} arp off up"));
             node.ip(&format!("link set {pod} arp off up"));
             let pod = lab.ifindex(&pod);
-            Device { ifindex: lab.ifindex(name), socket: node.enter(|| packet_socket(pod)) }
+            Device { ifindex: lab.ifindex(name), pod, socket: node.enter(|| packet_socket(pod)) }
         };
         let (tapped, untapped) = (device("tapped"), device("untapped"));
         node.ip("link set target arp off up");
@@ -125,12 +190,20 @@ impl Rig {
             .default_map_pin_directory(lab.bpffs())
             .load(aya::include_bytes_aligned!(env!("PODMIRROR_EBPF")))
             .unwrap();
-        program(&mut ours, "tap_ingress").load().unwrap();
-        let session = Session { directions: 3, ..Session::default() };
-        let tap = Tap { flags: TAP_AT_PEER, session_count: 1, sessions: [session; 4] };
-        let mut taps: HashMap<_, u32, [u8; size_of::<Tap>()]> =
-            ours.map_mut("TAPS").unwrap().try_into().unwrap();
-        taps.insert(&tapped.ifindex, &transmute!(tap), 0).unwrap();
+        for name in ["tap_ingress", "deliver"] {
+            program(&mut ours, name).load().unwrap();
+        }
+        let mut filters: Array<_, [u8; size_of::<FilterProgram>()]> =
+            ours.map_mut("FILTERS").unwrap().try_into().unwrap();
+        for (index, (rules, is_match)) in FILTERS.into_iter().enumerate() {
+            filters.set(index as u32, &transmute!(filter(rules, is_match)), 0).unwrap();
+        }
+        // One packet an hour: after the first there is no credit.
+        let hour = 3_600_000_000_000 * TICKS_PER_NS;
+        let limits = Limits { ticks_per_packet: hour, burst_ticks: TICKS_PER_NS, ..Limits::default() };
+        let mut all_limits: Array<_, [u8; size_of::<Limits>()]> =
+            ours.map_mut("LIMITS").unwrap().try_into().unwrap();
+        all_limits.set(0, &transmute!(limits), 0).unwrap();
         let wire = Target { ifindex: target, flags: TARGET_UP | TARGET_QUEUELESS, name: [0; 16] };
         let mut targets: Array<_, [u8; size_of::<Target>()]> =
             ours.map_mut("TARGETS").unwrap().try_into().unwrap();
@@ -145,25 +218,36 @@ impl Rig {
         Self { lab, ours, probes, target_kind, tapped, untapped }
     }
 
-    /// The program and the device of a candidate.
+    /// The program and the device of a candidate, with its session installed.
     fn candidate(&mut self, name: &str) -> (&Lab, &mut SchedClassifier, &Device) {
         let Self { lab, ours, probes, tapped, untapped, .. } = self;
-        match name {
-            "bare clone" => (lab, program(probes, "bare_clone"), tapped),
-            "mirrored" => (lab, program(ours, "tap_ingress"), tapped),
-            _ => (lab, program(ours, "tap_ingress"), untapped),
+        if name.ends_with("bare clone") {
+            return (lab, program(probes, "bare_clone"), tapped);
         }
+        if matches!(name, "no tap entry" | "no program") {
+            return (lab, program(ours, "tap_ingress"), untapped);
+        }
+        let tap = Tap { flags: TAP_AT_PEER, session_count: 1, sessions: [session(name); 4] };
+        let mut taps: HashMap<_, u32, [u8; size_of::<Tap>()]> =
+            ours.map_mut("TAPS").unwrap().try_into().unwrap();
+        taps.insert(&tapped.ifindex, &transmute!(tap), 0).unwrap();
+        (lab, program(ours, "tap_ingress"), tapped)
     }
 
     /// ns per packet of one program, timed by the kernel.
     fn program(&mut self, name: &str) -> f64 {
+        let frame = tcp_frame(if name.starts_with("1400") { LONG_FRAME } else { FRAME });
+        let second_stage = name.contains("cut").then(|| {
+            let (target, deliver) = (self.lab.ifindex("target"), program(&mut self.ours, "deliver"));
+            attach(&self.lab, deliver, target, TcAttachType::Egress)
+        });
         let (lab, program, device) = self.candidate(name);
         // `__sk_buff` up to and with `ifindex`; the kernel takes the rest for zeros.
         let mut context = [0_u8; 44];
         context[40..].copy_from_slice(&device.ifindex.to_ne_bytes());
         let run = || {
             let options = TestRunOptions {
-                data_in: Some(&[0; FRAME]),
+                data_in: Some(&frame),
                 ctx_in: Some(&context),
                 repeat: RUN_PACKETS,
                 ..TestRunOptions::default()
@@ -171,28 +255,105 @@ impl Rig {
             program.test_run(options).unwrap().duration.as_nanos() as f64
         };
         // The kernel looks for the device in the namespace of the caller.
-        lab.node().enter(|| (0..RUNS).map(|_| run()).sum::<f64>() / f64::from(RUNS))
+        let time = lab.node().enter(|| (0..RUNS).map(|_| run()).sum::<f64>() / f64::from(RUNS));
+        drop(second_stage);
+        time
     }
 
     /// ns per frame from the pod's `send` until the node has dropped it, with one program at the node's end.
     fn path(&mut self, name: &str) -> f64 {
         let (lab, program, device) = self.candidate(name);
-        let link = (name != "no program").then(|| {
-            let attach = TcAttach::Tcx { attach_type: TcAttachType::Ingress, order: LinkOrder::first() };
-            let id = lab.node().enter(|| program.attach(device.ifindex, attach)).unwrap();
-            program.take_link(id).unwrap()
-        });
-        let frame = [0_u8; FRAME];
-        let start = Instant::now();
-        for _ in 0..PATH_PACKETS {
-            // SAFETY: pointer and length are of one array.
-            let sent = unsafe { libc::send(device.socket.as_raw_fd(), frame.as_ptr().cast(), FRAME, 0) };
-            assert_eq!(sent, FRAME.cast_signed(), "{}", io::Error::last_os_error());
-        }
-        let elapsed = start.elapsed();
+        let link =
+            (name != "no program").then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
+        let time = send(&device.socket, &[0; FRAME], PATH_PACKETS);
         drop(link);
-        elapsed.as_nanos() as f64 / f64::from(PATH_PACKETS)
+        time
     }
+
+    /// As [`Rig::path`], for super-frames of TCP; "wire": the target has no offloads.
+    fn super_path(&mut self, name: &str) -> f64 {
+        let state = if name.ends_with("wire") { "off" } else { "on" };
+        self.lab.node().run(&format!("ethtool -K target tx {state} tso {state}"));
+        let (lab, program, device) = self.candidate(name);
+        let link =
+            (name != "no program").then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
+        let socket = lab.node().enter(|| packet_socket(device.pod));
+        let on: libc::c_int = 1;
+        let length = size_of_val(&on) as u32;
+        // SAFETY: pointer and length are of one number.
+        let set = unsafe {
+            let on = (&raw const on).cast();
+            libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, on, length)
+        };
+        assert_eq!(set, 0, "{}", io::Error::last_os_error());
+        // `struct virtio_net_hdr`: the checksum is unfinished, GSO of TCP over IPv4; lengths of the headers and of a
+        // segment, where the checksum begins and where it stands.
+        let lengths = [54_u16, 1460, 34, 16].map(u16::to_ne_bytes).concat();
+        let frame = [&[1, 1][..], &lengths, &tcp_frame(SUPER_FRAME)].concat();
+        let time = send(&socket, &frame, SUPER_PACKETS);
+        drop(link);
+        time
+    }
+}
+
+/// ns per frame that is sent `times` times.
+fn send(socket: &OwnedFd, frame: &[u8], times: u32) -> f64 {
+    let start = Instant::now();
+    for _ in 0..times {
+        // SAFETY: pointer and length are of one slice.
+        let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
+        assert_eq!(sent, frame.len().cast_signed(), "{}", io::Error::last_os_error());
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(times)
+}
+
+/// Puts a program at a hook of a device until the link is dropped.
+fn attach(
+    lab: &Lab,
+    program: &mut SchedClassifier,
+    ifindex: u32,
+    attach_type: TcAttachType,
+) -> SchedClassifierLink {
+    let how = TcAttach::Tcx { attach_type, order: LinkOrder::first() };
+    let id = lab.node().enter(|| program.attach(ifindex, how)).unwrap();
+    program.take_link(id).unwrap()
+}
+
+/// The session of a candidate.
+fn session(name: &str) -> Session {
+    let plain = Session { directions: 3, ..Session::default() };
+    match name {
+        "mirrored, 1 rule" => Session { filter: 1, ..plain },
+        "mirrored, 16 rules" => Session { filter: 2, ..plain },
+        "rejected, 1 rule" => Session { filter: 3, ..plain },
+        "rejected, 16 rules" => Session { filter: 4, ..plain },
+        // The smallest share: the flow of the frames is not in it.
+        "sampled out" => Session { sample: 1, ..plain },
+        "limited" => Session { flags: SESSION_METERED, ..plain },
+        "1400: cut to 96" => Session { snaplen: CUT_TO, ..plain },
+        _ => plain,
+    }
+}
+
+/// A filter of so many rules; if the frames match, it is the last that they match.
+fn filter(rules: usize, is_match: bool) -> FilterProgram {
+    let last = if is_match { PORT } else { 1000 };
+    let ports = (1..rules as u16).chain([last]);
+    let rules: Vec<String> = ports.map(|port| format!("tcp port {port}")).collect();
+    compile(&rules.join(" or ")).unwrap()
+}
+
+/// A segment of TCP over IPv4 in a frame of so many bytes, for nobody on the node.
+fn tcp_frame(len: usize) -> Vec<u8> {
+    let mut frame = Frame::new([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1])
+        .filled(len - 28, 0)
+        .ipv4(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2))
+        .bytes();
+    // TCP in the place of UDP, whose header is shorter.
+    frame[23] = 6;
+    frame[34..38].copy_from_slice(&[PORT, PORT].map(u16::to_be_bytes).concat());
+    frame[46..48].copy_from_slice(&[0x50, 0x10]);
+    frame
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {

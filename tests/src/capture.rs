@@ -9,7 +9,9 @@ use crate::{Frame, Netns, SOON, check, eventually, process::Process};
 
 /// Larger than any frame of these tests: a super-frame has at most 65 549 bytes. tcpdump's own default would cut
 /// its ring into four times larger slots.
-const SNAP_LENGTH_BYTES: &str = "65600";
+const SUPER_FRAME_BYTES: &str = "65600";
+/// Larger than any frame of these tests on a wire.
+const WIRE_FRAME_BYTES: &str = "2000";
 
 /// A running capture. It has begun when [`Capture::start`] returns.
 #[derive(Debug)]
@@ -22,9 +24,21 @@ impl Capture {
     /// Starts to capture what `device` in `netns` receives and sends.
     #[track_caller]
     pub fn start(netns: &Netns, device: &str) -> Self {
+        Self::with_snap_length(netns, device, SUPER_FRAME_BYTES)
+    }
+
+    /// As [`Capture::start`], where there must be no super-frame. tcpdump's ring has as many slots as frames of the
+    /// snap length fit into it: too few for what becomes of a burst of super-frames, with that of [`Capture::start`].
+    #[track_caller]
+    pub fn of_wire(netns: &Netns, device: &str) -> Self {
+        Self::with_snap_length(netns, device, WIRE_FRAME_BYTES)
+    }
+
+    #[track_caller]
+    fn with_snap_length(netns: &Netns, device: &str, bytes: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut command = netns.command("tcpdump");
-        command.args(["-i", device, "-n", "-s", SNAP_LENGTH_BYTES, "-B", "32768"]);
+        command.args(["-i", device, "-n", "-s", bytes, "-B", "32768"]);
         // Every frame is in the file at once: a comparison can wait for it.
         command.args(["-U", "--immediate-mode", "-Z", "root", "-w"]).arg(directory.path().join("pcap"));
         let mut tcpdump = Process::start(&mut command);

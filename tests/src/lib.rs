@@ -33,6 +33,7 @@ mod pod;
 mod pods_file;
 mod process;
 mod traffic;
+mod wire;
 
 pub use agent::{Agent, AttachMode, Counts, Exit, Mirror, PodRef, Status, TapStatus};
 pub use bpf::{BpfObjects, Neighbour};

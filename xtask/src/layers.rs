@@ -119,9 +119,9 @@ const RESERVED: &[Reserved] = &[
         why: "only the edge to the devices speaks netlink",
     },
     Reserved {
-        paths: &["nix::sched", "libc::setns", "procfs", "\"/proc"],
+        paths: &["nix::sched", "libc::setns", "libc::ioctl", "procfs", "\"/proc"],
         files: &["mirror-agent/src/links/"],
-        why: "only the edge to the devices looks into namespaces and /proc",
+        why: "only the edge to the devices looks into namespaces and /proc, and asks by ioctl",
     },
     Reserved {
         paths: &["aya*"],

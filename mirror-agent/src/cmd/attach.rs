@@ -5,7 +5,7 @@ use tracing::info;
 
 use super::{cleanup::remove_everything, stop_signal};
 use crate::{
-    cli::{AttachArgs, MirrorArgs, StateArgs},
+    cli::{AttachArgs, MirrorArgs, StateArgs, Switch},
     dataplane::{Dataplane as _, bpf::Bpf, pins::Pins},
     links::netlink::Netlink,
     metrics::LoopMetrics,
@@ -18,7 +18,7 @@ use crate::{
 /// Runs until SIGINT or SIGTERM.
 pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let AttachArgs { interfaces, direction, mirror, settings, state: StateArgs { bpffs } } = args;
-    let MirrorArgs { mirror_iface, mirror_iface_mtu, attach } = mirror;
+    let MirrorArgs { mirror_iface, mirror_iface_mtu, mirror_offloads, attach } = mirror;
     let (settings, limits) = settings.settings()?;
     let stop = stop_signal()?;
     let pins = Pins::new(&bpffs);
@@ -29,11 +29,12 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
             "pods are mirrored on this node; `mirror-agent cleanup` ends that, if nothing is to run here any more"
         );
     }
-    let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits);
+    let mirror =
+        MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits).offloads(mirror_offloads == Switch::On);
+    let links = Netlink::new()?.with_offloads_of(&mirror_iface);
     let policy =
         Policy { mirror_iface, interfaces, interface_directions: direction, settings, ..Policy::default() };
-    let mut reconciler =
-        Reconciler::new(NoPods, Netlink::new()?, dataplane, policy, mirror, LoopMetrics::new()?);
+    let mut reconciler = Reconciler::new(NoPods, links, dataplane, policy, mirror, LoopMetrics::new()?);
     info!("mirroring until Ctrl-C");
     let outcome = reconciler.run(stop).await;
     // Also after a refusal, which may leave pinned maps. The reconciler, and with it the lock, lives until the end.

@@ -5,7 +5,7 @@ use tracing::info;
 use super::stop_signal;
 use crate::{
     admin::{self, Admin},
-    cli::{Listen, MirrorArgs, RunArgs, StateArgs},
+    cli::{Listen, MirrorArgs, RunArgs, StateArgs, Switch},
     dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
     links::netlink::Netlink,
     metrics::{LoopMetrics, Metrics},
@@ -50,10 +50,10 @@ async fn follow(
     tell: impl FnOnce(Reports),
 ) -> anyhow::Result<()> {
     let RunArgs { enable_mirror, listen, mirror, settings, state: StateArgs { bpffs }, .. } = args;
-    let MirrorArgs { mirror_iface, mirror_iface_mtu, attach } = mirror;
+    let MirrorArgs { mirror_iface, mirror_iface_mtu, mirror_offloads, attach } = mirror;
     let (settings, limits) = settings.settings()?;
     let stop = stop_signal()?;
-    let links = Netlink::new()?;
+    let links = Netlink::new()?.with_offloads_of(&mirror_iface);
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
     // Behind the lock, so that a second agent is told what it is; ahead of the maps, which stay.
@@ -64,7 +64,8 @@ async fn follow(
     let dataplane = Bpf::load(pins.clone(), lock, attach)?;
     let method = dataplane.method().name();
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
-    let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits);
+    let mirror =
+        MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits).offloads(mirror_offloads == Switch::On);
     let policy = Policy {
         enable_mirror,
         exclude_namespaces: args.exclude_namespaces.into_iter().collect(),

@@ -16,15 +16,18 @@ use mirror_common::{
         TARGET_METERED, TARGET_QUEUELESS, TARGET_UP, TapOwner,
     },
     filter::{FilterProgram, MAX_FILTERS},
-    limit::{Limits, Meter, NO_BUDGET},
+    limit::{Limits, Meter, is_used_up},
 };
 use nix::time::{ClockId, clock_gettime};
 use zerocopy::transmute;
 
-use super::pins::Pins;
+use super::{
+    pins::Pins,
+    wire::{decode_owner, decode_settings, encode_info, fixed, text},
+};
 use crate::{
-    model::{Directions, Ended, IfIndex, NetnsId, Owner, PodId, Tap, Target},
-    settings::{Budget, Filter, Rate, Settings, Share},
+    model::{Directions, Ended, IfIndex, Owner, Tap, Target},
+    settings::{Budget, Settings, Share},
 };
 
 /// Bytes of a wire type: aya takes arrays of bytes as they are, and `zerocopy` proves the conversion.
@@ -105,7 +108,9 @@ impl Maps {
                 None => encode_info(&Owner::default(), &Settings::default()),
             };
             let directions = Directions::from_bits(session.directions).unwrap_or(Directions::Both);
-            let settings = self.decode_settings(&session, &info)?;
+            let program = session.filter.checked_sub(1).map(|index| self.filters.get(&index, 0));
+            let program = program.transpose().context("cannot read a filter")?;
+            let settings = decode_settings(&session, &info, program.map(|bytes| transmute!(bytes)));
             let tap = Tap { owner: decode_owner(&info), directions, settings };
             taps.insert(IfIndex(ifindex), Entry { tap, session });
         }
@@ -126,9 +131,11 @@ impl Maps {
             Some(filter) => self.put_filter(&filter.program, &taps)? + 1,
             None => 0,
         };
-        let limits = settings.rate.map_or_else(Limits::default, |rate| rate.limits());
+        if before.is_none() {
+            self.meters.set(id, &MeterBytes::default(), LOCKED).context("cannot clear a meter")?;
+        }
+        let limits = self.limits(id, settings, before)?;
         self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")?;
-        self.fill_meter(id, &settings.budget, before)?;
 
         let session = Session {
             id,
@@ -186,35 +193,41 @@ impl Maps {
         Ok(index)
     }
 
-    /// Fills up the budgets that are new, or all of them where there was none or one was used up.
-    fn fill_meter(&mut self, id: u32, budget: &Budget, before: Option<&Entry>) -> anyhow::Result<()> {
-        let old = match before {
-            Some(entry) if self.ended(entry)?.is_none() => Some(entry.tap.settings.budget),
-            _ => None,
+    /// The limits of a session. Budgets that are new count from now on, and so do all of them where there was none or one
+    /// was used up; the others go on. The meter is only read, so that nothing is lost of what is taken meanwhile.
+    fn limits(&self, id: u32, settings: &Settings, before: Option<&Entry>) -> anyhow::Result<Limits> {
+        let rate = settings.rate.map_or_else(Limits::default, |rate| rate.limits());
+        let (old, kept) = match before {
+            Some(entry) if self.ended(entry)?.is_none() => (entry.tap.settings.budget, self.limits_of(id)?),
+            _ => Default::default(),
         };
-        if old == Some(*budget) {
-            return Ok(());
-        }
-        let mut meter = if old.is_some() { self.meter(id)? } else { Meter::FULL };
-        let old = old.unwrap_or_default();
-        let is_new = before.is_none() || old == Budget::default();
-        if is_new || budget.duration != old.duration {
-            let end = |time: Duration| now_ns().map(|now| now.saturating_add(time.as_nanos() as u64));
-            meter.ends_ns = budget.duration.map(end).transpose()?.unwrap_or(NO_BUDGET);
-        }
-        if is_new || budget.packets != old.packets {
-            meter.packets_left = budget.packets.unwrap_or(NO_BUDGET);
-        }
-        if is_new || budget.bytes != old.bytes {
-            meter.bytes_left = budget.bytes.unwrap_or(NO_BUDGET);
-        }
-        let meter: [u64; size_of::<Meter>() / 8] = transmute!(meter);
-        let mut bytes = MeterBytes::default();
-        bytes[1..].copy_from_slice(&meter);
-        self.meters.set(id, &bytes, LOCKED).context("cannot write a meter")
+        let (meter, budget) = (self.meter(id)?, &settings.budget);
+        let is_new = old == Budget::default();
+        let end = |used: u64, budget: u64| used.saturating_add(budget);
+        Ok(Limits {
+            packets: match budget.packets {
+                same if !is_new && same == old.packets => kept.packets,
+                packets => packets.map_or(0, |packets| end(meter.packets, packets)),
+            },
+            bytes: match budget.bytes {
+                same if !is_new && same == old.bytes => kept.bytes,
+                bytes => bytes.map_or(0, |bytes| end(meter.bytes, bytes)),
+            },
+            ends_ns: match budget.duration {
+                same if !is_new && same == old.duration => kept.ends_ns,
+                None => 0,
+                Some(time) => end(now_ns()?, time.as_nanos() as u64),
+            },
+            ..rate
+        })
     }
 
-    /// What is left of a session's limits and budgets.
+    /// The limits that are written for a session, or the node.
+    fn limits_of(&self, id: u32) -> anyhow::Result<Limits> {
+        Ok(transmute!(self.limits.get(&id, 0).context("cannot read the limits")?))
+    }
+
+    /// What a session has used.
     fn meter(&self, id: u32) -> anyhow::Result<Meter> {
         let [_lock, meter @ ..] = self.meters.get(&id, LOCKED).context("cannot read a meter")?;
         Ok(transmute!(meter))
@@ -225,42 +238,16 @@ impl Maps {
         if entry.session.flags & SESSION_METERED == 0 {
             return Ok(None);
         }
-        let meter = self.meter(entry.session.id)?;
-        Ok(if meter.packets_left == 0 {
+        let id = entry.session.id;
+        let (limits, meter) = (self.limits_of(id)?, self.meter(id)?);
+        Ok(if is_used_up(meter.packets, limits.packets) {
             Some(Ended::Packets)
-        } else if meter.bytes_left == 0 {
+        } else if is_used_up(meter.bytes, limits.bytes) {
             Some(Ended::Bytes)
-        } else if now_ns()? >= meter.ends_ns {
+        } else if is_used_up(now_ns()?, limits.ends_ns) {
             Some(Ended::Duration)
         } else {
             None
-        })
-    }
-
-    fn decode_settings(&self, session: &Session, info: &TapOwner) -> anyhow::Result<Settings> {
-        let filter = match session.filter.checked_sub(1) {
-            Some(index) => {
-                let program: FilterProgram =
-                    transmute!(self.filters.get(&index, 0).context("cannot read a filter")?);
-                Some(Filter { text: text(&info.filter), program: program.into() })
-            }
-            None => None,
-        };
-        let asked = |value: u64| (value != 0).then_some(value);
-        let time = |ms: u64| asked(ms).map(Duration::from_millis);
-        let (packets, bits) = (asked(info.rate_packets), asked(info.rate_bits));
-        let rate = Rate { packets, bits, burst: Duration::from_millis(info.burst_ms) };
-        Ok(Settings {
-            filter,
-            sample: (session.sample != 0).then_some(Share(session.sample)),
-            seed: session.seed,
-            rate: (packets.is_some() || bits.is_some()).then_some(rate),
-            snaplen: (session.snaplen != 0).then_some(session.snaplen),
-            budget: Budget {
-                duration: time(info.budget_ms),
-                packets: asked(info.budget_packets),
-                bytes: asked(info.budget_bytes),
-            },
         })
     }
 
@@ -282,7 +269,7 @@ impl Maps {
             queueless: wire.flags & TARGET_QUEUELESS != 0,
             limits: match wire.flags & TARGET_METERED {
                 0 => Limits::default(),
-                _ => transmute!(self.limits.get(&NODE_METER, 0).context("cannot read the node's limits")?),
+                _ => self.limits_of(NODE_METER)?,
             },
         })
     }
@@ -292,13 +279,6 @@ impl Maps {
         let Target { name, ifindex, up, queueless, limits } = target;
         self.limits.set(NODE_METER, &transmute!(*limits), 0).context("cannot write the node's limits")?;
         let is_metered = *limits != Limits::default();
-        if is_metered && self.meter(NODE_METER)?.packets_left == 0 {
-            // Never used: a map begins with zeros, and a budget of zero has ended.
-            let meter: [u64; size_of::<Meter>() / 8] = transmute!(Meter::FULL);
-            let mut bytes = MeterBytes::default();
-            bytes[1..].copy_from_slice(&meter);
-            self.meters.set(NODE_METER, &bytes, LOCKED).context("cannot write the node's meter")?;
-        }
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         let flags =
             flag(*up, TARGET_UP) | flag(*queueless, TARGET_QUEUELESS) | flag(is_metered, TARGET_METERED);
@@ -338,77 +318,5 @@ fn found<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
         Err(MapError::KeyNotFound) => Ok(None),
         Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),
-    }
-}
-
-fn encode_info(owner: &Owner, settings: &Settings) -> TapOwner {
-    let Owner { pod, netns, nic, device } = owner;
-    let (uid, namespace, name) =
-        pod.as_ref().map_or(("", "", ""), |PodId { uid, namespace, name }| (uid, namespace, name));
-    let Settings { filter, sample: _, seed: _, rate, snaplen: _, budget } = settings;
-    let Budget { duration, packets, bytes } = budget;
-    let ms = |time: Duration| time.as_millis() as u64;
-    TapOwner {
-        netns_dev: netns.dev,
-        netns_ino: netns.ino,
-        pod_uid: fixed(uid),
-        pod_namespace: fixed(namespace),
-        pod_name: fixed(name),
-        nic: fixed(nic),
-        device: fixed(device),
-        rate_packets: rate.and_then(|rate| rate.packets).unwrap_or(0),
-        rate_bits: rate.and_then(|rate| rate.bits).unwrap_or(0),
-        burst_ms: rate.map_or(0, |rate| ms(rate.burst)),
-        budget_ms: duration.map_or(0, ms),
-        budget_packets: packets.unwrap_or(0),
-        budget_bytes: bytes.unwrap_or(0),
-        filter: fixed(filter.as_ref().map_or("", |filter| &filter.text)),
-    }
-}
-
-fn decode_owner(wire: &TapOwner) -> Owner {
-    let TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device, .. } = wire;
-    let pod = PodId { uid: text(pod_uid), namespace: text(pod_namespace), name: text(pod_name) };
-    Owner {
-        pod: (!pod.uid.is_empty()).then_some(pod),
-        netns: NetnsId { dev: *netns_dev, ino: *netns_ino },
-        nic: text(nic),
-        device: text(device),
-    }
-}
-
-/// A text filled up with zeros. Sources of texts keep within these sizes; a longer one would be cut.
-fn fixed<const N: usize>(text: &str) -> [u8; N] {
-    let mut bytes = [0; N];
-    let end = text.floor_char_boundary(N);
-    bytes[..end].copy_from_slice(&text.as_bytes()[..end]);
-    bytes
-}
-
-fn text(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        /// What is written of an owner is what is read back.
-        #[test]
-        fn owners_survive_the_map(
-            uid in "[a-f0-9-]{1,64}", namespace in "[a-z]{1,63}", name in "[a-z.]{1,253}",
-            nic in "\\PC{0,5}", device in "\\PC{0,3}", dev: u64, ino: u64, has_pod: bool,
-        ) {
-            let pod = has_pod.then_some(PodId { uid, namespace, name });
-            let owner = Owner { pod, netns: NetnsId { dev, ino }, nic, device };
-            prop_assume!(owner.nic.len() <= 16 && owner.device.len() <= 16);
-            prop_assume!(!owner.nic.contains('\0') && !owner.device.contains('\0'));
-            let bytes: OwnerBytes = transmute!(encode_info(&owner, &Settings::default()));
-            prop_assert_eq!(decode_owner(&transmute!(bytes)), owner);
-        }
     }
 }

@@ -11,6 +11,7 @@ pub mod hooks;
 pub mod maps;
 pub mod pins;
 pub mod readout;
+mod wire;
 
 use std::future::Future;
 

@@ -106,6 +106,7 @@ mod tests {
             peer: Some(Peer { ifindex: peer, nsid }),
             queueless: true,
             mtu: 1500,
+            offloads: Default::default(),
             alias: None,
         };
         (link.ifindex, link)

@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use super::{
     ALIAS,
     netlink::{dump, os_error},
+    offloads,
     sink::drop_received,
 };
 
@@ -26,7 +27,12 @@ const NAME_MAX: usize = 15;
 const MTU_WITHOUT_IPV6: u32 = 1279;
 
 /// Makes the mirror interface `name`, and leaves nothing behind if it fails.
-pub(super) async fn mirror(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<()> {
+pub(super) async fn mirror(
+    handle: &Handle,
+    name: &str,
+    mtu: u32,
+    keeps_offloads: bool,
+) -> anyhow::Result<()> {
     let dummy = silent(LinkMessageBuilder::<LinkDummy>::new(name), mtu).build();
     let peer = match add(handle, dummy).await {
         Ok(()) => None,
@@ -39,6 +45,10 @@ pub(super) async fn mirror(handle: &Handle, name: &str, mtu: u32) -> anyhow::Res
             swallow(handle, peer)
                 .await
                 .with_context(|| format!("cannot make {peer} drop what it receives"))?;
+        }
+        if !keeps_offloads {
+            // While it is down: not one copy leaves it otherwise.
+            offloads::switch(name, false)?;
         }
         for device in [Some(name), peer.as_deref()].into_iter().flatten() {
             finish(handle, device, mtu)
@@ -54,10 +64,24 @@ pub(super) async fn mirror(handle: &Handle, name: &str, mtu: u32) -> anyhow::Res
         return Err(error);
     }
     match peer {
-        None => info!(mirror_iface = name, kind = "dummy", mtu, "made the mirror interface"),
+        None => info!(
+            mirror_iface = name,
+            kind = "dummy",
+            mtu,
+            offloads = keeps_offloads,
+            "made the mirror interface"
+        ),
         Some(peer) => {
             let reason = "the kernel has no dummy driver";
-            info!(mirror_iface = name, kind = "veth", peer, mtu, reason, "made the mirror interface");
+            info!(
+                mirror_iface = name,
+                kind = "veth",
+                peer,
+                mtu,
+                offloads = keeps_offloads,
+                reason,
+                "made the mirror interface"
+            );
         }
     }
     Ok(())

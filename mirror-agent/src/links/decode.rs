@@ -18,6 +18,7 @@ pub(super) fn link(message: LinkMessage) -> Link {
         queueless: false,
         mtu: 0,
         alias: None,
+        offloads: None,
     };
     let (mut info_kind, mut qdisc) = (None, String::new());
     let (mut peer_ifindex, mut peer_nsid) = (0, None);
@@ -119,6 +120,7 @@ mod tests {
                 queueless: true,
                 mtu: 1450,
                 alias: Some("hello".into()),
+                offloads: None,
             }
         );
     }

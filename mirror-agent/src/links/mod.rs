@@ -11,6 +11,7 @@ mod create;
 mod decode;
 mod inside;
 mod netns;
+mod offloads;
 mod procfs;
 mod sink;
 #[cfg(test)]
@@ -33,11 +34,16 @@ pub enum LinkChange {
         name: String,
         /// Its MTU in bytes.
         mtu: u32,
+        /// Whether it keeps its offloads.
+        offloads: bool,
     },
     /// Brings a device up.
     SetUp(IfIndex),
     /// Changes the MTU of a device, in bytes.
     SetMtu(IfIndex, u32),
+    /// Switches those offloads of a device on or off that can be (see [`crate::model::Offloads`]). An error if one of
+    /// them does not follow.
+    SetOffloads(IfIndex, bool),
     /// Deletes a device, and with it the other end of a veth pair. Not an error if it has gone already.
     Delete(IfIndex),
 }

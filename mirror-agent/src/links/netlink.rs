@@ -26,7 +26,7 @@ use rtnetlink::{
 use tokio::{sync::Notify, task::JoinSet};
 use tracing::error;
 
-use super::{LinkChange, LinkTable, PodNetns, create, decode, inside::Inside, netns::Netns};
+use super::{LinkChange, LinkTable, PodNetns, create, decode, inside::Inside, netns::Netns, offloads};
 use crate::model::{IfIndex, Link, LinkSnapshot};
 
 /// Devices, tc filters and qdiscs, and ids of namespaces.
@@ -41,6 +41,8 @@ const DUMP_ATTEMPTS: u32 = 16;
 /// The devices of the network namespace that it was made in.
 pub struct Netlink {
     inside: Inside,
+    /// The device of which a snapshot has the offloads too.
+    mirror: Option<String>,
     changed: Arc<Notify>,
     /// The task that waits for events; it ends with this value.
     _events: JoinSet<()>,
@@ -55,7 +57,13 @@ impl Netlink {
         let first = listen(Arc::clone(&changed)).context("cannot listen for changes of network devices")?;
         let mut events = JoinSet::new();
         events.spawn(watch(first, Arc::clone(&changed)));
-        Ok(Self { inside: Inside::new(host), changed, _events: events })
+        Ok(Self { inside: Inside::new(host), mirror: None, changed, _events: events })
+    }
+
+    /// Lets snapshots tell the offloads of this device of the node too.
+    #[must_use]
+    pub fn with_offloads_of(self, mirror: &str) -> Self {
+        Self { mirror: Some(mirror.to_owned()), ..self }
     }
 }
 
@@ -63,7 +71,10 @@ impl LinkTable for Netlink {
     async fn snapshot(&mut self, pods: &[PodNetns]) -> anyhow::Result<LinkSnapshot> {
         serve(connect()?, async |handle| {
             // First, because the kernel gives a pod's namespace its id when it describes the host end of its veth.
-            let host = dump(handle).await?;
+            let mut host = dump(handle).await?;
+            if let Some(mirror) = host.values_mut().find(|link| Some(&link.name) == self.mirror.as_ref()) {
+                mirror.offloads = offloads::read(&mirror.name);
+            }
             let pods = self.inside.read(handle, &host, pods).await?;
             Ok(LinkSnapshot { host, pods })
         })
@@ -73,7 +84,9 @@ impl LinkTable for Netlink {
 
     async fn apply(&mut self, change: &LinkChange) -> anyhow::Result<()> {
         serve(connect()?, async |handle| match change {
-            LinkChange::CreateMirror { name, mtu } => create::mirror(handle, name, *mtu).await,
+            LinkChange::CreateMirror { name, mtu, offloads } => {
+                create::mirror(handle, name, *mtu, *offloads).await
+            }
             LinkChange::SetUp(ifindex) => {
                 let up = LinkUnspec::new_with_index(ifindex.0).up().build();
                 let done = handle.link().change(up).execute().await.map_err(os_error);
@@ -85,6 +98,12 @@ impl LinkTable for Netlink {
                 done.with_context(|| {
                     format!("cannot set the MTU of the device with index {ifindex} to {mtu}")
                 })
+            }
+            LinkChange::SetOffloads(ifindex, on) => {
+                let links = dump(handle).await?;
+                let link =
+                    links.get(ifindex).with_context(|| format!("there is no device with index {ifindex}"))?;
+                offloads::switch(&link.name, *on)
             }
             LinkChange::Delete(ifindex) => {
                 match handle.link().del(ifindex.0).execute().await.map_err(os_error) {

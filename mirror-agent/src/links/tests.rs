@@ -27,10 +27,10 @@ use tokio::{sync::oneshot, time::timeout};
 use super::{ALIAS, LinkChange, LinkTable, PodNetns, netlink::Netlink, netns::netns_id};
 use crate::model::{IfIndex, Link, LinkKind, Peer, PodLinks};
 
-const DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Runs a test in a network namespace of its own, which goes with the thread.
-fn on_a_node<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+pub(super) fn on_a_node<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let node = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("this test needs root: it makes a network namespace");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -62,13 +62,13 @@ impl PodNs {
 }
 
 /// A plain rtnetlink connection, to set the scene with.
-fn handle() -> Handle {
+pub(super) fn handle() -> Handle {
     let (connection, handle, _) = rtnetlink::new_connection().unwrap();
     tokio::spawn(connection);
     handle
 }
 
-async fn add(handle: &Handle, message: LinkMessage) {
+pub(super) async fn add(handle: &Handle, message: LinkMessage) {
     handle.link().add(message).execute().await.unwrap();
 }
 
@@ -93,12 +93,12 @@ async fn snapshot_of(netlink: &mut Netlink, path: &Path) -> (Vec<Link>, Result<P
     (snapshot.host.into_values().collect(), snapshot.pods.remove("uid").unwrap())
 }
 
-async fn by_name(netlink: &mut Netlink, name: &str) -> Option<Link> {
+pub(super) async fn by_name(netlink: &mut Netlink, name: &str) -> Option<Link> {
     netlink.snapshot(&[]).await.unwrap().by_name(name).cloned()
 }
 
 /// Until no event has come for a while.
-async fn quiet(netlink: &mut Netlink) {
+pub(super) async fn quiet(netlink: &mut Netlink) {
     while timeout(Duration::from_millis(100), netlink.changed()).await.is_ok() {}
 }
 
@@ -277,7 +277,10 @@ fn the_mirror_interface_is_made_silent_and_ours() {
         let (mut netlink, handle) = (Netlink::new().unwrap(), handle());
         // As on a node: it is when forwarding that the kernel would report groups on the new device.
         std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
-        netlink.apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535 }).await.unwrap();
+        netlink
+            .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: true })
+            .await
+            .unwrap();
 
         let mirror = by_name(&mut netlink, "mirror0").await.unwrap();
         let devices = match mirror.kind {
@@ -300,7 +303,9 @@ fn the_mirror_interface_is_made_silent_and_ours() {
         }
         assert_eq!(netlink.snapshot(&[]).await.unwrap().host.len(), devices.len() + 1, "and loopback");
 
-        let again = netlink.apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 1500 }).await;
+        let again = netlink
+            .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 1500, offloads: true })
+            .await;
         let again = format!("{:#}", again.unwrap_err());
         assert!(again.contains("mirror0") && again.contains("File exists (os error 17)"), "{again}");
 
@@ -316,7 +321,10 @@ fn a_copied_broadcast_does_not_reach_the_node_itself() {
     on_a_node(|| async {
         let mut netlink = Netlink::new().unwrap();
         netlink.apply(&LinkChange::SetUp(IfIndex(1))).await.unwrap();
-        netlink.apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 1500 }).await.unwrap();
+        netlink
+            .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 1500, offloads: true })
+            .await
+            .unwrap();
         let mirror = by_name(&mut netlink, "mirror0").await.unwrap();
         let server = UdpSocket::bind("0.0.0.0:67").unwrap();
         server.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -373,7 +381,9 @@ fn a_mirror_interface_that_cannot_be_finished_is_deleted_again() {
     on_a_node(|| async {
         let mut netlink = Netlink::new().unwrap();
         // Creation starts with an MTU that every driver takes; this one is refused when it is set.
-        let made = netlink.apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: u32::MAX }).await;
+        let made = netlink
+            .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: u32::MAX, offloads: true })
+            .await;
         let error = format!("{:#}", made.unwrap_err());
         assert!(error.contains("mirror0") && error.contains("os error 22"), "{error}");
         assert_eq!(netlink.snapshot(&[]).await.unwrap().host.len(), 1, "loopback only");

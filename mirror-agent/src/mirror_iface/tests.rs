@@ -1,7 +1,10 @@
 //! Which devices may be the mirror interface, and who makes it.
 
 use super::*;
-use crate::{links::ALIAS, model::Peer};
+use crate::{
+    links::ALIAS,
+    model::{Offloads, Peer},
+};
 
 fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
     Link {
@@ -15,6 +18,7 @@ fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
         queueless: true,
         mtu: 1500,
         alias: None,
+        offloads: None,
     }
 }
 
@@ -42,7 +46,7 @@ fn installed(link: &Link) -> Target {
 }
 
 fn create(mtu: u32) -> LinkChange {
-    LinkChange::CreateMirror { name: "mirror0".into(), mtu }
+    LinkChange::CreateMirror { name: "mirror0".into(), mtu, offloads: true }
 }
 
 #[test]
@@ -83,6 +87,48 @@ fn ours_is_deleted_when_it_was_renamed_or_is_not_wanted_any_more() {
     let foreign = Link { alias: None, ..renamed };
     let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
     assert_eq!(mirror.changes(&world([foreign]), &installed(&ours())), [create(65535)]);
+}
+
+fn features(on: &[&str], off: &[&str], fixed: &[&str]) -> Option<Offloads> {
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    Some(Offloads { on: set(on), off: set(off), fixed: set(fixed) })
+}
+
+#[test]
+fn offloads_that_are_not_wanted_are_switched_off_whenever_they_are_on() {
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default()).offloads(false);
+    let nothing = Target::default();
+    let made = LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: false };
+    assert_eq!(mirror.changes(&world([]), &nothing), [made]);
+
+    let on = Link { offloads: features(&["tx-checksum-ipv4"], &["tx-tcp-segmentation"], &[]), ..dummy() };
+    let off = Link { offloads: features(&[], &["tx-checksum-ipv4"], &["tx-gso-list"]), ..dummy() };
+    let unknown = Link { offloads: None, ..dummy() };
+    let switch_off = [LinkChange::SetOffloads(IfIndex(9), false)];
+    for _ in 0..2 {
+        // Ours or not: it was told so. What cannot be read is tried, so that it is told why it fails.
+        assert_eq!(mirror.changes(&world([on.clone()]), &nothing), switch_off);
+        assert_eq!(mirror.changes(&world([off.clone()]), &nothing), []);
+        assert_eq!(mirror.changes(&world([unknown.clone()]), &nothing), switch_off);
+    }
+    assert_eq!(mirror.fixed_offloads(&world([on.clone()])), None);
+    let fixed = mirror.fixed_offloads(&world([off.clone()])).cloned();
+    assert_eq!(fixed, Some(["tx-gso-list".to_owned()].into()));
+    let mirror = mirror.offloads(true);
+    assert_eq!(mirror.fixed_offloads(&world([off])), None, "nobody wants them off");
+}
+
+#[test]
+fn offloads_come_back_on_a_device_of_ours_when_the_agent_starts() {
+    let off = |link: Link| Link { offloads: features(&[], &["tx-checksum-ipv4"], &[]), ..link };
+    let nothing = Target::default();
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
+    assert_eq!(mirror.changes(&world([off(ours())]), &nothing), [LinkChange::SetOffloads(IfIndex(9), true)]);
+    assert_eq!(mirror.changes(&world([off(ours())]), &nothing), [], "somebody has switched them off since");
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
+    assert_eq!(mirror.changes(&world([ours()]), &nothing), []);
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
+    assert_eq!(mirror.changes(&world([off(dummy())]), &nothing), [], "it is not ours");
 }
 
 #[test]

@@ -51,7 +51,7 @@ impl LinkTable for Table {
 
     async fn apply(&mut self, change: &LinkChange) -> anyhow::Result<()> {
         self.applied.push(change.clone());
-        if let LinkChange::CreateMirror { name, mtu } = change {
+        if let LinkChange::CreateMirror { name, mtu, .. } = change {
             let mirror = Link {
                 name: name.clone(),
                 mtu: *mtu,
@@ -80,6 +80,7 @@ fn link(ifindex: u32, kind: LinkKind) -> Link {
         queueless: true,
         mtu: 1500,
         alias: None,
+        offloads: None,
     }
 }
 
@@ -138,7 +139,10 @@ async fn chosen_pods_are_tapped_and_the_mirror_interface_is_made() {
     add_pod(&mut world, 2);
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     assert_eq!(tapped(&world), [11, 12]);
-    assert_eq!(world.links.applied, [LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535 }]);
+    assert_eq!(
+        world.links.applied,
+        [LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: true }]
+    );
     assert_eq!(world.dataplane.actual.target.ifindex, Some(IfIndex(90)));
 }
 

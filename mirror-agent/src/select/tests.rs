@@ -36,6 +36,7 @@ fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link
         queueless: true,
         mtu: 1500,
         alias: None,
+        offloads: None,
     }
 }
 

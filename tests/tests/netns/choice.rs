@@ -23,13 +23,13 @@ in_both_modes!(
 const FILTER: &str = "podmirror.io/filter";
 
 /// What a tap has counted: packets by direction and verdict.
-type Verdicts = BTreeMap<String, u64>;
+pub(crate) type Verdicts = BTreeMap<String, u64>;
 
 /// Whether a frame is one that a filter must let through.
 type Matches = fn(&[u8]) -> bool;
 
 /// Adds what a pod has sent and received to what its tap must have counted.
-fn count(
+pub(crate) fn count(
     verdicts: &mut Verdicts,
     (sent, received): &(Frames, Frames),
     verdict: impl Fn(&[u8]) -> &'static str,
@@ -42,7 +42,7 @@ fn count(
 }
 
 #[track_caller]
-fn wait_counted(lab: &Lab, pod: &PodNs, expected: &Verdicts) {
+pub(crate) fn wait_counted(lab: &Lab, pod: &PodNs, expected: &Verdicts) {
     lab.wait_status(|status| {
         let counted = status.tap(pod.veth_host()).verdicts();
         check(counted == *expected, || format!("{counted:?} are counted, not {expected:?}"))

@@ -13,6 +13,7 @@ use crate::{MIRROR, Node, any_mode, mirror_iface::packets, with_qdisc};
 in_both_modes!(
     sixty_pings_in_a_flood_are_all_mirrored,
     a_budget_of_packets_is_exact,
+    a_budget_goes_on_exactly_while_another_changes,
     a_rate_is_kept_under_a_flood_from_both_sides,
 );
 
@@ -208,6 +209,33 @@ fn flooded_at(lab: &Lab, web: &PodNs, db: &PodNs, rate: f64) -> Status {
     assert!(limited >= copied, "no flood: {limited} over the limit, {copied} below");
     assert_eq!(packets(lab, MIRROR) - mirrored, copied);
     status
+}
+
+fn a_budget_goes_on_exactly_while_another_changes(mode: AttachMode) {
+    const PACKETS: u64 = 100_000;
+    let Node { web, db, lab } = &Node::bridged("others");
+    let with = |gib: u32| [chosen(web, &[("packets", "100k"), ("bytes", &format!("{gib}GiB"))])];
+    let pods = PodsFile::new(lab, &with(1));
+    let _agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let floods = Floods::between(web, db);
+    let mut changes = 0;
+    // Long before the end: a change after it would begin anew.
+    while lab.status().tap(web.veth_host()).total("copied") < PACKETS / 2 {
+        changes += 1;
+        pods.write(&with(1 + changes));
+        lab.wait_status(|status| {
+            let bytes = status.tap(web.veth_host()).settings["bytes"].as_u64();
+            check(bytes == Some(u64::from(1 + changes) << 30), || format!("{bytes:?} is the budget of bytes"))
+        });
+    }
+    wait_ended(lab, web, Some("packets"));
+    floods.go_on(100);
+    floods.stop();
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert_eq!(tap.total("copied"), PACKETS, "after {changes} changes: {tap:?}");
+    assert!(changes > 0 && tap.total("ended") > 0, "{tap:?}");
 }
 
 fn a_rate_is_kept_under_a_flood_from_both_sides(mode: AttachMode) {

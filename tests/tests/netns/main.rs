@@ -30,6 +30,7 @@ mod harness;
 mod limits;
 mod mirror_iface;
 mod neighbours;
+mod offloads;
 mod pods;
 mod processes;
 

@@ -70,8 +70,8 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             jump_false,
             reserved
         }),
-        layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks }),
-        layout!(Meter { packet_credit, byte_credit, counted_ns, packets_left, bytes_left, ends_ns }),
+        layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns }),
+        layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),
         layout!(Target { ifindex, flags, name }),
         layout!(Counter { packets, bytes }),
         layout!(SessionCounters { counters }),

@@ -1,0 +1,210 @@
+//! `--mirror-offloads`: copies as they would be on a wire, and the pods' own packets as ever.
+
+use std::collections::BTreeMap;
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Conversation, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, check, eventually,
+};
+
+use crate::{
+    Inside, MIRROR, Node, any_mode,
+    choice::{Verdicts, count, wait_counted},
+    shows, split,
+};
+
+in_both_modes!(
+    without_offloads_copies_are_as_on_a_wire,
+    super_frames_that_are_cut_stay_one_copy_without_offloads,
+);
+
+const OFF: [&str; 2] = ["--mirror-offloads", "off"];
+/// Bytes of a frame on a wire with an MTU of 1500.
+const WIRE: usize = 1514;
+
+/// The features of a device of the node, as `ethtool -k` lists them: "off", "on [fixed]", ...
+fn features(lab: &Lab, device: &str) -> BTreeMap<String, String> {
+    let list = lab.node().run(&format!("ethtool -k {device}"));
+    let lines = list.lines().filter_map(|line| line.trim().split_once(": "));
+    lines.map(|(name, state)| (name.to_owned(), state.to_owned())).collect()
+}
+
+/// Whether a device leaves no segments and checksums to do, or, with `on`, takes those of TCP.
+fn offloads_are(lab: &Lab, device: &str, on: bool) -> Result<(), String> {
+    let features = features(lab, device);
+    let named = |name: &str| features[name].starts_with("on");
+    let takes_any = features.iter().any(|(name, state)| {
+        let offload = name.starts_with("tx-checksum-")
+            || name.starts_with("tx-") && name.ends_with("-segmentation")
+            || name == "tcp-segmentation-offload";
+        offload && state.starts_with("on")
+    });
+    let takes_tcp =
+        ["tx-checksum-ip-generic", "tx-tcp-segmentation", "tx-tcp6-segmentation"].into_iter().all(named);
+    let right = if on { takes_tcp } else { !takes_any };
+    check(right, || format!("{device} has these offloads: {features:#?}"))
+}
+
+/// Bulk transfers, datagrams that are fragmented and others, and pings.
+fn talk(web: &PodNs, db: &PodNs) {
+    for address in [db.v4(), db.v6()] {
+        // The bytes that arrive are compared with those that were sent.
+        Conversation::open(web, db, address).exchange(1_000_000);
+        web.udp_echo(db, address, &[0, 1, 1400, 9000]);
+        web.ping(address, 5, 1400);
+    }
+}
+
+/// Lets two pods talk while the first is mirrored, and checks the copies: `expected` tells what must be shown of what
+/// the pod has sent and received. Returns that.
+#[track_caller]
+fn shown(node: &Node, mirror: Capture, expected: impl Fn(&Frames) -> Frames) -> (Frames, Frames) {
+    let Node { web, db, .. } = node;
+    let (inside, at_db) = (Inside::of(web), Inside::of(db));
+    talk(web, db);
+    shows(&mirror, || expected(&inside.capture.frames()));
+    let (sent, received) = inside.stop();
+    mirror.stop().same_as(&expected(&sent.and(&received))).unwrap();
+    // The pods' own packets are super-frames, at both ends the same.
+    for frames in [&sent, &received] {
+        assert!(frames.iter().any(|(frame, _)| frame.len() > WIRE), "TCP uses super-frames");
+    }
+    let from = |frames: &Frames, pod: &PodNs| split(pod.eth0().mac, frames).0;
+    let (sent_by_db, received_by_db) = at_db.stop();
+    from(&received_by_db, web).same_as(&sent).unwrap();
+    from(&received, db).same_as(&sent_by_db).unwrap();
+    (sent, received)
+}
+
+#[track_caller]
+fn shown_as_they_are(node: &Node, mirror: &str) -> (Frames, Frames) {
+    shown(node, Capture::start(node.lab.node(), mirror), Frames::clone)
+}
+
+#[track_caller]
+fn shown_as_on_a_wire(node: &Node, mirror: &str) -> (Frames, Frames) {
+    let frames = shown(node, Capture::of_wire(node.lab.node(), mirror), Frames::on_a_wire);
+    let wire = frames.0.and(&frames.1).on_a_wire();
+    assert!(wire.iter().all(|(frame, _)| frame.len() <= WIRE), "{wire}");
+    frames
+}
+
+fn without_offloads_copies_are_as_on_a_wire(mode: AttachMode) {
+    let node = &Node::bridged("wire");
+    let Node { web, lab, .. } = node;
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, mode, &pods, &OFF);
+    lab.wait_mirrored(&[web]);
+    offloads_are(lab, MIRROR, false).unwrap();
+    let frames = shown_as_on_a_wire(node, MIRROR);
+    let mut expected = Verdicts::new();
+    count(&mut expected, &frames, |_| "copied");
+    wait_counted(lab, web, &expected);
+    agent.stop();
+
+    // The next agent is not told so: it is our device, so it is as we make one again, and copies are as they come.
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    agent.wait_for_log(&["takes copies"]);
+    offloads_are(lab, MIRROR, true).unwrap();
+    let frames = shown_as_they_are(node, MIRROR);
+    count(&mut expected, &frames, |_| "copied");
+    wait_counted(lab, web, &expected);
+}
+
+fn super_frames_that_are_cut_stay_one_copy_without_offloads(mode: AttachMode) {
+    const SNAPLEN: usize = 96;
+    let Node { web, db, lab } = &Node::bridged("cut-wire");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true").annotated("podmirror.io/snaplen", "96")]);
+    let _agent = Agent::run(lab, mode, &pods, &OFF);
+    lab.wait_mirrored(&[web]);
+    // All but the checksum of TCP, which is made of the bytes that are left, and the identification is the first's.
+    let cut = |frames: &Frames| {
+        frames.iter().fold(Frames::default(), |cut, (frame, times)| {
+            let mut kept = frame[..frame.len().min(SNAPLEN)].to_vec();
+            if let Some(checksum) = kept.get_mut(50..52).filter(|_| frame[12..14] == [8, 0]) {
+                checksum.fill(0);
+            }
+            cut.with(&kept, times)
+        })
+    };
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    Conversation::open(web, db, db.v4()).exchange(1_000_000);
+    eventually(SOON, || cut(&mirror.frames()).same_as(&cut(&inside.capture.frames())));
+    let (sent, received) = inside.stop();
+    assert!(sent.iter().any(|(frame, _)| frame.len() > WIRE), "TCP uses super-frames");
+    cut(&mirror.stop()).same_as(&cut(&sent.and(&received))).unwrap();
+}
+
+#[test]
+fn the_mirror_interface_has_no_offloads_after_it_was_deleted_or_given_them() {
+    let node = &Node::bridged("again");
+    let Node { web, lab, .. } = node;
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let arguments = ["run", "--pods-from", pods.path(), "--attach", any_mode().name()];
+    let agent = Agent::with_environment(lab, &arguments, &[("MIRROR_OFFLOADS", "off")]);
+    let ifindex = lab.wait_mirrored(&[web]).mirror.ifindex;
+    lab.node().ip(&format!("link delete {MIRROR}"));
+    let status = lab.wait_status(|status| {
+        let again = status.mirror.up && status.mirror.ifindex.is_some_and(|now| Some(now) != ifindex);
+        check(again, || "the mirror interface is not made again".into())
+    });
+    // From its first moment: nobody has to wait for it.
+    offloads_are(lab, MIRROR, false).unwrap();
+    shown_as_on_a_wire(node, MIRROR);
+
+    lab.node().run(&format!("ethtool -K {MIRROR} tx on tso on"));
+    eventually(SOON, || offloads_are(lab, MIRROR, false));
+    shown_as_on_a_wire(node, MIRROR);
+    assert_eq!(lab.status().mirror.ifindex, status.mirror.ifindex);
+    assert_eq!(agent.log_with(&["WARN"]).len() + agent.log_with(&["ERROR"]).len(), 0, "{:#?}", agent.log());
+}
+
+#[test]
+fn a_device_that_exists_loses_its_offloads_only_when_that_was_told() {
+    let node = &Node::bridged("found-wire");
+    let Node { web, lab, .. } = node;
+    lab.node().ip("link add cap0 type veth peer name cap1");
+    lab.node().ip("link set cap1 up");
+    let before = features(lab, "cap0");
+    offloads_are(lab, "cap0", true).unwrap();
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let iface = ["--mirror-iface", "cap0"];
+    for (arguments, stays) in [(&iface[..], true), (&[iface, OFF].concat(), false), (&iface[..], false)] {
+        let agent = Agent::run(lab, any_mode(), &pods, arguments);
+        agent.wait_for_log(&["takes copies"]);
+        lab.wait_mirrored(&[web]);
+        if stays {
+            assert_eq!(features(lab, "cap0"), before);
+            shown_as_they_are(node, "cap0");
+        } else {
+            // Also when the flag is gone: what was on before is not known any more.
+            offloads_are(lab, "cap0", false).unwrap();
+            shown_as_on_a_wire(node, "cap0");
+        }
+        agent.stop();
+    }
+    let after = features(lab, "cap0");
+    lab.cleanup();
+    assert_eq!(features(lab, "cap0"), after, "it is left as it is");
+    lab.node().run("ethtool -K cap0 tx on tso on");
+    offloads_are(lab, "cap0", true).unwrap();
+}
+
+#[test]
+fn offloads_that_cannot_be_switched_off_are_named_once() {
+    let node = &Node::bridged("fixed");
+    let Node { web, lab, .. } = node;
+    lab.node().ip("link add cap0 type veth peer name cap1");
+    lab.node().ip("link set cap1 up");
+    lab.node().ip("link set cap0 up");
+    // A macvlan leaves everything to the device below.
+    lab.node().ip("link add stiff link cap0 type macvlan");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[&["--mirror-iface", "stiff"][..], &OFF].concat());
+    lab.wait_mirrored(&[web]);
+    let line = agent.wait_for_log(&["cannot switch these offloads off"]);
+    for part in ["WARN", "stiff", "tx-checksum-ip-generic", "tx-tcp-segmentation"] {
+        assert!(line.contains(part), "no {part:?} in {line}");
+    }
+    shown_as_they_are(node, "stiff");
+    assert_eq!(agent.log_with(&["offloads"]).len(), 1, "{:#?}", agent.log());
+}
