@@ -14,6 +14,7 @@ mod apt;
 mod archive;
 mod bench;
 mod build_ebpf;
+mod cluster;
 mod demo;
 #[expect(dead_code, reason = "what is for the build scripts only")]
 mod ebpf;
@@ -44,6 +45,8 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Build the eBPF objects, and bring the tools for it.
     BuildEbpf,
+    /// A real Kubernetes node on this machine.
+    Cluster(cluster::ClusterArgs),
     /// Show it: two pods, one of them mirrored.
     Demo,
     /// Check format, lints, layers, dependencies and spelling.
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Bench(args) => bench::run(args),
         Task::BuildEbpf => build_ebpf::run(),
+        Task::Cluster(args) => cluster::run(args),
         Task::Demo => demo::run(),
         Task::Lint => lint::run(),
         Task::Test(args) => test::run(args),

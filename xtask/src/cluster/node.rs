@@ -1,0 +1,252 @@
+//! The node: containerd with runc and CNI, kubelet, kube-proxy.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, process::Command};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use super::{
+    BRIDGE, NODE, NODE_CIDR, NODE_IP, POD_CIDR, SERVICE_IP,
+    binaries::Binaries,
+    component::{Component, process},
+    control::{answers, kubectl, wait_for},
+    images, pki,
+    state::{self, Cni},
+};
+use crate::process::{Run as _, command};
+
+/// The components, in the order of their start.
+pub(super) const COMPONENTS: [&str; 3] = ["containerd", "kubelet", "kube-proxy"];
+/// The name under which CNI keeps its records.
+pub(super) const NETWORK: &str = "podmirror-cluster";
+/// kube-proxy's tables of nftables.
+const TABLES: [(&str, &str); 2] = [("ip", "kube-proxy"), ("ip6", "kube-proxy")];
+
+/// Starts what does not run, and waits until the node takes pods.
+pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
+    configure(binaries, cni)?;
+    containerd(binaries).up(|| ctr(binaries).arg("version").succeeds())?;
+    images::import_own(binaries)?;
+    kubelet(binaries).up(|| answers(10248, "/healthz") && takes_pods(binaries))?;
+    kube_proxy(binaries).up(|| answers(10256, "/healthz"))?;
+    wait_for("the API server at its address for pods", || {
+        let server = format!("--server=https://{SERVICE_IP}:443");
+        kubectl(binaries).args([&server, "--request-timeout=1s", "get", "--raw", "/version"]).succeeds()
+    })
+}
+
+/// containerd's own client.
+pub(super) fn ctr(binaries: &Binaries) -> Command {
+    let mut ctr = command(binaries.debian("usr/bin/ctr"));
+    ctr.args(["--address", state::CONTAINERD, "--namespace", "k8s.io"]);
+    ctr
+}
+
+/// Whether pods can be run now.
+pub(super) fn is_up() -> bool {
+    COMPONENTS.into_iter().all(|name| process(name).is_some())
+}
+
+/// Removes the rules that kube-proxy leaves behind.
+pub(super) fn remove_tables(binaries: &Binaries) -> Result<()> {
+    let nft = || command(state::path("bin/nft"));
+    // Where the programs have been removed there is nothing to ask; nor was there before the first start.
+    if !binaries.debian("usr/sbin/nft").exists() || !state::path("bin/nft").exists() {
+        return Ok(());
+    }
+    let tables = nft().args(["list", "tables"]).read()?;
+    for (family, name) in TABLES {
+        if tables.lines().any(|line| line == format!("table {family} {name}")) {
+            nft().args(["delete", "table", family, name]).run()?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the node is ready, and the controller manager has taken away what kept pods from it until then.
+fn takes_pods(binaries: &Binaries) -> bool {
+    const STATE: &str = r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}{.spec.taints}"#;
+    let node = kubectl(binaries).args(["get", "node", NODE, "--ignore-not-found", "-o", STATE]).output();
+    node.is_ok_and(|output| output.stdout == b"True")
+}
+
+/// Writes the configurations, and the programs that stand in `bin`.
+fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
+    for dir in ["bin", "cni/net.d"] {
+        fs::create_dir_all(state::path(dir))?;
+    }
+    let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|dir| binaries.debian(dir));
+    script(
+        "bin/nft",
+        &format!(
+            "LD_LIBRARY_PATH='{}:{}' exec '{}' \"$@\"",
+            libraries[0].display(),
+            libraries[1].display(),
+            binaries.debian("usr/sbin/nft").display()
+        ),
+    )?;
+    let ctr = binaries.debian("usr/bin/ctr");
+    script(
+        "bin/ctr",
+        &format!("exec '{}' --address {} --namespace k8s.io \"$@\"", ctr.display(), state::CONTAINERD),
+    )?;
+    let config =
+        |name: &str, text: String| fs::write(state::path(name), text).with_context(|| name.to_owned());
+    config("containerd.toml", containerd_config(binaries))?;
+    config("cni/net.d/10-podmirror.conflist", cni_config(cni).to_string())?;
+    config("kubelet.json", kubelet_config().to_string())?;
+    config("kube-proxy.json", kube_proxy_config().to_string())
+}
+
+/// A program that is a line of shell.
+fn script(name: &str, line: &str) -> Result<()> {
+    let path = state::path(name);
+    fs::write(&path, format!("#!/bin/sh\n{line}\n"))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+/// kubectl and the other programs for people, at a place that no version changes.
+pub(super) fn link_kubectl(binaries: &Binaries) -> Result<()> {
+    let link = state::path("bin/kubectl");
+    fs::create_dir_all(state::path("bin"))?;
+    if !link.is_symlink() {
+        symlink(binaries.built("kubectl"), link)?;
+    }
+    Ok(())
+}
+
+fn containerd(binaries: &Binaries) -> Component {
+    Component::new("containerd", binaries.debian("usr/bin/containerd"), &[])
+        .arguments(&format!("--config={}", state::text("containerd.toml")))
+        .finds_in(binaries.debian("usr/bin"))
+}
+
+/// `restrict_oom_score_adj`: without CAP_SYS_RESOURCE, as in a virtual machine's container, runc would fail otherwise,
+/// and say nothing of why.
+fn containerd_config(binaries: &Binaries) -> String {
+    let (dir, socket, pause) = (state::DIR, state::CONTAINERD, images::PAUSE);
+    let runc = binaries.debian("usr/sbin/runc");
+    let plugins = binaries.debian("usr/lib/cni");
+    format!(
+        r#"version = 2
+root = "{dir}/containerd"
+state = "{dir}/containerd-state"
+
+[grpc]
+address = "{socket}"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "{dir}/containerd-opt"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{pause}"
+netns_mounts_under_state_dir = true
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{}"
+conf_dir = "{dir}/cni/net.d"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+BinaryName = "{}"
+Root = "{dir}/runc"
+SystemdCgroup = false
+"#,
+        plugins.display(),
+        runc.display()
+    )
+}
+
+fn cni_config(cni: Cni) -> Value {
+    let ipam = json!({
+        "type": "host-local",
+        "dataDir": state::text("cni/ipam"),
+        "ranges": [[{ "subnet": NODE_CIDR }]],
+        "routes": [{ "dst": "0.0.0.0/0" }],
+    });
+    let plugin = match cni {
+        Cni::Bridge => json!({
+            "type": "bridge",
+            "bridge": BRIDGE,
+            "isGateway": true,
+            "hairpinMode": true,
+            "ipam": ipam,
+        }),
+        Cni::Ptp => json!({ "type": "ptp", "ipam": ipam }),
+    };
+    json!({ "cniVersion": "0.4.0", "name": NETWORK, "plugins": [plugin] })
+}
+
+fn kubelet(binaries: &Binaries) -> Component {
+    Component::new("kubelet", binaries.built("kubelet"), &[10248, 10250]).arguments(&format!(
+        "--config={} --kubeconfig={} --root-dir={} --cert-dir={} --hostname-override={NODE} --node-ip={NODE_IP}",
+        state::text("kubelet.json"),
+        pki::kubeconfig("kubelet"),
+        state::text("kubelet"),
+        state::text("kubelet/pki"),
+    ))
+}
+
+/// Nothing is collected or evicted for want of space: the machine is somebody's, and may be nearly full.
+fn kubelet_config() -> Value {
+    let pki = |name: &str| state::text(&format!("pki/{name}"));
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": { "enabled": false },
+            "webhook": { "enabled": true },
+            "x509": { "clientCAFile": pki("ca.crt") },
+        },
+        "authorization": { "mode": "Webhook" },
+        "address": NODE_IP,
+        "tlsCertFile": pki("kubelet-server.crt"),
+        "tlsPrivateKeyFile": pki("kubelet-server.key"),
+        "containerRuntimeEndpoint": format!("unix://{}", state::CONTAINERD),
+        "cgroupDriver": "cgroupfs",
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "makeIPTablesUtilChains": false,
+        "oomScoreAdj": 0,
+        "podLogsDir": state::text("pod-logs"),
+        "volumePluginDir": state::text("volume-plugins"),
+        "evictionHard": {
+            "memory.available": "50Mi",
+            "nodefs.available": "1%",
+            "nodefs.inodesFree": "1%",
+            "imagefs.available": "1%",
+        },
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "nodeStatusUpdateFrequency": "5s",
+        "clusterDomain": "cluster.local",
+    })
+}
+
+fn kube_proxy(binaries: &Binaries) -> Component {
+    Component::new("kube-proxy", binaries.built("kube-proxy"), &[10249, 10256])
+        .arguments(&format!("--config={}", state::text("kube-proxy.json")))
+        .finds_in(state::path("bin"))
+}
+
+/// The machine's own settings of connection tracking are left alone.
+fn kube_proxy_config() -> Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clusterCIDR": POD_CIDR,
+        "clientConnection": { "kubeconfig": pki::kubeconfig("kube-proxy") },
+        "hostnameOverride": NODE,
+        "bindAddress": "127.0.0.1",
+        "healthzBindAddress": "127.0.0.1:10256",
+        "metricsBindAddress": "127.0.0.1:10249",
+        "nodePortAddresses": ["primary"],
+        "oomScoreAdj": 0,
+        "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
+    })
+}
