@@ -135,7 +135,7 @@ fn down() -> Result<()> {
     }
     component::stop("kubelet")?;
     machine::kill_pods()?;
-    let rest = node::COMPONENTS.iter().chain(&control::COMPONENTS).rev();
+    let rest = control::COMPONENTS.iter().chain(&node::COMPONENTS).rev();
     rest.copied().try_for_each(component::stop)?;
     machine::kill_shims()?;
     node::remove_tables(&binaries)?;

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// How long a port may be in use by what has ended.
 const RELEASE: Duration = Duration::from_secs(3);
 /// How long it may take over an orderly end.
-const ORDERLY: Duration = Duration::from_secs(15);
+const ORDERLY: Duration = Duration::from_secs(5);
 
 /// A process, told from others that have had its pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -111,11 +111,7 @@ fn scheduler(binaries: &Binaries) -> Component {
 /// Whether a component that has made itself a certificate says that it is well.
 fn is_healthy(binaries: &Binaries, port: u16) -> bool {
     let mut get = kubectl(binaries);
-    get.args([
-        &format!("--server=https://127.0.0.1:{port}"),
-        "--insecure-skip-tls-verify",
-        "--kubeconfig=/dev/null",
-    ]);
+    get.args([&format!("--server=https://127.0.0.1:{port}"), "--insecure-skip-tls-verify"]);
     get.args(["get", "--raw", "/healthz"]).succeeds()
 }
 

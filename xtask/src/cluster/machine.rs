@@ -27,7 +27,7 @@ const SYSCTLS: [&str; 6] = [
 ];
 
 /// Directories that programs of the cluster make at fixed places; the inner ones first.
-const DIRS: [&str; 14] = [
+const DIRS: [&str; 15] = [
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet",
     "/var/lib/cni/results",
@@ -41,6 +41,7 @@ const DIRS: [&str; 14] = [
     "/usr/libexec/kubernetes/kubelet-plugins",
     "/usr/libexec/kubernetes",
     "/run/kubernetes",
+    "/run/mount",
     "/opt/containerd",
 ];
 

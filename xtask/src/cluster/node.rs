@@ -90,20 +90,25 @@ fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
         "bin/ctr",
         &format!("exec '{}' --address {} --namespace k8s.io \"$@\"", ctr.display(), state::CONTAINERD),
     )?;
-    let config =
-        |name: &str, text: String| fs::write(state::path(name), text).with_context(|| name.to_owned());
-    config("containerd.toml", containerd_config(binaries))?;
-    config("cni/net.d/10-podmirror.conflist", cni_config(cni).to_string())?;
-    config("kubelet.json", kubelet_config().to_string())?;
-    config("kube-proxy.json", kube_proxy_config().to_string())
+    write("containerd.toml", &containerd_config(binaries), 0o644)?;
+    write("cni/net.d/10-podmirror.conflist", &cni_config(cni).to_string(), 0o644)?;
+    write("kubelet.json", &kubelet_config().to_string(), 0o644)?;
+    write("kube-proxy.json", &kube_proxy_config().to_string(), 0o644)
+}
+
+/// Writes a file of the state if it says something else: kube-proxy ends when its configuration is written.
+fn write(name: &str, text: &str, mode: u32) -> Result<()> {
+    let path = state::path(name);
+    if !fs::read_to_string(&path).is_ok_and(|present| present == text) {
+        fs::write(&path, text).with_context(|| name.to_owned())?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
 }
 
 /// A program that is a line of shell.
 fn script(name: &str, line: &str) -> Result<()> {
-    let path = state::path(name);
-    fs::write(&path, format!("#!/bin/sh\n{line}\n"))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
-    Ok(())
+    write(name, &format!("#!/bin/sh\n{line}\n"), 0o755)
 }
 
 /// kubectl and the other programs for people, at a place that no version changes.
@@ -242,7 +247,7 @@ fn kube_proxy_config() -> Value {
         "clusterCIDR": POD_CIDR,
         "clientConnection": { "kubeconfig": pki::kubeconfig("kube-proxy") },
         "hostnameOverride": NODE,
-        "bindAddress": "127.0.0.1",
+        "bindAddress": NODE_IP,
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",
         "nodePortAddresses": ["primary"],

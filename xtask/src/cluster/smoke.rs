@@ -13,8 +13,8 @@ use super::{
 };
 use crate::process::{Run as _, step};
 
-/// A namespace that nobody else has.
-const NAMESPACE: &str = "podmirror-smoke";
+/// Pods that nobody else has, in the namespace `default`: a namespace of their own would take seconds to go.
+const PODS: [&str; 2] = ["podmirror-smoke-a", "podmirror-smoke-b"];
 
 /// Runs it, and removes what it made also after a failure.
 pub(super) fn run(binaries: &Binaries) -> Result<()> {
@@ -30,40 +30,39 @@ pub(super) fn run(binaries: &Binaries) -> Result<()> {
         wait_for("the pods' devices, namespaces and addresses to go", || Traces::read() == before)
             .with_context(|| format!("before: {before:?}; now: {:?}", Traces::read()))
     });
-    println!("    gone after {:.1} s, and nothing is left", begun.elapsed().as_secs_f32());
     outcome?;
     removed?;
+    println!("    gone after {:.1} s, and nothing is left of them", begun.elapsed().as_secs_f32());
     step("smoke: the node runs pods, joins them, and forgets them");
     Ok(())
 }
 
 fn check(binaries: &Binaries, before: &Traces) -> Result<()> {
+    let [a, b] = PODS;
     step("starting two pods");
-    kubectl(binaries).args(["create", "namespace", NAMESPACE]).run()?;
-    wait_for("the namespace's service account", || {
-        in_namespace(binaries, &["get", "serviceaccount", "default"]).succeeds()
-    })?;
     let begun = Instant::now();
-    apply(binaries, &json!({ "apiVersion": "v1", "kind": "List", "items": [pod("a"), pod("b")] }))?;
-    in_namespace(binaries, &["wait", "--for=condition=Ready", "--timeout=60s", "pod/a", "pod/b"]).run()?;
+    apply(binaries, &json!({ "apiVersion": "v1", "kind": "List", "items": PODS.map(pod) }))?;
+    let mut wait = kubectl(binaries);
+    wait.args(["wait", "pod", "--for=condition=Ready", "--timeout=60s"]).args(PODS).run()?;
     println!("    ready after {:.1} s", begun.elapsed().as_secs_f32());
-    in_namespace(binaries, &["get", "pods", "-o", "wide"]).run()?;
+    kubectl(binaries).args(["get", "pods", "-o", "wide"]).args(PODS).run()?;
     let devices = Traces::read().devices.difference(&before.devices).count();
     if devices != 2 {
         bail!("two pods have {devices} new devices on the node");
     }
 
-    step("a pings b, and reaches the API server");
-    let address = in_namespace(binaries, &["get", "pod", "b", "-o", "jsonpath={.status.podIP}"]).read()?;
-    in_namespace(binaries, &["exec", "a", "--", "ping", "-c", "3", "-W", "5", &address]).run()?;
-    in_namespace(binaries, &["exec", "a", "--", "nc", "-z", "-w", "5", SERVICE_IP, "443"]).run()
+    step("one pings the other, and reaches the API server");
+    let address = kubectl(binaries).args(["get", "pod", b, "-o", "jsonpath={.status.podIP}"]).read()?;
+    kubectl(binaries).args(["exec", a, "--", "ping", "-c", "3", "-W", "5", &address]).run()?;
+    // It connects, sends nothing, and waits for the server to hang up.
+    kubectl(binaries).args(["exec", a, "--", "nc", "-w", "5", SERVICE_IP, "443"]).run()
 }
 
 fn pod(name: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": { "name": name, "namespace": NAMESPACE },
+        "metadata": { "name": name },
         "spec": {
             "nodeSelector": { "kubernetes.io/hostname": NODE },
             "terminationGracePeriodSeconds": 0,
@@ -87,18 +86,11 @@ fn apply(binaries: &Binaries, objects: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the namespace with all that is in it, and waits until it is gone.
+/// Deletes the pods, and waits until they are gone.
 fn remove(binaries: &Binaries) -> Result<()> {
-    kubectl(binaries)
-        .args(["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s"])
-        .stdout(Stdio::null())
-        .run()
-}
-
-fn in_namespace(binaries: &Binaries, arguments: &[&str]) -> std::process::Command {
-    let mut kubectl = kubectl(binaries);
-    kubectl.args(["--namespace", NAMESPACE]).args(arguments);
-    kubectl
+    let mut delete = kubectl(binaries);
+    delete.args(["delete", "pod", "--ignore-not-found", "--timeout=60s"]).args(PODS);
+    delete.stdout(Stdio::null()).run()
 }
 
 /// What a pod leaves on the machine if it is not removed properly.
