@@ -106,6 +106,7 @@ fn up(api_only: bool, cni: Option<Cni>) -> Result<()> {
         machine::add_address()?;
         control::up(&binaries, mode)?;
         node::up(&binaries, cni)?;
+        control::wait_for_service_account(&binaries)?;
     } else {
         control::up(&binaries, mode)?;
     }

@@ -27,8 +27,11 @@ pub(super) fn up(binaries: &Binaries, mode: Mode) -> Result<()> {
         return Ok(());
     }
     controller_manager(binaries).up(|| is_healthy(binaries, 10257))?;
-    scheduler(binaries).up(|| is_healthy(binaries, 10259))?;
-    // A namespace's pods are refused until it has this.
+    scheduler(binaries).up(|| is_healthy(binaries, 10259))
+}
+
+/// Waits until pods can be made: a namespace's are refused until it has this.
+pub(super) fn wait_for_service_account(binaries: &Binaries) -> Result<()> {
     wait_for("the service account `default`", || {
         kubectl(binaries).args(["get", "serviceaccount", "default", "--namespace=default"]).succeeds()
     })

@@ -185,8 +185,21 @@ fn remove_files(before: &Value) {
     let absent: Vec<_> =
         before["absent"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let _ = fs::remove_file("/var/lib/kubelet/device-plugins/kubelet.sock");
+    let tasks = state::path("containerd-state/io.containerd.runtime.v2.task/k8s.io");
+    let tasks: Vec<_> = fs::read_dir(tasks).into_iter().flatten().flatten().collect();
+    for task in &tasks {
+        // A shim that was killed leaves its socket, which lies at a fixed place whatever containerd's configuration is.
+        let address = fs::read_to_string(task.path().join("address")).unwrap_or_default();
+        if let Some(socket) =
+            address.strip_prefix("unix://").filter(|path| path.starts_with("/run/containerd/s/"))
+        {
+            let _ = fs::remove_file(socket);
+        }
+    }
+    let ids: Vec<_> = tasks.iter().map(|task| task.file_name().to_string_lossy().into_owned()).collect();
     for result in fs::read_dir("/var/lib/cni/results").into_iter().flatten().flatten() {
-        if result.file_name().to_string_lossy().starts_with(super::node::NETWORK) {
+        let name = result.file_name().to_string_lossy().into_owned();
+        if name.starts_with(super::node::NETWORK) || ids.iter().any(|id| name.contains(id)) {
             let _ = fs::remove_file(result.path());
         }
     }
