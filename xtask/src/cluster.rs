@@ -7,6 +7,7 @@
 mod binaries;
 mod component;
 mod control;
+mod filter;
 mod images;
 mod machine;
 mod node;
@@ -103,7 +104,7 @@ fn up(api_only: bool, cni: Option<Cni>) -> Result<()> {
     node::link_kubectl(&binaries)?;
     step(&format!("starting the cluster ({mode}); its state is in {}", state::DIR));
     if let Mode::Node(cni) = mode {
-        machine::add_address()?;
+        machine::prepare(cni)?;
         control::up(&binaries, mode)?;
         node::up(&binaries, cni)?;
         control::wait_for_service_account(&binaries)?;
@@ -139,7 +140,7 @@ fn down() -> Result<()> {
     let rest = control::COMPONENTS.iter().chain(&node::COMPONENTS).rev();
     rest.copied().try_for_each(component::stop)?;
     machine::kill_shims()?;
-    node::remove_tables(&binaries)?;
+    filter::clear()?;
     machine::restore()?;
     machine::remove_state()?;
     step(&format!("the cluster is gone after {:.1} s", begun.elapsed().as_secs_f32()));

@@ -5,6 +5,8 @@
 
 use std::{
     fs,
+    io::ErrorKind,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -13,7 +15,7 @@ use anyhow::{Context as _, Result, bail};
 use nix::{mount::MntFlags, mount::umount2, sys::signal::Signal};
 use serde_json::{Value, json};
 
-use super::{BRIDGE, NODE_IP, POD_CIDR, component::Process, component::eventually, state};
+use super::{BRIDGE, NODE_IP, POD_CIDR, component::Process, component::eventually, state, state::Cni};
 use crate::process::{Run as _, command, step};
 
 /// Settings that kubelet and the CNI plugins change.
@@ -25,6 +27,10 @@ const SYSCTLS: [&str; 6] = [
     "net/ipv4/ip_forward",
     "vm/overcommit_memory",
 ];
+
+/// What shows bridged packets to the packet filter, and where it has its settings.
+const MODULE: &str = "br_netfilter";
+const BRIDGE_FILTER: &str = "/proc/sys/net/bridge";
 
 /// Directories that programs of the cluster make at fixed places; the inner ones first.
 const DIRS: [&str; 15] = [
@@ -62,12 +68,26 @@ pub(super) fn record() -> Result<()> {
     let sysctl =
         |name: &str| Some((name.to_owned(), Value::from(fs::read_to_string(sysctl(name)).ok()?.trim())));
     let sysctls: serde_json::Map<_, _> = SYSCTLS.into_iter().filter_map(sysctl).collect();
-    fs::write(file, json!({ "absent": absent, "sysctls": sysctls }).to_string())?;
+    fs::write(
+        file,
+        json!({
+            "absent": absent,
+            "bridge_filter": Path::new(BRIDGE_FILTER).exists(),
+            "sysctls": sysctls,
+        })
+        .to_string(),
+    )?;
     Ok(())
 }
 
-/// The node's address, which is the same on every machine and in every network.
-pub(super) fn add_address() -> Result<()> {
+/// Gives the machine the node's address, which is the same everywhere, and shows bridged packets to kube-proxy's rules.
+pub(super) fn prepare(cni: Cni) -> Result<()> {
+    if cni == Cni::Bridge && !Path::new(BRIDGE_FILTER).exists() && !command("modprobe").arg(MODULE).succeeds()
+    {
+        step(&format!(
+            "the kernel has no {MODULE}: pods do not reach each other by the addresses of services"
+        ));
+    }
     command("ip").args(["address", "replace", &format!("{NODE_IP}/32"), "dev", "lo"]).run()
 }
 
@@ -117,6 +137,9 @@ pub(super) fn restore() -> Result<()> {
         let before: Value = serde_json::from_str(&before).context("before.json")?;
         for (name, value) in before["sysctls"].as_object().into_iter().flatten() {
             outcomes.push(set_sysctl(name, value.as_str().unwrap_or_default()));
+        }
+        if before["bridge_filter"] == false && Path::new(BRIDGE_FILTER).exists() {
+            outcomes.push(command("modprobe").args(["-r", MODULE]).run());
         }
         remove_files(&before);
     }
@@ -186,21 +209,19 @@ fn remove_files(before: &Value) {
         before["absent"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let _ = fs::remove_file("/var/lib/kubelet/device-plugins/kubelet.sock");
     let tasks = state::path("containerd-state/io.containerd.runtime.v2.task/k8s.io");
-    let tasks: Vec<_> = fs::read_dir(tasks).into_iter().flatten().flatten().collect();
-    for task in &tasks {
-        // A shim that was killed leaves its socket, which lies at a fixed place whatever containerd's configuration is.
-        let address = fs::read_to_string(task.path().join("address")).unwrap_or_default();
-        if let Some(socket) =
-            address.strip_prefix("unix://").filter(|path| path.starts_with("/run/containerd/s/"))
-        {
-            let _ = fs::remove_file(socket);
-        }
-    }
-    let ids: Vec<_> = tasks.iter().map(|task| task.file_name().to_string_lossy().into_owned()).collect();
+    let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
+    let ids: Vec<_> = tasks.map(|task| task.file_name().to_string_lossy().into_owned()).collect();
     for result in fs::read_dir("/var/lib/cni/results").into_iter().flatten().flatten() {
         let name = result.file_name().to_string_lossy().into_owned();
         if name.starts_with(super::node::NETWORK) || ids.iter().any(|id| name.contains(id)) {
             let _ = fs::remove_file(result.path());
+        }
+    }
+    for socket in fs::read_dir("/run/containerd/s").into_iter().flatten().flatten() {
+        // A shim that was killed leaves it, and where they are is no matter of containerd's configuration.
+        let nobody = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
+        if UnixStream::connect(socket.path()).is_err_and(nobody) {
+            let _ = fs::remove_file(socket.path());
         }
     }
     for link in fs::read_dir("/var/log/containers").into_iter().flatten().flatten() {

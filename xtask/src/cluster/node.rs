@@ -10,7 +10,7 @@ use super::{
     binaries::Binaries,
     component::{Component, process},
     control::{answers, kubectl, wait_for},
-    images, pki,
+    filter, images, pki,
     state::{self, Cni},
 };
 use crate::process::{Run as _, command};
@@ -19,15 +19,19 @@ use crate::process::{Run as _, command};
 pub(super) const COMPONENTS: [&str; 3] = ["containerd", "kubelet", "kube-proxy"];
 /// The name under which CNI keeps its records.
 pub(super) const NETWORK: &str = "podmirror-cluster";
-/// kube-proxy's tables of nftables.
-const TABLES: [(&str, &str); 2] = [("ip", "kube-proxy"), ("ip6", "kube-proxy")];
 
 /// Starts what does not run, and waits until the node takes pods.
 pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
     configure(binaries, cni)?;
+    filter::let_pods_through()?;
     containerd(binaries).up(|| ctr(binaries).arg("version").succeeds())?;
     images::import_own(binaries)?;
-    kubelet(binaries).up(|| answers(10248, "/healthz") && takes_pods(binaries))?;
+    // What the node said before kubelet ended stays in the API server.
+    let last = if process("kubelet").is_none() { ready_since(binaries) } else { None };
+    kubelet(binaries).up(|| {
+        let now = ready_since(binaries);
+        answers(10248, "/healthz") && now.is_some() && now != last
+    })?;
     kube_proxy(binaries).up(|| answers(10256, "/healthz"))?;
     wait_for("the API server at its address for pods", || {
         let server = format!("--server=https://{SERVICE_IP}:443");
@@ -47,27 +51,16 @@ pub(super) fn is_up() -> bool {
     COMPONENTS.into_iter().all(|name| process(name).is_some())
 }
 
-/// Removes the rules that kube-proxy leaves behind.
-pub(super) fn remove_tables(binaries: &Binaries) -> Result<()> {
-    let nft = || command(state::path("bin/nft"));
-    // Where the programs have been removed there is nothing to ask; nor was there before the first start.
-    if !binaries.debian("usr/sbin/nft").exists() || !state::path("bin/nft").exists() {
-        return Ok(());
+/// When the node has last said that it is ready, if the controller manager lets pods onto it.
+fn ready_since(binaries: &Binaries) -> Option<String> {
+    const READY: &str = r#"jsonpath={range .status.conditions[?(@.type=="Ready")]}{.status} {.lastHeartbeatTime}{end} {.spec.taints}"#;
+    let node =
+        kubectl(binaries).args(["get", "node", NODE, "--ignore-not-found", "-o", READY]).output().ok()?;
+    let text = String::from_utf8(node.stdout).ok()?;
+    match text.split_whitespace().collect::<Vec<_>>()[..] {
+        ["True", heartbeat] => Some(heartbeat.to_owned()),
+        _ => None,
     }
-    let tables = nft().args(["list", "tables"]).read()?;
-    for (family, name) in TABLES {
-        if tables.lines().any(|line| line == format!("table {family} {name}")) {
-            nft().args(["delete", "table", family, name]).run()?;
-        }
-    }
-    Ok(())
-}
-
-/// Whether the node is ready, and the controller manager has taken away what kept pods from it until then.
-fn takes_pods(binaries: &Binaries) -> bool {
-    const STATE: &str = r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}{.spec.taints}"#;
-    let node = kubectl(binaries).args(["get", "node", NODE, "--ignore-not-found", "-o", STATE]).output();
-    node.is_ok_and(|output| output.stdout == b"True")
 }
 
 /// Writes the configurations, and the programs that stand in `bin`.
