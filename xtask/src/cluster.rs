@@ -85,7 +85,7 @@ pub(crate) fn run(args: ClusterArgs) -> Result<()> {
             if component::process("containerd").is_none() {
                 bail!("there is no running node: `cargo xtask cluster up` brings one up");
             }
-            images::run_import(&Binaries::locate()?, &archive)
+            images::import(&Binaries::locate()?, &archive)
         }
     }
 }

@@ -20,10 +20,10 @@ const GO_MOD: &str = include_str!("../../cluster/go.mod");
 const GO_SUM: &str = include_str!("../../cluster/go.sum");
 /// The process of a pod's sandbox.
 const PAUSE: &str = include_str!("../../cluster/pause/main.go");
-/// Oldest suite whose containerd is known to this kubelet: its programs also run on everything newer.
+/// The oldest suite whose containerd this kubelet still talks to: its programs also run on what is newer.
 const SUITE: &str = "bookworm";
 /// containerd, runc, the CNI plugins and nft, with the libraries of the last, and a busybox for images.
-const PACKAGES: [&str; 15] = [
+const PACKAGES: [&str; 14] = [
     "busybox-static",
     "containerd",
     "containernetworking-plugins",
@@ -35,7 +35,6 @@ const PACKAGES: [&str; 15] = [
     "libmnl0",
     "libnftables1",
     "libnftnl11",
-    "libseccomp2",
     "libxtables12",
     "nftables",
     "runc",

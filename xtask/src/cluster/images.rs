@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{binaries::Binaries, node::ctr, state};
 use crate::{
     archive::{Content, Entry, write_archive},
-    process::{Run as _, command, step},
+    process::{Run as _, command},
 };
 
 /// The process of every pod's sandbox.
@@ -62,10 +62,4 @@ fn busybox(binaries: &Binaries) -> Result<Vec<Entry>> {
 
 fn read(file: &Path) -> Result<Vec<u8>> {
     fs::read(file).with_context(|| file.display().to_string())
-}
-
-/// Imports for the command line.
-pub(super) fn run_import(binaries: &Binaries, archive: &Path) -> Result<()> {
-    step(&format!("importing {} into the cluster", archive.display()));
-    import(binaries, archive)
 }

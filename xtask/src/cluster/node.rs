@@ -104,14 +104,14 @@ fn script(name: &str, line: &str) -> Result<()> {
     write(name, &format!("#!/bin/sh\n{line}\n"), 0o755)
 }
 
-/// kubectl and the other programs for people, at a place that no version changes.
+/// kubectl at a place that no version changes.
 pub(super) fn link_kubectl(binaries: &Binaries) -> Result<()> {
     let link = state::path("bin/kubectl");
     fs::create_dir_all(state::path("bin"))?;
-    if !link.is_symlink() {
-        symlink(binaries.built("kubectl"), link)?;
+    if link.is_symlink() {
+        fs::remove_file(&link)?;
     }
-    Ok(())
+    Ok(symlink(binaries.built("kubectl"), link)?)
 }
 
 fn containerd(binaries: &Binaries) -> Component {
