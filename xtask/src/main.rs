@@ -10,8 +10,11 @@ compile_error!(
     "podmirror is built, tested and run on Linux only: eBPF and network namespaces are of its kernel"
 );
 
+mod apt;
+mod archive;
 mod bench;
 mod build_ebpf;
+mod cluster;
 mod demo;
 #[expect(dead_code, reason = "what is for the build scripts only")]
 mod ebpf;
@@ -42,6 +45,8 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Build the eBPF objects, and bring the tools for it.
     BuildEbpf,
+    /// A real Kubernetes node on this machine.
+    Cluster(cluster::ClusterArgs),
     /// Show it: two pods, one of them mirrored.
     Demo,
     /// Check format, lints, layers, dependencies and spelling.
@@ -56,6 +61,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Bench(args) => bench::run(args),
         Task::BuildEbpf => build_ebpf::run(),
+        Task::Cluster(args) => cluster::run(args),
         Task::Demo => demo::run(),
         Task::Lint => lint::run(),
         Task::Test(args) => test::run(args),

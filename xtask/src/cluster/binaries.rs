@@ -1,0 +1,201 @@
+//! The cluster's programs, in the cache: Kubernetes and etcd built from source by Go, the rest unpacked from Debian's
+//! packages. No image registry and no download site is needed, only Go's module proxy and Debian's archive.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::Mode;
+use crate::{
+    apt::{self, Apt},
+    process::{Run as _, command, find, step},
+    tools,
+};
+
+/// The Go module whose `tool` lines are the programs; it pins every version.
+const GO_MOD: &str = include_str!("../../cluster/go.mod");
+const GO_SUM: &str = include_str!("../../cluster/go.sum");
+/// The process of a pod's sandbox.
+const PAUSE: &str = include_str!("../../cluster/pause/main.go");
+/// The oldest suite whose containerd this kubelet still talks to: its programs also run on what is newer.
+const SUITE: &str = "bookworm";
+/// containerd, runc, the CNI plugins and nft, with the libraries of the last, and a busybox for images.
+const PACKAGES: [&str; 14] = [
+    "busybox-static",
+    "containerd",
+    "containernetworking-plugins",
+    "libbsd0",
+    "libedit2",
+    "libgmp10",
+    "libjansson4",
+    "libmd0",
+    "libmnl0",
+    "libnftables1",
+    "libnftnl11",
+    "libxtables12",
+    "nftables",
+    "runc",
+];
+
+/// Where the programs are.
+pub(super) struct Binaries {
+    built: PathBuf,
+    debian: PathBuf,
+}
+
+impl Binaries {
+    /// Where they are to be; brings nothing.
+    pub(super) fn locate() -> Result<Self> {
+        let cache = tools::cache_dir()?.join("cluster");
+        let built = cache.join(format!("kubernetes-{}", version("k8s.io/kubernetes")?));
+        Ok(Self { built, debian: cache.join(format!("debian-{SUITE}")) })
+    }
+
+    /// Brings what is not there yet.
+    pub(super) fn bring(mode: Mode) -> Result<Self> {
+        let binaries = Self::locate()?;
+        binaries.build()?;
+        if mode != Mode::ApiOnly {
+            apt::can_unpack()?;
+            tools::programs(&[tools::Program::of("dpkg", "dpkg-deb")])?;
+            once(&binaries.debian, &PACKAGES.join(" "), || {
+                step(&format!(
+                    "bringing {SUITE}'s {} into {}",
+                    PACKAGES.join(", "),
+                    binaries.debian.display()
+                ));
+                Apt::new(&[SUITE])?.unpack(&PACKAGES, &binaries.debian.join("root"))
+            })?;
+        }
+        Ok(binaries)
+    }
+
+    /// A program that Go has built: a component of Kubernetes, kubectl, etcd, pause.
+    pub(super) fn built(&self, name: &str) -> PathBuf {
+        self.built.join("bin").join(name)
+    }
+
+    /// A file of Debian's packages.
+    pub(super) fn debian(&self, path: &str) -> PathBuf {
+        self.debian.join("root").join(path)
+    }
+
+    fn build(&self) -> Result<()> {
+        once(&self.built, &[GO_MOD, GO_SUM, PAUSE].concat(), || {
+            let go = go()?;
+            let module = self.built.join("module");
+            fs::create_dir_all(module.join("pause"))?;
+            for (file, text) in [("go.mod", GO_MOD), ("go.sum", GO_SUM), ("pause/main.go", PAUSE)] {
+                fs::write(module.join(file), text)?;
+            }
+            let version = version("k8s.io/kubernetes")?;
+            step(&format!(
+                "building Kubernetes {version} and etcd {} into {} (go build; once, some minutes, and 4 GB of Go's caches)",
+                self::version("go.etcd.io/etcd/server/v3")?,
+                self.built.display()
+            ));
+            let mut build = command(go);
+            build.current_dir(&module).env("CGO_ENABLED", "0").env("GOWORK", "off").env("GOFLAGS", "");
+            build.args([
+                "build",
+                "-mod=readonly",
+                "-trimpath",
+                "-ldflags",
+                &ldflags(version)?,
+                "-o",
+                "../bin/",
+            ]);
+            build.args(["./pause", "tool"]).run().with_context(|| {
+                format!(
+                    "Kubernetes cannot be built; is Go {} or newer, and is its module proxy reachable?",
+                    go_version()
+                )
+            })?;
+            // Go names a program after the last part of its path.
+            fs::rename(self.built("server"), self.built("etcd"))?;
+            Ok(())
+        })
+    }
+}
+
+/// Makes what belongs into a directory, unless it has been made of the same.
+fn once(dir: &Path, of: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
+    let stamp = dir.join("made-of");
+    if fs::read_to_string(&stamp).is_ok_and(|text| text == of) {
+        return Ok(());
+    }
+    if dir.exists() {
+        fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    make()?;
+    fs::write(stamp, of)?;
+    Ok(())
+}
+
+/// Go, also where sudo has taken its directory out of the path.
+fn go() -> Result<PathBuf> {
+    const USUAL: &str = "/usr/local/go/bin/go";
+    let usual = || Some(PathBuf::from(USUAL)).filter(|path| path.is_file());
+    let Some(go) = find("go").or_else(usual) else {
+        bail!(
+            "Go {} or newer is needed to build Kubernetes, and is neither in PATH nor {USUAL}: see https://go.dev/dl",
+            go_version()
+        );
+    };
+    Ok(go)
+}
+
+/// The oldest Go that can build it.
+fn go_version() -> &'static str {
+    GO_MOD.lines().find_map(|line| line.strip_prefix("go ")).unwrap_or("1.25")
+}
+
+/// The version of a module, as `go.mod` pins it, without the `v`.
+fn version(module: &str) -> Result<&'static str> {
+    let line = |line: &'static str| line.trim().strip_prefix(module)?.strip_prefix(" v");
+    let rest = GO_MOD.lines().find_map(line).with_context(|| format!("go.mod does not require {module}"))?;
+    Ok(rest.split(' ').next().unwrap_or(rest))
+}
+
+/// What Kubernetes' own build writes into its programs: without it they take themselves for version 0.
+fn ldflags(version: &str) -> Result<String> {
+    let mut numbers = version.split('.');
+    let (major, minor) =
+        numbers.next().zip(numbers.next()).context("a version of Kubernetes has two numbers")?;
+    let mut flags = String::from("-s -w");
+    for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+        for (name, value) in
+            [("gitVersion", format!("v{version}").as_str()), ("gitMajor", major), ("gitMinor", minor)]
+        {
+            flags += &format!(" -X {package}.{name}={value}");
+        }
+    }
+    Ok(flags)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn every_staging_module_is_of_the_release_that_is_built() {
+        let release = version("k8s.io/kubernetes").unwrap();
+        let staging = release.replacen('1', "0", 1);
+        let replaced: Vec<_> = GO_MOD.lines().filter(|line| line.contains("=>")).collect();
+        assert_eq!(replaced.len(), 31);
+        assert!(replaced.iter().all(|line| line.ends_with(&format!(" v{staging}"))), "{replaced:?}");
+    }
+
+    #[test]
+    fn the_programs_are_told_their_version() {
+        let flags = ldflags("1.35.4").unwrap();
+        assert!(flags.contains("-X k8s.io/component-base/version.gitVersion=v1.35.4 "), "{flags}");
+        assert!(flags.contains("-X k8s.io/client-go/pkg/version.gitMinor=35"), "{flags}");
+    }
+}

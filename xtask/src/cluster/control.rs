@@ -1,0 +1,132 @@
+//! The control plane: etcd, the API server, the controller manager and the scheduler, and kubectl to talk to them.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+
+use super::{
+    API_PORT, Mode, NODE_IP, POD_CIDR, SERVICE_CIDR, binaries::Binaries, component::Component,
+    component::eventually, pki::kubeconfig, state,
+};
+use crate::process::{Run as _, command};
+
+/// The components, in the order of their start.
+pub(super) const COMPONENTS: [&str; 4] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+
+/// Starts what does not run, and waits until all answer.
+pub(super) fn up(binaries: &Binaries, mode: Mode) -> Result<()> {
+    etcd(binaries).up(|| answers(2379, "/health"))?;
+    api_server(binaries, mode).up(|| kubectl(binaries).args(["get", "--raw", "/readyz"]).succeeds())?;
+    if mode == Mode::ApiOnly {
+        return Ok(());
+    }
+    controller_manager(binaries).up(|| is_healthy(binaries, 10257))?;
+    scheduler(binaries).up(|| is_healthy(binaries, 10259))
+}
+
+/// Waits until pods can be made: a namespace's are refused until it has this.
+pub(super) fn wait_for_service_account(binaries: &Binaries) -> Result<()> {
+    wait_for("the service account `default`", || {
+        kubectl(binaries).args(["get", "serviceaccount", "default", "--namespace=default"]).succeeds()
+    })
+}
+
+/// kubectl as the administrator, with nothing from our environment.
+pub(super) fn kubectl(binaries: &Binaries) -> Command {
+    let mut kubectl = command(binaries.built("kubectl"));
+    kubectl.env_clear().env("HOME", state::DIR).env("KUBECONFIG", state::KUBECONFIG);
+    kubectl
+}
+
+/// Waits for what needs no more than asking again.
+pub(super) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(90);
+    eventually(PATIENCE, || Ok(is_so().then_some(())))?.with_context(|| {
+        format!("waited {} s for {what}; the logs are in {}/log", PATIENCE.as_secs(), state::DIR)
+    })
+}
+
+/// On loopback without TLS, and without waiting for the disk: what it holds is thrown away.
+fn etcd(binaries: &Binaries) -> Component {
+    let data = state::text("etcd");
+    Component::new("etcd", binaries.built("etcd"), &[2379, 2380]).arguments(&format!(
+        "--name=podmirror --data-dir={data} --unsafe-no-fsync
+         --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379
+         --listen-peer-urls=http://127.0.0.1:2380 --initial-advertise-peer-urls=http://127.0.0.1:2380
+         --initial-cluster=podmirror=http://127.0.0.1:2380"
+    ))
+}
+
+fn api_server(binaries: &Binaries, mode: Mode) -> Component {
+    let pki = state::text("pki");
+    let server =
+        Component::new("kube-apiserver", binaries.built("kube-apiserver"), &[API_PORT]).arguments(&format!(
+            "--etcd-servers=http://127.0.0.1:2379 --secure-port={API_PORT}
+         --tls-cert-file={pki}/kube-apiserver.crt --tls-private-key-file={pki}/kube-apiserver.key
+         --client-ca-file={pki}/ca.crt --cert-dir={pki}
+         --service-account-issuer=https://kubernetes.default.svc.cluster.local
+         --service-account-key-file={pki}/service-accounts.crt
+         --service-account-signing-key-file={pki}/service-accounts.key
+         --service-cluster-ip-range={SERVICE_CIDR} --allow-privileged=true"
+        ));
+    match mode {
+        // Nobody makes service accounts there, which pods would otherwise be refused for.
+        Mode::ApiOnly => server.arguments(
+            "--bind-address=127.0.0.1 --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount",
+        ),
+        // Pods come to the node's address, people and tests to loopback.
+        Mode::Node(_) => server.arguments(&format!(
+            "--bind-address=0.0.0.0 --advertise-address={NODE_IP} --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction
+             --kubelet-client-certificate={pki}/kubelet-client.crt --kubelet-client-key={pki}/kubelet-client.key
+             --kubelet-certificate-authority={pki}/ca.crt --kubelet-preferred-address-types=InternalIP"
+        )),
+    }
+}
+
+fn controller_manager(binaries: &Binaries) -> Component {
+    let pki = state::text("pki");
+    let config = kubeconfig("kube-controller-manager");
+    let name = "kube-controller-manager";
+    Component::new(name, binaries.built(name), &[10257]).arguments(&format!(
+        "--kubeconfig={config} --authentication-kubeconfig={config} --authorization-kubeconfig={config}
+         --bind-address=127.0.0.1 --leader-elect=false --use-service-account-credentials=true
+         --service-account-private-key-file={pki}/service-accounts.key --root-ca-file={pki}/ca.crt
+         --cluster-cidr={POD_CIDR} --allocate-node-cidrs=true --service-cluster-ip-range={SERVICE_CIDR}
+         --flex-volume-plugin-dir={}",
+        state::text("volume-plugins")
+    ))
+}
+
+fn scheduler(binaries: &Binaries) -> Component {
+    let config = kubeconfig("kube-scheduler");
+    Component::new("kube-scheduler", binaries.built("kube-scheduler"), &[10259]).arguments(&format!(
+        "--kubeconfig={config} --authentication-kubeconfig={config} --authorization-kubeconfig={config}
+         --bind-address=127.0.0.1 --leader-elect=false"
+    ))
+}
+
+/// Whether a component that has made itself a certificate says that it is well.
+fn is_healthy(binaries: &Binaries, port: u16) -> bool {
+    let mut get = kubectl(binaries);
+    get.args([&format!("--server=https://127.0.0.1:{port}"), "--insecure-skip-tls-verify"]);
+    get.args(["get", "--raw", "/healthz"]).succeeds()
+}
+
+/// Whether an HTTP server on loopback answers 200.
+pub(super) fn answers(port: u16, path: &str) -> bool {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    ask().is_ok_and(|answer| answer.split(' ').nth(1) == Some("200"))
+}

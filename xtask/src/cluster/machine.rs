@@ -1,0 +1,251 @@
+//! What the cluster changes on the machine outside of its own directory, and how `down` undoes it.
+//!
+//! What was there before the first `up` is written down, so that only what is ours is removed, and settings get their
+//! old values back.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::{mount::MntFlags, mount::umount2, sys::signal::Signal};
+use serde_json::{Value, json};
+
+use super::{BRIDGE, NODE_IP, POD_CIDR, component::Process, component::eventually, state, state::Cni};
+use crate::process::{Run as _, command, step};
+
+/// Settings that kubelet and the CNI plugins change.
+const SYSCTLS: [&str; 6] = [
+    "kernel/keys/root_maxbytes",
+    "kernel/keys/root_maxkeys",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "net/ipv4/ip_forward",
+    "vm/overcommit_memory",
+];
+
+/// What shows bridged packets to the packet filter, and where it has its settings.
+const MODULE: &str = "br_netfilter";
+const BRIDGE_FILTER: &str = "/proc/sys/net/bridge";
+
+/// Directories that programs of the cluster make at fixed places; the inner ones first.
+const DIRS: [&str; 15] = [
+    "/var/lib/kubelet/device-plugins",
+    "/var/lib/kubelet",
+    "/var/lib/cni/results",
+    "/var/lib/cni",
+    "/var/log/containers",
+    "/var/log/pods",
+    "/run/containerd/s",
+    "/run/containerd",
+    "/usr/libexec/kubernetes/kubelet-plugins/volume/exec",
+    "/usr/libexec/kubernetes/kubelet-plugins/volume",
+    "/usr/libexec/kubernetes/kubelet-plugins",
+    "/usr/libexec/kubernetes",
+    "/run/kubernetes",
+    "/run/mount",
+    "/opt/containerd",
+];
+
+/// Checks that no other node is in the way, and writes down what there is; once.
+pub(super) fn record() -> Result<()> {
+    let file = state::path("before.json");
+    if file.exists() {
+        return Ok(());
+    }
+    if let Some(dir) = kubepods().first() {
+        bail!("{} exists: another Kubernetes runs pods on this machine, and two would fight", dir.display());
+    }
+    let routes = command("ip").args(["-4", "route", "show", "root", POD_CIDR]).read()?;
+    if let Some(route) = routes.lines().next() {
+        bail!("the pods' addresses, {POD_CIDR}, are in use on this machine: {route}");
+    }
+    let absent: Vec<_> = DIRS.into_iter().filter(|dir| !Path::new(dir).exists()).collect();
+    let sysctl =
+        |name: &str| Some((name.to_owned(), Value::from(fs::read_to_string(sysctl(name)).ok()?.trim())));
+    let sysctls: serde_json::Map<_, _> = SYSCTLS.into_iter().filter_map(sysctl).collect();
+    fs::write(
+        file,
+        json!({
+            "absent": absent,
+            "bridge_filter": Path::new(BRIDGE_FILTER).exists(),
+            "sysctls": sysctls,
+        })
+        .to_string(),
+    )?;
+    Ok(())
+}
+
+/// Gives the machine the node's address, which is the same everywhere, and shows bridged packets to kube-proxy's rules.
+pub(super) fn prepare(cni: Cni) -> Result<()> {
+    if cni == Cni::Bridge && !Path::new(BRIDGE_FILTER).exists() && !command("modprobe").arg(MODULE).succeeds()
+    {
+        step(&format!(
+            "the kernel has no {MODULE}: pods do not reach each other by the addresses of services"
+        ));
+    }
+    command("ip").args(["address", "replace", &format!("{NODE_IP}/32"), "dev", "lo"]).run()
+}
+
+/// Kills what still runs in pods, and the shims that hold them. The cgroups of pods were none of anybody's before.
+pub(super) fn kill_pods() -> Result<()> {
+    let left = || {
+        let mut pids = Vec::new();
+        kubepods().iter().for_each(|dir| pids_in(dir, &mut pids));
+        pids.into_iter().filter_map(Process::of).collect::<Vec<_>>()
+    };
+    let empty = eventually(Duration::from_secs(20), || {
+        let left = left();
+        left.iter().for_each(|process| process.signal(Signal::SIGKILL));
+        Ok(left.is_empty().then_some(()))
+    })?;
+    empty.with_context(|| format!("processes of pods cannot be killed: {:?}", left()))
+}
+
+/// Kills containerd's shims: they outlive it, so that it can be restarted.
+pub(super) fn kill_shims() -> Result<()> {
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+        let Some(process) = Process::of(pid) else { continue };
+        let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words: Vec<_> = words.split(|byte| *byte == 0).collect();
+        let is_shim = words.first().is_some_and(|program| program.ends_with(b"containerd-shim-runc-v2"));
+        if is_shim && words.contains(&state::CONTAINERD.as_bytes()) {
+            process.kill()?;
+        }
+    }
+    Ok(())
+}
+
+/// Undoes everything but the state's directory; goes on after an error, and returns the first.
+pub(super) fn restore() -> Result<()> {
+    let mut outcomes = vec![unmount(), remove_cgroups()];
+    if Path::new("/sys/class/net").join(BRIDGE).exists() {
+        outcomes.push(command("ip").args(["link", "delete", BRIDGE]).run());
+    }
+    let has_address = command("ip").args(["-o", "address", "show", "dev", "lo", "to", NODE_IP]).read()?;
+    if !has_address.is_empty() {
+        let address = format!("{NODE_IP}/32");
+        outcomes.push(command("ip").args(["address", "delete", &address, "dev", "lo"]).run());
+    }
+    if let Ok(before) = fs::read_to_string(state::path("before.json")) {
+        let before: Value = serde_json::from_str(&before).context("before.json")?;
+        for (name, value) in before["sysctls"].as_object().into_iter().flatten() {
+            outcomes.push(set_sysctl(name, value.as_str().unwrap_or_default()));
+        }
+        if before["bridge_filter"] == false && Path::new(BRIDGE_FILTER).exists() {
+            outcomes.push(command("modprobe").args(["-r", MODULE]).run());
+        }
+        remove_files(&before);
+    }
+    outcomes.into_iter().collect()
+}
+
+/// Removes the state's directory. Not while anything is mounted in it: that may be somebody's data.
+pub(super) fn remove_state() -> Result<()> {
+    if let Some(mount) = mounts()?.first() {
+        bail!("{} is still mounted, and {} is left as it is", mount.display(), state::DIR);
+    }
+    fs::remove_dir_all(state::DIR).context(state::DIR)
+}
+
+/// What is mounted in the state's directory, the innermost first.
+fn mounts() -> Result<Vec<PathBuf>> {
+    let table = fs::read_to_string("/proc/self/mounts")?;
+    let paths = table.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
+    let mut mounts: Vec<_> = paths.filter(|path| path.starts_with(state::DIR)).collect();
+    mounts.reverse();
+    Ok(mounts)
+}
+
+fn unmount() -> Result<()> {
+    for mount in mounts()? {
+        umount2(&mount, MntFlags::MNT_DETACH).with_context(|| mount.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// The cgroup of all pods, in each hierarchy: version 2 has one, version 1 one a controller.
+fn kubepods() -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    let roots = std::iter::once(root.to_owned()).chain(hierarchies);
+    roots.map(|dir| dir.join("kubepods")).filter(|dir| dir.is_dir()).collect()
+}
+
+/// The processes in a cgroup and in those below it.
+fn pids_in(cgroup: &Path, pids: &mut Vec<i32>) {
+    let own = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    pids.extend(own.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+    below(cgroup).iter().for_each(|dir| pids_in(dir, pids));
+}
+
+fn below(cgroup: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+fn remove_cgroups() -> Result<()> {
+    fn remove(cgroup: &Path) -> std::io::Result<()> {
+        below(cgroup).iter().try_for_each(|dir| remove(dir))?;
+        fs::remove_dir(cgroup)
+    }
+    for dir in kubepods() {
+        // A process that has just been killed may still be on its way out.
+        let removed = eventually(Duration::from_secs(10), || Ok(remove(&dir).ok()))?;
+        removed.with_context(|| format!("{} cannot be removed", dir.display()))?;
+    }
+    Ok(())
+}
+
+/// Removes what was made at fixed places, as far as it is ours: a directory that was not there before, and is empty.
+fn remove_files(before: &Value) {
+    let absent: Vec<_> =
+        before["absent"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let _ = fs::remove_file("/var/lib/kubelet/device-plugins/kubelet.sock");
+    let tasks = state::path("containerd-state/io.containerd.runtime.v2.task/k8s.io");
+    let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
+    let ids: Vec<_> = tasks.map(|task| task.file_name().to_string_lossy().into_owned()).collect();
+    for result in fs::read_dir("/var/lib/cni/results").into_iter().flatten().flatten() {
+        let name = result.file_name().to_string_lossy().into_owned();
+        if name.starts_with(super::node::NETWORK) || ids.iter().any(|id| name.contains(id)) {
+            let _ = fs::remove_file(result.path());
+        }
+    }
+    for socket in fs::read_dir("/run/containerd/s").into_iter().flatten().flatten() {
+        // A shim that was killed leaves it, and where they are is no matter of containerd's configuration.
+        let nobody = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
+        if UnixStream::connect(socket.path()).is_err_and(nobody) {
+            let _ = fs::remove_file(socket.path());
+        }
+    }
+    for link in fs::read_dir("/var/log/containers").into_iter().flatten().flatten() {
+        if fs::read_link(link.path()).is_ok_and(|target| target.starts_with(state::DIR)) {
+            let _ = fs::remove_file(link.path());
+        }
+    }
+    for dir in DIRS.into_iter().filter(|dir| absent.contains(dir)) {
+        // Not recursive. What is not empty belongs to somebody.
+        if fs::remove_dir(dir).is_err() && Path::new(dir).exists() {
+            step(&format!("{dir} is left: it is not empty"));
+        }
+    }
+}
+
+fn sysctl(name: &str) -> PathBuf {
+    Path::new("/proc/sys").join(name)
+}
+
+/// Sets it only if it differs: writing some of them has effects of its own.
+fn set_sysctl(name: &str, value: &str) -> Result<()> {
+    let file = sysctl(name);
+    if fs::read_to_string(&file)?.trim() != value {
+        fs::write(&file, value).with_context(|| file.display().to_string())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! The node: containerd with runc and CNI, kubelet, kube-proxy.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, process::Command};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use super::{
+    BRIDGE, NODE, NODE_CIDR, NODE_IP, POD_CIDR, SERVICE_IP,
+    binaries::Binaries,
+    component::{Component, process},
+    control::{answers, kubectl, wait_for},
+    filter, images, pki,
+    state::{self, Cni},
+};
+use crate::process::{Run as _, command};
+
+/// The components, in the order of their start.
+pub(super) const COMPONENTS: [&str; 3] = ["containerd", "kubelet", "kube-proxy"];
+/// The name under which CNI keeps its records.
+pub(super) const NETWORK: &str = "podmirror-cluster";
+
+/// Starts what does not run, and waits until the node takes pods.
+pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
+    configure(binaries, cni)?;
+    filter::let_pods_through()?;
+    containerd(binaries).up(|| ctr(binaries).arg("version").succeeds())?;
+    images::import_own(binaries)?;
+    // What the node said before kubelet ended stays in the API server.
+    let last = if process("kubelet").is_none() { ready_since(binaries) } else { None };
+    kubelet(binaries).up(|| {
+        let now = ready_since(binaries);
+        answers(10248, "/healthz") && now.is_some() && now != last
+    })?;
+    kube_proxy(binaries).up(|| answers(10256, "/healthz"))?;
+    wait_for("the API server at its address for pods", || {
+        let server = format!("--server=https://{SERVICE_IP}:443");
+        kubectl(binaries).args([&server, "--request-timeout=1s", "get", "--raw", "/version"]).succeeds()
+    })
+}
+
+/// containerd's own client.
+pub(super) fn ctr(binaries: &Binaries) -> Command {
+    let mut ctr = command(binaries.debian("usr/bin/ctr"));
+    ctr.args(["--address", state::CONTAINERD, "--namespace", "k8s.io"]);
+    ctr
+}
+
+/// Whether pods can be run now.
+pub(super) fn is_up() -> bool {
+    COMPONENTS.into_iter().all(|name| process(name).is_some())
+}
+
+/// When the node has last said that it is ready, if the controller manager lets pods onto it.
+fn ready_since(binaries: &Binaries) -> Option<String> {
+    const READY: &str = r#"jsonpath={range .status.conditions[?(@.type=="Ready")]}{.status} {.lastHeartbeatTime}{end} {.spec.taints}"#;
+    let node =
+        kubectl(binaries).args(["get", "node", NODE, "--ignore-not-found", "-o", READY]).output().ok()?;
+    let text = String::from_utf8(node.stdout).ok()?;
+    match text.split_whitespace().collect::<Vec<_>>()[..] {
+        ["True", heartbeat] => Some(heartbeat.to_owned()),
+        _ => None,
+    }
+}
+
+/// Writes the configurations, and the programs that stand in `bin`.
+fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
+    for dir in ["bin", "cni/net.d"] {
+        fs::create_dir_all(state::path(dir))?;
+    }
+    let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|dir| binaries.debian(dir));
+    script(
+        "bin/nft",
+        &format!(
+            "LD_LIBRARY_PATH='{}:{}' exec '{}' \"$@\"",
+            libraries[0].display(),
+            libraries[1].display(),
+            binaries.debian("usr/sbin/nft").display()
+        ),
+    )?;
+    let ctr = binaries.debian("usr/bin/ctr");
+    script(
+        "bin/ctr",
+        &format!("exec '{}' --address {} --namespace k8s.io \"$@\"", ctr.display(), state::CONTAINERD),
+    )?;
+    write("containerd.toml", &containerd_config(binaries), 0o644)?;
+    write("cni/net.d/10-podmirror.conflist", &cni_config(cni).to_string(), 0o644)?;
+    write("kubelet.json", &kubelet_config().to_string(), 0o644)?;
+    write("kube-proxy.json", &kube_proxy_config().to_string(), 0o644)
+}
+
+/// Writes a file of the state if it says something else: kube-proxy ends when its configuration is written.
+fn write(name: &str, text: &str, mode: u32) -> Result<()> {
+    let path = state::path(name);
+    if !fs::read_to_string(&path).is_ok_and(|present| present == text) {
+        fs::write(&path, text).with_context(|| name.to_owned())?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+/// A program that is a line of shell.
+fn script(name: &str, line: &str) -> Result<()> {
+    write(name, &format!("#!/bin/sh\n{line}\n"), 0o755)
+}
+
+/// kubectl at a place that no version changes.
+pub(super) fn link_kubectl(binaries: &Binaries) -> Result<()> {
+    let link = state::path("bin/kubectl");
+    fs::create_dir_all(state::path("bin"))?;
+    if link.is_symlink() {
+        fs::remove_file(&link)?;
+    }
+    Ok(symlink(binaries.built("kubectl"), link)?)
+}
+
+fn containerd(binaries: &Binaries) -> Component {
+    Component::new("containerd", binaries.debian("usr/bin/containerd"), &[])
+        .arguments(&format!("--config={}", state::text("containerd.toml")))
+        .finds_in(binaries.debian("usr/bin"))
+}
+
+/// `restrict_oom_score_adj`: without CAP_SYS_RESOURCE, as in a virtual machine's container, runc would fail otherwise,
+/// and say nothing of why.
+fn containerd_config(binaries: &Binaries) -> String {
+    let (dir, socket, pause) = (state::DIR, state::CONTAINERD, images::PAUSE);
+    let runc = binaries.debian("usr/sbin/runc");
+    let plugins = binaries.debian("usr/lib/cni");
+    format!(
+        r#"version = 2
+root = "{dir}/containerd"
+state = "{dir}/containerd-state"
+
+[grpc]
+address = "{socket}"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "{dir}/containerd-opt"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{pause}"
+netns_mounts_under_state_dir = true
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{}"
+conf_dir = "{dir}/cni/net.d"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+BinaryName = "{}"
+Root = "{dir}/runc"
+SystemdCgroup = false
+"#,
+        plugins.display(),
+        runc.display()
+    )
+}
+
+fn cni_config(cni: Cni) -> Value {
+    let ipam = json!({
+        "type": "host-local",
+        "dataDir": state::text("cni/ipam"),
+        "ranges": [[{ "subnet": NODE_CIDR }]],
+        "routes": [{ "dst": "0.0.0.0/0" }],
+    });
+    let plugin = match cni {
+        Cni::Bridge => json!({
+            "type": "bridge",
+            "bridge": BRIDGE,
+            "isGateway": true,
+            "hairpinMode": true,
+            "ipam": ipam,
+        }),
+        Cni::Ptp => json!({ "type": "ptp", "ipam": ipam }),
+    };
+    json!({ "cniVersion": "0.4.0", "name": NETWORK, "plugins": [plugin] })
+}
+
+fn kubelet(binaries: &Binaries) -> Component {
+    Component::new("kubelet", binaries.built("kubelet"), &[10248, 10250]).arguments(&format!(
+        "--config={} --kubeconfig={} --root-dir={} --cert-dir={} --hostname-override={NODE} --node-ip={NODE_IP}",
+        state::text("kubelet.json"),
+        pki::kubeconfig("kubelet"),
+        state::text("kubelet"),
+        state::text("kubelet/pki"),
+    ))
+}
+
+/// Nothing is collected or evicted for want of space: the machine is somebody's, and may be nearly full.
+fn kubelet_config() -> Value {
+    let pki = |name: &str| state::text(&format!("pki/{name}"));
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": { "enabled": false },
+            "webhook": { "enabled": true },
+            "x509": { "clientCAFile": pki("ca.crt") },
+        },
+        "authorization": { "mode": "Webhook" },
+        "address": NODE_IP,
+        "tlsCertFile": pki("kubelet-server.crt"),
+        "tlsPrivateKeyFile": pki("kubelet-server.key"),
+        "containerRuntimeEndpoint": format!("unix://{}", state::CONTAINERD),
+        "cgroupDriver": "cgroupfs",
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "makeIPTablesUtilChains": false,
+        "oomScoreAdj": 0,
+        "podLogsDir": state::text("pod-logs"),
+        "volumePluginDir": state::text("volume-plugins"),
+        "evictionHard": {
+            "memory.available": "50Mi",
+            "nodefs.available": "1%",
+            "nodefs.inodesFree": "1%",
+            "imagefs.available": "1%",
+        },
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "nodeStatusUpdateFrequency": "5s",
+        "clusterDomain": "cluster.local",
+    })
+}
+
+fn kube_proxy(binaries: &Binaries) -> Component {
+    Component::new("kube-proxy", binaries.built("kube-proxy"), &[10249, 10256])
+        .arguments(&format!("--config={}", state::text("kube-proxy.json")))
+        .finds_in(state::path("bin"))
+}
+
+/// The machine's own settings of connection tracking are left alone.
+fn kube_proxy_config() -> Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clusterCIDR": POD_CIDR,
+        "clientConnection": { "kubeconfig": pki::kubeconfig("kube-proxy") },
+        "hostnameOverride": NODE,
+        "bindAddress": NODE_IP,
+        "healthzBindAddress": "127.0.0.1:10256",
+        "metricsBindAddress": "127.0.0.1:10249",
+        "nodePortAddresses": ["primary"],
+        "oomScoreAdj": 0,
+        "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
+    })
+}

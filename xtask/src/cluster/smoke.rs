@@ -1,0 +1,121 @@
+//! Two pods, a ping, and nothing left: shows that the node does what a node has to.
+
+use std::{collections::BTreeSet, fs, io::Write as _, process::Stdio, time::Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use super::{
+    NODE, SERVICE_IP,
+    binaries::Binaries,
+    control::{kubectl, wait_for},
+    images, node, state,
+};
+use crate::process::{Run as _, step};
+
+/// Pods that nobody else has, in the namespace `default`: a namespace of their own would take seconds to go.
+const PODS: [&str; 2] = ["podmirror-smoke-a", "podmirror-smoke-b"];
+
+/// Runs it, and removes what it made also after a failure.
+pub(super) fn run(binaries: &Binaries) -> Result<()> {
+    if !node::is_up() {
+        bail!("there is no running node: `cargo xtask cluster up` brings one up");
+    }
+    remove(binaries)?;
+    let before = Traces::read();
+    let outcome = check(binaries, &before);
+    step("removing the pods");
+    let begun = Instant::now();
+    let removed = remove(binaries).and_then(|()| {
+        wait_for("the pods' devices, namespaces and addresses to go", || Traces::read() == before)
+            .with_context(|| format!("before: {before:?}; now: {:?}", Traces::read()))
+    });
+    outcome?;
+    removed?;
+    println!("    gone after {:.1} s, and nothing is left of them", begun.elapsed().as_secs_f32());
+    step("smoke: the node runs pods, joins them, and forgets them");
+    Ok(())
+}
+
+fn check(binaries: &Binaries, before: &Traces) -> Result<()> {
+    let [a, b] = PODS;
+    step("starting two pods");
+    let begun = Instant::now();
+    apply(binaries, &json!({ "apiVersion": "v1", "kind": "List", "items": PODS.map(pod) }))?;
+    let mut wait = kubectl(binaries);
+    wait.args(["wait", "pod", "--for=condition=Ready", "--timeout=60s"]).args(PODS).run()?;
+    println!("    ready after {:.1} s", begun.elapsed().as_secs_f32());
+    kubectl(binaries).args(["get", "pods", "-o", "wide"]).args(PODS).run()?;
+    let devices = Traces::read().devices.difference(&before.devices).count();
+    if devices != 2 {
+        bail!("two pods have {devices} new devices on the node");
+    }
+
+    step("one pings the other, and reaches the API server");
+    let address = kubectl(binaries).args(["get", "pod", b, "-o", "jsonpath={.status.podIP}"]).read()?;
+    kubectl(binaries).args(["exec", a, "--", "ping", "-c", "3", "-W", "5", &address]).run()?;
+    // It connects, sends nothing, and waits for the server to hang up.
+    kubectl(binaries).args(["exec", a, "--", "nc", "-w", "5", SERVICE_IP, "443"]).run()
+}
+
+fn pod(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name },
+        "spec": {
+            "nodeSelector": { "kubernetes.io/hostname": NODE },
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main",
+                "image": images::BUSYBOX,
+                "imagePullPolicy": "Never",
+                "command": ["sleep", "3600"],
+            }],
+        },
+    })
+}
+
+fn apply(binaries: &Binaries, objects: &Value) -> Result<()> {
+    let mut apply = kubectl(binaries);
+    let mut apply = apply.args(["apply", "-f", "-"]).stdin(Stdio::piped()).spawn().context("kubectl")?;
+    apply.stdin.take().context("kubectl has no input")?.write_all(objects.to_string().as_bytes())?;
+    if !apply.wait()?.success() {
+        bail!("kubectl cannot apply the pods");
+    }
+    Ok(())
+}
+
+/// Deletes the pods, and waits until they are gone.
+fn remove(binaries: &Binaries) -> Result<()> {
+    let mut delete = kubectl(binaries);
+    delete.args(["delete", "pod", "--ignore-not-found", "--timeout=60s"]).args(PODS);
+    delete.stdout(Stdio::null()).run()
+}
+
+/// What a pod leaves on the machine if it is not removed properly.
+#[derive(Debug, PartialEq, Eq)]
+struct Traces {
+    devices: BTreeSet<String>,
+    namespaces: BTreeSet<String>,
+    addresses: BTreeSet<String>,
+    sandboxes: BTreeSet<String>,
+}
+
+impl Traces {
+    fn read() -> Self {
+        let veth = |name: &String| name.starts_with("veth");
+        let address = |name: &String| name.parse::<std::net::Ipv4Addr>().is_ok();
+        Self {
+            devices: names("/sys/class/net").filter(veth).collect(),
+            namespaces: names(&state::text("containerd-state/io.containerd.grpc.v1.cri/netns")).collect(),
+            addresses: names(&state::text(&format!("cni/ipam/{}", node::NETWORK))).filter(address).collect(),
+            sandboxes: names(&state::text("runc/k8s.io")).collect(),
+        }
+    }
+}
+
+fn names(dir: &str) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
+}

@@ -1,0 +1,136 @@
+//! Where the cluster's state lies, what kind of cluster it is, and that one task at a time works on it.
+
+use std::{
+    fmt, fs,
+    os::{linux::net::SocketAddrExt as _, unix::net},
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+
+use super::component::eventually;
+
+/// Everything that the cluster writes lies here, at a fixed place so that `down` finds it, and not under `/run`, from
+/// which many systems run no programs.
+pub(super) const DIR: &str = "/var/lib/podmirror-cluster";
+/// The administrator's kubeconfig.
+pub(super) const KUBECONFIG: &str = "/var/lib/podmirror-cluster/kubeconfig";
+/// Where containerd listens.
+pub(super) const CONTAINERD: &str = "/var/lib/podmirror-cluster/containerd.sock";
+
+/// A file of the state.
+pub(super) fn path(name: &str) -> PathBuf {
+    Path::new(DIR).join(name)
+}
+
+/// The same for a command line or a configuration.
+pub(super) fn text(name: &str) -> String {
+    format!("{DIR}/{name}")
+}
+
+/// How pods are wired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Cni {
+    /// veths that are ports of a bridge.
+    Bridge,
+    /// veths that the node routes to.
+    Ptp,
+}
+
+/// What kind of cluster it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// etcd and the API server: objects, and nobody who acts on them.
+    ApiOnly,
+    /// A node that runs pods.
+    Node(Cni),
+}
+
+impl Mode {
+    /// What the command line asks for; where it leaves it open, what there is.
+    pub(super) fn wanted(api_only: bool, cni: Option<Cni>, present: Option<Self>) -> Result<Self> {
+        let wanted = match (api_only, cni, present) {
+            (true, _, _) => Self::ApiOnly,
+            (false, Some(cni), _) => Self::Node(cni),
+            (false, None, Some(Self::Node(cni))) => Self::Node(cni),
+            (false, None, _) => Self::Node(Cni::Bridge),
+        };
+        match present {
+            Some(present) if present != wanted => bail!(
+                "there is a cluster of another kind ({present}, and {wanted} is wanted): `cargo xtask cluster down` removes it"
+            ),
+            _ => Ok(wanted),
+        }
+    }
+
+    /// The mode of the cluster that there is, running or not.
+    pub(super) fn present() -> Result<Option<Self>> {
+        let file = path("mode");
+        if !file.exists() {
+            return Ok(None);
+        }
+        fs::read_to_string(&file)?.parse().map(Some)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ApiOnly => "api-only",
+            Self::Node(Cni::Bridge) => "bridge",
+            Self::Node(Cni::Ptp) => "ptp",
+        })
+    }
+}
+
+impl FromStr for Mode {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let modes = [Self::ApiOnly, Self::Node(Cni::Bridge), Self::Node(Cni::Ptp)];
+        let mode = modes.into_iter().find(|mode| mode.to_string() == text);
+        mode.with_context(|| format!("{DIR}/mode says {text:?}, which is no kind of cluster"))
+    }
+}
+
+/// Held while a task works on the cluster; the kernel takes it back whatever the task's end.
+pub(super) struct Lock(#[expect(dead_code, reason = "held, not used")] net::UnixListener);
+
+impl Lock {
+    /// Waits for its turn.
+    pub(super) fn take() -> Result<Self> {
+        let address = net::SocketAddr::from_abstract_name("podmirror-cluster")?;
+        eventually(Duration::from_secs(120), || Ok(net::UnixListener::bind_addr(&address).ok().map(Self)))?
+            .context("another `cargo xtask cluster` has been at work for 120 s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn what_there_is_is_brought_back_and_never_turned_into_another_kind() {
+        let wanted = Mode::wanted;
+        let bridge = Mode::Node(Cni::Bridge);
+        let ptp = Mode::Node(Cni::Ptp);
+        assert_eq!(wanted(false, None, None).unwrap(), bridge);
+        assert_eq!(wanted(false, None, Some(ptp)).unwrap(), ptp);
+        assert_eq!(wanted(true, None, Some(Mode::ApiOnly)).unwrap(), Mode::ApiOnly);
+        assert_eq!(wanted(false, Some(Cni::Ptp), None).unwrap(), ptp);
+        for (api_only, cni, present) in
+            [(false, Some(Cni::Ptp), bridge), (true, None, bridge), (false, None, Mode::ApiOnly)]
+        {
+            let why = wanted(api_only, cni, Some(present)).unwrap_err().to_string();
+            assert!(why.contains(&present.to_string()) && why.contains("cluster down"), "{why}");
+        }
+        for mode in [Mode::ApiOnly, bridge, ptp] {
+            assert_eq!(mode.to_string().parse::<Mode>().unwrap(), mode);
+        }
+    }
+}
