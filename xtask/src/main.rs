@@ -10,6 +10,7 @@ compile_error!(
     "podmirror is built, tested and run on Linux only: eBPF and network namespaces are of its kernel"
 );
 
+mod apt;
 mod bench;
 mod build_ebpf;
 mod demo;

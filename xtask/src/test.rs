@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
 use crate::{
+    apt,
     process::{Run as _, command, is_ci, is_root, step},
     tools, vm, workspace,
 };
@@ -120,7 +121,7 @@ fn can_run(level: Level) -> Result<()> {
         Level::Unit | Level::Fuzz => Ok(()),
         Level::Prog | Level::Netns if is_root() => Ok(()),
         Level::Prog | Level::Netns => bail!("it needs root, to load programs and to make network namespaces"),
-        Level::Vm => vm::can_run(),
+        Level::Vm => apt::can_unpack(),
     }
 }
 

@@ -7,12 +7,13 @@
 mod debian;
 mod guest;
 
-use std::{env, fmt::Write as _, path::Path};
+use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 
 use crate::{
+    apt,
     process::{is_ci, step},
     test::Level,
     tools, workspace,
@@ -67,7 +68,7 @@ pub(crate) struct VmArgs {
 /// Runs on one kernel.
 pub(crate) fn run(args: VmArgs) -> Result<()> {
     let VmArgs { kernel, levels, exec, arguments } = args;
-    can_run()?;
+    apt::can_unpack()?;
     if let Some(command) = exec {
         return guest::boot(kernel, &format!("{command}\n"));
     }
@@ -82,17 +83,6 @@ pub(crate) fn run_all(arguments: &[String]) -> Result<()> {
     let script = script(&[Level::Prog, Level::Netns], arguments)?;
     for kernel in Kernel::value_variants() {
         guest::boot(*kernel, &script)?;
-    }
-    Ok(())
-}
-
-/// Why this machine cannot boot the guests, if so.
-pub(crate) fn can_run() -> Result<()> {
-    if env::consts::ARCH != "x86_64" {
-        bail!("the kernels are for x86-64, and this machine is {}", env::consts::ARCH);
-    }
-    if !Path::new("/etc/debian_version").exists() || crate::process::find("apt-get").is_none() {
-        bail!("it takes kernels, qemu and tools from Debian's packages, and this is not Debian");
     }
     Ok(())
 }

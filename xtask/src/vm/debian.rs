@@ -1,5 +1,4 @@
-//! Kernels and qemu from Debian's archive, unpacked into the cache: a private apt configuration, so that the system's
-//! sources and packages stay as they are.
+//! The guests' kernels, their initramfs, and qemu, in the cache. `apt` brings what is of Debian.
 
 use std::{
     fs,
@@ -12,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::Kernel;
 use crate::{
+    apt::Apt,
     process::{Run as _, command, find, step},
     tools::{self, Program},
 };
@@ -60,7 +60,7 @@ pub(super) fn image(kernel: Kernel) -> Result<Image> {
         let apt = Apt::new(&[kernel.suite()])?;
         let package = apt.newest_kernel(kernel.series())?;
         step(&format!("bringing {package} of {} into {}", kernel.suite(), dir.display()));
-        apt.unpack(&package, &unpacked)?;
+        apt.unpack(&[&package], &unpacked)?;
     }
     step(&format!("preparing the guest of Linux {}", kernel.series()));
     if !unpacked.join("lib").exists() {
@@ -182,111 +182,4 @@ fn version(qemu: &mut Command) -> Option<u32> {
     let output = qemu.arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.strip_prefix("QEMU emulator version ")?.split('.').next()?.parse().ok()
-}
-
-/// apt with some suites as its only sources.
-struct Apt {
-    dir: PathBuf,
-}
-
-impl Apt {
-    fn new(suites: &[&str]) -> Result<Self> {
-        const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-        if !Path::new(KEYRING).exists() {
-            bail!("{KEYRING} is missing: `apt-get install debian-archive-keyring` brings it");
-        }
-        let apt = Self { dir: dir()?.join("apt").join(suites.join("+")) };
-        for dir in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(apt.dir.join(dir))?;
-        }
-        let mut sources = String::new();
-        for suite in suites {
-            let archive = if suite.ends_with("-security") { "debian-security" } else { "debian" };
-            sources += &format!("deb [signed-by={KEYRING}] http://deb.debian.org/{archive} {suite} main\n");
-        }
-        fs::write(apt.dir.join("sources.list"), sources)?;
-        apt.command("apt-get").args(["update", "--quiet", "--quiet"]).run().with_context(|| {
-            format!("Debian's {} cannot be fetched; is the network there?", suites.join(" and "))
-        })?;
-        Ok(apt)
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut apt = command(program);
-        for (option, path) in [
-            ("Dir::State", ""),
-            ("Dir::State::Lists", "lists"),
-            ("Dir::Cache", "cache"),
-            ("Dir::Etc::sourcelist", "sources.list"),
-        ] {
-            apt.arg("-o").arg(format!("{option}={}", self.dir.join(path).display()));
-        }
-        apt.args(["-o", "Dir::Etc::sourceparts=/dev/null", "-o", "Dir::Etc::preferencesparts=/dev/null"]);
-        // Reads what is installed, to know which libraries are not, and changes nothing: no lock is needed.
-        apt.args(["-o", "Dir::State::status=/var/lib/dpkg/status", "-o", "Debug::NoLocking=true"]);
-        apt.args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"]);
-        apt
-    }
-
-    /// The package of the newest kernel of a series; its name has the build in it.
-    fn newest_kernel(&self, series: &str) -> Result<String> {
-        let names = self.command("apt-cache").args(["pkgnames", &format!("linux-image-{series}.")]).read()?;
-        let plain = names.lines().filter(|name| {
-            let rest = name.strip_suffix("-amd64").unwrap_or_default();
-            !rest.is_empty() && !rest.ends_with("-cloud") && !rest.ends_with("-rt")
-        });
-        let newest = plain.max_by_key(|name| build(name));
-        newest.map(str::to_owned).with_context(|| format!("Debian has no kernel of series {series} any more"))
-    }
-
-    /// Downloads a package and unpacks it into `to`.
-    fn unpack(&self, package: &str, to: &Path) -> Result<()> {
-        let mut download = self.command("apt-get");
-        download.args(["download", package]);
-        self.fetch(download, to)
-    }
-
-    /// The same with every package that it needs and that is not installed.
-    fn unpack_with_libraries(&self, package: &str, to: &Path) -> Result<()> {
-        let mut download = self.command("apt-get");
-        download.args(["install", "--download-only", "--yes", "--no-install-recommends"]);
-        download.args(["--target-release", "bookworm-backports", package]);
-        self.fetch(download, to)
-    }
-
-    /// Runs the download, and unpacks what it brought; `to` is either complete afterwards or not there.
-    fn fetch(&self, mut download: Command, to: &Path) -> Result<()> {
-        let debs = self.dir.join("cache/archives");
-        let partial = to.with_extension("partial");
-        if partial.exists() {
-            fs::remove_dir_all(&partial)?;
-        }
-        fs::create_dir_all(&partial)?;
-        download.args(["--quiet", "--quiet"]).current_dir(&debs);
-        download.run().context("Debian's packages cannot be downloaded; is the network there?")?;
-        for entry in fs::read_dir(&debs)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|end| end == "deb") {
-                command("dpkg-deb").arg("-x").arg(&path).arg(&partial).run()?;
-                fs::remove_file(path)?;
-            }
-        }
-        fs::rename(&partial, to).with_context(|| to.display().to_string())
-    }
-}
-
-/// The numbers in a package's name, in their order: a later build has greater ones.
-fn build(package: &str) -> Vec<u32> {
-    package.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::build;
-
-    #[test]
-    fn a_later_build_is_greater() {
-        assert!(build("linux-image-5.10.0-46-amd64") > build("linux-image-5.10.0-9-amd64"));
-        assert!(build("linux-image-6.12.117+deb13-amd64") > build("linux-image-6.12.99+deb13-amd64"));
-    }
 }
