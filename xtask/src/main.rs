@@ -14,9 +14,12 @@ mod apt;
 mod archive;
 mod bench;
 mod build_ebpf;
+mod chart;
 mod demo;
 #[expect(dead_code, reason = "what is for the build scripts only")]
 mod ebpf;
+mod generate;
+mod image;
 mod layers;
 mod lint;
 mod pins;
@@ -46,6 +49,10 @@ enum Task {
     BuildEbpf,
     /// Show it: two pods, one of them mirrored.
     Demo,
+    /// Write what is generated and committed.
+    Gen(generate::GenArgs),
+    /// Build the agent's container image.
+    Image(image::ImageArgs),
     /// Check format, lints, layers, dependencies and spelling.
     Lint,
     /// Run the tests.
@@ -59,6 +66,8 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::run(args),
         Task::BuildEbpf => build_ebpf::run(),
         Task::Demo => demo::run(),
+        Task::Gen(args) => generate::run(args),
+        Task::Image(args) => image::run(args),
         Task::Lint => lint::run(),
         Task::Test(args) => test::run(args),
         Task::Vm(args) => vm::run(args),
