@@ -132,6 +132,8 @@ fn architecture() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
     use std::{collections::BTreeMap, io::Read as _};
 
     use super::*;

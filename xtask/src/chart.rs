@@ -36,7 +36,7 @@ const TAKEN: &[(&[&str], &str)] = &[
 
 /// Values that are refused, with a part of the message.
 const REFUSED: &[(&[&str], &str)] = &[
-    (&["mirorIface=mirror0"], "mirorIface"),
+    (&["mirrorInterface=mirror0"], "mirrorInterface"),
     (&["mirrorIface=longer-than-15-bytes"], "mirrorIface"),
     (&["mirrorIfaceMtu=10"], "mirrorIfaceMtu"),
     (&["excludeNamespaces={Shop}"], "excludeNamespaces"),

@@ -78,7 +78,9 @@ pub(crate) fn run(args: ImageArgs) -> Result<()> {
     let output = output.unwrap_or_else(|| workspace::root().join("target/image").join(name));
     let bytes = build(arch, &output)?;
     println!("    {REFERENCE} for {}, {:.1} MB: {}", arch.name(), megabytes(bytes), output.display());
-    println!("    on a node: `ctr -n k8s.io images import FILE`, `podman load -i FILE` or `docker load -i FILE`");
+    println!(
+        "    on a node: `ctr -n k8s.io images import FILE`, `podman load -i FILE` or `docker load -i FILE`"
+    );
     Ok(())
 }
 
@@ -86,7 +88,10 @@ pub(crate) fn run(args: ImageArgs) -> Result<()> {
 pub(crate) fn build(arch: Arch, to: &Path) -> Result<u64> {
     // Its C parts and its linker would have to be those of the other architecture.
     if arch != Arch::host()? {
-        bail!("an image for {0} can only be built on {0}: this machine has no C compiler for it", arch.name());
+        bail!(
+            "an image for {0} can only be built on {0}: this machine has no C compiler for it",
+            arch.name()
+        );
     }
     let binary = static_agent(arch)?;
     step("writing the image");
@@ -111,7 +116,9 @@ fn static_agent(arch: Arch) -> Result<PathBuf> {
     let mut flags = vec!["-Cstrip=symbols".to_owned()];
     flags.extend(source_dirs()?.iter().map(|(dir, name)| format!("--remap-path-prefix={dir}={name}")));
     let mut cargo = workspace::cargo("build");
-    cargo.args(["--release", "--package", "mirror-agent", "--bin", "mirror-agent", "--target", arch.target()]);
+    cargo
+        .args(["--release", "--package", "mirror-agent", "--bin", "mirror-agent"])
+        .args(["--target", arch.target()]);
     // Not by the profile: that would also strip the eBPF programs of what their BTF is made from.
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     // The TLS library has parts in C and assembler that use nothing of the C library. The host's compiler does for
@@ -153,7 +160,6 @@ fn labels(binary: &Path) -> Result<Value> {
     Ok(labels)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
