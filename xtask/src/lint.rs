@@ -1,14 +1,14 @@
 //! `cargo xtask lint`: what can be told without running the product.
 //!
-//! Format, clippy, the lints that every crate opts into, who may use what (`layers`), dependencies, spelling.
+//! Format, clippy, the lints that every crate opts into, who may use what (`layers`), dependencies, spelling, the chart.
 
 use std::fs;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
-    ebpf, layers, pins,
-    process::{Run as _, step},
+    chart, ebpf, generate, layers, pins,
+    process::{Run as _, is_ci, step},
     tools,
     workspace::{self, HOST_CRATES},
 };
@@ -29,6 +29,7 @@ pub(crate) fn run() -> Result<()> {
     let mut typos = tools::cargo_program("typos-cli", "typos", pins::TYPOS)?;
     typos.current_dir(workspace::root()).run()?;
     dependencies()?;
+    deployment()?;
     step("clippy");
     tools::bpf()?;
     let mut clippy = workspace::cargo("clippy");
@@ -54,6 +55,19 @@ fn opted_in() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The chart and what is rendered from it: helm is needed, and Go to build it.
+fn deployment() -> Result<()> {
+    if let Err(why) = tools::helm() {
+        if is_ci() {
+            return Err(why.context("the chart cannot be checked"));
+        }
+        println!("    NOT CHECKED: the chart in deploy/: {why:#}");
+        return Ok(());
+    }
+    chart::check()?;
+    generate::check()
 }
 
 /// Licences, bans and sources need nothing but the crates; advisories need a database that has to be fetched.

@@ -14,10 +14,13 @@ mod apt;
 mod archive;
 mod bench;
 mod build_ebpf;
+mod chart;
 mod cluster;
 mod demo;
 #[expect(dead_code, reason = "what is for the build scripts only")]
 mod ebpf;
+mod generate;
+mod image;
 mod layers;
 mod lint;
 mod pins;
@@ -49,6 +52,10 @@ enum Task {
     Cluster(cluster::ClusterArgs),
     /// Show it: two pods, one of them mirrored.
     Demo,
+    /// Write what is generated and committed.
+    Gen(generate::GenArgs),
+    /// Build the agent's container image.
+    Image(image::ImageArgs),
     /// Check format, lints, layers, dependencies and spelling.
     Lint,
     /// Run the tests.
@@ -63,6 +70,8 @@ fn main() -> ExitCode {
         Task::BuildEbpf => build_ebpf::run(),
         Task::Cluster(args) => cluster::run(args),
         Task::Demo => demo::run(),
+        Task::Gen(args) => generate::run(args),
+        Task::Image(args) => image::run(args),
         Task::Lint => lint::run(),
         Task::Test(args) => test::run(args),
         Task::Vm(args) => vm::run(args),

@@ -15,3 +15,5 @@ pub(crate) const BPF_LINKER: &str = "0.13.0";
 pub(crate) const CARGO_DENY: &str = "0.20.2";
 /// Checks spelling.
 pub(crate) const TYPOS: &str = "1.52.0";
+/// Renders and checks the chart.
+pub(crate) const HELM: &str = "3.22.0";

@@ -3,7 +3,7 @@
 //! Each function looks first and does nothing when all is there; else it says what it installs. What cannot be had is
 //! one message that says what is missing and what would bring it. Called by the tasks, each for its own needs.
 
-use std::fs;
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
@@ -66,8 +66,26 @@ pub(crate) fn nightly_clippy() -> Result<()> {
     toolchain(pins::NIGHTLY, &["rust-src", "clippy"])
 }
 
+/// The pinned stable toolchain's standard library for another target.
+pub(crate) fn target(name: &str) -> Result<()> {
+    stable()?;
+    let rustup = || {
+        let mut rustup = command("rustup");
+        rustup.args(["target"]);
+        rustup
+    };
+    let installed = rustup().args(["list", "--installed", "--toolchain", pins::STABLE]).read()?;
+    if installed.lines().any(|line| line == name) {
+        return Ok(());
+    }
+    step(&format!("installing Rust {} for {name} (rustup)", pins::STABLE));
+    let mut add = rustup();
+    add.args(["add", name, "--toolchain", pins::STABLE]);
+    add.run().with_context(|| format!("Rust for {name} could not be installed; is the network there?"))
+}
+
 /// A program from crates.io, in the project's cache; `name` is that of the program.
-pub(crate) fn cargo_program(package: &str, name: &str, version: &str) -> Result<std::process::Command> {
+pub(crate) fn cargo_program(package: &str, name: &str, version: &str) -> Result<Command> {
     let path = cache_dir()?.join("tools/bin").join(name);
     let has = command(&path).arg("--version").output();
     let has =
@@ -76,6 +94,40 @@ pub(crate) fn cargo_program(package: &str, name: &str, version: &str) -> Result<
         stable()?;
         cargo_install(package, version, &["--locked"], "")?;
     }
+    Ok(command(path))
+}
+
+/// Go, also where sudo has taken its directory out of the path. `what_for` is what it is to build.
+pub(crate) fn go(what_for: &str) -> Result<PathBuf> {
+    const USUAL: &str = "/usr/local/go/bin/go";
+    let usual = || Some(PathBuf::from(USUAL)).filter(|path| path.is_file());
+    find("go").or_else(usual).with_context(|| {
+        format!("Go is needed to build {what_for}, and is neither in PATH nor {USUAL}: see https://go.dev/dl")
+    })
+}
+
+/// helm, built from source by Go, in the project's cache.
+pub(crate) fn helm() -> Result<Command> {
+    let dir = cache_dir()?.join("tools/bin");
+    let path = dir.join("helm");
+    let version = command(&path).args(["version", "--template", "{{.Version}}"]).output();
+    if version.is_ok_and(|out| String::from_utf8_lossy(&out.stdout) == format!("v{}", pins::HELM)) {
+        return Ok(command(path));
+    }
+    let mut go = command(go(&format!("helm {}", pins::HELM))?);
+    step(&format!(
+        "building helm {} into {} (go install; once, a minute or some)",
+        pins::HELM,
+        dir.display()
+    ));
+    // Its own build writes the whole version; without, it knows two numbers of it.
+    let version = format!("-s -w -X helm.sh/helm/v3/internal/version.version=v{}", pins::HELM);
+    go.args(["install", "-trimpath", "-ldflags", &version]);
+    go.arg(format!("helm.sh/helm/v3/cmd/helm@v{}", pins::HELM)).current_dir("/");
+    go.env("GOBIN", &dir).env("GOFLAGS", "").env("GOWORK", "off").env("CGO_ENABLED", "0");
+    go.run().with_context(|| {
+        format!("helm {} cannot be built; is Go new enough, and is its module proxy reachable?", pins::HELM)
+    })?;
     Ok(command(path))
 }
 
@@ -90,7 +142,7 @@ pub(crate) fn programs(programs: &[Program]) -> Result<()> {
 }
 
 /// The project's cache.
-pub(crate) fn cache_dir() -> Result<std::path::PathBuf> {
+pub(crate) fn cache_dir() -> Result<PathBuf> {
     ebpf::cache_dir().map_err(|why| anyhow!(why))
 }
 

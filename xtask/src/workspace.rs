@@ -34,7 +34,18 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
 
 /// Builds with `cargo <arguments>` and returns the executables that came out of it.
 pub(crate) fn executables(subcommand: &str, arguments: &[&str]) -> Result<Vec<PathBuf>> {
-    let output = cargo(subcommand).args(arguments).arg("--message-format=json-render-diagnostics").read()?;
+    let mut build = cargo(subcommand);
+    build.args(arguments);
+    made_by(build)
+}
+
+/// Runs a cargo that builds one executable, and returns it.
+pub(crate) fn executable(build: Command) -> Result<PathBuf> {
+    made_by(build)?.into_iter().next().context("cargo built no executable")
+}
+
+fn made_by(mut build: Command) -> Result<Vec<PathBuf>> {
+    let output = build.arg("--message-format=json-render-diagnostics").read()?;
     let mut executables = Vec::new();
     for line in output.lines() {
         let message: serde_json::Value = serde_json::from_str(line).context("cargo's messages")?;
@@ -43,7 +54,7 @@ pub(crate) fn executables(subcommand: &str, arguments: &[&str]) -> Result<Vec<Pa
         }
     }
     if executables.is_empty() {
-        bail!("`cargo {subcommand} {}` made no executable", arguments.join(" "));
+        bail!("cargo made no executable: {build:?}");
     }
     Ok(executables)
 }
@@ -59,7 +70,7 @@ pub(crate) fn release_agent() -> Result<PathBuf> {
 }
 
 fn build_agent(profile: &[&str]) -> Result<PathBuf> {
-    let arguments = [&["--package", "mirror-agent", "--bin", "mirror-agent"], profile].concat();
-    let executables = executables("build", &arguments)?;
-    executables.into_iter().next().context("cargo built no mirror-agent")
+    let mut build = cargo("build");
+    build.args(["--package", "mirror-agent", "--bin", "mirror-agent"]).args(profile);
+    executable(build)
 }

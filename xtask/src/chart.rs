@@ -1,0 +1,100 @@
+//! The Helm chart: rendering it, and checking what it renders to.
+//!
+//! Talks to no cluster: that the API server takes the result, and that the agent runs with it, is for the tests on a
+//! cluster. Called by `generate` and `lint`.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    process::{Run as _, step},
+    tools, workspace,
+};
+
+/// That of `kubeVersion` in the chart.
+const OLDEST_KUBERNETES: &str = "1.25.0";
+
+/// Values, with what must be in the result because of them.
+const TAKEN: &[(&[&str], &str)] = &[
+    (&["enableMirror=true"], "name: MIRROR_ENABLE_MIRROR\n              value: \"true\""),
+    (&["packets=100000000"], "name: MIRROR_PACKETS\n              value: \"100000000\""),
+    (&["mirrorOffloads=false"], "name: MIRROR_OFFLOADS\n              value: \"off\""),
+    (&["excludeNamespaces={a,b}"], "name: MIRROR_EXCLUDE_NAMESPACES\n              value: \"a,b\""),
+    (&["allowNamespaces={a,b}"], "name: MIRROR_ALLOW_NAMESPACES\n              value: \"a,b\""),
+    (&["filter=tcp port 443"], "name: MIRROR_FILTER\n              value: \"tcp port 443\""),
+    (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "kind: PodMonitor"),
+    (&["listen=[::]:9000"], "host: \"::1\""),
+    (&["image.repository=r.example/a", "image.tag=x"], "image: \"r.example/a:x\""),
+    (&["image.pullSecrets[0].name=s"], "imagePullSecrets:\n        - name: s"),
+    (&["nodeSelector=null", "tolerations=null", "priorityClassName="], "kind: DaemonSet"),
+    (&["serviceAccount.create=false", "serviceAccount.name=mine"], "serviceAccountName: mine"),
+    (&["rbac.create=false", "serviceAccount.create=false"], "serviceAccountName: default"),
+    (&["fullnameOverride=other"], "resourceNames: [other]"),
+    (&["extraEnv[0].name=MIRROR_ATTACH", "extraEnv[0].value=tcx"], "- name: MIRROR_ATTACH"),
+];
+
+/// Values that are refused, with a part of the message.
+const REFUSED: &[(&[&str], &str)] = &[
+    (&["mirrorInterface=mirror0"], "mirrorInterface"),
+    (&["mirrorIface=longer-than-15-bytes"], "mirrorIface"),
+    (&["mirrorIfaceMtu=10"], "mirrorIfaceMtu"),
+    (&["excludeNamespaces={Shop}"], "excludeNamespaces"),
+    (&["listen=localhost"], "listen"),
+    (&["podMonitor.enabled=true"], "listen=0.0.0.0:9464"),
+];
+
+/// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` would.
+pub(crate) fn rendered() -> Result<String> {
+    template(&[])?.read()
+}
+
+/// Checks the chart with helm's own rules, and against values that people give.
+pub(crate) fn check() -> Result<()> {
+    step("chart");
+    let version = env!("CARGO_PKG_VERSION");
+    let manifest = fs::read_to_string(workspace::root().join("deploy/chart/Chart.yaml"))?;
+    for key in ["version", "appVersion"] {
+        if !manifest.lines().any(|line| line == format!("{key}: {version}")) {
+            bail!("deploy/chart/Chart.yaml does not say `{key}: {version}`, the workspace's version");
+        }
+    }
+    helm()?.args(["lint", "--strict", "--quiet", "deploy/chart"]).run()?;
+    for (values, part) in TAKEN {
+        let text = template(values)?.read()?;
+        if !text.contains(part) {
+            bail!("the chart with {} renders to something without {part:?}", values.join(" "));
+        }
+    }
+    for (values, part) in REFUSED {
+        let output = template(values)?.output().context("helm")?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            bail!("the chart takes {}", values.join(" "));
+        }
+        if !told.contains(part) {
+            bail!("the chart refuses {} without naming {part:?}: {told}", values.join(" "));
+        }
+    }
+    println!("    {} values rendered, {} refused", TAKEN.len(), REFUSED.len());
+    Ok(())
+}
+
+fn template(values: &[&str]) -> Result<Command> {
+    let mut template = helm()?;
+    template.args(["template", "podmirror", "deploy/chart", "--namespace", "podmirror"]);
+    // A helm that Go has built without helm's own makefile takes the cluster for an ancient one.
+    template.args(["--kube-version", OLDEST_KUBERNETES]);
+    template.args(values.iter().flat_map(|value| ["--set", value]));
+    Ok(template)
+}
+
+/// helm in the work tree, without the settings and repositories of whoever runs it.
+fn helm() -> Result<Command> {
+    let mut helm = tools::helm()?;
+    helm.current_dir(workspace::root()).env("KUBECONFIG", "/dev/null");
+    for name in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        helm.env(name, workspace::root().join("target/helm"));
+    }
+    Ok(helm)
+}

@@ -1,0 +1,81 @@
+//! `cargo xtask gen`: what is generated and committed, so that people can use it without our tools.
+//!
+//! `--check` changes nothing, and fails where a file is not what would be generated. Called by `lint` that way.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{chart, process::step, workspace};
+
+/// The chart with its default values, for `kubectl apply`.
+const RENDERED: &str = "deploy/rendered/podmirror.yaml";
+
+/// Ahead of it: what Helm's user does by `--create-namespace`.
+const HEAD: &str = "\
+# Generated from deploy/chart by `cargo xtask gen`: do not edit.
+#
+# kubectl apply -f podmirror.yaml     installs podmirror on every node
+# kubectl delete -f podmirror.yaml    removes it, and all that it has put on the nodes
+---
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: podmirror
+  labels:
+    app.kubernetes.io/name: podmirror
+    # The agent uses the node's network, process ids and BPF file system, which the other levels forbid.
+    pod-security.kubernetes.io/enforce: privileged
+";
+
+/// The command line of `cargo xtask gen`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GenArgs {
+    /// Change nothing; fail if a file is not up to date.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Writes the files, or checks them.
+pub(crate) fn run(args: GenArgs) -> Result<()> {
+    let GenArgs { check } = args;
+    if check { self::check() } else { write() }
+}
+
+/// Fails where a file is not what would be generated.
+pub(crate) fn check() -> Result<()> {
+    step("generated files");
+    let path = workspace::root().join(RENDERED);
+    if fs::read_to_string(path).unwrap_or_default() != rendered()? {
+        bail!("{RENDERED} is not what the chart renders to: `cargo xtask gen` writes it");
+    }
+    Ok(())
+}
+
+fn write() -> Result<()> {
+    step(&format!("writing {RENDERED}"));
+    let path = workspace::root().join(RENDERED);
+    fs::write(&path, rendered()?).with_context(|| path.display().to_string())
+}
+
+fn rendered() -> Result<String> {
+    Ok(HEAD.to_owned() + &without_helm(&chart::rendered()?))
+}
+
+/// Leaves out what would claim that Helm manages the objects.
+fn without_helm(rendered: &str) -> String {
+    const HELMS: [&str; 3] = ["app.kubernetes.io/managed-by: ", "helm.sh/chart: ", "# Source: "];
+    let ours = |line: &&str| !HELMS.iter().any(|helms| line.trim_start().starts_with(helms));
+    rendered.lines().filter(ours).flat_map(|line| [line, "\n"]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_helm;
+
+    #[test]
+    fn what_kubectl_applies_does_not_say_that_helm_manages_it() {
+        let rendered = "---\n# Source: podmirror/x.yaml\nlabels:\n  a: b\n  helm.sh/chart: podmirror-1\n  app.kubernetes.io/managed-by: Helm\n";
+        assert_eq!(without_helm(rendered), "---\nlabels:\n  a: b\n");
+    }
+}

@@ -1,0 +1,165 @@
+//! `cargo xtask image`: the agent as a container image, without a container engine.
+//!
+//! A static binary (musl) alone in an empty file system. The same sources make the same image on any machine: no time,
+//! no path and no name of the machine gets into it. What happens to the image afterwards is the caller's affair.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+use crate::{
+    archive::{Entry, write_archive},
+    process::{Run as _, command, step},
+    tools, workspace,
+};
+
+/// Name and tag of the image: those of the chart's defaults.
+pub(crate) const REFERENCE: &str = concat!("localhost/mirror-agent:", env!("CARGO_PKG_VERSION"));
+
+/// What a node should have to take in at most.
+const MAX_BYTES: u64 = 20_000_000;
+
+/// The command line of `cargo xtask image`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ImageArgs {
+    /// The nodes' architecture [default: this machine's].
+    #[arg(long, value_enum)]
+    arch: Option<Arch>,
+    /// The archive to write [default: target/image/mirror-agent-VERSION-ARCH.tar].
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// An architecture, by its name in images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Arch {
+    /// x86-64.
+    Amd64,
+    /// AArch64.
+    Arm64,
+}
+
+impl Arch {
+    /// This machine's.
+    pub(crate) fn host() -> Result<Self> {
+        match std::env::consts::ARCH {
+            "x86_64" => Ok(Self::Amd64),
+            "aarch64" => Ok(Self::Arm64),
+            other => bail!("the agent is built for x86-64 and AArch64, and this machine is {other}"),
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    const fn target(self) -> &'static str {
+        match self {
+            Self::Amd64 => "x86_64-unknown-linux-musl",
+            Self::Arm64 => "aarch64-unknown-linux-musl",
+        }
+    }
+}
+
+/// Builds, and says what to do with the result.
+pub(crate) fn run(args: ImageArgs) -> Result<()> {
+    let ImageArgs { arch, output } = args;
+    let arch = arch.map_or_else(Arch::host, Ok)?;
+    let name = format!("mirror-agent-{}-{}.tar", env!("CARGO_PKG_VERSION"), arch.name());
+    let output = output.unwrap_or_else(|| workspace::root().join("target/image").join(name));
+    let bytes = build(arch, &output)?;
+    println!("    {REFERENCE} for {}, {:.1} MB: {}", arch.name(), megabytes(bytes), output.display());
+    println!(
+        "    on a node: `ctr -n k8s.io images import FILE`, `podman load -i FILE` or `docker load -i FILE`"
+    );
+    Ok(())
+}
+
+/// Builds the agent and writes the image to `to`; returns its size.
+pub(crate) fn build(arch: Arch, to: &Path) -> Result<u64> {
+    // Its C parts and its linker would have to be those of the other architecture.
+    if arch != Arch::host()? {
+        bail!(
+            "an image for {0} can only be built on {0}: this machine has no C compiler for it",
+            arch.name()
+        );
+    }
+    let binary = static_agent(arch)?;
+    step("writing the image");
+    if let Some(dir) = to.parent() {
+        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(&binary)? });
+    let binary = fs::read(&binary).with_context(|| binary.display().to_string())?;
+    write_archive(to, REFERENCE, &[Entry::program("mirror-agent", binary)], &config)?;
+    let bytes = fs::metadata(to)?.len();
+    if bytes > MAX_BYTES {
+        bail!("the image has {:.1} MB, more than {:.1}", megabytes(bytes), megabytes(MAX_BYTES));
+    }
+    Ok(bytes)
+}
+
+/// The release build, linked statically, without the names of this machine's directories.
+fn static_agent(arch: Arch) -> Result<PathBuf> {
+    tools::bpf()?;
+    tools::target(arch.target())?;
+    step(&format!("building the agent for {}", arch.target()));
+    let mut flags = vec!["-Cstrip=symbols".to_owned()];
+    flags.extend(source_dirs()?.iter().map(|(dir, name)| format!("--remap-path-prefix={dir}={name}")));
+    let mut cargo = workspace::cargo("build");
+    cargo
+        .args(["--release", "--package", "mirror-agent", "--bin", "mirror-agent"])
+        .args(["--target", arch.target()]);
+    // Not by the profile: that would also strip the eBPF programs of what their BTF is made from.
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
+    // The TLS library has parts in C and assembler that use nothing of the C library. The host's compiler does for
+    // them; some distributions' calls functions that only glibc has, unless it is told not to.
+    let variable = |name: &str| format!("{name}_{}", arch.target().replace('-', "_"));
+    cargo.env(variable("CC"), "cc").env(variable("CFLAGS"), "-U_FORTIFY_SOURCE");
+    workspace::executable(cargo)
+}
+
+/// Where cargo keeps the sources on this machine, and what they are called in the binary's messages.
+fn source_dirs() -> Result<Vec<(String, String)>> {
+    let metadata = workspace::cargo("metadata").args(["--format-version=1"]).read()?;
+    let metadata: Value = serde_json::from_str(&metadata).context("cargo's metadata")?;
+    let root = workspace::root();
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let manifests = packages.filter_map(|package| package["manifest_path"].as_str()).map(Path::new);
+    let registries: BTreeSet<_> = manifests
+        .filter(|manifest| !manifest.starts_with(&root))
+        .filter_map(|manifest| manifest.parent()?.parent())
+        .collect();
+    let registries = registries.iter().map(|dir| (dir.display().to_string(), "/registry".to_owned()));
+    Ok(registries.chain([(root.display().to_string(), "/podmirror".to_owned())]).collect())
+}
+
+/// What registries and people read of an image (the OCI's annotations).
+fn labels(binary: &Path) -> Result<Value> {
+    let mut labels = json!({
+        "org.opencontainers.image.title": "podmirror",
+        "org.opencontainers.image.description": "Copies the packets of chosen Kubernetes pods to a mirror interface",
+        "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
+        "org.opencontainers.image.licenses": "(Apache-2.0 OR MIT) AND (MIT OR GPL-2.0-only)",
+    });
+    // "mirror-agent 0.1.0 (1a2b3c4d5e6f)"; it also shows that the binary runs.
+    let version = command(binary).arg("--version").read()?;
+    let commit = version.split_once('(').and_then(|(_, rest)| rest.split_once(')'));
+    if let Some((commit, _)) = commit.filter(|(commit, _)| *commit != "unknown") {
+        labels["org.opencontainers.image.revision"] = Value::String(commit.to_owned());
+    }
+    Ok(labels)
+}
+
+fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}
