@@ -69,7 +69,12 @@ impl Lab {
     /// Scrapes the metrics. Every one must say what it is, and no series may stand there twice.
     #[track_caller]
     pub fn metrics(&self) -> Metrics {
-        let answer = self.get("/metrics");
+        self.try_metrics().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Lab::metrics`]; an error if nobody listens.
+    fn try_metrics(&self) -> Result<Metrics, String> {
+        let answer = self.request("GET", "/metrics")?;
         assert_eq!(answer.status, 200, "{answer:?}");
         assert!(answer.head.contains("text/plain; version=0.0.4"), "{answer:?}");
         let mut metrics = Metrics::new();
@@ -82,14 +87,14 @@ impl Lab {
             let before = metrics.insert(series.to_owned(), value.parse().unwrap());
             assert_eq!(before, None, "twice: {line}");
         }
-        metrics
+        Ok(metrics)
     }
 
     /// Waits until the metrics are as `condition` wants them, and returns them.
     #[track_caller]
     pub fn wait_metrics(&self, condition: impl Fn(&Metrics) -> bool) -> Metrics {
         eventually(SOON, || {
-            let metrics = self.metrics();
+            let metrics = self.try_metrics()?;
             check(condition(&metrics), || format!("{metrics:#?}"))?;
             Ok(metrics)
         })

@@ -116,7 +116,8 @@ impl Dataplane for Bpf {
                 if program.fd().is_err() {
                     program.load().with_context(|| format!("cannot load {}", which.name()))?;
                 }
-                self.hooks.attach(program, self.method, *ifindex, *which).await
+                let attached = self.hooks.attach(program, self.method, *ifindex, *which).await;
+                attached.with_context(|| format!("{} at device {ifindex}", which.name()))
             }
             Op::Detach(ifindex, which) => self.hooks.detach(*ifindex, *which).await.map(drop),
         }

@@ -182,7 +182,6 @@ impl Hooks {
                 self.remove_link(ifindex, which).await
             }
         }
-        .with_context(|| format!("{} at device {ifindex}", which.name()))
     }
 
     /// Removes what of ours is at a hook, also when the device has gone. Whether there was anything.

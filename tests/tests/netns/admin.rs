@@ -54,7 +54,7 @@ fn metrics_tell_of_every_packet_what_status_tells(mode: AttachMode) {
         hidden(),
         PodSpec::named("odd").mirror("perhaps"),
     ];
-    let pods = PodsFile::new(lab, &[]);
+    let pods = PodsFile::new(lab, &[PodSpec::named("idle")]);
     let agent = Agent::run(lab, mode, &pods, &[]);
     lab.wait_get("/readyz", 200);
     pods.write(&chosen);
@@ -120,7 +120,7 @@ fn metrics_tell_of_every_packet_what_status_tells(mode: AttachMode) {
 #[test]
 fn ready_after_the_first_good_list_and_not_unready_by_a_bad_one() {
     let Node { web, db: _db, lab } = &Node::bridged("ready");
-    let pods = PodsFile::new(lab, &[]);
+    let pods = PodsFile::new(lab, &[PodSpec::named("idle")]);
     pods.write_in_place("]garbage: [");
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     assert_eq!(lab.wait_get("/readyz", 503), "there is no complete list of pods yet\n");
@@ -148,7 +148,9 @@ fn not_ready_while_the_first_round_fails_and_the_reason_is_told() {
     assert_eq!(metrics["podmirror_taps{state=\"attached\"}"], 1.0);
     assert_eq!(metrics["podmirror_failures"], 1.0);
     let reason = lab.wait_get("/readyz", 503);
-    assert!(reason.contains("the device has an ingress qdisc") && reason.lines().count() == 1, "{reason}");
+    let device = format!("tap_egress at device {}: ", lab.ifindex(web.veth_host()));
+    assert!(reason.contains(&device) && reason.contains("ingress qdisc"), "{reason}");
+    assert_eq!(reason.lines().count(), 1, "{reason}");
     assert_eq!(lab.get("/healthz").status, 200);
     lab.node().tc(&format!("qdisc del dev {} ingress", web.veth_host()));
     lab.wait_get("/readyz", 200);
@@ -161,7 +163,7 @@ fn not_ready_while_the_first_round_fails_and_the_reason_is_told() {
 #[test]
 fn other_paths_and_methods_are_refused() {
     let lab = &Lab::new("http");
-    let pods = PodsFile::new(lab, &[]);
+    let pods = PodsFile::new(lab, &[PodSpec::named("idle")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_get("/readyz", 200);
     for (method, path, status) in [
@@ -210,7 +212,7 @@ fn clients_that_mean_no_good_stop_neither_the_loop_nor_each_other() {
 fn an_address_that_cannot_be_used_is_told_at_the_start_and_nothing_is_left() {
     let lab = &Lab::new("in-use");
     let before = lab.network_state();
-    let pods = PodsFile::new(lab, &[]);
+    let pods = PodsFile::new(lab, &[PodSpec::named("idle")]);
     let taken = lab.node().enter(|| TcpListener::bind("127.0.0.1:9464")).unwrap();
     for (address, reason) in [("127.0.0.1:9464", "in use"), ("192.0.2.1:9464", "assign")] {
         let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--listen", address]);
@@ -230,7 +232,7 @@ fn an_address_that_cannot_be_used_is_told_at_the_start_and_nothing_is_left() {
 #[test]
 fn an_empty_address_switches_it_off() {
     let lab = &Lab::new("off");
-    let pods = PodsFile::new(lab, &[]);
+    let pods = PodsFile::new(lab, &[PodSpec::named("idle")]);
     for (arguments, variables) in [(&["--listen", ""][..], &[][..]), (&[], &[("MIRROR_LISTEN", "")])] {
         let words = [&["run", "--pods-from", pods.path()][..], arguments].concat();
         let agent = Agent::with_environment(lab, &words, variables);
