@@ -84,7 +84,7 @@ impl Inside {
     /// The devices of the namespace in which processes of the pod are and from which a veth leads to the node; if
     /// from none, of that with the oldest process. `None` if no process of the pod runs.
     ///
-    /// Some runtimes (CRI-O) keep no process between two runs of a container. So without any, the pod is where it was,
+    /// Some runtimes (CRI-O) keep no process between two runs of a container. So before that the pod is where it was,
     /// while its veths are as they were: a sandbox is not removed without them.
     async fn by_process(&mut self, node: &Node<'_>, uid: &str) -> anyhow::Result<Option<PodLinks>> {
         let mut oldest = None;
@@ -101,8 +101,8 @@ impl Inside {
             }
             oldest.get_or_insert(inside);
         }
-        let home = self.homes.get(uid).filter(|_| oldest.is_none());
-        Ok(oldest.or_else(|| self.cache.last(*home?, &node.veths).cloned()))
+        let home = self.homes.get(uid).and_then(|home| self.cache.last(*home, &node.veths));
+        Ok(home.cloned().or(oldest))
     }
 
     /// The devices of the namespace whose file is at `path`.

@@ -1,5 +1,7 @@
 //! Pods come, change and go; the file that tells of them breaks and heals.
 
+use std::fs;
+
 use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, PodSpec, PodsFile, check};
 
 use crate::{Inside, MIRROR, Node, any_mode, shows, with_qdisc};
@@ -187,4 +189,31 @@ fn a_list_of_pods_as_json_is_taken_too() {
         web.netns().path().display()
     ));
     lab.wait_mirrored(&[web]);
+}
+
+#[test]
+fn want_of_file_descriptors_costs_no_pod_its_tap() {
+    let Node { mut web, db, lab } = Node::bridged("descriptors");
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
+    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[&web]);
+    db.ping(web.v4(), 3, 56);
+    let before = lab.status();
+
+    // One more it may open: enough to see that a NIC has come, too few to look at it.
+    let pid = agent.pid();
+    let is_free = |number: &u32| !fs::exists(format!("/proc/{pid}/fd/{number}")).unwrap();
+    let first_free = (0..).find(is_free).unwrap();
+    lab.node().run(&format!("prlimit --pid {pid} --nofile={}:65536", first_free + 1));
+    web.add_nic(&lab, "br0");
+    let path = web.netns().path().to_str().unwrap();
+    agent.wait_for_log(&["ERROR", "network namespace", path, "Too many open files"]);
+    assert_eq!(lab.status(), before);
+
+    lab.node().run(&format!("prlimit --pid {pid} --nofile=65536:65536"));
+    let [first, second] = [0, 1].map(|nic| web.nics()[nic].host.as_str());
+    let after = lab.wait_taps(&[first, second]);
+    assert_eq!(after.tap(first).pod, before.tap(first).pod);
+    assert!(after.tap(first).seen() >= before.tap(first).seen(), "it was never removed");
+    agent.stop();
 }
