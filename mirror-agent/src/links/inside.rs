@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io,
     path::Path,
 };
 
@@ -15,6 +14,7 @@ use rtnetlink::Handle;
 use super::{
     PodNetns,
     cache::{Cache, veths},
+    is_momentary,
     netlink::{connect, dump, nsid, serve},
     netns::{Netns, netns_id},
     procfs::Processes,
@@ -23,10 +23,6 @@ use crate::{
     model::{IfIndex, Link, NetnsId, PodLinks},
     select::host_end,
 };
-
-/// Errors that say nothing about a pod: the next attempt may succeed. A tap must not be lost for one.
-const MOMENTARY: [i32; 6] =
-    [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EAGAIN];
 
 /// What was found inside each pod, by UID; or why it could not be read.
 type Found = BTreeMap<String, Result<PodLinks, String>>;
@@ -73,7 +69,7 @@ impl Inside {
                 None => self.by_process(&node, &pod.uid).await,
             };
             match inside.transpose() {
-                Some(Err(error)) if is_momentary(&error) => return Err(error),
+                Some(Err(error)) if passes_by_itself(&error) => return Err(error),
                 Some(inside) => {
                     found.insert(pod.uid.clone(), inside.map_err(|error| format!("{error:#}")));
                 }
@@ -88,12 +84,11 @@ impl Inside {
     /// The devices of the namespace in which processes of the pod are and from which a veth leads to the node; if
     /// from none, of that with the oldest process. `None` if no process of the pod runs.
     ///
-    /// Some runtimes (CRI-O) keep no process between two runs of a container. So without any, the pod is where it was,
+    /// Some runtimes (CRI-O) keep no process between two runs of a container. So before that the pod is where it was,
     /// while its veths are as they were: a sandbox is not removed without them.
     async fn by_process(&mut self, node: &Node<'_>, uid: &str) -> anyhow::Result<Option<PodLinks>> {
         let mut oldest = None;
-        let candidates = self.processes.namespaces(uid, self.host);
-        for candidate in candidates.context("cannot tell the network namespaces of its processes")? {
+        for candidate in self.processes.namespaces(uid, self.host)? {
             let inside = self.at(node, &candidate.path()).await;
             // It may have ended since the scan, and its pid may be another process's now.
             if !Processes::is_of(candidate.pid, uid)? {
@@ -106,8 +101,8 @@ impl Inside {
             }
             oldest.get_or_insert(inside);
         }
-        let home = self.homes.get(uid).filter(|_| oldest.is_none());
-        Ok(oldest.or_else(|| self.cache.last(*home?, &node.veths).cloned()))
+        let home = self.homes.get(uid).and_then(|home| self.cache.last(*home, &node.veths));
+        Ok(home.cloned().or(oldest))
     }
 
     /// The devices of the namespace whose file is at `path`.
@@ -133,14 +128,15 @@ impl Inside {
     }
 }
 
-/// Whether the reason is one of [`MOMENTARY`].
-fn is_momentary(error: &anyhow::Error) -> bool {
-    let codes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
-    codes.into_iter().any(|code| MOMENTARY.contains(&code))
+/// Whether the reason is a momentary one.
+fn passes_by_itself(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|cause| cause.downcast_ref()).any(is_momentary)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use anyhow::anyhow;
 
     use super::*;
@@ -149,14 +145,16 @@ mod tests {
     fn want_of_resources_is_not_blamed_on_a_pod() {
         let with = |code| {
             let error = anyhow::Error::from(io::Error::from_raw_os_error(code));
-            is_momentary(&error.context("network namespace /run/netns/web"))
+            passes_by_itself(&error.context("network namespace /run/netns/web"))
         };
-        assert!(MOMENTARY.into_iter().all(with));
+        for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EAGAIN] {
+            assert!(with(code), "{code}");
+        }
         for code in [libc::ENOENT, libc::ESRCH, libc::EACCES, libc::EPERM, libc::EINVAL] {
             assert!(!with(code), "{code}");
         }
         // A pod that keeps adding and removing devices must not stop the others.
-        assert!(!is_momentary(&io::Error::other("devices came or went").into()));
-        assert!(!is_momentary(&anyhow!("the netlink socket failed")));
+        assert!(!passes_by_itself(&io::Error::other("devices came or went").into()));
+        assert!(!passes_by_itself(&anyhow!("the netlink socket failed")));
     }
 }

@@ -17,7 +17,7 @@ mod sink;
 #[cfg(test)]
 mod tests;
 
-use std::{future::Future, path::PathBuf};
+use std::{future::Future, io, path::PathBuf};
 
 use crate::model::{IfIndex, LinkSnapshot};
 
@@ -55,6 +55,12 @@ pub struct PodNetns {
     pub uid: String,
     /// Path of its network namespace; `None`: it is found by the pod's processes.
     pub path: Option<PathBuf>,
+}
+
+/// Whether an error says nothing about what was to be read: the next attempt may succeed. No tap may be lost for one.
+fn is_momentary(error: &io::Error) -> bool {
+    use libc::{EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM | ENOBUFS | EINTR | EAGAIN))
 }
 
 /// The devices, as the reconcile loop needs them.

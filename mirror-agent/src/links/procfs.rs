@@ -12,9 +12,10 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context;
 use nix::time::{ClockId, clock_gettime};
 
-use super::{cgroup::pod_uid, netns::netns_id};
+use super::{cgroup::pod_uid, is_momentary, netns::netns_id};
 use crate::model::NetnsId;
 
 const PROC: &str = "/proc";
@@ -76,9 +77,11 @@ impl Processes {
             let same = known.remove(&pid).filter(|process| process.ino == ino && self.now < process.until);
             let process = match same {
                 Some(process) => process,
-                None => match unless_gone(look(pid, ino, self.now))? {
-                    Some(process) => process,
-                    None => continue,
+                None => match look(pid, ino, self.now) {
+                    Ok(process) => process,
+                    Err(error) if is_momentary(&error) => return Err(error),
+                    // It has ended; or it keeps itself to itself, which must not stop the others.
+                    Err(_) => continue,
                 },
             };
             if let Some(pod) = &process.pod {
@@ -89,30 +92,18 @@ impl Processes {
         Ok(())
     }
 
-    /// The network namespaces of a pod's processes, each once; that with the oldest process first.
-    ///
-    /// Containers may have made some of them (docker in a pod), and while a sandbox is made anew the old one may
-    /// still be there. The node's own is among them only if the pod has processes in no other, and none that is new:
-    /// a runtime puts a process into the pod's cgroup first, and then into its namespaces.
-    pub(super) fn namespaces(&self, uid: &str, host: NetnsId) -> io::Result<Vec<Candidate>> {
-        let mut candidates: Vec<Candidate> = Vec::new();
-        let mut in_host = None;
-        let mut is_settled = true;
+    /// The network namespaces of a pod's processes that may be the pod's, as [`candidates`] orders them.
+    pub(super) fn namespaces(&self, uid: &str, host: NetnsId) -> anyhow::Result<Vec<Candidate>> {
+        let mut processes = Vec::new();
         for (started, pid) in self.pods.get(uid).into_iter().flatten() {
+            let path = file(*pid, "ns/net");
             // That of a process that has ended, but not been waited for, is gone too.
-            let Some(netns) = unless_gone(netns_id(&file(*pid, "ns/net")))? else { continue };
-            let candidate = Candidate { netns, pid: *pid };
-            if netns == host {
-                is_settled &= self.now.saturating_sub(*started) > SETTLED;
-                in_host.get_or_insert(candidate);
-            } else if candidates.iter().all(|other| other.netns != netns) {
-                candidates.push(candidate);
+            let netns = unless_gone(netns_id(&path));
+            if let Some(netns) = netns.with_context(|| format!("network namespace {}", path.display()))? {
+                processes.push((*started, Candidate { netns, pid: *pid }));
             }
         }
-        if candidates.is_empty() && is_settled {
-            candidates.extend(in_host);
-        }
-        Ok(candidates)
+        Ok(candidates(processes, host, self.now))
     }
 
     /// Whether the pid is still that of a process of the pod: what was read of it before was of no other then.
@@ -120,6 +111,33 @@ impl Processes {
         let cgroup = unless_gone(fs::read_to_string(file(pid, "cgroup")))?;
         Ok(cgroup.and_then(|text| pod_uid(&text)).is_some_and(|found| found == uid))
     }
+}
+
+/// The namespaces that may be a pod's, each once, out of those of its processes (the oldest first, with the time from
+/// the boot to its start).
+///
+/// Containers may have made some of them (docker in a pod), and while a sandbox is made anew the old one may still be
+/// there. The node's own is the answer only if there is no other, and not before the oldest process is settled: a
+/// runtime puts a process into the pod's cgroup first, and then into its namespaces.
+fn candidates(
+    processes: impl IntoIterator<Item = (Duration, Candidate)>,
+    host: NetnsId,
+    now: Duration,
+) -> Vec<Candidate> {
+    let mut candidates: Vec<Candidate> = Vec::new();
+    let mut in_host = None;
+    for (started, candidate) in processes {
+        if candidate.netns == host {
+            in_host.get_or_insert((started, candidate));
+        } else if candidates.iter().all(|other| other.netns != candidate.netns) {
+            candidates.push(candidate);
+        }
+    }
+    if candidates.is_empty() {
+        let settled = in_host.filter(|(started, _)| now.saturating_sub(*started) > SETTLED);
+        candidates.extend(settled.map(|(_, candidate)| candidate));
+    }
+    candidates
 }
 
 /// Reads what there is to know of a process.
@@ -211,6 +229,25 @@ mod tests {
     }
 
     #[test]
+    fn the_nodes_namespace_is_a_pods_only_if_all_its_processes_stay_there() {
+        let netns = |ino| NetnsId { dev: 4, ino };
+        let (host, now) = (netns(1), Duration::from_secs(100));
+        let of = |processes: &[(u64, u64)]| {
+            let numbered = processes.iter().zip(1..).map(|((started, ino), pid)| {
+                (Duration::from_secs(*started), Candidate { netns: netns(*ino), pid })
+            });
+            let found = candidates(numbered.collect::<Vec<_>>(), host, now);
+            found.into_iter().map(|candidate| (candidate.netns.ino, candidate.pid)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[]), []);
+        assert_eq!(of(&[(10, 7), (20, 8), (30, 7)]), [(7, 1), (8, 2)], "each once, by its oldest process");
+        assert_eq!(of(&[(10, 1), (20, 7)]), [(7, 2)], "another than the node's goes first");
+        assert_eq!(of(&[(99, 1)]), [], "a runtime is about to move it");
+        assert_eq!(of(&[(10, 1), (20, 1)]), [(1, 1)]);
+        assert_eq!(of(&[(10, 1), (99, 1)]), [(1, 1)], "a new process does not make it doubtful");
+    }
+
+    #[test]
     fn a_new_process_is_known_until_it_ends() {
         let mut processes = Processes::default();
         let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
@@ -230,6 +267,6 @@ mod tests {
         child.wait().unwrap();
         processes.scan().unwrap();
         assert_eq!((of(&processes, pid), of(&processes, own)), (None, us));
-        assert_eq!(Processes::is_of(pid, "any").unwrap(), false, "it has ended, and that is no error");
+        assert!(!Processes::is_of(pid, "any").unwrap(), "it has ended, and that is no error");
     }
 }

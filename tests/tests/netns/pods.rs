@@ -1,6 +1,10 @@
 //! Pods come, change and go; the file that tells of them breaks and heals.
 
-use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, PodSpec, PodsFile, check};
+use std::fs;
+
+use mirror_tests::{
+    Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, PodSpec, PodsFile, Status, TapStatus, check,
+};
 
 use crate::{Inside, MIRROR, Node, any_mode, shows, with_qdisc};
 
@@ -187,4 +191,36 @@ fn a_list_of_pods_as_json_is_taken_too() {
         web.netns().path().display()
     ));
     lab.wait_mirrored(&[web]);
+}
+
+#[test]
+fn want_of_file_descriptors_costs_no_pod_its_tap() {
+    let Node { mut web, db, lab } = Node::bridged("descriptors");
+    let web_host = &web.veth_host().to_owned();
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
+    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[&web]);
+    db.ping(web.v4(), 3, 56);
+    let tap = |status: &Status| status.tap(web_host).clone();
+    let before = tap(&lab.status());
+    // A NIC's announcements reach the others of the bridge, so that more is counted meanwhile; never less.
+    let is_kept = |tap: TapStatus| {
+        assert_eq!((&tap.pod, tap.ifindex, &tap.attached), (&before.pod, before.ifindex, &before.attached));
+        assert!(tap.seen() >= before.seen(), "{tap:?} was removed since {before:?}");
+    };
+
+    // One more it may open: enough to see that a NIC has come, too few to look at it.
+    let pid = agent.pid();
+    let is_free = |number: &u32| !fs::exists(format!("/proc/{pid}/fd/{number}")).unwrap();
+    let first_free = (0..).find(is_free).unwrap();
+    lab.node().run(&format!("prlimit --pid {pid} --nofile={}:", first_free + 1));
+    web.add_nic(&lab, "br0");
+    let path = web.netns().path().to_str().unwrap();
+    agent.wait_for_log(&["ERROR", "network namespace", path, "Too many open files"]);
+    is_kept(tap(&lab.status()));
+
+    lab.node().run(&format!("prlimit --pid {pid} --nofile=1024:"));
+    let [first, second] = [0, 1].map(|nic| web.nics()[nic].host.as_str());
+    is_kept(tap(&lab.wait_taps(&[first, second])));
+    agent.stop();
 }
