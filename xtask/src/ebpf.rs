@@ -91,10 +91,10 @@ pub(crate) fn run(root: &Path, action: Action, to: &Path) -> Result<Objects, Str
     });
     cargo.args(["--locked", "--release", "--package", "mirror-ebpf", "--target", TARGET, "-Zbuild-std=core"]);
     cargo.arg("--target-dir").arg(&target_dir).current_dir(root);
-    cargo.env(
-        "CARGO_ENCODED_RUSTFLAGS",
-        format!("-Cdebuginfo=2\x1f-Clinker={}\x1f-Clink-arg=--btf", linker.display()),
-    );
+    let mut flags = remapped_paths(root);
+    flags.extend(["-Cdebuginfo=2", "-Clink-arg=--btf"].map(str::to_owned));
+    flags.push(format!("-Clinker={}", linker.display()));
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     if let Action::Clippy = action {
         cargo.args(["--", "-Dwarnings"]);
     }
@@ -111,6 +111,22 @@ pub(crate) fn run(root: &Path, action: Action, to: &Path) -> Result<Objects, Str
         }
     }
     Ok(objects)
+}
+
+/// Flags of rustc that keep this machine's directories out of what is built: they would stand in BTF and in messages.
+pub(crate) fn remapped_paths(root: &Path) -> Vec<String> {
+    let home = |variable: &str, name: &str| {
+        let dir = env::var_os(variable).map(PathBuf::from);
+        dir.or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(name)))
+    };
+    [
+        (Some(root.to_owned()), "/podmirror"),
+        (home("CARGO_HOME", ".cargo"), "/cargo"),
+        (home("RUSTUP_HOME", ".rustup"), "/rustup"),
+    ]
+    .into_iter()
+    .filter_map(|(dir, name)| Some(format!("--remap-path-prefix={}={name}", dir?.display())))
+    .collect()
 }
 
 /// Tells cargo to run the calling build script again when anything changes that the objects are made from.

@@ -4,7 +4,6 @@
 //! no path and no name of the machine gets into it. What happens to the image afterwards is the caller's affair.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -15,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     archive::{Entry, write_archive},
+    ebpf,
     process::{Run as _, command, step},
     tools, workspace,
 };
@@ -113,8 +113,8 @@ fn static_agent(arch: Arch) -> Result<PathBuf> {
     tools::bpf()?;
     tools::target(arch.target())?;
     step(&format!("building the agent for {}", arch.target()));
-    let mut flags = vec!["-Cstrip=symbols".to_owned()];
-    flags.extend(source_dirs()?.iter().map(|(dir, name)| format!("--remap-path-prefix={dir}={name}")));
+    let mut flags = ebpf::remapped_paths(&workspace::root());
+    flags.push("-Cstrip=symbols".to_owned());
     let mut cargo = workspace::cargo("build");
     cargo
         .args(["--release", "--package", "mirror-agent", "--bin", "mirror-agent"])
@@ -126,21 +126,6 @@ fn static_agent(arch: Arch) -> Result<PathBuf> {
     let variable = |name: &str| format!("{name}_{}", arch.target().replace('-', "_"));
     cargo.env(variable("CC"), "cc").env(variable("CFLAGS"), "-U_FORTIFY_SOURCE");
     workspace::executable(cargo)
-}
-
-/// Where cargo keeps the sources on this machine, and what they are called in the binary's messages.
-fn source_dirs() -> Result<Vec<(String, String)>> {
-    let metadata = workspace::cargo("metadata").args(["--format-version=1"]).read()?;
-    let metadata: Value = serde_json::from_str(&metadata).context("cargo's metadata")?;
-    let root = workspace::root();
-    let packages = metadata["packages"].as_array().into_iter().flatten();
-    let manifests = packages.filter_map(|package| package["manifest_path"].as_str()).map(Path::new);
-    let registries: BTreeSet<_> = manifests
-        .filter(|manifest| !manifest.starts_with(&root))
-        .filter_map(|manifest| manifest.parent()?.parent())
-        .collect();
-    let registries = registries.iter().map(|dir| (dir.display().to_string(), "/registry".to_owned()));
-    Ok(registries.chain([(root.display().to_string(), "/podmirror".to_owned())]).collect())
 }
 
 /// What registries and people read of an image (the OCI's annotations).
