@@ -1,7 +1,7 @@
 //! `cargo xtask image`: the agent as a container image, without a container engine.
 //!
-//! A static binary (musl) alone in an empty file system. The same sources make the same image on any machine: no time,
-//! no path and no name of the machine gets into it. What happens to the image afterwards is the caller's affair.
+//! A static binary (musl) alone in an empty file system. The same sources are to make the same image: no time, no
+//! path and no name of the machine gets into it. What happens to the image afterwards is the caller's affair.
 
 use std::{
     fs,
