@@ -5,6 +5,7 @@
 //! edges by their traits and decides nothing itself. Called by `cmd::run` and `cmd::attach`.
 
 mod expected;
+mod told;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,18 +17,18 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use expected::Expected;
 use tokio::{sync::watch, time::Instant};
-use tracing::{error, info, warn};
+use told::{Told, tell_op};
 
 use crate::{
     dataplane::Dataplane,
     links::{LinkTable, PodNetns},
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
-    model::{Actual, Desired, Ended, IfIndex, LinkSnapshot, Op, Target},
+    model::{Actual, Desired, LinkSnapshot, Op},
     plan::plan,
     pods::PodSource,
     report::{Report, Reports},
-    select::{BadAnnotation, Choice, Policy, Selection, Skipped, Why, choose, select},
+    select::{Choice, Policy, Selection, Why, choose, select},
     settings::Budget,
 };
 
@@ -63,17 +64,6 @@ pub struct Reconciler<P, L, D> {
     told: Told,
     report: watch::Sender<Arc<Report>>,
     metrics: LoopMetrics,
-}
-
-/// What has been logged, so that it is logged once a change.
-#[derive(Default)]
-struct Told {
-    bad: BTreeSet<BadAnnotation>,
-    skipped: BTreeSet<Skipped>,
-    failures: BTreeSet<String>,
-    target: Option<Target>,
-    fixed_offloads: BTreeSet<String>,
-    ended: BTreeSet<(IfIndex, Ended)>,
 }
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
@@ -120,15 +110,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         loop {
             let wait = match self.round().await {
                 Ok(failures) if failures.is_empty() => {
-                    self.told.failures.clear();
+                    self.told.failures(BTreeSet::new());
                     backoff = RETRY.0;
                     if self.may_end { BUDGET_TICK } else { TICK }
                 }
                 Ok(failures) => {
-                    for failure in failures.difference(&self.told.failures) {
-                        error!(error = failure, "failed; it will be tried again");
-                    }
-                    self.told.failures = failures;
+                    self.told.failures(failures);
                     let wait = backoff;
                     backoff = (backoff * 2).min(RETRY.1);
                     wait
@@ -136,7 +123,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 Err(Refused(error)) => return Err(error),
             };
             let deadline = Instant::now() + wait.min(self.look_again.unwrap_or(TICK));
-            if wait < TICK && !self.told.failures.is_empty() {
+            if wait < TICK && self.told.has_failures() {
                 // What failed may make events of its own, which must not have it tried again at once.
                 tokio::select! {
                     () = &mut stop => return Ok(()),
@@ -308,97 +295,11 @@ fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()
     }
 }
 
-impl Told {
-    fn bad(&mut self, bad: Vec<BadAnnotation>) -> BTreeSet<BadAnnotation> {
-        let bad: BTreeSet<_> = bad.into_iter().collect();
-        for bad in bad.difference(&self.bad) {
-            let BadAnnotation { pod, key, value, .. } = bad;
-            warn!(%pod, key, value, "{bad}");
-        }
-        self.bad.clone_from(&bad);
-        bad
-    }
-
-    fn skipped(&mut self, skipped: impl Iterator<Item = Skipped>) -> BTreeSet<Skipped> {
-        let skipped: BTreeSet<_> = skipped.collect();
-        for Skipped { pod, nic, why } in skipped.difference(&self.skipped) {
-            let pod = pod.as_ref().map(tracing::field::display);
-            warn!(pod, nic, reason = why.name(), "not mirrored: {why}");
-        }
-        self.skipped.clone_from(&skipped);
-        skipped
-    }
-
-    fn ended(&mut self, actual: &Actual) {
-        let mut ended = BTreeSet::new();
-        for (ifindex, installed) in &actual.taps {
-            let (Some(tap), Some(budget)) = (&installed.tap, installed.ended) else { continue };
-            ended.insert((*ifindex, budget));
-            if !self.ended.contains(&(*ifindex, budget)) {
-                let pod = tap.owner.pod.as_ref().map(tracing::field::display);
-                info!(pod, %ifindex, device = tap.owner.device, budget = budget.name(), "the mirror has ended: its budget is used up");
-            }
-        }
-        self.ended = ended;
-    }
-
-    fn target(&mut self, target: &Target) {
-        if self.told_target(target) {
-            return;
-        }
-        let Target { name, ifindex, up, .. } = target;
-        match ifindex {
-            None => {
-                warn!(mirror_iface = name, "the mirror interface is gone; nothing is copied until it is back")
-            }
-            Some(ifindex) if *up => info!(mirror_iface = name, %ifindex, "the mirror interface takes copies"),
-            Some(ifindex) => {
-                warn!(mirror_iface = name, %ifindex, "the mirror interface is down; nothing is copied until it is up");
-            }
-        }
-        self.target = Some(target.clone());
-    }
-
-    fn fixed_offloads(&mut self, target: &Target, fixed: Option<&BTreeSet<String>>) {
-        let fixed = fixed.cloned().unwrap_or_default();
-        if !fixed.is_subset(&self.fixed_offloads) {
-            let offloads = fixed.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
-            warn!(
-                mirror_iface = target.name,
-                offloads,
-                "the mirror interface cannot switch these offloads off; copies that need them stay as they are"
-            );
-        }
-        self.fixed_offloads = fixed;
-    }
-
-    fn told_target(&self, target: &Target) -> bool {
-        self.target.as_ref() == Some(target)
-    }
-}
-
 /// Whether an op gives a device a tap that it did not have: none, or that of another owner.
 fn is_new_tap(op: &Op, actual: &Actual) -> bool {
     let Op::PutTap(ifindex, tap) = op else { return false };
     let installed = actual.taps.get(ifindex).and_then(|installed| installed.tap.as_ref());
     installed.is_none_or(|installed| installed.owner != tap.owner)
-}
-
-/// Logs an op that changed something for people.
-fn tell_op(op: &Op, actual: &Actual) {
-    match op {
-        Op::PutTap(ifindex, tap) => {
-            let pod = tap.owner.pod.as_ref().map(tracing::field::display);
-            let (device, nic, direction) = (&tap.owner.device, &tap.owner.nic, tap.directions.name());
-            info!(pod, %ifindex, device, nic, direction, "mirroring");
-        }
-        Op::RemoveTap(ifindex) => {
-            let owner = actual.taps.get(ifindex).and_then(|installed| Some(&installed.tap.as_ref()?.owner));
-            let pod = owner.and_then(|owner| owner.pod.as_ref()).map(tracing::field::display);
-            info!(pod, %ifindex, device = owner.map(|owner| &owner.device), "no longer mirroring");
-        }
-        Op::SetTarget(_) | Op::Attach(..) | Op::Detach(..) => {}
-    }
 }
 
 #[cfg(test)]

@@ -70,6 +70,11 @@ pub enum Why {
 }
 
 impl Why {
+    /// Whether it is so with every pod for a moment, while it starts.
+    pub const fn is_passing(&self) -> bool {
+        matches!(self, Self::NoNetns | Self::NoNic)
+    }
+
     /// One word for status and metrics.
     pub const fn name(&self) -> &'static str {
         match self {

@@ -160,7 +160,9 @@ impl<'a> Device<'a> {
         ifreq.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
         // SAFETY: the descriptor is open, and the kernel writes no more than the request holds: the callers make room
         // for what it has told of itself, which does not change while it runs.
-        match unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut ifreq) } {
+        match unsafe {
+            libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut ifreq)
+        } {
             -1 => Err(io::Error::last_os_error()),
             // Setting features answers with what the driver made of them; reading them again tells more.
             _ => Ok(()),

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     model::IfIndex,
-    select::{Skipped, Wanted, Why},
+    select::{Skipped, Wanted},
 };
 
 /// The shortest and the longest wait. The loop adds some milliseconds, in which it collects events.
@@ -18,9 +18,11 @@ const WAIT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_se
 /// The UIDs of pods that are found by their processes and have none yet, or no NIC yet. What comes to a pod whose
 /// namespace was named comes with an event.
 pub(super) fn of(wanted: &[Wanted<'_>], skipped: &[Skipped]) -> BTreeSet<String> {
-    let is_expected = |skipped: &&Skipped| matches!(skipped.why, Why::NoNetns | Why::NoNic);
-    let missing: BTreeSet<_> =
-        skipped.iter().filter(is_expected).filter_map(|skipped| Some(&skipped.pod.as_ref()?.uid)).collect();
+    let missing: BTreeSet<_> = skipped
+        .iter()
+        .filter(|skipped| skipped.why.is_passing())
+        .filter_map(|skipped| Some(&skipped.pod.as_ref()?.uid))
+        .collect();
     let by_process = wanted.iter().map(|wanted| wanted.pod).filter(|pod| pod.netns.is_none());
     by_process.map(|pod| &pod.id.uid).filter(|uid| missing.contains(uid)).cloned().collect()
 }
@@ -61,6 +63,7 @@ mod tests {
     use super::*;
     use crate::{
         model::{Directions, Pod, PodId},
+        select::Why,
         settings::Settings,
     };
 

@@ -13,8 +13,9 @@ use crate::{
     select::{OVN_MIRROR, PREFIX},
 };
 
-/// On the API's picture of a static pod: the UID by which the kubelet knows it, and that its cgroups carry.
-const STATIC_UID: &str = "kubernetes.io/config.hash";
+/// On the API's picture of a static pod, with the same value: the UID by which the kubelet knows it, and that its
+/// cgroups carry.
+const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
 
 /// A pod of the API: the name under which it is stored, and what the agent needs, or why that cannot be read.
 ///
@@ -59,13 +60,21 @@ impl<'de> Deserialize<'de> for PodObject {
 
 fn pod(object: Value) -> Result<Pod, String> {
     let mut pod = parse::pod_from_json(object)?;
-    if let Some(uid) = pod.annotations.get(STATIC_UID) {
-        pod.id.uid.clone_from(uid);
+    if let Some(uid) = static_uid(&pod) {
+        pod.id.uid = uid;
     }
     // Whoever may write a pod must not be able to have any namespace of the node mirrored.
     pod.netns = None;
     pod.annotations.retain(|key, _| is_ours(key) && key != NETNS_ANNOTATION);
     Ok(pod)
+}
+
+/// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too, so it must not look like the
+/// UID of a pod of the API, or a pod could have another one mirrored.
+fn static_uid(pod: &Pod) -> Option<String> {
+    let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
+    let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
+    hash.filter(|hash| mirror == Some(hash)).filter(is_hash).cloned()
 }
 
 fn is_ours(key: &str) -> bool {

@@ -42,10 +42,26 @@ fn of_a_pod_what_the_agent_needs_is_kept() {
 
 #[test]
 fn a_static_pod_has_the_uid_of_its_cgroups() {
-    let annotations = json!({"kubernetes.io/config.hash": "f1d2d2f924e986ac86fdf7b36c94bcdf"});
-    let metadata = json!({"name": "a", "namespace": "b", "uid": "8a2e", "annotations": annotations});
-    let object = decode(json!({"metadata": metadata}));
-    assert_eq!(object.pod().unwrap().id.uid, "f1d2d2f924e986ac86fdf7b36c94bcdf");
+    const HASH: &str = "f1d2d2f924e986ac86fdf7b36c94bcdf";
+    const OTHER: &str = "6f1b0a5e-7f1c-4f0e-8f8e-1c8f1d0c9a77";
+    for (hash, mirror, uid) in [
+        (Some(HASH), Some(HASH), HASH),
+        (Some(HASH), None, "8a2e"),
+        (None, Some(HASH), "8a2e"),
+        // Somebody who wants another pod mirrored.
+        (Some(OTHER), Some(OTHER), "8a2e"),
+    ] {
+        let annotations = json!({"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": mirror});
+        let mut metadata = json!({"name": "a", "namespace": "b", "uid": "8a2e"});
+        metadata["annotations"] = annotations
+            .as_object()
+            .unwrap()
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        assert_eq!(decode(json!({"metadata": metadata})).pod().unwrap().id.uid, uid, "{hash:?} {mirror:?}");
+    }
 }
 
 #[test]
