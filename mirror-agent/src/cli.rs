@@ -139,6 +139,12 @@ pub struct RunArgs {
     /// service account of the agent's own pod.
     #[arg(long, env = "NODE_NAME", value_name = "NAME", required_unless_present = "pods_from", value_parser = NonEmptyStringValueParser::new())]
     pub node_name: Option<String>,
+    /// The DaemonSet that the agent is a pod of: when it is deleted, the agent removes everything from its node.
+    #[arg(long, env = "MIRROR_DAEMONSET", value_name = "NAME", requires_all = ["node_name", "namespace"])]
+    pub daemonset: Option<String>,
+    /// The namespace of that DaemonSet.
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
     /// Namespaces whose pods are never mirrored, whatever their annotations say.
     #[arg(long, env = "MIRROR_EXCLUDE_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub exclude_namespaces: Vec<String>,

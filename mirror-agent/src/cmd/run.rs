@@ -2,7 +2,7 @@
 
 use tracing::info;
 
-use super::stop_signal;
+use super::{cleanup::remove_everything, stop_signal};
 use crate::{
     admin::{self, Admin},
     cli::{Listen, MirrorArgs, RunArgs, StateArgs, Switch},
@@ -13,7 +13,7 @@ use crate::{
     pods::{
         PodSource,
         file::PodFile,
-        kube::{self, KubePods, events},
+        kube::{self, KubePods, events, installation::Installation},
     },
     reconcile::Reconciler,
     report::Reports,
@@ -26,7 +26,7 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
     match (args.pods_from.take(), args.node_name.take()) {
         (Some(file), _) => {
             let pods = PodFile::watch(&file)?;
-            follow(pods, true, args, metrics, |_| {}).await
+            follow(pods, true, None, args, metrics, |_| {}).await
         }
         (None, node) => {
             let node = node.unwrap_or_default();
@@ -35,16 +35,20 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
             let restarted = move |watched: kube::Watched| restarts.watch_restart(watched.name());
             let pods = KubePods::watch(client.clone(), &node, restarted);
             info!(node, "following the pods of this node through the Kubernetes API");
+            let own = args.daemonset.take().zip(args.namespace.take());
+            let own = own.map(|(name, namespace)| pods.installation(client.clone(), namespace, name));
             let post = |reports| drop(tokio::spawn(events::post(client, node, reports)));
-            follow(pods, false, args, metrics, post).await
+            follow(pods, false, own, args, metrics, post).await
         }
     }
 }
 
-/// Follows a source of pods, and gives the reports of it to `tell`.
+/// Follows a source of pods, and gives the reports of it to `tell`. At the end it leaves the mirror in place, unless
+/// `own` is being uninstalled.
 async fn follow(
     pods: impl PodSource,
     is_strict: bool,
+    own: Option<Installation>,
     args: RunArgs,
     metrics: LoopMetrics,
     tell: impl FnOnce(Reports),
@@ -85,6 +89,14 @@ async fn follow(
         tokio::spawn(admin::serve(listener, Admin { metrics, reports, source }));
     }
     reconciler.run(stop).await?;
-    info!("agent stopped; the mirror stays in place until `mirror-agent cleanup`");
-    Ok(())
+    match own {
+        Some(own) if own.is_going().await => {
+            info!("agent stopped for good; removing everything from this node");
+            remove_everything(&pins, &mut reconciler.links).await
+        }
+        _ => {
+            info!("agent stopped; the mirror stays in place until `mirror-agent cleanup`");
+            Ok(())
+        }
+    }
 }

@@ -5,6 +5,7 @@
 //! is believed that a list does not show. It selects nothing, and writes nothing: `events` does that.
 
 pub mod events;
+pub mod installation;
 mod object;
 #[cfg(test)]
 mod tests;
@@ -37,7 +38,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use self::object::PodObject;
+use self::{installation::Installation, object::PodObject};
 use super::{PodSource, SourceState};
 use crate::model::Pod;
 
@@ -119,6 +120,11 @@ impl KubePods {
         };
         watches.spawn(follow_namespaces.run(watcher::Config::default()));
         Self { pods, namespaces, shared, _watches: watches }
+    }
+
+    /// The DaemonSet `name` in `namespace` that this agent is a pod of.
+    pub fn installation(&self, client: Client, namespace: String, name: String) -> Installation {
+        Installation::new(client, self.namespaces.clone(), namespace, name)
     }
 }
 

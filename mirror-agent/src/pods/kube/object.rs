@@ -81,7 +81,7 @@ fn is_ours(key: &str) -> bool {
     key.starts_with(PREFIX) || key == OVN_MIRROR
 }
 
-/// Leaves of an object's metadata its name and our annotations.
+/// Leaves of an object's metadata its name, our annotations, and whether it is being deleted.
 pub(super) fn trim(metadata: &mut ObjectMeta) {
     let annotations: BTreeMap<_, _> =
         metadata.annotations.take().into_iter().flatten().filter(|(key, _)| is_ours(key)).collect();
@@ -89,6 +89,7 @@ pub(super) fn trim(metadata: &mut ObjectMeta) {
         name: metadata.name.take(),
         resource_version: metadata.resource_version.take(),
         annotations: Some(annotations),
+        deletion_timestamp: metadata.deletion_timestamp.take(),
         ..ObjectMeta::default()
     };
 }
