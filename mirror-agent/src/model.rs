@@ -2,18 +2,16 @@
 //!
 //! Data only. Nothing here decides (`select` and `plan` do) or touches the system (the edges do).
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    path::PathBuf,
-    sync::Arc,
-};
+mod links;
+
+use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
 
 use mirror_common::{
     limit::Limits,
     verdict::{Direction, Hook},
 };
 
+pub use self::links::{Link, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks};
 use crate::settings::Settings;
 
 /// Index of a network device in the node's network namespace; never 0.
@@ -65,99 +63,6 @@ pub struct Pod {
     pub host_network: bool,
     /// Path of its network namespace, where the source knows it.
     pub netns: Option<PathBuf>,
-}
-
-/// What is special about a device's kind (`IFLA_INFO_KIND`).
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum LinkKind {
-    /// The loopback device.
-    Loopback,
-    /// One end of a veth pair.
-    Veth,
-    /// Drops what it is given: made to be captured on.
-    Dummy,
-    /// Puts what it is given back into the path that it came from.
-    Ifb,
-    /// Anything else, by the kernel's word for it; empty for a physical device.
-    Other(String),
-}
-
-/// The other end of a veth (`IFLA_LINK`, `IFLA_LINK_NETNSID`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Peer {
-    /// Index of the peer in its own network namespace.
-    pub ifindex: u32,
-    /// The peer's namespace by the id that the viewing namespace has for it; `None`: the same namespace.
-    pub nsid: Option<i32>,
-}
-
-/// A network device, seen from the namespace that it is in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
-    /// Index.
-    pub ifindex: IfIndex,
-    /// Name.
-    pub name: String,
-    /// Kind.
-    pub kind: LinkKind,
-    /// Administratively up (`IFF_UP`).
-    pub up: bool,
-    /// Has a carrier (`IFF_LOWER_UP`).
-    pub carrier: bool,
-    /// The bridge, bond or VRF that it is a port of.
-    pub master: Option<IfIndex>,
-    /// The other end, for a veth; the lower device, for a VLAN and its like.
-    pub peer: Option<Peer>,
-    /// Has no queue of its own (`IFLA_QDISC` is `noqueue`), so it cannot be congested.
-    pub queueless: bool,
-    /// MTU in bytes.
-    pub mtu: u32,
-    /// `IFLA_IFALIAS`.
-    pub alias: Option<String>,
-    /// What it takes over from the kernel when it sends; `None`: not asked for, or unknown.
-    pub offloads: Option<Offloads>,
-}
-
-/// The offloads for the sake of which the kernel hands a device super-frames and unfinished checksums, by their
-/// ethtool names. Those that are off and must stay off are not in it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Offloads {
-    /// On, and can be switched off.
-    pub on: BTreeSet<String>,
-    /// Off, and can be switched on.
-    pub off: BTreeSet<String>,
-    /// On, and cannot be switched off.
-    pub fixed: BTreeSet<String>,
-}
-
-/// The devices inside one pod's network namespace.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodLinks {
-    /// The namespace.
-    pub netns: NetnsId,
-    /// It is the node's own namespace.
-    pub is_host: bool,
-    /// The id that the node's namespace has for it (`RTM_GETNSID`); `None`: none yet, so no device of it has its
-    /// peer on the node.
-    pub nsid: Option<i32>,
-    /// Its devices, loopback included.
-    pub links: Vec<Link>,
-}
-
-/// The devices of the node, and of the pods that were asked for, at one moment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LinkSnapshot {
-    /// Devices of the node's network namespace.
-    pub host: BTreeMap<IfIndex, Link>,
-    /// By pod UID: the devices inside, or why they could not be read.
-    pub pods: BTreeMap<String, Result<PodLinks, String>>,
-}
-
-impl LinkSnapshot {
-    /// The node's device of this name.
-    pub fn by_name(&self, name: &str) -> Option<&Link> {
-        self.host.values().find(|link| link.name == name)
-    }
 }
 
 /// A set of directions, seen from the pod or, without a pod, from the tapped interface.

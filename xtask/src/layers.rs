@@ -35,9 +35,9 @@ const FORBIDDEN: &[Forbidden] = &[
     },
     Forbidden {
         files: &[
-            "mirror-agent/src/select.rs",
-            "mirror-agent/src/plan.rs",
-            "mirror-agent/src/model.rs",
+            "mirror-agent/src/select",
+            "mirror-agent/src/plan",
+            "mirror-agent/src/model",
             "mirror-agent/src/filter/",
         ],
         paths: &[

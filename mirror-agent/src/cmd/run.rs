@@ -13,7 +13,7 @@ use crate::{
     pods::{
         PodSource,
         file::PodFile,
-        kube::{self, KubePods, events, installation::Installation},
+        kube::{KubePods, Watched, connect, events, installation::Installation},
     },
     reconcile::Reconciler,
     report::Reports,
@@ -30,9 +30,9 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
         }
         (None, node) => {
             let node = node.unwrap_or_default();
-            let client = kube::connect().await?;
+            let client = connect().await?;
             let restarts = metrics.clone();
-            let restarted = move |watched: kube::Watched| restarts.watch_restart(watched.name());
+            let restarted = move |watched: Watched| restarts.watch_restart(watched.name());
             let pods = KubePods::watch(client.clone(), &node, restarted);
             info!(node, "following the pods of this node through the Kubernetes API");
             let own = args.daemonset.take().zip(args.namespace.take());

@@ -1,5 +1,7 @@
 //! What is kept of the API's objects, and how near the source says it is.
 
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -17,7 +19,7 @@ fn of_a_pod_what_the_agent_needs_is_kept() {
             "name": "web-0", "namespace": "shop", "uid": "8a2e", "resourceVersion": "77", "labels": {"app": "web"},
             "annotations": {
                 "podmirror.io/mirror": "ingress", "podmirror.io/filter": "tcp", "ovn.kubernetes.io/mirror": "true",
-                "podmirror.io/netns": "/proc/1/ns/net", "kubectl.kubernetes.io/last-applied-configuration": "{}",
+                "podmirror.io/netns": "/run/netns/other", "kubectl.kubernetes.io/last-applied-configuration": "{}",
             },
             "managedFields": [{"manager": "kubectl"}],
         },

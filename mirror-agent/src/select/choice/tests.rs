@@ -1,5 +1,7 @@
 //! Who is wanted: by example for each rule, and by property for the order of precedence.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
+
 use std::sync::Arc;
 
 use proptest::{option, prelude::*, sample};
