@@ -28,7 +28,7 @@ use crate::{
     plan::plan,
     pods::PodSource,
     report::{Report, Reports},
-    select::{Choice, Policy, Selection, Why, choose, select},
+    select::{Choice, Filters, Policy, Selection, Why, choose, select},
     settings::Budget,
 };
 
@@ -55,6 +55,7 @@ pub struct Reconciler<P, L, D> {
     /// What is installed.
     pub dataplane: D,
     policy: Policy,
+    filters: Filters,
     mirror: MirrorIface,
     started: bool,
     /// Some session has a budget, so that one may end without an event.
@@ -86,6 +87,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             links,
             dataplane,
             policy,
+            filters: Filters::default(),
             mirror,
             started: false,
             may_end: false,
@@ -192,7 +194,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let failures = &mut report.failures;
         let pods = self.pods.snapshot();
         report.is_listed = pods.is_some();
-        let Choice { wanted, refused, bad } = choose(pods.as_deref().unwrap_or_default(), &self.policy);
+        let Choice { wanted, refused, bad } =
+            choose(pods.as_deref().unwrap_or_default(), &self.policy, &mut self.filters);
         report.bad = self.told.bad(bad);
         let namespaces: Vec<_> = wanted
             .iter()

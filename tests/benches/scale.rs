@@ -29,6 +29,9 @@ const PODS: usize = 250;
 const FRESH_STARTS: usize = 1;
 /// Starts on a node where an earlier agent has left its taps.
 const RESTARTS: usize = 3;
+/// The pod whose annotation is changed, so often. All others have this filter.
+const CHANGED: usize = PODS / 2;
+const FILTER: &str = "tcp port 443 and not net 10.0.0.0/8";
 const CHANGES: usize = 40;
 /// Long enough for one tick of the loop (60 s).
 const IDLE: Duration = Duration::from_secs(6);
@@ -94,15 +97,14 @@ fn starts(node: &Node) {
 
 /// How soon the annotation of a pod takes effect, seen from its packets.
 fn changes(node: &mut Node, agent: &Agent) {
-    let ours = PODS / 2;
     let mirror = node.lab.node().listener("mirror0");
     let _senders = [
-        Sender::start(node.pods[&ours].0.sender("eth0"), Way::FromPod),
-        Sender::start(node.lab.node().sender(&device(ours)), Way::ToPod),
+        Sender::start(node.pods[&CHANGED].0.sender("eth0"), Way::FromPod),
+        Sender::start(node.lab.node().sender(&device(CHANGED)), Way::ToPod),
     ];
     let (mut first, mut both) = (Vec::new(), Vec::new());
     for change in 0..CHANGES {
-        node.annotate(ours, "false");
+        node.annotate(CHANGED, "false");
         let gone = "no longer mirroring";
         eventually(PATIENCE, || check(agent.log_with(&[gone]).len() > change, || format!("no {gone:?}")));
         // The agent is still at work at the hooks; and what was copied is not yet read.
@@ -110,7 +112,7 @@ fn changes(node: &mut Node, agent: &Agent) {
         while mirror.receive(&mut [0; 64], Duration::from_micros(1)).is_ok() {}
 
         let start = Instant::now();
-        node.annotate(ours, "true");
+        node.annotate(CHANGED, "true");
         let mut seen = BTreeMap::new();
         while seen.len() < 2 {
             let mut frame = [0; 64];
@@ -168,7 +170,11 @@ impl Node {
         netns.ip("link set eth0 up");
         let path = netns.path().to_str().unwrap().to_owned();
         let spec = PodSpec::named(&format!("pod{number}")).annotated("podmirror.io/netns", &path);
-        self.pods.insert(number, (netns, spec.mirror("true")));
+        let mut spec = spec.mirror("true");
+        if number != CHANGED {
+            spec = spec.annotated("podmirror.io/filter", FILTER);
+        }
+        self.pods.insert(number, (netns, spec));
     }
 
     /// Changes a pod's annotation, and tells the agent.
