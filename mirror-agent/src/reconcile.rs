@@ -28,7 +28,7 @@ use crate::{
     plan::plan,
     pods::PodSource,
     report::{Report, Reports},
-    select::{Choice, Policy, Selection, Why, choose, select},
+    select::{Choice, Filters, Policy, Selection, Why, choose, select},
     settings::Budget,
 };
 
@@ -40,6 +40,9 @@ pub(crate) const TICK: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// And at least this often while a session has a budget, to tell when it has ended. The kernel ends it by itself.
 const BUDGET_TICK: Duration = Duration::from_secs(1);
+/// How long a round changes things before the loop looks anew. A hook can cost the kernel some milliseconds, and what is
+/// changed meanwhile, a removal above all, must not wait for hundreds of them.
+const SLICE: Duration = Duration::from_millis(500);
 /// The wait after a round with a failure: doubled from the first to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
@@ -52,6 +55,7 @@ pub struct Reconciler<P, L, D> {
     /// What is installed.
     pub dataplane: D,
     policy: Policy,
+    filters: Filters,
     mirror: MirrorIface,
     started: bool,
     /// Some session has a budget, so that one may end without an event.
@@ -59,6 +63,8 @@ pub struct Reconciler<P, L, D> {
     expected: Expected,
     /// How soon to look again for what comes without an event.
     look_again: Option<Duration>,
+    /// The last round has left something for the next one.
+    is_behind: bool,
     /// When an event woke the loop for the round to come.
     woken: Option<Instant>,
     told: Told,
@@ -81,11 +87,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             links,
             dataplane,
             policy,
+            filters: Filters::default(),
             mirror,
             started: false,
             may_end: false,
             expected: Expected::default(),
             look_again: None,
+            is_behind: false,
             woken: None,
             told: Told::default(),
             report: watch::Sender::new(Arc::default()),
@@ -122,6 +130,17 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 }
                 Err(Refused(error)) => return Err(error),
             };
+            if self.is_behind {
+                // Whoever else has something to do on this thread goes first, and so does what has happened.
+                tokio::select! {
+                    biased;
+                    () = &mut stop => return Ok(()),
+                    () = self.pods.changed() => self.note_event(),
+                    () = self.links.changed() => self.note_event(),
+                    () = tokio::task::yield_now() => {}
+                }
+                continue;
+            }
             let deadline = Instant::now() + wait.min(self.look_again.unwrap_or(TICK));
             if wait < TICK && self.told.has_failures() {
                 // What failed may make events of its own, which must not have it tried again at once.
@@ -132,8 +151,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             }
             tokio::select! {
                 () = &mut stop => return Ok(()),
-                () = self.pods.changed() => self.woken = Some(Instant::now()),
-                () = self.links.changed() => self.woken = Some(Instant::now()),
+                () = self.pods.changed() => self.note_event(),
+                () = self.links.changed() => self.note_event(),
                 () = tokio::time::sleep_until(deadline) => {}
             }
             tokio::select! {
@@ -143,9 +162,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
     }
 
+    fn note_event(&mut self) {
+        self.woken.get_or_insert_with(Instant::now);
+    }
+
     /// One round. Returns what failed in it.
     async fn round(&mut self) -> Result<BTreeSet<String>, Refused> {
         let began = Instant::now();
+        self.is_behind = false;
         let mut report = Report { failures: BTreeSet::new(), ..Report::clone(&self.report.borrow()) };
         if let Err(error) = self.try_round(&mut report).await {
             match error.downcast::<Refused>() {
@@ -155,11 +179,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 }
             }
         }
-        self.woken = None;
+        if !self.is_behind {
+            self.woken = None;
+        }
         self.metrics.round(began.elapsed());
         let failures = report.failures.clone();
         report.at = Instant::now();
-        report.is_reconciled |= report.is_listed && failures.is_empty();
+        report.is_reconciled |= report.is_listed && failures.is_empty() && !self.is_behind;
         self.report.send_replace(Arc::new(report));
         Ok(failures)
     }
@@ -168,7 +194,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let failures = &mut report.failures;
         let pods = self.pods.snapshot();
         report.is_listed = pods.is_some();
-        let Choice { wanted, refused, bad } = choose(pods.as_deref().unwrap_or_default(), &self.policy);
+        let Choice { wanted, refused, bad } =
+            choose(pods.as_deref().unwrap_or_default(), &self.policy, &mut self.filters);
         report.bad = self.told.bad(bad);
         let namespaces: Vec<_> = wanted
             .iter()
@@ -220,11 +247,19 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             ops.retain(|op| matches!(op, Op::SetTarget(_)));
         }
         report.skipped = self.told.skipped(refused.into_iter().chain(selection.skipped));
-        let mut failed = BTreeSet::new();
+        let mut incomplete = BTreeSet::new();
+        let mut spent = Duration::ZERO;
         // What belongs to one device stands together, and is told when all of it has succeeded.
         for ops in ops.chunk_by(|a, b| a.ifindex() == b.ifindex()) {
+            let ifindex = ops.first().and_then(Op::ifindex);
+            if spent >= SLICE {
+                self.is_behind = true;
+                incomplete.extend(ifindex);
+                continue;
+            }
             // An op holds the thread for some milliseconds: others may go on between two devices.
             tokio::task::yield_now().await;
+            let chunk_began = Instant::now();
             let mut has_failed = false;
             for op in ops {
                 let began = Instant::now();
@@ -236,9 +271,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 }
             }
             if has_failed {
-                failed.extend(ops.first().and_then(Op::ifindex));
+                incomplete.extend(ifindex);
                 continue;
             }
+            // Not that of failures, or a slow one would keep all others from their turn.
+            spent += chunk_began.elapsed();
             ops.iter().for_each(|op| tell_op(op, &actual));
             if let Some(woken) = self.woken.filter(|_| ops.iter().any(|op| is_new_tap(op, &actual))) {
                 self.metrics.new_tap(woken.elapsed());
@@ -246,7 +283,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         report.wanted = desired.taps.len();
         report.attached = match pods {
-            Some(_) => desired.taps.keys().filter(|ifindex| !failed.contains(ifindex)).count(),
+            Some(_) => desired.taps.keys().filter(|ifindex| !incomplete.contains(ifindex)).count(),
             None => actual.taps.values().filter(|tap| tap.tap.is_some()).count(),
         };
         Ok(())

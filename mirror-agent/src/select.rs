@@ -5,6 +5,7 @@
 //! reads nothing itself.
 
 mod choice;
+mod filters;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,7 @@ use std::{
 };
 
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Place, Wanted, choose};
+pub use self::filters::Filters;
 use crate::{
     mirror_iface::{self, Conflict},
     model::{Directions, IfIndex, Link, LinkKind, LinkSnapshot, Owner, PodId, PodLinks, Tap},

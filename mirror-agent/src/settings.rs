@@ -103,8 +103,18 @@ pub struct SettingError {
 impl Settings {
     /// Sets what `key`, one of [`KEYS`], names.
     pub fn set(&mut self, key: &'static str, value: &str) -> Result<(), SettingError> {
+        self.set_with(key, value, parse_filter)
+    }
+
+    /// As [`Self::set`], with another way to a filter than to compile it.
+    pub fn set_with(
+        &mut self,
+        key: &'static str,
+        value: &str,
+        filter: impl FnOnce(&str) -> Result<Filter, String>,
+    ) -> Result<(), SettingError> {
         let set = match key {
-            "filter" => parse_filter(value).map(|filter| self.filter = Some(filter)),
+            "filter" => filter(value).map(|filter| self.filter = Some(filter)),
             "sample" => parse_sample(value).map(|share| self.sample = share),
             "rate" => parse_rate(value).map(|rate| self.rate = Some(rate)),
             "snaplen" => parse_snaplen(value).map(|bytes| self.snaplen = Some(bytes)),

@@ -42,7 +42,7 @@ pub use container::Container;
 pub use frame::{Frame, Mac};
 pub use http::{Answer, Metrics};
 pub use lab::Lab;
-pub use netns::Netns;
+pub use netns::{FrameSocket, Netns};
 pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
 pub use traffic::{Conversation, Flood};

@@ -6,6 +6,7 @@
 use std::{
     fs::{self, File},
     io,
+    net::UdpSocket,
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::process::CommandExt,
@@ -13,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
     thread,
+    time::Duration,
 };
 
 use nix::{
@@ -128,18 +130,20 @@ impl Netns {
     /// Sends a frame from `device` exactly as it is.
     #[track_caller]
     pub fn send_frame(&self, device: &str, frame: &[u8]) {
-        self.enter(|| {
-            let socket = packet_socket(device);
-            // SAFETY: pointer and length are of one slice.
-            let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-            assert_eq!(
-                sent,
-                frame.len().cast_signed(),
-                "{} bytes: {}",
-                frame.len(),
-                io::Error::last_os_error()
-            );
-        });
+        let sent = self.sender(device).send(frame);
+        assert_eq!(sent.unwrap_or_else(|error| panic!("{} bytes: {error}", frame.len())), frame.len());
+    }
+
+    /// A socket that sends frames from `device` exactly as they are.
+    #[track_caller]
+    pub fn sender(&self, device: &str) -> FrameSocket {
+        self.enter(|| FrameSocket::open(device, 0))
+    }
+
+    /// A socket that gets every frame that `device` sends or receives from now on.
+    #[track_caller]
+    pub fn listener(&self, device: &str) -> FrameSocket {
+        self.enter(|| FrameSocket::open(device, libc::ETH_P_ALL as u16))
     }
 
     /// Stops devices that will appear here from sending anything by themselves: no duplicate address detection, no
@@ -169,29 +173,47 @@ impl Netns {
     }
 }
 
-/// A socket (in the caller's network namespace) that sends and receives frames of `device`.
-fn packet_socket(device: &str) -> OwnedFd {
-    let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
-    // SAFETY: the descriptor is checked, and owned by nobody else.
-    let socket = unsafe {
-        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-        assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
-        OwnedFd::from_raw_fd(fd)
-    };
-    let address = libc::sockaddr_ll {
-        sll_family: libc::AF_PACKET as u16,
-        sll_protocol: 0,
-        sll_ifindex: ifindex.cast_signed(),
-        sll_hatype: 0,
-        sll_pkttype: 0,
-        sll_halen: 0,
-        sll_addr: [0; 8],
-    };
-    let length = size_of_val(&address) as u32;
-    // SAFETY: the address is a `sockaddr_ll` of that length.
-    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    assert_eq!(bound, 0, "bind to {device}: {}", io::Error::last_os_error());
-    socket
+/// A packet socket at one device (packet(7)), for whole frames.
+#[derive(Debug)]
+pub struct FrameSocket(UdpSocket);
+
+impl FrameSocket {
+    /// Opens one in the caller's network namespace; with the protocol 0 it receives nothing.
+    fn open(device: &str, protocol: u16) -> Self {
+        let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
+        // SAFETY: the descriptor is checked, and owned by nobody else.
+        let socket = unsafe {
+            let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+            assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
+            OwnedFd::from_raw_fd(fd)
+        };
+        let address = libc::sockaddr_ll {
+            sll_family: libc::AF_PACKET as u16,
+            sll_protocol: protocol.to_be(),
+            sll_ifindex: ifindex.cast_signed(),
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        };
+        let length = size_of_val(&address) as u32;
+        // SAFETY: the address is a `sockaddr_ll` of that length.
+        let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
+        assert_eq!(bound, 0, "bind to {device}: {}", io::Error::last_os_error());
+        // Only for its send(2) and recv(2), which know no addresses.
+        Self(socket.into())
+    }
+
+    /// Sends a frame.
+    pub fn send(&self, frame: &[u8]) -> io::Result<usize> {
+        self.0.send(frame)
+    }
+
+    /// Waits for a frame, for so long at most, and returns how much of it fits into the buffer.
+    pub fn receive(&self, frame: &mut [u8], timeout: Duration) -> io::Result<usize> {
+        self.0.set_read_timeout(Some(timeout))?;
+        self.0.recv(frame)
+    }
 }
 
 /// Removes a namespace's file; with the last process and socket in it, the namespace goes.

@@ -14,8 +14,8 @@ use crate::{
 pub(crate) enum Bench {
     /// ns per packet of the tap programs.
     Packet,
-    /// Memory of the agent, and how soon it taps.
-    Agent,
+    /// The agent with many pods: how soon it taps, its memory, its CPU time.
+    Scale,
 }
 
 /// The command line of `cargo xtask bench`.
@@ -39,6 +39,6 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     match args.bench {
         Bench::Packet => bench.arg("packet").run(),
         // As users run it: optimised.
-        Bench::Agent => bench.arg("agent").env("MIRROR_AGENT", workspace::release_agent()?).run(),
+        Bench::Scale => bench.arg("scale").env("MIRROR_AGENT", workspace::release_agent()?).run(),
     }
 }

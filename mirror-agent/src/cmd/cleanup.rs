@@ -7,7 +7,6 @@ use crate::{
     dataplane::{hooks::Hooks, maps::Maps, pins::Pins},
     links::{LinkChange, LinkTable, netlink::Netlink},
     mirror_iface::is_ours,
-    model::Program,
 };
 
 /// Removes everything, unless an agent is at work.
@@ -42,10 +41,8 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
         detached += usize::from(done(hooks.detach(ifindex, program).await));
     }
     // Filters are not pinned, and outlive lost pins.
-    for ifindex in hooks.devices_with_filters().await? {
-        for program in Program::ALL {
-            detached += usize::from(done(hooks.detach(ifindex, program).await));
-        }
+    for (ifindex, program) in hooks.filters().await?.into_keys() {
+        detached += usize::from(done(hooks.detach(ifindex, program).await));
     }
     for link in links.snapshot(&[]).await?.host.values().filter(|link| is_ours(link)) {
         // The other end of a veth pair goes with the first.

@@ -3,14 +3,15 @@
 //! Carries out ops and reads back what stands. The programs live as long as a hook has them, so the mirror outlives
 //! the agent; the next agent finds the maps by their pins and puts its programs in the old ones' places.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, anyhow};
 use aya::{Ebpf, EbpfLoader, programs::SchedClassifier};
 
 use super::{
     Dataplane,
-    hooks::{Hooks, Method},
+    clsact::AllFilters,
+    hooks::{Attached, Hooks, Method},
     maps::Maps,
     pins::{Pins, PinsLock},
 };
@@ -29,8 +30,8 @@ pub struct Bpf {
     pins: Pins,
     hooks: Hooks,
     method: Method,
-    /// Filters that no pin knows of have been looked for.
-    has_looked: bool,
+    /// Filters that no pin knows of have been looked for, and there was none.
+    has_no_filters: bool,
     _lock: PinsLock,
 }
 
@@ -50,17 +51,12 @@ impl Bpf {
             ebpf.take_map(name).ok_or_else(|| anyhow!("the eBPF object has no map {name}"))
         })?;
         let hooks = Hooks::new(pins.clone())?;
-        Ok(Self { ebpf, maps, pins, hooks, method: Method::choose(mode), has_looked: false, _lock: lock })
+        Ok(Self { ebpf, maps, pins, hooks, method: Method::choose(mode), has_no_filters: false, _lock: lock })
     }
 
     /// How programs are attached.
     pub fn method(&self) -> Method {
         self.method
-    }
-
-    async fn state(&mut self, ifindex: IfIndex, which: Program) -> anyhow::Result<HookState> {
-        let current = program(&mut self.ebpf, which)?.info().ok().map(|info| info.id());
-        Ok(self.hooks.attached(ifindex, which).await?.state(self.method, current))
     }
 }
 
@@ -75,28 +71,40 @@ impl Dataplane for Bpf {
         let entries = self.maps.taps()?;
         let target = self.maps.target()?;
         self.hooks.reconnect()?;
-        let mut filtered = BTreeSet::new();
-        // Filters outlive lost pins. Where filters are not our way, once is enough.
-        if self.method == Method::Clsact || !std::mem::replace(&mut self.has_looked, true) {
-            filtered = self.hooks.devices_with_filters().await?;
+        let mut filters = AllFilters::new();
+        // Filters outlive lost pins. Where they are not our way and none is left, there will be none.
+        if self.method == Method::Clsact || !self.has_no_filters {
+            filters = self.hooks.filters().await?;
+            self.has_no_filters = filters.is_empty();
         }
         let pinned = self.pins.pinned_links().context("cannot list the pinned links")?;
-        let (deliver, taps): (Vec<_>, Vec<_>) =
-            pinned.into_iter().partition(|(_, program)| *program == Program::Deliver);
-        let devices = |pins: Vec<(IfIndex, Program)>| pins.into_iter().map(|(ifindex, _)| ifindex);
+        let pinned: BTreeSet<_> = pinned.into_iter().collect();
+        let mut current = BTreeMap::new();
+        for which in Program::ALL {
+            current.insert(which, program(&mut self.ebpf, which)?.info().ok().map(|info| info.id()));
+        }
+        let state = |ifindex, which| {
+            let hook = (ifindex, which);
+            let filters = filters.get(&hook).cloned().unwrap_or_default();
+            let attached = Attached::with(pinned.contains(&hook), filters, ifindex, which);
+            attached.state(self.method, current.get(&which).copied().flatten())
+        };
+        let (deliver, taps): (BTreeSet<_>, BTreeSet<_>) =
+            pinned.iter().chain(filters.keys()).partition(|(_, which)| *which == Program::Deliver);
+        let devices = |hooks: BTreeSet<(IfIndex, Program)>| hooks.into_iter().map(|(ifindex, _)| ifindex);
         let mut actual = Actual::default();
-        for ifindex in entries.keys().copied().chain(devices(taps)).chain(filtered).collect::<BTreeSet<_>>() {
+        for ifindex in entries.keys().copied().chain(devices(taps)).collect::<BTreeSet<_>>() {
             let entry = entries.get(&ifindex);
             let ended = entry.map(|entry| self.maps.ended(entry)).transpose()?.flatten();
             let tap = entry.map(|entry| entry.tap.clone());
-            let ingress = self.state(ifindex, Program::TapIngress).await?;
-            let egress = self.state(ifindex, Program::TapEgress).await?;
+            let ingress = state(ifindex, Program::TapIngress);
+            let egress = state(ifindex, Program::TapEgress);
             if tap.is_some() || ingress != HookState::Absent || egress != HookState::Absent {
                 actual.taps.insert(ifindex, ActualTap { tap, ended, ingress, egress });
             }
         }
-        for ifindex in devices(deliver).chain(target.ifindex).collect::<BTreeSet<_>>() {
-            let state = self.state(ifindex, Program::Deliver).await?;
+        for ifindex in devices(deliver) {
+            let state = state(ifindex, Program::Deliver);
             if state != HookState::Absent {
                 actual.deliver.insert(ifindex, state);
             }

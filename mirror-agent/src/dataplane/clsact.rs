@@ -2,7 +2,7 @@
 //!
 //! Finds our own only. Changes nothing. Called by `hooks`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
 use futures_util::TryStreamExt as _;
@@ -22,6 +22,9 @@ pub struct Filter {
     /// Id of its program.
     pub program: u32,
 }
+
+/// Filters of ours, by the hook that they are at; none of them is empty.
+pub type AllFilters = BTreeMap<(IfIndex, Program), Vec<Filter>>;
 
 /// A connection to rtnetlink.
 pub struct Filters {
@@ -44,39 +47,62 @@ impl Filters {
 
     /// The filters of one of our programs: direct-action programs of our name, under our handle.
     pub async fn of(&self, ifindex: IfIndex, program: Program) -> anyhow::Result<Vec<Filter>> {
+        let messages = self.at(ifindex, program.hook()).await?;
+        Ok(messages.iter().filter_map(|message| ours(message, program)).collect())
+    }
+
+    /// Those of all our programs, on every device of the node.
+    pub async fn all(&self) -> anyhow::Result<AllFilters> {
+        let mut all = AllFilters::new();
+        for ifindex in self.devices().await? {
+            for hook in [Hook::Ingress, Hook::Egress] {
+                let messages = self.at(ifindex, hook).await?;
+                for program in Program::ALL.into_iter().filter(|program| program.hook() == hook) {
+                    for filter in messages.iter().filter_map(|message| ours(message, program)) {
+                        all.entry((ifindex, program)).or_default().push(filter);
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Every filter at one hook.
+    async fn at(&self, ifindex: IfIndex, hook: Hook) -> anyhow::Result<Vec<TcMessage>> {
         let index = i32::try_from(ifindex.0).context("ifindex out of range")?;
         let request = self.handle.traffic_filter(index).get();
-        let request = match program.hook() {
+        let request = match hook {
             Hook::Ingress => request.ingress(),
             Hook::Egress => request.egress(),
         };
-        let messages: Vec<TcMessage> = match request.execute().try_collect().await {
+        match request.execute().try_collect().await {
             // No such device, or no qdisc there: no filters.
             Err(rtnetlink::Error::NetlinkError(error))
                 if matches!(error.raw_code().abs(), libc::ENODEV | libc::EINVAL | libc::ENOENT) =>
             {
-                Vec::new()
+                Ok(Vec::new())
             }
-            messages => {
-                messages.with_context(|| format!("cannot list the tc filters of device {ifindex}"))?
-            }
-        };
-        Ok(messages.iter().filter_map(|message| ours(message, program)).collect())
+            messages => messages.with_context(|| format!("cannot list the tc filters of device {ifindex}")),
+        }
     }
 
     /// Whether the device's qdisc for classifiers is clsact, and not ingress.
     pub async fn has_clsact(&self, ifindex: IfIndex) -> anyhow::Result<bool> {
-        let index = i32::try_from(ifindex.0).context("ifindex out of range")?;
-        let qdiscs: Vec<TcMessage> =
-            self.handle.qdisc().get().execute().try_collect().await.context("cannot list the qdiscs")?;
-        let clsact = TcAttribute::Kind("clsact".to_owned());
-        Ok(qdiscs.iter().any(|qdisc| qdisc.header.index == index && qdisc.attributes.contains(&clsact)))
+        Ok(self.devices_with(&["clsact"]).await?.contains(&ifindex))
     }
 
-    /// Every device of the node.
-    pub async fn devices(&self) -> anyhow::Result<BTreeSet<IfIndex>> {
-        let links = self.handle.link().get().execute().map_ok(|link| IfIndex(link.header.index));
-        links.try_collect().await.context("cannot list the network devices")
+    /// The devices that can have filters at our hooks.
+    async fn devices(&self) -> anyhow::Result<BTreeSet<IfIndex>> {
+        self.devices_with(&["clsact", "ingress"]).await
+    }
+
+    /// The devices with a qdisc of one of these kinds.
+    async fn devices_with(&self, kinds: &[&str]) -> anyhow::Result<BTreeSet<IfIndex>> {
+        let qdiscs: Vec<TcMessage> =
+            self.handle.qdisc().get().execute().try_collect().await.context("cannot list the qdiscs")?;
+        let is_one = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Kind(kind) if kinds.contains(&kind.as_str()));
+        let found = qdiscs.iter().filter(|qdisc| qdisc.attributes.iter().any(is_one));
+        Ok(found.filter_map(|qdisc| Some(IfIndex(qdisc.header.index.try_into().ok()?))).collect())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The dataplane's twin for tests: what is installed is a value, and ops can be made to fail.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use anyhow::bail;
 use mirror_common::verdict::Hook;
@@ -16,6 +16,8 @@ pub(crate) struct Fake {
     pub(crate) tried: Vec<Op>,
     /// Ops that fail, once for each time that they stand here.
     pub(crate) failures: VecDeque<Op>,
+    /// How long each op takes.
+    pub(crate) takes: Duration,
 }
 
 impl Dataplane for Fake {
@@ -25,6 +27,7 @@ impl Dataplane for Fake {
 
     async fn apply(&mut self, op: &Op) -> anyhow::Result<()> {
         self.tried.push(op.clone());
+        tokio::time::sleep(self.takes).await;
         if let Some(position) = self.failures.iter().position(|failure| failure == op) {
             self.failures.remove(position);
             bail!("injected failure of {op:?}");

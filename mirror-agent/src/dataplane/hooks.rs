@@ -24,7 +24,7 @@ use aya::{
 use mirror_common::verdict::Hook;
 
 use super::{
-    clsact::{Filter, Filters},
+    clsact::{AllFilters, Filter, Filters},
     pins::Pins,
 };
 use crate::{
@@ -85,13 +85,23 @@ const fn attach_type(which: Program) -> TcAttachType {
 pub struct Attached {
     /// A link is pinned for it.
     pub pinned: bool,
-    /// Ids of the TCX programs there; empty where the kernel or the device is without.
+    /// Ids of the TCX programs there, where a link is pinned; empty where the kernel or the device is without.
     pub tcx: Vec<u32>,
     /// Our filters.
     pub filters: Vec<Filter>,
 }
 
 impl Attached {
+    /// With what netlink and the pins have told already: asks for the TCX programs, where there may be one of ours.
+    pub fn with(pinned: bool, filters: Vec<Filter>, ifindex: IfIndex, which: Program) -> Self {
+        let tcx = match pinned {
+            // No TCX in this kernel, or no such device any more: nothing can be attached there.
+            true => SchedClassifier::query_tcx(ifindex.0, attach_type(which)).unwrap_or_default().1,
+            false => Vec::new(),
+        };
+        Self { pinned, tcx: tcx.iter().map(|program| program.id()).collect(), filters }
+    }
+
     /// The state for an agent whose program has the id `current`, if it is loaded, and that attaches by `method`.
     pub fn state(&self, method: Method, current: Option<u32>) -> HookState {
         let Self { pinned, tcx, filters } = self;
@@ -141,17 +151,8 @@ impl Hooks {
 
     /// What of ours stands at one hook.
     pub async fn attached(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<Attached> {
-        let tcx = SchedClassifier::query_tcx(ifindex.0, attach_type(which))
-            // No TCX in this kernel, or no such device any more: nothing can be attached there.
-            .map_or_else(
-                |_| Vec::new(),
-                |(_, programs)| programs.iter().map(|program| program.id()).collect(),
-            );
-        Ok(Attached {
-            pinned: self.pins.link(ifindex, which).exists(),
-            tcx,
-            filters: self.filters.of(ifindex, which).await?,
-        })
+        let filters = self.filters.of(ifindex, which).await?;
+        Ok(Attached::with(self.pins.link(ifindex, which).exists(), filters, ifindex, which))
     }
 
     /// Attaches `program` at a hook by `method`, in the place of what of ours is there.
@@ -243,17 +244,9 @@ impl Hooks {
         Ok(())
     }
 
-    /// The devices that have filters of ours, also where no pin and no map entry knows of them any more.
-    pub async fn devices_with_filters(&self) -> anyhow::Result<BTreeSet<IfIndex>> {
-        let mut found = BTreeSet::new();
-        for ifindex in self.filters.devices().await? {
-            for which in Program::ALL {
-                if !self.filters.of(ifindex, which).await?.is_empty() {
-                    found.insert(ifindex);
-                }
-            }
-        }
-        Ok(found)
+    /// The filters of ours, also where no pin and no map entry knows of them any more.
+    pub async fn filters(&self) -> anyhow::Result<AllFilters> {
+        self.filters.all().await
     }
 }
 

@@ -60,6 +60,9 @@ pub struct Maps {
     next_filter: u32,
 }
 
+/// The sessions that are in use, by the device that is tapped.
+type Sessions = BTreeMap<IfIndex, Session>;
+
 /// An entry of the map of taps, with its owner.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -96,45 +99,55 @@ impl Maps {
 
     /// Every entry of the map of taps.
     pub fn taps(&self) -> anyhow::Result<BTreeMap<IfIndex, Entry>> {
-        let keys = self.taps.keys().collect::<Result<Vec<_>, _>>().context("cannot list the taps")?;
-        let mut taps = BTreeMap::new();
-        for ifindex in keys {
+        let entries = self.sessions()?.into_iter();
+        entries.map(|(ifindex, session)| Ok((ifindex, self.entry(ifindex, session)?))).collect()
+    }
+
+    /// The session of each tap.
+    fn sessions(&self) -> anyhow::Result<Sessions> {
+        let mut sessions = Sessions::new();
+        for ifindex in self.taps.keys() {
+            let ifindex = ifindex.context("cannot list the taps")?;
             // Gone since it was listed: only by somebody else's hand, but no reason to fail.
             let Some(wire) = found(self.taps.get(&ifindex, 0))? else { continue };
-            let wire: abi::Tap = transmute!(wire);
-            let [session, ..] = wire.sessions;
-            let info = match found(self.owners.get(&ifindex, 0))? {
-                Some(info) => transmute!(info),
-                None => encode_info(&Owner::default(), &Settings::default()),
-            };
-            let directions = Directions::from_bits(session.directions).unwrap_or(Directions::Both);
-            let program = session.filter.checked_sub(1).map(|index| self.filters.get(&index, 0));
-            let program = program.transpose().context("cannot read a filter")?;
-            let settings = decode_settings(&session, &info, program.map(|bytes| transmute!(bytes)));
-            let tap = Tap { owner: decode_owner(&info), directions, settings };
-            taps.insert(IfIndex(ifindex), Entry { tap, session });
+            let abi::Tap { sessions: [session, ..], .. } = transmute!(wire);
+            sessions.insert(IfIndex(ifindex), session);
         }
-        Ok(taps)
+        Ok(sessions)
+    }
+
+    /// What else is known of the tap that has this session.
+    fn entry(&self, ifindex: IfIndex, session: Session) -> anyhow::Result<Entry> {
+        let info = match found(self.owners.get(&ifindex.0, 0))? {
+            Some(info) => transmute!(info),
+            None => encode_info(&Owner::default(), &Settings::default()),
+        };
+        let directions = Directions::from_bits(session.directions).unwrap_or(Directions::Both);
+        let program = session.filter.checked_sub(1).map(|index| self.filters.get(&index, 0));
+        let program = program.transpose().context("cannot read a filter")?;
+        let settings = decode_settings(&session, &info, program.map(|bytes| transmute!(bytes)));
+        Ok(Entry { tap: Tap { owner: decode_owner(&info), directions, settings }, session })
     }
 
     /// Writes the entry of a tap. One that stands there already keeps its session, its counters, and what is left of
     /// the budgets that are as they were; a new one gets a free session, with counters at zero and full budgets. So
     /// does one that had ended.
     pub fn put_tap(&mut self, ifindex: IfIndex, tap: &Tap) -> anyhow::Result<()> {
-        let taps = self.taps()?;
+        let taken = self.sessions()?;
         let Tap { owner, directions, settings } = tap;
-        let (id, before) = match taps.get(&ifindex) {
-            Some(entry) => (entry.session.id, Some(entry)),
-            None => (self.free_session(&taps)?, None),
+        let before = taken.get(&ifindex).map(|session| self.entry(ifindex, *session)).transpose()?;
+        let id = match &before {
+            Some(entry) => entry.session.id,
+            None => self.free_session(&taken)?,
         };
         let filter = match &settings.filter {
-            Some(filter) => self.put_filter(&filter.program, &taps)? + 1,
+            Some(filter) => self.put_filter(&filter.program, &taken)? + 1,
             None => 0,
         };
         if before.is_none() {
             self.meters.set(id, &MeterBytes::default(), LOCKED).context("cannot clear a meter")?;
         }
-        let limits = self.limits(id, settings, before)?;
+        let limits = self.limits(id, settings, before.as_ref())?;
         self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")?;
 
         let session = Session {
@@ -159,8 +172,8 @@ impl Maps {
     }
 
     /// A session that no tap has, with its counters at zero.
-    fn free_session(&mut self, taps: &BTreeMap<IfIndex, Entry>) -> anyhow::Result<u32> {
-        let used: BTreeSet<u32> = taps.values().map(|entry| entry.session.id).collect();
+    fn free_session(&mut self, taken: &Sessions) -> anyhow::Result<u32> {
+        let used: BTreeSet<u32> = taken.values().map(|session| session.id).collect();
         let id = (0..MAX_SESSIONS)
             .find(|id| !used.contains(id))
             .ok_or_else(|| anyhow!("this node has {MAX_SESSIONS} sessions, and no more fit"))?;
@@ -171,13 +184,9 @@ impl Maps {
     }
 
     /// The index of a filter: of an equal one that is in use, or of a free place to which it is written.
-    fn put_filter(
-        &mut self,
-        program: &FilterProgram,
-        taps: &BTreeMap<IfIndex, Entry>,
-    ) -> anyhow::Result<u32> {
+    fn put_filter(&mut self, program: &FilterProgram, taken: &Sessions) -> anyhow::Result<u32> {
         let used: BTreeSet<u32> =
-            taps.values().filter_map(|entry| entry.session.filter.checked_sub(1)).collect();
+            taken.values().filter_map(|session| session.filter.checked_sub(1)).collect();
         let bytes: FilterBytes = transmute!(*program);
         for index in &used {
             if self.filters.get(index, 0).context("cannot read a filter")? == bytes {

@@ -191,6 +191,31 @@ async fn a_failed_op_stops_no_other_and_is_tried_again_later_and_later() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_removal_does_not_wait_for_all_taps_of_a_start() {
+    let mut world = world();
+    (1..=3).for_each(|number| add_pod(&mut world, number));
+    world.dataplane.takes = SLICE / 2;
+    let reports = world.reports();
+    let told = || Report::clone(&reports.borrow());
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [11], "one slice");
+    assert_eq!((told().wanted, told().attached, told().is_reconciled), (3, 1, false));
+
+    let annotations = &mut world.pods.0.as_mut().unwrap()[0].annotations;
+    annotations.insert(MIRROR.into(), "false".into());
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert!(world.dataplane.actual.taps.is_empty(), "{:?}", world.dataplane.actual);
+
+    // What fails takes its time too, and keeps nobody from his turn.
+    let broken = Op::Attach(IfIndex(12), Program::TapIngress);
+    world.dataplane.failures = vec![broken; 2].into();
+    run_for(&mut world, SLICE * 3).await.unwrap();
+    assert_eq!((tapped(&world), told().is_reconciled), (vec![13], false));
+    run_for(&mut world, SLICE * 9).await.unwrap();
+    assert_eq!((tapped(&world), told().is_reconciled), (vec![12, 13], true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_wrong_from_the_start_ends_the_agent_before_it_makes_anything() {
     let mut world = world();
     add_pod(&mut world, 1);

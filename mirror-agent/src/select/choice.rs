@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use super::{Policy, Skipped, Why};
+use super::{Filters, Policy, Skipped, Why};
 use crate::{
     model::{Directions, Pod, PodId},
     settings::{KEYS, Settings},
@@ -79,21 +79,23 @@ impl fmt::Display for BadAnnotation {
 }
 
 /// What is asked for by whom. The most specific annotation decides, key by key.
-pub fn choose<'a>(pods: &'a [Pod], policy: &Policy) -> Choice<'a> {
+pub fn choose<'a>(pods: &'a [Pod], policy: &Policy, filters: &mut Filters) -> Choice<'a> {
     let mut choice = Choice::default();
     for pod in pods {
-        match choose_pod(pod, policy, &mut choice.bad) {
+        match choose_pod(pod, policy, filters, &mut choice.bad) {
             Ok(None) => {}
             Ok(Some(wanted)) => choice.wanted.push(wanted),
             Err(why) => choice.refused.push(Skipped { pod: Some(pod.id.clone()), nic: None, why }),
         }
     }
+    filters.forget_unused();
     choice
 }
 
 fn choose_pod<'a>(
     pod: &'a Pod,
     policy: &Policy,
+    filters: &mut Filters,
     bad: &mut Vec<BadAnnotation>,
 ) -> Result<Option<Wanted<'a>>, Why> {
     let mut read = |place, key| match parse(of(pod, place).get(key)?, key) {
@@ -121,7 +123,7 @@ fn choose_pod<'a>(
         };
     }
     let Some(directions) = asked.unwrap_or(default) else { return Ok(None) };
-    let settings = settings(pod, &policy.settings)?;
+    let settings = settings(pod, &policy.settings, filters)?;
     Ok(Some(Wanted { pod, directions, settings }))
 }
 
@@ -144,7 +146,7 @@ fn parse(value: &str, key: &str) -> Option<Option<Directions>> {
 }
 
 /// The node's settings with those of the pod's namespace, and over them those of the pod itself.
-fn settings(pod: &Pod, defaults: &Settings) -> Result<Settings, Why> {
+fn settings(pod: &Pod, defaults: &Settings, filters: &mut Filters) -> Result<Settings, Why> {
     let mut settings = defaults.clone();
     for key in KEYS {
         let annotation = format!("{PREFIX}{key}");
@@ -152,7 +154,8 @@ fn settings(pod: &Pod, defaults: &Settings) -> Result<Settings, Why> {
             .into_iter()
             .find_map(|place| Some((place, of(pod, place).get(&annotation)?)));
         if let Some((place, value)) = set {
-            settings.set(key, value).map_err(|error| Why::BadSetting(place, error))?;
+            let set = settings.set_with(key, value, |text| filters.get(text));
+            set.map_err(|error| Why::BadSetting(place, error))?;
         }
     }
     Ok(settings)

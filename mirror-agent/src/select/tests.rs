@@ -176,7 +176,7 @@ proptest! {
         }
         let links = mk_node(&nics);
         let policy = Policy { enable_mirror, ..policy() };
-        let chosen = choose(&pods, &policy).wanted;
+        let chosen = choose(&pods, &policy, &mut Filters::default()).wanted;
         let selection = select(&chosen, &links, &policy);
 
         for (ifindex, tap) in &selection.taps {

@@ -27,7 +27,7 @@ fn pod(own: &[(&str, &str)], inherited: &[(&str, &str)]) -> Pod {
 
 /// The directions in which a pod is mirrored; nothing else may come of the choice.
 fn directions(pod: &Pod, policy: &Policy) -> Option<Directions> {
-    let choice = choose(std::slice::from_ref(pod), policy);
+    let choice = choose(std::slice::from_ref(pod), policy, &mut Filters::default());
     assert_eq!((choice.refused, choice.bad), (vec![], vec![]), "{pod:?}");
     choice.wanted.first().map(|wanted| wanted.directions)
 }
@@ -71,7 +71,7 @@ fn the_most_specific_annotation_decides() {
 #[test]
 fn an_unknown_value_counts_as_absent_and_is_told() {
     let pods = [pod(&[(MIRROR, "yes"), (OVN_MIRROR, "both")], &[(MIRROR, "no")])];
-    let choice = choose(&pods, &enabled(true));
+    let choice = choose(&pods, &enabled(true), &mut Filters::default());
     assert_eq!(choice.wanted.first().map(|wanted| wanted.directions), Some(Directions::Both));
     let bad =
         |place, key, value: &str| BadAnnotation { pod: pods[0].id.clone(), place, key, value: value.into() };
@@ -98,7 +98,7 @@ fn settings_are_taken_key_by_key() {
         node.set(key, value).unwrap();
     }
     let pods = [pod(&[(MIRROR, "true"), (SNAPLEN, "64")], &[(SNAPLEN, "128"), (PACKETS, "7")])];
-    let choice = choose(&pods, &Policy { settings: node, ..Policy::default() });
+    let choice = choose(&pods, &Policy { settings: node, ..Policy::default() }, &mut Filters::default());
     let settings = &choice.wanted[0].settings;
     assert_eq!(
         (settings.snaplen, settings.budget.packets, settings.budget.bytes),
@@ -114,7 +114,7 @@ fn a_setting_that_cannot_be_used_keeps_the_pod_out() {
         (&[], &[(FILTER, "tcp prot 80")], Place::Namespace),
     ] {
         let pods = [pod(own, inherited)];
-        let choice = choose(&pods, &enabled(true));
+        let choice = choose(&pods, &enabled(true), &mut Filters::default());
         assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
         let [Skipped { pod: Some(id), nic: None, why: Why::BadSetting(of, SettingError { key, value, .. }) }] =
             &choice.refused[..]
@@ -161,7 +161,7 @@ fn the_policy_stands_above_annotations() {
     for (policy, annotations, expected) in table {
         for (own, inherited) in [(annotations, &[] as Annotations), (&[], annotations)] {
             let pods = [pod(own, inherited)];
-            let Choice { wanted, refused, bad } = choose(&pods, &policy);
+            let Choice { wanted, refused, bad } = choose(&pods, &policy, &mut Filters::default());
             let why = refused.first().map(|skipped| skipped.why.clone());
             let chosen = wanted.first().map(|wanted| wanted.directions);
             assert_eq!(why.map_or(Ok(chosen), Err), expected, "{own:?} {inherited:?} {policy:?}");
@@ -189,7 +189,7 @@ proptest! {
             2 => (&[], Some(&["bank"])),
             _ => (&[], Some(&["shop"])),
         };
-        let choice = choose(&pods, &gated(enable_mirror, exclude, allow));
+        let choice = choose(&pods, &gated(enable_mirror, exclude, allow), &mut Filters::default());
         let known = |value: Option<&str>| value.and_then(|value| parse(value, MIRROR));
         let asked = known(own).or(known(inherited));
         let is_wanted = match gate {

@@ -1,0 +1,60 @@
+//! [`Filters`]: what was compiled before, by its text.
+//!
+//! The same few filters stand on many pods, round after round, and to compile a long one takes the time of reading
+//! a hundred devices. Pure: the same text is the same program, so nobody can tell but by the time. `choice` asks.
+
+use std::collections::HashMap;
+
+use crate::settings::{Filter, parse_filter};
+
+/// The filters of the last round.
+#[derive(Debug, Default)]
+pub struct Filters(HashMap<String, Known>);
+
+#[derive(Debug)]
+struct Known {
+    filter: Result<Filter, String>,
+    is_used: bool,
+}
+
+impl Filters {
+    /// The filter with this text, or what is wrong with it.
+    pub(super) fn get(&mut self, text: &str) -> Result<Filter, String> {
+        if let Some(known) = self.0.get_mut(text) {
+            known.is_used = true;
+            return known.filter.clone();
+        }
+        let filter = parse_filter(text);
+        self.0.insert(text.to_owned(), Known { filter: filter.clone(), is_used: true });
+        filter
+    }
+
+    /// Forgets what has not been asked for since the last call.
+    pub(super) fn forget_unused(&mut self) {
+        self.0.retain(|_, known| std::mem::take(&mut known.is_used));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_filter_is_compiled_once_while_somebody_uses_it() {
+        let mut filters = Filters::default();
+        let first = filters.get("tcp").unwrap();
+        assert_eq!(filters.get("tpc"), parse_filter("tpc"));
+        filters.forget_unused();
+        assert!(Arc::ptr_eq(&filters.get("tcp").unwrap().program, &first.program));
+        assert_eq!(filters.0.len(), 2);
+        filters.forget_unused();
+        assert_eq!(filters.0.keys().collect::<Vec<_>>(), ["tcp"]);
+        filters.forget_unused();
+        assert!(filters.0.is_empty());
+        assert_eq!(filters.get("tcp"), Ok(first));
+    }
+}

@@ -1,0 +1,289 @@
+//! The agent on a node with many pods: how soon it taps, how soon a change takes effect, its memory, its CPU time. Run
+//! by `cargo xtask bench scale`. Prints, and a person reads.
+//!
+//! A pod is a network namespace and a veth; the agent is told of it by a file, so that the figures are its own and not
+//! an API server's. What depends on the source of pods is in `Node`.
+
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
+#![expect(clippy::print_stdout, reason = "its output")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use mirror_tests::{Agent, AttachMode, FrameSocket, Lab, Netns, PodSpec, PodsFile, check, eventually};
+use nix::{
+    time::{clock_getcpuclockid, clock_gettime},
+    unistd::Pid,
+};
+
+const PODS: usize = 250;
+/// Starts on a node without a tap.
+const FRESH_STARTS: usize = 1;
+/// Starts on a node where an earlier agent has left its taps.
+const RESTARTS: usize = 3;
+/// The pod whose annotation is changed, so often. All others have this filter.
+const CHANGED: usize = PODS / 2;
+const FILTER: &str = "tcp port 443 and not net 10.0.0.0/8";
+const CHANGES: usize = 40;
+/// Long enough for one tick of the loop (60 s).
+const IDLE: Duration = Duration::from_secs(6);
+/// How often a pod comes, how long it stays, and how many come.
+const CHURN: (Duration, usize, usize) = (Duration::from_millis(100), 20, 100);
+/// How long anything here may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+const MIB: f64 = 1024.0;
+
+fn main() {
+    let mut node = Node::new();
+    for number in 0..PODS {
+        node.add(number);
+    }
+    node.tell();
+    println!("{PODS} pods on one node, {}", node.mode.name());
+    println!("{:<58} {:>8} {:>8} {:>8} {:>4}", "", "median", "99 %", "worst", "n");
+    starts(&node);
+
+    let agent = node.start();
+    node.wait_until_ready();
+    changes(&mut node, &agent);
+    memory("memory (RSS) after that", &agent);
+    let cpu = node.cpu_while(&agent, |_| thread::sleep(IDLE));
+    println!("CPU while nothing happens for {} s: {:.3} % of a core", IDLE.as_secs(), cpu * 100.0);
+    let cpu = node.cpu_while(&agent, churn);
+    let (every, _, count) = CHURN;
+    println!(
+        "CPU while a pod comes and one goes each {} ms, {count} times: {:.1} % of a core",
+        every.as_millis(),
+        cpu * 100.0
+    );
+    memory("memory (RSS) after that", &agent);
+    agent.stop();
+    node.lab.cleanup();
+}
+
+/// How soon everything is tapped, on a fresh node and after an earlier agent.
+fn starts(node: &Node) {
+    let (mut first, mut all, mut again) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..FRESH_STARTS {
+        node.lab.cleanup();
+        let start = Instant::now();
+        let agent = node.start();
+        eventually(PATIENCE, || check(!agent.log_with(&["\"mirroring\""]).is_empty(), String::new));
+        first.push(ms(start.elapsed()));
+        node.wait_until_ready();
+        all.push(ms(start.elapsed()));
+        assert_eq!(agent.log_with(&["\"mirroring\""]).len(), PODS, "{:#?}", agent.log());
+        agent.stop();
+    }
+    for _ in 0..RESTARTS {
+        let start = Instant::now();
+        let agent = node.start();
+        node.wait_until_ready();
+        again.push(ms(start.elapsed()));
+        agent.stop();
+    }
+    tell("start to the first tap, ms", first);
+    tell("start to the last tap, ms", all);
+    tell("restart to its programs at all hooks, ms", again);
+}
+
+/// How soon the annotation of a pod takes effect, seen from its packets.
+fn changes(node: &mut Node, agent: &Agent) {
+    let mirror = node.lab.node().listener("mirror0");
+    let _senders = [
+        Sender::start(node.pods[&CHANGED].0.sender("eth0"), Way::FromPod),
+        Sender::start(node.lab.node().sender(&device(CHANGED)), Way::ToPod),
+    ];
+    let (mut first, mut both) = (Vec::new(), Vec::new());
+    for change in 0..CHANGES {
+        node.annotate(CHANGED, "false");
+        let gone = "no longer mirroring";
+        eventually(PATIENCE, || check(agent.log_with(&[gone]).len() > change, || format!("no {gone:?}")));
+        // The agent is still at work at the hooks; and what was copied is not yet read.
+        thread::sleep(Duration::from_millis(60 + (change as u64 * 7) % 40));
+        while mirror.receive(&mut [0; 64], Duration::from_micros(1)).is_ok() {}
+
+        let start = Instant::now();
+        node.annotate(CHANGED, "true");
+        let mut seen = BTreeMap::new();
+        while seen.len() < 2 {
+            let mut frame = [0; 64];
+            mirror.receive(&mut frame, PATIENCE).unwrap();
+            if let Some(way) = Way::of(&frame) {
+                seen.entry(way).or_insert_with(|| ms(start.elapsed()));
+            }
+        }
+        first.push(seen.values().copied().fold(f64::INFINITY, f64::min));
+        both.push(seen.values().copied().fold(0.0, f64::max));
+    }
+    tell("annotation to the first copy, ms", first);
+    tell("annotation to the first copies of both directions, ms", both);
+}
+
+/// Pods come and go.
+fn churn(node: &mut Node) {
+    let (every, stay, count) = CHURN;
+    let start = Instant::now();
+    for turn in 0..count {
+        node.add(PODS + turn);
+        if let Some(old) = turn.checked_sub(stay) {
+            node.pods.remove(&(PODS + old));
+        }
+        node.tell();
+        thread::sleep((every * (turn as u32 + 1)).saturating_sub(start.elapsed()));
+    }
+    println!("{count} pods have come in {:.1} s", start.elapsed().as_secs_f64());
+}
+
+/// The node, its pods, and how the agent learns of them.
+struct Node {
+    lab: Lab,
+    mode: AttachMode,
+    file: PodsFile,
+    pods: BTreeMap<usize, (Netns, PodSpec)>,
+}
+
+impl Node {
+    fn new() -> Self {
+        let lab = Lab::new("bench-scale");
+        // Nothing is sent but by the bench.
+        lab.node().sysctl("ipv6/conf/default/disable_ipv6", "1");
+        let mode = if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact };
+        let file = PodsFile::new(&lab, &[]);
+        Self { lab, mode, file, pods: BTreeMap::new() }
+    }
+
+    /// Makes a pod that is to be mirrored.
+    fn add(&mut self, number: usize) {
+        let netns = Netns::new(&format!("{}-{number}", self.lab.node().name()));
+        netns.sysctl("ipv6/conf/default/disable_ipv6", "1");
+        let host = device(number);
+        self.lab.node().ip(&format!("link add {host} up type veth peer name eth0 netns {}", netns.name()));
+        netns.ip("link set eth0 up");
+        let path = netns.path().to_str().unwrap().to_owned();
+        let spec = PodSpec::named(&format!("pod{number}")).annotated("podmirror.io/netns", &path);
+        let mut spec = spec.mirror("true");
+        if number != CHANGED {
+            spec = spec.annotated("podmirror.io/filter", FILTER);
+        }
+        self.pods.insert(number, (netns, spec));
+    }
+
+    /// Changes a pod's annotation, and tells the agent.
+    fn annotate(&mut self, number: usize, value: &str) {
+        let (_, spec) = self.pods.get_mut(&number).unwrap();
+        *spec = spec.clone().mirror(value);
+        self.tell();
+    }
+
+    /// Tells the agent of the pods as they are now.
+    fn tell(&self) {
+        let specs: Vec<_> = self.pods.values().map(|(_, spec)| spec.clone()).collect();
+        self.file.write(&specs);
+    }
+
+    fn start(&self) -> Agent {
+        Agent::run(&self.lab, self.mode, &self.file, &[])
+    }
+
+    /// Waits until the agent has reconciled everything.
+    fn wait_until_ready(&self) {
+        eventually(PATIENCE, || {
+            let answer = self.lab.request("GET", "/readyz")?;
+            check(answer.status == 200, || answer.body)
+        });
+    }
+
+    /// The agent's CPU time while `work` goes on, as a share of one core.
+    fn cpu_while(&mut self, agent: &Agent, work: impl FnOnce(&mut Self)) -> f64 {
+        let clock = clock_getcpuclockid(Pid::from_raw(agent.pid().cast_signed())).unwrap();
+        let used = || Duration::from(clock_gettime(clock).unwrap());
+        let (before, start) = (used(), Instant::now());
+        work(self);
+        (used() - before).as_secs_f64() / start.elapsed().as_secs_f64()
+    }
+}
+
+/// The node's end of a pod's veth.
+fn device(pod: usize) -> String {
+    format!("veth{pod}")
+}
+
+/// Which way a frame of the bench goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    FromPod = 1,
+    ToPod = 2,
+}
+
+impl Way {
+    /// An EtherType for local experiments.
+    const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+
+    fn frame(self) -> [u8; 60] {
+        let mut frame = [0; 60];
+        frame[..6].fill(0xff);
+        frame[6] = 2;
+        frame[12..14].copy_from_slice(&Self::ETHERTYPE);
+        frame[14] = self as u8;
+        frame
+    }
+
+    fn of(frame: &[u8]) -> Option<Self> {
+        [Self::FromPod, Self::ToPod].into_iter().find(|way| frame.starts_with(&way.frame()[..15]))
+    }
+}
+
+/// Sends a frame each half millisecond, until it is dropped.
+struct Sender {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sender {
+    fn start(socket: FrameSocket, way: Way) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let send = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                socket.send(&way.frame()).unwrap();
+                thread::sleep(Duration::from_micros(500));
+            }
+        };
+        Self { stop, thread: Some(thread::spawn(send)) }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
+
+fn memory(what: &str, agent: &Agent) {
+    let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let value = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        line.split_whitespace().next().unwrap().parse::<f64>().unwrap() / MIB
+    };
+    println!("{what}: {:.1} MiB, at most {:.1} MiB", value("VmRSS:"), value("VmHWM:"));
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn tell(what: &str, mut values: Vec<f64>) {
+    values.sort_by(f64::total_cmp);
+    let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
+    println!("{what:<58} {:>8.1} {:>8.1} {:>8.1} {:>4}", at(0.5), at(0.99), at(1.0), values.len());
+}
