@@ -96,9 +96,9 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
 /// How many IPv4 packets have left a pod, by the kernel's own count.
 fn ipv4_sent(pod: &mirror_tests::KubePod) -> usize {
     let text = pod.netns.enter(|| fs::read_to_string("/proc/thread-self/net/snmp")).unwrap();
-    let lines: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("Ip: ")).collect();
-    let [names, values] = lines[..] else { panic!("{text}") };
-    let mut fields = names.split(' ').zip(values.split(' '));
+    // A line of names, and one of values.
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: ").map(|line| line.split(' ')));
+    let mut fields = lines.next().unwrap().zip(lines.next().unwrap());
     fields.find(|(name, _)| *name == "OutRequests").unwrap().1.parse().unwrap()
 }
 
