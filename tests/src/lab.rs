@@ -22,7 +22,8 @@ use crate::{
 
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// A node of its own for one test: network namespace, BPF file system directory, files. Removed on drop.
+/// A node: network namespace, BPF file system directory, files. One of its own for one test, removed on drop, unless it
+/// is [`Lab::host`].
 ///
 /// Declare it before everything that runs on it, so that it goes last.
 #[derive(Debug)]
@@ -31,9 +32,18 @@ pub struct Lab {
     bpffs: PathBuf,
     files: TempDir,
     pods: Cell<u8>,
+    is_ours: bool,
 }
 
 impl Lab {
+    /// This machine itself as the node: for a cluster that runs on it. Nothing of it is removed on drop.
+    #[track_caller]
+    pub fn host() -> Self {
+        let node = Netns::at("/proc/self/ns/net");
+        let files = tempfile::tempdir().unwrap();
+        Self { node, bpffs: BPFFS.into(), files, pods: Cell::new(0), is_ours: false }
+    }
+
     /// Makes a node. `story` is for people who look at `/run/netns` meanwhile.
     #[track_caller]
     pub fn new(story: &str) -> Self {
@@ -49,7 +59,7 @@ impl Lab {
                 .expect("a BPF file system can be mounted on /sys/fs/bpf");
             fs::create_dir(&bpffs).unwrap();
         }
-        Self { node, bpffs, files: tempfile::tempdir().unwrap(), pods: Cell::new(0) }
+        Self { node, bpffs, files: tempfile::tempdir().unwrap(), pods: Cell::new(0), is_ours: true }
     }
 
     /// The node's network namespace.
@@ -176,7 +186,9 @@ fn sweep() {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.bpffs) {
+        if self.is_ours
+            && let Err(error) = fs::remove_dir_all(&self.bpffs)
+        {
             eprintln!("cannot remove {}: {error}", self.bpffs.display());
         }
     }

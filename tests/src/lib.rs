@@ -3,10 +3,11 @@
 //! ```text
 //! Lab ─ a node: network namespace, bpffs directory, files   PodNs ─ a pod on it: namespace, NICs, addresses
 //! Agent ─ the built binary on the node, and its status      Capture ─ tcpdump on a device, parsed
+//! Cluster ─ a real Kubernetes node, with the agent on it    KubePod ─ a pod of it
 //! ```
 //!
 //! Everything is real (veths, tcpdump, the built agent) and private to one test, so that tests run in parallel and
-//! never touch the host's network; everything is removed on drop, also when the test fails. The harness panics
+//! never touch the host's network (but for a cluster, which is this machine); everything is removed on drop, also when the test fails. The harness panics
 //! instead of returning errors: what cannot be done is a failed test. Called by `tests/` only.
 #![expect(
     clippy::unwrap_used,
@@ -24,9 +25,11 @@ use std::{
 mod agent;
 mod bpf;
 mod capture;
+mod cluster;
 mod container;
 mod frame;
 mod http;
+mod kube_pod;
 mod lab;
 mod netns;
 mod pod;
@@ -38,14 +41,16 @@ mod wire;
 pub use agent::{Agent, AttachMode, Counts, Exit, Mirror, PodRef, Status, TapStatus};
 pub use bpf::{BpfObjects, Neighbour};
 pub use capture::{Capture, Frames};
+pub use cluster::{AGENT, Cluster, PATIENCE};
 pub use container::Container;
 pub use frame::{Frame, Mac};
 pub use http::{Answer, Metrics};
+pub use kube_pod::{KubePod, list, pod_object};
 pub use lab::Lab;
 pub use netns::{FrameSocket, Netns};
 pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
-pub use traffic::{Conversation, Flood};
+pub use traffic::{Conversation, Flood, Pinging};
 
 /// How long something may take that is done at once on an idle machine.
 pub const SOON: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! A network namespace of one test: made, entered, removed.
+//! A network namespace: made for one test, entered, removed; or one that is there.
 //!
 //! Commands and closures enter it by setns(2). `ip netns exec` would mount a new /sys over the old one, and with it
 //! hide the BPF file system.
@@ -25,15 +25,25 @@ use nix::{
 
 pub(crate) const DIRECTORY: &str = "/run/netns";
 
-/// A network namespace, bound to a file in `/run/netns` as `ip netns` does. Removed on drop.
+/// A network namespace. One that was made here is bound to a file in `/run/netns` as `ip netns` does, and removed on
+/// drop.
 #[derive(Debug)]
 pub struct Netns {
     name: String,
     path: PathBuf,
     file: File,
+    is_ours: bool,
 }
 
 impl Netns {
+    /// One that others have made, by any file that leads to it. It stays on drop.
+    #[track_caller]
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Self { name: path.display().to_string(), path, file, is_ours: false }
+    }
+
     /// Makes one, with the loopback device up.
     pub fn new(name: &str) -> Self {
         assert!(Uid::effective().is_root(), "this test makes network namespaces: run it as root");
@@ -49,12 +59,12 @@ impl Netns {
             scope.spawn(bind).join().unwrap();
         });
         let file = File::open(&path).unwrap();
-        let netns = Self { name: name.to_owned(), path, file };
+        let netns = Self { name: name.to_owned(), path, file, is_ours: true };
         netns.ip("link set lo up");
         netns
     }
 
-    /// Its name in `/run/netns`.
+    /// Its name in `/run/netns`, or the path of what leads to it.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -224,7 +234,9 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 
 impl Drop for Netns {
     fn drop(&mut self) {
-        if let Err(error) = remove(&self.path) {
+        if self.is_ours
+            && let Err(error) = remove(&self.path)
+        {
             eprintln!("cannot remove the network namespace {}: {error}", self.name);
         }
     }

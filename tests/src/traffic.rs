@@ -1,8 +1,10 @@
 //! What pods say to each other. Every exchange checks that what arrives is what was sent.
 
 use std::{
+    fs::File,
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::unix::fs::FileExt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -11,7 +13,20 @@ use std::{
     time::Duration,
 };
 
-use crate::{PodNs, SOON, check, eventually, frame::pattern, scaled};
+use nix::sys::signal::Signal;
+
+use crate::{Netns, PodNs, SOON, check, eventually, frame::pattern, process::Process, scaled};
+
+impl Netns {
+    /// Pings an address from inside `count` times with `size` bytes of data; every ping must be answered.
+    #[track_caller]
+    pub fn ping_every(&self, interval: Duration, to: IpAddr, count: usize, size: usize) {
+        // A deadline for each answer that an emulated machine meets too: a lost ping is waited for, not hidden.
+        let (wait, interval) = (scaled(SOON).as_secs(), interval.as_secs_f64());
+        let output = self.run(&format!("ping -n -q -i {interval} -c {count} -s {size} -W {wait} {to}"));
+        assert!(output.contains(&format!("{count} received")), "{output}");
+    }
+}
 
 impl PodNs {
     /// Pings an address `count` times with `size` bytes of data; every ping must be answered.
@@ -23,11 +38,7 @@ impl PodNs {
     /// As [`PodNs::ping`], with this time between two pings.
     #[track_caller]
     pub fn ping_every(&self, interval: Duration, to: IpAddr, count: usize, size: usize) {
-        // A deadline for each answer that an emulated machine meets too: a lost ping is waited for, not hidden.
-        let (wait, interval) = (scaled(SOON).as_secs(), interval.as_secs_f64());
-        let output =
-            self.netns().run(&format!("ping -n -q -i {interval} -c {count} -s {size} -W {wait} {to}"));
-        assert!(output.contains(&format!("{count} received")), "{output}");
+        self.netns().ping_every(interval, to, count, size);
     }
 
     /// Sends datagrams of these sizes in bytes to another pod's `address`, which sends each of them back.
@@ -177,4 +188,51 @@ impl Flood {
         self.answer.end().expect("every datagram is answered");
         self.rounds.load(Ordering::Relaxed)
     }
+}
+
+/// Pings, 20 a second, from inside a network namespace until stopped.
+#[derive(Debug)]
+pub struct Pinging {
+    ping: Process,
+    summary: File,
+}
+
+impl Pinging {
+    /// Starts it, and waits for the first answer.
+    #[track_caller]
+    pub fn start(netns: &Netns, to: IpAddr) -> Self {
+        let summary = tempfile::tempfile().unwrap();
+        let mut command = netns.command("ping");
+        command.args(["-n", "-i", "0.05", "-W", &scaled(SOON).as_secs().to_string(), &to.to_string()]);
+        let ping = Process::start(command.stdout(summary.try_clone().unwrap()));
+        let pinging = Self { ping, summary };
+        eventually(SOON, || {
+            let text = text_of(&pinging.summary);
+            check(text.contains("time="), || format!("no answer: {text}"))
+        });
+        pinging
+    }
+
+    /// Ends it, and returns how many pings were sent. One that was not answered is a failure.
+    #[track_caller]
+    pub fn stop(mut self) -> usize {
+        self.ping.end(Signal::SIGINT);
+        let text = text_of(&self.summary);
+        // "20 packets transmitted, 20 received, 0% packet loss, time 953ms"
+        let line = text.lines().find(|line| line.contains(" packets transmitted")).unwrap_or_default();
+        let mut counts = line.split(", ").map(|part| part.split(' ').next()?.parse::<usize>().ok());
+        let (sent, received) = (counts.next().flatten(), counts.next().flatten());
+        assert!(sent.is_some() && sent == received, "{line}");
+        sent.unwrap()
+    }
+}
+
+/// What a file has, from its beginning; where its writer stands in it does not matter.
+fn text_of(file: &File) -> String {
+    let mut text = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(length @ 1..) = file.read_at(&mut buffer, text.len() as u64) {
+        text.extend_from_slice(&buffer[..length]);
+    }
+    String::from_utf8(text).unwrap()
 }

@@ -9,6 +9,7 @@ mod component;
 mod control;
 mod filter;
 mod images;
+pub(crate) mod level;
 mod machine;
 mod node;
 mod pki;

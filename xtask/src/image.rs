@@ -76,7 +76,7 @@ pub(crate) fn run(args: ImageArgs) -> Result<()> {
     let arch = arch.map_or_else(Arch::host, Ok)?;
     let name = format!("mirror-agent-{}-{}.tar", env!("CARGO_PKG_VERSION"), arch.name());
     let output = output.unwrap_or_else(|| workspace::root().join("target/image").join(name));
-    let bytes = build(arch, &output)?;
+    let bytes = build(arch, &output)?.bytes;
     println!("    {REFERENCE} for {}, {:.1} MB: {}", arch.name(), megabytes(bytes), output.display());
     println!(
         "    on a node: `ctr -n k8s.io images import FILE`, `podman load -i FILE` or `docker load -i FILE`"
@@ -84,8 +84,17 @@ pub(crate) fn run(args: ImageArgs) -> Result<()> {
     Ok(())
 }
 
-/// Builds the agent and writes the image to `to`; returns its size.
-pub(crate) fn build(arch: Arch, to: &Path) -> Result<u64> {
+/// An image, and what it was made of.
+pub(crate) struct Image {
+    /// The archive.
+    pub(crate) archive: PathBuf,
+    /// The agent that is in it.
+    pub(crate) agent: PathBuf,
+    bytes: u64,
+}
+
+/// Builds the agent and writes the image to `to`.
+pub(crate) fn build(arch: Arch, to: &Path) -> Result<Image> {
     // Its C parts and its linker would have to be those of the other architecture.
     if arch != Arch::host()? {
         bail!(
@@ -93,19 +102,19 @@ pub(crate) fn build(arch: Arch, to: &Path) -> Result<u64> {
             arch.name()
         );
     }
-    let binary = static_agent(arch)?;
+    let agent = static_agent(arch)?;
     step("writing the image");
     if let Some(dir) = to.parent() {
         fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     }
-    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(&binary)? });
-    let binary = fs::read(&binary).with_context(|| binary.display().to_string())?;
+    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(&agent)? });
+    let binary = fs::read(&agent).with_context(|| agent.display().to_string())?;
     write_archive(to, REFERENCE, &[Entry::program("mirror-agent", binary)], &config)?;
     let bytes = fs::metadata(to)?.len();
     if bytes > MAX_BYTES {
         bail!("the image has {:.1} MB, more than {:.1}", megabytes(bytes), megabytes(MAX_BYTES));
     }
-    Ok(bytes)
+    Ok(Image { archive: to.to_owned(), agent, bytes })
 }
 
 /// The release build, linked statically, without the names of this machine's directories.

@@ -10,6 +10,7 @@ use clap::ValueEnum;
 
 use crate::{
     apt,
+    cluster::level,
     process::{Run as _, command, is_ci, is_root, step},
     tools, vm, workspace,
 };
@@ -23,6 +24,8 @@ pub(crate) enum Level {
     Prog,
     /// The built agent, in network namespaces.
     Netns,
+    /// The agent's image on a Kubernetes node.
+    Cluster,
     /// The levels prog and netns on other kernels, in qemu.
     Vm,
     /// Millions of random filters and frames against libpcap; only where it is asked for.
@@ -70,7 +73,7 @@ const FUZZ_PAIRS: &str = "5000000";
 
 impl Level {
     /// The levels of every run.
-    const USUAL: [Self; 4] = [Self::Unit, Self::Prog, Self::Netns, Self::Vm];
+    const USUAL: [Self; 5] = [Self::Unit, Self::Prog, Self::Netns, Self::Cluster, Self::Vm];
 
     /// The word of the command line, and the name of the test binary.
     pub(crate) const fn name(self) -> &'static str {
@@ -78,6 +81,7 @@ impl Level {
             Self::Unit => "unit",
             Self::Prog => "prog",
             Self::Netns => "netns",
+            Self::Cluster => "cluster",
             Self::Vm => "vm",
             Self::Fuzz => "fuzz",
         }
@@ -110,6 +114,11 @@ impl Level {
                 let agent = workspace::agent()?;
                 test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments).run()
             }
+            Self::Cluster => {
+                tools::programs(&tools::NETWORK)?;
+                bpffs()?;
+                level::run(|| test_target(self.name()), arguments)
+            }
             Self::Vm => vm::run_all(arguments),
         }
     }
@@ -121,6 +130,7 @@ fn can_run(level: Level) -> Result<()> {
         Level::Unit | Level::Fuzz => Ok(()),
         Level::Prog | Level::Netns if is_root() => Ok(()),
         Level::Prog | Level::Netns => bail!("it needs root, to load programs and to make network namespaces"),
+        Level::Cluster => level::can_run(),
         Level::Vm => apt::can_unpack(),
     }
 }

@@ -6,12 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use super::Mode;
 use crate::{
     apt::{self, Apt},
-    process::{Run as _, command, find, step},
+    process::{Run as _, command, step},
     tools,
 };
 
@@ -71,6 +71,11 @@ impl Binaries {
             })?;
         }
         Ok(binaries)
+    }
+
+    /// Why they cannot be had on this machine, if so and they are not there.
+    pub(super) fn can_be_brought(&self) -> Result<()> {
+        if self.built("kubelet").exists() { Ok(()) } else { go().map(drop) }
     }
 
     /// A program that Go has built: a component of Kubernetes, kubectl, etcd, pause.
@@ -136,17 +141,8 @@ fn once(dir: &Path, of: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Go, also where sudo has taken its directory out of the path.
 fn go() -> Result<PathBuf> {
-    const USUAL: &str = "/usr/local/go/bin/go";
-    let usual = || Some(PathBuf::from(USUAL)).filter(|path| path.is_file());
-    let Some(go) = find("go").or_else(usual) else {
-        bail!(
-            "Go {} or newer is needed to build Kubernetes, and is neither in PATH nor {USUAL}: see https://go.dev/dl",
-            go_version()
-        );
-    };
-    Ok(go)
+    tools::go(&format!("Kubernetes, in version {} or newer", go_version()))
 }
 
 /// The oldest Go that can build it.

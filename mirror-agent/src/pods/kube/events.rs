@@ -73,11 +73,13 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
     skipped.chain(bad).collect()
 }
 
+/// Its name is made by the API server, which takes no beginning that ends with a dot, and none as long as a pod's name
+/// may be.
 fn event(told: &Told, node: &str) -> Event {
     let Told { pod: PodId { uid, namespace, name }, reason, note } = told;
     Event {
         metadata: ObjectMeta {
-            generate_name: Some(format!("{name}.")),
+            generate_name: Some("podmirror-".into()),
             namespace: Some(namespace.clone()),
             ..ObjectMeta::default()
         },

@@ -1,0 +1,158 @@
+//! A pod of a real cluster: how it is asked for, and where it is on the node.
+//!
+//! Where it is comes from containerd and the kernel, and not from what the agent reads.
+
+use std::{fs, net::IpAddr, path::Path, time::Duration};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::{Cluster, Netns, cluster::PATIENCE, eventually};
+
+/// An image with a shell and its tools.
+const BUSYBOX: &str = "localhost/busybox:cluster";
+
+/// A pod with one container that runs a command line of the shell, and ends at once when it is told to.
+pub fn pod_object(name: &str, shell: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name, "labels": { "app": name }, "annotations": {} },
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main",
+                "image": BUSYBOX,
+                "imagePullPolicy": "Never",
+                "command": ["sh", "-c", shell],
+            }],
+        },
+    })
+}
+
+/// Several objects as one.
+pub fn list(objects: &[Value]) -> Value {
+    json!({ "apiVersion": "v1", "kind": "List", "items": objects })
+}
+
+/// A pod that runs, in a network namespace of its own.
+#[derive(Debug)]
+pub struct KubePod {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.uid`.
+    pub uid: String,
+    /// Its address.
+    pub ip: IpAddr,
+    /// Process of its sandbox, which holds the namespaces.
+    pub sandbox: i32,
+    /// Its network namespace.
+    pub netns: Netns,
+    /// The node's end of its `eth0`.
+    pub device: String,
+}
+
+impl Cluster {
+    /// Makes pods that do nothing, with or without the annotation `podmirror.io/mirror`, and waits until they run.
+    #[track_caller]
+    pub fn pods<const N: usize>(&self, pods: [(&str, Option<&str>); N]) -> [KubePod; N] {
+        let object = |(name, mirror): (&str, Option<&str>)| {
+            let mut object = pod_object(name, "exec sleep 3600");
+            if let Some(mirror) = mirror {
+                object["metadata"]["annotations"]["podmirror.io/mirror"] = mirror.into();
+            }
+            object
+        };
+        self.apply(&list(&pods.map(object)));
+        pods.map(|(name, _)| self.running(name))
+    }
+
+    /// The pod of this name, as soon as it is ready.
+    #[track_caller]
+    pub fn running(&self, name: &str) -> KubePod {
+        let timeout = PATIENCE.as_secs();
+        self.kubectl(&format!("wait pod {name} --for=condition=Ready --timeout={timeout}s"));
+        let uid = self.kubectl(&format!("get pod {name} -o jsonpath={{.metadata.uid}}"));
+        let sandbox = self.task(&uid, "sandbox").expect("a pod that is ready has a sandbox");
+        KubePod::of(name, &uid, sandbox)
+    }
+
+    /// The same pod, as soon as its container runs in another sandbox than it did. Asks containerd alone: the API
+    /// server may be away, and knows it later.
+    #[track_caller]
+    pub fn with_new_sandbox(&self, name: &str, uid: &str, former: i32) -> KubePod {
+        let sandbox = eventually(PATIENCE, || {
+            let sandbox = self.task(uid, "sandbox").filter(|sandbox| *sandbox != former);
+            let found = sandbox.filter(|_| self.task(uid, "container").is_some());
+            found.ok_or_else(|| format!("{name} has no new sandbox"))
+        });
+        KubePod::of(name, uid, sandbox)
+    }
+
+    /// The process of a pod's sandbox, or of its container, that runs now.
+    pub fn task(&self, uid: &str, kind: &str) -> Option<i32> {
+        let filter =
+            format!("labels.\"io.kubernetes.pod.uid\"=={uid},labels.\"io.cri-containerd.kind\"=={kind}");
+        let ids = self.ctr(&format!("containers list --quiet {filter}"));
+        let tasks = self.ctr("tasks list");
+        let pid = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+            [id, pid, "RUNNING"] if ids.lines().any(|own| own == id) => pid.parse().ok(),
+            _ => None,
+        };
+        tasks.lines().find_map(pid)
+    }
+
+    /// Kills the process of a pod's sandbox or container behind everybody's back.
+    #[track_caller]
+    pub fn kill_task(&self, pod: &KubePod, kind: &str) {
+        let pid = self.task(&pod.uid, kind).unwrap();
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    }
+}
+
+impl KubePod {
+    #[track_caller]
+    fn of(name: &str, uid: &str, sandbox: i32) -> Self {
+        let netns = Netns::at(Path::new("/proc").join(sandbox.to_string()).join("ns/net"));
+        // "2: eth0@if12: <BROADCAST,…": its peer is the node's device 12.
+        let link = netns.ip("-o link show dev eth0");
+        let device = device_with(between(&link, "@if", ":"));
+        let ip = between(&netns.ip("-o -4 address show dev eth0"), "inet ", "/").parse().unwrap();
+        Self { name: name.into(), uid: uid.into(), ip, sandbox, netns, device }
+    }
+
+    /// Pings an address some times from inside; every ping must be answered.
+    #[track_caller]
+    pub fn ping(&self, to: IpAddr, count: usize) {
+        self.netns.ping_every(Duration::from_millis(2), to, count, 56);
+    }
+
+    /// Its own MAC address.
+    #[track_caller]
+    pub fn mac(&self) -> [u8; 6] {
+        let line = self.netns.ip("-o link show dev eth0");
+        let mut bytes =
+            between(&line, "link/ether ", " ").split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap());
+        [(); 6].map(|()| bytes.next().unwrap())
+    }
+}
+
+/// What stands between the first `start` and the `end` that follows.
+#[track_caller]
+fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
+    let rest = text.split_once(start).unwrap_or_else(|| panic!("no {start:?} in {text}")).1;
+    rest.split_once(end).map_or(rest, |(found, _)| found)
+}
+
+/// The device of this machine with this ifindex.
+#[track_caller]
+fn device_with(index: &str) -> String {
+    let has_index = |device: &fs::DirEntry| {
+        fs::read_to_string(device.path().join("ifindex")).is_ok_and(|text| text.trim() == index)
+    };
+    let device = fs::read_dir("/sys/class/net").unwrap().flatten().find(has_index);
+    device.unwrap_or_else(|| panic!("no device {index}")).file_name().to_str().unwrap().to_owned()
+}

@@ -1,0 +1,69 @@
+//! The level `cluster` of `cargo xtask test`: the stories in `tests/tests/cluster`, on a node that is brought up for
+//! them, with each way to wire pods.
+
+use std::{env, path::Path, process::Command};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum as _;
+
+use super::{Cni, Lock, Mode, binaries::Binaries, down, images, state, up};
+use crate::{
+    apt,
+    image::{self, Arch, Image},
+    process::{Run as _, is_ci, is_root, step},
+    workspace,
+};
+
+/// Stories that are the same however pods are wired: they run with the first way alone.
+const ANY_WIRING: [&str; 4] = ["events::", "lives::", "many::", "outages::"];
+
+/// Why this machine cannot run it, if so.
+pub(crate) fn can_run() -> Result<()> {
+    if !is_root() {
+        bail!("it needs root, for network namespaces, cgroups and mounts");
+    }
+    apt::can_unpack()?;
+    Binaries::locate()?.can_be_brought()
+}
+
+/// Builds the image, and runs `test`, with more arguments for the tests, on a node. A cluster that is up is used, and
+/// left up.
+pub(crate) fn run(test: impl Fn() -> Command, arguments: &[String]) -> Result<()> {
+    let image = image::build(Arch::host()?, &workspace::root().join("target/image/level-cluster.tar"))?;
+    match Mode::present()? {
+        Some(mode @ Mode::Node(cni)) if !is_ci() => {
+            step(&format!(
+                "using the cluster that there is ({mode}), and leaving it up; with this wiring alone"
+            ));
+            bring_up(cni)?;
+            stories(cni, &image, test(), arguments)
+        }
+        Some(mode) => {
+            bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it")
+        }
+        None => Cni::value_variants().iter().try_for_each(|cni| {
+            let outcome = bring_up(*cni).and_then(|()| stories(*cni, &image, test(), arguments));
+            let removed = Lock::take().and_then(|_lock| down());
+            outcome
+                .context("`cargo xtask cluster up` brings up a cluster that is kept after the tests")
+                .and(removed)
+        }),
+    }
+}
+
+fn bring_up(cni: Cni) -> Result<()> {
+    let _lock = Lock::take()?;
+    up(false, Some(cni))
+}
+
+fn stories(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) -> Result<()> {
+    images::import(&Binaries::locate()?, &image.archive)?;
+    test.env("KUBECONFIG", Path::new(state::KUBECONFIG)).env("MIRROR_AGENT", &image.agent);
+    // The tests stop components of the node, and have it bring them back.
+    test.env("MIRROR_XTASK", env::current_exe()?).args(["--", "--test-threads=1"]);
+    if cni != Cni::Bridge {
+        test.args(ANY_WIRING.iter().flat_map(|story| ["--skip", story]));
+    }
+    step(&format!("stories on a node with the CNI plugin {}", Mode::Node(cni)));
+    test.args(arguments).run()
+}
