@@ -13,11 +13,11 @@ const AWAY: Duration = Duration::from_secs(60);
 /// How long one round may take.
 const ROUND: Duration = Duration::from_secs(180);
 
-/// Ready once everything that a complete list of pods asks for has been done, and as long as the list is no older than
-/// a minute; else why not.
+/// Ready once everything that a complete list of pods asks for has been tried, and as long as the source is not away
+/// for longer than a minute; else why not.
 ///
-/// Later failures are no reason: they are tried again, and told by the metrics. A mirror that stands does not need the
-/// source.
+/// Failures of single pods are no reason, nor are later ones: they are tried again, and told by the metrics. A mirror
+/// that stands does not need the source, and what one pod's author does must not stop a rolling update.
 pub fn ready(report: &Report, source: SourceState, now: Instant) -> Result<(), String> {
     if let SourceState::Away { since } = source
         && let away = now.saturating_duration_since(since)

@@ -5,6 +5,7 @@
 //! edges by their traits and decides nothing itself. Called by `cmd::run` and `cmd::attach`.
 
 mod expected;
+mod held;
 mod told;
 
 use std::{
@@ -16,6 +17,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use expected::Expected;
+use held::Held;
 use tokio::{sync::watch, time::Instant};
 use told::{Told, tell_op};
 
@@ -61,6 +63,7 @@ pub struct Reconciler<P, L, D> {
     /// Some session has a budget, so that one may end without an event.
     may_end: bool,
     expected: Expected,
+    held: Held,
     /// How soon to look again for what comes without an event.
     look_again: Option<Duration>,
     /// The last round has left something for the next one.
@@ -92,6 +95,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             started: false,
             may_end: false,
             expected: Expected::default(),
+            held: Held::default(),
             look_again: None,
             is_behind: false,
             woken: None,
@@ -116,19 +120,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         tokio::pin!(stop);
         let mut backoff = RETRY.0;
         loop {
-            let wait = match self.round().await {
-                Ok(failures) if failures.is_empty() => {
-                    self.told.failures(BTreeSet::new());
-                    backoff = RETRY.0;
-                    if self.may_end { BUDGET_TICK } else { TICK }
-                }
-                Ok(failures) => {
-                    self.told.failures(failures);
-                    let wait = backoff;
-                    backoff = (backoff * 2).min(RETRY.1);
-                    wait
-                }
-                Err(Refused(error)) => return Err(error),
+            let is_blocked = self.round().await.map_err(|Refused(error)| error)?;
+            let wait = if is_blocked {
+                let doubled = (backoff * 2).min(RETRY.1);
+                std::mem::replace(&mut backoff, doubled)
+            } else {
+                backoff = RETRY.0;
+                if self.may_end { BUDGET_TICK } else { TICK }
             };
             if self.is_behind {
                 // Whoever else has something to do on this thread goes first, and so does what has happened.
@@ -142,7 +140,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 continue;
             }
             let deadline = Instant::now() + wait.min(self.look_again.unwrap_or(TICK));
-            if wait < TICK && self.told.has_failures() {
+            let deadline = self.held.next().map_or(deadline, |held| held.min(deadline));
+            if is_blocked {
                 // What failed may make events of its own, which must not have it tried again at once.
                 tokio::select! {
                     () = &mut stop => return Ok(()),
@@ -166,31 +165,34 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.woken.get_or_insert_with(Instant::now);
     }
 
-    /// One round. Returns what failed in it.
-    async fn round(&mut self) -> Result<BTreeSet<String>, Refused> {
+    /// One round. Whether something failed in it that concerns all devices, and not one alone.
+    async fn round(&mut self) -> Result<bool, Refused> {
         let began = Instant::now();
         self.is_behind = false;
         let mut report = Report { failures: BTreeSet::new(), ..Report::clone(&self.report.borrow()) };
-        if let Err(error) = self.try_round(&mut report).await {
-            match error.downcast::<Refused>() {
-                Ok(refused) => return Err(refused),
-                Err(error) => {
-                    report.failures.insert(format!("{error:#}"));
-                }
+        let of_devices = match self.try_round(&mut report).await.map_err(anyhow::Error::downcast::<Refused>) {
+            Ok(of_devices) => of_devices,
+            Err(Ok(refused)) => return Err(refused),
+            Err(Err(error)) => {
+                report.failures.insert(format!("{error:#}"));
+                BTreeSet::new()
             }
-        }
+        };
+        let is_blocked = !report.failures.is_empty();
+        report.failures.extend(of_devices);
         if !self.is_behind {
             self.woken = None;
         }
         self.metrics.round(began.elapsed());
-        let failures = report.failures.clone();
+        self.told.failures(report.failures.clone());
         report.at = Instant::now();
-        report.is_reconciled |= report.is_listed && failures.is_empty() && !self.is_behind;
+        report.is_reconciled |= report.is_listed && !is_blocked && !self.is_behind;
         self.report.send_replace(Arc::new(report));
-        Ok(failures)
+        Ok(is_blocked)
     }
 
-    async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<()> {
+    /// Does what a round does. What fails is in the report, but for what concerns one device alone: that is returned.
+    async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
         let failures = &mut report.failures;
         let pods = self.pods.snapshot();
         report.is_listed = pods.is_some();
@@ -247,11 +249,18 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             ops.retain(|op| matches!(op, Op::SetTarget(_)));
         }
         report.skipped = self.told.skipped(refused.into_iter().chain(selection.skipped));
+        self.held.keep(&ops);
+        let mut of_devices = BTreeSet::new();
         let mut incomplete = BTreeSet::new();
         let mut spent = Duration::ZERO;
         // What belongs to one device stands together, and is told when all of it has succeeded.
         for ops in ops.chunk_by(|a, b| a.ifindex() == b.ifindex()) {
             let ifindex = ops.first().and_then(Op::ifindex);
+            if let Some(why) = ifindex.and_then(|ifindex| self.held.why(ifindex, ops, Instant::now())) {
+                of_devices.extend(why.iter().cloned());
+                incomplete.extend(ifindex);
+                continue;
+            }
             if spent >= SLICE {
                 self.is_behind = true;
                 incomplete.extend(ifindex);
@@ -260,18 +269,22 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             // An op holds the thread for some milliseconds: others may go on between two devices.
             tokio::task::yield_now().await;
             let chunk_began = Instant::now();
-            let mut has_failed = false;
+            let mut failed = BTreeSet::new();
             for op in ops {
                 let began = Instant::now();
                 let applied = self.dataplane.apply(op).await;
                 self.metrics.op(op, began.elapsed(), applied.is_err());
-                if let Err(error) = applied {
-                    failures.insert(format!("{error:#}"));
-                    has_failed = true;
-                }
+                failed.extend(applied.err().map(|error| format!("{error:#}")));
             }
-            if has_failed {
-                incomplete.extend(ifindex);
+            if !failed.is_empty() {
+                match ifindex {
+                    Some(ifindex) => {
+                        of_devices.extend(failed.iter().cloned());
+                        incomplete.insert(ifindex);
+                        self.held.failed(ifindex, ops, failed, Instant::now());
+                    }
+                    None => failures.extend(failed),
+                }
                 continue;
             }
             // Not that of failures, or a slow one would keep all others from their turn.
@@ -286,7 +299,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             Some(_) => desired.taps.keys().filter(|ifindex| !incomplete.contains(ifindex)).count(),
             None => actual.taps.values().filter(|tap| tap.tap.is_some()).count(),
         };
-        Ok(())
+        Ok(of_devices)
     }
 
     /// Changes the mirror interface where it must be; whether anything was changed.

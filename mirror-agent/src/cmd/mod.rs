@@ -42,7 +42,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
 fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     // kube-rs warns at each attempt of what the source of pods tells once; whoever wants that can ask for it.
     let filter =
-        tracing_subscriber::EnvFilter::try_new(format!("kube_runtime=error,kube_client=error,{filter}"))
+        tracing_subscriber::EnvFilter::try_new(format!("kube_runtime=error,kube_client=off,{filter}"))
             .context("--log")?;
     let colours = io::stderr().is_terminal();
     let subscriber =

@@ -16,15 +16,15 @@ use crate::model::{IfIndex, Link, LinkKind, NetnsId, PodLinks};
 /// The longest that a reading is believed: as long as the loop may wait for an event.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
-/// The node's veths that lead into one namespace, and the index of the NIC at the other end of each.
-type Veths = Vec<(IfIndex, u32)>;
+/// The node's veths that lead into one namespace, and the index of the NIC at the other end, and the name, of each.
+pub(super) type Veths = Vec<(IfIndex, u32, String)>;
 
 /// The node's veths by the id of the namespace that they lead into.
 pub(super) fn veths(host: &BTreeMap<IfIndex, Link>) -> HashMap<i32, Veths> {
     let mut veths: HashMap<_, Veths> = HashMap::new();
     for link in host.values().filter(|link| link.kind == LinkKind::Veth) {
         if let Some((peer, nsid)) = link.peer.and_then(|peer| Some((peer.ifindex, peer.nsid?))) {
-            veths.entry(nsid).or_default().push((link.ifindex, peer));
+            veths.entry(nsid).or_default().push((link.ifindex, peer, link.name.clone()));
         }
     }
     veths
@@ -47,8 +47,9 @@ struct Reading {
 impl Reading {
     /// Whether it still holds: nothing new leads there.
     ///
-    /// A namespace's identity and its id are given to another one when it has gone, but that has other veths: their
-    /// indexes on the node are not used again. So without veths nothing holds.
+    /// A namespace's identity, its id and the indexes of its veths are given to another one when it has gone (a veth that is
+    /// moved to the node brings its index from the namespace, where each counts from 1). But a CNI gives each pod's
+    /// veth a name of its own on the node. So without veths nothing holds.
     fn holds(&self, veths: &HashMap<i32, Veths>, age: Duration) -> bool {
         !self.veths.is_empty() && veths.get(&self.nsid) == Some(&self.veths) && age < MAX_AGE
     }

@@ -13,7 +13,7 @@ use rtnetlink::Handle;
 
 use super::{
     PodNetns,
-    cache::{Cache, veths},
+    cache::{Cache, Veths, veths},
     is_momentary,
     netlink::{connect, dump, nsid, serve},
     netns::{Netns, netns_id},
@@ -40,7 +40,7 @@ pub(super) struct Inside {
 struct Node<'a> {
     handle: &'a Handle,
     links: &'a BTreeMap<IfIndex, Link>,
-    veths: HashMap<i32, Vec<(IfIndex, u32)>>,
+    veths: HashMap<i32, Veths>,
 }
 
 impl Inside {

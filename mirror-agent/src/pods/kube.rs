@@ -45,8 +45,11 @@ use crate::model::Pod;
 /// The server ends a watch after this time, and one that is silent for longer is dead: so an API server that was cut
 /// off without a word is noticed after a good minute. It is seconds, as the API takes it.
 const WATCH_TIMEOUT: u32 = 60;
-/// How long a list may take.
+/// How long a connection may take, and how long a list.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the server may be silent: longer than a watch without news.
+const SILENCE: Duration = Duration::from_secs(WATCH_TIMEOUT as u64 + 15);
 /// The longest wait before the API is asked again.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
@@ -81,9 +84,13 @@ pub struct KubePods {
 /// Connects to the API that the environment names: `KUBECONFIG`, `~/.kube/config`, or the one of the cluster that this
 /// process is a pod of. Nothing is asked of the API yet.
 pub async fn connect() -> anyhow::Result<Client> {
-    let config = Config::infer().await.context(
+    let mut config = Config::infer().await.context(
         "cannot find the Kubernetes API; set KUBECONFIG, run in a pod with a service account, or use --pods-from",
     )?;
+    config.connect_timeout = Some(CONNECT_DEADLINE);
+    // From the last request on: a connection that lay idle in between is not to blame.
+    config.read_timeout = Some(SILENCE);
+    config.reset_reader_on_write = true;
     Client::try_from(config).context("cannot use the configuration for the Kubernetes API")
 }
 
@@ -137,16 +144,15 @@ impl PodSource for KubePods {
         let with_inherited = |object: Arc<PodObject>| {
             let mut pod = object.pod()?.clone();
             let of_namespace = inherited.entry(pod.id.namespace.clone()).or_insert_with(|| {
-                let namespace = self.namespaces.get(&ObjectRef::new(&pod.id.namespace));
-                Arc::new(namespace.and_then(|found| found.metadata.annotations.clone()).unwrap_or_default())
+                let namespace = self.namespaces.get(&ObjectRef::new(&pod.id.namespace))?;
+                Some(Arc::new(namespace.metadata.annotations.clone().unwrap_or_default()))
             });
-            pod.inherited = Arc::clone(of_namespace);
+            // A namespace that we have not heard of yet may say that its pods are not to be mirrored.
+            pod.inherited = Arc::clone(of_namespace.as_ref()?);
             Some(pod)
         };
-        let mut pods: Vec<_> = self.pods.state().into_iter().filter_map(with_inherited).collect();
-        // The store has no order, and of two claims to a device the first one wins.
-        pods.sort_by(|a, b| a.id.cmp(&b.id));
-        Some(pods.into())
+        let pods = self.pods.state().into_iter().filter_map(with_inherited).collect();
+        Some(without_twins(pods).into())
     }
 
     async fn changed(&mut self) {
@@ -156,6 +162,18 @@ impl PodSource for KubePods {
     fn state(&self) -> watch::Receiver<SourceState> {
         self.shared.state.subscribe()
     }
+}
+
+/// The pods in an order (the store has none, and of two claims to a device the first one wins), without those that have
+/// the same UID: one of them says falsely that it is the picture of a static pod, and nobody can tell which.
+fn without_twins(mut pods: Vec<Pod>) -> Vec<Pod> {
+    let mut times = BTreeMap::<_, u32>::new();
+    for pod in &pods {
+        *times.entry(pod.id.uid.clone()).or_default() += 1;
+    }
+    pods.retain(|pod| times.get(&pod.id.uid) == Some(&1));
+    pods.sort_by(|a, b| a.id.cmp(&b.id));
+    pods
 }
 
 /// What the two watches have in common.
@@ -220,13 +238,17 @@ where
         let mut backoff = DefaultBackoff::default();
         let mut told = None;
         loop {
-            let is_new = || config.initial_list_strategy == InitialListStrategy::StreamingList;
             let (was_listed, error) = self.attempt(&config, &mut told).await;
             let watched = self.watched.name();
-            if !was_listed && is_new() && error.is_refusal() {
-                // Servers before 1.34, or with the feature switched off.
+            let is_streaming = config.initial_list_strategy == InitialListStrategy::StreamingList;
+            // Servers before 1.34, or with the feature switched off, know plain lists only.
+            config.initial_list_strategy = if is_streaming && error.is_refusal() {
                 debug!(watched, %error, "no streaming list; asking for a plain one");
-                config.initial_list_strategy = InitialListStrategy::ListWatch;
+                InitialListStrategy::ListWatch
+            } else {
+                InitialListStrategy::StreamingList
+            };
+            if is_streaming && error.is_refusal() {
                 continue;
             }
             self.shared.set(self.watched, false);
@@ -251,14 +273,15 @@ where
     async fn attempt(&mut self, config: &watcher::Config, told: &mut Option<String>) -> (bool, Failure) {
         let mut events = pin!(watcher(self.api.clone(), config.clone()));
         let list_deadline = Instant::now() + LIST_DEADLINE;
-        let mut is_listed = false;
+        let (mut has_begun, mut is_listed) = (false, false);
         loop {
             let event = if is_listed {
                 events.next().await
             } else {
                 match timeout_at(list_deadline, events.next()).await {
                     Ok(event) => event,
-                    Err(_) => return (false, Failure::NoList),
+                    Err(_) if has_begun => return (false, Failure::NoList),
+                    Err(_) => return (false, Failure::NoAnswer),
                 }
             };
             let event = match event {
@@ -273,7 +296,13 @@ where
             }
             self.writer.apply_watcher_event(&event);
             match event {
-                Event::Init | Event::InitApply(_) => continue,
+                // Once more without an end: the server ended the list.
+                Event::Init if has_begun => return (is_listed, Failure::Ended),
+                Event::Init => {
+                    has_begun = true;
+                    continue;
+                }
+                Event::InitApply(_) => continue,
                 Event::InitDone => {
                     is_listed = true;
                     self.shared.set(self.watched, true);
@@ -295,6 +324,8 @@ enum Failure {
     Watch(Box<watcher::Error>),
     #[error("no complete list within {} s", LIST_DEADLINE.as_secs())]
     NoList,
+    #[error("no answer within {} s", LIST_DEADLINE.as_secs())]
+    NoAnswer,
     #[error("the watch ended")]
     Ended,
 }
@@ -310,7 +341,7 @@ impl Failure {
                 _ => false,
             },
             Self::NoList => true,
-            Self::Ended => false,
+            Self::NoAnswer | Self::Ended => false,
         }
     }
 }

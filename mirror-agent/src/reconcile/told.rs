@@ -30,10 +30,6 @@ impl Told {
         self.failures = failures;
     }
 
-    pub(super) fn has_failures(&self) -> bool {
-        !self.failures.is_empty()
-    }
-
     pub(super) fn bad(&mut self, bad: Vec<BadAnnotation>) -> BTreeSet<BadAnnotation> {
         let bad: BTreeSet<_> = bad.into_iter().collect();
         for bad in bad.difference(&self.bad) {

@@ -3,7 +3,11 @@
 //! Reads the loop's reports and nothing else, decides nothing about pods, and an Event that cannot be posted holds up
 //! nobody. Called by `cmd::run`.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    time::Duration,
+};
 
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
@@ -14,7 +18,8 @@ use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams},
 };
-use tracing::warn;
+use tokio::time::timeout;
+use tracing::debug;
 
 use crate::{
     model::PodId,
@@ -24,11 +29,15 @@ use crate::{
 
 /// `reportingController` of our Events.
 const CONTROLLER: &str = "podmirror.io/mirror-agent";
+/// How long to wait for the API server.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most Events on a pod at a time.
+const MOST: usize = 8;
 /// Most bytes of a note that the API takes.
 const NOTE_MAX: usize = 1024;
 
 /// Something that the author of a pod should know.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Told {
     pod: PodId,
     reason: &'static str,
@@ -36,18 +45,36 @@ struct Told {
 }
 
 /// Posts an Event for whatever is new in a report, for ever. `node` names this agent among others.
+///
+/// What could not be posted is tried again with the next report, which comes within a minute.
 pub async fn post(client: Client, node: String, mut reports: Reports) {
     let mut told = BTreeSet::new();
     while reports.changed().await.is_ok() {
         let tell = tellable(&reports.borrow_and_update().clone());
-        for new in tell.difference(&told) {
-            let api = Api::<Event>::namespaced(client.clone(), &new.pod.namespace);
-            if let Err(error) = api.create(&PostParams::default(), &event(new, &node)).await {
-                warn!(pod = %new.pod, reason = new.reason, %error, "cannot post an Event");
+        told.retain(|old| tell.contains(old));
+        for new in tell {
+            if !told.contains(&new) && post_one(&client, &new, &node).await {
+                told.insert(new);
             }
         }
-        told = tell;
     }
+}
+
+/// Posts one. Whether that is done with: it stands, also from before a restart, or the server will never take it.
+async fn post_one(client: &Client, told: &Told, node: &str) -> bool {
+    let api = Api::<Event>::namespaced(client.clone(), &told.pod.namespace);
+    let answer = match timeout(PATIENCE, api.create(&PostParams::default(), &event(told, node))).await {
+        Ok(answer) => answer,
+        Err(_) => return false,
+    };
+    let error = match answer {
+        Ok(_) => return true,
+        Err(kube::Error::Api(status)) if status.code == 409 => return true,
+        Err(error) => error,
+    };
+    debug!(pod = %told.pod, reason = told.reason, %error, "cannot post an Event");
+    // 404: the namespace has gone; 422: not what the server takes.
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 404 | 422))
 }
 
 /// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not.
@@ -70,16 +97,23 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
         reason: "BadAnnotation",
         note: bad.to_string(),
     });
-    skipped.chain(bad).collect()
+    let mut told: BTreeSet<_> = skipped.chain(bad).collect();
+    // A pod can give itself thousands of devices.
+    let mut of_pod = BTreeMap::<_, usize>::new();
+    told.retain(|told| {
+        let number = of_pod.entry(told.pod.clone()).or_default();
+        *number += 1;
+        *number <= MOST
+    });
+    told
 }
 
-/// Its name is made by the API server, which takes no beginning that ends with a dot, and none as long as a pod's name
-/// may be.
+/// Its name says what is told: so it is not told again by an agent that has been restarted.
 fn event(told: &Told, node: &str) -> Event {
     let Told { pod: PodId { uid, namespace, name }, reason, note } = told;
     Event {
         metadata: ObjectMeta {
-            generate_name: Some("podmirror-".into()),
+            name: Some(format!("podmirror-{:016x}", hash(told))),
             namespace: Some(namespace.clone()),
             ..ObjectMeta::default()
         },
@@ -102,6 +136,12 @@ fn event(told: &Told, node: &str) -> Event {
     }
 }
 
+fn hash(told: &Told) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    told.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The note, cut to what the API takes.
 fn cut(note: &str) -> String {
     note[..note.floor_char_boundary(NOTE_MAX)].to_owned()
@@ -109,6 +149,8 @@ fn cut(note: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
     use super::*;
     use crate::{
         select::{BadAnnotation, MIRROR, Place},
@@ -140,6 +182,25 @@ mod tests {
             told,
             [("a", "HostNetwork"), ("b", "NoHostInterface"), ("e", "BadSetting"), ("f", "BadAnnotation")]
         );
+    }
+
+    #[test]
+    fn a_pod_with_many_devices_is_told_of_some() {
+        let skip = |nic| Skipped {
+            pod: Some(pod("a")),
+            nic: Some(format!("eth{nic}")),
+            why: Why::NoHostInterface("dummy".into()),
+        };
+        let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
+        assert_eq!(tellable(&report).len(), MOST);
+    }
+
+    #[test]
+    fn the_same_is_told_under_the_same_name() {
+        let told = |note: &str| Told { pod: pod("a"), reason: "BadSetting", note: note.into() };
+        let name = |note| event(&told(note), "node").metadata.name.unwrap();
+        assert_eq!(name("x"), name("x"));
+        assert_ne!(name("x"), name("y"));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::{
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Namespace};
 use kube::{
     Api, Client,
+    api::ListParams,
     core::PartialObjectMeta,
     runtime::reflector::{ObjectRef, Store},
 };
@@ -35,10 +36,14 @@ pub struct Installation {
     _asking: JoinSet<()>,
 }
 
+/// How often, a second apart, a denied agent asks again while it has other rights.
+const TRIES: u32 = 5;
+
 /// What is asked of the API server.
 #[derive(Clone)]
 struct Asked {
     api: Api<DaemonSet>,
+    namespaces: Api<PartialObjectMeta<Namespace>>,
     name: String,
 }
 
@@ -49,7 +54,7 @@ enum Answer {
     Stands,
     /// It is being deleted, or there is none.
     Gone,
-    /// It is not told to this agent (401, 403).
+    /// It is not told to this agent (401, 403), which has no other rights either.
     Denied,
     /// No answer that says anything.
     None,
@@ -64,7 +69,8 @@ impl Installation {
         namespace: String,
         name: String,
     ) -> Self {
-        let asked = Asked { api: Api::namespaced(client, &namespace), name };
+        let asked =
+            Asked { api: Api::namespaced(client.clone(), &namespace), namespaces: Api::all(client), name };
         let may_ask = Arc::new(AtomicBool::new(false));
         let mut asking = JoinSet::new();
         asking.spawn(learn(asked.clone(), Arc::clone(&may_ask)));
@@ -73,7 +79,18 @@ impl Installation {
 
     /// Whether the agent is being uninstalled. Within a few seconds.
     pub async fn is_going(&self) -> bool {
-        let answer = self.asked.ask().await;
+        let mut answer = self.asked.ask().await;
+        // Rights are removed one after the other. Who still has another one has lost this one alone.
+        for _ in 0..TRIES {
+            if answer != Answer::Denied || !self.asked.may_list_namespaces().await {
+                break;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            answer = self.asked.ask().await;
+        }
+        if answer == Answer::Denied && self.asked.may_list_namespaces().await {
+            answer = Answer::None;
+        }
         let namespace = self.namespaces.get(&ObjectRef::new(&self.namespace));
         let namespace_is_going = namespace.is_some_and(|found| found.metadata.deletion_timestamp.is_some());
         let may_ask = self.may_ask.load(Ordering::Relaxed);
@@ -91,6 +108,13 @@ impl Asked {
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => Answer::Denied,
             Ok(Err(_)) | Err(_) => Answer::None,
         }
+    }
+
+    /// Whether the agent still has a right that it was given together with the one to ask.
+    async fn may_list_namespaces(&self) -> bool {
+        timeout(PATIENCE, self.namespaces.list(&ListParams::default().limit(1)))
+            .await
+            .is_ok_and(|list| list.is_ok())
     }
 }
 
@@ -115,8 +139,8 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
 
 /// Whether an agent that gets this answer at its end is being uninstalled.
 ///
-/// What installs an agent also removes its rights, at the same moment as the DaemonSet: so to lose the right to ask,
-/// having had it, is an answer too. Where it is a wrong one, the next agent mirrors anew. A namespace that is deleted
+/// What installs an agent also removes its rights, at the same moment as the DaemonSet: so to lose all rights, having
+/// had them, is an answer too. Where it is a wrong one (a pod that is deleted by force loses them), the next agent mirrors anew. A namespace that is deleted
 /// loses its pods before its DaemonSets.
 const fn is_going(answer: Answer, may_ask: bool, namespace_is_going: bool) -> bool {
     match answer {

@@ -4,13 +4,15 @@ use std::{borrow::Cow, collections::BTreeMap};
 
 use k8s_openapi::api::core::v1::Pod as CorePod;
 use kube::{Resource, core::ObjectMeta};
+use mirror_common::abi::MAX_FILTER_TEXT;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::{
     model::Pod,
-    pods::parse::{self, NETNS_ANNOTATION},
-    select::{OVN_MIRROR, PREFIX},
+    pods::parse,
+    select::{MIRROR, OVN_MIRROR, PREFIX},
+    settings::KEYS,
 };
 
 /// On the API's picture of a static pod, with the same value: the UID by which the kubelet knows it, and that its
@@ -65,26 +67,35 @@ fn pod(object: Value) -> Result<Pod, String> {
     }
     // Whoever may write a pod must not be able to have any namespace of the node mirrored.
     pod.netns = None;
-    pod.annotations.retain(|key, _| is_ours(key) && key != NETNS_ANNOTATION);
+    keep_ours(&mut pod.annotations);
     Ok(pod)
 }
 
+/// Leaves the annotations that we read, no longer than any of them can be: they may have 256 KiB, of each pod.
+fn keep_ours(annotations: &mut BTreeMap<String, String>) {
+    annotations.retain(|key, _| key == OVN_MIRROR || key == MIRROR || is_setting(key));
+    for value in annotations.values_mut() {
+        // What is cut is too long still, and refused.
+        value.truncate(value.floor_char_boundary(2 * MAX_FILTER_TEXT));
+    }
+}
+
+fn is_setting(key: &str) -> bool {
+    key.strip_prefix(PREFIX).is_some_and(|key| KEYS.contains(&key))
+}
+
 /// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too, so it must not look like the
-/// UID of a pod of the API, or a pod could have another one mirrored.
+/// UID of a pod of the API, or a pod could have another one mirrored. (Of two with the same hash neither is believed: `without_twins`.)
 fn static_uid(pod: &Pod) -> Option<String> {
     let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
     let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
     hash.filter(|hash| mirror == Some(hash)).filter(is_hash).cloned()
 }
 
-fn is_ours(key: &str) -> bool {
-    key.starts_with(PREFIX) || key == OVN_MIRROR
-}
-
 /// Leaves of an object's metadata its name, our annotations, and whether it is being deleted.
 pub(super) fn trim(metadata: &mut ObjectMeta) {
-    let annotations: BTreeMap<_, _> =
-        metadata.annotations.take().into_iter().flatten().filter(|(key, _)| is_ours(key)).collect();
+    let mut annotations = metadata.annotations.take().unwrap_or_default();
+    keep_ours(&mut annotations);
     *metadata = ObjectMeta {
         name: metadata.name.take(),
         resource_version: metadata.resource_version.take(),

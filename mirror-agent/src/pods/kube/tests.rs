@@ -67,6 +67,29 @@ fn a_static_pod_has_the_uid_of_its_cgroups() {
 }
 
 #[test]
+fn pods_with_one_uid_are_both_left_out() {
+    let pod = |uid: &str, namespace: &str| Pod {
+        id: PodId { uid: uid.into(), namespace: namespace.into(), name: "a".into() },
+        ..Pod::default()
+    };
+    let pods = without_twins(vec![pod("2", "c"), pod("1", "b"), pod("3", "d"), pod("1", "a")]);
+    assert_eq!(pods, [pod("2", "c"), pod("3", "d")]);
+}
+
+#[test]
+fn of_annotations_no_more_is_kept_than_can_be_right() {
+    let long = "é".repeat(100_000);
+    let annotations = json!({"podmirror.io/rate": long, "podmirror.io/unknown": long, "other": long});
+    let object =
+        decode(json!({"metadata": {"name": "a", "namespace": "b", "uid": "1", "annotations": annotations}}));
+    let annotations = &object.pod().unwrap().annotations;
+    assert_eq!(
+        annotations.iter().map(|(key, value)| (key.as_str(), value.len())).collect::<Vec<_>>(),
+        [("podmirror.io/rate", 2048)]
+    );
+}
+
+#[test]
 fn a_pod_that_has_ended_is_none() {
     for (phase, is_there) in
         [("Pending", true), ("Running", true), ("Unknown", true), ("Succeeded", false), ("Failed", false)]

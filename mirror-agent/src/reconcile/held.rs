@@ -1,0 +1,93 @@
+//! [`Held`]: devices whose ops have failed, and when they are tried again. Pure; the loop calls it.
+//!
+//! One pod that cannot be tapped must not make all others wait, and what fails may make events of its own, which must
+//! not have it tried again at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::time::Instant;
+
+use super::RETRY;
+use crate::model::{IfIndex, Op};
+
+impl Failed {
+    fn covers(&self, ops: &[Op]) -> bool {
+        ops.iter().all(|op| self.ops.contains(op))
+    }
+}
+
+/// The devices that wait.
+#[derive(Default)]
+pub(super) struct Held(BTreeMap<IfIndex, Failed>);
+
+struct Failed {
+    /// What was tried. Those of them that did not fail are not asked for again; something else is tried at once.
+    ops: Vec<Op>,
+    why: BTreeSet<String>,
+    at: Instant,
+    wait: std::time::Duration,
+}
+
+impl Held {
+    /// Why these ops of a device are not tried now, if they are not.
+    pub(super) fn why(&self, ifindex: IfIndex, ops: &[Op], now: Instant) -> Option<&BTreeSet<String>> {
+        let failed = self.0.get(&ifindex)?;
+        (failed.covers(ops) && now < failed.at + failed.wait).then_some(&failed.why)
+    }
+
+    /// The ops of a device failed: it waits, each time twice as long.
+    pub(super) fn failed(&mut self, ifindex: IfIndex, ops: &[Op], why: BTreeSet<String>, now: Instant) {
+        let before = self.0.get(&ifindex).filter(|failed| failed.covers(ops));
+        let wait = before.map_or(RETRY.0, |failed| (failed.wait * 2).min(RETRY.1));
+        self.0.insert(ifindex, Failed { ops: ops.to_vec(), why, at: now, wait });
+    }
+
+    /// Forgets the devices for which there is nothing to do any more.
+    pub(super) fn keep(&mut self, ops: &[Op]) {
+        let busy: BTreeSet<_> = ops.iter().filter_map(Op::ifindex).collect();
+        self.0.retain(|ifindex, _| busy.contains(ifindex));
+    }
+
+    /// When the first of them is tried again.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.0.values().map(|failed| failed.at + failed.wait).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::Program;
+
+    #[test]
+    fn what_fails_waits_longer_and_longer_and_what_changes_is_tried_at_once() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let device = IfIndex(7);
+        let both = [Op::Attach(device, Program::TapEgress), Op::Attach(device, Program::TapIngress)];
+        let attach = [Op::Attach(device, Program::TapIngress)];
+        let detach = [Op::Detach(device, Program::TapIngress)];
+        let why = BTreeSet::from(["no".to_owned()]);
+        let mut held = Held::default();
+        assert_eq!((held.why(device, &attach, start), held.next()), (None, None));
+        held.failed(device, &both, why.clone(), start);
+        assert_eq!(held.why(device, &attach, start), Some(&why), "the other one has succeeded");
+        let mut now = start + ms(100);
+        for wait in [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000] {
+            held.failed(device, &attach, why.clone(), now);
+            assert_eq!(held.next(), Some(now + ms(wait)));
+            assert_eq!(held.why(device, &attach, now + ms(wait - 1)), Some(&why));
+            assert_eq!(held.why(device, &detach, now), None);
+            assert_eq!(held.why(IfIndex(8), &attach, now), None);
+            now += ms(wait);
+            assert_eq!(held.why(device, &attach, now), None);
+        }
+        held.failed(device, &detach, why, now);
+        assert_eq!(held.next(), Some(now + ms(100)));
+        held.keep(&detach);
+        assert!(held.next().is_some());
+        held.keep(&[]);
+        assert_eq!(held.next(), None);
+    }
+}
