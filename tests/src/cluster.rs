@@ -61,7 +61,7 @@ impl Cluster {
         // What test processes have left that were killed; and an agent of an earlier image.
         SWEPT.call_once(|| {
             cluster.kubectl(&format!("delete namespaces -l {LABEL}"));
-            cluster.kubectl(&format!("delete --ignore-not-found -f {}", Self::manifests()));
+            cluster.uninstall();
         });
         cluster.install();
         cluster.host.wait_taps(&[]);
@@ -79,6 +79,13 @@ impl Cluster {
     pub fn install(&self) {
         self.kubectl(&format!("apply -f {}", Self::manifests()));
         self.wait_rolled_out();
+    }
+
+    /// Deletes what [`Cluster::install`] has applied, and waits until the agent has ended.
+    #[track_caller]
+    pub fn uninstall(&self) {
+        self.kubectl(&format!("delete --ignore-not-found -f {}", Self::manifests()));
+        eventually(PATIENCE, || check(self.agent_pid().is_none(), || "the agent still runs".into()));
     }
 
     /// The manifests that are handed out.
@@ -120,13 +127,19 @@ impl Cluster {
     /// `kubectl apply` of an object, in the story's namespace unless it names another.
     #[track_caller]
     pub fn apply(&self, object: &Value) {
+        self.apply_text(&object.to_string());
+    }
+
+    /// The same of objects as text.
+    #[track_caller]
+    pub fn apply_text(&self, objects: &str) {
         let words = "apply -f -";
         let mut command = self.program("kubectl", words);
         let apply = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut apply = apply.spawn().unwrap();
-        apply.stdin.take().unwrap().write_all(object.to_string().as_bytes()).unwrap();
+        apply.stdin.take().unwrap().write_all(objects.as_bytes()).unwrap();
         let output = apply.wait_with_output().unwrap();
-        succeeded("kubectl", words, &output).unwrap_or_else(|error| panic!("{error}: {object:#}"));
+        succeeded("kubectl", words, &output).unwrap_or_else(|error| panic!("{error}: {objects}"));
     }
 
     /// containerd's `ctr` with these words. It must succeed.
@@ -229,8 +242,8 @@ impl Drop for Cluster {
             let pods = self.try_kubectl("get pods,events -A -o wide");
             eprintln!("{}", pods.unwrap_or_else(|error| error));
         }
-        // Pods that take their time over their end would be in the way of the next story.
-        let pods = self.try_kubectl("delete pods --all --force --grace-period=0 --wait=false");
+        // The pods first: the namespace alone would take its time over them.
+        let pods = self.try_kubectl("delete pods --all --wait=false");
         let namespace = self.try_kubectl(&format!("delete namespace {} --wait=false", self.namespace));
         if let Err(error) = pods.and(namespace) {
             eprintln!("the story's namespace stays: {error}");

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use mirror_tests::{AGENT, Cluster, PATIENCE, Pinging, check, eventually};
+use mirror_tests::{AGENT, Cluster, PATIENCE, Pinging};
 
 use crate::{Comparison, MIRROR};
 
@@ -29,8 +29,7 @@ fn uninstalled_it_leaves_nothing_on_the_node() {
     let host = cluster.host();
     let [web, db] = &cluster.pods([("web", Some("true")), ("db", Some("true"))]);
     host.wait_taps(&[&web.device, &db.device]);
-    cluster.kubectl(&format!("delete -f {}", Cluster::manifests()));
-    eventually(PATIENCE, || check(cluster.agent_pid().is_none(), || "the agent still runs".into()));
+    cluster.uninstall();
     assert!(!fs::exists("/sys/fs/bpf/podmirror").unwrap(), "{:?}", host.pins());
     assert!(!host.devices().iter().any(|device| device == MIRROR));
     let state = host.network_state();
@@ -39,7 +38,30 @@ fn uninstalled_it_leaves_nothing_on_the_node() {
         "{state:#?}"
     );
     web.ping(db.ip, 5);
-    // What the story's end takes for granted.
+    // Installed again, it begins anew.
     cluster.install();
     host.wait_taps(&[&web.device, &db.device]);
+}
+
+#[test]
+fn without_one_of_its_rights_it_copies_nothing_and_says_why() {
+    let cluster = &Cluster::new("wanting");
+    let host = cluster.host();
+    let [_web] = &cluster.pods([("web", Some("true"))]);
+    let manifests = fs::read_to_string(Cluster::manifests()).unwrap();
+    for (right, complaint) in [
+        ("NET_ADMIN", "cannot create the dummy device"),
+        ("SYS_ADMIN", "cannot load the eBPF object"),
+        ("SYS_PTRACE", "NetnsUnreadable"),
+    ] {
+        cluster.uninstall();
+        let line = format!("              - {right}\n");
+        assert_eq!(manifests.matches(&line).count(), 1, "{right}");
+        cluster.apply_text(&manifests.replace(&line, ""));
+        cluster.wait_agent_log(PATIENCE, &[complaint]);
+        let is_mirrored =
+            host.devices().iter().any(|device| device == MIRROR) && !host.status().taps.is_empty();
+        assert!(!is_mirrored, "without {right}");
+    }
+    cluster.uninstall();
 }

@@ -6,7 +6,7 @@ use std::{env, path::Path, process::Command};
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum as _;
 
-use super::{Cni, Lock, Mode, binaries::Binaries, down, images, state, up};
+use super::{Cni, Lock, Mode, binaries::Binaries, control::kubectl, down, images, state, up};
 use crate::{
     apt,
     image::{self, Arch, Image},
@@ -57,7 +57,8 @@ fn bring_up(cni: Cni) -> Result<()> {
 }
 
 fn stories(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) -> Result<()> {
-    images::import(&Binaries::locate()?, &image.archive)?;
+    let binaries = Binaries::locate()?;
+    images::import(&binaries, &image.archive)?;
     test.env("KUBECONFIG", Path::new(state::KUBECONFIG)).env("MIRROR_AGENT", &image.agent);
     // The tests stop components of the node, and have it bring them back.
     test.env("MIRROR_XTASK", env::current_exe()?).args(["--", "--test-threads=1"]);
@@ -65,5 +66,10 @@ fn stories(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) -> 
         test.args(ANY_WIRING.iter().flat_map(|story| ["--skip", story]));
     }
     step(&format!("stories on a node with the CNI plugin {}", Mode::Node(cni)));
-    test.args(arguments).run()
+    let outcome = test.args(arguments).run();
+    // With the agent goes what it has put on this machine.
+    let mut uninstall = kubectl(&binaries);
+    uninstall.args(["delete", "--ignore-not-found", "--filename"]);
+    let uninstalled = uninstall.arg(workspace::root().join("deploy/rendered/podmirror.yaml")).run();
+    outcome.and(uninstalled)
 }
