@@ -26,15 +26,15 @@ use nix::{
 
 const PODS: usize = 250;
 /// Starts on a node without a tap.
-const FRESH_STARTS: usize = 1;
+const FRESH_STARTS: usize = 3;
 /// Starts on a node where an earlier agent has left its taps.
-const RESTARTS: usize = 3;
+const RESTARTS: usize = 11;
 /// The pod whose annotation is changed, so often. All others have this filter.
 const CHANGED: usize = PODS / 2;
 const FILTER: &str = "tcp port 443 and not net 10.0.0.0/8";
-const CHANGES: usize = 40;
+const CHANGES: usize = 150;
 /// Long enough for one tick of the loop (60 s).
-const IDLE: Duration = Duration::from_secs(6);
+const IDLE: Duration = Duration::from_secs(65);
 /// How often a pod comes, how long it stays, and how many come.
 const CHURN: (Duration, usize, usize) = (Duration::from_millis(100), 20, 100);
 /// How long anything here may take.
@@ -107,7 +107,7 @@ fn changes(node: &mut Node, agent: &Agent) {
         node.annotate(CHANGED, "false");
         let gone = "no longer mirroring";
         eventually(PATIENCE, || check(agent.log_with(&[gone]).len() > change, || format!("no {gone:?}")));
-        // The agent is still at work at the hooks; and what was copied is not yet read.
+        // No rhythm of the agent's or the kernel's; and what was copied before is not for the next change.
         thread::sleep(Duration::from_millis(60 + (change as u64 * 7) % 40));
         while mirror.receive(&mut [0; 64], Duration::from_micros(1)).is_ok() {}
 
