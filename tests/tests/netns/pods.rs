@@ -1,6 +1,6 @@
 //! Pods come, change and go; the file that tells of them breaks and heals.
 
-use std::fs;
+use std::{fs, thread, time::Duration};
 
 use mirror_tests::{
     Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, PodSpec, PodsFile, Status, TapStatus, check,
@@ -212,7 +212,12 @@ fn want_of_file_descriptors_costs_no_pod_its_tap() {
     // One more it may open: enough to see that a NIC has come, too few to look at it.
     let pid = agent.pid();
     let is_free = |number: &u32| !fs::exists(format!("/proc/{pid}/fd/{number}")).unwrap();
-    let first_free = (0..).find(is_free).unwrap();
+    // Between two rounds, in which some more are open.
+    let look = |_| {
+        thread::sleep(Duration::from_millis(5));
+        (0..).find(is_free).unwrap()
+    };
+    let first_free = (0..100).map(look).min().unwrap();
     lab.node().run(&format!("prlimit --pid {pid} --nofile={}:", first_free + 1));
     web.add_nic(&lab, "br0");
     let path = web.netns().path().to_str().unwrap();
