@@ -127,19 +127,18 @@ impl Cluster {
     /// `kubectl apply` of an object, in the story's namespace unless it names another.
     #[track_caller]
     pub fn apply(&self, object: &Value) {
-        self.apply_text(&object.to_string());
+        self.kubectl_with("apply -f -", &object.to_string());
     }
 
-    /// The same of objects as text.
+    /// As [`Cluster::kubectl`], with text for `-f -`.
     #[track_caller]
-    pub fn apply_text(&self, objects: &str) {
-        let words = "apply -f -";
+    pub fn kubectl_with(&self, words: &str, input: &str) -> String {
         let mut command = self.program("kubectl", words);
-        let apply = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut apply = apply.spawn().unwrap();
-        apply.stdin.take().unwrap().write_all(objects.as_bytes()).unwrap();
-        let output = apply.wait_with_output().unwrap();
-        succeeded("kubectl", words, &output).unwrap_or_else(|error| panic!("{error}: {objects}"));
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut kubectl = command.spawn().unwrap();
+        kubectl.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = kubectl.wait_with_output().unwrap();
+        succeeded("kubectl", words, &output).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// containerd's `ctr` with these words. It must succeed.

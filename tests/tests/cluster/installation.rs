@@ -57,7 +57,7 @@ fn without_one_of_its_rights_it_copies_nothing_and_says_why() {
         cluster.uninstall();
         let line = format!("              - {right}\n");
         assert_eq!(manifests.matches(&line).count(), 1, "{right}");
-        cluster.apply_text(&manifests.replace(&line, ""));
+        cluster.kubectl_with("apply -f -", &manifests.replace(&line, ""));
         cluster.wait_agent_log(PATIENCE, &[complaint]);
         let is_mirrored =
             host.devices().iter().any(|device| device == MIRROR) && !host.status().taps.is_empty();
