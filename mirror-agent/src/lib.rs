@@ -18,6 +18,7 @@ pub mod links;
 pub mod metrics;
 pub mod mirror_iface;
 pub mod model;
+pub mod notes;
 pub mod plan;
 pub mod pods;
 pub mod reconcile;

@@ -259,6 +259,8 @@ pub struct Status {
     pub mirror: Mirror,
     /// The taps.
     pub taps: Vec<TapStatus>,
+    /// What the running agent adds; `None`: none runs.
+    pub notes: Option<serde_json::Value>,
 }
 
 impl Status {

@@ -87,6 +87,7 @@ const FORBIDDEN: &[Forbidden] = &[
             "mirror-agent/src/metrics.rs",
             "mirror-agent/src/health.rs",
             "mirror-agent/src/report.rs",
+            "mirror-agent/src/notes.rs",
         ],
         paths: &[
             "nix",

@@ -10,6 +10,7 @@ use crate::{
     links::netlink::Netlink,
     metrics::LoopMetrics,
     mirror_iface::MirrorIface,
+    notes,
     pods::NoPods,
     reconcile::Reconciler,
     select::Policy,
@@ -22,7 +23,9 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let (settings, limits) = settings.settings()?;
     let stop = stop_signal()?;
     let pins = Pins::new(&bpffs);
-    let mut dataplane = Bpf::load(pins.clone(), pins.claim()?, attach)?;
+    let lock = pins.claim()?;
+    let socket = lock.socket()?;
+    let mut dataplane = Bpf::load(pins.clone(), lock, attach)?;
     let installed = dataplane.observe().await?;
     if installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some())) {
         bail!(
@@ -35,6 +38,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let policy =
         Policy { mirror_iface, interfaces, interface_directions: direction, settings, ..Policy::default() };
     let mut reconciler = Reconciler::new(NoPods, links, dataplane, policy, mirror, LoopMetrics::new()?);
+    notes::serve(socket, reconciler.reports())?;
     info!("mirroring until Ctrl-C");
     let outcome = reconciler.run(stop).await;
     // Also after a refusal, which may leave pinned maps. The reconciler, and with it the lock, lives until the end.

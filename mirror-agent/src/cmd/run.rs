@@ -10,6 +10,7 @@ use crate::{
     links::netlink::Netlink,
     metrics::{LoopMetrics, Metrics},
     mirror_iface::MirrorIface,
+    notes,
     pods::{
         PodSource,
         file::PodFile,
@@ -65,6 +66,7 @@ async fn follow(
         Listen::Off => None,
         Listen::At(address) => Some(admin::listen(address).await?),
     };
+    let socket = lock.socket()?;
     let dataplane = Bpf::load(pins.clone(), lock, attach)?;
     let method = dataplane.method().name();
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
@@ -83,6 +85,7 @@ async fn follow(
     let mut reconciler = Reconciler::new(pods, links, dataplane, policy, mirror, metrics.clone());
     let reports = reconciler.reports();
     tell(reports.clone());
+    notes::serve(socket, reports.clone())?;
     if let Some(listener) = listener {
         let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?)?;
         info!(listen = %listener.local_addr()?, "serving /healthz, /readyz and /metrics");

@@ -1,4 +1,4 @@
-//! `mirror-agent status`: taps, sessions and counters, read from the pinned maps.
+//! `mirror-agent status`: taps, sessions and counters, read from the pinned maps; and what the running agent adds.
 //!
 //! Needs no running agent and changes nothing.
 
@@ -17,6 +17,7 @@ use crate::{
     links::{LinkTable as _, netlink::Netlink},
     mirror_iface::MirrorIface,
     model::{Ended, Program},
+    notes::{self, NotMirrored, Notes},
     settings::{Settings, Share},
 };
 
@@ -28,6 +29,8 @@ struct Status {
     agent_running: bool,
     mirror: Mirror,
     taps: Vec<Tap>,
+    /// What the agent knows besides; `null` where none runs.
+    notes: Option<Notes>,
 }
 
 #[derive(Debug, Serialize)]
@@ -182,16 +185,18 @@ async fn read(pins: &Pins) -> anyhow::Result<Status> {
             counters: counts.into_iter().map(Counter::from).collect(),
         });
     }
+    let agent = Pins::connect();
     Ok(Status {
         version: env!("PODMIRROR_VERSION"),
-        agent_running: Pins::is_locked(),
+        agent_running: agent.is_some(),
         mirror: Mirror { name: target.name, ifindex: target.ifindex.map(|ifindex| ifindex.0), up: target.up },
         taps,
+        notes: agent.and_then(notes::read),
     })
 }
 
 fn table(status: &Status) -> String {
-    let Status { version, agent_running, mirror, taps } = status;
+    let Status { version, agent_running, mirror, taps, notes } = status;
     let state = match mirror.ifindex {
         None => "missing".to_owned(),
         Some(ifindex) if mirror.up => format!("up, ifindex {ifindex}"),
@@ -234,7 +239,28 @@ fn table(status: &Status) -> String {
             text.push_str(&format!("\n{}: {}\n", tap.device, words.join(", ")));
         }
     }
+    if let Some(notes) = notes {
+        text.push_str(&told(notes));
+    }
     text
+}
+
+/// What is not as somebody wanted it.
+fn told(notes: &Notes) -> String {
+    let Notes { not_mirrored, bad_annotations, failures } = notes;
+    let row = |what: &str, about: &str, why: &str| [what, about, why].map(str::to_owned).to_vec();
+    let mut rows = Vec::new();
+    for NotMirrored { pod, nic, reason, message } in not_mirrored {
+        let about = [pod.as_deref(), nic.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(" ");
+        rows.push(row(reason, &about, message));
+    }
+    rows.extend(bad_annotations.iter().map(|bad| row("BadAnnotation", &bad.pod, &bad.message)));
+    rows.extend(failures.iter().map(|failure| row("failed", "-", failure)));
+    if rows.is_empty() {
+        return String::new();
+    }
+    rows.insert(0, row("NOT MIRRORED", "POD", "WHY"));
+    format!("\n{}", columns(&rows))
 }
 
 /// Left-justified columns, two spaces apart.

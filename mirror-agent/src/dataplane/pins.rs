@@ -52,8 +52,15 @@ const AGENT_SOCKET: &str = "podmirror-agent";
 /// when dropped or when the process ends.
 #[derive(Debug)]
 pub struct PinsLock {
-    _agent: UnixListener,
+    agent: UnixListener,
     _file: Option<Flock<File>>,
+}
+
+impl PinsLock {
+    /// The socket on which others find that there is an agent.
+    pub fn socket(&self) -> io::Result<UnixListener> {
+        self.agent.try_clone()
+    }
 }
 
 impl Pins {
@@ -154,13 +161,13 @@ impl Pins {
                 return Err(errno).with_context(|| format!("cannot lock {}", self.root.display()));
             }
         };
-        Ok(PinsLock { _agent: agent, _file: file })
+        Ok(PinsLock { agent, _file: file })
     }
 
-    /// Whether somebody in this network namespace has the lock.
-    pub fn is_locked() -> bool {
-        SocketAddr::from_abstract_name(AGENT_SOCKET)
-            .is_ok_and(|address| UnixStream::connect_addr(&address).is_ok())
+    /// A connection to whoever in this network namespace has the lock; `None`: nobody.
+    pub fn connect() -> Option<UnixStream> {
+        let address = SocketAddr::from_abstract_name(AGENT_SOCKET).ok()?;
+        UnixStream::connect_addr(&address).ok()
     }
 
     /// Removes the directories of all versions and whatever is pinned there.

@@ -158,6 +158,17 @@ fn a_broken_filter_is_told_once_and_its_pod_is_not_mirrored() {
     for part in ["WARN", FILTER, "tcp prot 80", "prot", "at byte 4"] {
         assert!(line.contains(part), "no {part:?} in {line}");
     }
+    // Whoever asks is told the same.
+    let told = lab.status().notes.unwrap()["not_mirrored"].clone();
+    let message = told[0]["message"].as_str().unwrap();
+    assert!(message.contains("tcp prot 80") && message.contains("at byte 4"), "{message}");
+    let expected = serde_json::json!(
+        [{"pod": "default/web", "nic": null, "reason": "BadSetting", "message": message}]
+    );
+    assert_eq!(told, expected);
+    let table = lab.agent_exit(&["status"]).stdout;
+    let row = table.lines().find(|line| line.starts_with("BadSetting")).unwrap_or_else(|| panic!("{table}"));
+    assert!(row.contains("default/web") && row.ends_with(message), "{table}");
     // The other pod is mirrored as if nothing were wrong, also while the broken one is mended and broken again.
     let (inside, mirror) = (Inside::of(db), Capture::start(lab.node(), MIRROR));
     talk(db, web);

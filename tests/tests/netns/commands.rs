@@ -212,7 +212,8 @@ fn status_tells_the_same_with_and_without_an_agent() {
     }
     agent.stop();
     let stopped = lab.status();
-    assert!(!stopped.agent_running);
+    assert_eq!((stopped.agent_running, stopped.notes), (false, None));
+    assert!(running.notes.is_some());
     assert_eq!((&stopped.mirror, &stopped.taps), (&running.mirror, &running.taps));
     let table = lab.agent_exit(&["status"]).stdout;
     assert!(table.contains("not running"), "{table}");
