@@ -130,7 +130,7 @@ impl Lab {
             }
         }
         for words in ["-o link show", "-o address show", "route show table all"] {
-            state.extend(self.node.ip(words).lines().map(str::to_owned));
+            state.extend(self.node.ip(words).lines().map(without_carrier));
         }
         state
     }
@@ -160,6 +160,14 @@ impl Lab {
         pins.sort();
         pins
     }
+}
+
+/// A line of `ip` without what the kernel finds out by itself, and writes up to a second later (linkwatch).
+fn without_carrier(line: &str) -> String {
+    let line = line.replace(",LOWER_UP", "").replace("NO-CARRIER,", "");
+    ["UNKNOWN", "UP", "DOWN", "LOWERLAYERDOWN", "DORMANT"]
+        .iter()
+        .fold(line, |line, state| line.replace(&format!(" state {state} "), " "))
 }
 
 /// Removes what test processes have left that were killed, so that they could not remove it themselves.
