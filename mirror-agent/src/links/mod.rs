@@ -25,6 +25,8 @@ use crate::model::{IfIndex, LinkSnapshot};
 pub const ALIAS: &str = "podmirror";
 
 /// A change of the mirror interface, decided by [`crate::mirror_iface`].
+///
+/// To change a device that has gone is not an error: the next snapshot tells that it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkChange {
     /// Makes a dummy device, or a veth pair where the kernel has no dummy driver: no ARP, no multicast, no IPv6
@@ -44,7 +46,7 @@ pub enum LinkChange {
     /// Switches those offloads of a device on or off that can be (see [`crate::model::Offloads`]). An error if one of
     /// them does not follow.
     SetOffloads(IfIndex, bool),
-    /// Deletes a device, and with it the other end of a veth pair. Not an error if it has gone already.
+    /// Deletes a device, and with it the other end of a veth pair.
     Delete(IfIndex),
 }
 

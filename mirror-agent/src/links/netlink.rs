@@ -73,7 +73,14 @@ impl LinkTable for Netlink {
             // First, because the kernel gives a pod's namespace its id when it describes the host end of its veth.
             let mut host = dump(handle).await?;
             if let Some(mirror) = host.values_mut().find(|link| Some(&link.name) == self.mirror.as_ref()) {
-                mirror.offloads = offloads::read(&mirror.name);
+                let offloads = offloads::read(&mirror.name);
+                let ifindex = mirror.ifindex;
+                // It was deleted after it was listed.
+                let is_gone = offloads.as_ref().is_err_and(is_gone);
+                mirror.offloads = offloads.ok();
+                if is_gone {
+                    host.remove(&ifindex);
+                }
             }
             let pods = self.inside.read(handle, &host, pods).await?;
             Ok(LinkSnapshot { host, pods })
@@ -83,7 +90,7 @@ impl LinkTable for Netlink {
     }
 
     async fn apply(&mut self, change: &LinkChange) -> anyhow::Result<()> {
-        serve(connect()?, async |handle| match change {
+        let done = serve(connect()?, async |handle| match change {
             LinkChange::CreateMirror { name, mtu, offloads } => {
                 create::mirror(handle, name, *mtu, *offloads).await
             }
@@ -99,26 +106,32 @@ impl LinkTable for Netlink {
                     format!("cannot set the MTU of the device with index {ifindex} to {mtu}")
                 })
             }
-            LinkChange::SetOffloads(ifindex, on) => {
-                let links = dump(handle).await?;
-                let link =
-                    links.get(ifindex).with_context(|| format!("there is no device with index {ifindex}"))?;
-                offloads::switch(&link.name, *on)
-            }
+            LinkChange::SetOffloads(ifindex, on) => match dump(handle).await?.get(ifindex) {
+                Some(link) => offloads::switch(&link.name, *on),
+                None => Ok(()),
+            },
             LinkChange::Delete(ifindex) => {
-                match handle.link().del(ifindex.0).execute().await.map_err(os_error) {
-                    Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
-                    done => done.with_context(|| format!("cannot delete the device with index {ifindex}")),
-                }
+                let done = handle.link().del(ifindex.0).execute().await.map_err(os_error);
+                done.with_context(|| format!("cannot delete the device with index {ifindex}"))
             }
         })
-        .await
+        .await;
+        let is_made = matches!(change, LinkChange::CreateMirror { .. });
+        match done {
+            Err(error) if !is_made && error.downcast_ref().is_some_and(is_gone) => Ok(()),
+            done => done,
+        }
     }
 
     async fn changed(&mut self) {
         // A `Notify` keeps one wake-up for whoever comes late, and takes it back from one who is cancelled.
         self.changed.notified().await;
     }
+}
+
+/// Whether there is no such device, or not any more.
+fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENODEV)
 }
 
 /// A connection that does the work while it is polled, and the handle to ask through.

@@ -18,10 +18,10 @@ const ETHTOOL_SFEATURES: u32 = 0x3b;
 const ETH_SS_FEATURES: u32 = 4;
 const ETH_GSTRING_WORDS: usize = 32 / 4;
 
-/// The offloads of `device`; `None` if they cannot be read, which is an error only where they are to be switched.
-pub(super) fn read(device: &str) -> Option<Offloads> {
+/// The offloads of `device`.
+pub(super) fn read(device: &str) -> io::Result<Offloads> {
     let features = Device::open(device).and_then(|device| device.features());
-    features.ok().map(|features| offloads(&features))
+    features.map(|features| offloads(&features))
 }
 
 /// Switches the offloads of `device` that can be switched.

@@ -155,7 +155,10 @@ fn the_mirror_interface_has_no_offloads_after_it_was_deleted_or_given_them() {
     eventually(SOON, || offloads_are(lab, MIRROR, false));
     shown_as_on_a_wire(node, MIRROR);
     assert_eq!(lab.status().mirror.ifindex, status.mirror.ifindex);
-    assert_eq!(agent.log_with(&["WARN"]).len() + agent.log_with(&["ERROR"]).len(), 0, "{:#?}", agent.log());
+    // A round that was just under way may have found no mirror interface; nothing else was wrong.
+    let unwelcome = ["WARN", "ERROR"].map(|level| agent.log_with(&[level])).concat();
+    let unwelcome: Vec<_> = unwelcome.iter().filter(|line| !line.contains("is gone")).collect();
+    assert!(unwelcome.is_empty(), "{unwelcome:#?}");
 }
 
 #[test]
