@@ -11,7 +11,7 @@ mod object;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Debug,
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
@@ -40,7 +40,7 @@ use tracing::{debug, info, warn};
 
 use self::{installation::Installation, object::PodObject};
 use super::{PodSource, SourceState};
-use crate::model::Pod;
+use crate::model::{Pod, PodId};
 
 /// The server ends a watch after this time, and one that is silent for longer is dead: so an API server that was cut
 /// off without a word is noticed after a good minute. It is seconds, as the API takes it.
@@ -77,6 +77,8 @@ pub struct KubePods {
     pods: Store<PodObject>,
     namespaces: Store<PartialObjectMeta<Namespace>>,
     shared: Arc<Shared>,
+    /// Those of which it was told that they have the same UID.
+    twins: Mutex<BTreeSet<PodId>>,
     /// They end with this value.
     _watches: JoinSet<()>,
 }
@@ -126,7 +128,7 @@ impl KubePods {
             problem: |_| None,
         };
         watches.spawn(follow_namespaces.run(watcher::Config::default()));
-        Self { pods, namespaces, shared, _watches: watches }
+        Self { pods, namespaces, shared, twins: Mutex::default(), _watches: watches }
     }
 
     /// The DaemonSet `name` in `namespace` that this agent is a pod of.
@@ -152,7 +154,13 @@ impl PodSource for KubePods {
             Some(pod)
         };
         let pods = self.pods.state().into_iter().filter_map(with_inherited).collect();
-        Some(without_twins(pods).into())
+        let (pods, twins) = without_twins(pods);
+        let mut told = self.twins.lock().unwrap_or_else(PoisonError::into_inner);
+        for PodId { uid, namespace, name } in twins.difference(&told) {
+            warn!(pod = %format_args!("{namespace}/{name}"), uid, "not mirrored: another pod says that it has the same UID");
+        }
+        *told = twins;
+        Some(pods.into())
     }
 
     async fn changed(&mut self) {
@@ -164,16 +172,16 @@ impl PodSource for KubePods {
     }
 }
 
-/// The pods in an order (the store has none, and of two claims to a device the first one wins), without those that have
-/// the same UID: one of them says falsely that it is the picture of a static pod, and nobody can tell which.
-fn without_twins(mut pods: Vec<Pod>) -> Vec<Pod> {
+/// The pods in an order (the store has none, and of two claims to a device the first one wins), and apart from them those
+/// that have the same UID: one of them says falsely that it is the picture of a static pod, and nobody can tell which.
+fn without_twins(mut pods: Vec<Pod>) -> (Vec<Pod>, BTreeSet<PodId>) {
     let mut times = BTreeMap::<_, u32>::new();
     for pod in &pods {
         *times.entry(pod.id.uid.clone()).or_default() += 1;
     }
-    pods.retain(|pod| times.get(&pod.id.uid) == Some(&1));
+    let twins = pods.extract_if(.., |pod| times.get(&pod.id.uid) != Some(&1)).map(|pod| pod.id).collect();
     pods.sort_by(|a, b| a.id.cmp(&b.id));
-    pods
+    (pods, twins)
 }
 
 /// What the two watches have in common.

@@ -110,9 +110,9 @@ fn choose_pod<'a>(
     let inherited = read(Place::Namespace, MIRROR);
     let asked = ours.or(ovn).or(inherited);
     let default = policy.enable_mirror.then_some(Directions::Both);
-    let is_in_vain = matches!(asked, Some(Some(_)));
+    let asks = matches!(asked, Some(Some(_)));
     if policy.exclude_namespaces.contains(&pod.id.namespace) {
-        return if is_in_vain { Err(Why::NamespaceExcluded) } else { Ok(None) };
+        return if asks { Err(Why::NamespaceExcluded) } else { Ok(None) };
     }
     if policy.allow_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(&pod.id.namespace)) {
         // Nothing that a pod's author writes counts here, but that a pod is left out.

@@ -26,6 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How long to wait before asking again, until there is a first answer.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
+/// How often, a second apart, an agent asks that is denied the answer but has other rights.
+const TRIES: u32 = 5;
+
 /// The DaemonSet of this agent.
 pub struct Installation {
     asked: Asked,
@@ -35,9 +38,6 @@ pub struct Installation {
     may_ask: Arc<AtomicBool>,
     _asking: JoinSet<()>,
 }
-
-/// How often, a second apart, a denied agent asks again while it has other rights.
-const TRIES: u32 = 5;
 
 /// What is asked of the API server.
 #[derive(Clone)]
@@ -79,18 +79,7 @@ impl Installation {
 
     /// Whether the agent is being uninstalled. Within a few seconds.
     pub async fn is_going(&self) -> bool {
-        let mut answer = self.asked.ask().await;
-        // Rights are removed one after the other. Who still has another one has lost this one alone.
-        for _ in 0..TRIES {
-            if answer != Answer::Denied || !self.asked.may_list_namespaces().await {
-                break;
-            }
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            answer = self.asked.ask().await;
-        }
-        if answer == Answer::Denied && self.asked.may_list_namespaces().await {
-            answer = Answer::None;
-        }
+        let answer = self.asked.ask_for_good().await;
         let namespace = self.namespaces.get(&ObjectRef::new(&self.namespace));
         let namespace_is_going = namespace.is_some_and(|found| found.metadata.deletion_timestamp.is_some());
         let may_ask = self.may_ask.load(Ordering::Relaxed);
@@ -105,17 +94,34 @@ impl Asked {
         match timeout(PATIENCE, self.api.get_metadata_opt(&self.name)).await {
             Ok(Ok(Some(found))) if found.metadata.deletion_timestamp.is_none() => Answer::Stands,
             Ok(Ok(_)) => Answer::Gone,
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => Answer::Denied,
+            Ok(Err(error)) if is_denial(&error) => Answer::Denied,
             Ok(Err(_)) | Err(_) => Answer::None,
         }
     }
 
-    /// Whether the agent still has a right that it was given together with the one to ask.
-    async fn may_list_namespaces(&self) -> bool {
-        timeout(PATIENCE, self.namespaces.list(&ListParams::default().limit(1)))
-            .await
-            .is_ok_and(|list| list.is_ok())
+    /// Rights are removed one after the other: so who is denied this one, and not all of them, asks again.
+    async fn ask_for_good(&self) -> Answer {
+        for _ in 0..TRIES {
+            match self.ask().await {
+                Answer::Denied if !self.is_denied_namespaces().await => {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                answer => return answer,
+            }
+        }
+        Answer::None
     }
+
+    /// Whether the API server says that a right is gone that was given together with the one to ask. No answer says
+    /// nothing.
+    async fn is_denied_namespaces(&self) -> bool {
+        let listed = timeout(PATIENCE, self.namespaces.list(&ListParams::default().limit(1))).await;
+        matches!(listed, Ok(Err(error)) if is_denial(&error))
+    }
+}
+
+fn is_denial(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403))
 }
 
 /// Asks until there is an answer.
@@ -140,8 +146,8 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
 /// Whether an agent that gets this answer at its end is being uninstalled.
 ///
 /// What installs an agent also removes its rights, at the same moment as the DaemonSet: so to lose all rights, having
-/// had them, is an answer too. Where it is a wrong one (a pod that is deleted by force loses them), the next agent mirrors anew. A namespace that is deleted
-/// loses its pods before its DaemonSets.
+/// had them, is an answer too. Where it is a wrong one (a pod that is deleted by force loses them), the next agent
+/// mirrors anew. A namespace that is deleted loses its pods before its DaemonSets.
 const fn is_going(answer: Answer, may_ask: bool, namespace_is_going: bool) -> bool {
     match answer {
         Answer::Stands | Answer::None => namespace_is_going,

@@ -6,7 +6,6 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::model::PodId;
 
 fn decode(object: serde_json::Value) -> PodObject {
     serde_json::from_value(object).unwrap()
@@ -72,8 +71,9 @@ fn pods_with_one_uid_are_both_left_out() {
         id: PodId { uid: uid.into(), namespace: namespace.into(), name: "a".into() },
         ..Pod::default()
     };
-    let pods = without_twins(vec![pod("2", "c"), pod("1", "b"), pod("3", "d"), pod("1", "a")]);
+    let (pods, twins) = without_twins(vec![pod("2", "c"), pod("1", "b"), pod("3", "d"), pod("1", "a")]);
     assert_eq!(pods, [pod("2", "c"), pod("3", "d")]);
+    assert_eq!(twins, [pod("1", "a").id, pod("1", "b").id].into());
 }
 
 #[test]
