@@ -1,8 +1,8 @@
 //! The agent on a node with many pods: how soon it taps, how soon a change takes effect, its memory, its CPU time. Run
 //! by `cargo xtask bench scale`. Prints, and a person reads.
 //!
-//! A pod is a network namespace and a veth; the agent is told of it by a file, so that the figures are its own and not
-//! an API server's. What depends on the source of pods is in `Node`.
+//! A pod is an object of a real API server, a network namespace with a veth, and a process in a cgroup: all that the
+//! agent sees of one. What depends on how pods are made is in `Node`.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
@@ -10,6 +10,9 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{BufRead as _, BufReader},
+    net::{SocketAddr, TcpStream},
+    process::{Child, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,11 +21,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mirror_tests::{Agent, AttachMode, FrameSocket, Lab, Netns, PodSpec, PodsFile, check, eventually};
+use mirror_tests::{Agent, Answer, Api, AttachMode, Container, FrameSocket, Lab, Netns, check, eventually};
 use nix::{
     time::{clock_getcpuclockid, clock_gettime},
     unistd::Pid,
 };
+use serde_json::json;
 
 const PODS: usize = 250;
 /// Starts on a node without a tap.
@@ -46,14 +50,13 @@ fn main() {
     for number in 0..PODS {
         node.add(number);
     }
-    node.tell();
     println!("{PODS} pods on one node, {}", node.mode.name());
     println!("{:<58} {:>8} {:>8} {:>8} {:>4}", "", "median", "99 %", "worst", "n");
     starts(&node);
 
     let agent = node.start();
     node.wait_until_ready();
-    changes(&mut node, &agent);
+    changes(&node, &agent);
     memory("memory (RSS) after that", &agent);
     let cpu = node.cpu_while(&agent, |_| thread::sleep(IDLE));
     println!("CPU while nothing happens for {} s: {:.3} % of a core", IDLE.as_secs(), cpu * 100.0);
@@ -95,11 +98,11 @@ fn starts(node: &Node) {
     tell("restart to its programs at all hooks, ms", again);
 }
 
-/// How soon the annotation of a pod takes effect, seen from its packets.
-fn changes(node: &mut Node, agent: &Agent) {
+/// How soon the annotation of a pod takes effect: from the request for it to the pod's packets.
+fn changes(node: &Node, agent: &Agent) {
     let mirror = node.lab.node().listener("mirror0");
     let _senders = [
-        Sender::start(node.pods[&CHANGED].0.sender("eth0"), Way::FromPod),
+        Sender::start(node.pods[&CHANGED].netns.sender("eth0"), Way::FromPod),
         Sender::start(node.lab.node().sender(&device(CHANGED)), Way::ToPod),
     ];
     let (mut first, mut both) = (Vec::new(), Vec::new());
@@ -135,20 +138,26 @@ fn churn(node: &mut Node) {
     for turn in 0..count {
         node.add(PODS + turn);
         if let Some(old) = turn.checked_sub(stay) {
-            node.pods.remove(&(PODS + old));
+            node.remove(PODS + old);
         }
-        node.tell();
         thread::sleep((every * (turn as u32 + 1)).saturating_sub(start.elapsed()));
     }
     println!("{count} pods have come in {:.1} s", start.elapsed().as_secs_f64());
 }
 
-/// The node, its pods, and how the agent learns of them.
+/// A node of a real API server, and its pods.
 struct Node {
-    lab: Lab,
+    pods: BTreeMap<usize, Pod>,
+    proxy: Proxy,
+    api: Api,
     mode: AttachMode,
-    file: PodsFile,
-    pods: BTreeMap<usize, (Netns, PodSpec)>,
+    lab: Lab,
+}
+
+/// All that the agent sees of a pod. The process goes first.
+struct Pod {
+    _process: Container,
+    netns: Netns,
 }
 
 impl Node {
@@ -157,8 +166,8 @@ impl Node {
         // Nothing is sent but by the bench.
         lab.node().sysctl("ipv6/conf/default/disable_ipv6", "1");
         let mode = if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact };
-        let file = PodsFile::new(&lab, &[]);
-        Self { lab, mode, file, pods: BTreeMap::new() }
+        let api = Api::new(&lab, "bench-scale");
+        Self { pods: BTreeMap::new(), proxy: Proxy::start(&api), api, mode, lab }
     }
 
     /// Makes a pod that is to be mirrored.
@@ -168,30 +177,36 @@ impl Node {
         let host = device(number);
         self.lab.node().ip(&format!("link add {host} up type veth peer name eth0 netns {}", netns.name()));
         netns.ip("link set eth0 up");
-        let path = netns.path().to_str().unwrap().to_owned();
-        let spec = PodSpec::named(&format!("pod{number}")).annotated("podmirror.io/netns", &path);
-        let mut spec = spec.mirror("true");
-        if number != CHANGED {
-            spec = spec.annotated("podmirror.io/filter", FILTER);
-        }
-        self.pods.insert(number, (netns, spec));
+        let filter = (number != CHANGED).then_some(("podmirror.io/filter", FILTER));
+        let annotations: Vec<_> = [("podmirror.io/mirror", "true")].into_iter().chain(filter).collect();
+        let object = self.api.object(&name(number), &annotations);
+        let made = self.ask("POST", "", "application/json", &object.to_string());
+        let made: serde_json::Value = serde_json::from_str(&made).unwrap();
+        let uid = made["metadata"]["uid"].as_str().unwrap();
+        let process = self.lab.container(&netns, &format!("kubepods/burstable/pod{uid}/1"));
+        self.pods.insert(number, Pod { _process: process, netns });
     }
 
-    /// Changes a pod's annotation, and tells the agent.
-    fn annotate(&mut self, number: usize, value: &str) {
-        let (_, spec) = self.pods.get_mut(&number).unwrap();
-        *spec = spec.clone().mirror(value);
-        self.tell();
+    /// Takes a pod away.
+    fn remove(&mut self, number: usize) {
+        self.ask("DELETE", &format!("/{}", name(number)), "application/json", "");
+        self.pods.remove(&number);
     }
 
-    /// Tells the agent of the pods as they are now.
-    fn tell(&self) {
-        let specs: Vec<_> = self.pods.values().map(|(_, spec)| spec.clone()).collect();
-        self.file.write(&specs);
+    /// Changes a pod's annotation.
+    fn annotate(&self, number: usize, value: &str) {
+        let patch = json!({ "metadata": { "annotations": { "podmirror.io/mirror": value } } });
+        let path = format!("/{}", name(number));
+        self.ask("PATCH", &path, "application/merge-patch+json", &patch.to_string());
+    }
+
+    fn ask(&self, method: &str, path: &str, kind: &str, body: &str) -> String {
+        let path = format!("/api/v1/namespaces/{}/pods{path}", self.api.namespace());
+        self.proxy.ask(method, &path, kind, body)
     }
 
     fn start(&self) -> Agent {
-        Agent::run(&self.lab, self.mode, &self.file, &[])
+        self.api.agent(&self.lab, &["--attach", self.mode.name()])
     }
 
     /// Waits until the agent has reconciled everything.
@@ -210,6 +225,47 @@ impl Node {
         work(self);
         (used() - before).as_secs_f64() / start.elapsed().as_secs_f64()
     }
+}
+
+/// `kubectl proxy`: the API server without its TLS and its passwords. A process for each request would take longer
+/// than what is measured.
+struct Proxy {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Proxy {
+    fn start(api: &Api) -> Self {
+        let mut process = api.command("proxy --port=0").stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        // "Starting to serve on 127.0.0.1:40123"
+        let address = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+        Self { process, address }
+    }
+
+    /// A request that must succeed.
+    fn ask(&self, method: &str, path: &str, kind: &str, body: &str) -> String {
+        let length = body.len();
+        let head = format!("{method} {path} HTTP/1.0\r\nContent-Type: {kind}\r\nContent-Length: {length}");
+        let connection = TcpStream::connect(self.address).unwrap();
+        let answer = Answer::to(&format!("{head}\r\n\r\n{body}"), connection).unwrap();
+        assert!(matches!(answer.status, 200 | 201), "{method} {path}: {answer:?}");
+        answer.body
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // Both fail only where it has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// `metadata.name`.
+fn name(pod: usize) -> String {
+    format!("pod{pod}")
 }
 
 /// The node's end of a pod's veth.

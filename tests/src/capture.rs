@@ -144,6 +144,11 @@ impl Frames {
         Self(self.0.iter().filter(|(frame, _)| wanted(frame)).map(|(f, n)| (f.clone(), *n)).collect())
     }
 
+    /// Those that are IPv4.
+    pub fn ipv4(&self) -> Self {
+        self.only(|frame| frame[12..14] == [0x08, 0x00])
+    }
+
     /// The frames of two captures together, where what both saw was the same packet.
     pub fn or(&self, other: &Self) -> Self {
         let mut union = self.clone();

@@ -1,17 +1,13 @@
 //! A real Kubernetes node, with the agent on it as people install it, and what people do to both.
 //!
-//! `cargo xtask test --level cluster` brings the node up and names it by `KUBECONFIG`, beside which lies all that the
-//! node writes. One story at a time: they share the node, its agent and its mirror interface.
+//! `cargo xtask test --level cluster` brings the node up. One story at a time: they share the node, its agent and its
+//! mirror interface.
 
 use std::{
     env, fs,
-    io::Write as _,
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
-    sync::{
-        Once,
-        atomic::{AtomicU32, Ordering},
-    },
+    ops::Deref,
+    process::Command,
+    sync::Once,
     time::{Duration, Instant},
 };
 
@@ -19,26 +15,24 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::{Value, json};
 
-use crate::{Lab, SOON, check, eventually};
+use crate::{
+    Kubectl, Lab, SOON, check, eventually,
+    kubectl::{LABEL, succeeded},
+};
 
 /// The namespace that the agent is installed in, and the name of its DaemonSet.
 pub const AGENT: &str = "podmirror";
 /// How long Kubernetes may take over something that it has to begin from nothing.
 pub const PATIENCE: Duration = Duration::from_secs(90);
-/// The label of the stories' namespaces.
-const LABEL: &str = "podmirror-story";
 /// How long a component may take over an orderly end.
 const ORDERLY: Duration = Duration::from_secs(3);
 
-/// The node, and a namespace for one story. The namespace is removed on drop, and what the story stopped is brought
-/// back; the agent stays.
+/// The node, and a namespace for one story. What the story stopped is brought back if it fails; the agent stays.
 #[derive(Debug)]
 pub struct Cluster {
     host: Lab,
-    directory: PathBuf,
-    namespace: String,
+    kubectl: Kubectl,
     begun: Instant,
 }
 
@@ -46,18 +40,13 @@ impl Cluster {
     /// Installs the agent unless it is, waits until it works and nothing is mirrored, and makes the namespace.
     #[track_caller]
     pub fn new(story: &str) -> Self {
-        static STORIES: AtomicU32 = AtomicU32::new(0);
         static SWEPT: Once = Once::new();
-        let kubeconfig = env::var_os("KUBECONFIG").map(PathBuf::from);
-        let directory = kubeconfig.as_deref().and_then(Path::parent).map(Path::to_owned);
-        let directory = directory.filter(|directory| directory.join("pid/kubelet").exists()).expect(
-            "KUBECONFIG names no cluster of `cargo xtask cluster up`; `cargo xtask test --level cluster` brings one up",
+        let cluster = Self { host: Lab::host(), kubectl: Kubectl::new(story), begun: Instant::now() };
+        let runs = cluster.directory().join("pid/kubelet").exists();
+        assert!(
+            runs,
+            "KUBECONFIG names a cluster without a node: `cargo xtask test --level cluster` brings one up"
         );
-        let number = STORIES.fetch_add(1, Ordering::Relaxed);
-        let namespace = format!("{story}-{}-{number}", std::process::id());
-        let cluster = Self { host: Lab::host(), directory, namespace, begun: Instant::now() };
-        fs::copy(kubeconfig.unwrap(), cluster.kubeconfig()).unwrap();
-        cluster.kubectl(&format!("config set-context --current --namespace={}", cluster.namespace));
         // What test processes have left that were killed; and an agent of an earlier image.
         SWEPT.call_once(|| {
             cluster.kubectl(&format!("delete namespaces -l {LABEL}"));
@@ -65,10 +54,7 @@ impl Cluster {
         });
         cluster.install();
         cluster.host.wait_taps(&[]);
-        cluster.apply(&json!({
-            "apiVersion": "v1", "kind": "Namespace",
-            "metadata": { "name": cluster.namespace, "labels": { LABEL: "" } },
-        }));
+        cluster.make_namespace();
         // Pods are refused until it has this.
         eventually(PATIENCE, || cluster.try_kubectl("get serviceaccount default").map(drop));
         cluster
@@ -107,58 +93,11 @@ impl Cluster {
         &self.host
     }
 
-    /// The story's namespace.
-    pub fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
-    /// `kubectl` with these words, in the story's namespace unless they name another. It must succeed.
-    #[track_caller]
-    pub fn kubectl(&self, words: &str) -> String {
-        self.try_kubectl(words).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// As [`Cluster::kubectl`]; what it complains of, if it fails.
-    pub fn try_kubectl(&self, words: &str) -> Result<String, String> {
-        let output = self.program("kubectl", words).output().unwrap();
-        succeeded("kubectl", words, &output)
-    }
-
-    /// `kubectl apply` of an object, in the story's namespace unless it names another.
-    #[track_caller]
-    pub fn apply(&self, object: &Value) {
-        self.kubectl_with("apply -f -", &object.to_string());
-    }
-
-    /// As [`Cluster::kubectl`], with text for `-f -`.
-    #[track_caller]
-    pub fn kubectl_with(&self, words: &str, input: &str) -> String {
-        let mut command = self.program("kubectl", words);
-        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut kubectl = command.spawn().unwrap();
-        kubectl.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-        let output = kubectl.wait_with_output().unwrap();
-        succeeded("kubectl", words, &output).unwrap_or_else(|error| panic!("{error}"))
-    }
-
     /// containerd's `ctr` with these words. It must succeed.
     #[track_caller]
     pub fn ctr(&self, words: &str) -> String {
         let output = self.program("ctr", words).output().unwrap();
         succeeded("ctr", words, &output).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    fn program(&self, name: &str, words: &str) -> Command {
-        let mut command = Command::new(self.directory.join("bin").join(name));
-        command.env_clear().env("HOME", &self.directory).env("KUBECONFIG", self.kubeconfig());
-        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
-        command.args(words.split_whitespace());
-        command
-    }
-
-    /// The administrator's, in which the story's namespace is the usual one.
-    fn kubeconfig(&self) -> PathBuf {
-        self.host.files().join("kubeconfig")
     }
 
     /// The log of the agent that runs now since the story began, a JSON object a line.
@@ -191,7 +130,7 @@ impl Cluster {
     /// server waits for its clients, up to a minute.
     #[track_caller]
     pub fn stop(&self, component: &str) {
-        let text = fs::read_to_string(self.directory.join("pid").join(component)).unwrap();
+        let text = fs::read_to_string(self.directory().join("pid").join(component)).unwrap();
         let pid = text.split(' ').next().unwrap().parse().unwrap();
         let (begun, mut signal) = (Instant::now(), Signal::SIGTERM);
         kill(Pid::from_raw(pid), signal).unwrap();
@@ -222,13 +161,12 @@ impl Cluster {
     }
 }
 
-/// Its standard output, or what it complains of.
-fn succeeded(program: &str, words: &str, output: &Output) -> Result<String, String> {
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() {
-        return Ok(text(&output.stdout));
+impl Deref for Cluster {
+    type Target = Kubectl;
+
+    fn deref(&self) -> &Kubectl {
+        &self.kubectl
     }
-    Err(format!("{program} {words}: {}{}", text(&output.stdout), text(&output.stderr)))
 }
 
 impl Drop for Cluster {
@@ -240,12 +178,6 @@ impl Drop for Cluster {
             eprintln!("the agent's log:\n{}", self.agent_log().unwrap_or_else(|error| error));
             let pods = self.try_kubectl("get pods,events -A -o wide");
             eprintln!("{}", pods.unwrap_or_else(|error| error));
-        }
-        // The pods first: the namespace alone would take its time over them.
-        let pods = self.try_kubectl("delete pods --all --wait=false");
-        let namespace = self.try_kubectl(&format!("delete namespace {} --wait=false", self.namespace));
-        if let Err(error) = pods.and(namespace) {
-            eprintln!("the story's namespace stays: {error}");
         }
     }
 }

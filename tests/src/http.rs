@@ -1,4 +1,4 @@
-//! What the agent on a node tells over HTTP.
+//! What the agent on a node tells over HTTP, and what others answer.
 
 use std::{
     collections::BTreeMap,
@@ -22,6 +22,21 @@ pub struct Answer {
     pub body: String,
 }
 
+impl Answer {
+    /// The answer to a request, on a connection that it ends; an error if none comes.
+    pub fn to(request: &str, mut connection: TcpStream) -> Result<Self, String> {
+        let mut text = String::new();
+        connection
+            .write_all(request.as_bytes())
+            .and_then(|()| connection.read_to_string(&mut text))
+            .map_err(|error| format!("{request:?}: {error}"))?;
+        let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| format!("no head in {text:?}"))?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.ok_or_else(|| format!("no status in {head:?}"))?;
+        Ok(Self { status, head: head.to_owned(), body: body.to_owned() })
+    }
+}
+
 /// The values of a scrape: by name and labels, as they are written.
 pub type Metrics = BTreeMap<String, f64>;
 
@@ -39,15 +54,7 @@ impl Lab {
 
     /// A request, whose answer must come; an error if nobody listens.
     pub fn request(&self, method: &str, path: &str) -> Result<Answer, String> {
-        let mut stream = self.connect()?;
-        let mut text = String::new();
-        write!(stream, "{method} {path} HTTP/1.1\r\nHost: agent\r\n\r\n")
-            .and_then(|()| stream.read_to_string(&mut text))
-            .map_err(|error| format!("{method} {path}: {error}"))?;
-        let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| format!("no head in {text:?}"))?;
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let status = status.ok_or_else(|| format!("no status in {head:?}"))?;
-        Ok(Answer { status, head: head.to_owned(), body: body.to_owned() })
+        Answer::to(&format!("{method} {path} HTTP/1.1\r\nHost: agent\r\n\r\n"), self.connect()?)
     }
 
     /// `GET`, which must be answered.

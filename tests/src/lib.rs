@@ -3,12 +3,14 @@
 //! ```text
 //! Lab ─ a node: network namespace, bpffs directory, files   PodNs ─ a pod on it: namespace, NICs, addresses
 //! Agent ─ the built binary on the node, and its status      Capture ─ tcpdump on a device, parsed
+//! Api ─ a real API server, of which a Lab is a node         Comparison ─ what a pod says, and what is mirrored
 //! Cluster ─ a real Kubernetes node, with the agent on it    KubePod ─ a pod of it
 //! ```
 //!
 //! Everything is real (veths, tcpdump, the built agent) and private to one test, so that tests run in parallel and
-//! never touch the host's network (but for a cluster, which is this machine); everything is removed on drop, also when the test fails. The harness panics
-//! instead of returning errors: what cannot be done is a failed test. Called by `tests/` only.
+//! never touch the host's network (but for a cluster, which is this machine); everything is removed on drop, also when
+//! the test fails. The harness panics instead of returning errors: what cannot be done is a failed test. Called by
+//! `tests/` only.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -23,35 +25,45 @@ use std::{
 };
 
 mod agent;
+mod api;
 mod bpf;
 mod capture;
 mod cluster;
+mod comparison;
 mod container;
 mod frame;
 mod http;
 mod kube_pod;
+mod kubectl;
 mod lab;
 mod netns;
 mod pod;
 mod pods_file;
 mod process;
+mod relay;
 mod traffic;
 mod wire;
 
 pub use agent::{Agent, AttachMode, Counts, Exit, Mirror, PodRef, Status, TapStatus};
+pub use api::Api;
 pub use bpf::{BpfObjects, Neighbour};
 pub use capture::{Capture, Frames};
 pub use cluster::{AGENT, Cluster, PATIENCE};
+pub use comparison::Comparison;
 pub use container::Container;
 pub use frame::{Frame, Mac};
 pub use http::{Answer, Metrics};
 pub use kube_pod::{KubePod, list, pod_object};
+pub use kubectl::Kubectl;
 pub use lab::Lab;
 pub use netns::{FrameSocket, Netns};
 pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
+pub use relay::Way;
 pub use traffic::{Conversation, Flood, Pinging};
 
+/// The mirror interface where nobody names another.
+pub const MIRROR: &str = "mirror0";
 /// How long something may take that is done at once on an idle machine.
 pub const SOON: Duration = Duration::from_secs(10);
 

@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use crate::{
+    cluster::level,
     process::{Run as _, is_root},
     test::bpffs,
     tools, workspace,
@@ -39,6 +40,6 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     match args.bench {
         Bench::Packet => bench.arg("packet").run(),
         // As users run it: optimised.
-        Bench::Scale => bench.arg("scale").env("MIRROR_AGENT", workspace::release_agent()?).run(),
+        Bench::Scale => level::with_api(bench.arg("scale").env("MIRROR_AGENT", workspace::release_agent()?)),
     }
 }

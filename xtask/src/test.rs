@@ -24,6 +24,8 @@ pub(crate) enum Level {
     Prog,
     /// The built agent, in network namespaces.
     Netns,
+    /// The built agent in network namespaces, with a Kubernetes API server and no kubelet.
+    Api,
     /// The agent's image on a Kubernetes node.
     Cluster,
     /// The levels prog and netns on other kernels, in qemu.
@@ -73,7 +75,7 @@ const FUZZ_PAIRS: &str = "5000000";
 
 impl Level {
     /// The levels of every run.
-    const USUAL: [Self; 5] = [Self::Unit, Self::Prog, Self::Netns, Self::Cluster, Self::Vm];
+    const USUAL: [Self; 6] = [Self::Unit, Self::Prog, Self::Netns, Self::Api, Self::Cluster, Self::Vm];
 
     /// The word of the command line, and the name of the test binary.
     pub(crate) const fn name(self) -> &'static str {
@@ -81,6 +83,7 @@ impl Level {
             Self::Unit => "unit",
             Self::Prog => "prog",
             Self::Netns => "netns",
+            Self::Api => "api",
             Self::Cluster => "cluster",
             Self::Vm => "vm",
             Self::Fuzz => "fuzz",
@@ -114,6 +117,12 @@ impl Level {
                 let agent = workspace::agent()?;
                 test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments).run()
             }
+            Self::Api => {
+                tools::programs(&tools::NETWORK)?;
+                bpffs()?;
+                let agent = workspace::agent()?;
+                level::with_api(test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments))
+            }
             Self::Cluster => {
                 tools::programs(&tools::NETWORK)?;
                 bpffs()?;
@@ -130,6 +139,7 @@ fn can_run(level: Level) -> Result<()> {
         Level::Unit | Level::Fuzz => Ok(()),
         Level::Prog | Level::Netns if is_root() => Ok(()),
         Level::Prog | Level::Netns => bail!("it needs root, to load programs and to make network namespaces"),
+        Level::Api => level::can_run_api(),
         Level::Cluster => level::can_run(),
         Level::Vm => apt::can_unpack(),
     }

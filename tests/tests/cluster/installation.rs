@@ -2,9 +2,7 @@
 
 use std::fs;
 
-use mirror_tests::{AGENT, Cluster, PATIENCE, Pinging};
-
-use crate::{Comparison, MIRROR};
+use mirror_tests::{AGENT, Cluster, Comparison, MIRROR, PATIENCE, Pinging};
 
 #[test]
 fn an_upgrade_does_not_interrupt_mirroring() {
@@ -13,7 +11,7 @@ fn an_upgrade_does_not_interrupt_mirroring() {
     let [web, db] = &cluster.pods([("web", Some("true")), ("db", None)]);
     host.wait_taps(&[&web.device]);
     let before = cluster.agent_pid();
-    let comparison = Comparison::of(web, host);
+    let comparison = Comparison::of(&web.netns, host);
     let pinging = Pinging::start(&web.netns, db.ip);
     cluster.kubectl(&format!("-n {AGENT} rollout restart daemonset/{AGENT}"));
     cluster.wait_rolled_out();

@@ -1,9 +1,7 @@
 //! Pods that end, come back under their names, or lose their sandbox.
 
-use mirror_tests::{Cluster, PATIENCE, check, eventually, pod_object};
+use mirror_tests::{Cluster, Comparison, PATIENCE, check, eventually, pod_object};
 use serde_json::json;
-
-use crate::Comparison;
 
 #[test]
 fn a_pod_with_a_new_sandbox_is_mirrored_again() {
@@ -17,7 +15,7 @@ fn a_pod_with_a_new_sandbox_is_mirrored_again() {
     drop(web);
     let web = cluster.with_new_sandbox("web", &uid, sandbox);
     host.wait_taps(&[&web.device]);
-    let comparison = Comparison::of(&web, host);
+    let comparison = Comparison::of(&web.netns, host);
     web.ping(db.ip, 5);
     assert_eq!(comparison.is_equal().len(), 10);
 }

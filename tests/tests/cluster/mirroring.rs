@@ -2,10 +2,12 @@
 
 use std::{fs, net::IpAddr};
 
-use mirror_tests::{AGENT, Capture, Cluster, Frames, SOON, check, eventually, list, pod_object};
+use mirror_tests::{
+    AGENT, Capture, Cluster, Comparison, Frames, MIRROR, SOON, check, eventually, list, pod_object,
+};
 use serde_json::json;
 
-use crate::{Comparison, MIRROR, NODE, ipv4};
+use crate::NODE;
 
 #[test]
 fn an_annotated_pod_is_mirrored_and_no_other() {
@@ -26,7 +28,7 @@ fn an_annotated_pod_is_mirrored_and_no_other() {
 
     cluster.kubectl("annotate pod web podmirror.io/mirror=true");
     host.wait_taps(&[&web.device]);
-    let comparison = Comparison::of(web, host);
+    let comparison = Comparison::of(&web.netns, host);
     let node: IpAddr = NODE.parse().unwrap();
     cluster.kubectl(&format!("exec web -- ping -c 3 {}", db.ip));
     assert_eq!(cluster.kubectl(&fetch), "hello\n");
@@ -84,7 +86,7 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
             check(sent > 0, || "it has not sent anything yet".into()).map(|()| sent)
         });
         let frames = eventually(SOON, || {
-            let from_pod = ipv4(&mirror.frames()).only(|frame| frame[6..12] == pod.mac());
+            let from_pod = mirror.frames().ipv4().only(|frame| frame[6..12] == pod.mac());
             check(from_pod.len() == sent, || format!("of {sent} packets of {}: {from_pod}", pod.name))?;
             Ok(from_pod)
         });

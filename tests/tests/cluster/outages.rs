@@ -2,19 +2,17 @@
 
 use std::time::Duration;
 
-use mirror_tests::{AGENT, Cluster, KubePod, PATIENCE, Pinging, check, eventually};
+use mirror_tests::{AGENT, Cluster, Comparison, KubePod, PATIENCE, Pinging, check, eventually};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
-use crate::Comparison;
-
 /// Pings from one pod to another all the while that `outage` takes. Each ping and each answer must be on the mirror
 /// interface, once; how many they are.
 #[track_caller]
 fn nothing_is_lost_during(cluster: &Cluster, [from, to]: [&KubePod; 2], outage: impl FnOnce()) -> u64 {
-    let comparison = Comparison::of(from, cluster.host());
+    let comparison = Comparison::of(&from.netns, cluster.host());
     let pinging = Pinging::start(&from.netns, to.ip);
     outage();
     let sent = pinging.stop();

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use mirror_tests::{AttachMode, Capture, Frames, Lab, Mac, PodNs, eventually};
+use mirror_tests::{AttachMode, Capture, Frames, Lab, MIRROR, Mac, PodNs, eventually};
 
 /// Makes a test of each story for each way to attach.
 macro_rules! in_both_modes {
@@ -33,9 +33,6 @@ mod neighbours;
 mod offloads;
 mod pods;
 mod processes;
-
-/// The name of the mirror interface where nobody chooses another.
-const MIRROR: &str = "mirror0";
 
 fn in_mode(mode: AttachMode, story: fn(AttachMode)) {
     if mode.is_applicable() {

@@ -1,5 +1,5 @@
-//! The level `cluster` of `cargo xtask test`: the stories in `tests/tests/cluster`, on a node that is brought up for
-//! them, with each way to wire pods.
+//! The levels `api` and `cluster` of `cargo xtask test`: the stories in `tests/tests/api`, with an API server alone, and
+//! those in `tests/tests/cluster`, on a node, with each way to wire pods. Either is brought up for them.
 
 use std::{env, path::Path, process::Command};
 
@@ -17,13 +17,38 @@ use crate::{
 /// Stories that are the same however pods are wired: they run with the first way alone.
 const ANY_WIRING: [&str; 4] = ["events::", "lives::", "many::", "outages::"];
 
-/// Why this machine cannot run it, if so.
+/// Why this machine cannot run the level `api`, if so.
+pub(crate) fn can_run_api() -> Result<()> {
+    if let Some(mode @ Mode::Node(_)) = Mode::present()? {
+        bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it");
+    }
+    can_run()
+}
+
+/// Why this machine cannot run the level `cluster`, if so.
 pub(crate) fn can_run() -> Result<()> {
     if !is_root() {
         bail!("it needs root, for network namespaces, cgroups and mounts");
     }
     apt::can_unpack()?;
     Binaries::locate()?.can_be_brought()
+}
+
+/// Runs `test` with an API server: one that is up is used, and left up. Also for benches.
+pub(crate) fn with_api(test: &mut Command) -> Result<()> {
+    can_run_api()?;
+    let is_up = Mode::present()?.is_some();
+    let lock = Lock::take()?;
+    let outcome = up(true, None);
+    drop(lock);
+    let outcome = outcome.and_then(|()| test.env("KUBECONFIG", state::KUBECONFIG).run());
+    if is_up {
+        return outcome;
+    }
+    let removed = Lock::take().and_then(|_lock| down());
+    outcome
+        .context("`cargo xtask cluster up --api-only` brings up an API server that is kept after the tests")
+        .and(removed)
 }
 
 /// Builds the image, and runs `test`, with more arguments for the tests, on a node. A cluster that is up is used, and

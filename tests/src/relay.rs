@@ -1,0 +1,118 @@
+//! A way to a server that can be cut: what stands between a node and its API server.
+
+use std::{
+    fmt,
+    io::{Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd as _,
+    sync::{Arc, Condvar, Mutex},
+    thread,
+};
+
+use nix::sys::socket;
+
+use crate::Netns;
+
+/// What becomes of what is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// It arrives.
+    Open,
+    /// Connections are closed, and so are new ones.
+    Refused,
+    /// Nothing arrives, and nobody is told. It arrives when the way is open again.
+    Silent,
+}
+
+/// Listens in a network namespace for what is meant for a server in the tests' own, at the same address. Closed on drop.
+pub(crate) struct Relay {
+    listener: TcpListener,
+    road: Arc<Road>,
+}
+
+impl Relay {
+    #[track_caller]
+    pub(crate) fn start(netns: &Netns, server: SocketAddr) -> Self {
+        let listener = netns.enter(|| TcpListener::bind(server)).unwrap();
+        let road =
+            Arc::new(Road { way: Mutex::new(Way::Open), changed: Condvar::new(), ends: Mutex::default() });
+        let (accepting, to) = (listener.try_clone().unwrap(), Arc::clone(&road));
+        thread::spawn(move || {
+            // It ends when the listener is shut down.
+            for client in accepting.incoming().map_while(Result::ok) {
+                // Either end may have gone meanwhile: then so does the other.
+                if let Ok(server) = TcpStream::connect(server) {
+                    let _ = to.join(client, server);
+                }
+            }
+        });
+        Self { listener, road }
+    }
+
+    /// Changes what becomes of everything from now on.
+    pub(crate) fn set(&self, way: Way) {
+        *self.road.way.lock().unwrap() = way;
+        self.road.changed.notify_all();
+        if way == Way::Refused {
+            self.road.close();
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.set(Way::Refused);
+        socket::shutdown(self.listener.as_raw_fd(), socket::Shutdown::Both).unwrap();
+    }
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Relay({:?})", self.road.way)
+    }
+}
+
+/// What all connections share.
+struct Road {
+    way: Mutex<Way>,
+    changed: Condvar,
+    /// Of all connections, to close them.
+    ends: Mutex<Vec<TcpStream>>,
+}
+
+impl Road {
+    /// Copies between two ends, both ways.
+    fn join(self: &Arc<Self>, a: TcpStream, b: TcpStream) -> std::io::Result<()> {
+        self.ends.lock().unwrap().extend([a.try_clone()?, b.try_clone()?]);
+        for (from, to) in [(a.try_clone()?, b.try_clone()?), (b, a)] {
+            let road = Arc::clone(self);
+            thread::spawn(move || road.copy(from, to));
+        }
+        Ok(())
+    }
+
+    fn copy(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut buffer = [0; 1 << 14];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            let way = self.way.lock().unwrap();
+            let way = self.changed.wait_while(way, |way| *way == Way::Silent).unwrap();
+            if *way == Way::Refused {
+                break;
+            }
+            drop(way);
+            if to.write_all(&buffer[..length]).is_err() {
+                break;
+            }
+        }
+        for end in [from, to] {
+            // It may be closed.
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn close(&self) {
+        for end in self.ends.lock().unwrap().drain(..) {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Stories of the built agent, a node of its own, and a real API server: what needs no kubelet.
+//!
+//! `cargo xtask test --level api` runs them, in parallel.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use mirror_tests::{Api, Comparison, Lab, PodNs};
+
+mod many;
+mod outages;
+mod selection;
+mod watching;
+
+/// A node of a real API server, with a bridge for pods. The node goes last.
+struct Node {
+    api: Api,
+    lab: Lab,
+}
+
+impl Node {
+    #[track_caller]
+    fn new(story: &str) -> Self {
+        let lab = Lab::new(story);
+        lab.bridge("br0");
+        Self { api: Api::new(&lab, story), lab }
+    }
+
+    #[track_caller]
+    fn pods<const N: usize>(&self, names: [&str; N]) -> [PodNs; N] {
+        names.map(|name| self.lab.pod(name, "br0"))
+    }
+
+    /// Checks that what `pod` and `other` say to each other is mirrored, each packet once and as it was.
+    #[track_caller]
+    fn is_mirrored(&self, pod: &PodNs, other: &PodNs) {
+        let comparison = Comparison::of(pod.netns(), &self.lab);
+        other.ping(pod.v4(), 5, 56);
+        assert_eq!(comparison.is_equal().len(), 10);
+    }
+}

@@ -1,0 +1,116 @@
+//! The API server cannot be reached, or says no. What is mirrored stays mirrored.
+
+use std::{fs, time::Duration};
+
+use mirror_tests::{Comparison, Pinging, SOON, Way, check, eventually};
+use serde_json::{Value, json};
+
+use crate::Node;
+
+const MIRROR: [(&str, &str); 1] = [("podmirror.io/mirror", "true")];
+/// How long it may take to notice that a silent server is none: a watch lasts a minute.
+const NOTICED: Duration = Duration::from_secs(90);
+/// How long it may take to be told not ready since then: a minute. To be back takes a pause, of half a minute at most.
+const UNREADY: Duration = Duration::from_secs(75);
+
+#[test]
+fn what_happened_meanwhile_is_made_up_for() {
+    let node = &Node::new("meanwhile");
+    let Node { api, lab } = node;
+    let [web, gone, late, new] = &node.pods(["web", "gone", "late", "new"]);
+    let _containers = [api.run(lab, web, &MIRROR), api.run(lab, gone, &MIRROR), api.run(lab, late, &[])];
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[web, gone]);
+    let comparison = Comparison::of(web.netns(), lab);
+    let pinging = Pinging::start(web.netns(), late.v4());
+    api.set_way(Way::Refused);
+    agent.wait_for_log(&["is away", "pods"]);
+
+    api.kubectl("delete pod gone");
+    api.kubectl("annotate pod late podmirror.io/mirror=egress");
+    let _new = api.run(lab, new, &MIRROR);
+    // Nobody has told the agent.
+    lab.node().ip("link add unrelated type veth peer name other");
+    assert_eq!(agent.log_with(&["no longer mirroring"]), Vec::<String>::new());
+    lab.wait_mirrored(&[web, gone]);
+    assert_eq!(["/healthz", "/readyz"].map(|path| lab.get(path).status), [200, 200]);
+
+    api.set_way(Way::Open);
+    eventually(UNREADY, || {
+        check(!agent.log_with(&["API is back", "pods"]).is_empty(), || "it is away".into())
+    });
+    let status = lab.wait_mirrored(&[web, late, new]);
+    assert_eq!(status.tap(late.veth_host()).direction, "egress");
+    let sent = pinging.stop();
+    assert_eq!(comparison.is_equal().ipv4().len(), 2 * sent);
+    agent.stop();
+}
+
+#[test]
+fn a_server_that_falls_silent_is_noticed() {
+    let node = &Node::new("silent");
+    let Node { api, lab } = node;
+    let [web, db] = &node.pods(["web", "db"]);
+    let _containers = [api.run(lab, web, &MIRROR), api.run(lab, db, &[])];
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[web]);
+    lab.wait_get("/readyz", 200);
+    api.set_way(Way::Silent);
+    eventually(NOTICED, || check(!agent.log_with(&["is away", "pods"]).is_empty(), || "not noticed".into()));
+    assert_eq!(lab.get("/readyz").status, 200, "a short absence disturbs nobody");
+    node.is_mirrored(web, db);
+    eventually(UNREADY, || check(lab.get("/readyz").status == 503, || "still ready".into()));
+    assert_eq!(lab.get("/healthz").status, 200, "to start it anew would not help");
+    node.is_mirrored(web, db);
+    api.kubectl("annotate pod db podmirror.io/mirror=true");
+    api.set_way(Way::Open);
+    eventually(UNREADY, || check(lab.get("/readyz").status == 200, || "not ready".into()));
+    lab.wait_mirrored(&[web, db]);
+    agent.stop();
+}
+
+#[test]
+fn a_token_that_is_refused_is_followed_by_the_next_one() {
+    let node = &Node::new("token");
+    let Node { api, lab } = node;
+    let [web, db] = &node.pods(["web", "db"]);
+    let _containers = [api.run(lab, web, &MIRROR), api.run(lab, db, &[])];
+    // As in a pod: a file that is written anew.
+    let token = lab.files().join("token");
+    let issue = || {
+        api.kubectl("create serviceaccount agent");
+        fs::write(&token, api.kubectl("create token agent").trim()).unwrap();
+    };
+    issue();
+    let binding = format!("{}-agent", api.namespace());
+    let subject = format!("{}:agent", api.namespace());
+    api.kubectl(&format!("create clusterrole {binding} --verb=get,list,watch --resource=pods,namespaces"));
+    api.kubectl(&format!(
+        "create clusterrolebinding {binding} --clusterrole={binding} --serviceaccount={subject}"
+    ));
+    let mut config: Value = serde_json::from_str(&api.kubectl("config view --raw -o json")).unwrap();
+    config["users"][0]["user"] = json!({ "tokenFile": token });
+    let kubeconfig = lab.files().join("kubeconfig");
+    fs::write(&kubeconfig, config.to_string()).unwrap();
+    let agent = api.agent_as(lab, kubeconfig.to_str().unwrap(), &[]);
+    lab.wait_mirrored(&[web]);
+
+    api.kubectl("delete serviceaccount agent");
+    // The API server asks for the token when a connection begins to be used, and so does the next watch.
+    api.set_way(Way::Refused);
+    api.set_way(Way::Open);
+    eventually(UNREADY, || {
+        check(!agent.log_with(&["is away", "Unauthorized"]).is_empty(), || "no 401".into())
+    });
+    node.is_mirrored(web, db);
+    issue();
+    api.kubectl("annotate pod db podmirror.io/mirror=true");
+    eventually(NOTICED + SOON, || {
+        check(!agent.log_with(&["API is back", "pods"]).is_empty(), || "no".into())
+    });
+    lab.wait_mirrored(&[web, db]);
+    agent.stop();
+    for kind in ["clusterrolebinding", "clusterrole"] {
+        api.kubectl(&format!("delete {kind} {binding}"));
+    }
+}

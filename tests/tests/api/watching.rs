@@ -1,0 +1,84 @@
+//! Pods that come, change and go, as the API server tells of it.
+
+use mirror_tests::{SOON, check, eventually};
+
+use crate::Node;
+
+const MIRROR: [(&str, &str); 1] = [("podmirror.io/mirror", "true")];
+
+#[test]
+fn of_many_changes_the_last_one_counts() {
+    let node = &Node::new("changes");
+    let Node { api, lab } = node;
+    let [web, db] = &node.pods(["web", "db"]);
+    let _containers = [api.run(lab, web, &[]), api.run(lab, db, &MIRROR)];
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[db]);
+    for turn in 0..20 {
+        let word = if turn % 2 == 0 { "true" } else { "false" };
+        api.kubectl(&format!("annotate --overwrite pod web podmirror.io/mirror={word}"));
+    }
+    lab.wait_mirrored(&[db]);
+    api.kubectl("annotate --overwrite pod web podmirror.io/mirror=ingress");
+    let status = lab.wait_mirrored(&[web, db]);
+    assert_eq!(status.tap(web.veth_host()).direction, "ingress");
+    // Whatever else is said of a pod changes nothing.
+    let before = agent.log_with(&["irroring"]).len();
+    api.kubectl("label pod web color=green");
+    api.kubectl("annotate pod db color=green");
+    api.kubectl("annotate --overwrite pod web podmirror.io/mirror=both");
+    eventually(SOON, || {
+        let direction = lab.status().tap(web.veth_host()).direction.clone();
+        check(direction == "both", || direction)
+    });
+    let told = &agent.log_with(&["irroring"])[before..];
+    assert!(told.iter().all(|line| line.contains("/web\"")), "{told:#?}");
+    agent.stop();
+}
+
+#[test]
+fn a_pod_is_mirrored_until_it_has_ended_or_is_gone() {
+    let node = &Node::new("ends");
+    let Node { api, lab } = node;
+    let [job, stuck, web] = &node.pods(["job", "stuck", "web"]);
+    let mut object = api.object("stuck", &MIRROR);
+    object["metadata"]["finalizers"] = serde_json::json!(["example.com/held"]);
+    api.apply(&object);
+    let _containers = [api.run(lab, job, &MIRROR), api.start(lab, stuck), api.run(lab, web, &MIRROR)];
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[job, stuck, web]);
+
+    // Its processes and its veth are still there.
+    api.kubectl("patch pod job --subresource=status --patch {\"status\":{\"phase\":\"Succeeded\"}}");
+    lab.wait_mirrored(&[stuck, web]);
+    // A pod that is to be deleted may still say something.
+    api.kubectl("delete pod stuck --wait=false");
+    assert_ne!(api.kubectl("get pod stuck -o jsonpath={.metadata.deletionTimestamp}"), "");
+    api.kubectl("delete pod web");
+    lab.wait_mirrored(&[stuck]);
+    node.is_mirrored(stuck, web);
+    api.kubectl("patch pod stuck --patch {\"metadata\":{\"finalizers\":null}}");
+    lab.wait_mirrored(&[]);
+    agent.stop();
+}
+
+#[test]
+fn a_pod_that_comes_back_under_its_name_is_another_one() {
+    let node = &Node::new("name");
+    let Node { api, lab } = node;
+    let [web, next] = &node.pods(["web", "next"]);
+    let _former = api.run(lab, web, &MIRROR);
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[web]);
+    // The former one's processes and veth stay for a while, as with a slow runtime.
+    api.kubectl("delete pod web");
+    lab.wait_mirrored(&[]);
+    api.apply(&api.object("web", &MIRROR));
+    agent.wait_for_log(&["not mirrored", "/web\"", "\"NoNetns\""]);
+    let uid = api.kubectl("get pod web -o jsonpath={.metadata.uid}");
+    let _container = lab.container(next.netns(), &format!("kubepods/pod{uid}/1"));
+    let status = lab.wait_mirrored(&[next]);
+    assert_eq!(status.tap(next.veth_host()).pod.as_ref().unwrap().uid, uid);
+    node.is_mirrored(next, web);
+    agent.stop();
+}
