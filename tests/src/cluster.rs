@@ -17,7 +17,7 @@ use nix::{
 };
 
 use crate::{
-    Kubectl, Lab, SOON, check, eventually,
+    Kubectl, Lab, MIRROR, SOON, check, eventually,
     kubectl::{LABEL, succeeded},
 };
 
@@ -71,7 +71,23 @@ impl Cluster {
     #[track_caller]
     pub fn uninstall(&self) {
         self.kubectl(&format!("delete --ignore-not-found -f {}", Self::manifests()));
+        self.wait_ended();
+    }
+
+    fn wait_ended(&self) {
         eventually(PATIENCE, || check(self.agent_pid().is_none(), || "the agent still runs".into()));
+    }
+
+    /// Waits until no agent runs, and checks that none has left anything on the node.
+    #[track_caller]
+    pub fn has_left_nothing(&self) {
+        self.wait_ended();
+        let node = &self.host;
+        assert!(!fs::exists("/sys/fs/bpf/podmirror").unwrap(), "{:?}", node.pins());
+        assert!(!node.devices().iter().any(|device| device == MIRROR));
+        let state = node.network_state();
+        let is_ours = |line: &String| line.contains("tap_ingress") || line.contains("tap_egress");
+        assert!(!state.iter().any(is_ours), "{state:#?}");
     }
 
     /// The manifests that are handed out.
@@ -91,6 +107,19 @@ impl Cluster {
     /// This machine, as the node.
     pub fn host(&self) -> &Lab {
         &self.host
+    }
+
+    /// `helm` with these words, as it is for the chart's own checks. It must succeed.
+    #[track_caller]
+    pub fn helm(&self, words: &str) {
+        let helm = env::var_os("MIRROR_HELM").expect("MIRROR_HELM names the program of helm");
+        let mut helm = Command::new(helm);
+        let files = self.host.files();
+        helm.env_clear()
+            .env("HOME", files)
+            .env("KUBECONFIG", self.kubeconfig())
+            .args(words.split_whitespace());
+        succeeded("helm", words, &helm.output().unwrap()).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// containerd's `ctr` with these words. It must succeed.

@@ -28,17 +28,35 @@ fn uninstalled_it_leaves_nothing_on_the_node() {
     let [web, db] = &cluster.pods([("web", Some("true")), ("db", Some("true"))]);
     host.wait_taps(&[&web.device, &db.device]);
     cluster.uninstall();
-    assert!(!fs::exists("/sys/fs/bpf/podmirror").unwrap(), "{:?}", host.pins());
-    assert!(!host.devices().iter().any(|device| device == MIRROR));
-    let state = host.network_state();
-    assert!(
-        !state.iter().any(|line| line.contains("tap_ingress") || line.contains("tap_egress")),
-        "{state:#?}"
-    );
+    cluster.has_left_nothing();
     web.ping(db.ip, 5);
     // Installed again, it begins anew.
     cluster.install();
     host.wait_taps(&[&web.device, &db.device]);
+}
+
+#[test]
+fn with_helm_it_is_installed_upgraded_and_uninstalled() {
+    let cluster = &Cluster::new("helm");
+    let host = cluster.host();
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart");
+    let all = format!("--namespace {AGENT} --wait --timeout {}s", PATIENCE.as_secs());
+    let [web, db, out] = &cluster.pods([("web", Some("true")), ("db", None), ("out", Some("false"))]);
+    cluster.uninstall();
+    cluster.helm(&format!("install {AGENT} {chart} {all} --create-namespace --set enableMirror=true"));
+    host.wait_taps(&[&web.device, &db.device]);
+
+    let ifindex = host.ifindex(MIRROR);
+    let comparison = Comparison::of(&web.netns, host);
+    let pinging = Pinging::start(&web.netns, out.ip);
+    cluster.helm(&format!("upgrade {AGENT} {chart} {all} --set enableMirror=false"));
+    host.wait_taps(&[&web.device]);
+    let sent = pinging.stop();
+    assert_eq!(comparison.is_equal().len(), 2 * sent);
+    assert_eq!(host.ifindex(MIRROR), ifindex, "an upgrade is not an uninstallation");
+
+    cluster.helm(&format!("uninstall {AGENT} {all}"));
+    cluster.has_left_nothing();
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! What fails around the agent, and the agent itself. Mirroring goes on meanwhile.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mirror_tests::{AGENT, Cluster, Comparison, KubePod, PATIENCE, Pinging, check, eventually};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+
+/// How long the API server is away.
+const OUTAGE: Duration = Duration::from_secs(30);
 
 /// Pings from one pod to another all the while that `outage` takes. Each ping and each answer must be on the mirror
 /// interface, once; how many they are.
@@ -31,6 +34,7 @@ fn the_api_server_goes_and_comes_back() {
     let (uid, sandbox) = (lost.uid.clone(), lost.sandbox);
     nothing_is_lost_during(cluster, [&web, &db], || {
         cluster.stop("kube-apiserver");
+        let stopped = Instant::now();
         host.wait_metrics(|metrics| {
             metrics
                 .get("podmirror_watch_restarts_total{watch=\"pods\"}")
@@ -43,6 +47,8 @@ fn the_api_server_goes_and_comes_back() {
         host.wait_taps(&[&web.device, &lost.device]);
         assert_eq!(host.get("/readyz").status, 200);
         assert_eq!(host.get("/healthz").status, 200);
+        eventually(PATIENCE, || check(stopped.elapsed() > OUTAGE, || "it has not lasted long".into()));
+        host.wait_taps(&[&web.device, &lost.device]);
         cluster.bring_back();
     });
     cluster.wait_agent_log(PATIENCE, &["the Kubernetes API is back", "pods"]);

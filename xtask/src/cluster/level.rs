@@ -11,11 +11,11 @@ use crate::{
     apt,
     image::{self, Arch, Image},
     process::{Run as _, is_ci, is_root, step},
-    workspace,
+    tools, workspace,
 };
 
 /// Stories that are the same however pods are wired: they run with the first way alone.
-const ANY_WIRING: [&str; 4] = ["events::", "lives::", "many::", "outages::"];
+const ANY_WIRING: [&str; 5] = ["events::", "helm", "lives::", "many::", "outages::"];
 
 /// Why this machine cannot run the level `api`, if so.
 pub(crate) fn can_run_api() -> Result<()> {
@@ -86,6 +86,7 @@ fn stories(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) -> 
     images::import(&binaries, &image.archive)?;
     test.env("KUBECONFIG", Path::new(state::KUBECONFIG)).env("MIRROR_AGENT", &image.agent);
     // The tests stop components of the node, and have it bring them back.
+    test.env("MIRROR_HELM", tools::helm()?.get_program());
     test.env("MIRROR_XTASK", env::current_exe()?).args(["--", "--test-threads=1"]);
     if cni != Cni::Bridge {
         test.args(ANY_WIRING.iter().flat_map(|story| ["--skip", story]));
