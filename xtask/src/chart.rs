@@ -14,9 +14,13 @@ use crate::{
 
 /// That of `kubeVersion` in the chart.
 const OLDEST_KUBERNETES: &str = "1.25.0";
+/// From this one on Kubernetes takes everything as the chart has it in the manifests that are handed out.
+const RENDERED_FOR: &str = "1.30.0";
 
 /// Values, with what must be in the result because of them.
 const TAKEN: &[(&[&str], &str)] = &[
+    (&[], "container.apparmor.security.beta.kubernetes.io/agent: unconfined"),
+    (&["securityContext.appArmorProfile=null"], "kubectl.kubernetes.io/default-container: agent\n    spec:"),
     (&["enableMirror=true"], "name: MIRROR_ENABLE_MIRROR\n              value: \"true\""),
     (&["packets=100000000"], "name: MIRROR_PACKETS\n              value: \"100000000\""),
     (&["mirrorOffloads=false"], "name: MIRROR_OFFLOADS\n              value: \"off\""),
@@ -46,7 +50,7 @@ const REFUSED: &[(&[&str], &str)] = &[
 
 /// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` would.
 pub(crate) fn rendered() -> Result<String> {
-    template(&[])?.read()
+    template(&[], RENDERED_FOR)?.read()
 }
 
 /// Checks the chart with helm's own rules, and against values that people give.
@@ -61,13 +65,13 @@ pub(crate) fn check() -> Result<()> {
     }
     helm()?.args(["lint", "--strict", "--quiet", "deploy/chart"]).run()?;
     for (values, part) in TAKEN {
-        let text = template(values)?.read()?;
+        let text = template(values, OLDEST_KUBERNETES)?.read()?;
         if !text.contains(part) {
             bail!("the chart with {} renders to something without {part:?}", values.join(" "));
         }
     }
     for (values, part) in REFUSED {
-        let output = template(values)?.output().context("helm")?;
+        let output = template(values, OLDEST_KUBERNETES)?.output().context("helm")?;
         let told = String::from_utf8_lossy(&output.stderr);
         if output.status.success() {
             bail!("the chart takes {}", values.join(" "));
@@ -80,11 +84,11 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-fn template(values: &[&str]) -> Result<Command> {
+fn template(values: &[&str], kubernetes: &str) -> Result<Command> {
     let mut template = helm()?;
     template.args(["template", "podmirror", "deploy/chart", "--namespace", "podmirror"]);
     // A helm that Go has built without helm's own makefile takes the cluster for an ancient one.
-    template.args(["--kube-version", OLDEST_KUBERNETES]);
+    template.args(["--kube-version", kubernetes]);
     template.args(values.iter().flat_map(|value| ["--set", value]));
     Ok(template)
 }

@@ -15,6 +15,8 @@ const RENDERED: &str = "deploy/rendered/podmirror.yaml";
 const HEAD: &str = "\
 # Generated from deploy/chart by `cargo xtask gen`: do not edit.
 #
+# For Kubernetes 1.30 and newer; older ones need what Helm makes of the chart for them.
+#
 # kubectl apply -f podmirror.yaml     installs podmirror on every node
 # kubectl delete -f podmirror.yaml    removes it, and all that it has put on the nodes
 ---

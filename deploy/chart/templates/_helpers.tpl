@@ -42,6 +42,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- get (dict "0.0.0.0" "127.0.0.1" "::" "::1") $address | default $address }}
 {{- end }}
 
+{{- /* Whether Kubernetes has AppArmor as a field, and not as an annotation. */ -}}
+{{- define "podmirror.apparmor.field" -}}
+{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version }}yes{{ end }}
+{{- end }}
+
+{{- define "podmirror.apparmor.annotation" -}}
+{{- with .Values.securityContext.appArmorProfile }}
+{{- get (dict "Unconfined" "unconfined" "RuntimeDefault" "runtime/default") .type | default (printf "localhost/%s" .localhostProfile) }}
+{{- end }}
+{{- end }}
+
 {{- define "podmirror.port" -}}
 {{- regexFind "[0-9]+$" .Values.listen }}
 {{- end }}
