@@ -247,7 +247,8 @@ impl Proxy {
     /// A request that must succeed.
     fn ask(&self, method: &str, path: &str, kind: &str, body: &str) -> String {
         let length = body.len();
-        let head = format!("{method} {path} HTTP/1.0\r\nContent-Type: {kind}\r\nContent-Length: {length}");
+        let kind = format!("Content-Type: {kind}\r\nContent-Length: {length}");
+        let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\n{kind}");
         let connection = TcpStream::connect(self.address).unwrap();
         let answer = Answer::to(&format!("{head}\r\n\r\n{body}"), connection).unwrap();
         assert!(matches!(answer.status, 200 | 201), "{method} {path}: {answer:?}");
