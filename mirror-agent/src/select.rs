@@ -189,6 +189,10 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
         Some(Ok(inside)) if inside.is_host => return skip(None, Why::HostNetwork, selection),
         Some(Ok(inside)) => inside,
     };
+    if let Some(error) = &inside.stale {
+        let error = format!("{error}; what was mirrored before stays mirrored");
+        skip(None, Why::NetnsUnreadable(error), selection);
+    }
     let mut nics = 0;
     for nic in inside.links.iter().filter(|nic| is_nic(nic)) {
         nics += 1;

@@ -49,7 +49,7 @@ fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
         let entry = links.pods.entry(pod.id.uid.clone()).or_insert_with(|| {
             let lo = mk_link(1, "lo", LinkKind::Loopback, None);
             let netns = NetnsId { dev: 4, ino: nsid as u64 };
-            Ok(PodLinks { netns, is_host: false, nsid: Some(nsid), links: vec![lo] })
+            Ok(PodLinks { netns, is_host: false, nsid: Some(nsid), links: vec![lo], stale: None })
         });
         let Ok(pod_links) = entry else { unreachable!() };
         let nsid = pod_links.nsid;
@@ -100,8 +100,13 @@ fn pods_that_cannot_be_tapped_are_told_with_a_reason() {
     let (unknown, unreadable, empty, on_host, vlan) =
         (mk_pod("b", &[]), mk_pod("c", &[]), mk_pod("d", &[]), mk_pod("e", &[]), mk_pod("f", &[]));
     let mut links = LinkSnapshot::default();
-    let inside =
-        |is_host, link| PodLinks { netns: NetnsId::default(), is_host, nsid: None, links: vec![link] };
+    let inside = |is_host, link| PodLinks {
+        netns: NetnsId::default(),
+        is_host,
+        nsid: None,
+        links: vec![link],
+        stale: None,
+    };
     let lo = || mk_link(1, "lo", LinkKind::Loopback, None);
     let mut tunnel = mk_link(2, "tunl0", LinkKind::Other("ipip".into()), None);
     tunnel.up = false;
