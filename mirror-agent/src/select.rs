@@ -193,10 +193,15 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
         let error = format!("{error}; what was mirrored before stays mirrored");
         skip(None, Why::NetnsUnreadable(error), selection);
     }
-    let mut nics = 0;
-    for nic in inside.links.iter().filter(|nic| is_nic(nic)) {
-        nics += 1;
-        let result = match host_end(nic, inside, &links.host) {
+    let nics = inside.links.iter().filter(|nic| is_nic(nic));
+    let nics: Vec<_> = nics.map(|nic| (nic, host_end(nic, inside, &links.host))).collect();
+    if nics.is_empty() {
+        skip(None, Why::NoNic, selection);
+    }
+    let leads_to_node = nics.iter().any(|(_, host_end)| host_end.is_some());
+    for (nic, host_end) in nics {
+        let result = match host_end {
+            None if leads_to_node && is_inner(nic) => continue,
             None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
             Some(link) => {
                 let owner = Owner {
@@ -213,9 +218,6 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
             skip(Some(&nic.name), why, selection);
         }
     }
-    if nics == 0 {
-        skip(None, Why::NoNic, selection);
-    }
 }
 
 /// Whether a device inside a pod is a NIC. A veth is, whatever its state; of the others those that are up: every
@@ -225,6 +227,16 @@ fn is_nic(link: &Link) -> bool {
         LinkKind::Loopback => false,
         LinkKind::Veth => true,
         LinkKind::Dummy | LinkKind::Ifb | LinkKind::Other(_) => link.up,
+    }
+}
+
+/// Whether a device that leads to no device of the node may be there for containers inside the pod (docker, kind): they
+/// reach the node by another NIC, and there can be many of them, with random names.
+fn is_inner(link: &Link) -> bool {
+    match &link.kind {
+        LinkKind::Veth => true,
+        LinkKind::Other(kind) => kind == "bridge",
+        LinkKind::Loopback | LinkKind::Dummy | LinkKind::Ifb => false,
     }
 }
 

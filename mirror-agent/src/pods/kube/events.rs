@@ -88,7 +88,9 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
         | Why::BadSetting(..)
         | Why::NamespaceExcluded
         | Why::NamespaceNotAllowed => {
-            let nic = nic.as_ref().map_or_else(String::new, |nic| format!(" on {nic}"));
+            // Of a kind of NIC once: a pod can give each as many names as it likes.
+            let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
+            let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
             Some(Told { pod: pod.clone()?, reason: why.name(), note: format!("Not mirrored{nic}: {why}") })
         }
     });
@@ -186,13 +188,15 @@ mod tests {
 
     #[test]
     fn a_pod_with_many_devices_is_told_of_some() {
-        let skip = |nic| Skipped {
-            pod: Some(pod("a")),
-            nic: Some(format!("eth{nic}")),
-            why: Why::NoHostInterface("dummy".into()),
+        let told = |why: fn(u32) -> Why| {
+            let skip = |nic| Skipped { pod: Some(pod("a")), nic: Some(format!("eth{nic}")), why: why(nic) };
+            let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
+            tellable(&report).into_iter().map(|told| told.note).collect::<Vec<_>>()
         };
-        let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
-        assert_eq!(tellable(&report).len(), MOST);
+        let note = "Not mirrored: an interface of kind \"macvlan\" has no veth end on the node to tap";
+        assert_eq!(told(|_| Why::NoHostInterface("macvlan".into())), [note]);
+        assert_eq!(told(|_| Why::TappedFor(pod("b"))).len(), MOST);
+        assert_eq!(told(|nic| Why::NoHostInterface(format!("kind{nic}"))).len(), MOST);
     }
 
     #[test]
