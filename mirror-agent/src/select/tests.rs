@@ -12,7 +12,7 @@ fn policy() -> Policy {
 }
 
 fn wanted(pod: &Pod, directions: Directions) -> Wanted<'_> {
-    Wanted { pod, directions, settings: Settings::default() }
+    Wanted { pod, directions, settings: Settings::default(), is_asked: true }
 }
 
 fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
@@ -121,11 +121,11 @@ fn pods_that_cannot_be_tapped_are_told_with_a_reason() {
     let selection = select(&pods.map(|pod| wanted(pod, Directions::Both)), &links, &policy());
     assert_eq!(selection.taps, BTreeMap::new());
     let expected = [
-        (None, &Why::HostNetwork),
+        (None, &Why::HostNetwork { is_asked: true }),
         (None, &Why::NoNetns),
         (None, &Why::NetnsUnreadable("no such file".into())),
         (None, &Why::NoNic),
-        (None, &Why::HostNetwork),
+        (None, &Why::HostNetwork { is_asked: true }),
         (Some("eth0"), &Why::NoHostInterface("macvlan".into())),
     ];
     assert_eq!(skips(&selection), expected);

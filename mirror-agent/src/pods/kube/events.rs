@@ -77,11 +77,14 @@ async fn post_one(client: &Client, told: &Told, node: &str) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 404 | 422))
 }
 
-/// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not.
+/// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not, nor that
+/// the default does not hold for a pod on the node's network.
 fn tellable(report: &Report) -> BTreeSet<Told> {
     let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, why }| match why {
         Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface => None,
-        Why::HostNetwork
+        // Every node has some, and nobody expects them to be mirrored.
+        Why::HostNetwork { is_asked: false } => None,
+        Why::HostNetwork { is_asked: true }
         | Why::NoHostInterface(_)
         | Why::TappedFor(_)
         | Why::MirrorInterface(_)
@@ -169,7 +172,8 @@ mod tests {
             |name, nic: Option<&str>, why| Skipped { pod: Some(pod(name)), nic: nic.map(Into::into), why };
         let error = SettingError { key: "rate", value: "fast".into(), reason: "a number is missing".into() };
         let skipped = [
-            skip("a", None, Why::HostNetwork),
+            skip("a", None, Why::HostNetwork { is_asked: true }),
+            skip("system", None, Why::HostNetwork { is_asked: false }),
             skip("b", Some("net1"), Why::NoHostInterface("macvlan".into())),
             skip("c", None, Why::NoNetns),
             skip("d", None, Why::NoNic),
