@@ -168,7 +168,7 @@ fn a_pod_that_cannot_be_read_again_stays_tapped_and_is_told_of() {
     inside.stale = Some("no such alias".into());
     let selection = select(&[wanted(&web, Directions::Both)], &links, &policy());
     assert_eq!(selection.taps, before.taps);
-    let [(None, Why::NetnsUnreadable(why))] = &skips(&selection)[..] else { panic!("{selection:?}") };
+    let [(None, Why::NetnsUnreadable(why))] = &skips(&selection)[..] else { unreachable!("{selection:?}") };
     assert_eq!(why, "no such alias; what was mirrored before stays mirrored");
 }
 

@@ -42,7 +42,8 @@ fn a_pod_cannot_hide_behind_an_alias_that_cannot_be_decoded() {
     let status =
         lab.wait_status(|status| check(!not_mirrored(status).is_empty(), || "nothing is told of it".into()));
     let told = not_mirrored(&status);
-    let [(reason, message)] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(told.len(), 1, "{told:?}");
+    let (reason, message) = &told[0];
     assert_eq!(reason, "NetnsUnreadable");
     assert!(message.contains(&format!("the other end of {} cannot be read", web.veth_host())), "{message}");
     let tap = lab.wait_mirrored(&[&web]).tap(web.veth_host()).clone();
