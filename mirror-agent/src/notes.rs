@@ -119,7 +119,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("agent");
         let pod = PodId { uid: "1".into(), namespace: "shop".into(), name: "web".into() };
-        let skipped = Skipped { pod: Some(pod), nic: None, why: Why::HostNetwork };
+        let skipped = Skipped { pod: Some(pod), nic: None, why: Why::HostNetwork { is_asked: true } };
         let report =
             Report { skipped: [skipped].into(), failures: ["no".to_owned()].into(), ..Report::default() };
         let (_sender, reports) = watch::channel(Arc::new(report));
@@ -129,7 +129,7 @@ mod tests {
                 pod: Some("shop/web".into()),
                 nic: None,
                 reason: "HostNetwork".into(),
-                message: Why::HostNetwork.to_string(),
+                message: Why::HostNetwork { is_asked: true }.to_string(),
             }],
             bad_annotations: Vec::new(),
             failures: vec!["no".into()],

@@ -48,7 +48,10 @@ pub struct Policy {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
     /// It shares the node's network namespace: a tap would see the whole node.
-    HostNetwork,
+    HostNetwork {
+        /// See [`Wanted::is_asked`].
+        is_asked: bool,
+    },
     /// No process of it runs on this node yet, and nobody has named its network namespace.
     NoNetns,
     /// Its network namespace cannot be read, and why.
@@ -80,7 +83,7 @@ impl Why {
     /// One word for status and metrics.
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::HostNetwork => "HostNetwork",
+            Self::HostNetwork { .. } => "HostNetwork",
             Self::NoNetns => "NoNetns",
             Self::NetnsUnreadable(_) => "NetnsUnreadable",
             Self::NoNic => "NoNic",
@@ -98,7 +101,7 @@ impl Why {
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::HostNetwork => {
+            Self::HostNetwork { .. } => {
                 write!(f, "the pod uses the node's own network, which is never tapped for a pod")
             }
             Self::NoNetns => {
@@ -176,23 +179,33 @@ pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> S
 
 /// Adds the taps of one pod: one for each of its NICs.
 fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
-    let Wanted { pod, directions, settings } = wanted;
+    let Wanted { pod, directions, settings, is_asked } = wanted;
     let skip = |nic: Option<&str>, why, selection: &mut Selection| {
         selection.skipped.push(Skipped { pod: Some(pod.id.clone()), nic: nic.map(str::to_owned), why });
     };
+    let host_network = Why::HostNetwork { is_asked: *is_asked };
     if pod.host_network {
-        return skip(None, Why::HostNetwork, selection);
+        return skip(None, host_network, selection);
     }
     let inside = match links.pods.get(&pod.id.uid) {
         None => return skip(None, Why::NoNetns, selection),
         Some(Err(error)) => return skip(None, Why::NetnsUnreadable(error.clone()), selection),
-        Some(Ok(inside)) if inside.is_host => return skip(None, Why::HostNetwork, selection),
+        Some(Ok(inside)) if inside.is_host => return skip(None, host_network, selection),
         Some(Ok(inside)) => inside,
     };
-    let mut nics = 0;
-    for nic in inside.links.iter().filter(|nic| is_nic(nic)) {
-        nics += 1;
-        let result = match host_end(nic, inside, &links.host) {
+    if let Some(error) = &inside.stale {
+        let error = format!("{error}; what was mirrored before stays mirrored");
+        skip(None, Why::NetnsUnreadable(error), selection);
+    }
+    let nics = inside.links.iter().filter(|nic| is_nic(nic));
+    let nics: Vec<_> = nics.map(|nic| (nic, host_end(nic, inside, &links.host))).collect();
+    if nics.is_empty() {
+        skip(None, Why::NoNic, selection);
+    }
+    let leads_to_node = nics.iter().any(|(_, host_end)| host_end.is_some());
+    for (nic, host_end) in nics {
+        let result = match host_end {
+            None if leads_to_node && is_inner(nic) => continue,
             None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
             Some(link) => {
                 let owner = Owner {
@@ -209,9 +222,6 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
             skip(Some(&nic.name), why, selection);
         }
     }
-    if nics == 0 {
-        skip(None, Why::NoNic, selection);
-    }
 }
 
 /// Whether a device inside a pod is a NIC. A veth is, whatever its state; of the others those that are up: every
@@ -221,6 +231,16 @@ fn is_nic(link: &Link) -> bool {
         LinkKind::Loopback => false,
         LinkKind::Veth => true,
         LinkKind::Dummy | LinkKind::Ifb | LinkKind::Other(_) => link.up,
+    }
+}
+
+/// Whether a device that leads to no device of the node may be there for containers inside the pod (docker, kind): they
+/// reach the node by another NIC, and there can be many of them, with random names.
+fn is_inner(link: &Link) -> bool {
+    match &link.kind {
+        LinkKind::Veth => true,
+        LinkKind::Other(kind) => kind == "bridge",
+        LinkKind::Loopback | LinkKind::Dummy | LinkKind::Ifb => false,
     }
 }
 

@@ -40,10 +40,12 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
 }
 
 fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
-    // kube-rs warns at each attempt of what the source of pods tells once; whoever wants that can ask for it.
-    let filter =
-        tracing_subscriber::EnvFilter::try_new(format!("kube_runtime=error,kube_client=off,{filter}"))
-            .context("--log")?;
+    // These libraries warn at each attempt of what we tell once, and netlink-proto with kilobytes that a pod chooses;
+    // whoever wants that can ask for it.
+    let filter = tracing_subscriber::EnvFilter::try_new(format!(
+        "kube_runtime=error,kube_client=off,netlink_proto=off,{filter}"
+    ))
+    .context("--log")?;
     let colours = io::stderr().is_terminal();
     let subscriber =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours);

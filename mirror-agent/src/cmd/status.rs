@@ -236,7 +236,8 @@ fn table(status: &Status) -> String {
         let mut words = tap.settings.words();
         words.extend(tap.ended.map(|budget| format!("ENDED: {budget} used up")));
         if !words.is_empty() {
-            text.push_str(&format!("\n{}: {}\n", tap.device, words.join(", ")));
+            let line = format!("{}: {}", tap.device, words.join(", "));
+            text.push_str(&format!("\n{}\n", printable(&line)));
         }
     }
     if let Some(notes) = notes {
@@ -265,15 +266,56 @@ fn told(notes: &Notes) -> String {
 
 /// Left-justified columns, two spaces apart.
 fn columns(rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let count = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..count)
         .map(|column| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0))
         .collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let line: String = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
         text.push_str(line.trim_end());
         text.push('\n');
     }
     text
+}
+
+/// The text with escapes for what does not print: a pod chooses the names of its NICs, and the kernel takes control
+/// characters in them, which a terminal would obey.
+fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char {
+            '"' | '\'' | '\\' => printable.push(char),
+            _ => printable.extend(char.escape_debug()),
+        }
+    }
+    printable
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_speak_to_the_terminal() {
+        let row = |nic: &str| ["default/web", nic, "it's \"é\" \\"].map(str::to_owned).to_vec();
+        assert_eq!(
+            columns(&[row("NIC"), row("\x1b[2Jx"), row("a\u{202e}b")]),
+            "default/web  NIC         it's \"é\" \\\n\
+             default/web  \\u{1b}[2Jx  it's \"é\" \\\n\
+             default/web  a\\u{202e}b  it's \"é\" \\\n"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_table_has_its_own_lines_and_no_control_characters(cells in prop::collection::vec(any::<String>(), 1..5)) {
+            let text = columns(&[cells.clone(), cells]);
+            prop_assert_eq!(text.lines().count(), 2);
+            prop_assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{:?}", text);
+        }
+    }
 }

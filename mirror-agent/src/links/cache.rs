@@ -63,11 +63,19 @@ impl Cache {
         reading.is_wanted.then_some(&reading.links)
     }
 
-    /// What was read in a namespace, however long ago, if the same veths lead there: so it exists still.
-    pub(super) fn last(&mut self, netns: NetnsId, veths: &HashMap<i32, Veths>) -> Option<&PodLinks> {
+    /// What was read in a namespace, however long ago, without the veths that are not as they were; if one is, the
+    /// namespace exists still.
+    pub(super) fn last(&mut self, netns: NetnsId, veths: &HashMap<i32, Veths>) -> Option<PodLinks> {
         let reading = self.readings.get_mut(&netns)?;
-        reading.is_wanted = reading.holds(veths, Duration::ZERO);
-        reading.is_wanted.then_some(&reading.links)
+        let mut same = reading.veths.clone();
+        same.retain(|veth| veths.get(&reading.nsid).is_some_and(|now| now.contains(veth)));
+        reading.is_wanted = !same.is_empty();
+        let is_there = |link: &Link| {
+            link.kind != LinkKind::Veth || same.iter().any(|(_, peer, _)| *peer == link.ifindex.0)
+        };
+        let mut links = reading.is_wanted.then(|| reading.links.clone())?;
+        links.links.retain(is_there);
+        Some(links)
     }
 
     /// Keeps what was read just now. Without an id of the namespace there is nothing to tell a change by.
@@ -114,7 +122,7 @@ mod tests {
     }
 
     fn inside(nsid: Option<i32>) -> PodLinks {
-        PodLinks { netns: NETNS, is_host: false, nsid, links: Vec::new() }
+        PodLinks { netns: NETNS, is_host: false, nsid, links: Vec::new(), stale: None }
     }
 
     /// A node with a bridge, and veths into namespaces.
@@ -149,9 +157,35 @@ mod tests {
         tokio::time::advance(MAX_AGE - Duration::from_millis(1)).await;
         assert_eq!(cache.get(NETNS, &before), Some(&inside(Some(1))));
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert_eq!(cache.last(NETNS, &before), Some(&inside(Some(1))), "it is still there");
+        assert_eq!(cache.last(NETNS, &before), Some(inside(Some(1))), "it is still there");
         assert_eq!(cache.get(NETNS, &before), None, "too old");
-        assert_eq!(cache.last(NETNS, &node(&[(10, 2, Some(1))])), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_an_old_reading_those_veths_are_left_that_are_as_they_were() {
+        let before = node(&[(10, 2, Some(1)), (11, 3, Some(1)), (12, 2, Some(2))]);
+        let (lo, macvlan) = (LinkKind::Loopback, LinkKind::Other("macvlan".into()));
+        let of_kind = |ifindex, kind| Link { kind, ..veth(ifindex, 9, None).1 };
+        let links = [(1, lo), (2, LinkKind::Veth), (3, LinkKind::Veth), (4, macvlan)];
+        let links = links.map(|(ifindex, kind)| of_kind(ifindex, kind)).to_vec();
+        let mut cache = Cache::default();
+        cache.put(&PodLinks { links, ..inside(Some(1)) }, &before);
+        for (what, now, left) in [
+            ("nothing has changed", before.clone(), Some(vec![1, 2, 3, 4])),
+            ("a NIC has gone", node(&[(10, 2, Some(1))]), Some(vec![1, 2, 4])),
+            ("a NIC was replaced", node(&[(13, 2, Some(1)), (11, 3, Some(1))]), Some(vec![1, 3, 4])),
+            (
+                "a NIC has come",
+                node(&[(10, 2, Some(1)), (11, 3, Some(1)), (13, 5, Some(1))]),
+                Some(vec![1, 2, 3, 4]),
+            ),
+            ("one was moved elsewhere", node(&[(10, 2, Some(3)), (11, 3, Some(1))]), Some(vec![1, 3, 4])),
+            ("all have gone", node(&[(12, 2, Some(2))]), None),
+        ] {
+            let last = cache.last(NETNS, &now);
+            let indexes = last.map(|last| last.links.iter().map(|link| link.ifindex.0).collect::<Vec<_>>());
+            assert_eq!(indexes, left, "{what}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

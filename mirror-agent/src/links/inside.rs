@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rtnetlink::Handle;
 
 use super::{
@@ -82,50 +82,104 @@ impl Inside {
     }
 
     /// The devices of the namespace in which processes of the pod are and from which a veth leads to the node; if
-    /// from none, of that with the oldest process. `None` if no process of the pod runs.
+    /// from none, of that with the oldest process, or why it cannot be read. `None` if no process of the pod runs.
     ///
     /// Some runtimes (CRI-O) keep no process between two runs of a container. So before that the pod is where it was,
-    /// while its veths are as they were: a sandbox is not removed without them.
+    /// while a veth of it is as it was: a sandbox is not removed without them.
     async fn by_process(&mut self, node: &Node<'_>, uid: &str) -> anyhow::Result<Option<PodLinks>> {
-        let mut oldest = None;
-        for candidate in self.processes.namespaces(uid, self.host)? {
+        let (candidates, mut oldest) = match self.processes.namespaces(uid, self.host) {
+            Ok(candidates) => (candidates, None),
+            Err(error) => (Vec::new(), Some(Err(error))),
+        };
+        for candidate in candidates {
             let inside = self.at(node, &candidate.path()).await;
-            // It may have ended since the scan, and its pid may be another process's now.
-            if !Processes::is_of(candidate.pid, uid)? {
-                continue;
+            let inside = match Processes::is_of(candidate.pid, uid) {
+                Ok(true) => inside,
+                // It has ended since the scan, and its pid may be another process's now.
+                Ok(false) => continue,
+                Err(error) => Err(error.into()),
+            };
+            match inside {
+                Err(error) if passes_by_itself(&error) => return Err(error),
+                Ok(inside) if inside.links.iter().any(|nic| host_end(nic, &inside, node.links).is_some()) => {
+                    self.homes.insert(uid.to_owned(), inside.netns);
+                    return Ok(Some(inside));
+                }
+                inside => {
+                    oldest.get_or_insert(inside);
+                }
             }
-            let inside = inside?;
-            if inside.links.iter().any(|nic| host_end(nic, &inside, node.links).is_some()) {
-                self.homes.insert(uid.to_owned(), inside.netns);
-                return Ok(Some(inside));
-            }
-            oldest.get_or_insert(inside);
         }
         let home = self.homes.get(uid).and_then(|home| self.cache.last(*home, &node.veths));
-        Ok(home.cloned().or(oldest))
+        match (home, oldest) {
+            (Some(home), None | Some(Ok(_))) => Ok(Some(home)),
+            (Some(home), Some(Err(error))) if !passes_by_itself(&error) => Ok(Some(stale(home, &error))),
+            (_, oldest) => oldest.transpose(),
+        }
     }
 
-    /// The devices of the namespace whose file is at `path`.
+    /// The devices of the namespace whose file is at `path`; if they cannot be read, what is still there of those that
+    /// were.
     async fn at(&mut self, node: &Node<'_>, path: &Path) -> anyhow::Result<PodLinks> {
         let of = || format!("network namespace {}", path.display());
-        if let Some(links) = self.cache.get(netns_id(path).with_context(of)?, &node.veths) {
+        let id = netns_id(path).with_context(of)?;
+        if let Some(links) = self.cache.get(id, &node.veths) {
             return Ok(links.clone());
         }
-        let netns = Netns::open(path).with_context(of)?;
-        let links = self.enter(node, &netns).await.with_context(of)?;
-        self.cache.put(&links, &node.veths);
-        Ok(links)
+        match self.enter(node, path).await.with_context(of) {
+            Ok(links) => {
+                self.cache.put(&links, &node.veths);
+                Ok(links)
+            }
+            Err(error) if passes_by_itself(&error) => Err(error),
+            Err(error) => match self.cache.last(id, &node.veths) {
+                Some(last) => Ok(stale(last, &error)),
+                None => Err(error),
+            },
+        }
     }
 
-    async fn enter(&self, node: &Node<'_>, netns: &Netns) -> anyhow::Result<PodLinks> {
+    async fn enter(&self, node: &Node<'_>, path: &Path) -> anyhow::Result<PodLinks> {
+        let netns = Netns::open(path)?;
         let links = serve(netns.inside(connect).await?, async |handle| Ok(dump(handle).await?)).await?;
+        let nsid = nsid(node.handle, &netns).await?;
+        let lead_here =
+            |veths: &HashMap<i32, Veths>| nsid.and_then(|nsid| veths.get(&nsid)).cloned().unwrap_or_default();
+        let before = lead_here(&node.veths);
+        if unread(&links, &before, &before).is_some() {
+            // It may have gone since the node's devices were listed.
+            let now = lead_here(&veths(&dump(node.handle).await?));
+            if let Some(device) = unread(&links, &before, &now) {
+                bail!(
+                    "the interface at the other end of {device} cannot be read: its name or alias is not UTF-8"
+                );
+            }
+        }
         Ok(PodLinks {
             netns: netns.id(),
             is_host: netns.id() == self.host,
-            nsid: nsid(node.handle, netns).await?,
+            nsid,
             links: links.into_values().collect(),
+            stale: None,
         })
     }
+}
+
+/// The veth of the node that has led into a namespace, before and after its `links` were read, to none of them.
+///
+/// The kernel takes any bytes for a name or an alias, also from whoever is inside; a message with other than UTF-8 is
+/// left out of a dump. To be left out must not be the same as to be gone.
+fn unread<'a>(links: &BTreeMap<IfIndex, Link>, before: &'a Veths, after: &Veths) -> Option<&'a str> {
+    let is_unread = |veth: &&_| {
+        let (_, peer, _) = veth;
+        after.contains(veth) && !links.contains_key(&IfIndex(*peer))
+    };
+    before.iter().find(is_unread).map(|(_, _, device)| device.as_str())
+}
+
+/// What was read before, and why it could not be read again.
+fn stale(last: PodLinks, error: &anyhow::Error) -> PodLinks {
+    PodLinks { stale: Some(format!("{error:#}")), ..last }
 }
 
 /// Whether the reason is a momentary one.
@@ -134,27 +188,4 @@ fn passes_by_itself(error: &anyhow::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-
-    use anyhow::anyhow;
-
-    use super::*;
-
-    #[test]
-    fn want_of_resources_is_not_blamed_on_a_pod() {
-        let with = |code| {
-            let error = anyhow::Error::from(io::Error::from_raw_os_error(code));
-            passes_by_itself(&error.context("network namespace /run/netns/web"))
-        };
-        for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EAGAIN] {
-            assert!(with(code), "{code}");
-        }
-        for code in [libc::ENOENT, libc::ESRCH, libc::EACCES, libc::EPERM, libc::EINVAL] {
-            assert!(!with(code), "{code}");
-        }
-        // A pod that keeps adding and removing devices must not stop the others.
-        assert!(!passes_by_itself(&io::Error::other("devices came or went").into()));
-        assert!(!passes_by_itself(&anyhow!("the netlink socket failed")));
-    }
-}
+mod tests;

@@ -24,6 +24,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// A process that is older than this has been moved to wherever its runtime wants it. Until then a process in a pod's
 /// cgroup may still be in the node's namespace.
 const SETTLED: Duration = Duration::from_secs(5);
+/// Most namespaces of a pod that are looked at: it can make itself thousands, and each is entered in each round.
+const MOST: usize = 16;
 
 /// The processes as of the last scan.
 #[derive(Default)]
@@ -94,16 +96,21 @@ impl Processes {
 
     /// The network namespaces of a pod's processes that may be the pod's, as [`candidates`] orders them.
     pub(super) fn namespaces(&self, uid: &str, host: NetnsId) -> anyhow::Result<Vec<Candidate>> {
-        let mut processes = Vec::new();
+        let (mut processes, mut unreadable) = (Vec::new(), None);
         for (started, pid) in self.pods.get(uid).into_iter().flatten() {
             let path = file(*pid, "ns/net");
+            let of = || format!("network namespace {}", path.display());
             // That of a process that has ended, but not been waited for, is gone too.
-            let netns = unless_gone(netns_id(&path));
-            if let Some(netns) = netns.with_context(|| format!("network namespace {}", path.display()))? {
-                processes.push((*started, Candidate { netns, pid: *pid }));
+            match unless_gone(netns_id(&path)) {
+                Ok(None) => {}
+                Ok(Some(netns)) => processes.push((*started, Candidate { netns, pid: *pid })),
+                Err(error) if is_momentary(&error) => return Err(error).with_context(of),
+                Err(error) => {
+                    unreadable.get_or_insert_with(|| anyhow::Error::new(error).context(of()));
+                }
             }
         }
-        Ok(candidates(processes, host, self.now))
+        candidates(processes, unreadable, host, self.now)
     }
 
     /// Whether the pid is still that of a process of the pod: what was read of it before was of no other then.
@@ -113,31 +120,36 @@ impl Processes {
     }
 }
 
-/// The namespaces that may be a pod's, each once, out of those of its processes (the oldest first, with the time from
-/// the boot to its start).
+/// The namespaces that may be a pod's, each once and [`MOST`] at most, out of those of its processes (the oldest first, with the time from
+/// the boot to its start); `unreadable` is why one of them could not be looked at.
 ///
 /// Containers may have made some of them (docker in a pod), and while a sandbox is made anew the old one may still be
 /// there. The node's own is the answer only if there is no other, and not before the oldest process is settled: a
-/// runtime puts a process into the pod's cgroup first, and then into its namespaces.
-fn candidates(
+/// runtime puts a process into the pod's cgroup first, and then into its namespaces. A process may be kept from us
+/// (AppArmor) while others of the pod are not: so it is an error only where they lead nowhere.
+fn candidates<E>(
     processes: impl IntoIterator<Item = (Duration, Candidate)>,
+    unreadable: Option<E>,
     host: NetnsId,
     now: Duration,
-) -> Vec<Candidate> {
+) -> Result<Vec<Candidate>, E> {
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut in_host = None;
     for (started, candidate) in processes {
         if candidate.netns == host {
             in_host.get_or_insert((started, candidate));
-        } else if candidates.iter().all(|other| other.netns != candidate.netns) {
+        } else if candidates.len() < MOST && candidates.iter().all(|other| other.netns != candidate.netns) {
             candidates.push(candidate);
         }
     }
     if candidates.is_empty() {
+        if let Some(error) = unreadable {
+            return Err(error);
+        }
         let settled = in_host.filter(|(started, _)| now.saturating_sub(*started) > SETTLED);
         candidates.extend(settled.map(|(_, candidate)| candidate));
     }
-    candidates
+    Ok(candidates)
 }
 
 /// Reads what there is to know of a process.
@@ -236,7 +248,7 @@ mod tests {
             let numbered = processes.iter().zip(1..).map(|((started, ino), pid)| {
                 (Duration::from_secs(*started), Candidate { netns: netns(*ino), pid })
             });
-            let found = candidates(numbered.collect::<Vec<_>>(), host, now);
+            let found = candidates(numbered, None::<()>, host, now).unwrap();
             found.into_iter().map(|candidate| (candidate.netns.ino, candidate.pid)).collect::<Vec<_>>()
         };
         assert_eq!(of(&[]), []);
@@ -245,6 +257,22 @@ mod tests {
         assert_eq!(of(&[(99, 1)]), [], "a runtime is about to move it");
         assert_eq!(of(&[(10, 1), (20, 1)]), [(1, 1)]);
         assert_eq!(of(&[(10, 1), (99, 1)]), [(1, 1)], "a new process does not make it doubtful");
+        let many: Vec<_> = (0..1000).map(|number| (10, number + 7)).collect();
+        assert_eq!(of(&many), (0..16).map(|number| (number + 7, number as u32 + 1)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_process_that_is_kept_from_us_is_an_error_only_where_the_others_lead_nowhere() {
+        let netns = |ino| NetnsId { dev: 4, ino };
+        let of = |processes: &[u64]| {
+            let at = |ino: &u64| (Duration::from_secs(10), Candidate { netns: netns(*ino), pid: 1 });
+            let found = candidates(processes.iter().map(at), Some("no"), netns(1), Duration::from_secs(100));
+            found.map(|found| found.into_iter().map(|candidate| candidate.netns.ino).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[]), Err("no"));
+        assert_eq!(of(&[7, 8]), Ok(vec![7, 8]));
+        assert_eq!(of(&[1, 7]), Ok(vec![7]));
+        assert_eq!(of(&[1]), Err("no"), "the one that we cannot see may be elsewhere");
     }
 
     #[test]

@@ -42,13 +42,13 @@ pub(super) fn on_a_node<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send 
 }
 
 /// A network namespace of its own, which goes when this is dropped.
-struct PodNs {
-    path: PathBuf,
+pub(super) struct PodNs {
+    pub(super) path: PathBuf,
     _stop: oneshot::Sender<()>,
 }
 
 impl PodNs {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let (path, made) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();
         thread::spawn(move || {
@@ -73,7 +73,7 @@ pub(super) async fn add(handle: &Handle, message: LinkMessage) {
 }
 
 /// Adds a veth with one end in a pod.
-async fn add_nic(handle: &Handle, pod: &PodNs, host: &str, nic: &str) {
+pub(super) async fn add_nic(handle: &Handle, pod: &PodNs, host: &str, nic: &str) {
     add(handle, LinkVeth::new(host, nic).build()).await;
     let namespace = std::fs::File::open(&pod.path).unwrap();
     let nic = LinkUnspec::new_with_name(nic).setns_by_fd(namespace.as_raw_fd()).build();
@@ -86,7 +86,7 @@ async fn raw_link(handle: &Handle, name: &str) -> LinkMessage {
     std::pin::pin!(found).next().await.unwrap().unwrap()
 }
 
-async fn snapshot_of(netlink: &mut Netlink, path: &Path) -> (Vec<Link>, Result<PodLinks, String>) {
+pub(super) async fn snapshot_of(netlink: &mut Netlink, path: &Path) -> (Vec<Link>, Result<PodLinks, String>) {
     let pods = [PodNetns { uid: "uid".to_owned(), path: Some(path.to_owned()) }];
     let mut snapshot = netlink.snapshot(&pods).await.unwrap();
     assert_eq!(snapshot.pods.len(), 1);

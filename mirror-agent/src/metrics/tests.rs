@@ -72,7 +72,7 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
             skipped("web", Some("eth0"), kind("macvlan")),
             skipped("web", Some("eth1"), kind("ipvlan")),
             skipped("db", Some("eth0"), kind("macvlan")),
-            skipped("host", None, Why::HostNetwork),
+            skipped("host", None, Why::HostNetwork { is_asked: true }),
         ]
         .into(),
         bad: [BadAnnotation { pod: pod("web", "web"), place: Place::Pod, key: "k", value: "v".into() }]

@@ -81,6 +81,8 @@ pub struct PodLinks {
     pub nsid: Option<i32>,
     /// Its devices, loopback included.
     pub links: Vec<Link>,
+    /// Why they could not be read again: then they are what is still there of those that were read last.
+    pub stale: Option<String>,
 }
 
 /// The devices of the node, and of the pods that were asked for, at one moment.

@@ -99,13 +99,18 @@ mod tests {
             netns: (uid == "b").then(|| "/run/netns/b".into()),
             ..Pod::default()
         });
-        let wanted = |pod| Wanted { pod, directions: Directions::Both, settings: Settings::default() };
+        let wanted =
+            |pod| Wanted { pod, directions: Directions::Both, settings: Settings::default(), is_asked: true };
         let chosen: Vec<_> = pods.iter().map(wanted).collect();
         let skip = |pod: usize, why| Skipped { pod: Some(pods[pod].id.clone()), nic: None, why };
         let interface = Skipped { pod: None, nic: Some("eth1".into()), why: Why::NoSuchInterface };
         assert_eq!(of(&chosen, &[interface]), set([]));
-        let skipped =
-            [skip(0, Why::NoNetns), skip(1, Why::NoNic), skip(2, Why::HostNetwork), skip(3, Why::NoNic)];
+        let skipped = [
+            skip(0, Why::NoNetns),
+            skip(1, Why::NoNic),
+            skip(2, Why::HostNetwork { is_asked: true }),
+            skip(3, Why::NoNic),
+        ];
         assert_eq!(of(&chosen, &skipped), set(["a".to_owned(), "d".to_owned()]));
     }
 }

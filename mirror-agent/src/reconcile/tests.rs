@@ -91,8 +91,13 @@ fn add_pod(world: &mut World, number: u32) {
     let nsid = Some(number as i32);
     let nic = Link { peer: Some(Peer { ifindex: 10 + number, nsid: Some(0) }), ..link(2, LinkKind::Veth) };
     let device = Link { peer: Some(Peer { ifindex: 2, nsid }), ..link(10 + number, LinkKind::Veth) };
-    let inside =
-        PodLinks { netns: NetnsId { dev: 4, ino: number.into() }, is_host: false, nsid, links: vec![nic] };
+    let inside = PodLinks {
+        netns: NetnsId { dev: 4, ino: number.into() },
+        is_host: false,
+        nsid,
+        links: vec![nic],
+        stale: None,
+    };
     world.links.links.pods.insert(id.uid.clone(), Ok(inside));
     world.links.links.host.insert(device.ifindex, device);
     let annotations = [(MIRROR.to_owned(), "true".to_owned())].into();

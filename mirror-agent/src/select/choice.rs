@@ -26,6 +26,8 @@ pub struct Wanted<'a> {
     pub directions: Directions,
     /// What is done with them.
     pub settings: Settings,
+    /// An annotation asks for it, and not the policy alone.
+    pub is_asked: bool,
 }
 
 /// What the annotations and the policy say of all pods.
@@ -110,21 +112,23 @@ fn choose_pod<'a>(
     let inherited = read(Place::Namespace, MIRROR);
     let asked = ours.or(ovn).or(inherited);
     let default = policy.enable_mirror.then_some(Directions::Both);
-    let asks = matches!(asked, Some(Some(_)));
+    let is_asked = matches!(asked, Some(Some(_)));
     if policy.exclude_namespaces.contains(&pod.id.namespace) {
-        return if asks { Err(Why::NamespaceExcluded) } else { Ok(None) };
+        return if is_asked { Err(Why::NamespaceExcluded) } else { Ok(None) };
     }
     if policy.allow_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(&pod.id.namespace)) {
         // Nothing that a pod's author writes counts here, but that a pod is left out.
         return match (default, asked) {
             (_, Some(None)) | (None, None) => Ok(None),
             (None, Some(Some(_))) => Err(Why::NamespaceNotAllowed),
-            (Some(directions), _) => Ok(Some(Wanted { pod, directions, settings: policy.settings.clone() })),
+            (Some(directions), _) => {
+                Ok(Some(Wanted { pod, directions, settings: policy.settings.clone(), is_asked }))
+            }
         };
     }
     let Some(directions) = asked.unwrap_or(default) else { return Ok(None) };
     let settings = settings(pod, &policy.settings, filters)?;
-    Ok(Some(Wanted { pod, directions, settings }))
+    Ok(Some(Wanted { pod, directions, settings, is_asked }))
 }
 
 fn of(pod: &Pod, place: Place) -> &BTreeMap<String, String> {

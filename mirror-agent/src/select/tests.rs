@@ -12,7 +12,7 @@ fn policy() -> Policy {
 }
 
 fn wanted(pod: &Pod, directions: Directions) -> Wanted<'_> {
-    Wanted { pod, directions, settings: Settings::default() }
+    Wanted { pod, directions, settings: Settings::default(), is_asked: true }
 }
 
 fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
@@ -49,7 +49,7 @@ fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
         let entry = links.pods.entry(pod.id.uid.clone()).or_insert_with(|| {
             let lo = mk_link(1, "lo", LinkKind::Loopback, None);
             let netns = NetnsId { dev: 4, ino: nsid as u64 };
-            Ok(PodLinks { netns, is_host: false, nsid: Some(nsid), links: vec![lo] })
+            Ok(PodLinks { netns, is_host: false, nsid: Some(nsid), links: vec![lo], stale: None })
         });
         let Ok(pod_links) = entry else { unreachable!() };
         let nsid = pod_links.nsid;
@@ -100,8 +100,13 @@ fn pods_that_cannot_be_tapped_are_told_with_a_reason() {
     let (unknown, unreadable, empty, on_host, vlan) =
         (mk_pod("b", &[]), mk_pod("c", &[]), mk_pod("d", &[]), mk_pod("e", &[]), mk_pod("f", &[]));
     let mut links = LinkSnapshot::default();
-    let inside =
-        |is_host, link| PodLinks { netns: NetnsId::default(), is_host, nsid: None, links: vec![link] };
+    let inside = |is_host, link| PodLinks {
+        netns: NetnsId::default(),
+        is_host,
+        nsid: None,
+        links: vec![link],
+        stale: None,
+    };
     let lo = || mk_link(1, "lo", LinkKind::Loopback, None);
     let mut tunnel = mk_link(2, "tunl0", LinkKind::Other("ipip".into()), None);
     tunnel.up = false;
@@ -116,14 +121,55 @@ fn pods_that_cannot_be_tapped_are_told_with_a_reason() {
     let selection = select(&pods.map(|pod| wanted(pod, Directions::Both)), &links, &policy());
     assert_eq!(selection.taps, BTreeMap::new());
     let expected = [
-        (None, &Why::HostNetwork),
+        (None, &Why::HostNetwork { is_asked: true }),
         (None, &Why::NoNetns),
         (None, &Why::NetnsUnreadable("no such file".into())),
         (None, &Why::NoNic),
-        (None, &Why::HostNetwork),
+        (None, &Why::HostNetwork { is_asked: true }),
         (Some("eth0"), &Why::NoHostInterface("macvlan".into())),
     ];
     assert_eq!(skips(&selection), expected);
+}
+
+#[test]
+fn devices_of_containers_inside_a_pod_are_told_of_only_where_no_nic_leads_to_the_node() {
+    let (web, lost) = (mk_pod("web", &[]), mk_pod("lost", &[]));
+    let mut links = mk_node(&[(&web, 2, 7), (&lost, 2, 8)]);
+    links.host.remove(&IfIndex(8));
+    let other = |kind: &str| LinkKind::Other(kind.into());
+    for uid in ["uid-web", "uid-lost"] {
+        let Some(Ok(inside)) = links.pods.get_mut(uid) else { unreachable!() };
+        inside.links.extend([
+            mk_link(3, "docker0", other("bridge"), None),
+            mk_link(4, "veth1a2b3c", LinkKind::Veth, Some(Peer { ifindex: 2, nsid: Some(1) })),
+            mk_link(5, "net1", other("macvlan"), Some(Peer { ifindex: 3, nsid: Some(0) })),
+        ]);
+    }
+    let both = [&web, &lost].map(|pod| wanted(pod, Directions::Both));
+    let selection = select(&both, &links, &policy());
+    assert_eq!(selection.taps.keys().collect::<Vec<_>>(), [&IfIndex(7)]);
+    let none = |kind: &str| Why::NoHostInterface(kind.into());
+    let expected = [
+        (Some("net1"), &none("macvlan")),
+        (Some("eth0"), &none("veth")),
+        (Some("docker0"), &none("bridge")),
+        (Some("veth1a2b3c"), &none("veth")),
+        (Some("net1"), &none("macvlan")),
+    ];
+    assert_eq!(skips(&selection), expected);
+}
+
+#[test]
+fn a_pod_that_cannot_be_read_again_stays_tapped_and_is_told_of() {
+    let web = mk_pod("web", &[]);
+    let mut links = mk_node(&[(&web, 2, 7)]);
+    let before = select(&[wanted(&web, Directions::Both)], &links, &policy());
+    let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
+    inside.stale = Some("no such alias".into());
+    let selection = select(&[wanted(&web, Directions::Both)], &links, &policy());
+    assert_eq!(selection.taps, before.taps);
+    let [(None, Why::NetnsUnreadable(why))] = &skips(&selection)[..] else { unreachable!("{selection:?}") };
+    assert_eq!(why, "no such alias; what was mirrored before stays mirrored");
 }
 
 #[test]
@@ -153,7 +199,35 @@ fn any_pod() -> impl Strategy<Value = (Option<&'static str>, bool, usize)> {
     (option::of(sample::select(values)), prop::bool::weighted(0.1), 0..4usize)
 }
 
+/// A bridge or a veth inside a pod whose other end is not on the node: its index, state and peer.
+fn any_inner() -> impl Strategy<Value = Link> {
+    let peer =
+        option::of((95..120u32, option::of(0..3i32)).prop_map(|(ifindex, nsid)| Peer { ifindex, nsid }));
+    (50..90u32, any::<bool>(), any::<bool>(), peer).prop_map(|(ifindex, is_veth, up, peer)| {
+        let kind = if is_veth { LinkKind::Veth } else { LinkKind::Other("bridge".into()) };
+        Link { up, ..mk_link(ifindex, &format!("inner{ifindex}"), kind, peer) }
+    })
+}
+
 proptest! {
+    /// What a pod does inside changes nothing, as long as it has a NIC.
+    #[test]
+    fn devices_inside_a_pod_change_nothing(counts in vec(1..4u32, 1..5), inner in vec(any_inner(), 0..20)) {
+        let pods: Vec<_> = (0..counts.len()).map(|number| mk_pod(&format!("pod{number}"), &[])).collect();
+        let nics = pods.iter().zip(&counts).flat_map(|(pod, count)| (0..*count).map(move |nic| (pod, nic + 2)));
+        let nics: Vec<_> = nics.zip(100..).map(|((pod, inside), outside)| (pod, inside, outside)).collect();
+        let mut links = mk_node(&nics);
+        let chosen: Vec<_> = pods.iter().map(|pod| wanted(pod, Directions::Both)).collect();
+        let before = select(&chosen, &links, &policy());
+        prop_assert_eq!(before.taps.len(), nics.len());
+        for (number, link) in inner.into_iter().enumerate() {
+            let uid = &pods[number % pods.len()].id.uid;
+            let Some(Ok(inside)) = links.pods.get_mut(uid) else { unreachable!() };
+            inside.links.insert(0, link);
+        }
+        prop_assert_eq!(select(&chosen, &links, &policy()), before);
+    }
+
     /// A tap belongs to the pod whose NIC is at the other end, that pod is chosen, and a chosen pod is either
     /// tapped on all its NICs or named with a reason.
     #[test]

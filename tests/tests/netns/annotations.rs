@@ -76,6 +76,9 @@ fn what_has_no_veth_of_its_own_is_not_mirrored_and_the_reason_is_told() {
     let [bare, odd] = ["bare", "odd"].map(|name| Netns::new(&format!("{}-{name}", lab.node().name())));
     // A NIC without an end on the node.
     odd.ip("link add eth0 up type bridge");
+    // As docker makes them in a pod: nobody has asked about those.
+    web.netns().ip("link add docker0 up type bridge");
+    web.netns().ip("link add veth1a2b3c up type veth peer name inner");
     let node_path = lab.node().path().to_str().unwrap();
     let at =
         |name: &str, path: &str| PodSpec::named(name).annotated("podmirror.io/netns", path).mirror("true");

@@ -33,6 +33,7 @@ mod neighbours;
 mod offloads;
 mod pods;
 mod processes;
+mod unreadable;
 
 fn in_mode(mode: AttachMode, story: fn(AttachMode)) {
     if mode.is_applicable() {

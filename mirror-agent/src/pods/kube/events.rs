@@ -77,18 +77,23 @@ async fn post_one(client: &Client, told: &Told, node: &str) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 404 | 422))
 }
 
-/// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not.
+/// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not, nor that
+/// the default does not hold for a pod on the node's network.
 fn tellable(report: &Report) -> BTreeSet<Told> {
     let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, why }| match why {
         Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface => None,
-        Why::HostNetwork
+        // Every node has some, and nobody expects them to be mirrored.
+        Why::HostNetwork { is_asked: false } => None,
+        Why::HostNetwork { is_asked: true }
         | Why::NoHostInterface(_)
         | Why::TappedFor(_)
         | Why::MirrorInterface(_)
         | Why::BadSetting(..)
         | Why::NamespaceExcluded
         | Why::NamespaceNotAllowed => {
-            let nic = nic.as_ref().map_or_else(String::new, |nic| format!(" on {nic}"));
+            // Of a kind of NIC once: a pod can give each as many names as it likes.
+            let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
+            let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
             Some(Told { pod: pod.clone()?, reason: why.name(), note: format!("Not mirrored{nic}: {why}") })
         }
     });
@@ -167,7 +172,8 @@ mod tests {
             |name, nic: Option<&str>, why| Skipped { pod: Some(pod(name)), nic: nic.map(Into::into), why };
         let error = SettingError { key: "rate", value: "fast".into(), reason: "a number is missing".into() };
         let skipped = [
-            skip("a", None, Why::HostNetwork),
+            skip("a", None, Why::HostNetwork { is_asked: true }),
+            skip("system", None, Why::HostNetwork { is_asked: false }),
             skip("b", Some("net1"), Why::NoHostInterface("macvlan".into())),
             skip("c", None, Why::NoNetns),
             skip("d", None, Why::NoNic),
@@ -186,13 +192,15 @@ mod tests {
 
     #[test]
     fn a_pod_with_many_devices_is_told_of_some() {
-        let skip = |nic| Skipped {
-            pod: Some(pod("a")),
-            nic: Some(format!("eth{nic}")),
-            why: Why::NoHostInterface("dummy".into()),
+        let told = |why: fn(u32) -> Why| {
+            let skip = |nic| Skipped { pod: Some(pod("a")), nic: Some(format!("eth{nic}")), why: why(nic) };
+            let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
+            tellable(&report).into_iter().map(|told| told.note).collect::<Vec<_>>()
         };
-        let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
-        assert_eq!(tellable(&report).len(), MOST);
+        let note = "Not mirrored: an interface of kind \"macvlan\" has no veth end on the node to tap";
+        assert_eq!(told(|_| Why::NoHostInterface("macvlan".into())), [note]);
+        assert_eq!(told(|_| Why::TappedFor(pod("b"))).len(), MOST);
+        assert_eq!(told(|nic| Why::NoHostInterface(format!("kind{nic}"))).len(), MOST);
     }
 
     #[test]

@@ -200,6 +200,9 @@ proptest! {
         prop_assert_eq!(!choice.wanted.is_empty(), is_wanted);
         let is_in_vain = matches!(asked, Some(Some(_))) && !is_wanted;
         prop_assert_eq!(!choice.refused.is_empty(), is_in_vain);
+        for wanted in &choice.wanted {
+            prop_assert_eq!(wanted.is_asked, matches!(asked, Some(Some(_))));
+        }
         let bad = [own, inherited].into_iter().filter(|value| *value == Some("maybe")).count();
         prop_assert_eq!(choice.bad.len(), bad);
     }

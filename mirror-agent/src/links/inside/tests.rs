@@ -1,0 +1,123 @@
+//! What is read of a pod, by example; and devices that cannot be decoded, on the real kernel.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{io, path::Path};
+
+use anyhow::anyhow;
+use netlink_packet_core::DefaultNla;
+use rtnetlink::{LinkUnspec, packet_route::link::LinkAttribute};
+
+use super::*;
+use crate::links::{
+    netlink::Netlink,
+    tests::{PodNs, add_nic, handle, on_a_node, snapshot_of},
+};
+use crate::model::LinkKind;
+
+const IFLA_IFNAME: u16 = 3;
+const IFLA_IFALIAS: u16 = 20;
+
+/// Sets a text of a device from inside a pod, whatever its bytes.
+async fn set(pod: &PodNs, ifindex: u32, attribute: u16, text: &[u8]) {
+    let inside = Netns::open(&pod.path).unwrap().inside(connect).await.unwrap();
+    let done = serve(inside, async |handle| {
+        let mut change = LinkUnspec::new_with_index(ifindex).build();
+        change.attributes.push(LinkAttribute::Other(DefaultNla::new(attribute, text.to_vec())));
+        Ok(handle.link().change(change).execute().await?)
+    });
+    done.await.unwrap();
+}
+
+fn link(ifindex: u32) -> Link {
+    Link {
+        ifindex: IfIndex(ifindex),
+        name: "eth0".into(),
+        kind: LinkKind::Veth,
+        up: true,
+        carrier: true,
+        master: None,
+        peer: None,
+        queueless: true,
+        mtu: 1500,
+        alias: None,
+        offloads: None,
+    }
+}
+
+/// The names of the devices that were read, and whether they are those of an earlier reading.
+fn names(read: Result<PodLinks, String>) -> (Vec<String>, bool) {
+    let read = read.unwrap();
+    let mut names: Vec<_> = read.links.into_iter().map(|link| link.name).collect();
+    names.sort();
+    (names, read.stale.is_some())
+}
+
+#[test]
+fn a_device_that_cannot_be_decoded_has_not_gone() {
+    for (attribute, good) in [(IFLA_IFALIAS, b"web\0".as_slice()), (IFLA_IFNAME, b"eth0\0")] {
+        on_a_node(move || async move {
+            let (mut netlink, handle, pod) = (Netlink::new().unwrap(), handle(), PodNs::new().await);
+            let of = |names: &[&str], is_stale| (names.iter().map(ToString::to_string).collect(), is_stale);
+            add_nic(&handle, &pod, "veth1", "eth0").await;
+            let (host, _) = snapshot_of(&mut netlink, Path::new("/proc/thread-self/ns/net")).await;
+            let veth1 = host.iter().find(|link| link.name == "veth1").unwrap();
+            let eth0 = veth1.peer.unwrap().ifindex;
+
+            set(&pod, eth0, attribute, b"\xff\0").await;
+            let error = snapshot_of(&mut netlink, &pod.path).await.1.unwrap_err();
+            assert!(error.contains("veth1 cannot be read"), "{error}");
+            set(&pod, eth0, attribute, good).await;
+            assert_eq!(names(snapshot_of(&mut netlink, &pod.path).await.1), of(&["eth0", "lo"], false));
+
+            // It is read again, because a NIC has come.
+            set(&pod, eth0, attribute, b"\xff\0").await;
+            add_nic(&handle, &pod, "veth2", "eth1").await;
+            let read = snapshot_of(&mut netlink, &pod.path).await.1;
+            assert!(read.as_ref().unwrap().stale.as_ref().unwrap().contains("veth1 cannot be read"));
+            assert_eq!(names(read), of(&["eth0", "lo"], true));
+            set(&pod, eth0, attribute, good).await;
+            assert_eq!(
+                names(snapshot_of(&mut netlink, &pod.path).await.1),
+                of(&["eth0", "eth1", "lo"], false)
+            );
+
+            set(&pod, eth0, attribute, b"\xff\0").await;
+            handle.link().del(veth1.ifindex.0).execute().await.unwrap();
+            assert_eq!(names(snapshot_of(&mut netlink, &pod.path).await.1), of(&["eth1", "lo"], false));
+        });
+    }
+}
+
+#[test]
+fn a_veth_that_has_gone_or_was_moved_meanwhile_is_no_error() {
+    let (first, second) = ((IfIndex(10), 2, "veth1".to_owned()), (IfIndex(11), 3, "veth2".to_owned()));
+    let both = vec![first.clone(), second.clone()];
+    let read = |peers: &[u32]| peers.iter().map(|peer| (IfIndex(*peer), link(*peer))).collect();
+    assert_eq!(unread(&read(&[1, 2, 3]), &both, &both), None);
+    assert_eq!(unread(&read(&[1, 2]), &both, &both), Some("veth2"));
+    assert_eq!(unread(&read(&[1, 2]), &both, &vec![first.clone()]), None, "gone");
+    assert_eq!(
+        unread(&read(&[1, 2]), &both, &vec![first.clone(), (IfIndex(11), 4, "veth2".into())]),
+        None,
+        "moved"
+    );
+    assert_eq!(unread(&read(&[1, 2]), &vec![first], &both), None, "not there yet when it was read");
+}
+
+#[test]
+fn want_of_resources_is_not_blamed_on_a_pod() {
+    let with = |code| {
+        let error = anyhow::Error::from(io::Error::from_raw_os_error(code));
+        passes_by_itself(&error.context("network namespace /run/netns/web"))
+    };
+    for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EAGAIN] {
+        assert!(with(code), "{code}");
+    }
+    for code in [libc::ENOENT, libc::ESRCH, libc::EACCES, libc::EPERM, libc::EINVAL] {
+        assert!(!with(code), "{code}");
+    }
+    // A pod that keeps adding and removing devices must not stop the others.
+    assert!(!passes_by_itself(&io::Error::other("devices came or went").into()));
+    assert!(!passes_by_itself(&anyhow!("the netlink socket failed")));
+}
