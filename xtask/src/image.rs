@@ -91,9 +91,10 @@ fn static_agent(arch: Arch) -> Result<Built> {
     let (compiler, c_flags) = if arch == Arch::host()? {
         ("cc".to_owned(), "-U_FORTIFY_SOURCE")
     } else {
-        // No headers of the other architecture are needed then, and no libraries: Rust comes with those, and a linker.
+        // The C library's headers here are this machine's: they must not be found, and by the definition the library
+        // does not ask for them. The other architecture's libraries come with Rust, and so does a linker.
         flags.push("-Clinker=rust-lld".to_owned());
-        (tools::clang()?, "-nostdlibinc -DRING_CORE_NOSTDLIBINC=1")
+        (tools::clang()?, "-ffreestanding -nostdlibinc -DRING_CORE_NOSTDLIBINC=1")
     };
     step(&format!("building the agent for {}", arch.target()));
     let mut cargo = workspace::cargo("build");
