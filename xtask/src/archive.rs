@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
+use crate::arch::Arch;
+
 /// What stands at a path in the image.
 pub(crate) enum Content {
     /// A directory.
@@ -52,14 +54,20 @@ impl Entry {
     }
 }
 
-/// Writes an image for this machine's architecture. `reference` is its name with a tag, as a pod would give it;
-/// `config` is the runtime's part of the image's configuration: `Entrypoint`, `Env`, `User`, `Labels`, ...
-pub(crate) fn write_archive(to: &Path, reference: &str, entries: &[Entry], config: &Value) -> Result<()> {
+/// Writes an image for nodes of one architecture. `reference` is its name with a tag, as a pod would give it; `config`
+/// is the runtime's part of the image's configuration: `Entrypoint`, `Env`, `User`, `Labels`, ...
+pub(crate) fn write_archive(
+    to: &Path,
+    reference: &str,
+    arch: Arch,
+    entries: &[Entry],
+    config: &Value,
+) -> Result<()> {
     let layer = layer(entries)?;
     let layer_digest = hex(&layer);
     let created = "1970-01-01T00:00:00Z";
     let config = json!({
-        "architecture": architecture(),
+        "architecture": arch.name(),
         "os": "linux",
         "created": created,
         "config": config,
@@ -121,15 +129,6 @@ fn hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// This machine's architecture, as images call it.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -155,8 +154,9 @@ mod tests {
         let path = std::env::temp_dir().join(format!("podmirror-archive-{}.tar", std::process::id()));
         let entries =
             [Entry::dir("bin"), Entry::program("bin/hello", *b"hello"), Entry::link("bin/hi", "hello")];
+        let config = json!({ "Entrypoint": ["/bin/hello"] });
         let write = || {
-            write_archive(&path, "localhost/hello:1", &entries, &json!({ "Entrypoint": ["/bin/hello"] }))?;
+            write_archive(&path, "localhost/hello:1", Arch::Arm64, &entries, &config)?;
             Ok::<_, anyhow::Error>(std::fs::read(&path)?)
         };
         let (first, second) = (write(), write());
@@ -171,6 +171,7 @@ mod tests {
         assert_eq!(config, format!("{}.json", hex(&files[config])));
         let layer = &files[manifest[0]["Layers"][0].as_str().unwrap()];
         let config: Value = serde_json::from_slice(&files[config]).unwrap();
+        assert_eq!((&config["architecture"], &config["os"]), (&json!("arm64"), &json!("linux")));
         assert_eq!(config["config"]["Entrypoint"], json!(["/bin/hello"]));
         assert_eq!(config["rootfs"]["diff_ids"], json!([format!("sha256:{}", hex(layer))]));
         assert_eq!(read(layer)["bin/hello"], b"hello");

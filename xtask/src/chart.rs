@@ -31,6 +31,7 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["listen=[::]:9000"], "host: \"::1\""),
     (&["image.repository=r.example/a", "image.tag=x"], "image: \"r.example/a:x\""),
     (&["image.pullSecrets[0].name=s"], "imagePullSecrets:\n        - name: s"),
+    (&["nodeSelector.kubernetes\\.io/arch=arm64"], "kubernetes.io/arch: arm64"),
     (&["nodeSelector=null", "tolerations=null", "priorityClassName="], "kind: DaemonSet"),
     (&["serviceAccount.create=false", "serviceAccount.name=mine"], "serviceAccountName: mine"),
     (&["rbac.create=false", "serviceAccount.create=false"], "serviceAccountName: default"),

@@ -9,14 +9,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::{
+    arch::Arch,
     archive::{Entry, write_archive},
     ebpf,
-    process::{Run as _, command, step},
-    tools, workspace,
+    process::step,
+    tools,
+    workspace::{self, Built},
 };
 
 /// Name and tag of the image: those of the chart's defaults.
@@ -34,40 +35,6 @@ pub(crate) struct ImageArgs {
     /// The archive to write [default: target/image/mirror-agent-VERSION-ARCH.tar].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-}
-
-/// An architecture, by its name in images.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Arch {
-    /// x86-64.
-    Amd64,
-    /// AArch64.
-    Arm64,
-}
-
-impl Arch {
-    /// This machine's.
-    pub(crate) fn host() -> Result<Self> {
-        match std::env::consts::ARCH {
-            "x86_64" => Ok(Self::Amd64),
-            "aarch64" => Ok(Self::Arm64),
-            other => bail!("the agent is built for x86-64 and AArch64, and this machine is {other}"),
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Amd64 => "amd64",
-            Self::Arm64 => "arm64",
-        }
-    }
-
-    const fn target(self) -> &'static str {
-        match self {
-            Self::Amd64 => "x86_64-unknown-linux-musl",
-            Self::Arm64 => "aarch64-unknown-linux-musl",
-        }
-    }
 }
 
 /// Builds, and says what to do with the result.
@@ -95,21 +62,17 @@ pub(crate) struct Image {
 
 /// Builds the agent and writes the image to `to`.
 pub(crate) fn build(arch: Arch, to: &Path) -> Result<Image> {
-    // Its C parts and its linker would have to be those of the other architecture.
-    if arch != Arch::host()? {
-        bail!(
-            "an image for {0} can only be built on {0}: this machine has no C compiler for it",
-            arch.name()
-        );
-    }
-    let agent = static_agent(arch)?;
+    let built = static_agent(arch)?;
+    let agent = built.executable()?;
+    let version =
+        built.variables.get("PODMIRROR_VERSION").context("the agent's build script told no version")?;
     step("writing the image");
     if let Some(dir) = to.parent() {
         fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     }
-    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(&agent)? });
+    let config = json!({ "Entrypoint": ["/mirror-agent"], "Labels": labels(version) });
     let binary = fs::read(&agent).with_context(|| agent.display().to_string())?;
-    write_archive(to, REFERENCE, &[Entry::program("mirror-agent", binary)], &config)?;
+    write_archive(to, REFERENCE, arch, &[Entry::program("mirror-agent", binary)], &config)?;
     let bytes = fs::metadata(to)?.len();
     if bytes > MAX_BYTES {
         bail!("the image has {:.1} MB, more than {:.1}", megabytes(bytes), megabytes(MAX_BYTES));
@@ -118,42 +81,67 @@ pub(crate) fn build(arch: Arch, to: &Path) -> Result<Image> {
 }
 
 /// The release build, linked statically, without the names of this machine's directories.
-fn static_agent(arch: Arch) -> Result<PathBuf> {
+fn static_agent(arch: Arch) -> Result<Built> {
     tools::bpf()?;
     tools::target(arch.target())?;
-    step(&format!("building the agent for {}", arch.target()));
     let mut flags = ebpf::remapped_paths(&workspace::root());
     flags.push("-Cstrip=symbols".to_owned());
+    // The TLS library has parts in C and assembler that use nothing of the C library. The host's compiler does for
+    // them; some distributions' calls functions that only glibc has, unless it is told not to.
+    let (compiler, c_flags) = if arch == Arch::host()? {
+        ("cc".to_owned(), "-U_FORTIFY_SOURCE")
+    } else {
+        // The C library's headers here are this machine's: they must not be found, and by the definition the library
+        // does not ask for them. The other architecture's libraries come with Rust, and so does a linker.
+        flags.push("-Clinker=rust-lld".to_owned());
+        (tools::clang()?, "-ffreestanding -nostdlibinc -DRING_CORE_NOSTDLIBINC=1")
+    };
+    step(&format!("building the agent for {}", arch.target()));
     let mut cargo = workspace::cargo("build");
     cargo
         .args(["--release", "--package", "mirror-agent", "--bin", "mirror-agent"])
         .args(["--target", arch.target()]);
     // Not by the profile: that would also strip the eBPF programs of what their BTF is made from.
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
-    // The TLS library has parts in C and assembler that use nothing of the C library. The host's compiler does for
-    // them; some distributions' calls functions that only glibc has, unless it is told not to.
     let variable = |name: &str| format!("{name}_{}", arch.target().replace('-', "_"));
-    cargo.env(variable("CC"), "cc").env(variable("CFLAGS"), "-U_FORTIFY_SOURCE");
-    workspace::executable(cargo)
+    cargo.env(variable("CC"), compiler).env(variable("CFLAGS"), c_flags);
+    workspace::built_by(cargo)
 }
 
-/// What registries and people read of an image (the OCI's annotations).
-fn labels(binary: &Path) -> Result<Value> {
+/// What registries and people read of an image (the OCI's annotations). `version` is what the agent's build script
+/// told it: the binary may not run here, and git may meanwhile say something else.
+fn labels(version: &str) -> Value {
     let mut labels = json!({
         "org.opencontainers.image.title": "podmirror",
         "org.opencontainers.image.description": "Copies the packets of chosen Kubernetes pods to a mirror interface",
         "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
         "org.opencontainers.image.licenses": "(Apache-2.0 OR MIT) AND (MIT OR GPL-2.0-only)",
     });
-    // "mirror-agent 0.1.0 (1a2b3c4d5e6f)"; it also shows that the binary runs.
-    let version = command(binary).arg("--version").read()?;
-    let commit = version.split_once('(').and_then(|(_, rest)| rest.split_once(')'));
-    if let Some((commit, _)) = commit.filter(|(commit, _)| *commit != "unknown") {
+    if let Some(commit) = commit(version) {
         labels["org.opencontainers.image.revision"] = Value::String(commit.to_owned());
     }
-    Ok(labels)
+    labels
+}
+
+/// The commit in a version like "0.1.0 (1a2b3c4d5e6f)", if it is known.
+fn commit(version: &str) -> Option<&str> {
+    let (_, rest) = version.split_once('(')?;
+    let (commit, _) = rest.split_once(')')?;
+    (commit != "unknown").then_some(commit)
 }
 
 fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_names_its_commit_where_there_is_one() {
+        const REVISION: &str = "org.opencontainers.image.revision";
+        assert_eq!(labels("0.1.0 (1a2b3c4d5e6f-dirty)")[REVISION], "1a2b3c4d5e6f-dirty");
+        assert!(labels("0.1.0 (unknown)").get(REVISION).is_none());
+    }
 }

@@ -11,6 +11,7 @@ compile_error!(
 );
 
 mod apt;
+mod arch;
 mod archive;
 mod bench;
 mod build_ebpf;

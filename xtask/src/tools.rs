@@ -61,6 +61,15 @@ pub(crate) fn bpf() -> Result<()> {
     cargo_install("bpf-linker", pins::BPF_LINKER, &["--no-default-features", "--features", &features], &llvm)
 }
 
+/// The name of a C compiler for every architecture: that of the LLVM that bpf-linker is built against.
+pub(crate) fn clang() -> Result<String> {
+    let name = format!("clang-{}", pins::LLVM_MAJOR);
+    if find(&name).is_none() {
+        install_packages(&[&name])?;
+    }
+    Ok(name)
+}
+
 /// clippy for the pinned nightly.
 pub(crate) fn nightly_clippy() -> Result<()> {
     toolchain(pins::NIGHTLY, &["rust-src", "clippy"])

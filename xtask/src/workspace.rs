@@ -1,11 +1,13 @@
 //! Where the workspace is, and what cargo builds in it. Called by the tasks.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 
 use crate::{pins, process::Run as _, process::command};
 
@@ -32,31 +34,51 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
     cargo
 }
 
+/// What came out of a build.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Built {
+    /// The executables.
+    pub(crate) executables: Vec<PathBuf>,
+    /// What build scripts told the compiler: the variables that the code reads with `env!`.
+    pub(crate) variables: BTreeMap<String, String>,
+}
+
+impl Built {
+    /// The executable, where one is built.
+    pub(crate) fn executable(&self) -> Result<PathBuf> {
+        self.executables.first().cloned().context("cargo built no executable")
+    }
+
+    /// Reads cargo's messages, one JSON object a line.
+    fn of(messages: &str) -> Result<Self> {
+        let mut built = Self::default();
+        for line in messages.lines() {
+            let message: Value = serde_json::from_str(line).context("cargo's messages")?;
+            built.executables.extend(message["executable"].as_str().map(PathBuf::from));
+            for variable in message["env"].as_array().into_iter().flatten() {
+                if let (Some(name), Some(value)) = (variable[0].as_str(), variable[1].as_str()) {
+                    built.variables.insert(name.to_owned(), value.to_owned());
+                }
+            }
+        }
+        Ok(built)
+    }
+}
+
 /// Builds with `cargo <arguments>` and returns the executables that came out of it.
 pub(crate) fn executables(subcommand: &str, arguments: &[&str]) -> Result<Vec<PathBuf>> {
     let mut build = cargo(subcommand);
     build.args(arguments);
-    made_by(build)
+    Ok(built_by(build)?.executables)
 }
 
-/// Runs a cargo that builds one executable, and returns it.
-pub(crate) fn executable(build: Command) -> Result<PathBuf> {
-    made_by(build)?.into_iter().next().context("cargo built no executable")
-}
-
-fn made_by(mut build: Command) -> Result<Vec<PathBuf>> {
-    let output = build.arg("--message-format=json-render-diagnostics").read()?;
-    let mut executables = Vec::new();
-    for line in output.lines() {
-        let message: serde_json::Value = serde_json::from_str(line).context("cargo's messages")?;
-        if let Some(path) = message["executable"].as_str() {
-            executables.push(path.into());
-        }
-    }
-    if executables.is_empty() {
+/// Runs a cargo that builds at least one executable.
+pub(crate) fn built_by(mut build: Command) -> Result<Built> {
+    let built = Built::of(&build.arg("--message-format=json-render-diagnostics").read()?)?;
+    if built.executables.is_empty() {
         bail!("cargo made no executable: {build:?}");
     }
-    Ok(executables)
+    Ok(built)
 }
 
 /// Builds the agent as for development, and returns its path.
@@ -72,5 +94,32 @@ pub(crate) fn release_agent() -> Result<PathBuf> {
 fn build_agent(profile: &[&str]) -> Result<PathBuf> {
     let mut build = cargo("build");
     build.args(["--package", "mirror-agent", "--bin", "mirror-agent"]).args(profile);
-    executable(build)
+    built_by(build)?.executable()
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn cargos_messages_say_what_was_built_and_what_build_scripts_told() {
+        let messages = concat!(
+            r#"{"reason":"build-script-executed","cfgs":[],"env":[],"out_dir":"/t/build/libc/out"}"#,
+            "\n",
+            r#"{"reason":"build-script-executed","env":[["VERSION","0.1.0 (1a2b)"],["OBJECT","/t/mirror.o"]]}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","filenames":["/t/libagent.rlib"],"executable":null,"fresh":true}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","filenames":["/t/agent"],"executable":"/t/agent","fresh":false}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        let variables = [("VERSION", "0.1.0 (1a2b)"), ("OBJECT", "/t/mirror.o")];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let expected = Built { executables: vec!["/t/agent".into()], variables };
+        assert_eq!(Built::of(messages).unwrap(), expected);
+        assert!(Built::of("warning: not JSON").is_err());
+    }
 }

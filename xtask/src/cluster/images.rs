@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::{binaries::Binaries, node::ctr, state};
 use crate::{
+    arch::Arch,
     archive::{Content, Entry, write_archive},
     process::{Run as _, command},
 };
@@ -26,7 +27,7 @@ pub(super) fn import_own(binaries: &Binaries) -> Result<()> {
         let entrypoint = if image == PAUSE { "/pause" } else { "/bin/sh" };
         let config = json!({ "Entrypoint": [entrypoint], "Env": ["PATH=/bin"], "WorkingDir": "/" });
         let archive = state::path("image.tar");
-        write_archive(&archive, image, &entries(binaries)?, &config)?;
+        write_archive(&archive, image, Arch::host()?, &entries(binaries)?, &config)?;
         import(binaries, &archive)?;
         fs::remove_file(archive)?;
     }

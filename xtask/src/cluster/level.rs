@@ -9,7 +9,8 @@ use clap::ValueEnum as _;
 use super::{Cni, Lock, Mode, binaries::Binaries, control::kubectl, down, images, state, up};
 use crate::{
     apt,
-    image::{self, Arch, Image},
+    arch::Arch,
+    image::{self, Image},
     process::{Run as _, is_ci, is_root, step},
     tools, workspace,
 };
