@@ -1,0 +1,158 @@
+//! The mirror interface as `Netlink` makes, changes and deletes it.
+
+use std::net::UdpSocket;
+
+use rtnetlink::packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkFlags, LinkMessage,
+};
+
+use super::*;
+use crate::links::ALIAS;
+
+#[test]
+fn the_mirror_interface_is_made_silent_and_ours() {
+    on_a_node(|| async {
+        let (mut netlink, handle) = (Netlink::new().unwrap(), handle());
+        // As on a node: it is when forwarding that the kernel would report groups on the new device.
+        std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
+        netlink
+            .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: true })
+            .await
+            .unwrap();
+
+        let mirror = by_name(&mut netlink, "mirror0").await.unwrap();
+        let devices = match mirror.kind {
+            LinkKind::Dummy => vec!["mirror0"],
+            LinkKind::Veth => vec!["mirror0", "mirror0p"],
+            kind => panic!("made a {kind:?}"),
+        };
+        for name in &devices {
+            let link = by_name(&mut netlink, name).await.unwrap();
+            assert!(link.up && link.carrier && link.queueless, "{link:?}");
+            assert_eq!((link.mtu, link.alias.as_deref()), (65535, Some(ALIAS)));
+            let raw = raw_link(&handle, name).await;
+            assert!(raw.header.flags.contains(LinkFlags::Noarp));
+            assert!(!raw.header.flags.contains(LinkFlags::Multicast));
+            assert!(no_ipv6_address(&raw), "{raw:?}");
+            assert_eq!(
+                ipv6_groups(name),
+                ["ff010000000000000000000000000001", "ff020000000000000000000000000001"]
+            );
+        }
+        assert_eq!(netlink.snapshot(&[]).await.unwrap().host.len(), devices.len() + 1, "and loopback");
+
+        let again = netlink
+            .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 1500, offloads: true })
+            .await;
+        let again = format!("{:#}", again.unwrap_err());
+        assert!(again.contains("mirror0") && again.contains("File exists (os error 17)"), "{again}");
+
+        netlink.apply(&LinkChange::Delete(mirror.ifindex)).await.unwrap();
+        assert_eq!(netlink.snapshot(&[]).await.unwrap().host.len(), 1, "loopback only");
+        let gone = mirror.ifindex;
+        for change in [
+            LinkChange::SetUp(gone),
+            LinkChange::SetMtu(gone, 1500),
+            LinkChange::SetOffloads(gone, false),
+            LinkChange::Delete(gone),
+        ] {
+            netlink.apply(&change).await.expect("it has gone already");
+        }
+    });
+}
+
+/// A DHCP request of a pod is a broadcast, and the node may have a DHCP server.
+#[test]
+fn a_copied_broadcast_does_not_reach_the_node_itself() {
+    on_a_node(|| async {
+        let mut netlink = Netlink::new().unwrap();
+        netlink.apply(&LinkChange::SetUp(IfIndex(1))).await.unwrap();
+        netlink
+            .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 1500, offloads: true })
+            .await
+            .unwrap();
+        let mirror = by_name(&mut netlink, "mirror0").await.unwrap();
+        let server = UdpSocket::bind("0.0.0.0:67").unwrap();
+        server.set_read_timeout(Some(DEADLINE)).unwrap();
+
+        let mut frame = [0xff; 6].to_vec();
+        frame.extend([2, 0, 0, 0, 0, 1, 0x08, 0x00]);
+        frame.extend([0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0x7a, 0xce, 0, 0, 0, 0, 255, 255, 255, 255]);
+        frame.extend([0, 68, 0, 67, 0, 12, 0, 0]);
+        frame.extend(*b"copy");
+        send_frame(mirror.ifindex, &frame);
+        // What is sent later arrives later, so nothing that is still on its way can be missed.
+        UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"last", "127.0.0.1:67").unwrap();
+        let mut buffer = [0; 16];
+        let (length, _) = server.recv_from(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"last");
+    });
+}
+
+fn send_frame(ifindex: IfIndex, frame: &[u8]) {
+    let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    // SAFETY: every field of a `sockaddr_ll` is a number.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_ifindex = ifindex.0.cast_signed();
+    let length = size_of::<libc::sockaddr_ll>() as u32;
+    let (fd, address) = (socket.as_raw_fd(), (&raw const address).cast());
+    // SAFETY: pointers and lengths are of one slice and of one `sockaddr_ll`.
+    let sent = unsafe { libc::sendto(fd, frame.as_ptr().cast(), frame.len(), 0, address, length) };
+    assert_eq!(sent, frame.len().cast_signed(), "{}", std::io::Error::last_os_error());
+}
+
+/// The multicast groups that a device is in. Those of all nodes are the two that are never reported to the link.
+fn ipv6_groups(device: &str) -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/igmp6").unwrap();
+    let rows = table.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
+    let mut groups: Vec<_> = rows.filter(|row| row[1] == device).map(|row| row[2].to_owned()).collect();
+    groups.sort();
+    groups
+}
+
+fn no_ipv6_address(link: &LinkMessage) -> bool {
+    let families = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::AfSpecUnspec(families) => Some(families),
+        _ => None,
+    });
+    families.into_iter().flatten().any(|family| {
+        matches!(family, AfSpecUnspec::Inet6(settings)
+            if settings.contains(&AfSpecInet6::AddrGenMode(In6AddrGenMode::None)))
+    })
+}
+
+#[test]
+fn a_mirror_interface_that_cannot_be_finished_is_deleted_again() {
+    on_a_node(|| async {
+        let mut netlink = Netlink::new().unwrap();
+        // Creation starts with an MTU that every driver takes; this one is refused when it is set.
+        let made = netlink
+            .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: u32::MAX, offloads: true })
+            .await;
+        let error = format!("{:#}", made.unwrap_err());
+        assert!(error.contains("mirror0") && error.contains("os error 22"), "{error}");
+        assert_eq!(netlink.snapshot(&[]).await.unwrap().host.len(), 1, "loopback only");
+    });
+}
+
+#[test]
+fn a_device_is_brought_up_and_its_mtu_changed() {
+    on_a_node(|| async {
+        let (mut netlink, handle) = (Netlink::new().unwrap(), handle());
+        add(&handle, LinkBridge::new("br0").down().build()).await;
+        let bridge = by_name(&mut netlink, "br0").await.unwrap();
+        assert!(!bridge.up && bridge.queueless, "never up, but a bridge");
+        netlink.apply(&LinkChange::SetUp(bridge.ifindex)).await.unwrap();
+        netlink.apply(&LinkChange::SetMtu(bridge.ifindex, 9000)).await.unwrap();
+        let bridge = by_name(&mut netlink, "br0").await.unwrap();
+        assert_eq!((bridge.up, bridge.mtu), (true, 9000));
+
+        let error = netlink.apply(&LinkChange::SetMtu(bridge.ifindex, 1)).await.unwrap_err();
+        let expected = format!(
+            "cannot set the MTU of the device with index {} to 1: Invalid argument (os error 22)",
+            bridge.ifindex
+        );
+        assert_eq!(format!("{error:#}"), expected);
+    });
+}
