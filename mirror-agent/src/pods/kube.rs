@@ -5,6 +5,8 @@
 //! is believed that a list does not show. It selects nothing, and writes nothing: `events` does that.
 
 pub mod events;
+#[cfg(test)]
+mod fake;
 pub mod installation;
 mod object;
 #[cfg(test)]
