@@ -231,10 +231,7 @@ mod tests {
         assert_eq!((after(&[], DENIALS - 1), after(&[], DENIALS)), (Option::None, Some(Denied)));
         // Rights that go one after the other.
         let withheld = [Denied, Withheld, Withheld];
-        assert_eq!(
-            (after(&withheld, DENIALS - 1), after(&withheld, DENIALS)),
-            (Option::None, Some(Denied))
-        );
+        assert_eq!((after(&withheld, DENIALS - 1), after(&withheld, DENIALS)), (Option::None, Some(Denied)));
         assert_eq!(believed(&[Withheld; TRIES - 1]), Option::None);
         assert_eq!(believed(&[Withheld; TRIES]), Some(None));
         assert_eq!(believed(&[[Denied, Withheld]; TRIES / 2].concat()), Some(None));
