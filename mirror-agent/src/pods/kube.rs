@@ -15,6 +15,8 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Debug,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    ops::RangeInclusive,
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -44,14 +46,15 @@ use self::{installation::Installation, object::PodObject};
 use super::{PodSource, SourceState};
 use crate::model::{Pod, PodId};
 
-/// The server ends a watch after this time, and one that is silent for longer is dead: so an API server that was cut
-/// off without a word is noticed after a good minute. It is seconds, as the API takes it.
-const WATCH_TIMEOUT: u32 = 60;
+/// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: all that were
+/// cut off at the same moment would else begin their watches anew at the same moments, for ever. A watch that is silent
+/// for longer is dead: so an API server that was cut off without a word is noticed after a minute or a little more.
+const WATCH_TIMEOUT: RangeInclusive<u32> = 60..=75;
 /// How long a connection may take, and how long a list.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
-/// How long the server may be silent: longer than a watch without news.
-const SILENCE: Duration = Duration::from_secs(WATCH_TIMEOUT as u64 + 15);
+/// How long the server may be silent: longer than the longest watch without news.
+const SILENCE: Duration = Duration::from_secs(*WATCH_TIMEOUT.end() as u64 + 15);
 /// The longest wait before the API is asked again.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
@@ -110,7 +113,8 @@ impl KubePods {
             each: Mutex::new([SourceState::Starting; 2]),
             restarted: Box::new(restarted),
         });
-        let of_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+        let all = watch_config(node);
+        let of_node = all.clone().fields(&format!("spec.nodeName={node}"));
         let mut watches = JoinSet::new();
         let follow_pods = Follower {
             watched: Watched::Pods,
@@ -129,7 +133,7 @@ impl KubePods {
             trim: |namespace| object::trim(&mut namespace.metadata),
             problem: |_| None,
         };
-        watches.spawn(follow_namespaces.run(watcher::Config::default()));
+        watches.spawn(follow_namespaces.run(all));
         Self { pods, namespaces, shared, twins: Mutex::default(), _watches: watches }
     }
 
@@ -184,6 +188,20 @@ fn without_twins(mut pods: Vec<Pod>) -> (Vec<Pod>, BTreeSet<PodId>) {
     let twins = pods.extract_if(.., |pod| times.get(&pod.id.uid) != Some(&1)).map(|pod| pod.id).collect();
     pods.sort_by(|a, b| a.id.cmp(&b.id));
     (pods, twins)
+}
+
+/// How the agent of `node` watches.
+///
+/// Lists are those that the server has in its memory, where a streaming one comes from too: every agent of the cluster
+/// may list at the same moment. They may be a little behind, and the watch then tells the rest. A plain list is from
+/// there only if it is not cut into pages.
+fn watch_config(node: &str) -> watcher::Config {
+    let mut hasher = DefaultHasher::new();
+    node.hash(&mut hasher);
+    let spread = hasher.finish() % u64::from(WATCH_TIMEOUT.end() - WATCH_TIMEOUT.start() + 1);
+    let timeout = WATCH_TIMEOUT.start() + u32::try_from(spread).unwrap_or(0);
+    let config = watcher::Config { page_size: None, ..watcher::Config::default() };
+    config.timeout(timeout).any_semantic().streaming_lists()
 }
 
 /// What the two watches have in common.
@@ -243,8 +261,7 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     /// Follows for ever.
-    async fn run(mut self, selector: watcher::Config) {
-        let mut config = selector.timeout(WATCH_TIMEOUT).streaming_lists();
+    async fn run(mut self, mut config: watcher::Config) {
         let mut backoff = DefaultBackoff::default();
         let mut told = None;
         loop {
