@@ -8,13 +8,13 @@ pub mod events;
 #[cfg(test)]
 mod fake;
 pub mod installation;
+mod kept;
 mod object;
 #[cfg(test)]
 mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Debug,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     ops::RangeInclusive,
     pin::pin,
@@ -26,10 +26,10 @@ use anyhow::Context as _;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
-    Api, Client, Config, Resource,
+    Api, Client, Config,
     core::PartialObjectMeta,
     runtime::{
-        reflector::{ObjectRef, Store, store, store::Writer},
+        reflector::{ObjectRef, Store},
         utils::Backoff as _,
         watcher::{self, DefaultBackoff, Event, InitialListStrategy, watcher},
     },
@@ -42,7 +42,11 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use self::{installation::Installation, object::PodObject};
+use self::{
+    installation::Installation,
+    kept::{Keep, Kept},
+    object::PodObject,
+};
 use super::{PodSource, SourceState};
 use crate::model::{Pod, PodId};
 
@@ -105,8 +109,8 @@ impl KubePods {
     /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins anew after a failure. Must
     /// be called in a tokio runtime.
     pub fn watch(client: Client, node: &str, restarted: impl Fn(Watched) + Send + Sync + 'static) -> Self {
-        let (pods, pod_writer) = store();
-        let (namespaces, namespace_writer) = store();
+        let (pods, kept_pods) = Kept::new();
+        let (namespaces, kept_namespaces) = Kept::new();
         let shared = Arc::new(Shared {
             changed: Notify::new(),
             state: watch::Sender::new(SourceState::Starting),
@@ -119,19 +123,15 @@ impl KubePods {
         let follow_pods = Follower {
             watched: Watched::Pods,
             api: Api::<PodObject>::all(client.clone()),
-            writer: pod_writer,
+            kept: kept_pods,
             shared: Arc::clone(&shared),
-            trim: |_| {},
-            problem: PodObject::problem,
         };
         watches.spawn(follow_pods.run(of_node));
         let follow_namespaces = Follower {
             watched: Watched::Namespaces,
             api: Api::<PartialObjectMeta<Namespace>>::all(client),
-            writer: namespace_writer,
+            kept: kept_namespaces,
             shared: Arc::clone(&shared),
-            trim: |namespace| object::trim(&mut namespace.metadata),
-            problem: |_| None,
         };
         watches.spawn(follow_namespaces.run(all));
         Self { pods, namespaces, shared, twins: Mutex::default(), _watches: watches }
@@ -245,21 +245,14 @@ fn join([a, b]: [SourceState; 2]) -> SourceState {
 }
 
 /// One watch and where it leads.
-struct Follower<K: Resource<DynamicType = ()> + Clone + 'static> {
+struct Follower<K: Keep> {
     watched: Watched,
     api: Api<K>,
-    writer: Writer<K>,
+    kept: Kept<K>,
     shared: Arc<Shared>,
-    /// Takes away what nobody needs before an object is stored.
-    trim: fn(&mut K),
-    /// Why an object cannot be used, if it cannot.
-    problem: fn(&K) -> Option<String>,
 }
 
-impl<K> Follower<K>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
-{
+impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
     /// Follows for ever.
     async fn run(mut self, mut config: watcher::Config) {
         let mut backoff = DefaultBackoff::default();
@@ -312,34 +305,28 @@ where
                 }
             };
             let event = match event {
-                Some(Ok(event)) => event.modify(self.trim),
+                Some(Ok(event)) => event,
                 Some(Err(error)) => return (is_listed, Failure::Watch(Box::new(error))),
                 None => return (is_listed, Failure::Ended),
             };
-            if let Event::Apply(object) | Event::InitApply(object) = &event
-                && let Some(problem) = (self.problem)(object)
-            {
-                warn!(problem, "an object from the Kubernetes API cannot be read, and is left out");
-            }
-            self.writer.apply_watcher_event(&event);
             match event {
                 // Once more without an end: the server ended the list.
                 Event::Init if has_begun => return (is_listed, Failure::Ended),
-                Event::Init => {
-                    has_begun = true;
-                    continue;
-                }
-                Event::InitApply(_) => continue,
-                Event::InitDone => {
-                    is_listed = true;
-                    self.shared.set(self.watched, true);
-                    if told.take().is_some() {
-                        info!(watched = self.watched.name(), "the Kubernetes API is back");
-                    }
-                }
-                Event::Apply(_) | Event::Delete(_) => {}
+                Event::Init => has_begun = true,
+                Event::InitDone => is_listed = true,
+                Event::Apply(_) | Event::InitApply(_) | Event::Delete(_) => {}
             }
-            self.shared.changed.notify_one();
+            let has_been_listed = matches!(event, Event::InitDone);
+            let changes = self.kept.take_in(event);
+            if has_been_listed {
+                self.shared.set(self.watched, true);
+                if told.take().is_some() {
+                    info!(watched = self.watched.name(), "the Kubernetes API is back");
+                }
+            }
+            if changes {
+                self.shared.changed.notify_one();
+            }
         }
     }
 }
