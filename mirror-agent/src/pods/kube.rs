@@ -5,14 +5,18 @@
 //! is believed that a list does not show. It selects nothing, and writes nothing: `events` does that.
 
 pub mod events;
+#[cfg(test)]
+mod fake;
 pub mod installation;
+mod kept;
 mod object;
 #[cfg(test)]
 mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Debug,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    ops::RangeInclusive,
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -22,10 +26,10 @@ use anyhow::Context as _;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
-    Api, Client, Config, Resource,
+    Api, Client, Config,
     core::PartialObjectMeta,
     runtime::{
-        reflector::{ObjectRef, Store, store, store::Writer},
+        reflector::{ObjectRef, Store},
         utils::Backoff as _,
         watcher::{self, DefaultBackoff, Event, InitialListStrategy, watcher},
     },
@@ -38,18 +42,23 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use self::{installation::Installation, object::PodObject};
+use self::{
+    installation::Installation,
+    kept::{Keep, Kept},
+    object::PodObject,
+};
 use super::{PodSource, SourceState};
 use crate::model::{Pod, PodId};
 
-/// The server ends a watch after this time, and one that is silent for longer is dead: so an API server that was cut
-/// off without a word is noticed after a good minute. It is seconds, as the API takes it.
-const WATCH_TIMEOUT: u32 = 60;
+/// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: all that were
+/// cut off at the same moment would else begin their watches anew at the same moments, for ever. A watch that is silent
+/// for longer is dead: so an API server that was cut off without a word is noticed after a minute or a little more.
+const WATCH_TIMEOUT: RangeInclusive<u32> = 60..=75;
 /// How long a connection may take, and how long a list.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
-/// How long the server may be silent: longer than a watch without news.
-const SILENCE: Duration = Duration::from_secs(WATCH_TIMEOUT as u64 + 15);
+/// How long the server may be silent: longer than the longest watch without news.
+const SILENCE: Duration = Duration::from_secs(*WATCH_TIMEOUT.end() as u64 + 15);
 /// The longest wait before the API is asked again.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
@@ -100,34 +109,31 @@ impl KubePods {
     /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins anew after a failure. Must
     /// be called in a tokio runtime.
     pub fn watch(client: Client, node: &str, restarted: impl Fn(Watched) + Send + Sync + 'static) -> Self {
-        let (pods, pod_writer) = store();
-        let (namespaces, namespace_writer) = store();
+        let (pods, kept_pods) = Kept::new();
+        let (namespaces, kept_namespaces) = Kept::new();
         let shared = Arc::new(Shared {
             changed: Notify::new(),
             state: watch::Sender::new(SourceState::Starting),
             each: Mutex::new([SourceState::Starting; 2]),
             restarted: Box::new(restarted),
         });
-        let of_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+        let all = watch_config(node);
+        let of_node = all.clone().fields(&format!("spec.nodeName={node}"));
         let mut watches = JoinSet::new();
         let follow_pods = Follower {
             watched: Watched::Pods,
             api: Api::<PodObject>::all(client.clone()),
-            writer: pod_writer,
+            kept: kept_pods,
             shared: Arc::clone(&shared),
-            trim: |_| {},
-            problem: PodObject::problem,
         };
         watches.spawn(follow_pods.run(of_node));
         let follow_namespaces = Follower {
             watched: Watched::Namespaces,
             api: Api::<PartialObjectMeta<Namespace>>::all(client),
-            writer: namespace_writer,
+            kept: kept_namespaces,
             shared: Arc::clone(&shared),
-            trim: |namespace| object::trim(&mut namespace.metadata),
-            problem: |_| None,
         };
-        watches.spawn(follow_namespaces.run(watcher::Config::default()));
+        watches.spawn(follow_namespaces.run(all));
         Self { pods, namespaces, shared, twins: Mutex::default(), _watches: watches }
     }
 
@@ -184,6 +190,20 @@ fn without_twins(mut pods: Vec<Pod>) -> (Vec<Pod>, BTreeSet<PodId>) {
     (pods, twins)
 }
 
+/// How the agent of `node` watches.
+///
+/// Lists are those that the server has in its memory, where a streaming one comes from too: every agent of the cluster
+/// may list at the same moment. They may be a little behind, and the watch then tells the rest. A plain list is from
+/// there only if it is not cut into pages.
+fn watch_config(node: &str) -> watcher::Config {
+    let mut hasher = DefaultHasher::new();
+    node.hash(&mut hasher);
+    let spread = hasher.finish() % u64::from(WATCH_TIMEOUT.end() - WATCH_TIMEOUT.start() + 1);
+    let timeout = WATCH_TIMEOUT.start() + u32::try_from(spread).unwrap_or(0);
+    let config = watcher::Config { page_size: None, ..watcher::Config::default() };
+    config.timeout(timeout).any_semantic().streaming_lists()
+}
+
 /// What the two watches have in common.
 struct Shared {
     changed: Notify,
@@ -225,24 +245,16 @@ fn join([a, b]: [SourceState; 2]) -> SourceState {
 }
 
 /// One watch and where it leads.
-struct Follower<K: Resource<DynamicType = ()> + Clone + 'static> {
+struct Follower<K: Keep> {
     watched: Watched,
     api: Api<K>,
-    writer: Writer<K>,
+    kept: Kept<K>,
     shared: Arc<Shared>,
-    /// Takes away what nobody needs before an object is stored.
-    trim: fn(&mut K),
-    /// Why an object cannot be used, if it cannot.
-    problem: fn(&K) -> Option<String>,
 }
 
-impl<K> Follower<K>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
-{
+impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
     /// Follows for ever.
-    async fn run(mut self, selector: watcher::Config) {
-        let mut config = selector.timeout(WATCH_TIMEOUT).streaming_lists();
+    async fn run(mut self, mut config: watcher::Config) {
         let mut backoff = DefaultBackoff::default();
         let mut told = None;
         loop {
@@ -293,34 +305,28 @@ where
                 }
             };
             let event = match event {
-                Some(Ok(event)) => event.modify(self.trim),
+                Some(Ok(event)) => event,
                 Some(Err(error)) => return (is_listed, Failure::Watch(Box::new(error))),
                 None => return (is_listed, Failure::Ended),
             };
-            if let Event::Apply(object) | Event::InitApply(object) = &event
-                && let Some(problem) = (self.problem)(object)
-            {
-                warn!(problem, "an object from the Kubernetes API cannot be read, and is left out");
-            }
-            self.writer.apply_watcher_event(&event);
             match event {
                 // Once more without an end: the server ended the list.
                 Event::Init if has_begun => return (is_listed, Failure::Ended),
-                Event::Init => {
-                    has_begun = true;
-                    continue;
-                }
-                Event::InitApply(_) => continue,
-                Event::InitDone => {
-                    is_listed = true;
-                    self.shared.set(self.watched, true);
-                    if told.take().is_some() {
-                        info!(watched = self.watched.name(), "the Kubernetes API is back");
-                    }
-                }
-                Event::Apply(_) | Event::Delete(_) => {}
+                Event::Init => has_begun = true,
+                Event::InitDone => is_listed = true,
+                Event::Apply(_) | Event::InitApply(_) | Event::Delete(_) => {}
             }
-            self.shared.changed.notify_one();
+            let has_been_listed = matches!(event, Event::InitDone);
+            let changes = self.kept.take_in(event);
+            if has_been_listed {
+                self.shared.set(self.watched, true);
+                if told.take().is_some() {
+                    info!(watched = self.watched.name(), "the Kubernetes API is back");
+                }
+            }
+            if changes {
+                self.shared.changed.notify_one();
+            }
         }
     }
 }

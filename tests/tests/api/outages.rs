@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::Node;
 
 const MIRROR: [(&str, &str); 1] = [("podmirror.io/mirror", "true")];
-/// How long it may take to notice that a silent server is none: a watch lasts a minute.
-const NOTICED: Duration = Duration::from_secs(90);
+/// How long it may take to notice that a silent server is none: a watch lasts 75 s at most, and then 10 s go by.
+const NOTICED: Duration = Duration::from_secs(100);
 /// How long it may take to be told not ready since then: a minute. To be back takes a pause, of half a minute at most.
 const UNREADY: Duration = Duration::from_secs(75);
 

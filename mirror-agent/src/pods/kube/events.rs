@@ -3,9 +3,13 @@
 //! Reads the loop's reports and nothing else, decides nothing about pods, and an Event that cannot be posted holds up
 //! nobody. Called by `cmd::run`.
 
+mod outbox;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
+    future::pending,
     hash::{DefaultHasher, Hash as _, Hasher as _},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,10 +21,12 @@ use k8s_openapi::{
 use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams},
+    core::Status,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
+use self::outbox::{Answer, Outbox};
 use crate::{
     model::PodId,
     report::{Report, Reports},
@@ -46,35 +52,68 @@ struct Told {
 
 /// Posts an Event for whatever is new in a report, for ever. `node` names this agent among others.
 ///
-/// What could not be posted is tried again with the next report, which comes within a minute.
+/// What could not be posted is tried again at growing intervals, as long as it is to be told.
 pub async fn post(client: Client, node: String, mut reports: Reports) {
-    let mut told = BTreeSet::new();
-    while reports.changed().await.is_ok() {
-        let tell = tellable(&reports.borrow_and_update().clone());
-        told.retain(|old| tell.contains(old));
-        for new in tell {
-            if !told.contains(&new) && post_one(&client, &new, &node).await {
-                told.insert(new);
+    let mut outbox = Outbox::default();
+    loop {
+        tokio::select! {
+            biased;
+            changed = reports.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                let report = Arc::clone(&reports.borrow_and_update());
+                outbox.set(tellable(&report));
+            }
+            told = due(outbox.next()) => {
+                let answer = post_one(&client, &told, &node).await;
+                outbox.note(&told, answer, Instant::now());
             }
         }
     }
 }
 
-/// Posts one. Whether that is done with: it stands, also from before a restart, or the server will never take it.
-async fn post_one(client: &Client, told: &Told, node: &str) -> bool {
+/// Waits until it is time for what is next.
+async fn due(next: Option<(Told, Option<Instant>)>) -> Told {
+    match next {
+        None => pending().await,
+        Some((told, None)) => told,
+        Some((told, Some(at))) => {
+            sleep_until(at).await;
+            told
+        }
+    }
+}
+
+async fn post_one(client: &Client, told: &Told, node: &str) -> Answer {
     let api = Api::<Event>::namespaced(client.clone(), &told.pod.namespace);
-    let answer = match timeout(PATIENCE, api.create(&PostParams::default(), &event(told, node))).await {
-        Ok(answer) => answer,
-        Err(_) => return false,
+    let error = match timeout(PATIENCE, api.create(&PostParams::default(), &event(told, node))).await {
+        Ok(Ok(_)) => return Answer::Done,
+        Ok(Err(error)) => error,
+        Err(_) => return Answer::Away,
     };
-    let error = match answer {
-        Ok(_) => return true,
-        Err(kube::Error::Api(status)) if status.code == 409 => return true,
-        Err(error) => error,
-    };
-    debug!(pod = %told.pod, reason = told.reason, %error, "cannot post an Event");
-    // 404: the namespace has gone; 422: not what the server takes.
-    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 404 | 422))
+    let answer = answer(&error);
+    debug!(pod = %told.pod, reason = told.reason, %error, ?answer, "cannot post an Event");
+    answer
+}
+
+/// What an error says of the Event.
+fn answer(error: &kube::Error) -> Answer {
+    let kube::Error::Api(status) = error else { return Answer::Away };
+    match status.code {
+        // 409: it is there; 404: the namespace has gone; 400, 422: not what the server takes.
+        400 | 404 | 409 | 422 => Answer::Done,
+        403 if is_terminating(status) => Answer::Done,
+        // 401 is about this agent, the others about the server.
+        401 | 429 | 500.. => Answer::Away,
+        _ => Answer::Refused,
+    }
+}
+
+/// The namespace is being deleted, and takes nothing new.
+fn is_terminating(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not, nor that
@@ -156,7 +195,14 @@ fn cut(note: &str) -> String {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-    use super::*;
+    use kube::core::Status;
+    use serde_json::{Value, json};
+    use tokio::{sync::watch, time::sleep};
+
+    use super::{
+        super::fake::{self, Reply},
+        *,
+    };
     use crate::{
         select::{BadAnnotation, MIRROR, Place},
         settings::SettingError,
@@ -216,5 +262,69 @@ mod tests {
         let note = format!("{}é", "x".repeat(NOTE_MAX - 1));
         assert_eq!(cut(&note), "x".repeat(NOTE_MAX - 1));
         assert_eq!(cut("short"), "short");
+    }
+
+    #[test]
+    fn what_will_never_be_taken_is_done_with_and_the_rest_is_told_apart() {
+        let error = |code: u16, details: Value| {
+            let status = json!({"status": "Failure", "message": "no", "code": code, "details": details});
+            kube::Error::Api(Box::new(serde_json::from_value::<Status>(status).unwrap()))
+        };
+        let cause = |reason: &str| json!({"name": "shop", "causes": [{"reason": reason, "message": "no"}]});
+        for code in [400, 404, 409, 422] {
+            assert_eq!(answer(&error(code, Value::Null)), Answer::Done, "{code}");
+        }
+        assert_eq!(answer(&error(403, cause("NamespaceTerminating"))), Answer::Done);
+        // A quota that is used up has no cause.
+        for details in [Value::Null, json!({"kind": "events"}), cause("Other")] {
+            assert_eq!(answer(&error(403, details)), Answer::Refused);
+        }
+        for code in [401, 429, 500, 503, 504] {
+            assert_eq!(answer(&error(code, Value::Null)), Answer::Away, "{code}");
+        }
+        assert_eq!(answer(&kube::Error::LinesCodecMaxLineLengthExceeded), Answer::Away);
+    }
+
+    /// Pods that do not get what they ask for, each in a namespace of its name.
+    fn report(names: &[&str]) -> Arc<Report> {
+        let skipped = |name: &&str| Skipped {
+            pod: Some(PodId { namespace: (*name).into(), ..pod(name) }),
+            nic: None,
+            why: Why::HostNetwork,
+        };
+        Arc::new(Report { skipped: names.iter().map(skipped).collect(), ..Report::default() })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_are_posted_once_the_server_takes_them_with_or_without_news() {
+        let start = Instant::now();
+        let (posted, mut posts) = tokio::sync::mpsc::unbounded_channel();
+        let client = fake::client(move |request| {
+            let namespace = request.uri().path().split('/').nth(5).unwrap().to_owned();
+            let second = start.elapsed().as_secs();
+            posted.send((second, namespace.clone())).unwrap();
+            match (second, namespace.as_str()) {
+                (0..60, _) => Reply::Status(503),
+                (60..200, "full") => Reply::Status(403),
+                _ => Reply::Object(json!({"kind": "Event", "metadata": {"name": "it"}})),
+            }
+        });
+        let (reports, reader) = watch::channel(report(&[]));
+        let agent = tokio::spawn(post(client, "node".into(), reader));
+        // Others come meanwhile, and one goes.
+        for names in [&["gone"][..], &["gone", "full"], &["full", "shop"]] {
+            reports.send(report(names)).unwrap();
+            sleep(Duration::from_millis(400)).await;
+        }
+        sleep(Duration::from_secs(3600)).await;
+        drop(reports);
+        agent.await.unwrap();
+        let mut seen = Vec::new();
+        while let Ok((second, namespace)) = posts.try_recv() {
+            seen.push(format!("{second} {namespace}"));
+        }
+        let while_away = ["0 gone", "1 full", "3 shop", "7 full", "15 shop", "31 full"];
+        let afterwards = ["63 shop", "63 full", "71 full", "87 full", "119 full", "183 full", "311 full"];
+        assert_eq!(seen, [&while_away[..], &afterwards].concat());
     }
 }

@@ -18,23 +18,33 @@ use kube::{
     core::PartialObjectMeta,
     runtime::reflector::{ObjectRef, Store},
 };
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tracing::{info, warn};
 
-/// How long to wait for the API server's answer. A pod has 30 s to end, and needs some of them to clean up.
+/// How long to wait for one answer of the API server.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long to wait before asking again, until there is a first answer.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(10);
-
-/// How often, a second apart, an agent asks that is denied the answer but has other rights.
-const TRIES: u32 = 5;
+/// How long to ask. A pod has 30 s to end, and needs some of them to clean up.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// How long to wait before asking again at the end, after a denial.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How many times in a row everything must be denied to be believed: an API server that has just started denies
+/// everything to everybody, until it has read who may do what.
+const DENIALS: usize = 6;
+/// How often to ask at most. Rights are removed one after the other, so the first denials may not be of all of them.
+const TRIES: usize = 10;
+/// How long to wait, as long as the DaemonSet has never been seen, after no answer, and after one without it.
+const LEARN_AFTER_SILENCE: Duration = Duration::from_secs(10);
+const LEARN_AFTER_NO: Duration = Duration::from_secs(60);
 
 /// The DaemonSet of this agent.
 pub struct Installation {
     asked: Asked,
     namespace: String,
     namespaces: Store<PartialObjectMeta<Namespace>>,
-    /// The API server has answered once, as it should.
+    /// The API server has shown it once.
     may_ask: Arc<AtomicBool>,
     _asking: JoinSet<()>,
 }
@@ -54,6 +64,8 @@ enum Answer {
     Stands,
     /// It is being deleted, or there is none.
     Gone,
+    /// It is not told to this agent (401, 403), which has other rights.
+    Withheld,
     /// It is not told to this agent (401, 403), which has no other rights either.
     Denied,
     /// No answer that says anything.
@@ -61,7 +73,7 @@ enum Answer {
 }
 
 impl Installation {
-    /// The DaemonSet `name` in `namespace`. Asks for it at once, to know whether it may. Must be called in a tokio
+    /// The DaemonSet `name` in `namespace`. Asks for it from now on, until it has seen it, to know whether it may. Must be called in a tokio
     /// runtime.
     pub(super) fn new(
         client: Client,
@@ -77,9 +89,9 @@ impl Installation {
         Self { asked, namespace, namespaces, may_ask, _asking: asking }
     }
 
-    /// Whether the agent is being uninstalled. Within a few seconds.
+    /// Whether the agent is being uninstalled. Within 15 s, and mostly at once.
     pub async fn is_going(&self) -> bool {
-        let answer = self.asked.ask_for_good().await;
+        let answer = timeout(DEADLINE, self.asked.ask_for_good()).await.unwrap_or(Answer::None);
         let namespace = self.namespaces.get(&ObjectRef::new(&self.namespace));
         let namespace_is_going = namespace.is_some_and(|found| found.metadata.deletion_timestamp.is_some());
         let may_ask = self.may_ask.load(Ordering::Relaxed);
@@ -94,22 +106,22 @@ impl Asked {
         match timeout(PATIENCE, self.api.get_metadata_opt(&self.name)).await {
             Ok(Ok(Some(found))) if found.metadata.deletion_timestamp.is_none() => Answer::Stands,
             Ok(Ok(_)) => Answer::Gone,
-            Ok(Err(error)) if is_denial(&error) => Answer::Denied,
+            Ok(Err(error)) if is_denial(&error) && self.is_denied_namespaces().await => Answer::Denied,
+            Ok(Err(error)) if is_denial(&error) => Answer::Withheld,
             Ok(Err(_)) | Err(_) => Answer::None,
         }
     }
 
-    /// Rights are removed one after the other: so who is denied this one, and not all of them, asks again.
+    /// Asks until it knows what to believe.
     async fn ask_for_good(&self) -> Answer {
-        for _ in 0..TRIES {
-            match self.ask().await {
-                Answer::Denied if !self.is_denied_namespaces().await => {
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
-                answer => return answer,
+        let mut answers = Vec::new();
+        loop {
+            answers.push(self.ask().await);
+            if let Some(answer) = believed(&answers) {
+                return answer;
             }
+            sleep(ASK_AGAIN_AFTER).await;
         }
-        Answer::None
     }
 
     /// Whether the API server says that a right is gone that was given together with the one to ask. No answer says
@@ -124,22 +136,42 @@ fn is_denial(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403))
 }
 
-/// Asks until there is an answer.
+/// What to believe after these answers, the last of which is the newest; `None`: ask again.
+fn believed(answers: &[Answer]) -> Option<Answer> {
+    let newest = *answers.last()?;
+    let denials = answers.iter().rev().take_while(|answer| **answer == Answer::Denied).count();
+    match newest {
+        Answer::Stands | Answer::Gone | Answer::None => Some(newest),
+        Answer::Denied if denials >= DENIALS => Some(Answer::Denied),
+        Answer::Denied | Answer::Withheld => (answers.len() >= TRIES).then_some(Answer::None),
+    }
+}
+
+/// Asks until the DaemonSet has been seen: the agent may be there before its rights are.
 async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
+    let daemonset = &asked.name;
+    let mut is_told = false;
     loop {
-        match asked.ask().await {
-            Answer::Stands => return may_ask.store(true, Ordering::Relaxed),
-            Answer::None => tokio::time::sleep(ASK_AGAIN_AFTER).await,
-            answer @ (Answer::Gone | Answer::Denied) => {
-                let daemonset = asked.name;
-                warn!(
-                    daemonset,
-                    ?answer,
-                    "cannot see the agent's own DaemonSet: an uninstallation will leave the mirror in place"
-                );
-                return;
+        let wait = match asked.ask().await {
+            Answer::Stands => break,
+            Answer::None => LEARN_AFTER_SILENCE,
+            answer @ (Answer::Gone | Answer::Withheld | Answer::Denied) => {
+                if !is_told {
+                    warn!(
+                        daemonset,
+                        ?answer,
+                        "cannot see the agent's own DaemonSet: as long as that is so, an uninstallation leaves the mirror in place"
+                    );
+                }
+                is_told = true;
+                LEARN_AFTER_NO
             }
-        }
+        };
+        sleep(wait).await;
+    }
+    may_ask.store(true, Ordering::Relaxed);
+    if is_told {
+        info!(daemonset, "sees the agent's own DaemonSet now: an uninstallation will remove the mirror");
     }
 }
 
@@ -150,21 +182,30 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
 /// mirrors anew. A namespace that is deleted loses its pods before its DaemonSets.
 const fn is_going(answer: Answer, may_ask: bool, namespace_is_going: bool) -> bool {
     match answer {
-        Answer::Stands | Answer::None => namespace_is_going,
+        Answer::Stands | Answer::Withheld | Answer::None => namespace_is_going,
         Answer::Gone | Answer::Denied => may_ask || namespace_is_going,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    use serde_json::json;
+    use tokio::time::Instant;
+
+    use super::{
+        super::fake::{self, Reply},
+        *,
+    };
 
     #[test]
     fn a_mirror_is_removed_only_if_its_agent_is_known_to_go() {
-        use Answer::{Denied, Gone, None, Stands};
+        use Answer::{Denied, Gone, None, Stands, Withheld};
         for (answer, may_ask, namespace_is_going, expected) in [
             (Stands, true, false, false),
             (Stands, true, true, true),
+            (Withheld, true, false, false),
             (None, true, false, false),
             (None, true, true, true),
             (Gone, true, false, true),
@@ -177,5 +218,96 @@ mod tests {
             let outcome = is_going(answer, may_ask, namespace_is_going);
             assert_eq!(outcome, expected, "{answer:?} {may_ask} {namespace_is_going}");
         }
+    }
+
+    #[test]
+    fn what_is_said_is_believed_at_once_and_a_denial_if_it_lasts() {
+        use Answer::{Denied, Gone, None, Stands, Withheld};
+        for answer in [Stands, Gone, None] {
+            assert_eq!(believed(&[answer]), Some(answer));
+            assert_eq!(believed(&[Denied, Withheld, Denied, answer]), Some(answer));
+        }
+        let after = |first: &[Answer], denials| believed(&[first, &vec![Denied; denials]].concat());
+        assert_eq!((after(&[], DENIALS - 1), after(&[], DENIALS)), (Option::None, Some(Denied)));
+        // Rights that go one after the other.
+        let withheld = [Denied, Withheld, Withheld];
+        assert_eq!((after(&withheld, DENIALS - 1), after(&withheld, DENIALS)), (Option::None, Some(Denied)));
+        assert_eq!(believed(&[Withheld; TRIES - 1]), Option::None);
+        assert_eq!(believed(&[Withheld; TRIES]), Some(None));
+        assert_eq!(believed(&[[Denied, Withheld]; TRIES / 2].concat()), Some(None));
+    }
+
+    /// What an API server says of the DaemonSet and of everything else, at each request of the DaemonSet.
+    fn asked(says: impl Fn(usize) -> [Reply; 2] + Clone + Send + Sync + 'static) -> Asked {
+        let times = Arc::new(AtomicUsize::new(0));
+        let client = fake::client(move |request| {
+            if request.uri().path().ends_with("/daemonsets/agent") {
+                let [of_daemonset, _] = says(times.fetch_add(1, Ordering::Relaxed));
+                of_daemonset
+            } else {
+                let [_, of_namespaces] = says(times.load(Ordering::Relaxed) - 1);
+                of_namespaces
+            }
+        });
+        Asked {
+            api: Api::namespaced(client.clone(), "ours"),
+            namespaces: Api::all(client),
+            name: "agent".into(),
+        }
+    }
+
+    fn stands() -> Reply {
+        let metadata = json!({"name": "agent", "namespace": "ours"});
+        Reply::Object(
+            json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": metadata}),
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_denies_all_for_a_moment_is_not_believed() {
+        let asked = asked(|time| match time {
+            0..3 => [Reply::Status(403), Reply::Status(403)],
+            _ => [stands(), Reply::Status(403)],
+        });
+        assert_eq!(asked.ask_for_good().await, Answer::Stands);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whose_rights_are_all_gone_for_good_believes_it_in_time() {
+        let start = Instant::now();
+        // The first time, one right of two is still there.
+        let asked = asked(|time| match time {
+            0 => [Reply::Status(403), stands()],
+            _ => [Reply::Status(401), Reply::Status(403)],
+        });
+        assert_eq!(asked.ask_for_good().await, Answer::Denied);
+        assert!(start.elapsed() < DEADLINE, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_server_and_a_missing_daemonset_are_asked_once() {
+        let start = Instant::now();
+        assert_eq!(asked(|_| [Reply::Never, Reply::Never]).ask_for_good().await, Answer::None);
+        assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
+        assert_eq!(asked(|_| [Reply::Status(404), Reply::Never]).ask_for_good().await, Answer::Gone);
+        assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_that_comes_before_its_rights_learns_of_them() {
+        let asked = asked(|time| match time {
+            0 => [Reply::Never, Reply::Never],
+            1 => [Reply::Status(403), Reply::Status(403)],
+            2 => [Reply::Status(404), Reply::Never],
+            _ => [stands(), Reply::Never],
+        });
+        let start = Instant::now();
+        let may_ask = Arc::new(AtomicBool::new(false));
+        learn(asked, Arc::clone(&may_ask)).await;
+        assert!(may_ask.load(Ordering::Relaxed));
+        assert_eq!(
+            start.elapsed().as_secs(),
+            (PATIENCE + LEARN_AFTER_SILENCE + 2 * LEARN_AFTER_NO).as_secs()
+        );
     }
 }

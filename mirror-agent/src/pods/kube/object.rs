@@ -2,12 +2,16 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use k8s_openapi::api::core::v1::Pod as CorePod;
-use kube::{Resource, core::ObjectMeta};
+use k8s_openapi::api::core::v1::{Namespace, Pod as CorePod};
+use kube::{
+    Resource,
+    core::{ObjectMeta, PartialObjectMeta},
+};
 use mirror_common::abi::MAX_FILTER_TEXT;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::kept::Keep;
 use crate::{
     model::Pod,
     pods::parse,
@@ -22,7 +26,7 @@ const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/confi
 /// A pod of the API: the name under which it is stored, and what the agent needs, or why that cannot be read.
 ///
 /// It can be decoded from anything, so that one strange object does not keep all others from being read.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct PodObject {
     metadata: ObjectMeta,
     /// `Ok(None)`: it has ended, and has no processes any more.
@@ -34,12 +38,21 @@ impl PodObject {
     pub(super) fn pod(&self) -> Option<&Pod> {
         self.pod.as_ref().ok()?.as_ref()
     }
+}
 
-    /// Which object cannot be read, and why.
-    pub(super) fn problem(&self) -> Option<String> {
+impl Keep for PodObject {
+    fn trim(&mut self) {
+        self.metadata.resource_version = None;
+    }
+
+    fn problem(&self) -> Option<String> {
         let name = |name: &Option<String>| name.clone().unwrap_or_default();
         let ObjectMeta { namespace, name: pod, .. } = &self.metadata;
         self.pod.as_ref().err().map(|problem| format!("pod {}/{}: {problem}", name(namespace), name(pod)))
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self == other
     }
 }
 
@@ -92,17 +105,26 @@ fn static_uid(pod: &Pod) -> Option<String> {
     hash.filter(|hash| mirror == Some(hash)).filter(is_hash).cloned()
 }
 
-/// Leaves of an object's metadata its name, our annotations, and whether it is being deleted.
-pub(super) fn trim(metadata: &mut ObjectMeta) {
-    let mut annotations = metadata.annotations.take().unwrap_or_default();
-    keep_ours(&mut annotations);
-    *metadata = ObjectMeta {
-        name: metadata.name.take(),
-        resource_version: metadata.resource_version.take(),
-        annotations: Some(annotations),
-        deletion_timestamp: metadata.deletion_timestamp.take(),
-        ..ObjectMeta::default()
-    };
+impl Keep for PartialObjectMeta<Namespace> {
+    /// Leaves its name, our annotations, and whether it is being deleted.
+    fn trim(&mut self) {
+        let mut annotations = self.metadata.annotations.take().unwrap_or_default();
+        keep_ours(&mut annotations);
+        self.metadata = ObjectMeta {
+            name: self.metadata.name.take(),
+            annotations: Some(annotations),
+            deletion_timestamp: self.metadata.deletion_timestamp.take(),
+            ..ObjectMeta::default()
+        };
+    }
+
+    fn problem(&self) -> Option<String> {
+        None
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.metadata == other.metadata
+    }
 }
 
 impl Resource for PodObject {

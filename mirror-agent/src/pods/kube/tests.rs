@@ -2,12 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
+use kube::Resource as _;
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::*;
+use super::{
+    fake::{self, Reply},
+    *,
+};
 
-fn decode(object: serde_json::Value) -> PodObject {
+fn decode(object: Value) -> PodObject {
     serde_json::from_value(object).unwrap()
 }
 
@@ -111,16 +115,14 @@ fn an_object_that_cannot_be_read_is_told_and_stored_under_its_name() {
 
 #[test]
 fn of_a_namespace_its_name_and_our_annotations_are_kept() {
-    let mut metadata = serde_json::from_value(json!({
+    let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(json!({"metadata": {
         "name": "shop", "uid": "1", "resourceVersion": "5", "labels": {"a": "b"},
         "annotations": {"podmirror.io/mirror": "true", "other": "text"},
-    }))
+    }}))
     .unwrap();
-    object::trim(&mut metadata);
-    let kept = json!({
-        "name": "shop", "resourceVersion": "5", "annotations": {"podmirror.io/mirror": "true"},
-    });
-    assert_eq!(serde_json::to_value(&metadata).unwrap(), kept);
+    namespace.trim();
+    let kept = json!({"name": "shop", "annotations": {"podmirror.io/mirror": "true"}});
+    assert_eq!(serde_json::to_value(&namespace.metadata).unwrap(), kept);
 }
 
 #[test]
@@ -139,6 +141,144 @@ fn the_source_is_as_near_as_its_farther_watch() {
     }
 }
 
+/// A pod as a watch tells of it.
+fn web(change: impl FnOnce(&mut Value)) -> PodObject {
+    let mut object = json!({
+        "metadata": {
+            "name": "web", "namespace": "shop", "uid": "1", "resourceVersion": "1",
+            "annotations": {"podmirror.io/mirror": "true"},
+        },
+        "status": {"phase": "Running"},
+    });
+    change(&mut object);
+    decode(object)
+}
+
+#[test]
+fn of_a_pod_only_what_is_kept_wakes_the_loop() {
+    let (store, mut kept) = Kept::new();
+    assert!(!kept.take_in(Event::Init));
+    assert!(!kept.take_in(Event::InitApply(web(|_| {}))));
+    assert!(kept.take_in(Event::InitDone), "a whole list");
+    for (field, value, wakes) in [
+        ("/metadata/resourceVersion", json!("2"), false),
+        ("/metadata/labels", json!({"color": "green"}), false),
+        ("/metadata/managedFields", json!([{"manager": "kubelet"}]), false),
+        ("/metadata/annotations/color", json!("green"), false),
+        ("/status/podIP", json!("10.0.0.1"), false),
+        ("/metadata/annotations/podmirror.io~1mirror", json!("false"), true),
+        ("/metadata/annotations/podmirror.io~1rate", json!("10kpps"), true),
+        ("/metadata/annotations", json!(["no", "map"]), true),
+        ("/metadata/uid", json!("2"), true),
+        ("/spec", json!({"hostNetwork": true}), true),
+        ("/status/phase", json!("Succeeded"), true),
+    ] {
+        let changed = || {
+            web(|object| {
+                let (parent, key) = field.rsplit_once('/').unwrap();
+                object.pointer_mut(parent).unwrap()[key.replace("~1", "/")] = value.clone();
+            })
+        };
+        assert_eq!(kept.take_in(Event::Apply(changed())), wakes, "{field}");
+        assert!(!kept.take_in(Event::Apply(changed())), "{field}, once more");
+        assert_eq!(kept.take_in(Event::Apply(web(|_| {}))), wakes, "{field}, back");
+    }
+    assert_eq!(store.state().len(), 1);
+    assert!(kept.take_in(Event::Delete(web(|_| {}))), "a deletion");
+    assert!(kept.take_in(Event::Apply(web(|_| {}))), "a new pod");
+    // A list that tells nothing new.
+    assert!(!kept.take_in(Event::Init) && !kept.take_in(Event::InitApply(web(|_| {}))));
+    assert!(kept.take_in(Event::InitDone));
+}
+
+#[test]
+fn of_a_namespace_only_what_is_kept_wakes_the_loop() {
+    let namespace = |metadata: Value| -> PartialObjectMeta<Namespace> {
+        let mut all = json!({"name": "shop", "resourceVersion": "1", "uid": "1"});
+        all.as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
+        serde_json::from_value(json!({"metadata": all})).unwrap()
+    };
+    let (_, mut kept) = Kept::new();
+    for (metadata, wakes) in [
+        (json!({}), true),
+        (json!({"resourceVersion": "2", "labels": {"color": "green"}}), false),
+        (json!({"annotations": {"color": "green"}}), false),
+        (json!({"annotations": {"podmirror.io/mirror": "true"}}), true),
+        (json!({"annotations": {"podmirror.io/mirror": "true", "color": "red"}}), false),
+        (json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}), true),
+    ] {
+        assert_eq!(kept.take_in(Event::Apply(namespace(metadata.clone()))), wakes, "{metadata}");
+    }
+}
+
+#[test]
+fn an_object_without_a_name_is_left_out_alone() {
+    let (store, mut kept) = Kept::new();
+    let nameless = || web(|object| object["metadata"]["name"] = json!(null));
+    for event in [
+        Event::Init,
+        Event::InitApply(nameless()),
+        Event::InitApply(web(|_| {})),
+        Event::InitDone,
+        Event::Apply(nameless()),
+        Event::Delete(nameless()),
+    ] {
+        let is_done = matches!(event, Event::InitDone);
+        assert_eq!(kept.take_in(event), is_done);
+    }
+    assert_eq!(store.state().len(), 1);
+    let (store, mut kept) = Kept::<PartialObjectMeta<Namespace>>::new();
+    assert!(!kept.take_in(Event::Apply(PartialObjectMeta::default())));
+    assert_eq!(store.state().len(), 0);
+}
+
+#[test]
+fn agents_watch_for_times_that_are_spread_and_stay() {
+    let timeout = |node: usize| watch_config(&format!("node-{node}")).timeout.unwrap();
+    let timeouts: Vec<_> = (0..1000).map(timeout).collect();
+    assert_eq!((0..1000).map(timeout).collect::<Vec<_>>(), timeouts);
+    for second in WATCH_TIMEOUT {
+        let agents = timeouts.iter().filter(|timeout| **timeout == second).count();
+        assert!((30..100).contains(&agents), "{agents} of {second} s");
+    }
+    assert!(timeouts.iter().all(|timeout| Duration::from_secs((*timeout).into()) < SILENCE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_no_list_is_streamed_a_plain_one_is_taken_from_the_servers_memory() {
+    let (asked, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    let client = fake::client(move |request| {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let answer = match request.uri().path() {
+            _ if query.contains("sendInitialEvents") => Reply::Status(422),
+            _ if query.contains("watch") => Reply::Never,
+            "/api/v1/pods" => Reply::Object(json!({"metadata": {"resourceVersion": "7"}, "items": []})),
+            _ => Reply::Never,
+        };
+        asked.send((request.uri().path().to_owned(), query)).unwrap();
+        answer
+    });
+    let _pods = KubePods::watch(client, "one", |_| {});
+    let mut queries = Vec::new();
+    while queries.len() < 3 {
+        let (path, query) = requests.recv().await.unwrap();
+        if path == "/api/v1/pods" {
+            let mut words: Vec<_> =
+                query.split('&').filter(|word| !word.is_empty()).map(str::to_owned).collect();
+            words.sort();
+            queries.push(words);
+        }
+    }
+    let timeout = format!("timeoutSeconds={}", watch_config("one").timeout.unwrap());
+    let (node, latest) = ("fieldSelector=spec.nodeName%3Done", "resourceVersionMatch=NotOlderThan");
+    let bookmarks = "allowWatchBookmarks=true";
+    let streaming =
+        [bookmarks, node, "resourceVersion=0", latest, "sendInitialEvents=true", &timeout, "watch=true"];
+    let plain = [node, "resourceVersion=0", latest];
+    let watch = [bookmarks, node, "resourceVersion=7", &timeout, "watch=true"];
+    assert_eq!(queries, [&streaming[..], &plain, &watch]);
+}
+
 proptest! {
     /// Whatever an object is like, it can be stored, and is either a pod, or ended, or told of.
     #[test]
@@ -149,6 +289,21 @@ proptest! {
         let mut object = json!({"metadata": {"name": "a", "namespace": "b", "uid": "8a2e"}});
         object[field] = value;
         let object = decode(object);
-        prop_assert!(object.pod().is_none() || object.problem().is_none());
+        let is_known = object.pod().is_some();
+        prop_assert!(!is_known || object.problem().is_none());
+        let has_name = object.meta().name.is_some();
+        let (store, mut kept) = Kept::new();
+        for event in [
+            Event::Init,
+            Event::InitApply(web(|_| {})),
+            Event::InitApply(object.clone()),
+            Event::InitDone,
+            Event::Apply(object),
+        ] {
+            kept.take_in(event);
+        }
+        prop_assert_eq!(store.state().len(), 1 + usize::from(has_name));
+        let pods = store.state().iter().filter(|object| object.pod().is_some()).count();
+        prop_assert_eq!(pods, 1 + usize::from(is_known));
     }
 }
