@@ -290,7 +290,7 @@ mod tests {
         let skipped = |name: &&str| Skipped {
             pod: Some(PodId { namespace: (*name).into(), ..pod(name) }),
             nic: None,
-            why: Why::HostNetwork,
+            why: Why::HostNetwork { is_asked: true },
         };
         Arc::new(Report { skipped: names.iter().map(skipped).collect(), ..Report::default() })
     }
