@@ -73,8 +73,8 @@ enum Answer {
 }
 
 impl Installation {
-    /// The DaemonSet `name` in `namespace`. Asks for it from now on, until it has seen it, to know whether it may. Must be called in a tokio
-    /// runtime.
+    /// The DaemonSet `name` in `namespace`. Asks for it from now on, until it has seen it, to know whether it may. Must
+    /// be called in a tokio runtime.
     pub(super) fn new(
         client: Client,
         namespaces: Store<PartialObjectMeta<Namespace>>,
