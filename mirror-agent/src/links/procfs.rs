@@ -120,8 +120,8 @@ impl Processes {
     }
 }
 
-/// The namespaces that may be a pod's, each once and [`MOST`] at most, out of those of its processes (the oldest first, with the time from
-/// the boot to its start); `unreadable` is why one of them could not be looked at.
+/// The namespaces that may be a pod's, each once and [`MOST`] at most, out of those of its processes (the oldest first,
+/// with the time from the boot to its start); `unreadable` is why one of them could not be looked at.
 ///
 /// Containers may have made some of them (docker in a pod), and while a sandbox is made anew the old one may still be
 /// there. The node's own is the answer only if there is no other, and not before the oldest process is settled: a

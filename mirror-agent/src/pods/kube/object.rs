@@ -98,7 +98,8 @@ fn is_setting(key: &str) -> bool {
 }
 
 /// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too, so it must not look like the
-/// UID of a pod of the API, or a pod could have another one mirrored. (Of two with the same hash neither is believed: `without_twins`.)
+/// UID of a pod of the API, or a pod could have another one mirrored. (Of two with the same hash neither is believed:
+/// `without_twins`.)
 fn static_uid(pod: &Pod) -> Option<String> {
     let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
     let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
