@@ -3,18 +3,15 @@
 //! One pod that cannot be tapped must not make all others wait, and what fails may make events of its own, which must
 //! not have it tried again at once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
 use super::RETRY;
 use crate::model::{IfIndex, Op};
-
-impl Failed {
-    fn covers(&self, ops: &[Op]) -> bool {
-        ops.iter().all(|op| self.ops.contains(op))
-    }
-}
 
 /// The devices that wait.
 #[derive(Default)]
@@ -25,7 +22,13 @@ struct Failed {
     ops: Vec<Op>,
     why: BTreeSet<String>,
     at: Instant,
-    wait: std::time::Duration,
+    wait: Duration,
+}
+
+impl Failed {
+    fn covers(&self, ops: &[Op]) -> bool {
+        ops.iter().all(|op| self.ops.contains(op))
+    }
 }
 
 impl Held {
@@ -56,8 +59,6 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::model::Program;
 
