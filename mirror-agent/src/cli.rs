@@ -2,7 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use clap::{
+    ArgAction, Args, Parser, Subcommand, ValueEnum,
+    builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
+};
 
 use mirror_common::{limit::Limits, sample::DEFAULT_SEED};
 
@@ -198,7 +201,7 @@ pub struct AttachArgs {
     #[arg(required = true, value_name = "IFACE", value_parser = interface_name)]
     pub interfaces: Vec<String>,
     /// Which packets, seen from the interface: ingress is what it receives, egress what it sends.
-    #[arg(long, env = "MIRROR_DIRECTION", value_enum, default_value = "both")]
+    #[arg(long, env = "MIRROR_DIRECTION", value_parser = directions(), default_value = "both")]
     pub direction: Directions,
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
@@ -304,14 +307,10 @@ pub enum AttachMode {
     Clsact,
 }
 
-impl ValueEnum for Directions {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Ingress, Self::Egress, Self::Both]
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        Some(clap::builder::PossibleValue::new(self.name()))
-    }
+/// The directions by their names.
+fn directions() -> impl TypedValueParser<Value = Directions> {
+    PossibleValuesParser::new(Directions::ALL.map(Directions::name))
+        .try_map(|name| Directions::from_name(&name).ok_or("no such direction"))
 }
 
 /// Checks what `--log` was given.

@@ -12,16 +12,12 @@ pub mod admin;
 pub mod cli;
 pub mod cmd;
 pub mod dataplane;
-pub mod filter;
 pub mod health;
 pub mod links;
 pub mod metrics;
-pub mod mirror_iface;
-pub mod model;
 pub mod notes;
-pub mod plan;
 pub mod pods;
 pub mod reconcile;
 pub mod report;
-pub mod select;
-pub mod settings;
+
+use mirror_core::{filter, mirror_iface, model, plan, select, settings};

@@ -22,12 +22,12 @@ use aya::{
     maps::{Array, HashMap},
     programs::{LinkOrder, SchedClassifier, TcAttach, TcAttachType, tc::SchedClassifierLink},
 };
-use mirror_agent::filter::compile;
 use mirror_common::{
     abi::{SESSION_METERED, Session, TAP_AT_PEER, TARGET_QUEUELESS, TARGET_UP, Tap, Target},
     filter::FilterProgram,
     limit::{Limits, TICKS_PER_NS},
 };
+use mirror_core::filter::compile;
 use mirror_tests::{Frame, Lab, kernel_is_at_least};
 use nix::{
     sched::{CpuSet, sched_setaffinity},

@@ -96,7 +96,16 @@ impl Level {
         match self {
             Self::Unit => {
                 let mut test = workspace::cargo("test");
-                test.args(["--package", "mirror-common", "--package", "mirror-agent", "--package", "xtask"]);
+                test.args([
+                    "--package",
+                    "mirror-common",
+                    "--package",
+                    "mirror-core",
+                    "--package",
+                    "mirror-agent",
+                    "--package",
+                    "xtask",
+                ]);
                 test.arg("--").args(arguments).run()?;
                 tools::programs(&tools::NETWORK)?;
                 test_target("filter").arg("--").args(arguments).run()

@@ -12,7 +12,8 @@ use serde_json::Value;
 use crate::{pins, process::Run as _, process::command};
 
 /// The crates that are built for the host.
-pub(crate) const HOST_CRATES: [&str; 4] = ["mirror-common", "mirror-agent", "mirror-tests", "xtask"];
+pub(crate) const HOST_CRATES: [&str; 5] =
+    ["mirror-common", "mirror-core", "mirror-agent", "mirror-tests", "xtask"];
 
 /// The root directory of the work tree.
 pub(crate) fn root() -> PathBuf {

@@ -5,8 +5,9 @@ use tracing::info;
 use crate::{
     cli::{CleanupArgs, StateArgs},
     dataplane::{hooks::Hooks, maps::Maps, pins::Pins},
-    links::{LinkChange, LinkTable, netlink::Netlink},
+    links::{LinkTable, netlink::Netlink},
     mirror_iface::is_ours,
+    model::LinkChange,
 };
 
 /// Removes everything, unless an agent is at work.

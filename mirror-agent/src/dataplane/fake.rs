@@ -2,11 +2,12 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use anyhow::bail;
-use mirror_common::verdict::Hook;
-
 use super::Dataplane;
-use crate::model::{Actual, ActualTap, HookState, IfIndex, Op, Program, Tap};
+use crate::{
+    model::{Actual, Op},
+    plan::apply,
+};
+use anyhow::bail;
 
 /// An installed state that ops change, op by op.
 #[derive(Default)]
@@ -34,34 +35,5 @@ impl Dataplane for Fake {
         }
         apply(&mut self.actual, op);
         Ok(())
-    }
-}
-
-/// What an op does to what is installed.
-pub(crate) fn apply(actual: &mut Actual, op: &Op) {
-    let mut change = |ifindex: IfIndex, change: &dyn Fn(&mut ActualTap)| {
-        let empty =
-            ActualTap { tap: None, ended: None, ingress: HookState::Absent, egress: HookState::Absent };
-        let tap = actual.taps.entry(ifindex).or_insert_with(|| empty.clone());
-        change(tap);
-        if *tap == empty {
-            actual.taps.remove(&ifindex);
-        }
-    };
-    match op {
-        Op::SetTarget(target) => actual.target = target.clone(),
-        Op::PutTap(ifindex, tap) => change(*ifindex, &|installed| installed.tap = Some(Tap::clone(tap))),
-        Op::RemoveTap(ifindex) => change(*ifindex, &|installed| installed.tap = None),
-        Op::Attach(ifindex, Program::Deliver) => drop(actual.deliver.insert(*ifindex, HookState::Current)),
-        Op::Detach(ifindex, Program::Deliver) => drop(actual.deliver.remove(ifindex)),
-        Op::Attach(ifindex, program) => change(*ifindex, &|tap| *state(tap, *program) = HookState::Current),
-        Op::Detach(ifindex, program) => change(*ifindex, &|tap| *state(tap, *program) = HookState::Absent),
-    }
-}
-
-fn state(tap: &mut ActualTap, program: Program) -> &mut HookState {
-    match program.hook() {
-        Hook::Ingress => &mut tap.ingress,
-        Hook::Egress => &mut tap.egress,
     }
 }

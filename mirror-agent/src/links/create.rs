@@ -2,6 +2,7 @@
 //!
 //! It does not choose the name or decide when (`mirror_iface` does). `netlink` calls it.
 
+use crate::model::ALIAS;
 use std::{collections::BTreeSet, io};
 
 use anyhow::Context;
@@ -14,11 +15,11 @@ use rtnetlink::{
 use tracing::{info, warn};
 
 use super::{
-    ALIAS,
     netlink::{dump, os_error},
     offloads,
     sink::drop_received,
 };
+use crate::model::ALIAS;
 
 /// Most bytes of a device name.
 const NAME_MAX: usize = 15;

@@ -26,8 +26,8 @@ use rtnetlink::{
 use tokio::{sync::Notify, task::JoinSet};
 use tracing::error;
 
-use super::{LinkChange, LinkTable, PodNetns, create, decode, inside::Inside, netns::Netns, offloads};
-use crate::model::{IfIndex, Link, LinkSnapshot};
+use super::{LinkTable, PodNetns, create, decode, inside::Inside, netns::Netns, offloads};
+use crate::model::{IfIndex, Link, LinkChange, LinkSnapshot};
 
 /// Devices, tc filters and qdiscs, and ids of namespaces.
 const EVENTS: [MulticastGroup; 3] = [MulticastGroup::Link, MulticastGroup::Tc, MulticastGroup::Nsid];

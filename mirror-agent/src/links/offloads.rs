@@ -178,10 +178,13 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::links::{
-        LinkChange, LinkTable as _,
-        netlink::Netlink,
-        tests::{DEADLINE, add, by_name, handle, on_a_node, quiet},
+    use crate::{
+        links::{
+            LinkTable as _,
+            netlink::Netlink,
+            tests::{DEADLINE, add, by_name, handle, on_a_node, quiet},
+        },
+        model::LinkChange,
     };
 
     #[test]

@@ -20,8 +20,8 @@ use rtnetlink::{
 };
 use tokio::{sync::oneshot, time::timeout};
 
-use super::{LinkChange, LinkTable, PodNetns, netlink::Netlink, netns::netns_id};
-use crate::model::{IfIndex, Link, LinkKind, Peer, PodLinks};
+use super::{LinkTable, PodNetns, netlink::Netlink, netns::netns_id};
+use crate::model::{IfIndex, Link, LinkChange, LinkKind, Peer, PodLinks};
 
 mod mirror;
 

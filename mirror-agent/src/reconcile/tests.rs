@@ -9,10 +9,9 @@ use mirror_common::limit::Limits;
 use super::*;
 use crate::{
     dataplane::fake::Fake,
-    links::{ALIAS, LinkChange},
     model::{
-        ActualTap, Directions, HookState, IfIndex, Link, LinkKind, NetnsId, Owner, Peer, Pod, PodId,
-        PodLinks, Program, Tap,
+        ALIAS, ActualTap, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, NetnsId, Owner, Peer,
+        Pod, PodId, PodLinks, Program, Tap,
     },
     select::MIRROR,
     settings::Settings,

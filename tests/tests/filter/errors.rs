@@ -1,6 +1,6 @@
 //! Messages: what is wrong, and where.
 
-use mirror_agent::filter::compile;
+use mirror_core::filter::compile;
 
 #[test]
 fn each_error_names_the_part_and_its_place() {

@@ -6,11 +6,11 @@ use std::{
 };
 
 use libloading::Library;
-use mirror_agent::filter;
 use mirror_common::{
     filter::{FilterProgram, matches},
     packet::header,
 };
+use mirror_core::filter;
 
 const DLT_EN10MB: c_int = 1;
 /// With this mask, `ip broadcast` is all ones or all zeros.

@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use mirror_agent::filter;
+use mirror_core::filter;
 
 use crate::{
     expressions::expression,

@@ -4,7 +4,6 @@
 
 use std::cell::RefCell;
 
-use mirror_agent::filter;
 use mirror_common::{
     abi::Session,
     decide::chosen,
@@ -12,6 +11,7 @@ use mirror_common::{
     packet::header,
     verdict::{Direction, Hook, Verdict},
 };
+use mirror_core::filter;
 use proptest::{
     collection::vec,
     prelude::*,

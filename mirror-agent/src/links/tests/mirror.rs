@@ -7,7 +7,7 @@ use rtnetlink::packet_route::link::{
 };
 
 use super::*;
-use crate::links::ALIAS;
+use crate::model::ALIAS;
 
 #[test]
 fn the_mirror_interface_is_made_silent_and_ours() {

@@ -1,10 +1,7 @@
 //! Which devices may be the mirror interface, and who makes it.
 
 use super::*;
-use crate::{
-    links::ALIAS,
-    model::{Offloads, Peer},
-};
+use crate::model::{ALIAS, Offloads, Peer};
 
 fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
     Link {

@@ -19,36 +19,7 @@ mod tests;
 
 use std::{future::Future, io, path::PathBuf};
 
-use crate::model::{IfIndex, LinkSnapshot};
-
-/// Alias (`IFLA_IFALIAS`) of the devices that we make: only what carries it may be deleted.
-pub const ALIAS: &str = "podmirror";
-
-/// A change of the mirror interface, decided by [`crate::mirror_iface`].
-///
-/// To change a device that has gone is not an error: the next snapshot tells that it has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LinkChange {
-    /// Makes a dummy device, or a veth pair where the kernel has no dummy driver: no ARP, no multicast, no IPv6
-    /// address, our alias, up. An error if the name is taken.
-    CreateMirror {
-        /// Name of the device to be.
-        name: String,
-        /// Its MTU in bytes.
-        mtu: u32,
-        /// Whether it keeps its offloads.
-        offloads: bool,
-    },
-    /// Brings a device up.
-    SetUp(IfIndex),
-    /// Changes the MTU of a device, in bytes.
-    SetMtu(IfIndex, u32),
-    /// Switches those offloads of a device on or off that can be (see [`crate::model::Offloads`]). An error if one of
-    /// them does not follow.
-    SetOffloads(IfIndex, bool),
-    /// Deletes a device, and with it the other end of a veth pair.
-    Delete(IfIndex),
-}
+use crate::model::{LinkChange, LinkSnapshot};
 
 /// A pod whose devices are asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -100,3 +100,32 @@ impl LinkSnapshot {
         self.host.values().find(|link| link.name == name)
     }
 }
+
+/// Alias (`IFLA_IFALIAS`) of the devices that we make: only what carries it may be deleted.
+pub const ALIAS: &str = "podmirror";
+
+/// A change of the mirror interface, decided by [`mirror_iface`](crate::mirror_iface).
+///
+/// To change a device that has gone is not an error: the next snapshot tells that it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LinkChange {
+    /// Makes a dummy device, or a veth pair where the kernel has no dummy driver: no ARP, no multicast, no IPv6
+    /// address, our alias, up. An error if the name is taken.
+    CreateMirror {
+        /// Name of the device to be.
+        name: String,
+        /// Its MTU in bytes.
+        mtu: u32,
+        /// Whether it keeps its offloads.
+        offloads: bool,
+    },
+    /// Brings a device up.
+    SetUp(IfIndex),
+    /// Changes the MTU of a device, in bytes.
+    SetMtu(IfIndex, u32),
+    /// Switches those offloads of a device on or off that can be (see [`Offloads`]). An error if one of
+    /// them does not follow.
+    SetOffloads(IfIndex, bool),
+    /// Deletes a device, and with it the other end of a veth pair.
+    Delete(IfIndex),
+}

@@ -3,6 +3,8 @@
 //! Pure, and total: `apply(plan(d, a)) == d`, `plan(d, d)` is empty, and every prefix of a plan is safe. Called by
 //! the reconcile loop, which carries the ops out one by one and carries on after one that fails.
 
+use mirror_common::verdict::Hook;
+
 use crate::model::{Actual, ActualTap, Desired, HookState, IfIndex, Op, Program, Tap};
 
 /// The ops that turn `actual` into `desired`.
@@ -60,6 +62,35 @@ fn same_tap(a: &Tap, b: &Tap) -> bool {
         (Some(pod_a), Some(pod_b)) => pod_a.uid == pod_b.uid && a.owner.netns == b.owner.netns,
         (None, None) => a.owner.nic == b.owner.nic,
         _ => false,
+    }
+}
+
+/// What an op does to what is installed: what a plan counts on, and what the dataplane must do in the kernel.
+pub fn apply(actual: &mut Actual, op: &Op) {
+    let mut change = |ifindex: IfIndex, change: &dyn Fn(&mut ActualTap)| {
+        let empty =
+            ActualTap { tap: None, ended: None, ingress: HookState::Absent, egress: HookState::Absent };
+        let tap = actual.taps.entry(ifindex).or_insert_with(|| empty.clone());
+        change(tap);
+        if *tap == empty {
+            actual.taps.remove(&ifindex);
+        }
+    };
+    match op {
+        Op::SetTarget(target) => actual.target = target.clone(),
+        Op::PutTap(ifindex, tap) => change(*ifindex, &|installed| installed.tap = Some(Tap::clone(tap))),
+        Op::RemoveTap(ifindex) => change(*ifindex, &|installed| installed.tap = None),
+        Op::Attach(ifindex, Program::Deliver) => drop(actual.deliver.insert(*ifindex, HookState::Current)),
+        Op::Detach(ifindex, Program::Deliver) => drop(actual.deliver.remove(ifindex)),
+        Op::Attach(ifindex, program) => change(*ifindex, &|tap| *state(tap, *program) = HookState::Current),
+        Op::Detach(ifindex, program) => change(*ifindex, &|tap| *state(tap, *program) = HookState::Absent),
+    }
+}
+
+fn state(tap: &mut ActualTap, program: Program) -> &mut HookState {
+    match program.hook() {
+        Hook::Ingress => &mut tap.ingress,
+        Hook::Egress => &mut tap.egress,
     }
 }
 

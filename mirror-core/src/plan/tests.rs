@@ -6,7 +6,6 @@ use mirror_common::limit::Limits;
 
 use super::*;
 use crate::{
-    dataplane::fake::apply,
     model::{Directions, NetnsId, Owner, PodId, Target},
     settings::Settings,
 };

@@ -11,7 +11,7 @@ use mirror_common::{
     verdict::{Direction, Hook},
 };
 
-pub use self::links::{Link, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks};
+pub use self::links::{ALIAS, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks};
 use crate::settings::Settings;
 
 /// Index of a network device in the node's network namespace; never 0.
@@ -95,6 +95,14 @@ impl Directions {
             3 => Some(Self::Both),
             _ => None,
         }
+    }
+
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Ingress, Self::Egress, Self::Both];
+
+    /// The inverse of [`Self::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|directions| directions.name() == name)
     }
 
     /// The word of the annotation and of `--direction`.

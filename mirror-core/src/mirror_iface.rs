@@ -6,10 +6,7 @@ use std::{collections::BTreeSet, fmt};
 
 use mirror_common::limit::Limits;
 
-use crate::{
-    links::{ALIAS, LinkChange},
-    model::{IfIndex, Link, LinkKind, LinkSnapshot, Target},
-};
+use crate::model::{ALIAS, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target};
 
 /// MTU in bytes of a mirror interface that we make: the largest, so that nothing is too long for it.
 const DEFAULT_MTU: u32 = 65535;

@@ -246,11 +246,7 @@ fn is_inner(link: &Link) -> bool {
 
 /// The node's end of a pod's veth, checked in both directions: the NIC names the device, and the device names the
 /// NIC and the pod's namespace. An index alone proves nothing, because each namespace counts its own.
-pub(crate) fn host_end<'a>(
-    nic: &Link,
-    inside: &PodLinks,
-    host: &'a BTreeMap<IfIndex, Link>,
-) -> Option<&'a Link> {
+pub fn host_end<'a>(nic: &Link, inside: &PodLinks, host: &'a BTreeMap<IfIndex, Link>) -> Option<&'a Link> {
     let peer = nic.peer.filter(|_| nic.kind == LinkKind::Veth)?;
     let link = host.get(&IfIndex(peer.ifindex))?;
     let back = link.peer.filter(|_| link.kind == LinkKind::Veth)?;

@@ -1,0 +1,17 @@
+//! What podmirror decides, as pure functions over plain data.
+//!
+//! ```text
+//! pods, annotations, policy ─► select ─┐
+//! devices of the node and its pods ────┴► Desired ─► plan ─► ops
+//! what is installed ─────────────────────────────────┘
+//! ```
+//!
+//! No clock, no environment, no I/O and no logging: the manifest names no crate that could. The agent brings what it
+//! has read from the kernel and from Kubernetes, and carries the ops out.
+
+pub mod filter;
+pub mod mirror_iface;
+pub mod model;
+pub mod plan;
+pub mod select;
+pub mod settings;
