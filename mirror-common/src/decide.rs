@@ -6,12 +6,12 @@
 
 use crate::{
     abi::{
-        COPIED_MARK, COPIED_MASK, Session, TAP_AT_PEER, TARGET_BITS, TARGET_QUEUELESS, TARGET_UP, Tap, Target,
+        COPIED_MARK, COPIED_MASK, FORM_BITS, Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target,
     },
     filter::{self, FilterProgram},
     packet::Header,
     sample::in_sample,
-    verdict::{Direction, Hook, Verdict},
+    verdict::{Hook, Verdict},
 };
 
 /// What the decision needs to know of a packet.
@@ -25,45 +25,39 @@ pub struct Packet {
     pub tc_index: u16,
 }
 
-/// The mark of a packet that has been copied to `target`, added to what `tc_index` said before.
+/// What `tc_index` says once the packet has been copied in the form of the mark `form` ([`Session::mark`]), beside
+/// what it said before.
 #[inline(always)]
-pub const fn mark(tc_index: u16, target: u32) -> u16 {
-    let others = tc_index & !(COPIED_MASK | TARGET_BITS);
-    let targets = if tc_index & COPIED_MASK == COPIED_MARK { tc_index & TARGET_BITS } else { 0 };
-    COPIED_MARK | targets | target_bit(target) | others
+pub const fn mark(tc_index: u16, form: u32) -> u16 {
+    let others = tc_index & !(COPIED_MASK | FORM_BITS);
+    let forms = if tc_index & COPIED_MASK == COPIED_MARK { tc_index & FORM_BITS } else { 0 };
+    COPIED_MARK | forms | form as u16 & FORM_BITS | others
 }
 
-/// Whether `tc_index` says that the packet has been copied to `target`.
+/// Whether `tc_index` says that the packet has been copied in the form of the mark `form`.
 #[inline(always)]
-pub const fn is_marked(tc_index: u16, target: u32) -> bool {
-    tc_index & COPIED_MASK == COPIED_MARK && tc_index & target_bit(target) != 0
+pub const fn is_marked(tc_index: u16, form: u32) -> bool {
+    tc_index & COPIED_MASK == COPIED_MARK && tc_index & form as u16 & FORM_BITS != 0
 }
 
+/// The first step: whether `packet` is one for the session at all, by its direction and its mark.
 #[inline(always)]
-const fn target_bit(target: u32) -> u16 {
-    0x0100 << (target & 3)
-}
-
-/// The first step: whether a session wants `packet` at all, by its direction and its mark.
-#[inline(always)]
-pub const fn wanted(packet: Packet, tap: &Tap, session: &Session) -> Result<(), Verdict> {
-    let at_peer = tap.flags & TAP_AT_PEER != 0;
-    let direction = Direction::at(packet.hook, at_peer);
-    if session.directions & direction.bit() == 0 {
+pub const fn screen(packet: Packet, tap: &Tap, session: &Session) -> Result<(), Verdict> {
+    let kind = tap.kind();
+    if session.directions & kind.direction(packet.hook).bit() == 0 {
         return Err(Verdict::OtherDirection);
     }
     // What leaves a pod has met no tap of this node in this form, whatever its tc_index says: a pod that routes
     // sends a changed packet, and a pod that marks its own packets must not be able to hide them.
-    let leaves_pod = at_peer && matches!(direction, Direction::Egress);
-    if !leaves_pod && is_marked(packet.tc_index, session.target) {
+    if !kind.leaves_pod(packet.hook) && is_marked(packet.tc_index, session.mark) {
         return Err(Verdict::Duplicate);
     }
     Ok(())
 }
 
-/// The second step, for sessions with a filter or a sample: whether the packet is one of those that were chosen.
+/// The second step, for sessions with a filter or a sample: whether the packet passes both.
 #[inline(always)]
-pub fn chosen(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Header) -> Result<(), Verdict> {
+pub fn sift(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Header) -> Result<(), Verdict> {
     if filter.is_some_and(|filter| !filter::matches(filter, header)) {
         return Err(Verdict::Filtered);
     }
@@ -75,12 +69,15 @@ pub fn chosen(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &He
 
 /// The third step: the ifindex to which a copy must go. Limits come after it, so that a lost copy costs none of them.
 #[inline(always)]
-pub const fn reachable(packet: Packet, target: &Target) -> Result<u32, Verdict> {
+pub const fn aim(packet: Packet, session: &Session, target: &Target) -> Result<u32, Verdict> {
     if target.ifindex == 0 || target.flags & TARGET_UP == 0 {
         return Err(Verdict::TargetDown);
     }
     if target.ifindex == packet.ifindex {
         return Err(Verdict::Loop);
+    }
+    if session.snaplen != 0 && target.flags & TARGET_CUTS == 0 {
+        return Err(Verdict::Uncut);
     }
     Ok(target.ifindex)
 }
@@ -113,80 +110,26 @@ pub const fn outcome(code: i64, target: &Target) -> Verdict {
 
 #[cfg(test)]
 mod tests {
-    use proptest::{prelude::*, sample::select};
+    use proptest::prelude::*;
 
     use super::*;
-    use crate::abi::MAX_TARGETS;
-
-    /// Every packet, tap, session and target that can stand in the maps, and many that should not.
-    fn world() -> impl Strategy<Value = (Packet, Tap, Session, Target)> {
-        let tc_index = prop_oneof![Just(0), any::<u16>(), (0..0x1000u16).prop_map(|bits| COPIED_MARK | bits)];
-        let packet = (select(&Hook::ALL[..]), 1..4u32, tc_index)
-            .prop_map(|(hook, ifindex, tc_index)| Packet { hook, ifindex, tc_index });
-        let tap = (0..2u32).prop_map(|flags| Tap { flags, session_count: 1, ..Tap::default() });
-        let session = (0..MAX_TARGETS, 0..4u32).prop_map(|(target, directions)| Session {
-            target,
-            directions,
-            ..Session::default()
-        });
-        let target =
-            (0..4u32, 0..4u32).prop_map(|(ifindex, flags)| Target { ifindex, flags, ..Target::default() });
-        (packet, tap, session, target)
-    }
-
-    /// The steps that need nothing but the packet's place.
-    fn decide(packet: Packet, tap: &Tap, session: &Session, target: &Target) -> Result<u32, Verdict> {
-        wanted(packet, tap, session)?;
-        reachable(packet, target)
-    }
 
     proptest! {
         #[test]
-        fn a_copy_goes_to_a_target_that_is_up_and_never_back_to_where_the_packet_is(
-            (packet, tap, session, target) in world(),
-        ) {
-            if let Ok(ifindex) = decide(packet, &tap, &session, &target) {
-                prop_assert_eq!(ifindex, target.ifindex);
-                prop_assert_ne!(ifindex, packet.ifindex);
-                prop_assert_ne!(ifindex, 0);
-                prop_assert_ne!(target.flags & TARGET_UP, 0);
-                let direction = Direction::at(packet.hook, tap.flags & TAP_AT_PEER != 0);
-                prop_assert_ne!(session.directions & direction.bit(), 0);
+        fn marks_add_up(tc_index: u16, first in 0..4, second in 0..4) {
+            let marked = mark(mark(tc_index, 0x100_u32 << first), 0x100_u32 << second);
+            for form in 0..4 {
+                let expected = form == first || form == second || is_marked(tc_index, 0x100_u32 << form);
+                prop_assert_eq!(is_marked(marked, 0x100_u32 << form), expected);
             }
-        }
-
-        /// The receiver's tap skips what the sender's has copied; no other target and no foreign value counts.
-        #[test]
-        fn a_marked_packet_is_a_duplicate_for_that_target_only(
-            (packet, tap, session, target) in world(), other in 0..MAX_TARGETS,
-        ) {
-            let copied = Packet { tc_index: mark(packet.tc_index, other), ..packet };
-            let leaves_pod = packet.hook == Hook::Ingress && tap.flags & TAP_AT_PEER != 0;
-            match decide(copied, &tap, &session, &target) {
-                Err(Verdict::Duplicate) => {
-                    prop_assert!(!leaves_pod, "what leaves a pod is always new");
-                    prop_assert!(session.target == other || is_marked(packet.tc_index, session.target));
-                }
-                verdict => prop_assert!(
-                    leaves_pod || session.target != other || verdict == Err(Verdict::OtherDirection)
-                ),
-            }
-        }
-
-        #[test]
-        fn marks_add_up(tc_index: u16, first in 0..MAX_TARGETS, second in 0..MAX_TARGETS) {
-            let marked = mark(mark(tc_index, first), second);
-            for target in 0..MAX_TARGETS {
-                let expected = target == first || target == second || is_marked(tc_index, target);
-                prop_assert_eq!(is_marked(marked, target), expected);
-            }
+            prop_assert!(!is_marked(marked, 0), "a form without a bit is never marked");
             prop_assert_eq!(marked & 0x00ff, tc_index & 0x00ff, "those bits are others'");
         }
 
         /// The minor of a class id, which the kernel leaves in `tc_index`, is a small number.
         #[test]
-        fn small_numbers_in_tc_index_are_no_mark(tc_index in 0..0xb000u16, target in 0..MAX_TARGETS) {
-            prop_assert!(!is_marked(tc_index, target));
+        fn small_numbers_in_tc_index_are_no_mark(tc_index in 0..0xb000u16, form: u32) {
+            prop_assert!(!is_marked(tc_index, form));
         }
 
         #[test]
@@ -194,14 +137,6 @@ mod tests {
             let target = Target { ifindex: 1, flags, ..Target::default() };
             prop_assert_eq!(outcome(code, &target) == Verdict::Copied, code == 0);
         }
-    }
-
-    #[test]
-    fn both_hooks_of_a_veth_are_the_other_way_round() {
-        assert_eq!(Direction::at(Hook::Ingress, true), Direction::Egress);
-        assert_eq!(Direction::at(Hook::Egress, true), Direction::Ingress);
-        assert_eq!(Direction::at(Hook::Ingress, false), Direction::Ingress);
-        assert_eq!(Direction::at(Hook::Egress, false), Direction::Egress);
     }
 
     #[test]

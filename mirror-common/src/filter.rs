@@ -13,7 +13,7 @@ use crate::packet::{HEADER_BYTES, Header, LEN_OFFSET, len};
 pub const MAX_FILTER_STEPS: usize = 128;
 
 /// Filters that one node can have; equal ones are one.
-pub const MAX_FILTERS: u32 = 256;
+pub const MAX_FILTERS: u32 = 1024;
 
 /// Jump target: the packet matches.
 pub const ACCEPT: u8 = 254;

@@ -3,12 +3,17 @@
 //! Pure: the caller brings the clock, and keeps two CPUs from using one [`Meter`] at once. Nothing here looks at the
 //! packet; what comes here has passed filter and sampling.
 
+use core::time::Duration;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::verdict::Verdict;
 
 /// Times in a meter are counted in 2^-10 ns, so that a byte at 100 Gbit/s (0.08 ns) still has a price.
 pub const TICKS_PER_NS: u64 = 1 << 10;
+
+/// The longest burst that a rate can have. A minute: a longer one is a budget, and no product in a meter overflows.
+pub const MAX_BURST: Duration = Duration::from_secs(60);
 
 /// What a session may use up: rates, and budgets as what its meter may show. Zeros mean no limit. Written by the agent
 /// alone, as [`Meter`] is by the kernel, so that neither undoes what the other does meanwhile.
@@ -43,6 +48,17 @@ pub struct Meter {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+}
+
+/// What the copies of one pod have used up: of its ceiling (`POD_LIMIT`) and of its share of the node's rate
+/// (`SHARE_LIMIT`). One of zeros is new.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PodMeter {
+    /// Of the pod's ceiling.
+    pub ceiling: Meter,
+    /// Of the pod's share.
+    pub share: Meter,
 }
 
 /// Whether a budget of [`Limits`] is used up.
