@@ -2,11 +2,12 @@
 //!
 //! Pure: devices in, changes and complaints out. The reconcile loop carries the changes out through `links`.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
-use mirror_common::limit::Limits;
-
-use crate::model::{ALIAS, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target};
+use crate::model::{ALIAS, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target, TargetName};
 
 /// MTU in bytes of a mirror interface that we make: the largest, so that nothing is too long for it.
 const DEFAULT_MTU: u32 = 65535;
@@ -72,7 +73,6 @@ pub fn refusal(mirror: &Link) -> Option<String> {
 pub struct MirrorIface {
     name: String,
     mtu: Option<u32>,
-    limits: Limits,
     offloads: bool,
     origin: Origin,
 }
@@ -89,9 +89,9 @@ enum Origin {
 }
 
 impl MirrorIface {
-    /// A mirror interface of this name; `mtu` in bytes where the user told one; `limits` for all copies together.
-    pub fn new(name: &str, mtu: Option<u32>, limits: Limits) -> Self {
-        Self { name: name.to_owned(), mtu, limits, offloads: true, origin: Origin::Unknown }
+    /// A mirror interface of this name; `mtu` in bytes where the user gave one.
+    pub fn new(name: &str, mtu: Option<u32>) -> Self {
+        Self { name: name.to_owned(), mtu, offloads: true, origin: Origin::Unknown }
     }
 
     /// Whether it takes super-frames and unfinished checksums as they are; else the kernel segments and fills them in
@@ -106,12 +106,12 @@ impl MirrorIface {
         &self.name
     }
 
-    /// What must be changed now. `previous` is the target that is installed.
+    /// What must be changed now.
     ///
     /// A device that exists is brought up, and given the MTU that the user told, when the agent starts and never
     /// later: who takes it down afterwards wants it down. Offloads that are not wanted are switched off whenever they
     /// are on: with them, copies would be other than they were said to be.
-    pub fn changes(&mut self, links: &LinkSnapshot, previous: &Target) -> Vec<LinkChange> {
+    pub fn changes(&mut self, links: &LinkSnapshot) -> Vec<LinkChange> {
         let link = links.by_name(&self.name);
         let first = self.origin == Origin::Unknown;
         if first {
@@ -121,11 +121,6 @@ impl MirrorIface {
             };
         }
         let mut changes = Vec::new();
-        // Ours, but renamed, or made for another --mirror-iface: nothing will be copied to it any more.
-        let abandoned = previous.ifindex.and_then(|ifindex| links.host.get(&ifindex));
-        if let Some(abandoned) = abandoned.filter(|link| is_ours(link) && link.name != self.name) {
-            changes.push(LinkChange::Delete(abandoned.ifindex));
-        }
         match link {
             None if self.origin == Origin::Ours => {
                 let mtu = self.mtu.unwrap_or(DEFAULT_MTU);
@@ -169,16 +164,29 @@ impl MirrorIface {
     /// The target that the device makes, as it is now.
     pub fn target(&self, links: &LinkSnapshot) -> Target {
         match links.by_name(&self.name).filter(|link| refusal(link).is_none()) {
-            None => Target { name: self.name.clone(), limits: self.limits, ..Target::default() },
+            None => Target { device: self.name.clone(), ..Target::default() },
             Some(link) => Target {
-                name: self.name.clone(),
+                device: self.name.clone(),
                 ifindex: Some(link.ifindex),
                 up: link.up && link.carrier,
                 queueless: link.queueless,
-                limits: self.limits,
+                cuts: false,
             },
         }
     }
+}
+
+/// The devices of ours that no target needs any more: renamed ones, and those that were made for a target that is gone
+/// or has another device now. `previous` are the targets that are installed, `names` the mirror interfaces.
+pub fn abandoned(
+    names: &BTreeSet<&str>,
+    links: &LinkSnapshot,
+    previous: &BTreeMap<TargetName, Target>,
+) -> Vec<LinkChange> {
+    let installed: BTreeSet<_> = previous.values().filter_map(|target| target.ifindex).collect();
+    let links = installed.iter().filter_map(|ifindex| links.host.get(ifindex));
+    let abandoned = links.filter(|link| is_ours(link) && !names.contains(link.name.as_str()));
+    abandoned.map(|link| LinkChange::Delete(link.ifindex)).collect()
 }
 
 /// Whether we have made a device.

@@ -126,6 +126,13 @@ impl Settings {
         set.map_err(|reason| SettingError { key, value: value.to_owned(), reason })
     }
 
+    /// Whether two settings ask for the same: the texts of the filters count, and not the programs.
+    pub fn asks_the_same(&self, other: &Self) -> bool {
+        let text = |settings: &Self| settings.filter.as_ref().map(|filter| filter.text.clone());
+        let without = |settings: &Self| Self { filter: None, ..settings.clone() };
+        text(self) == text(other) && without(self) == without(other)
+    }
+
     /// Whether the kernel must keep a meter for the session.
     pub fn is_metered(&self) -> bool {
         self.rate.is_some() || self.budget != Budget::default()
@@ -136,6 +143,14 @@ impl Settings {
 pub const KEYS: [&str; 7] = ["filter", "sample", "rate", "snaplen", "duration", "packets", "bytes"];
 
 impl Rate {
+    /// One of `parts` equal parts, at least one unit a second, with the same burst; the whole for none.
+    #[must_use]
+    pub fn share_of(self, parts: usize) -> Self {
+        let parts = u64::try_from(parts).unwrap_or(u64::MAX).max(1);
+        let share = |rate: u64| (rate / parts).max(1);
+        Self { packets: self.packets.map(share), bits: self.bits.map(share), burst: self.burst }
+    }
+
     /// The prices that the kernel charges.
     pub fn limits(&self) -> Limits {
         let Self { packets, bits, burst } = self;
