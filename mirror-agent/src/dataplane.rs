@@ -8,6 +8,7 @@ pub mod clsact;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod hooks;
+mod ledger;
 pub mod maps;
 pub mod pins;
 pub mod readout;

@@ -133,3 +133,16 @@ pub struct Actual {
     /// What the tables can hold.
     pub capacity: Capacity,
 }
+
+impl Actual {
+    /// A node with nothing of ours, and tables of this size.
+    pub fn empty(capacity: Capacity) -> Self {
+        Self {
+            targets: BTreeMap::new(),
+            ceilings: Ceilings::default(),
+            taps: BTreeMap::new(),
+            deliver: BTreeMap::new(),
+            capacity,
+        }
+    }
+}

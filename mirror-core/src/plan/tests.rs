@@ -136,14 +136,7 @@ fn actual() -> impl Strategy<Value = Actual> {
 
 /// What is installed when all of `desired` is that fits.
 fn installed(desired: &Desired, capacity: Capacity) -> Actual {
-    let nothing = Actual {
-        targets: BTreeMap::new(),
-        ceilings: Ceilings::default(),
-        taps: BTreeMap::new(),
-        deliver: BTreeMap::new(),
-        capacity,
-    };
-    settled(desired, &nothing)
+    settled(desired, &Actual::empty(capacity))
 }
 
 /// What is installed after `desired` was put in the place of `before`.
