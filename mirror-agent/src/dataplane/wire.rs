@@ -11,7 +11,7 @@ use mirror_common::{
 
 use crate::{
     model::{NetnsId, Owner, PodId},
-    settings::{Budget, Filter, Rate, Settings, Share},
+    settings::{Budget, CaptureFilter, Rate, Settings, Share},
 };
 
 /// The settings of a session, whose filter is `program`.
@@ -20,7 +20,7 @@ pub(super) fn decode_settings(
     info: &TapOwner,
     program: Option<FilterProgram>,
 ) -> Settings {
-    let filter = program.map(|program| Filter { text: text(&info.filter), program: program.into() });
+    let filter = program.map(|program| CaptureFilter { text: text(&info.filter), program: program.into() });
     let asked = |value: u64| (value != 0).then_some(value);
     let time = |ms: u64| asked(ms).map(Duration::from_millis);
     let (packets, bits) = (asked(info.rate_packets), asked(info.rate_bits));
