@@ -192,18 +192,21 @@ pub enum FilterCommand {
 /// `mirror-agent explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// The capture: a classic pcap file of Ethernet frames, as `tcpdump -w` writes it.
+    /// The capture: a pcap or pcapng file of Ethernet frames, as tcpdump and Wireshark write them.
     #[arg(long, value_name = "FILE")]
     pub pcap: PathBuf,
     /// The filter, in tcpdump's language (pcap-filter(7)) [default: every packet].
     #[arg(long, value_name = "EXPR")]
     pub filter: Option<String>,
     /// A share of the flows, as in 1/100 or 10% [default: all].
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = settings::value_of("sample"))]
     pub sample: Option<String>,
     /// The seed of the sample.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED)]
     pub sample_seed: u32,
+    /// Form of the output.
+    #[arg(short, long, env = "MIRROR_OUTPUT", value_enum, default_value = "table")]
+    pub output: OutputFormat,
 }
 
 /// Form of the log lines.
@@ -215,7 +218,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Form of `status`.
+/// Form of `status` and `explain`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
     /// For people.
