@@ -40,6 +40,9 @@ pub enum Command {
     Filter(FilterArgs),
     /// Tell what would be copied of a capture file.
     Explain(ExplainArgs),
+    /// Print the reference of flags and annotations, in Markdown.
+    #[command(hide = true)]
+    Reference,
 }
 
 /// Where the state lies.
