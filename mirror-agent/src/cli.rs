@@ -1,18 +1,17 @@
 //! The command line: what was typed, and nothing that needs more than its own words to be checked.
 
+mod settings;
+
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{
     ArgAction, Args, Parser, Subcommand, ValueEnum,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
+use mirror_common::sample::DEFAULT_SEED;
 
-use mirror_common::{limit::Limits, sample::DEFAULT_SEED};
-
-use crate::{
-    model::Directions,
-    settings::{KEYS, SettingError, Settings},
-};
+pub use self::settings::SettingArgs;
+use crate::model::Directions;
 
 /// Copies the packets of chosen Kubernetes pods to a mirror interface, where tcpdump, an IDS or a collector reads them.
 #[derive(Debug, Parser)]
@@ -44,6 +43,9 @@ pub enum Command {
     Filter(FilterArgs),
     /// Tell what would be copied of a capture file.
     Explain(ExplainArgs),
+    /// Print the reference of flags and annotations, in Markdown.
+    #[command(hide = true)]
+    Reference,
 }
 
 /// Where the state lies.
@@ -70,65 +72,6 @@ pub struct MirrorArgs {
     /// How the tap programs are attached.
     #[arg(long, env = "MIRROR_ATTACH", value_enum, default_value = "auto", hide = true)]
     pub attach: AttachMode,
-}
-
-/// Which packets are copied, and how many. For `run`, what holds for pods that do not say otherwise.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Packets")]
-pub struct SettingArgs {
-    /// Only packets that match, in tcpdump's language.
-    #[arg(long, env = "MIRROR_FILTER", value_name = "EXPR", value_parser = setting("filter"))]
-    pub filter: Option<String>,
-    /// A share of the flows, as in 1/100 or 10%.
-    #[arg(long, env = "MIRROR_SAMPLE", value_name = "SHARE", value_parser = setting("sample"))]
-    pub sample: Option<String>,
-    /// The seed of the sample; the same on all nodes, so that a connection is in or out on all of them.
-    #[arg(long, env = "MIRROR_SAMPLE_SEED", value_name = "N", default_value_t = DEFAULT_SEED)]
-    pub sample_seed: u32,
-    /// Copies a second, as in 10kpps, 50Mbit or 10kpps,50Mbit; optionally ,burst=100ms.
-    #[arg(long, env = "MIRROR_RATE", value_name = "RATE", value_parser = setting("rate"))]
-    pub rate: Option<String>,
-    /// Bytes that are kept of each copy.
-    #[arg(long, env = "MIRROR_SNAPLEN", value_name = "BYTES", value_parser = setting("snaplen"))]
-    pub snaplen: Option<String>,
-    /// End after this time, as in 15m.
-    #[arg(long, env = "MIRROR_DURATION", value_name = "TIME", value_parser = setting("duration"))]
-    pub duration: Option<String>,
-    /// End after this many copies, as in 100k.
-    #[arg(long, env = "MIRROR_PACKETS", value_name = "N", value_parser = setting("packets"))]
-    pub packets: Option<String>,
-    /// End after copies of this many bytes, as in 1GiB.
-    #[arg(long, env = "MIRROR_BYTES", value_name = "BYTES", value_parser = setting("bytes"))]
-    pub bytes: Option<String>,
-    /// Copies a second of all pods and interfaces together, written as --rate.
-    #[arg(long, env = "MIRROR_MAX_RATE", value_name = "RATE", value_parser = setting("rate"))]
-    pub max_rate: Option<String>,
-}
-
-impl SettingArgs {
-    /// The settings, and the limits of the node.
-    pub fn settings(&self) -> Result<(Settings, Limits), SettingError> {
-        let Self { filter, sample, sample_seed, rate, snaplen, duration, packets, bytes, max_rate } = self;
-        let mut settings = Settings { seed: *sample_seed, ..Settings::default() };
-        for (key, value) in KEYS.into_iter().zip([filter, sample, rate, snaplen, duration, packets, bytes]) {
-            if let Some(value) = value {
-                settings.set(key, value)?;
-            }
-        }
-        let mut node = Settings::default();
-        if let Some(max_rate) = max_rate {
-            node.set("rate", max_rate)?;
-        }
-        Ok((settings, node.rate.map_or_else(Limits::default, |rate| rate.limits())))
-    }
-}
-
-/// Checks the value of a setting, and leaves it as it was written.
-fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone {
-    move |value| match Settings::default().set(key, value) {
-        Ok(()) => Ok(value.to_owned()),
-        Err(error) => Err(error.reason),
-    }
 }
 
 /// `mirror-agent run`.
@@ -255,18 +198,21 @@ pub enum FilterCommand {
 /// `mirror-agent explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// The capture: a classic pcap file of Ethernet frames, as `tcpdump -w` writes it.
+    /// The capture: a pcap or pcapng file of Ethernet frames, as tcpdump and Wireshark write them.
     #[arg(long, value_name = "FILE")]
     pub pcap: PathBuf,
     /// The filter, in tcpdump's language (pcap-filter(7)) [default: every packet].
     #[arg(long, value_name = "EXPR")]
     pub filter: Option<String>,
     /// A share of the flows, as in 1/100 or 10% [default: all].
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = settings::value_of("sample"))]
     pub sample: Option<String>,
     /// The seed of the sample.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED)]
     pub sample_seed: u32,
+    /// Form of the output.
+    #[arg(short, long, env = "MIRROR_OUTPUT", value_enum, default_value = "table")]
+    pub output: OutputFormat,
 }
 
 /// Form of the log lines.
@@ -278,7 +224,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Form of `status`.
+/// Form of `status` and `explain`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
     /// For people.

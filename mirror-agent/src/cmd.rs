@@ -6,6 +6,7 @@ pub mod attach;
 pub mod cleanup;
 pub mod explain;
 pub mod filter;
+mod reference;
 pub mod run;
 pub mod status;
 
@@ -35,6 +36,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),
             Command::Explain(args) => explain::explain(args),
+            Command::Reference => print(&reference::reference()),
         }
     })
 }

@@ -114,9 +114,11 @@ impl Meter {
             return;
         }
         self.counted_ns = now_ns;
-        // A pause longer than a burst fills the credit; so no product here overflows.
-        let burst = limits.burst_ticks;
-        let ticks = if elapsed_ns >= burst / TICKS_PER_NS { burst } else { elapsed_ns * TICKS_PER_NS } as i64;
+        // The whole pause counts, also one longer than a burst: it pays a debt first. 2^52 ns are 52 days, which pay every
+        // debt that there can be, and their ticks, 2^62, overflow nothing.
+        const LONGEST_NS: u64 = 1 << 52;
+        let counted_ns = if elapsed_ns < LONGEST_NS { elapsed_ns } else { LONGEST_NS };
+        let (ticks, burst) = ((counted_ns * TICKS_PER_NS) as i64, limits.burst_ticks);
         self.packet_credit = least(self.packet_credit.saturating_add(ticks), burst as i64);
         self.byte_credit = least(self.byte_credit.saturating_add(ticks), burst as i64);
     }
@@ -179,6 +181,23 @@ mod tests {
                 .filter(|now| meter.take(&limits, *now, 64).is_ok())
                 .count() as u64;
             prop_assert!(taken >= rate / 5, "{taken} of {}", rate / 5);
+        }
+
+        /// A packet may cost more than a burst holds. Its debt is paid by the time that passes, however few packets come
+        /// meanwhile.
+        #[test]
+        fn a_pause_pays_a_debt_that_is_more_than_a_burst(rate in 1..1_000u64, burst_ns in 1_000_000..SECOND_NS, len in 60..65_536u32) {
+            let price_ns = SECOND_NS / rate;
+            for limits in [packets_per_second(rate, burst_ns), Limits {
+                ticks_per_byte: price_ns * TICKS_PER_NS / u64::from(len),
+                burst_ticks: burst_ns * TICKS_PER_NS,
+                ..Limits::default()
+            }] {
+                let mut meter = Meter::default();
+                for packet in 1..10 {
+                    prop_assert_eq!(meter.take(&limits, packet * (price_ns + 1), len), Ok(()));
+                }
+            }
         }
 
         #[test]

@@ -15,7 +15,7 @@ use mirror_common::verdict::Direction;
 pub use self::{
     installed::{Actual, ActualTap, Capacity, Ended, HookState, Program},
     links::{ALIAS, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks},
-    mirror::{Ceilings, Desired, Form, NodeLimits, Origin, Owner, Place, Session, Tap, Target},
+    mirror::{Ceilings, Desired, Form, Origin, Owner, Place, Session, Tap, Target},
     name::{MirrorId, Name, TargetName},
     op::{Op, TapHead},
 };

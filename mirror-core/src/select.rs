@@ -21,11 +21,11 @@ pub use self::filters::Filters;
 use crate::{
     mirror_iface::{self, Conflict},
     model::{
-        Device, Directions, IfIndex, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, NodeLimits, Origin,
-        Owner, Place, PodId, PodLinks, Session, Tap, TargetName,
+        Device, Directions, IfIndex, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, Origin, Owner, Place,
+        PodId, PodLinks, Session, Tap, TargetName,
     },
     plan::NoRoom,
-    settings::{SettingError, Settings},
+    settings::{NodeLimits, SettingError, Settings},
 };
 
 /// What the user of the agent chose.

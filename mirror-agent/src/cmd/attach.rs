@@ -5,7 +5,7 @@ use tracing::info;
 
 use super::{cleanup::remove_everything, stop_signal};
 use crate::{
-    cli::{AttachArgs, MirrorArgs, StateArgs, Switch},
+    cli::{AttachArgs, MirrorArgs, SettingArgs, StateArgs, Switch},
     dataplane::{Dataplane as _, bpf::Bpf, pins::Pins},
     links::netlink::Netlink,
     metrics::LoopMetrics,
@@ -20,7 +20,7 @@ use crate::{
 pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let AttachArgs { interfaces, direction, mirror, settings, state: StateArgs { bpffs } } = args;
     let MirrorArgs { mirror_iface, mirror_iface_mtu, mirror_offloads, attach } = mirror;
-    let (settings, limits) = settings.settings()?;
+    let SettingArgs { settings, limits } = settings;
     let stop = stop_signal()?;
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
@@ -32,8 +32,8 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
             "pods are mirrored on this node; `mirror-agent cleanup` ends that, if nothing is to run here any more"
         );
     }
-    let mirror =
-        MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits).offloads(mirror_offloads == Switch::On);
+    let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits.of_node())
+        .offloads(mirror_offloads == Switch::On);
     let links = Netlink::new()?.with_offloads_of(&mirror_iface);
     let policy =
         Policy { mirror_iface, interfaces, interface_directions: direction, settings, ..Policy::default() };

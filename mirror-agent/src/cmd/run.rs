@@ -5,7 +5,7 @@ use tracing::info;
 use super::{cleanup::remove_everything, stop_signal};
 use crate::{
     admin::{self, Admin},
-    cli::{Listen, MirrorArgs, RunArgs, StateArgs, Switch},
+    cli::{Listen, MirrorArgs, RunArgs, SettingArgs, StateArgs, Switch},
     dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
     links::netlink::Netlink,
     metrics::{LoopMetrics, Metrics},
@@ -56,7 +56,7 @@ async fn follow(
 ) -> anyhow::Result<()> {
     let RunArgs { enable_mirror, listen, mirror, settings, state: StateArgs { bpffs }, .. } = args;
     let MirrorArgs { mirror_iface, mirror_iface_mtu, mirror_offloads, attach } = mirror;
-    let (settings, limits) = settings.settings()?;
+    let SettingArgs { settings, limits } = settings;
     let stop = stop_signal()?;
     let links = Netlink::new()?.with_offloads_of(&mirror_iface);
     let pins = Pins::new(&bpffs);
@@ -70,8 +70,8 @@ async fn follow(
     let dataplane = Bpf::load(pins.clone(), lock, attach)?;
     let method = dataplane.method().name();
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
-    let mirror =
-        MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits).offloads(mirror_offloads == Switch::On);
+    let mirror = MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits.of_node())
+        .offloads(mirror_offloads == Switch::On);
     let policy = Policy {
         enable_mirror,
         exclude_namespaces: args.exclude_namespaces.into_iter().collect(),

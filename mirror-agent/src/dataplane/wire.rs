@@ -16,7 +16,7 @@ use crate::{
         Device, Directions, IfIndex, MirrorId, Name, NetnsId, Origin, Owner, PodId, Session, Target,
         TargetName,
     },
-    settings::{Budget, Filter, Rate, Settings, Share},
+    settings::{Budget, CaptureFilter, Rate, Settings, Share},
 };
 
 /// The key of a device. Of a namespace that is not the node's the inode alone: all are on one file system.
@@ -94,7 +94,7 @@ pub(super) fn decode_session(
     info: &SessionInfo,
     program: Option<FilterProgram>,
 ) -> Option<(MirrorId, Placed)> {
-    let filter = program.map(|program| Filter { text: text(&info.filter), program: program.into() });
+    let filter = program.map(|program| CaptureFilter { text: text(&info.filter), program: program.into() });
     let asked = |value: u64| (value != 0).then_some(value);
     let time = |ms: u64| asked(ms).map(Duration::from_millis);
     let (packets, bits) = (asked(info.rate_packets), asked(info.rate_bits));

@@ -10,7 +10,7 @@ use std::{
 use mirror_common::{limit::Limits, verdict::TapKind};
 
 use super::{Device, Directions, IfIndex, MirrorId, NetnsId, PodId, TargetName};
-use crate::settings::{Rate, Settings};
+use crate::settings::{NodeLimits, Settings};
 
 /// The pod or interface that a tap is for. Two taps at the same device with different owners are different taps: an
 /// ifindex is used again, and a pod can get a new sandbox.
@@ -147,32 +147,6 @@ pub struct Target {
     pub queueless: bool,
     /// The second stage runs there, so that copies can be cut.
     pub cuts: bool,
-}
-
-/// The limits that hold on a node whatever the pods ask for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct NodeLimits {
-    /// Of all copies together (`--max-rate`); `None`: any number.
-    pub max_rate: Option<Rate>,
-    /// Of the copies of each pod (`--max-pod-rate`); `None`: any number.
-    pub max_pod_rate: Option<Rate>,
-}
-
-impl NodeLimits {
-    /// Whether there is any limit.
-    pub fn is_limited(&self) -> bool {
-        *self != Self::default()
-    }
-
-    /// What the kernel charges while `owners` pods and interfaces are tapped.
-    pub fn ceilings(&self, owners: usize) -> Ceilings {
-        let limits = |rate: Option<Rate>| rate.map_or_else(Limits::default, |rate| rate.limits());
-        Ceilings {
-            node: limits(self.max_rate),
-            pod: limits(self.max_pod_rate),
-            share: limits(self.max_rate.map(|rate| rate.share_of(owners))),
-        }
-    }
 }
 
 /// [`NodeLimits`] in the kernel's prices; zeros: no limit.

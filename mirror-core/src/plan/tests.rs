@@ -12,8 +12,8 @@ use proptest::{
 
 use super::*;
 use crate::{
-    model::{Capacity, Ceilings, Directions, Ended, NetnsId, NodeLimits, Origin, Owner, Place, PodId},
-    settings::{Filter, Rate, Settings, parse_filter},
+    model::{Capacity, Ceilings, Directions, Ended, NetnsId, Origin, Owner, Place, PodId},
+    settings::{CaptureFilter, NodeLimits, Rate, Settings, parse_filter},
 };
 
 fn owner() -> impl Strategy<Value = Owner> {
@@ -34,7 +34,7 @@ fn target_name() -> impl Strategy<Value = TargetName> {
     sample::select(vec!["default", "ids"]).prop_map(|name| TargetName(name.parse().unwrap()))
 }
 
-fn filter() -> impl Strategy<Value = Option<Filter>> {
+fn filter() -> impl Strategy<Value = Option<CaptureFilter>> {
     option::of(sample::select(vec!["tcp", "udp", "icmp"]).prop_map(|text| parse_filter(text).unwrap()))
 }
 
