@@ -106,9 +106,10 @@ fn prices_are_a_second_divided_by_the_rate() {
     assert_eq!(limits.ticks_per_byte, 1_000 * TICKS_PER_NS);
     assert_eq!(limits.burst_ticks, 50_000_000 * TICKS_PER_NS);
     let node = NodeLimits { max_rate: None, max_pod_rate: parse_rate("1kpps").ok() };
+    let ceilings = node.ceilings(3);
     assert_eq!(
-        (node.of_node(), node.of_pod().ticks_per_packet),
-        (Limits::default(), limits.ticks_per_packet)
+        (ceilings.node, ceilings.share, ceilings.pod.ticks_per_packet),
+        (Limits::default(), Limits::default(), limits.ticks_per_packet)
     );
 }
 
