@@ -226,6 +226,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let mut target = self.mirror.target(&links);
         self.told.target(&target);
         self.told.fixed_offloads(&target, self.mirror.fixed_offloads(&links));
+        self.told.loses_order(&target, self.mirror.loses_order(&links));
         // Taps that an earlier agent has left must not be given a target that leads back to them.
         let entangled = links.by_name(self.mirror.name()).and_then(|mirror| {
             let tapped = actual.taps.keys().filter_map(|ifindex| links.host.get(ifindex));

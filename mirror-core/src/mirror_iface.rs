@@ -74,6 +74,7 @@ pub struct MirrorIface {
     mtu: Option<u32>,
     limits: Limits,
     offloads: bool,
+    others: BTreeSet<String>,
     origin: Origin,
 }
 
@@ -91,7 +92,14 @@ enum Origin {
 impl MirrorIface {
     /// A mirror interface of this name; `mtu` in bytes where the user told one; `limits` for all copies together.
     pub fn new(name: &str, mtu: Option<u32>, limits: Limits) -> Self {
-        Self { name: name.to_owned(), mtu, limits, offloads: true, origin: Origin::Unknown }
+        Self {
+            name: name.to_owned(),
+            mtu,
+            limits,
+            offloads: true,
+            others: BTreeSet::new(),
+            origin: Origin::Unknown,
+        }
     }
 
     /// Whether it takes super-frames and unfinished checksums as they are; else the kernel segments and fills them in
@@ -99,6 +107,12 @@ impl MirrorIface {
     #[must_use]
     pub fn offloads(self, offloads: bool) -> Self {
         Self { offloads, ..self }
+    }
+
+    /// Names other mirror interfaces of this agent: their devices are not deleted as ours that nobody uses.
+    #[must_use]
+    pub fn beside(self, others: impl IntoIterator<Item = String>) -> Self {
+        Self { others: others.into_iter().collect(), ..self }
     }
 
     /// Its name.
@@ -110,7 +124,8 @@ impl MirrorIface {
     ///
     /// A device that exists is brought up, and given the MTU that the user told, when the agent starts and never
     /// later: who takes it down afterwards wants it down. Offloads that are not wanted are switched off whenever they
-    /// are on: with them, copies would be other than they were said to be.
+    /// are on: with them, copies would be other than they were said to be. Where they are off, a device of ours has a
+    /// queue of ours, so that copies keep their order.
     pub fn changes(&mut self, links: &LinkSnapshot, previous: &Target) -> Vec<LinkChange> {
         let link = links.by_name(&self.name);
         let first = self.origin == Origin::Unknown;
@@ -123,7 +138,8 @@ impl MirrorIface {
         let mut changes = Vec::new();
         // Ours, but renamed, or made for another --mirror-iface: nothing will be copied to it any more.
         let abandoned = previous.ifindex.and_then(|ifindex| links.host.get(&ifindex));
-        if let Some(abandoned) = abandoned.filter(|link| is_ours(link) && link.name != self.name) {
+        let is_wanted = |name: &String| *name == self.name || self.others.contains(name);
+        if let Some(abandoned) = abandoned.filter(|link| is_ours(link) && !is_wanted(&link.name)) {
             changes.push(LinkChange::Delete(abandoned.ifindex));
         }
         match link {
@@ -143,6 +159,7 @@ impl MirrorIface {
             _ => {}
         }
         changes.extend(link.and_then(|link| self.switch(link, first)));
+        changes.extend(link.and_then(|link| self.queue(link, first)));
         changes
     }
 
@@ -158,6 +175,19 @@ impl MirrorIface {
             (true, now) => first && is_ours(link) && now.as_ref().is_some_and(|now| !now.off.is_empty()),
         };
         is_due.then_some(LinkChange::SetOffloads(link.ifindex, self.offloads))
+    }
+
+    /// The change of a device's queue, if it needs one: on a device of ours alone, because to give a device a queue
+    /// takes it out of service for some milliseconds, and somebody else's may carry more than copies.
+    fn queue(&self, link: &Link, first: bool) -> Option<LinkChange> {
+        let is_due = if self.offloads { first && !link.queueless } else { link.queueless };
+        (is_due && is_ours(link)).then_some(LinkChange::SetQueue(link.ifindex, !self.offloads))
+    }
+
+    /// Whether copies can overtake each other: the kernel segments them for a device without a queue that is not ours.
+    pub fn loses_order(&self, links: &LinkSnapshot) -> bool {
+        let link = links.by_name(&self.name);
+        !self.offloads && link.is_some_and(|link| link.queueless && !is_ours(link))
     }
 
     /// The offloads that are not wanted, and that the device cannot switch off.

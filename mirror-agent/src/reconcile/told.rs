@@ -19,6 +19,8 @@ pub(super) struct Told {
     failures: BTreeSet<String>,
     target: Option<Target>,
     fixed_offloads: BTreeSet<String>,
+    /// The mirror interfaces on which copies can overtake each other.
+    without_order: BTreeSet<String>,
     ended: BTreeSet<(IfIndex, Ended)>,
 }
 
@@ -95,6 +97,19 @@ impl Told {
             );
         }
         self.fixed_offloads = fixed;
+    }
+
+    pub(super) fn loses_order(&mut self, target: &Target, loses_order: bool) {
+        if !loses_order {
+            self.without_order.remove(&target.name);
+        } else if self.without_order.insert(target.name.clone()) {
+            warn!(
+                mirror_iface = target.name,
+                "copies of one connection can overtake each other here: the mirror interface is not ours and has no \
+                 queue; give it one: tc qdisc add dev {} root pfifo limit 1000",
+                target.name
+            );
+        }
     }
 
     fn told_target(&self, target: &Target) -> bool {

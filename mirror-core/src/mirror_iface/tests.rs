@@ -129,6 +129,40 @@ fn offloads_come_back_on_a_device_of_ours_when_the_agent_starts() {
 }
 
 #[test]
+fn a_device_of_ours_has_a_queue_while_the_kernel_segments_for_it() {
+    let segmented = |link: Link| Link { offloads: features(&[], &["tx-checksum-ipv4"], &[]), ..link };
+    let queued = |link: Link| Link { queueless: false, ..link };
+    let nothing = Target::default();
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default()).offloads(false);
+    for _ in 0..2 {
+        let bare = world([segmented(ours())]);
+        assert_eq!(mirror.changes(&bare, &nothing), [LinkChange::SetQueue(IfIndex(9), true)]);
+        assert!(!mirror.loses_order(&bare), "it will have one");
+        assert_eq!(mirror.changes(&world([queued(segmented(ours()))]), &nothing), []);
+    }
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default()).offloads(false);
+    let theirs = world([segmented(dummy())]);
+    assert_eq!(mirror.changes(&theirs, &nothing), [], "it is not ours");
+    assert!(mirror.loses_order(&theirs));
+    assert!(!mirror.loses_order(&world([queued(segmented(dummy()))])));
+    assert!(!mirror.loses_order(&world([])));
+
+    // An earlier agent gave it one. Whether the queue is that one, its handle tells.
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
+    let left = world([queued(ours())]);
+    assert_eq!(mirror.changes(&left, &nothing), [LinkChange::SetQueue(IfIndex(9), false)]);
+    assert_eq!(mirror.changes(&left, &nothing), [], "somebody has given it one since");
+    assert!(!mirror.loses_order(&theirs), "the kernel segments nothing");
+}
+
+#[test]
+fn the_devices_of_other_mirror_interfaces_are_not_abandoned() {
+    let other = Link { name: "mirror1".into(), ..ours() };
+    let mut mirror = MirrorIface::new("mirror0", None, Limits::default()).beside(["mirror1".to_owned()]);
+    assert_eq!(mirror.changes(&world([other.clone()]), &installed(&other)), [create(65535)]);
+}
+
+#[test]
 fn loopback_and_ifb_are_refused() {
     assert!(refusal(&link(1, "lo", LinkKind::Loopback)).is_some());
     let ifb = link(9, "mirror0", LinkKind::Ifb);
