@@ -261,6 +261,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let mut target = mirror.target(links);
             self.told.target(name, &target);
             self.told.fixed_offloads(&target, mirror.fixed_offloads(links));
+            self.told.loses_order(&target, mirror.loses_order(links));
             // Taps that an earlier agent has left must not be given a target that leads back to them.
             let entangled = links.by_name(mirror.name()).and_then(|mirror| {
                 let tapped = actual.taps.keys().filter(|device| device.is_on_node());

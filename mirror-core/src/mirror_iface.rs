@@ -110,7 +110,8 @@ impl MirrorIface {
     ///
     /// A device that exists is brought up, and given the MTU that the user told, when the agent starts and never
     /// later: who takes it down afterwards wants it down. Offloads that are not wanted are switched off whenever they
-    /// are on: with them, copies would be other than they were said to be.
+    /// are on: with them, copies would be other than they were said to be. Where they are off, a device of ours has a
+    /// queue of ours, so that copies keep their order.
     pub fn changes(&mut self, links: &LinkSnapshot) -> Vec<LinkChange> {
         let link = links.by_name(&self.name);
         let first = self.origin == Origin::Unknown;
@@ -138,6 +139,7 @@ impl MirrorIface {
             _ => {}
         }
         changes.extend(link.and_then(|link| self.switch(link, first)));
+        changes.extend(link.and_then(|link| self.queue(link, first)));
         changes
     }
 
@@ -153,6 +155,19 @@ impl MirrorIface {
             (true, now) => first && is_ours(link) && now.as_ref().is_some_and(|now| !now.off.is_empty()),
         };
         is_due.then_some(LinkChange::SetOffloads(link.ifindex, self.offloads))
+    }
+
+    /// The change of a device's queue, if it needs one: on a device of ours alone, because to give a device a queue
+    /// takes it out of service for some milliseconds, and somebody else's may carry more than copies.
+    fn queue(&self, link: &Link, first: bool) -> Option<LinkChange> {
+        let is_due = if self.offloads { first && !link.queueless } else { link.queueless };
+        (is_due && is_ours(link)).then_some(LinkChange::SetQueue(link.ifindex, !self.offloads))
+    }
+
+    /// Whether copies can overtake each other: the kernel segments them for a device without a queue that is not ours.
+    pub fn loses_order(&self, links: &LinkSnapshot) -> bool {
+        let link = links.by_name(&self.name);
+        !self.offloads && link.is_some_and(|link| link.queueless && !is_ours(link))
     }
 
     /// The offloads that are not wanted, and that the device cannot switch off.

@@ -19,6 +19,8 @@ pub(super) struct Told {
     failures: BTreeSet<String>,
     targets: BTreeMap<TargetName, Target>,
     fixed_offloads: BTreeMap<String, BTreeSet<String>>,
+    /// The mirror interfaces on which copies can overtake each other.
+    without_order: BTreeSet<String>,
     ended: BTreeSet<(Device, MirrorId, Ended)>,
 }
 
@@ -108,6 +110,19 @@ impl Told {
             );
         }
         *told = fixed;
+    }
+
+    pub(super) fn loses_order(&mut self, target: &Target, loses_order: bool) {
+        let device = &target.device;
+        if !loses_order {
+            self.without_order.remove(device);
+        } else if self.without_order.insert(device.clone()) {
+            warn!(
+                mirror_iface = device,
+                "copies of one connection can overtake each other here: the mirror interface is not ours and has no \
+                 queue; give it one: tc qdisc add dev {device} root pfifo limit 1000"
+            );
+        }
     }
 }
 

@@ -123,6 +123,32 @@ fn offloads_come_back_on_a_device_of_ours_when_the_agent_starts() {
 }
 
 #[test]
+fn a_device_of_ours_has_a_queue_while_the_kernel_segments_for_it() {
+    let segmented = |link: Link| Link { offloads: features(&[], &["tx-checksum-ipv4"], &[]), ..link };
+    let queued = |link: Link| Link { queueless: false, ..link };
+    let mut mirror = MirrorIface::new("mirror0", None).offloads(false);
+    for _ in 0..2 {
+        let bare = world([segmented(ours())]);
+        assert_eq!(mirror.changes(&bare), [LinkChange::SetQueue(IfIndex(9), true)]);
+        assert!(!mirror.loses_order(&bare), "it will have one");
+        assert_eq!(mirror.changes(&world([queued(segmented(ours()))])), []);
+    }
+    let mut mirror = MirrorIface::new("mirror0", None).offloads(false);
+    let theirs = world([segmented(dummy())]);
+    assert_eq!(mirror.changes(&theirs), [], "it is not ours");
+    assert!(mirror.loses_order(&theirs));
+    assert!(!mirror.loses_order(&world([queued(segmented(dummy()))])));
+    assert!(!mirror.loses_order(&world([])));
+
+    // An earlier agent gave it one. Whether the queue is that one, its handle tells.
+    let mut mirror = MirrorIface::new("mirror0", None);
+    let left = world([queued(ours())]);
+    assert_eq!(mirror.changes(&left), [LinkChange::SetQueue(IfIndex(9), false)]);
+    assert_eq!(mirror.changes(&left), [], "somebody has given it one since");
+    assert!(!mirror.loses_order(&theirs), "the kernel segments nothing");
+}
+
+#[test]
 fn loopback_and_ifb_are_refused() {
     assert!(refusal(&link(1, "lo", LinkKind::Loopback)).is_some());
     let ifb = link(9, "mirror0", LinkKind::Ifb);
