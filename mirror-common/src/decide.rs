@@ -22,7 +22,7 @@ use crate::{
     marks,
     packet::Header,
     sample::in_sample,
-    verdict::{Direction, Hook, TapKind, Verdict},
+    verdict::{Direction, Hook, Verdict},
 };
 
 /// What the decision needs to know of a packet.
@@ -90,9 +90,10 @@ pub trait Kernel {
 /// Takes the packet through every session of the tap, and leaves on it the marks of the forms that were copied.
 #[inline(always)]
 pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
-    let kind = tap.kind();
-    let direction = kind.direction(packet.hook);
-    let mut forms = marks::standing_forms(kernel, packet, kind);
+    let direction = tap.kind().direction(packet.hook);
+    let before = packet.tc_index;
+    let packet = marks::standing(kernel, packet, tap.kind());
+    let mut forms = marks::forms(packet.tc_index);
     // A bit for each session that has copied the packet, by its place.
     let mut copied = kernel.no_session();
     for place in 0..MAX_SESSIONS_PER_TAP {
@@ -101,7 +102,7 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         }
         let session = &tap.sessions[place];
         let has_copy = forms & session.mark != 0 || copied & session.alike != 0;
-        let verdict = match run(kernel, packet, tap, session, has_copy) {
+        let verdict = match run(kernel, packet, direction, tap, session, has_copy) {
             Ok(()) => {
                 forms |= session.mark;
                 copied |= 1 << place;
@@ -111,9 +112,9 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         };
         kernel.count(session, direction, verdict);
     }
-    let tc_index = marks::with_forms(packet.tc_index, forms);
-    if tc_index != packet.tc_index {
-        kernel.set_tc_index(tc_index);
+    let after = marks::with_forms(packet.tc_index, forms);
+    if after != before {
+        kernel.set_tc_index(after);
     }
 }
 
@@ -122,11 +123,12 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
 fn run<K: Kernel>(
     kernel: &mut K,
     packet: Packet,
+    direction: Direction,
     tap: &Tap,
     session: &Session,
     has_copy: bool,
 ) -> Result<(), Verdict> {
-    screen(packet, tap.kind(), session)?;
+    screen(packet, direction, session)?;
     if session.flags & SESSION_FILTERED != 0 || session.sample != 0 {
         kernel.sift(session)?;
     }
@@ -154,12 +156,11 @@ fn run<K: Kernel>(
 
 /// Step 1: whether the packet is one that the session copies at all.
 #[inline(always)]
-const fn screen(packet: Packet, kind: TapKind, session: &Session) -> Result<(), Verdict> {
-    if session.directions & kind.direction(packet.hook).bit() == 0 {
+const fn screen(packet: Packet, direction: Direction, session: &Session) -> Result<(), Verdict> {
+    if session.directions & direction.bit() == 0 {
         return Err(Verdict::OtherDirection);
     }
-    // A pod may send what it likes, also what it has received from a mirror interface.
-    if marks::is_copy(packet.tc_index) && !kind.leaves_pod(packet.hook) {
+    if marks::is_copy(packet.tc_index) {
         return Err(Verdict::Loop);
     }
     Ok(())

@@ -75,8 +75,9 @@ impl Limits {
     /// The share of each of `pods` pods of this rate: the same burst at so many times the price. No limits, which is no
     /// share, where that is less than a meter can count.
     pub const fn share(&self, pods: u32) -> Self {
-        let packet = self.ticks_per_packet.saturating_mul(pods as u64);
-        let byte = self.ticks_per_byte.saturating_mul(pods as u64);
+        let pods = if pods == 0 { 1 } else { pods as u64 };
+        let packet = self.ticks_per_packet.saturating_mul(pods);
+        let byte = self.ticks_per_byte.saturating_mul(pods);
         if packet > MAX_PRICE || byte > MAX_TICKS_PER_BYTE {
             return Self { burst_ticks: 0, ..Self::of_rate(0, 0, MAX_BURST) };
         }
@@ -212,9 +213,9 @@ impl Meter {
             return;
         }
         self.counted_ns = now_ns;
-        // A pause longer than a burst is worth a burst; so no product here overflows.
+        // The whole pause counts, because a debt can be longer than a burst.
+        let ticks = (least(elapsed_ns, i64::MAX as u64 / TICKS_PER_NS) * TICKS_PER_NS) as i64;
         let burst = least(limits.burst_ticks, MAX_PRICE);
-        let ticks = if elapsed_ns >= burst / TICKS_PER_NS { burst } else { elapsed_ns * TICKS_PER_NS } as i64;
         self.packet_credit = least_credit(self.packet_credit.saturating_add(ticks), burst as i64);
         self.byte_credit = least_credit(self.byte_credit.saturating_add(ticks), burst as i64);
     }

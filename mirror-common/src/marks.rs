@@ -32,30 +32,34 @@ pub const fn of_copy(tc_index: u16) -> u16 {
     COPY_MARK | tc_index & !OURS
 }
 
-/// `tc_index` of a packet that has been copied in these forms. With none, a mark of ours goes, and anything else stays.
+/// `tc_index` without a mark of ours; anything else stays.
+#[inline(always)]
+pub const fn unmarked(tc_index: u16) -> u16 {
+    if is_copy(tc_index) || tc_index & COPIED_MASK == COPIED_MARK { tc_index & !OURS } else { tc_index }
+}
+
+/// `tc_index` of a packet that has been copied in these forms and no others. A copy stays one.
 #[inline(always)]
 pub const fn with_forms(tc_index: u16, forms: u32) -> u16 {
     if forms != 0 {
         COPIED_MARK | forms as u16 & FORM_BITS | tc_index & !OURS
-    } else if is_copy(tc_index) || tc_index & COPIED_MASK == COPIED_MARK {
-        tc_index & !OURS
-    } else {
+    } else if is_copy(tc_index) {
         tc_index
+    } else {
+        unmarked(tc_index)
     }
 }
 
-/// The forms in which the packet has been copied and need not be copied again.
+/// The packet with the marks that still hold.
 ///
-/// None for what leaves a pod: it has met no tap in its present state, whatever its `tc_index` says. A pod that routes
-/// sends a changed packet, and a pod must not be able to hide its packets by marking them. None either for what comes
-/// back to the device that it came from, see [`came_back`].
+/// None does for what leaves a pod: it has met no tap in its present state, whatever its `tc_index` says. A pod that
+/// routes sends a changed packet, and a pod must not be able to hide its packets by marking them. None does either for
+/// what comes back to the tap that has copied it, see [`came_back`].
 #[inline(always)]
-pub fn standing_forms<K: Kernel>(kernel: &mut K, packet: Packet, kind: TapKind) -> u32 {
-    if kind.leaves_pod(packet.hook) {
-        return 0;
-    }
-    let forms = forms(packet.tc_index);
-    if forms != 0 && came_back(kernel, packet) { 0 } else { forms }
+pub fn standing<K: Kernel>(kernel: &mut K, packet: Packet, kind: TapKind) -> Packet {
+    let is_new = kind.leaves_pod(packet.hook) || forms(packet.tc_index) != 0 && came_back(kernel, packet);
+    let tc_index = if is_new { unmarked(packet.tc_index) } else { packet.tc_index };
+    Packet { tc_index, ..packet }
 }
 
 /// Whether a marked packet has been copied at this very tap and now comes back to it: answered in place (Cilium's ARP,
@@ -106,23 +110,24 @@ mod tests {
         fn a_mark_can_be_taken_away(tc_index: u16, some in 1..16u32) {
             let marked = with_forms(tc_index, some << 8);
             prop_assert_eq!(with_forms(marked, 0), tc_index & 0x00ff);
-            prop_assert_eq!(with_forms(of_copy(tc_index), 0), tc_index & 0x00ff);
+            prop_assert_eq!(unmarked(of_copy(tc_index)), tc_index & 0x00ff);
+            prop_assert_eq!(with_forms(of_copy(tc_index), 0), of_copy(tc_index));
         }
 
         #[test]
-        fn a_copy_is_one_and_says_nothing_of_forms(tc_index: u16, some in 0..16u32) {
+        fn a_copy_is_one_and_says_nothing_of_forms(tc_index: u16) {
             let copy = of_copy(tc_index);
             prop_assert!(is_copy(copy));
             prop_assert_eq!(forms(copy), 0);
             prop_assert_eq!(copy & 0x00ff, tc_index & 0x00ff, "those bits are others'");
-            prop_assert!(!is_copy(with_forms(copy, some << 8)), "sent by a pod");
+
         }
 
         /// The minor of a class id, which the kernel leaves in `tc_index`, is a small number.
         #[test]
         fn small_numbers_in_tc_index_are_no_mark_and_stay(tc_index in 0..0xb000u16) {
             prop_assert_eq!((forms(tc_index), is_copy(tc_index)), (0, false));
-            prop_assert_eq!(with_forms(tc_index, 0), tc_index);
+            prop_assert_eq!((with_forms(tc_index, 0), unmarked(tc_index)), (tc_index, tc_index));
         }
     }
 }
