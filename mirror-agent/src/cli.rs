@@ -2,16 +2,18 @@
 
 mod settings;
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
+
+use anyhow::bail;
 
 use clap::{
     ArgAction, Args, Parser, Subcommand, ValueEnum,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
-use mirror_common::sample::DEFAULT_SEED;
+use mirror_common::{abi::MAX_TARGETS, sample::DEFAULT_SEED};
 
 pub use self::settings::SettingArgs;
-use crate::model::Directions;
+use crate::model::{Directions, TargetName};
 
 /// Copies the packets of chosen Kubernetes pods to a mirror interface, where tcpdump, an IDS or a collector reads them.
 #[derive(Debug, Parser)]
@@ -62,6 +64,10 @@ pub struct MirrorArgs {
     /// The mirror interface: made (a dummy device) if there is none of this name.
     #[arg(long, env = "MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = interface_name)]
     pub mirror_iface: String,
+    /// A further target: copies of mirrors that name it go to this device, which is made if it is missing. Can be
+    /// repeated.
+    #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DEVICE", value_delimiter = ',', value_parser = target)]
+    pub targets: Vec<(TargetName, String)>,
     /// MTU of the mirror interface in bytes [default: 65535 for one that is made; that of an existing one is left].
     #[arg(long, env = "MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mirror_iface_mtu: Option<u32>,
@@ -72,6 +78,32 @@ pub struct MirrorArgs {
     /// How the tap programs are attached.
     #[arg(long, env = "MIRROR_ATTACH", value_enum, default_value = "auto", hide = true)]
     pub attach: AttachMode,
+}
+
+impl MirrorArgs {
+    /// The mirror interface of each target: `--mirror-iface` is that of the target `default`.
+    ///
+    /// # Errors
+    ///
+    /// Where a name or a device is given twice, or there are too many: the kernel's table has [`MAX_TARGETS`] places.
+    pub fn targets(&self) -> anyhow::Result<BTreeMap<TargetName, String>> {
+        let mut targets = BTreeMap::from([(TargetName::default(), self.mirror_iface.clone())]);
+        for (name, device) in &self.targets {
+            if let Some((other, _)) = targets.iter().find(|(_, of)| *of == device) {
+                bail!("--target {name}={device}: {device} is the device of target {other} already");
+            }
+            if let Some(before) = targets.insert(name.clone(), device.clone()) {
+                bail!("--target {name}={device}: the device of target {name} is {before} already");
+            }
+        }
+        if targets.len() > MAX_TARGETS as usize {
+            bail!(
+                "a node has at most {MAX_TARGETS} targets, with that of --mirror-iface; these are {}",
+                targets.len()
+            );
+        }
+        Ok(targets)
+    }
 }
 
 /// `mirror-agent run`.
@@ -265,6 +297,12 @@ fn log_filter(filter: &str) -> Result<String, String> {
         Ok(_) => Ok(filter.to_owned()),
         Err(error) => Err(format!("neither a level nor a list of filters: {error}")),
     }
+}
+
+/// A target and its device, as in `ids=ids0`.
+fn target(text: &str) -> Result<(TargetName, String), String> {
+    let (name, device) = text.split_once('=').ok_or("use a name and a device, as in ids=ids0")?;
+    Ok((TargetName(name.parse()?), interface_name(device)?))
 }
 
 /// Checks a device name by the kernel's rules (`dev_valid_name()`).

@@ -29,7 +29,9 @@ pub const MAX_TARGETS: u32 = 16;
 /// firewall"; bpf/lib/common.h). The kernel itself writes small numbers to the field (the minor of a tc class id, after
 /// a filter that ends with `TC_ACT_OK`); the mark keeps those from being taken for ours.
 pub const COPIED_MARK: u16 = 0xb000;
-/// The bits of `skb->tc_index` that hold [`COPIED_MARK`].
+/// The same bits in a copy: a copy that comes to a tap is never copied.
+pub const COPY_MARK: u16 = 0xd000;
+/// The bits of `skb->tc_index` that hold [`COPIED_MARK`] or [`COPY_MARK`].
 pub const COPIED_MASK: u16 = 0xf000;
 /// The bits of `skb->tc_index` that name the forms in which a packet has been copied, see [`Session::mark`].
 pub const FORM_BITS: u16 = 0x0f00;
@@ -200,6 +202,17 @@ impl Default for Target {
     fn default() -> Self {
         Self { ifindex: 0, flags: 0, name: [0; MAX_NAME], device: [0; 16] }
     }
+}
+
+/// Value of the per-CPU array map `DELIVERY`, of one element: what a tap and the second stage, `deliver`, tell each other
+/// about the copy that is being made on this CPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Delivery {
+    /// Bytes to keep of the copy; 0: there is none that is to be cut.
+    pub snaplen: u32,
+    /// 1: the copy could not be cut, and was dropped. The tap clears it.
+    pub uncut: u32,
 }
 
 /// Packets and their bytes.

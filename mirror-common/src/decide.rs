@@ -1,17 +1,28 @@
-//! The decision about one packet and one session, step by step, and what the kernel's answer to the copy means.
+//! The decision about one packet at one tap: every step, in order, up to the counter of each session.
 //!
-//! Pure: called by the tap programs for every packet, by `mirror-agent explain`, and by tests on the host. The order
-//! of the steps is the order in which they are written here, with [`Meter::take`](crate::limit::Meter::take) last:
-//! a limit ahead of the filter would lose the few packets that matter among the many that do not.
+//! Pure: [`mirror`] is called by the tap programs for every packet, and by tests on the host; what it needs of the
+//! kernel stands behind [`Kernel`]. The steps of a session, each with its own word:
+//!
+//! 1. screen: is it a packet, of a direction, that the session copies?
+//! 2. sift: does it pass the session's filter, and is its flow in the sample?
+//! 3. spare: has it been copied in the same form already? (`marks`)
+//! 4. aim: is there a target, and can the target get what the session wants?
+//! 5. charge: is there rate and budget left? Late, so that only packets that would be copied cost any. (`limit`)
+//! 6. clone: hand a copy to the target, and see what became of it.
+//!
+//! Exactly one verdict is counted for each session, and no session's verdict changes another session's.
 
 use crate::{
     abi::{
-        COPIED_MARK, COPIED_MASK, FORM_BITS, Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target,
+        MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, Session, TAP_LIMITED, TARGET_CUTS,
+        TARGET_QUEUELESS, TARGET_UP, Tap,
     },
     filter::{self, FilterProgram},
+    limit::charge::Paid,
+    marks,
     packet::Header,
     sample::in_sample,
-    verdict::{Hook, Verdict},
+    verdict::{Direction, Hook, Verdict},
 };
 
 /// What the decision needs to know of a packet.
@@ -21,41 +32,141 @@ pub struct Packet {
     pub hook: Hook,
     /// The device that it is on.
     pub ifindex: u32,
-    /// `skb->tc_index` as it stands now.
+    /// The device at which the node received it last (`skb->skb_iif`); 0: the node has made it itself.
+    pub ingress_ifindex: u32,
+    /// `skb->tc_index` when the program began.
     pub tc_index: u16,
 }
 
-/// What `tc_index` says once the packet has been copied in the form of the mark `form` ([`Session::mark`]), beside
-/// what it said before.
-#[inline(always)]
-pub const fn mark(tc_index: u16, form: u32) -> u16 {
-    let others = tc_index & !(COPIED_MASK | FORM_BITS);
-    let forms = if tc_index & COPIED_MASK == COPIED_MARK { tc_index & FORM_BITS } else { 0 };
-    COPIED_MARK | forms | form as u16 & FORM_BITS | others
+/// What the decision needs of a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reach {
+    /// As [`Target::ifindex`](crate::abi::Target::ifindex).
+    pub ifindex: u32,
+    /// As [`Target::flags`](crate::abi::Target::flags).
+    pub flags: u32,
 }
 
-/// Whether `tc_index` says that the packet has been copied in the form of the mark `form`.
-#[inline(always)]
-pub const fn is_marked(tc_index: u16, form: u32) -> bool {
-    tc_index & COPIED_MASK == COPIED_MARK && tc_index & form as u16 & FORM_BITS != 0
+/// What became of a clone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// The return code of `bpf_clone_redirect`.
+    pub code: i64,
+    /// The second stage could not cut the clone, and dropped it.
+    pub is_uncut: bool,
 }
 
-/// The first step: whether `packet` is one for the session at all, by its direction and its mark.
+/// What the decision does to the world, and what it asks of it. The tap programs have the kernel behind it, the tests a
+/// model.
+pub trait Kernel {
+    /// Step 2 for a session that has a filter or a sample: [`sift`] on the packet's header.
+    fn sift(&mut self, session: &Session) -> Result<(), Verdict>;
+    /// The target at this index of `TARGETS`.
+    fn target(&mut self, index: u32) -> Option<Reach>;
+    /// Step 5 for a session or a tap that has limits: [`charge`](crate::limit::charge::charge).
+    fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict>;
+    /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
+    fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
+    /// Clones the packet, with `tc_index` in the clone, to a device, where the clone is cut to `snaplen` bytes (0: not
+    /// at all).
+    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Answer;
+    /// Writes `skb->tc_index` of the packet itself.
+    fn set_tc_index(&mut self, tc_index: u16);
+    /// Whether a device has a tap.
+    fn is_tap(&mut self, ifindex: u32) -> bool;
+    /// The tap that has copied a packet last on this CPU: what [`Self::set_origin`] got last.
+    fn origin(&mut self) -> u32;
+    /// Notes which tap has copied a packet.
+    fn set_origin(&mut self, ifindex: u32);
+    /// Counts the packet for a session.
+    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict);
+    /// 0, in a form that the kernel's verifier does not take for a constant: it would go through all that follows once
+    /// for each set of sessions that have copied the packet.
+    fn no_session(&mut self) -> u32 {
+        0
+    }
+}
+
+/// Takes the packet through every session of the tap, and leaves on it the marks of the forms that were copied.
 #[inline(always)]
-pub const fn screen(packet: Packet, tap: &Tap, session: &Session) -> Result<(), Verdict> {
-    let kind = tap.kind();
-    if session.directions & kind.direction(packet.hook).bit() == 0 {
+pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
+    let direction = tap.kind().direction(packet.hook);
+    let before = packet.tc_index;
+    let packet = marks::standing(kernel, packet, tap.kind());
+    let mut forms = marks::forms(packet.tc_index);
+    // A bit for each session that has copied the packet, by its place.
+    let mut copied = kernel.no_session();
+    for place in 0..MAX_SESSIONS_PER_TAP {
+        if place as u32 >= tap.session_count {
+            break;
+        }
+        let session = &tap.sessions[place];
+        let has_copy = forms & session.mark != 0 || copied & session.alike != 0;
+        let verdict = match run(kernel, packet, direction, tap, session, has_copy) {
+            Ok(()) => {
+                forms |= session.mark;
+                copied |= 1 << place;
+                Verdict::Copied
+            }
+            Err(verdict) => verdict,
+        };
+        kernel.count(session, direction, verdict);
+    }
+    let after = marks::with_forms(packet.tc_index, forms);
+    if after != before {
+        kernel.set_tc_index(after);
+    }
+}
+
+/// Takes the packet through one session. `has_copy`: the target has it already, in the form of the session.
+#[inline(always)]
+fn run<K: Kernel>(
+    kernel: &mut K,
+    packet: Packet,
+    direction: Direction,
+    tap: &Tap,
+    session: &Session,
+    has_copy: bool,
+) -> Result<(), Verdict> {
+    screen(packet, direction, session)?;
+    if session.flags & SESSION_FILTERED != 0 || session.sample != 0 {
+        kernel.sift(session)?;
+    }
+    if has_copy {
+        return Err(Verdict::Duplicate);
+    }
+    let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
+    aim(packet, session, target)?;
+    let has_limits = session.flags & SESSION_METERED != 0 || tap.flags & TAP_LIMITED != 0;
+    let paid = if has_limits { kernel.charge(tap, session)? } else { Paid::NOTHING };
+    let answer = kernel.clone_to(target.ifindex, marks::of_copy(packet.tc_index), session.snaplen);
+    match outcome(answer, target.flags) {
+        Verdict::Copied => {
+            kernel.set_origin(packet.ifindex);
+            Ok(())
+        }
+        verdict => {
+            if has_limits {
+                kernel.give_back(tap, session, paid);
+            }
+            Err(verdict)
+        }
+    }
+}
+
+/// Step 1: whether the packet is one that the session copies at all.
+#[inline(always)]
+const fn screen(packet: Packet, direction: Direction, session: &Session) -> Result<(), Verdict> {
+    if session.directions & direction.bit() == 0 {
         return Err(Verdict::OtherDirection);
     }
-    // What leaves a pod has met no tap of this node in this form, whatever its tc_index says: a pod that routes
-    // sends a changed packet, and a pod that marks its own packets must not be able to hide them.
-    if !kind.leaves_pod(packet.hook) && is_marked(packet.tc_index, session.mark) {
-        return Err(Verdict::Duplicate);
+    if marks::is_copy(packet.tc_index) {
+        return Err(Verdict::Loop);
     }
     Ok(())
 }
 
-/// The second step, for sessions with a filter or a sample: whether the packet passes both.
+/// Step 2, for sessions with a filter or a sample: whether the packet passes both.
 #[inline(always)]
 pub fn sift(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Header) -> Result<(), Verdict> {
     if filter.is_some_and(|filter| !filter::matches(filter, header)) {
@@ -67,9 +178,9 @@ pub fn sift(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Head
     Ok(())
 }
 
-/// The third step: the ifindex to which a copy must go. Limits come after it, so that a lost copy costs none of them.
+/// Step 4: whether the target can get a copy of the packet in the session's form.
 #[inline(always)]
-pub const fn aim(packet: Packet, session: &Session, target: &Target) -> Result<u32, Verdict> {
+const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Verdict> {
     if target.ifindex == 0 || target.flags & TARGET_UP == 0 {
         return Err(Verdict::TargetDown);
     }
@@ -79,7 +190,7 @@ pub const fn aim(packet: Packet, session: &Session, target: &Target) -> Result<u
     if session.snaplen != 0 && target.flags & TARGET_CUTS == 0 {
         return Err(Verdict::Uncut);
     }
-    Ok(target.ifindex)
+    Ok(())
 }
 
 /// The answers of `bpf_clone_redirect` that speak of the device (include/linux/netdevice.h, errno.h).
@@ -88,16 +199,19 @@ const NET_XMIT_CN: i64 = 2;
 const EINVAL: i64 = 22;
 const ENETDOWN: i64 = 100;
 
-/// What the return code of `bpf_clone_redirect` to `target` means.
+/// What became of a clone to a target with these flags.
 ///
 /// Negative codes are errors: no such device (`EINVAL`), the device is down (`ENETDOWN`), or the copy could not be
 /// made. Positive ones are `NET_XMIT_*`: the device, or its queue, dropped the copy. They must never reach the verdict
 /// of the program: `NET_XMIT_CN` and `TC_ACT_SHOT` are the same number. `NET_XMIT_CN` is also what the `noop_qdisc` of a
 /// device that is down answers, and a device without a queue has no other reason for it.
 #[inline(always)]
-pub const fn outcome(code: i64, target: &Target) -> Verdict {
-    let is_down = code == NET_XMIT_CN && target.flags & TARGET_QUEUELESS != 0;
-    if code == NET_XMIT_SUCCESS {
+pub const fn outcome(answer: Answer, target_flags: u32) -> Verdict {
+    let Answer { code, is_uncut } = answer;
+    let is_down = code == NET_XMIT_CN && target_flags & TARGET_QUEUELESS != 0;
+    if is_uncut {
+        Verdict::Uncut
+    } else if code == NET_XMIT_SUCCESS {
         Verdict::Copied
     } else if is_down || code == -EINVAL || code == -ENETDOWN {
         Verdict::TargetDown
@@ -109,45 +223,4 @@ pub const fn outcome(code: i64, target: &Target) -> Verdict {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn marks_add_up(tc_index: u16, first in 0..4, second in 0..4) {
-            let marked = mark(mark(tc_index, 0x100_u32 << first), 0x100_u32 << second);
-            for form in 0..4 {
-                let expected = form == first || form == second || is_marked(tc_index, 0x100_u32 << form);
-                prop_assert_eq!(is_marked(marked, 0x100_u32 << form), expected);
-            }
-            prop_assert!(!is_marked(marked, 0), "a form without a bit is never marked");
-            prop_assert_eq!(marked & 0x00ff, tc_index & 0x00ff, "those bits are others'");
-        }
-
-        /// The minor of a class id, which the kernel leaves in `tc_index`, is a small number.
-        #[test]
-        fn small_numbers_in_tc_index_are_no_mark(tc_index in 0..0xb000u16, form: u32) {
-            prop_assert!(!is_marked(tc_index, form));
-        }
-
-        #[test]
-        fn only_zero_means_copied(code: i64, flags in 0..4u32) {
-            let target = Target { ifindex: 1, flags, ..Target::default() };
-            prop_assert_eq!(outcome(code, &target) == Verdict::Copied, code == 0);
-        }
-    }
-
-    #[test]
-    fn a_device_without_a_queue_is_down_where_another_is_congested() {
-        let target = |flags| Target { ifindex: 1, flags, ..Target::default() };
-        assert_eq!(outcome(2, &target(TARGET_UP)), Verdict::Congested);
-        assert_eq!(outcome(2, &target(TARGET_UP | TARGET_QUEUELESS)), Verdict::TargetDown);
-        assert_eq!(outcome(1, &target(TARGET_UP | TARGET_QUEUELESS)), Verdict::Congested, "too long for it");
-        for gone in [-EINVAL, -ENETDOWN] {
-            assert_eq!(outcome(gone, &target(TARGET_UP)), Verdict::TargetDown);
-        }
-        assert_eq!(outcome(-12, &target(TARGET_UP)), Verdict::Failed);
-    }
-}
+mod tests;

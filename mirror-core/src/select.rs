@@ -16,7 +16,7 @@ use std::{
 
 use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::TapKind};
 
-pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Wanted, choose};
+pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
 use crate::{
     mirror_iface::{self, Conflict},

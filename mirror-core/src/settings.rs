@@ -13,10 +13,7 @@ mod values;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use mirror_common::{
-    filter::FilterProgram,
-    limit::{Limits, TICKS_PER_NS},
-};
+use mirror_common::{filter::FilterProgram, limit::Limits};
 
 use crate::model::Ceilings;
 
@@ -27,8 +24,6 @@ pub use self::{
         parse_bytes, parse_duration, parse_filter, parse_packets, parse_rate, parse_sample, parse_snaplen,
     },
 };
-
-const SECOND_NS: u64 = 1_000_000_000;
 
 /// What one mirror does with the packets of the directions that it takes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -162,18 +157,8 @@ impl Rate {
     /// The prices that the kernel charges. For a rate within its bounds none of them is 0, and none overflows.
     pub fn limits(&self) -> Limits {
         let Self { packets, bits, burst } = self;
-        let second = SECOND_NS * TICKS_PER_NS;
-        let price = |rate: &Option<u64>, unit: u64| {
-            rate.map_or(0, |rate| (second.saturating_mul(unit) / rate.max(1)).max(1))
-        };
-        // One that an older agent left in the maps may be out of bounds, and to the kernel 0 is no limit at all.
-        let burst_ns = u64::try_from((*burst).clamp(MIN_BURST, MAX_BURST).as_nanos()).unwrap_or(u64::MAX);
-        Limits {
-            ticks_per_packet: price(packets, 1),
-            ticks_per_byte: price(bits, 8),
-            burst_ticks: burst_ns.saturating_mul(TICKS_PER_NS),
-            ..Limits::default()
-        }
+        // A burst that an older agent left in the maps may be out of bounds.
+        Limits::of_rate(packets.unwrap_or(0), bits.unwrap_or(0), (*burst).max(MIN_BURST))
     }
 }
 
@@ -187,12 +172,7 @@ impl NodeLimits {
     pub fn ceilings(&self, owners: usize) -> Ceilings {
         let limits = |rate: Option<Rate>| rate.map_or_else(Limits::default, |rate| rate.limits());
         let node = limits(self.max_rate);
-        let owners = u64::try_from(owners).unwrap_or(u64::MAX).max(1);
-        let share = Limits {
-            ticks_per_packet: node.ticks_per_packet.saturating_mul(owners),
-            ticks_per_byte: node.ticks_per_byte.saturating_mul(owners),
-            ..node
-        };
+        let share = node.share(u32::try_from(owners).unwrap_or(u32::MAX).max(1));
         Ceilings { node, pod: limits(self.max_pod_rate), share }
     }
 }

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use mirror_common::{
-    decide::chosen,
+    decide::sift,
     filter::{FilterProgram, matches_cut},
     packet::{LEN_OFFSET, header},
     sample::flow_hash,
@@ -119,7 +119,7 @@ impl Choice {
         if self.filter.as_ref().is_some_and(|filter| !matches_cut(filter, &header, captured)) {
             return Verdict::Filtered;
         }
-        match chosen(None, self.share, self.seed, &header) {
+        match sift(None, self.share, self.seed, &header) {
             Ok(()) => Verdict::Copied,
             Err(verdict) => verdict,
         }

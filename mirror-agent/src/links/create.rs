@@ -2,7 +2,6 @@
 //!
 //! It does not choose the name or decide when (`mirror_iface` does). `netlink` calls it.
 
-use crate::model::ALIAS;
 use std::{collections::BTreeSet, io};
 
 use anyhow::Context;

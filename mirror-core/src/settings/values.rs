@@ -6,6 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use mirror_common::abi::MAX_FILTER_TEXT;
+pub use mirror_common::limit::MAX_BURST;
 
 use super::{
     CaptureFilter, Rate, Share,
@@ -34,12 +35,6 @@ pub const MAX_BITS_PER_SECOND: u64 = 1_000_000_000_000;
 /// Shortest burst. The credit of a meter is full after so long; one shorter than the pauses of a busy CPU would never let
 /// a rate be used up.
 pub const MIN_BURST: Duration = Duration::from_millis(1);
-
-/// Longest burst.
-///
-/// A meter counts in signed 64-bit ticks, 2^10 a nanosecond. This burst is 1.024e13 of them; the dearest packet, 512 KiB
-/// at 1 bit a second, costs 4.3e18; the sum stays below 2^63, which is 9.2e18. A burst of 105 days did not.
-pub const MAX_BURST: Duration = Duration::from_secs(10);
 
 /// How long an unused rate is saved up for a burst, unless told otherwise.
 const DEFAULT_BURST: Duration = Duration::from_millis(50);
