@@ -13,7 +13,7 @@ use mirror_common::{
         SessionCounters, SessionInfo, TapOwner,
     },
     filter::{FilterProgram, MAX_FILTERS},
-    limit::{Limits, Meter},
+    limit::{Limits, Meter, PodMeter},
 };
 use mirror_core::budget::{self, Before};
 use nix::time::{ClockId, clock_gettime};
@@ -41,7 +41,7 @@ type LimitBytes = Bytes<{ size_of::<Limits>() }>;
 /// A lock and its padding, and one meter.
 type MeterBytes = [u64; 1 + size_of::<Meter>() / 8];
 /// A lock and its padding, and the two meters of a pod.
-type PodMeterBytes = [u64; 1 + 2 * size_of::<Meter>() / 8];
+type PodMeterBytes = [u64; 1 + size_of::<PodMeter>() / 8];
 
 /// `BPF_F_LOCK`: the kernel holds the element's lock while it copies.
 const LOCKED: u64 = 4;
