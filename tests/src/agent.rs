@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     env,
     io::{Read as _, Seek as _},
+    ops::Deref,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
 };
@@ -227,7 +228,7 @@ impl Lab {
             let mut tapped: Vec<&str> = status.taps.iter().map(|tap| tap.device.as_str()).collect();
             tapped.sort_unstable();
             let attached = status.taps.iter().all(|tap| tap.attached.values().all(|mode| mode != "none"));
-            crate::check(tapped == expected && attached && status.mirror.up, || {
+            crate::check(tapped == expected && attached && status.mirror().up, || {
                 format!("not tapped: {expected:?}")
             })
         })
@@ -255,8 +256,8 @@ pub struct Status {
     pub version: String,
     /// Whether an agent runs on this node.
     pub agent_running: bool,
-    /// The mirror interface.
-    pub mirror: Mirror,
+    /// The targets.
+    pub targets: Vec<Target>,
     /// The taps.
     pub taps: Vec<TapStatus>,
     /// What the running agent adds; `None`: none runs.
@@ -264,6 +265,19 @@ pub struct Status {
 }
 
 impl Status {
+    /// The target `default`: the mirror interface.
+    #[track_caller]
+    pub fn mirror(&self) -> &Target {
+        self.target("default")
+    }
+
+    /// The target of this name.
+    #[track_caller]
+    pub fn target(&self, name: &str) -> &Target {
+        let found = self.targets.iter().find(|target| target.name == name);
+        found.unwrap_or_else(|| panic!("no target {name}: {self:#?}"))
+    }
+
     /// The tap on a device.
     #[track_caller]
     pub fn tap(&self, device: &str) -> &TapStatus {
@@ -272,12 +286,14 @@ impl Status {
     }
 }
 
-/// The mirror interface in the status.
+/// A target in the status.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Mirror {
+pub struct Target {
     /// Name.
     pub name: String,
+    /// Its mirror interface.
+    pub device: String,
     /// ifindex; none if it does not exist.
     pub ifindex: Option<u32>,
     /// Up and with a carrier.
@@ -296,19 +312,52 @@ pub struct TapStatus {
     pub pod: Option<PodRef>,
     /// The NIC that it is for.
     pub nic: String,
+    /// By hook: how the program is attached.
+    pub attached: BTreeMap<String, String>,
+    /// Its sessions.
+    pub sessions: Vec<SessionStatus>,
+}
+
+impl TapStatus {
+    /// The session of a mirror.
+    #[track_caller]
+    pub fn session(&self, mirror: &str) -> &SessionStatus {
+        let found = self.sessions.iter().find(|session| session.mirror == mirror);
+        found.unwrap_or_else(|| panic!("no mirror {mirror}: {self:#?}"))
+    }
+}
+
+/// Most stories are about the one mirror of a pod that has no name.
+impl Deref for TapStatus {
+    type Target = SessionStatus;
+
+    #[track_caller]
+    fn deref(&self) -> &SessionStatus {
+        self.session("default")
+    }
+}
+
+/// A session in the status: one mirror at one tap.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionStatus {
+    /// The mirror.
+    pub mirror: String,
+    /// Where its copies go.
+    pub target: String,
+    /// Where it was asked for.
+    pub origin: String,
     /// Directions that are wanted.
     pub direction: String,
     /// What was asked for besides the direction, as JSON.
     pub settings: serde_json::Value,
     /// The budget that is used up.
     pub ended: Option<String>,
-    /// By hook: how the program is attached.
-    pub attached: BTreeMap<String, String>,
     /// What became of the packets; those that are zero are not there.
     pub counters: Vec<Counts>,
 }
 
-impl TapStatus {
+impl SessionStatus {
     /// Packets that left with this verdict in this direction.
     pub fn packets(&self, direction: &str, verdict: &str) -> u64 {
         self.counts(direction, verdict).map_or(0, |counts| counts.packets)

@@ -45,7 +45,7 @@ mod relay;
 mod traffic;
 mod wire;
 
-pub use agent::{Agent, AttachMode, Counts, Exit, Mirror, PodRef, Status, TapStatus};
+pub use agent::{Agent, AttachMode, Counts, Exit, PodRef, SessionStatus, Status, TapStatus, Target};
 pub use api::Api;
 pub use bpf::{BpfObjects, Neighbour};
 pub use capture::{Capture, Captured, Frames};

@@ -322,13 +322,11 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
         Op::PutTap(device, head) => {
             prop_assert!(entry(device).is_none_or(|tap| tap.owner.is_same(&head.owner)));
         }
+        // Only where nothing is wanted, or nothing of it fits.
         Op::Detach(device, Program::TapIngress | Program::TapEgress) => {
-            prop_assert!(
-                !desired.taps.contains_key(device)
-                    || same_owner(before, device, &desired.taps[device].owner).is_none()
-            );
+            prop_assert!(!fit::fit(desired, before).0.contains_key(device));
         }
-        // Nobody relies on it any more.
+        // No session relies on it any more.
         Op::Detach(device, Program::Deliver) => {
             prop_assert!(!desired.deliver().contains(&device.ifindex));
         }

@@ -8,15 +8,36 @@ use crate::{MIRROR, Node, any_mode};
 
 in_both_modes!(metrics_tell_of_every_packet_what_status_tells);
 
+const UP: &str = "podmirror_mirror_interface_up{device=\"mirror0\",target=\"default\"}";
+const OPS: [&str; 10] = [
+    "set_target",
+    "remove_target",
+    "set_ceilings",
+    "put_tap",
+    "remove_tap",
+    "add_session",
+    "change_session",
+    "remove_session",
+    "attach",
+    "detach",
+];
+
 /// What the metrics of packets and bytes must be, by the status.
 fn counters_of(status: &Status) -> Metrics {
     let mut counters = Metrics::new();
     for tap in &status.taps {
         let pod = tap.pod.as_ref().unwrap();
-        for counts in &tap.counters {
+        for (session, counts) in tap.sessions.iter().flat_map(|of| of.counters.iter().map(move |it| (of, it)))
+        {
             let labels = format!(
-                "{{direction=\"{}\",namespace=\"{}\",nic=\"{}\",pod=\"{}\",verdict=\"{}\"}}",
-                counts.direction, pod.namespace, tap.nic, pod.name, counts.verdict
+                "{{direction=\"{}\",mirror=\"{}\",namespace=\"{}\",nic=\"{}\",pod=\"{}\",target=\"{}\",verdict=\"{}\"}}",
+                counts.direction,
+                session.mirror,
+                pod.namespace,
+                tap.nic,
+                pod.name,
+                session.target,
+                counts.verdict
             );
             counters.insert(format!("podmirror_packets_total{labels}"), counts.packets as f64);
             counters.insert(format!("podmirror_bytes_total{labels}"), counts.bytes as f64);
@@ -87,26 +108,23 @@ fn metrics_tell_of_every_packet_what_status_tells(mode: AttachMode) {
         ("podmirror_taps{state=\"attached\"}", 2.0),
         ("podmirror_skipped_pods{reason=\"HostNetwork\"}", 1.0),
         ("podmirror_bad_annotations", 1.0),
-        ("podmirror_mirror_interface_up", 1.0),
+        (UP, 1.0),
         ("podmirror_ended_mirrors", 1.0),
         ("podmirror_failures", 0.0),
-        ("podmirror_op_failures_total{op=\"set_target\"}", 0.0),
-        ("podmirror_op_failures_total{op=\"put_tap\"}", 0.0),
-        ("podmirror_op_failures_total{op=\"remove_tap\"}", 0.0),
-        ("podmirror_op_failures_total{op=\"attach\"}", 0.0),
-        ("podmirror_op_failures_total{op=\"detach\"}", 0.0),
     ]);
+    let failures = OPS.map(|op| format!("podmirror_op_failures_total{{op=\"{op}\"}}"));
+    expected.extend(failures.iter().map(|series| (series.as_str(), 0.0)));
     assert_eq!(states(&metrics), expected);
 
     // Whatever changes, changes there; what has gone is no series any more.
     lab.node().ip(&format!("link set {MIRROR} down"));
-    lab.wait_metrics(|metrics| metrics["podmirror_mirror_interface_up"] == 0.0);
+    lab.wait_metrics(|metrics| metrics[UP] == 0.0);
     pods.write(&[PodSpec::of(web).mirror("egress").annotated("podmirror.io/filter", "icmp")]);
     for (series, value) in [
         ("podmirror_taps{state=\"wanted\"}", 1.0),
         ("podmirror_taps{state=\"attached\"}", 1.0),
         ("podmirror_bad_annotations", 0.0),
-        ("podmirror_mirror_interface_up", 0.0),
+        (UP, 0.0),
         ("podmirror_ended_mirrors", 0.0),
     ] {
         expected.insert(series, value);

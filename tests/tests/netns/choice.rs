@@ -163,7 +163,7 @@ fn a_broken_filter_is_told_once_and_its_pod_is_not_mirrored() {
     let message = told[0]["message"].as_str().unwrap();
     assert!(message.contains("tcp prot 80") && message.contains("at byte 4"), "{message}");
     let expected = serde_json::json!(
-        [{"pod": "default/web", "nic": null, "reason": "BadSetting", "message": message}]
+        [{"pod": "default/web", "nic": null, "mirror": null, "reason": "BadSetting", "message": message}]
     );
     assert_eq!(told, expected);
     let table = lab.agent_exit(&["status"]).stdout;

@@ -214,7 +214,7 @@ fn status_tells_the_same_with_and_without_an_agent() {
     let stopped = lab.status();
     assert_eq!((stopped.agent_running, stopped.notes), (false, None));
     assert!(running.notes.is_some());
-    assert_eq!((&stopped.mirror, &stopped.taps), (&running.mirror, &running.taps));
+    assert_eq!((&stopped.targets, &stopped.taps), (&running.targets, &running.taps));
     let table = lab.agent_exit(&["status"]).stdout;
     assert!(table.contains("not running"), "{table}");
 }
@@ -275,7 +275,7 @@ fn flags_can_be_given_as_environment_variables() {
         ],
     );
     let status = lab.wait_mirrored(&[web]);
-    assert_eq!(status.mirror.name, "from-env");
+    assert_eq!(status.mirror().device, "from-env");
     assert!(status.tap(web.veth_host()).attached.values().all(|attached| attached == "clsact"), "{status:?}");
     let help = lab.agent_exit(&["run", "--help"]).stdout;
     for text in ["[default: mirror0]", "[env: MIRROR_IFACE", "[default: /sys/fs/bpf]", "[default: false]"] {

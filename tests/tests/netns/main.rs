@@ -29,6 +29,7 @@ mod complete;
 mod harness;
 mod limits;
 mod mirror_iface;
+mod mirrors;
 mod neighbours;
 mod offloads;
 mod order;

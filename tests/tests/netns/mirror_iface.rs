@@ -32,7 +32,10 @@ fn a_missing_mirror_interface_is_made_and_says_nothing() {
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
     let status = lab.wait_mirrored(&[web]);
-    assert_eq!((status.mirror.name.as_str(), status.mirror.ifindex), (MIRROR, Some(lab.ifindex(MIRROR))));
+    assert_eq!(
+        (status.mirror().device.as_str(), status.mirror().ifindex),
+        (MIRROR, Some(lab.ifindex(MIRROR)))
+    );
     let made = device(lab, MIRROR);
     let kind = made["linkinfo"]["info_kind"].as_str().unwrap();
     agent.wait_for_log(&["made the mirror interface", MIRROR, kind]);
@@ -98,15 +101,15 @@ fn a_made_mirror_interface_is_recognised_after_a_restart() {
     let Node { web, db: _db, lab } = &Node::bridged("recognised");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, any_mode(), &pods, &[]);
-    let ifindex = lab.wait_mirrored(&[web]).mirror.ifindex;
+    let ifindex = lab.wait_mirrored(&[web]).mirror().ifindex;
     agent.stop();
     let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     let status = lab.wait_status(|status| check(status.agent_running, || "not running".into()));
-    assert_eq!(status.mirror.ifindex, ifindex);
+    assert_eq!(status.mirror().ifindex, ifindex);
     // Ours still: made again when it is deleted.
     lab.node().ip(&format!("link delete {MIRROR}"));
     lab.wait_status(|status| {
-        let again = status.mirror.up && status.mirror.ifindex != ifindex;
+        let again = status.mirror().up && status.mirror().ifindex != ifindex;
         check(again, || "the mirror interface is not made again".into())
     });
     lab.wait_mirrored(&[web]);
@@ -169,7 +172,7 @@ fn under_load(mode: AttachMode, story: &str, disturb: impl Fn(&Lab, &Flood)) -> 
 /// Waits until the status shows the mirror interface up or not.
 fn wait_mirror(lab: &Lab, up: bool) {
     lab.wait_status(|status| {
-        check(status.mirror.up == up, || format!("the mirror interface is not up: {up}"))
+        check(status.mirror().up == up, || format!("the mirror interface is not up: {up}"))
     });
 }
 
@@ -205,7 +208,7 @@ fn no_packet_is_lost_while_the_mirror_interface_is_deleted(mode: AttachMode) {
         let old = lab.ifindex(MIRROR);
         lab.node().ip(&format!("link delete {MIRROR}"));
         lab.wait_status(|status| {
-            let again = status.mirror.up && status.mirror.ifindex.is_some_and(|ifindex| ifindex != old);
+            let again = status.mirror().up && status.mirror().ifindex.is_some_and(|ifindex| ifindex != old);
             check(again, || "the mirror interface is not made again".into())
         });
         copies_go_on(lab, &flood, MIRROR);
@@ -239,9 +242,9 @@ fn no_packet_is_lost_while_the_mirror_interface_is_renamed(mode: AttachMode) {
     lab.node().ip("link set cap0 down");
     lab.node().ip("link set cap0 name other");
     lab.node().ip("link set other up");
-    let status =
-        lab.wait_status(|status| check(status.mirror.ifindex.is_none(), || "the name is still known".into()));
-    assert!(!status.mirror.up);
+    let status = lab
+        .wait_status(|status| check(status.mirror().ifindex.is_none(), || "the name is still known".into()));
+    assert!(!status.mirror().up);
     // It is not the mirror interface any more, whatever its index: nothing is copied to it.
     let before_other = packets(lab, "other");
     flood.go_on(300);

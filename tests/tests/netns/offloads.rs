@@ -142,10 +142,10 @@ fn the_mirror_interface_has_no_offloads_after_it_was_deleted_or_given_them() {
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let arguments = ["run", "--pods-from", pods.path(), "--attach", any_mode().name()];
     let agent = Agent::with_environment(lab, &arguments, &[("MIRROR_OFFLOADS", "off")]);
-    let ifindex = lab.wait_mirrored(&[web]).mirror.ifindex;
+    let ifindex = lab.wait_mirrored(&[web]).mirror().ifindex;
     lab.node().ip(&format!("link delete {MIRROR}"));
     let status = lab.wait_status(|status| {
-        let again = status.mirror.up && status.mirror.ifindex.is_some_and(|now| Some(now) != ifindex);
+        let again = status.mirror().up && status.mirror().ifindex.is_some_and(|now| Some(now) != ifindex);
         check(again, || "the mirror interface is not made again".into())
     });
     // From its first moment: nobody has to wait for it.
@@ -155,7 +155,7 @@ fn the_mirror_interface_has_no_offloads_after_it_was_deleted_or_given_them() {
     lab.node().run(&format!("ethtool -K {MIRROR} tx on tso on"));
     eventually(SOON, || offloads_are(lab, MIRROR, false));
     shown_as_on_a_wire(node, MIRROR);
-    assert_eq!(lab.status().mirror.ifindex, status.mirror.ifindex);
+    assert_eq!(lab.status().mirror().ifindex, status.mirror().ifindex);
     // A round that was just under way may have found no mirror interface; nothing else was wrong.
     let unwelcome = ["WARN", "ERROR"].map(|level| agent.log_with(&[level])).concat();
     let unwelcome: Vec<_> = unwelcome.iter().filter(|line| !line.contains("is gone")).collect();

@@ -1,0 +1,167 @@
+//! Several mirrors of one pod: each gets what it asks for, at its own target, and counts for itself.
+
+use std::collections::BTreeMap;
+
+use mirror_tests::{Agent, AttachMode, Capture, Lab, PodSpec, PodsFile, SOON, check, eventually};
+
+use crate::{Inside, MIRROR, Node, any_mode, shows};
+
+in_both_modes!(each_mirror_of_a_pod_gets_its_own_packets, a_mirror_that_changes_touches_no_other,);
+
+/// An Ethernet frame that carries ICMP over IPv4.
+fn is_icmp(frame: &[u8]) -> bool {
+    frame[12..14] == [8, 0] && frame[23] == 1
+}
+
+/// The IDS gets everything at its own interface; the engineer gets what leaves the pod by ICMP, cut, at `mirror0`.
+fn each_mirror_of_a_pod_gets_its_own_packets(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("mirrors");
+    let spec = PodSpec::of(web)
+        .mirror("false")
+        .annotated("podmirror.io/mirror.ids", "true")
+        .annotated("podmirror.io/target.ids", "ids")
+        .annotated("podmirror.io/mirror.debug", "egress")
+        .annotated("podmirror.io/filter.debug", "icmp")
+        .annotated("podmirror.io/snaplen.debug", "96")
+        .annotated("podmirror.io/packets.debug", "5");
+    let pods = PodsFile::new(lab, &[spec]);
+    let agent = Agent::run(lab, mode, &pods, &["--target", "ids=ids0"]);
+    agent.wait_for_taps(2);
+    lab.wait_mirrored(&[web]);
+    let ids = Capture::start(lab.node(), "ids0");
+    let debug = Capture::start(lab.node(), MIRROR);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 10, 400);
+    web.udp_echo(db, db.v6(), &[1, 1000, 1400]);
+
+    let (sent, received) = inside.frames();
+    shows(&ids, || {
+        let (sent, received) = inside.frames();
+        sent.and(&received)
+    });
+    eventually(SOON, || check(debug.frames().len() == 5, || format!("{} of 5", debug.frames().len())));
+    let echoes: Vec<_> = sent.only(is_icmp).iter().map(|(frame, _)| frame[..96].to_vec()).collect();
+    for (frame, times) in debug.stop().iter() {
+        assert!(
+            times == 1 && echoes.iter().any(|echo| echo == frame),
+            "not the start of an echo request: {frame:?}"
+        );
+    }
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    let of_ids = [("egress copied", sent.len()), ("ingress copied", received.len())];
+    let named = |counts: &[(&str, usize)]| -> BTreeMap<String, u64> {
+        counts.iter().map(|(name, count)| ((*name).to_owned(), *count as u64)).collect()
+    };
+    assert_eq!(tap.session("ids").verdicts(), named(&of_ids));
+    let others = sent.len() - sent.only(is_icmp).len();
+    let of_debug = [
+        ("egress copied", 5),
+        ("egress ended", 5),
+        ("egress filtered", others),
+        ("ingress other_direction", received.len()),
+    ];
+    assert_eq!(tap.session("debug").verdicts(), named(&of_debug));
+    let of = |name: &str| {
+        let session = tap.session(name);
+        (session.target.clone(), session.direction.clone(), session.ended.clone())
+    };
+    assert_eq!(of("ids"), ("ids".into(), "both".into(), None));
+    assert_eq!(of("debug"), ("default".into(), "egress".into(), Some("packets".into())));
+    assert_eq!((status.target("ids").device.as_str(), status.mirror().device.as_str()), ("ids0", MIRROR));
+    agent.stop();
+
+    assert_eq!(lab.agent_exit(&["cleanup"]).code, Some(0));
+    let devices = lab.devices();
+    assert!(!devices.contains(&"ids0".to_owned()) && !devices.contains(&MIRROR.to_owned()), "{devices:?}");
+}
+
+/// While one mirror of a pod comes, changes and goes, the other one loses nothing and copies nothing twice.
+fn a_mirror_that_changes_touches_no_other(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("mirrors-change");
+    let ids = || PodSpec::of(web).mirror("true");
+    let debug = |filter: &str| {
+        ids()
+            .annotated("podmirror.io/mirror.debug", "true")
+            .annotated("podmirror.io/filter.debug", filter)
+            .annotated("podmirror.io/target.debug", "lab")
+    };
+    let pods = PodsFile::new(lab, &[ids()]);
+    let _agent = Agent::run(lab, mode, &pods, &["--target", "lab=lab0"]);
+    lab.wait_mirrored(&[web]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let inside = Inside::of(web);
+    let has = |filter: Option<&'static str>| {
+        lab.wait_status(move |status| {
+            let sessions = &status.taps[0].sessions;
+            let debug = sessions.iter().find(|session| session.mirror == "debug");
+            let is = debug.map(|session| session.settings["filter"].as_str().unwrap_or_default().to_owned());
+            check(is.as_deref() == filter, || format!("debug has {is:?}, not {filter:?}"))
+        })
+    };
+    web.ping(db.v4(), 5, 56);
+    for filter in ["icmp", "udp", "icmp or arp"] {
+        pods.write(&[debug(filter)]);
+        has(Some(filter));
+        web.ping(db.v4(), 5, 56);
+    }
+    pods.write(&[ids()]);
+    has(None);
+    web.ping(db.v4(), 5, 56);
+    shows(&mirror, || {
+        let (sent, received) = inside.frames();
+        sent.and(&received)
+    });
+    let (sent, received) = inside.stop();
+    let tap = lab.status();
+    let tap = tap.tap(web.veth_host());
+    assert_eq!(
+        (tap.packets("egress", "copied"), tap.packets("ingress", "copied")),
+        (sent.len() as u64, received.len() as u64)
+    );
+    assert_eq!(tap.seen(), (sent.len() + received.len()) as u64, "the counters of the mirror went on");
+}
+
+#[test]
+fn a_mirror_that_cannot_be_is_refused_alone() {
+    let Node { web, db, lab } = &Node::bridged("mirrors-refused");
+    let mut spec = PodSpec::of(web).mirror("true").annotated("podmirror.io/target", "nowhere");
+    for number in 0..9 {
+        spec = spec.annotated(&format!("podmirror.io/mirror.m{number}"), "true");
+    }
+    let pods = PodsFile::new(lab, &[spec, PodSpec::of(db).mirror("true")]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let status = lab.wait_status(|status| {
+        let told = status.notes.as_ref().map(|notes| notes["not_mirrored"].as_array().map_or(0, Vec::len));
+        check(told == Some(2) && status.taps.len() == 2, || format!("{told:?}"))
+    });
+    let mirrors: Vec<_> = status.tap(web.veth_host()).sessions.iter().map(|of| of.mirror.clone()).collect();
+    assert_eq!(mirrors, ["m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7"]);
+    let told: Vec<_> = status.notes.unwrap()["not_mirrored"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|told| (told["mirror"].as_str().map(str::to_owned), told["reason"].as_str().unwrap().to_owned()))
+        .collect();
+    assert_eq!(
+        told,
+        [(None, "NoSuchTarget".to_owned()), (Some("m8".to_owned()), "TooManyMirrors".to_owned())]
+    );
+}
+
+#[test]
+fn targets_that_cannot_be_are_wrong_usage() {
+    let lab = &Lab::new("targets");
+    let pods = PodsFile::new(lab, &[]);
+    for (arguments, expected) in [
+        (&["--target", "ids"][..], "use a name and a device, as in ids=ids0"),
+        (&["--target", "IDS=ids0"], "\"IDS\" is no name"),
+        (&["--target", "ids=a/b"], "an interface name has 1 to 15 bytes"),
+        (&["--target", "ids=mirror0"], "mirror0 is the device of target default already"),
+        (&["--target", "ids=a0", "--target", "ids=b0"], "the device of target ids is a0 already"),
+        (&["--target", "ids=lo"], "lo cannot be the mirror interface"),
+    ] {
+        let exit = lab.agent_exit(&[&["run", "--pods-from", pods.path()][..], arguments].concat());
+        assert!(exit.code != Some(0) && exit.stderr.contains(expected), "{arguments:?}: {exit:?}");
+    }
+}
