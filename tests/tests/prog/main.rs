@@ -7,6 +7,7 @@
 mod bench;
 mod btf;
 mod choice;
+mod golden;
 mod packets;
 mod random;
 mod verdicts;
