@@ -1,4 +1,5 @@
-//! Programs that tests and benchmarks hold against ours: a bare clone, and a neighbour that only counts.
+//! Programs that tests and benchmarks hold against ours: a bare clone, a neighbour that only counts, and one that
+//! answers in place.
 //!
 //! No part of the product: the agent never loads this object.
 #![no_std]
@@ -6,8 +7,8 @@
 
 use aya_ebpf::{
     EbpfContext as _, Global,
-    bindings::TC_ACT_UNSPEC,
-    helpers::bpf_clone_redirect,
+    bindings::{__sk_buff, TC_ACT_UNSPEC},
+    helpers::{bpf_clone_redirect, bpf_redirect},
     macros::{classifier, map},
     maps::PerCpuArray,
     programs::TcContext,
@@ -37,6 +38,20 @@ fn neighbour(_ctx: TcContext) -> i32 {
         unsafe { *seen += 1 };
     }
     TC_ACT_UNSPEC
+}
+
+/// Sends every packet back to the device that it came from, with the sender's address as the receiver's: as a CNI does
+/// that answers in place.
+#[classifier]
+fn answer(ctx: TcContext) -> i32 {
+    const MAC: usize = 6;
+    let Ok(sender) = ctx.load::<[u8; MAC]>(MAC) else { return TC_ACT_UNSPEC };
+    if ctx.store(0, &sender, 0).is_err() {
+        return TC_ACT_UNSPEC;
+    }
+    let skb: *mut __sk_buff = ctx.as_ptr().cast();
+    // SAFETY: the context is valid for the whole program, and the helper has no preconditions.
+    unsafe { bpf_redirect((*skb).ifindex, 0) as i32 }
 }
 
 #[cfg(not(test))]

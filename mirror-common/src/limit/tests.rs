@@ -157,10 +157,11 @@ proptest! {
                 taken.push((now, u128::from(len)));
             }
         }
-        let taken = &taken[from.index(taken.len())..];
+        let first = from.index(taken.len());
+        let last = taken.len() - 1;
         // Without the last, which may leave a debt.
-        let (&(last, _), before) = taken.split_last().unwrap();
-        let stretch_ns = u128::from(last - taken[0].0) + burst.as_nanos();
+        let before = &taken[first..last];
+        let stretch_ns = u128::from(taken[last].0 - taken[first].0) + burst.as_nanos();
         let second_ns = 1_000_000_000;
         if packets != 0 {
             prop_assert!((before.len() as u128) <= stretch_ns * u128::from(packets) / second_ns + 1);

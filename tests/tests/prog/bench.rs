@@ -9,7 +9,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader, TestRun, TestRunOptions,
     maps::{Array, HashMap, PerCpuArray, PerCpuValues},
-    programs::SchedClassifier,
+    programs::{SchedClassifier, TcAttach, TcAttachType, tc::NlOptions},
     util::nr_cpus,
 };
 use mirror_common::{
@@ -37,6 +37,13 @@ pub(crate) const READY: u32 = TARGET_UP | TARGET_QUEUELESS | TARGET_CUTS;
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 struct Value<T>(T);
+/// What stands behind a lock.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Locked<T> {
+    _lock: u64,
+    value: T,
+}
 // SAFETY: the wire types are plain bytes without padding (`mirror-common` has zerocopy prove it).
 unsafe impl aya::Pod for Value<DeviceKey> {}
 // SAFETY: as above.
@@ -50,9 +57,9 @@ unsafe impl aya::Pod for Value<FilterProgram> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<Limits> {}
 // SAFETY: as above; the lock and its padding are bytes, too.
-unsafe impl aya::Pod for Value<(u64, Meter)> {}
+unsafe impl aya::Pod for Value<Locked<Meter>> {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Value<(u64, PodMeter)> {}
+unsafe impl aya::Pod for Value<Locked<PodMeter>> {}
 
 /// Programs, maps and devices of one test. The devices are veths: `tap` is where the packets are, `target0` and
 /// `target1` are up, `idle` is not.
@@ -131,6 +138,50 @@ impl Bench {
         let mut filters: Array<_, Value<FilterProgram>> =
             self.ebpf.map_mut("FILTERS").unwrap().try_into().unwrap();
         filters.set(index, &Value(*filter), 0).unwrap();
+    }
+
+    /// Writes limits: of the map `LIMITS` (of sessions) or `NODE_LIMITS`.
+    pub(crate) fn put_limits(&mut self, map: &str, index: u32, limits: Limits) {
+        let mut all: Array<_, Value<Limits>> = self.ebpf.map_mut(map).unwrap().try_into().unwrap();
+        all.set(index, &Value(limits), 0).unwrap();
+    }
+
+    /// Packets that a session's meter shows.
+    pub(crate) fn used(&self, session: u32) -> u64 {
+        let meters: Array<_, Value<Locked<Meter>>> = self.ebpf.map("METERS").unwrap().try_into().unwrap();
+        meters.get(&session, 0).unwrap().0.value.packets
+    }
+
+    /// Packets that the meters of a pod's ceiling and share show, and the node's.
+    pub(crate) fn used_by_pod(&self, pod: u32) -> [u64; 3] {
+        let pods: Array<_, Value<Locked<PodMeter>>> =
+            self.ebpf.map("POD_METERS").unwrap().try_into().unwrap();
+        let node: Array<_, Value<Locked<Meter>>> = self.ebpf.map("NODE_METER").unwrap().try_into().unwrap();
+        let PodMeter { ceiling, share } = pods.get(&pod, 0).unwrap().0.value;
+        [ceiling.packets, share.packets, node.get(&0, 0).unwrap().0.value.packets]
+    }
+
+    /// Attaches a program to a hook of a device, as a filter of the qdisc clsact, which every kernel has.
+    pub(crate) fn attach(&mut self, name: &str, device: &str, hook: Hook) {
+        let program: &mut SchedClassifier = self.ebpf.program_mut(name).unwrap().try_into().unwrap();
+        if program.fd().is_err() {
+            program.load().unwrap_or_else(|error| panic!("the verifier refuses {name}: {error:#}"));
+        }
+        let attach_type = match hook {
+            Hook::Ingress => TcAttachType::Ingress,
+            Hook::Egress => TcAttachType::Egress,
+        };
+        let options = NlOptions { priority: 1, ..NlOptions::default() };
+        let how = TcAttach::Netlink { parent: attach_type.into(), options };
+        self.lab.node().try_run(&format!("tc qdisc add dev {device} clsact"));
+        let ifindex = self.lab.ifindex(device);
+        self.lab.node().enter(|| program.attach(ifindex, how)).unwrap();
+    }
+
+    /// How many instructions the verifier has gone through, where the kernel says.
+    pub(crate) fn verified(&mut self, name: &str) -> Option<u32> {
+        let program: &mut SchedClassifier = self.ebpf.program_mut(name).unwrap().try_into().unwrap();
+        program.info().unwrap().verified_instruction_count()
     }
 
     /// Sets a session's counters to zero.
@@ -222,6 +273,12 @@ impl Bench {
     }
 }
 
+/// Counts of packets that have this length.
+pub(crate) fn counted(bytes: usize, expected: &[(Direction, Verdict, u64)]) -> Counted {
+    let count = |&(direction, verdict, packets)| ((direction, verdict), (packets, packets * bytes as u64));
+    expected.iter().map(count).collect()
+}
+
 /// A session of the directions `directions` with the counters `id` that copies whole packets to target `target`. The
 /// first targets have a mark.
 pub(crate) const fn session(id: u32, target: u32, directions: u32) -> Session {
@@ -284,7 +341,7 @@ impl Listener {
     }
 }
 
-fn packet_socket(ifindex: u32) -> OwnedFd {
+pub(crate) fn packet_socket(ifindex: u32) -> OwnedFd {
     let all = (libc::ETH_P_ALL as u16).to_be();
     // SAFETY: the address is a `sockaddr_ll` of the length that is given, and the descriptor is owned by nobody else.
     unsafe {

@@ -1,6 +1,9 @@
 //! The wire types as the eBPF object has them (its BTF) against the same types as this host compiles them.
 
-use std::{collections::BTreeMap, mem::offset_of};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem::offset_of,
+};
 
 use mirror_common::{
     abi::{Counter, Delivery, DeviceKey, Session, SessionCounters, SessionInfo, Tap, TapOwner, Target},
@@ -82,7 +85,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
 }
 
 /// The types of a BTF section, by id (Documentation/bpf/btf.rst).
-struct Btf {
+pub(crate) struct Btf {
     types: Vec<Type>,
 }
 
@@ -102,7 +105,7 @@ impl Btf {
     const ARRAY: u32 = 3;
     const STRUCT: u32 = 4;
 
-    fn parse(bytes: &[u8]) -> Self {
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         let header = word(4) as usize;
         let [types_at, types_length, strings_at] = [8, 12, 16].map(|at| word(at) as usize);
@@ -148,14 +151,51 @@ impl Btf {
         }
     }
 
+    /// How a type is written in Rust.
+    pub(crate) fn type_name(&self, id: u32) -> String {
+        let Type { name, kind, array: [element, _, length], .. } = &self.types[id as usize];
+        match *kind {
+            Self::INT | Self::STRUCT => name.clone(),
+            Self::ARRAY => format!("[{}; {length}]", self.type_name(*element)),
+            kind => panic!("a pinned type is of kind {kind} ('{name}')"),
+        }
+    }
+
+    /// Adds the names of the structs that a type consists of.
+    pub(crate) fn structs_in(&self, id: u32, names: &mut BTreeSet<String>) {
+        let Type { name, kind, array: [element, ..], members, .. } = &self.types[id as usize];
+        match *kind {
+            Self::ARRAY => self.structs_in(*element, names),
+            Self::STRUCT => {
+                names.insert(name.clone());
+                members.iter().for_each(|(_, id, _)| self.structs_in(*id, names));
+            }
+            _ => {}
+        }
+    }
+
+    /// The size of a struct, and name, offset, size and type of its fields in the order of their offsets.
+    pub(crate) fn fields_of(&self, name: &str) -> (usize, Vec<(String, usize, usize, String)>) {
+        let Type { size_or_type, members, .. } = self.struct_of(name);
+        let field = |(name, id, offset): &(String, u32, usize)| {
+            (name.clone(), *offset, self.size(*id), self.type_name(*id))
+        };
+        let mut fields: Vec<_> = members.iter().map(field).collect();
+        fields.sort_by_key(|(_, offset, ..)| *offset);
+        (*size_or_type as usize, fields)
+    }
+
     fn layout(&self, name: &str) -> Layout {
+        let (size, fields) = self.fields_of(name);
+        let fields = fields.into_iter().map(|(name, offset, size, _)| (name, (offset, size)));
+        Layout { size, fields: fields.collect() }
+    }
+
+    fn struct_of(&self, name: &str) -> &Type {
         let mut found =
             self.types.iter().filter(|candidate| candidate.kind == Self::STRUCT && candidate.name == name);
-        let Some(Type { size_or_type, members, .. }) = found.next() else {
-            panic!("no struct {name} in the object")
-        };
+        let Some(found_first) = found.next() else { panic!("no struct {name} in the object") };
         assert!(found.next().is_none(), "more than one struct {name} in the object");
-        let field = |(name, id, offset): &(String, u32, usize)| (name.clone(), (*offset, self.size(*id)));
-        Layout { size: *size_or_type as usize, fields: members.iter().map(field).collect() }
+        found_first
     }
 }

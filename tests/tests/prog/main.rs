@@ -7,6 +7,11 @@
 mod bench;
 mod btf;
 mod choice;
+mod cut;
+mod golden;
+mod limits;
 mod packets;
 mod random;
+mod returns;
+mod sessions;
 mod verdicts;

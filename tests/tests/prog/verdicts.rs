@@ -9,18 +9,14 @@ use mirror_common::{
 };
 use mirror_tests::{Frame, kernel_is_at_least};
 
-use crate::bench::{BOTH, Bench, Counted, READY, at, session};
+use crate::bench::{self, BOTH, Bench, Counted, READY, at, session};
 
 fn packet() -> Vec<u8> {
     Frame::new([2; 6], [4; 6]).filled(60, 0).bytes()
 }
 
 fn counted(expected: &[(Direction, Verdict, u64)]) -> Counted {
-    let bytes = packet().len() as u64;
-    expected
-        .iter()
-        .map(|&(direction, verdict, packets)| ((direction, verdict), (packets, packets * bytes)))
-        .collect()
+    bench::counted(packet().len(), expected)
 }
 
 /// A bench with one session, of both directions, to a target that takes copies.
@@ -192,31 +188,6 @@ fn an_uncopied_packet_is_not_marked() {
     bench.run(Hook::Ingress, &packet(), 1);
     for id in [0, 1] {
         assert_eq!(bench.counted(id), counted(&[(Ingress, Verdict::TargetDown, 1)]), "session {id}");
-    }
-}
-
-#[test]
-fn each_session_counts_every_packet_once() {
-    for sessions in 0..=4_u32 {
-        let mut bench = Bench::new("sessions");
-        bench.put_device(0, "target0", READY);
-        bench.put_device(1, "target1", READY);
-        // Targets by turns: the third and fourth session find their targets served.
-        let list: Vec<_> = (0..sessions).map(|id| session(id, id % 2, BOTH)).collect();
-        bench.put_tap(at(false), &list);
-        let targets = [bench.listen("target0"), bench.listen("target1")];
-        bench.run(Hook::Ingress, &packet(), 1);
-        for id in 0..5 {
-            let expected = match id {
-                id if id >= sessions => Counted::new(),
-                0 | 1 => counted(&[(Ingress, Verdict::Copied, 1)]),
-                _ => counted(&[(Ingress, Verdict::Duplicate, 1)]),
-            };
-            assert_eq!(bench.counted(id), expected, "session {id} of {sessions}");
-        }
-        for (index, target) in targets.iter().enumerate() {
-            assert_eq!(target.packets().len(), usize::from(sessions as usize > index), "{sessions} sessions");
-        }
     }
 }
 

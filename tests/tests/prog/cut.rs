@@ -1,0 +1,214 @@
+//! Snap lengths: a copy is never longer. What the kernel cannot cut is not delivered, and is counted.
+
+use std::{io, os::fd::AsRawFd as _};
+
+use mirror_common::{
+    abi::{Session, TARGET_CUTS},
+    packet::MAX_SNAPLEN,
+    verdict::{
+        Direction::{Egress, Ingress},
+        Hook, Verdict,
+    },
+};
+use mirror_tests::{Frame, SOON, check, eventually};
+
+use crate::bench::{BOTH, Bench, Listener, READY, at, counted, packet_socket, session};
+
+const ROUTER: [u8; 6] = [2; 6];
+const POD: [u8; 6] = [4; 6];
+
+/// A pod's device with a session that cuts to so many bytes, the second stage at the target.
+fn bench(story: &str, snaplen: u32) -> Bench {
+    let mut bench = Bench::new(story);
+    bench.put_device(0, "target0", READY);
+    bench.attach("deliver", "target0", Hook::Egress);
+    bench.attach("tap_ingress", "tap", Hook::Ingress);
+    put_snaplen(&mut bench, snaplen);
+    bench
+}
+
+fn put_snaplen(bench: &mut Bench, snaplen: u32) {
+    bench.reset(0);
+    bench.put_tap(at(true), &[Session { snaplen, ..session(0, 0, BOTH) }]);
+}
+
+/// What arrives at the target of one packet of `len` bytes that `send` has the pod send, which must be counted as
+/// `verdict`.
+#[track_caller]
+fn delivered(bench: &mut Bench, len: usize, verdict: Verdict, send: impl FnOnce(&Bench)) -> Vec<Vec<u8>> {
+    bench.reset(0);
+    let target: Listener = bench.listen("target0");
+    send(bench);
+    let expected = counted(len, &[(Egress, verdict, 1)]);
+    eventually(SOON, || {
+        let counted = bench.counted(0);
+        check(counted == expected, || format!("{counted:?}, not {expected:?}"))
+    });
+    target.packets()
+}
+
+/// The same of this frame.
+#[track_caller]
+fn delivered_of(bench: &mut Bench, frame: &[u8], verdict: Verdict) -> Vec<Vec<u8>> {
+    delivered(bench, frame.len(), verdict, |bench| bench.lab.node().send_frame("tapp", frame))
+}
+
+#[test]
+fn a_copy_is_cut_and_the_packet_is_whole() {
+    let mut bench = bench("cut", 96);
+    for size in [95, 96, 97, 1000] {
+        let frame = Frame::new(ROUTER, POD).filled(size, size).bytes();
+        let kept = &frame[..size.min(96)];
+        let target = bench.listen("target0");
+        bench.reset(0);
+        // Checks that the packet goes on as it is.
+        bench.run(Hook::Ingress, &frame, 2);
+        assert_eq!(bench.counted(0), counted(size, &[(Egress, Verdict::Copied, 2)]));
+        assert_eq!(target.packets(), [kept, kept]);
+    }
+}
+
+#[test]
+fn a_vlan_tag_is_a_part_of_what_is_kept() {
+    let mut bench = bench("tag", 96);
+    let frame = Frame::new(ROUTER, POD).vlan(7).filled(1000, 1).bytes();
+    // The kernel takes the tag out of the frame where the device receives it, and a packet socket shows the rest.
+    let copies =
+        delivered(&mut bench, 996, Verdict::Copied, |bench| bench.lab.node().send_frame("tapp", &frame));
+    let untagged = [&frame[..12], &frame[16..]].concat();
+    assert_eq!(copies, [&untagged[..92]]);
+}
+
+#[test]
+fn the_largest_snap_length_is_kept_and_a_longer_one_delivers_nothing() {
+    let mut bench = bench("largest", MAX_SNAPLEN);
+    let frame = Frame::new(ROUTER, POD).filled(65_000, 1).bytes();
+    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [&frame[..MAX_SNAPLEN as usize]]);
+    // More than every kernel does with pages of 4 KiB, which is what all of x86-64 has; the agent does not ask for it.
+    put_snaplen(&mut bench, if cfg!(target_arch = "x86_64") { 16_384 } else { 1 << 18 });
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(delivered_of(&mut bench, &frame, Verdict::Uncut), Vec::<Vec<u8>>::new());
+    }
+    let short = Frame::new(ROUTER, POD).filled(16_384, 1).bytes();
+    assert_eq!(delivered_of(&mut bench, &short, Verdict::Copied), [short], "it is no longer than asked for");
+}
+
+#[test]
+fn less_than_the_headers_cannot_be_kept() {
+    let mut bench = bench("headers", 13);
+    let frame = Frame::new(ROUTER, POD).filled(100, 1).bytes();
+    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Uncut), Vec::<Vec<u8>>::new());
+    put_snaplen(&mut bench, 14);
+    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [&frame[..14]]);
+    // Nothing but the tag could be kept.
+    put_snaplen(&mut bench, 4);
+    let frame = Frame::new(ROUTER, POD).vlan(7).filled(104, 1).bytes();
+    let copies =
+        delivered(&mut bench, 100, Verdict::Uncut, |bench| bench.lab.node().send_frame("tapp", &frame));
+    assert_eq!(copies, Vec::<Vec<u8>>::new());
+}
+
+/// Where a pod leaves the checksum of TCP to the device, the packet cannot be cut ahead of the end of that field: with
+/// IPv6 it ends at byte 72.
+#[test]
+fn a_super_frame_is_cut_behind_its_unfinished_checksum_only() {
+    let mut bench = bench("super", 96);
+    let frame = tcp_over_ipv6(32_000);
+    let copies =
+        delivered(&mut bench, frame.len(), Verdict::Copied, |bench| send_super_frame(bench, "tapp", &frame));
+    assert_eq!(copies, [&frame[..96]]);
+    put_snaplen(&mut bench, 72);
+    let copies =
+        delivered(&mut bench, frame.len(), Verdict::Copied, |bench| send_super_frame(bench, "tapp", &frame));
+    assert_eq!(copies, [&frame[..72]]);
+    put_snaplen(&mut bench, 71);
+    let copies =
+        delivered(&mut bench, frame.len(), Verdict::Uncut, |bench| send_super_frame(bench, "tapp", &frame));
+    assert_eq!(copies, Vec::<Vec<u8>>::new());
+}
+
+/// The super-frames of a pod that has a tunnel: the kernel notes where the inner packet begins, and cuts none of them.
+#[test]
+fn a_tunnels_super_frame_is_not_delivered() {
+    let mut bench = bench("tunnel", 96);
+    let node = bench.lab.node();
+    node.ip("addr add 10.9.9.1/24 dev tapp");
+    node.ip("neigh add 10.9.9.2 lladdr 02:02:02:02:02:02 dev tapp");
+    node.ip("link add vx type vxlan id 7 remote 10.9.9.2 dstport 4789 dev tapp");
+    node.sysctl("ipv6/conf/vx/disable_ipv6", "1");
+    node.ip("link set vx up");
+    let inner = tcp_over_ipv6(32_000);
+    // Ethernet, IPv4, UDP and VXLAN around it.
+    let outer = inner.len() + 14 + 20 + 8 + 8;
+    let copies = delivered(&mut bench, outer, Verdict::Uncut, |bench| send_super_frame(bench, "vx", &inner));
+    assert_eq!(copies, Vec::<Vec<u8>>::new());
+    put_snaplen(&mut bench, 60_000);
+    let copies = delivered(&mut bench, outer, Verdict::Copied, |bench| send_super_frame(bench, "vx", &inner));
+    assert_eq!(copies.iter().map(Vec::len).collect::<Vec<_>>(), [outer], "it need not be cut");
+}
+
+#[test]
+fn without_a_second_stage_nothing_is_cut_and_nothing_delivered() {
+    let mut bench = Bench::new("no-stage");
+    bench.put_device(0, "target0", READY & !TARGET_CUTS);
+    let target = bench.listen("target0");
+    bench.put_tap(at(true), &[Session { snaplen: 96, mark: 0, ..session(0, 0, BOTH) }, session(1, 0, BOTH)]);
+    let frame = Frame::new(ROUTER, POD).filled(1000, 1).bytes();
+    bench.run(Hook::Egress, &frame, 1);
+    assert_eq!(bench.counted(0), counted(1000, &[(Ingress, Verdict::Uncut, 1)]));
+    assert_eq!(bench.counted(1), counted(1000, &[(Ingress, Verdict::Copied, 1)]));
+    assert_eq!(target.packets(), [frame]);
+}
+
+/// What others send through the mirror interface is none of ours, also right behind a copy that was dropped.
+#[test]
+fn the_second_stage_leaves_other_packets_alone() {
+    let mut bench = bench("others", 13);
+    let frame = Frame::new(ROUTER, POD).filled(1000, 1).bytes();
+    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Uncut), Vec::<Vec<u8>>::new());
+    let target = bench.listen("target0");
+    bench.lab.node().send_frame("target0", &frame);
+    assert_eq!(target.packets(), [frame]);
+}
+
+/// A segment of TCP over IPv6 for nobody, in a frame of so many bytes.
+fn tcp_over_ipv6(len: usize) -> Vec<u8> {
+    let payload = u16::try_from(len - 54).unwrap().to_be_bytes();
+    let address = |last| [&[0xfd][..], &[0; 14], &[last]].concat();
+    let ports = [0x30, 0x39, 1, 0xbb];
+    let ip = [&[0x60, 0, 0, 0, payload[0], payload[1], 6, 64][..], &address(1), &address(2)].concat();
+    let tcp = [&ports[..], &[0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]].concat();
+    let headers = [ip, tcp].concat();
+    let mut frame = Frame::new(ROUTER, POD).filled(len - headers.len(), 1).ethertype(0x86dd).bytes();
+    frame.splice(14..14, headers);
+    frame
+}
+
+/// Sends TCP over IPv6 as a super-frame with an unfinished checksum, as a pod's own stack does (packet(7),
+/// `struct virtio_net_hdr`).
+#[track_caller]
+fn send_super_frame(bench: &Bench, device: &str, frame: &[u8]) {
+    const NEEDS_CHECKSUM: u8 = 1;
+    const TCP_OVER_IPV6: u8 = 4;
+    let ifindex = bench.lab.ifindex(device);
+    let socket = bench.lab.node().enter(|| packet_socket(ifindex));
+    let on: libc::c_int = 1;
+    // SAFETY: pointer and length are of one number.
+    let set = unsafe {
+        let length = size_of_val(&on) as u32;
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_VNET_HDR,
+            (&raw const on).cast(),
+            length,
+        )
+    };
+    assert_eq!(set, 0, "{}", io::Error::last_os_error());
+    // Lengths of the headers and of a segment, where the checksum begins and where it stands.
+    let lengths = [74_u16, 1440, 54, 16].map(u16::to_ne_bytes).concat();
+    let message = [&[NEEDS_CHECKSUM, TCP_OVER_IPV6][..], &lengths, frame].concat();
+    // SAFETY: pointer and length are of one vector.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
+    assert_eq!(sent, message.len().cast_signed(), "{}", io::Error::last_os_error());
+}

@@ -1,0 +1,146 @@
+//! Everything that is pinned, described from the eBPF object and compared with the file of its ABI version.
+//!
+//! An agent reads the maps of another agent where both have the same ABI version, so whatever is pinned under a version
+//! must never change. The description has every pinned map and every type in it, down to the last field, and what the
+//! numbers in the fields mean.
+
+use std::{collections::BTreeSet, env, fmt::Write as _, fs, path::Path};
+
+use aya_obj::{Object, maps::PinningType};
+use mirror_common::{
+    abi::*,
+    filter::{ACCEPT, MAX_FILTER_STEPS, REJECT},
+    limit::TICKS_PER_NS,
+    packet::HEADER_BYTES,
+    verdict::{Direction, TapKind, Verdict},
+};
+
+use crate::btf::Btf;
+
+/// Set it to write the file of a new version.
+const WRITE: &str = "PODMIRROR_WRITE_ABI";
+
+#[test]
+fn what_is_pinned_is_what_the_abi_version_says() {
+    let name = format!("abi-v{ABI_VERSION}.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mirror-common").join(&name);
+    let described = describe();
+    if env::var_os(WRITE).is_some() && !path.exists() {
+        fs::write(&path, &described).unwrap();
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        expected == described,
+        "What is pinned is not what mirror-common/{name} says. Agents that are out there share their maps with this one \
+         by that version, so a change needs a new one: raise ABI_VERSION in mirror-common/src/abi.rs, and run this test \
+         with {WRITE}=1, which writes the file of the new version. It never writes over the file of a version that there \
+         is. (Until a version is released, its file can be removed and written again.)\n\n{}",
+        difference(&expected, &described),
+    );
+}
+
+#[test]
+fn the_versions_before_are_still_described() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mirror-common");
+    for version in FIRST_DESCRIBED..ABI_VERSION {
+        assert!(dir.join(format!("abi-v{version}.txt")).is_file(), "version {version}");
+    }
+}
+
+/// The first version that has a file.
+const FIRST_DESCRIBED: u32 = 4;
+
+/// The lines that are not in both texts.
+fn difference(old: &str, new: &str) -> String {
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let (before, after) = (lines(old), lines(new));
+    let only = |sign: char, text: &str, others: &BTreeSet<String>| {
+        let lines = text.lines().filter(|line| !others.contains(*line));
+        lines.map(|line| format!("{sign}{line}\n")).collect::<String>()
+    };
+    only('-', old, &after) + &only('+', new, &before)
+}
+
+fn describe() -> String {
+    let object = Object::parse(aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"))).unwrap();
+    let btf = Btf::parse(&object.btf.as_ref().expect("the object has BTF").to_bytes());
+    let mut text =
+        format!("What podmirror pins in ABI version {ABI_VERSION}. Written by the tests.\n\nMaps\n");
+    let mut structs = BTreeSet::new();
+    let mut maps: Vec<_> = object.maps.iter().collect();
+    maps.sort_by_key(|(name, _)| *name);
+    for (name, map) in maps {
+        if map.pinning() != PinningType::ByName {
+            continue;
+        }
+        let aya_obj::Map::Btf(btf_map) = map else { panic!("{name} has no BTF") };
+        let [key, value] = [btf_map.def.btf_key_type_id, btf_map.def.btf_value_type_id];
+        let [key, value] = [key, value].map(|id| {
+            btf.structs_in(id, &mut structs);
+            btf.type_name(id)
+        });
+        let (kind, flags) = (kind(map.map_type()), map.map_flags());
+        let (keys, values, entries) = (map.key_size(), map.value_size(), map.max_entries());
+        let entries = match name.as_str() {
+            // The agent sets it.
+            "COUNTERS" => format!("at most {entries}"),
+            _ => entries.to_string(),
+        };
+        writeln!(text, "  {name}: {kind}, {entries} entries, flags {flags:#x}").unwrap();
+        writeln!(text, "    key {key}, {keys} bytes; value {value}, {values} bytes").unwrap();
+    }
+    text += "\nTypes (offset and size in bytes)\n";
+    for name in structs {
+        let (size, fields) = btf.fields_of(&name);
+        writeln!(text, "  {name}, {size}").unwrap();
+        for (field, offset, size, of) in fields {
+            writeln!(text, "    {offset:>4} {size:>5}  {field}: {of}").unwrap();
+        }
+    }
+    text += "\nNumbers\n";
+    macro_rules! numbers {
+        ($($name:ident),+ $(,)?) => {
+            $(writeln!(text, "  {} {:#x}", stringify!($name), $name).unwrap();)+
+        };
+    }
+    numbers!(
+        COPIED_MASK,
+        COPIED_MARK,
+        COPY_MARK,
+        FORM_BITS,
+        TAP_LIMITED,
+        SESSION_FILTERED,
+        SESSION_METERED,
+        TARGET_UP,
+        TARGET_QUEUELESS,
+        TARGET_CUTS,
+        NODE_LIMIT,
+        POD_LIMIT,
+        SHARE_LIMIT,
+        TICKS_PER_NS,
+        HEADER_BYTES,
+        MAX_FILTER_STEPS,
+        ACCEPT,
+        REJECT,
+    );
+    for direction in Direction::ALL {
+        writeln!(text, "  direction {} {}", direction as u32, direction.name()).unwrap();
+    }
+    for kind in [TapKind::Interface, TapKind::HostVeth] {
+        writeln!(text, "  kind of a tap {} {kind:?}", kind.wire()).unwrap();
+    }
+    for verdict in Verdict::ALL {
+        writeln!(text, "  verdict {} {}", verdict as u32, verdict.name()).unwrap();
+    }
+    text
+}
+
+/// The kernel's types of maps that are used (include/uapi/linux/bpf.h).
+fn kind(number: u32) -> &'static str {
+    match number {
+        1 => "hash",
+        2 => "array",
+        6 => "per-CPU array",
+        number => panic!("a map of type {number}"),
+    }
+}

@@ -1,0 +1,109 @@
+//! Limits in the kernel: sessions, pods, shares and the node, and what is given back. The rules themselves are tested
+//! in `mirror-common`; here, that the programs keep to them.
+
+use std::time::Duration;
+
+use mirror_common::{
+    abi::{NODE_LIMIT, POD_LIMIT, SESSION_METERED, SHARE_LIMIT, Session, TAP_LIMITED, Tap},
+    limit::Limits,
+    verdict::{Direction::Ingress, Hook, Verdict},
+};
+use mirror_tests::Frame;
+
+use crate::bench::{BOTH, Bench, READY, at, counted, session, tap};
+
+const LEN: usize = 60;
+/// No second packet passes at this rate: the next one does in 11 days.
+const RARE: Limits = Limits {
+    ticks_per_packet: 1_000_000_000_000_000 << 10,
+    ..Limits::of_rate(1, 0, Duration::from_millis(50))
+};
+
+fn packet() -> Vec<u8> {
+    Frame::new([2; 6], [4; 6]).filled(LEN, 0).bytes()
+}
+
+/// A tap whose packets each session copies, whatever their marks; of the pod with these meters.
+fn put_pod(bench: &mut Bench, pod_meter: u32, flags: u32, sessions: &[Session]) {
+    let sessions: Vec<_> = sessions.iter().map(|session| Session { mark: 0, ..*session }).collect();
+    bench.put_entry(&Tap { flags, pod_meter, ..tap(at(true), &sessions) });
+}
+
+#[test]
+fn a_budget_ends_at_its_packet_and_a_lost_copy_costs_nothing() {
+    let mut bench = Bench::new("budget");
+    bench.put_device(0, "target0", READY);
+    bench.put_device(1, "idle", READY);
+    bench.put_limits("LIMITS", 0, Limits { packets: 3, ..Limits::default() });
+    bench.put_limits("LIMITS", 1, Limits { packets: 3, ..Limits::default() });
+    let metered = |id, target| Session { flags: SESSION_METERED, ..session(id, target, BOTH) };
+    put_pod(&mut bench, 0, 0, &[metered(0, 0), metered(1, 1)]);
+    bench.run(Hook::Egress, &packet(), 5);
+    assert_eq!(
+        bench.counted(0),
+        counted(LEN, &[(Ingress, Verdict::Copied, 3), (Ingress, Verdict::Ended, 2)])
+    );
+    assert_eq!(bench.counted(1), counted(LEN, &[(Ingress, Verdict::TargetDown, 5)]));
+    assert_eq!([bench.used(0), bench.used(1)], [3, 0]);
+}
+
+#[test]
+fn a_pods_ceiling_holds_for_all_of_its_taps_together() {
+    let mut bench = Bench::new("ceiling");
+    bench.put_device(0, "target0", READY);
+    bench.put_limits("NODE_LIMITS", POD_LIMIT, RARE);
+    bench.put_limits("LIMITS", 0, Limits { packets: 9, ..Limits::default() });
+    let metered = Session { flags: SESSION_METERED, ..session(0, 0, BOTH) };
+    put_pod(&mut bench, 7, TAP_LIMITED, &[metered]);
+    bench.run(Hook::Egress, &packet(), 3);
+    assert_eq!(
+        bench.counted(0),
+        counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Limited, 2)])
+    );
+    assert_eq!(bench.used(0), 1, "what the pod's ceiling refuses, the session gets back");
+
+    put_pod(&mut bench, 7, TAP_LIMITED, &[session(1, 0, BOTH)]);
+    bench.run(Hook::Egress, &packet(), 3);
+    assert_eq!(bench.counted(1), counted(LEN, &[(Ingress, Verdict::Limited, 3)]), "another tap of the pod");
+    put_pod(&mut bench, 8, TAP_LIMITED, &[session(2, 0, BOTH)]);
+    bench.run(Hook::Egress, &packet(), 3);
+    assert_eq!(
+        bench.counted(2),
+        counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Limited, 2)])
+    );
+    assert_eq!((bench.used_by_pod(7), bench.used_by_pod(8)), ([1, 0, 0], [1, 0, 0]));
+}
+
+#[test]
+fn a_pod_gets_its_share_though_another_has_taken_the_nodes_rate() {
+    for has_share in [true, false] {
+        let mut bench = Bench::new("share");
+        bench.put_device(0, "target0", READY);
+        bench.put_limits("NODE_LIMITS", NODE_LIMIT, RARE);
+        if has_share {
+            bench.put_limits("NODE_LIMITS", SHARE_LIMIT, RARE.share(2));
+        }
+        for pod in [0, 1] {
+            put_pod(&mut bench, pod, TAP_LIMITED, &[session(pod, 0, BOTH)]);
+            bench.run(Hook::Egress, &packet(), 3);
+        }
+        let first = counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Limited, 2)]);
+        let second = if has_share { first.clone() } else { counted(LEN, &[(Ingress, Verdict::Limited, 3)]) };
+        assert_eq!([bench.counted(0), bench.counted(1)], [first, second], "share: {has_share}");
+        let copied = if has_share { 2 } else { 1 };
+        assert_eq!(bench.used_by_pod(0), [1, u64::from(has_share), copied]);
+    }
+}
+
+#[test]
+fn a_lost_copy_costs_no_limit_of_the_pod_and_the_node() {
+    let mut bench = Bench::new("refund");
+    bench.put_device(0, "idle", READY);
+    for (limit, limits) in [(NODE_LIMIT, RARE), (POD_LIMIT, RARE), (SHARE_LIMIT, RARE.share(1))] {
+        bench.put_limits("NODE_LIMITS", limit, limits);
+    }
+    put_pod(&mut bench, 0, TAP_LIMITED, &[session(0, 0, BOTH)]);
+    bench.run(Hook::Egress, &packet(), 4);
+    assert_eq!(bench.counted(0), counted(LEN, &[(Ingress, Verdict::TargetDown, 4)]));
+    assert_eq!(bench.used_by_pod(0), [0, 0, 0]);
+}

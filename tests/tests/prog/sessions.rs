@@ -1,0 +1,135 @@
+//! Several sessions at one tap: each counts every packet once, and none gets in another's way.
+
+use mirror_common::{
+    abi::{MAX_SESSIONS_PER_TAP, SESSION_FILTERED, Session},
+    verdict::{
+        Direction::{Egress, Ingress},
+        Hook, Verdict,
+    },
+};
+use mirror_tests::Frame;
+
+use crate::bench::{BOTH, Bench, Counted, READY, at, counted, session};
+
+const LEN: usize = 600;
+
+fn packet() -> Vec<u8> {
+    Frame::new([2; 6], [4; 6]).filled(LEN, 0).bytes()
+}
+
+/// Two targets that take copies, the second stage at each.
+fn bench(story: &str) -> Bench {
+    let mut bench = Bench::new(story);
+    for (index, device) in (0..).zip(["target0", "target1"]) {
+        bench.put_device(index, device, READY);
+        bench.attach("deliver", device, Hook::Egress);
+    }
+    bench
+}
+
+#[test]
+fn each_session_counts_every_packet_once() {
+    let mut bench = bench("sessions");
+    let targets = [bench.listen("target0"), bench.listen("target1")];
+    for sessions in 0..=MAX_SESSIONS_PER_TAP as u32 {
+        // Targets by turns: from the third session on, they have the packet already.
+        let list: Vec<_> = (0..sessions).map(|id| session(id, id % 2, BOTH)).collect();
+        bench.put_tap(at(false), &list);
+        (0..9).for_each(|id| bench.reset(id));
+        bench.run(Hook::Ingress, &packet(), 1);
+        for id in 0..9 {
+            let expected = match id {
+                id if id >= sessions => Counted::new(),
+                0 | 1 => counted(LEN, &[(Ingress, Verdict::Copied, 1)]),
+                _ => counted(LEN, &[(Ingress, Verdict::Duplicate, 1)]),
+            };
+            assert_eq!(bench.counted(id), expected, "session {id} of {sessions}");
+        }
+        for (index, target) in targets.iter().enumerate() {
+            assert_eq!(target.packets().len(), usize::from(sessions as usize > index), "{sessions} sessions");
+        }
+    }
+}
+
+/// What leaves a pod is always new, but not to the second session of the same form.
+#[test]
+fn a_form_is_copied_once_also_of_what_leaves_a_pod() {
+    let mut bench = bench("alike");
+    let target = bench.listen("target0");
+    let cut = |id| Session { snaplen: 100, mark: 0, ..session(id, 0, BOTH) };
+    bench.put_tap(at(true), &[session(0, 0, BOTH), cut(1), session(2, 0, BOTH), cut(3)]);
+    bench.run(Hook::Ingress, &packet(), 2);
+    for (id, verdict) in
+        [(0, Verdict::Copied), (1, Verdict::Copied), (2, Verdict::Duplicate), (3, Verdict::Duplicate)]
+    {
+        assert_eq!(bench.counted(id), counted(LEN, &[(Egress, verdict, 2)]), "session {id}");
+    }
+    let lengths: Vec<usize> = target.packets().iter().map(Vec::len).collect();
+    assert_eq!(lengths, [LEN, 100, LEN, 100]);
+}
+
+#[test]
+fn a_mark_holds_for_its_form_alone() {
+    let mut bench = bench("forms");
+    let target = bench.listen("target0");
+    // Not towards a pod from elsewhere: the second run meets the marks of the first.
+    let whole = session(0, 0, BOTH);
+    let cut = Session { snaplen: 100, mark: 0x400, ..session(1, 0, BOTH) };
+    let unmarked = Session { snaplen: 200, mark: 0, ..session(2, 0, BOTH) };
+    bench.put_tap(at(true), &[whole, cut, unmarked]);
+    bench.run(Hook::Egress, &packet(), 2);
+    let once = counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Duplicate, 1)]);
+    assert_eq!([bench.counted(0), bench.counted(1)], [once.clone(), once]);
+    assert_eq!(bench.counted(2), counted(LEN, &[(Ingress, Verdict::Copied, 2)]), "its form has no bit");
+    let lengths: Vec<usize> = target.packets().iter().map(Vec::len).collect();
+    assert_eq!(lengths, [LEN, 100, 200, 200]);
+}
+
+#[test]
+fn a_session_that_fails_leaves_the_others_alone() {
+    let mut bench = bench("fails");
+    bench.put_device(2, "idle", READY);
+    bench.put_target(3, 0, READY);
+    let targets = [bench.listen("target0"), bench.listen("target1")];
+    bench.put_tap(
+        at(true),
+        &[
+            session(0, 2, BOTH),
+            session(1, 0, Ingress.bit()),
+            // A filter of zeros matches nothing.
+            Session { flags: SESSION_FILTERED, filter: 9, ..session(2, 0, BOTH) },
+            session(3, 3, BOTH),
+            // Less than the headers cannot be kept.
+            Session { snaplen: 10, mark: 0, ..session(4, 1, BOTH) },
+            session(5, 0, BOTH),
+            session(6, 99, BOTH),
+            session(7, 1, BOTH),
+        ],
+    );
+    bench.run(Hook::Ingress, &packet(), 1);
+    let expected = [
+        Verdict::TargetDown,
+        Verdict::OtherDirection,
+        Verdict::Filtered,
+        Verdict::TargetDown,
+        Verdict::Uncut,
+        Verdict::Copied,
+        Verdict::Failed,
+        Verdict::Copied,
+    ];
+    for (id, verdict) in (0..).zip(expected) {
+        assert_eq!(bench.counted(id), counted(LEN, &[(Egress, verdict, 1)]), "session {id}");
+    }
+    assert_eq!(targets.map(|target| target.packets()), [[packet()], [packet()]]);
+}
+
+/// The kernel goes through a program of at most a million instructions, each as often as there are ways to it.
+#[test]
+fn the_verifier_has_room_for_eight_sessions() {
+    let mut bench = Bench::new("verifier");
+    for name in ["tap_ingress", "tap_egress"] {
+        if let Some(verified) = bench.verified(name) {
+            assert!(verified < 500_000, "{name}: {verified}");
+        }
+    }
+}
