@@ -99,6 +99,7 @@ impl Level {
                 test.args(["--package", "mirror-common", "--package", "mirror-agent", "--package", "xtask"]);
                 test.arg("--").args(arguments).run()?;
                 tools::programs(&tools::NETWORK)?;
+                tools::programs(&tools::CAPTURES)?;
                 test_target("filter").arg("--").args(arguments).run()
             }
             Self::Fuzz => {
