@@ -1,4 +1,5 @@
-//! `cargo xtask gen`: what is generated and committed, so that people can use it without our tools.
+//! `cargo xtask gen`: what is generated and committed, so that people can use it without our tools: the manifest that the
+//! chart renders to, and the reference of flags and annotations that the agent prints.
 //!
 //! `--check` changes nothing, and fails where a file is not what would be generated. Called by `lint` that way.
 
@@ -6,12 +7,19 @@ use std::fs;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{chart, process::step, workspace};
+use crate::{
+    chart,
+    process::{Run as _, command, step},
+    tools, workspace,
+};
 
 /// The chart with its default values, for `kubectl apply`.
 const RENDERED: &str = "deploy/rendered/podmirror.yaml";
 
-/// Ahead of it: what Helm's user does by `--create-namespace`.
+/// Flags and annotations, as `mirror-agent reference` prints them.
+const REFERENCE: &str = "docs/reference.md";
+
+/// Ahead of the rendered chart: what Helm's user does by `--create-namespace`.
 const HEAD: &str = "\
 # Generated from deploy/chart by `cargo xtask gen`: do not edit.
 #
@@ -41,7 +49,11 @@ pub(crate) struct GenArgs {
 /// Writes the files, or checks them.
 pub(crate) fn run(args: GenArgs) -> Result<()> {
     let GenArgs { check } = args;
-    if check { self::check() } else { write() }
+    if !check {
+        return write();
+    }
+    check_reference()?;
+    self::check()
 }
 
 /// Fails where a file is not what would be generated.
@@ -54,10 +66,34 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
+/// The same for what the agent prints. Needs no Go, but builds the agent.
+pub(crate) fn check_reference() -> Result<()> {
+    step("the reference of flags and annotations");
+    let path = workspace::root().join(REFERENCE);
+    if fs::read_to_string(path).unwrap_or_default() != reference()? {
+        bail!("{REFERENCE} is not what the agent prints: `cargo xtask gen` writes it");
+    }
+    Ok(())
+}
+
 fn write() -> Result<()> {
-    step(&format!("writing {RENDERED}"));
-    let path = workspace::root().join(RENDERED);
-    fs::write(&path, rendered()?).with_context(|| path.display().to_string())
+    write_file(REFERENCE, &reference()?)?;
+    write_file(RENDERED, &rendered()?)
+}
+
+fn write_file(file: &str, text: &str) -> Result<()> {
+    step(&format!("writing {file}"));
+    let path = workspace::root().join(file);
+    let dir = path.parent().unwrap_or(&path);
+    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    fs::write(&path, text).with_context(|| path.display().to_string())
+}
+
+/// What the built agent prints. xtask cannot ask the agent's crate: it builds with older Rust.
+fn reference() -> Result<String> {
+    tools::stable()?;
+    tools::bpf()?;
+    command(workspace::agent()?).arg("reference").read()
 }
 
 fn rendered() -> Result<String> {

@@ -37,6 +37,7 @@ pub(crate) fn run() -> Result<()> {
         clippy.args(["--package", name]);
     }
     clippy.args(["--all-targets", "--", "-Dwarnings"]).run()?;
+    generate::check_reference()?;
     step("clippy of the eBPF programs");
     tools::nightly_clippy()?;
     let root = workspace::root();

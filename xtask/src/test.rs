@@ -108,6 +108,7 @@ impl Level {
                 ]);
                 test.arg("--").args(arguments).run()?;
                 tools::programs(&tools::NETWORK)?;
+                tools::programs(&tools::CAPTURES)?;
                 test_target("filter").arg("--").args(arguments).run()
             }
             Self::Fuzz => {

@@ -3,7 +3,7 @@
 //! Each function looks first and does nothing when all is there; else it says what it installs. What cannot be had is
 //! one message that says what is missing and what would bring it. Called by the tasks, each for its own needs.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{collections::BTreeSet, fs, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
@@ -35,6 +35,10 @@ pub(crate) const NETWORK: [Program; 4] = [
     Program::of("tcpdump", "tcpdump"),
     Program::of("ethtool", "ethtool"),
 ];
+
+/// What writes capture files in the forms that people have.
+pub(crate) const CAPTURES: [Program; 2] =
+    [Program::of("wireshark-common", "editcap"), Program::of("wireshark-common", "mergecap")];
 
 /// The pinned stable toolchain with clippy and rustfmt.
 pub(crate) fn stable() -> Result<()> {
@@ -142,11 +146,12 @@ pub(crate) fn helm() -> Result<Command> {
 
 /// Programs of the distribution.
 pub(crate) fn programs(programs: &[Program]) -> Result<()> {
-    let missing: Vec<_> = programs
+    let missing: BTreeSet<_> = programs
         .iter()
         .filter(|program| find(program.name).is_none())
         .map(|program| program.package)
         .collect();
+    let missing: Vec<_> = missing.into_iter().collect();
     if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
 }
 

@@ -26,8 +26,9 @@ const ANNOTATIONS: &str = "
 ## Annotations
 
 Annotations stand on pods, and on namespaces for all pods in them. The pod's own annotation wins over that of its
-namespace, key by key, and both win over the flags of `mirror-agent run`. A value that cannot be read keeps the pod from
-being mirrored, and an Event says why. `--exclude-namespaces` and `--allow-namespaces` stand above all annotations.
+namespace, key by key, and both win over the flags of `mirror-agent run`. A value of the first two that cannot be read is
+ignored; a value of another one that cannot be read keeps the pod from being mirrored. An Event says so in both cases.
+`--exclude-namespaces` and `--allow-namespaces` stand above all annotations.
 
 | annotation | stands on | what it does | example |
 | --- | --- | --- | --- |
@@ -105,9 +106,8 @@ fn section(text: &mut String, command: &Command, title: &str, about: &str) {
     row(text, &["---"; 4]);
     for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
         let env = arg.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();
-        let defaults: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-        let default = if defaults.is_empty() { String::new() } else { format!("`{}`", defaults.join(",")) };
-        row(text, &[&format!("`{}`", usage(arg)), &env, &default, &help(arg)]);
+        let (help, default) = help(arg);
+        row(text, &[&format!("`{}`", usage(arg)), &env, &default, &help]);
     }
 }
 
@@ -125,15 +125,23 @@ fn usage(arg: &Arg) -> String {
     words.join(" ")
 }
 
-/// What the flag does, and the words that it takes if only those are taken.
-fn help(arg: &Arg) -> String {
-    let mut help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+/// What the flag does, with the words that it takes if only those are taken; and what holds without it.
+fn help(arg: &Arg) -> (String, String) {
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    // A default that is no value of the flag stands in its text.
+    let told = help.strip_suffix(']').and_then(|help| help.split_once(" [default: "));
+    let values: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let (mut help, default) = match told {
+        Some((help, default)) => (help.to_owned(), default.to_owned()),
+        None if values.is_empty() => (help, String::new()),
+        None => (help, format!("`{}`", values.join(","))),
+    };
     let words: Vec<_> =
         arg.get_possible_values().iter().map(|word| format!("`{}`", word.get_name())).collect();
     if !words.is_empty() {
         let _ = write!(help, " ({})", words.join(", "));
     }
-    help
+    (help, default)
 }
 
 fn row(text: &mut String, cells: &[&str]) {
@@ -160,15 +168,21 @@ mod tests {
         assert!(arguments.len() > 30);
         for arg in arguments {
             let env = arg.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();
-            let (begin, help) =
-                (format!("| `{}` | {env} |", usage(&arg)), arg.get_help().unwrap().to_string());
-            let is_it = |line: &&str| line.starts_with(&begin) && line.replace("\\|", "|").contains(&help);
-            assert!(text.lines().any(|line| is_it(&line)), "{begin} {help}");
+            let (help, default) = help(&arg);
+            assert!(!help.is_empty() && !help.contains("[default"), "{help}");
+            let cells =
+                [&format!("`{}`", usage(&arg)), &env, &default, &help].map(|cell| cell.replace('|', "\\|"));
+            let line = format!("| {} |", cells.join(" | "));
+            assert!(text.lines().any(|it| it == line), "{line}");
         }
         for setting in &SETTINGS {
             assert!(text.contains(&format!("| `podmirror.io/{}` |", setting.key)), "{}", setting.key);
         }
-        for line in ["| `--max-pod-rate RATE` | `MIRROR_MAX_POD_RATE` |", "| `podmirror.io/netns` | pod |"] {
+        for line in [
+            "| `--max-pod-rate RATE` | `MIRROR_MAX_POD_RATE` |",
+            "| `podmirror.io/netns` | pod |",
+            "| `MIRROR_ALLOW_NAMESPACES` | all |",
+        ] {
             assert!(text.contains(line), "no {line} in\n{text}");
         }
     }

@@ -7,7 +7,7 @@ use std::{
 
 use libloading::Library;
 use mirror_common::{
-    filter::{FilterProgram, matches},
+    filter::{FilterProgram, matches, matches_cut},
     packet::header,
 };
 use mirror_core::filter;
@@ -91,8 +91,13 @@ impl Theirs {
 
     /// Whether the frame passes.
     pub(crate) fn matches(&self, frame: &[u8]) -> bool {
-        let length = frame.len().try_into().unwrap();
-        let header = PacketHeader { seconds: 0, microseconds: 0, captured: length, length };
+        self.matches_cut(frame, frame.len())
+    }
+
+    /// Whether the frame passes of which the first `captured` bytes are there.
+    fn matches_cut(&self, frame: &[u8], captured: usize) -> bool {
+        let (captured, length) = (captured.try_into().unwrap(), frame.len().try_into().unwrap());
+        let header = PacketHeader { seconds: 0, microseconds: 0, captured, length };
         // SAFETY: the program is libpcap's own, the header speaks of the frame.
         unsafe { (libpcap().filter)(&self.0, &header, frame.as_ptr()) != 0 }
     }
@@ -149,6 +154,21 @@ impl Pair {
             filter::explain(ours)
         );
         expected
+    }
+
+    /// The same of the frame as a capture file holds it that keeps `captured` bytes of each.
+    #[track_caller]
+    pub(crate) fn answer_of_cut(&self, frame: &[u8], captured: usize) {
+        let Self { text, ours, plain, .. } = self;
+        let header = header(&frame[..captured], frame.len().try_into().unwrap());
+        let expected = plain.matches_cut(frame, captured);
+        assert_eq!(
+            matches_cut(ours, &header, captured.try_into().unwrap()),
+            expected,
+            "libpcap says {expected} of {captured} bytes: ({text:?}, \"{}\")\n{}",
+            hex(frame),
+            filter::explain(ours)
+        );
     }
 
     /// Whether libpcap's optimiser has left the answer as it was.

@@ -1,0 +1,48 @@
+//! The same text is the same program, whichever process compiles it.
+//!
+//! The agent compares the programs of standing taps with what it compiles: if they differed without a reason, every start
+//! of an agent would write all filters again.
+
+use std::process::Command;
+
+use mirror_agent::filter::compile;
+use zerocopy::IntoBytes as _;
+
+use crate::{expressions::expression, random::Random};
+
+/// Asks this test to print, and not to compare.
+const PRINT: &str = "MIRROR_TEST_PRINT_PROGRAMS";
+const TEXTS: usize = 300;
+
+/// One number for the programs of many texts (FNV-1a).
+fn programs() -> String {
+    let mut random = Random::new(1);
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut compiled = 0;
+    while compiled < TEXTS {
+        if let Ok(program) = compile(&expression(&mut random)) {
+            compiled += 1;
+            for byte in program.as_bytes() {
+                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        }
+    }
+    format!("programs {hash:016x}")
+}
+
+#[test]
+fn every_process_makes_the_same_programs() {
+    let ours = programs();
+    if std::env::var_os(PRINT).is_some() {
+        println!("{ours}");
+        return;
+    }
+    assert_eq!(programs(), ours, "once more in this process");
+    for _ in 0..3 {
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "same::every_process_makes_the_same_programs", "--nocapture"]).env(PRINT, "1");
+        let output = again.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(&ours), "not {ours}: {text}");
+    }
+}
