@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::UdpSocket, ops::Range, thread};
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Captured, Conversation, Lab, PodNs, PodSpec, PodsFile, SOON, check,
-    eventually, segments, steps_back,
+    eventually, kernel_is_at_least, segments, steps_back,
 };
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
@@ -31,6 +31,15 @@ const SENDERS: Range<u8> = 0..2;
 
 /// What a segment of [`burst`] says of itself: its sender, the number of its super-frame, and its place therein.
 type Label = (u8, u32, u16);
+
+/// Whether a veth takes super-frames of UDP: before Linux 5.11 their sender segments them.
+fn carries_bursts() -> bool {
+    let carries = kernel_is_at_least(5, 11);
+    if !carries {
+        eprintln!("not applicable: this kernel's veths carry no super-frames of UDP");
+    }
+    carries
+}
 
 /// Sends super-frames from one UDP socket, from two CPUs at once where there are two.
 fn burst(from: &PodNs, to: &PodNs) {
@@ -110,7 +119,8 @@ fn copies_do_not_overtake_each_other_without_offloads(mode: AttachMode) {
         let [at_tap, at_mirror] = [&tap, &mirror].map(|capture| steps_back(&capture.in_order()));
         assert!(at_mirror <= at_tap + MARGIN, "{at_mirror} steps back, and {at_tap} at the tap");
     }
-    for _ in 0..4 {
+    let bursts = if carries_bursts() { 4 } else { 0 };
+    for _ in 0..bursts {
         let (tap, mirror) = captures(lab, web);
         burst(web, db);
         let seen = labels(&tap);
@@ -145,6 +155,9 @@ pub(crate) fn queue(lab: &Lab, device: &str) -> String {
 
 #[test]
 fn a_super_frame_that_does_not_fit_into_the_queue_is_congested_as_a_whole() {
+    if !carries_bursts() {
+        return;
+    }
     let Node { web, db, lab } = &Node::bridged("full");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("egress")]);
     let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-offloads", "off"]);
