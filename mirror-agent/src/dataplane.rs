@@ -9,6 +9,7 @@ pub mod clsact;
 pub(crate) mod fake;
 pub mod hooks;
 mod ledger;
+pub mod lock;
 pub mod maps;
 pub mod pins;
 pub mod readout;

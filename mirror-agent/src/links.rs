@@ -20,7 +20,12 @@ mod tests;
 
 use std::{future::Future, io, path::PathBuf};
 
-use crate::model::{LinkChange, LinkSnapshot};
+use crate::model::{LinkChange, LinkSnapshot, NetnsId};
+
+/// The network namespace of the calling thread.
+pub fn netns_of_this_thread() -> io::Result<NetnsId> {
+    netns::Netns::current().map(|netns| netns.id())
+}
 
 /// A pod whose devices are asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::{
 use crate::{Lab, SOON, check, eventually, scaled};
 
 /// Where the agent listens where nobody chooses another address.
-const DEFAULT: &str = "127.0.0.1:9464";
+pub const LISTEN: &str = "127.0.0.1:10706";
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub type Metrics = BTreeMap<String, f64>;
 impl Lab {
     /// A connection to the agent; an error if nobody listens.
     pub fn connect(&self) -> Result<TcpStream, String> {
-        let address: SocketAddr = DEFAULT.parse().unwrap();
+        let address: SocketAddr = LISTEN.parse().unwrap();
         let stream = self
             .node()
             .enter(|| TcpStream::connect_timeout(&address, scaled(SOON)))

@@ -3,6 +3,7 @@
 use std::{
     cell::Cell,
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process,
     sync::{
@@ -194,10 +195,16 @@ fn sweep() {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        if self.is_ours
-            && let Err(error) = fs::remove_dir_all(&self.bpffs)
-        {
+        if !self.is_ours {
+            return;
+        }
+        if let Err(error) = fs::remove_dir_all(&self.bpffs) {
             eprintln!("cannot remove {}: {error}", self.bpffs.display());
+        }
+        // What an agent that was killed has left; one that was stopped has left nothing.
+        let netns = fs::metadata(self.node.path()).map(|netns| netns.ino());
+        for kind in ["lock", "sock"] {
+            let _ = netns.as_ref().map(|netns| fs::remove_file(format!("/run/podmirror/{netns}.{kind}")));
         }
     }
 }

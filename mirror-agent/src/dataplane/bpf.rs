@@ -13,8 +13,9 @@ use super::{
     Dataplane,
     clsact::AllFilters,
     hooks::{Attached, Hooks, Method},
+    lock::PinsLock,
     maps::{Maps, TapEntry},
-    pins::{Pins, PinsLock},
+    pins::Pins,
 };
 use crate::{
     cli::AttachMode,

@@ -1,8 +1,7 @@
-//! The directory in the BPF file system where maps and links are pinned, and its lock.
+//! The directory in the BPF file system where maps and links are pinned.
 //!
 //! ```text
-//! DIR/podmirror/            locked (flock) by the one agent that changes anything below it; and one agent a
-//!                           network namespace (an abstract socket)
+//! DIR/podmirror/            root's alone, and locked by the one agent that changes anything below it (`lock`)
 //!   v1/                     the version of the wire types: an agent never opens maps of another layout
 //!     TAPS TAP_OWNERS TARGETS FILTERS LIMITS METERS COUNTERS SNAPLEN
 //!     links/<ifindex>-<program>  TCX links
@@ -11,23 +10,15 @@
 //! Paths and files only; what the maps hold is in `maps`, what the links do in `hooks`.
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{self, DirBuilder},
     io::{self, ErrorKind},
-    os::{
-        linux::net::SocketAddrExt as _,
-        unix::{
-            fs::DirBuilderExt as _,
-            net::{SocketAddr, UnixListener, UnixStream},
-        },
-    },
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, bail};
 use mirror_common::abi::ABI_VERSION;
 use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
@@ -42,25 +33,6 @@ const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 #[derive(Debug, Clone)]
 pub struct Pins {
     root: PathBuf,
-}
-
-/// Name of the abstract socket that the one agent of a network namespace listens on (unix(7)): filters and marks know
-/// agents apart by their namespace only.
-const AGENT_SOCKET: &str = "podmirror-agent";
-
-/// Held by whoever changes anything below the pins' directory, or on the devices of this network namespace; released
-/// when dropped or when the process ends.
-#[derive(Debug)]
-pub struct PinsLock {
-    agent: UnixListener,
-    _file: Option<Flock<File>>,
-}
-
-impl PinsLock {
-    /// The socket on which others find that there is an agent.
-    pub fn socket(&self) -> io::Result<UnixListener> {
-        self.agent.try_clone()
-    }
 }
 
 impl Pins {
@@ -101,17 +73,11 @@ impl Pins {
 
     /// Whether maps of this version are pinned.
     pub fn exist(&self) -> bool {
-        self.maps().join("TAPS").exists()
-    }
-
-    /// Makes the directories and takes the lock, as an agent must before it does anything else.
-    pub fn claim(&self) -> anyhow::Result<PinsLock> {
-        self.create()?;
-        self.lock()
+        self.is_roots() && self.maps().join("TAPS").exists()
     }
 
     /// Makes the directories. Mounts a BPF file system at the default place if there is none.
-    fn create(&self) -> anyhow::Result<()> {
+    pub(super) fn create(&self) -> anyhow::Result<()> {
         let bpffs = self.root.parent().unwrap_or(Path::new(DEFAULT_BPFFS));
         let created = fs::create_dir_all(bpffs);
         if !is_bpffs(bpffs) {
@@ -122,7 +88,7 @@ impl Pins {
                     bpffs.display()
                 );
             }
-            mount(Some("bpf"), bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).with_context(|| {
+            mount(Some("bpf"), bpffs, Some("bpf"), MsFlags::empty(), Some("mode=0700")).with_context(|| {
                 format!(
                     "{0} is not a BPF file system, and mounting one failed; mount it: mount -t bpf bpf {0}",
                     bpffs.display()
@@ -130,44 +96,12 @@ impl Pins {
             })?;
             info!(dir = DEFAULT_BPFFS, "mounted a BPF file system");
         }
+        self.make_root()?;
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(self.links())
             .with_context(|| format!("cannot make {} (are you root?)", self.links().display()))
-    }
-
-    /// Takes the lock; an error if another process has it. The directory need not exist.
-    pub fn lock(&self) -> anyhow::Result<PinsLock> {
-        let address = SocketAddr::from_abstract_name(AGENT_SOCKET)?;
-        let agent = match UnixListener::bind_addr(&address) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {
-                bail!("another mirror-agent is at work on this node; stop it first")
-            }
-            agent => agent.context("cannot tell other agents of this one")?,
-        };
-        // The same directory may be seen from another network namespace, whose devices have other indexes.
-        let file = match File::open(&self.root) {
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            file => Some(file.with_context(|| format!("cannot open {}", self.root.display()))?),
-        };
-        let file = match file.map(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock)).transpose() {
-            Ok(file) => file,
-            Err((_, Errno::EWOULDBLOCK)) => bail!(
-                "another mirror-agent is at work in {}; stop it first, or choose another --bpffs",
-                self.root.display()
-            ),
-            Err((_, errno)) => {
-                return Err(errno).with_context(|| format!("cannot lock {}", self.root.display()));
-            }
-        };
-        Ok(PinsLock { agent, _file: file })
-    }
-
-    /// A connection to whoever in this network namespace has the lock; `None`: nobody.
-    pub fn connect() -> Option<UnixStream> {
-        let address = SocketAddr::from_abstract_name(AGENT_SOCKET).ok()?;
-        UnixStream::connect_addr(&address).ok()
     }
 
     /// Removes the directories of all versions and whatever is pinned there.

@@ -13,14 +13,12 @@ use rtnetlink::{
 };
 use tracing::{info, warn};
 
-use crate::model::IfIndex;
-
 use super::{
     netlink::{dump, os_error},
     offloads, queue,
     sink::drop_received,
 };
-use crate::model::ALIAS;
+use crate::model::{ALIAS, IfIndex};
 
 /// Most bytes of a device name.
 const NAME_MAX: usize = 15;

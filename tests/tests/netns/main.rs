@@ -27,6 +27,7 @@ mod choice;
 mod commands;
 mod complete;
 mod harness;
+mod intruders;
 mod limits;
 mod mirror_iface;
 mod mirrors;

@@ -1,0 +1,354 @@
+//! The lock of the one agent that works in a network namespace, and the socket on which others reach that agent.
+//!
+//! ```text
+//! /run/podmirror/         root's alone: nobody else can lock, bind or connect to anything in it
+//!   <namespace>.lock      locked (flock) by the agent; <namespace>: inode of the network namespace
+//!   <namespace>.sock      the agent listens here; made and replaced by the holder of the lock only
+//! <bpffs>/podmirror/      locked as well: the same directory may be seen from another network namespace
+//! ```
+//!
+//! One agent a network namespace, because filters and marks on devices do not tell agents apart. Agents of earlier
+//! versions hold the second lock too, so old and new never work at the same time. Paths, files and sockets only; what
+//! is said over the socket is in `notes`. The commands call it, by [`Pins`].
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    io::{self, ErrorKind},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::{
+            fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    sys::socket::{
+        AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials,
+    },
+};
+use tracing::warn;
+
+use super::pins::Pins;
+use crate::links::netns_of_this_thread;
+
+/// Where locks and sockets are. On a Kubernetes node a directory of the node, mounted into the agent's container.
+const DIRECTORY: &str = "/run/podmirror";
+/// How often something is tried again that another process has changed meanwhile.
+const ATTEMPTS: u32 = 64;
+/// Bits of a mode with which others than the owner can write.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Held by whoever changes anything below the pins' directory, or on the devices of this network namespace; released
+/// when dropped or when the process ends.
+#[derive(Debug)]
+pub struct PinsLock {
+    agent: UnixListener,
+    places: Places,
+    _netns: Flock<File>,
+    _pins: Option<Flock<File>>,
+}
+
+impl PinsLock {
+    /// The socket on which others find that there is an agent.
+    pub fn socket(&self) -> io::Result<UnixListener> {
+        self.agent.try_clone()
+    }
+}
+
+impl Drop for PinsLock {
+    fn drop(&mut self) {
+        // Still under the lock, so they are this agent's own. Files that stay do no harm: the next agent takes them.
+        let _ = fs::remove_file(&self.places.socket);
+        let _ = fs::remove_file(&self.places.lock);
+    }
+}
+
+impl Pins {
+    /// Makes the directories and takes the lock, as an agent must before it does anything else.
+    pub fn claim(&self) -> anyhow::Result<PinsLock> {
+        self.create()?;
+        self.lock()
+    }
+
+    /// Takes the lock; an error if another process has it. The directory of the pins need not exist.
+    pub fn lock(&self) -> anyhow::Result<PinsLock> {
+        let places = Places::make(Path::new(DIRECTORY))?;
+        let Some(netns) = lock_file(&places.lock)? else {
+            bail!("another mirror-agent is at work on this node; stop it first");
+        };
+        self.evict_strangers()?;
+        let directory = match File::open(self.root()) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            directory => Some(directory.with_context(|| format!("cannot open {}", self.root().display()))?),
+        };
+        let pins = match directory.map(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock)).transpose()
+        {
+            Ok(pins) => pins,
+            Err((_, Errno::EWOULDBLOCK)) => bail!(
+                "another mirror-agent is at work in {}; stop it first, or choose another --bpffs",
+                self.root().display()
+            ),
+            Err((_, errno)) => {
+                return Err(errno).with_context(|| format!("cannot lock {}", self.root().display()));
+            }
+        };
+        let agent = listen(&places.socket)
+            .with_context(|| format!("cannot listen on {}", places.socket.display()))?;
+        Ok(PinsLock { agent, places, _netns: netns, _pins: pins })
+    }
+
+    /// A connection to whoever in this network namespace has the lock; `None`: nobody that root could have started.
+    pub fn connect() -> Option<UnixStream> {
+        let directory = Path::new(DIRECTORY);
+        check_root_owns(directory).ok()?;
+        call(&Places::of(directory).ok()?.socket).ok()
+    }
+
+    /// Makes the directory of the pins, which is root's alone.
+    pub(super) fn make_root(&self) -> anyhow::Result<()> {
+        for _ in 0..ATTEMPTS {
+            self.evict_strangers()?;
+            match DirBuilder::new().mode(0o700).create(self.root()) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    // Unless it belongs to somebody who has just made it.
+                    if self.is_roots() {
+                        return Ok(());
+                    }
+                }
+                made => {
+                    return made
+                        .with_context(|| format!("cannot make {} (are you root?)", self.root().display()));
+                }
+            }
+        }
+        bail!("somebody else makes {} again and again", self.root().display())
+    }
+
+    /// Whether the directory of the pins is there, and is root's alone.
+    pub(super) fn is_roots(&self) -> bool {
+        fs::symlink_metadata(self.root()).is_ok_and(|root| is_roots_directory(&root))
+    }
+
+    /// Removes what is in the place of our directory and not root's: where a BPF file system can be written to by
+    /// anybody, another user may have come first, to keep us out or to be read as us.
+    fn evict_strangers(&self) -> anyhow::Result<()> {
+        let root = self.root();
+        let evicted = match fs::symlink_metadata(root) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Ok(metadata) if is_roots_directory(&metadata) => return Ok(()),
+            Ok(metadata) => {
+                warn!(path = %root.display(), uid = metadata.uid(), "removing what is in the agent's place, and not root's alone");
+                if metadata.is_dir() { fs::remove_dir_all(root) } else { fs::remove_file(root) }
+            }
+            Err(error) => Err(error),
+        };
+        match evicted {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            evicted => evicted.with_context(|| format!("{} is not root's alone", root.display())),
+        }
+    }
+}
+
+/// Where lock and socket of one network namespace are.
+#[derive(Debug)]
+struct Places {
+    lock: PathBuf,
+    socket: PathBuf,
+}
+
+impl Places {
+    /// Those of this network namespace; looks at nothing else.
+    fn of(directory: &Path) -> io::Result<Self> {
+        let netns = netns_of_this_thread()?.ino;
+        let place = |kind: &str| directory.join(format!("{netns}.{kind}"));
+        Ok(Self { lock: place("lock"), socket: place("sock") })
+    }
+
+    /// The same, in a directory that is made if it has to be.
+    fn make(directory: &Path) -> anyhow::Result<Self> {
+        match DirBuilder::new().recursive(true).mode(0o700).create(directory) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| {
+                    format!(
+                        "cannot make {0} (are you root?); in a container, mount the node's {0} there",
+                        directory.display()
+                    )
+                });
+            }
+            _ => check_root_owns(directory)?,
+        }
+        // A kubelet makes it so that everybody can look into it.
+        let closed = fs::set_permissions(directory, Permissions::from_mode(0o700));
+        closed.with_context(|| format!("cannot close {} to others", directory.display()))?;
+        Self::of(directory).context("cannot tell in which network namespace this is")
+    }
+}
+
+/// An error unless a directory, and the one that it is in, can be changed by root only.
+fn check_root_owns(directory: &Path) -> anyhow::Result<()> {
+    let parent = directory.parent().unwrap_or(directory);
+    for (path, metadata) in [(parent, fs::metadata(parent)), (directory, fs::symlink_metadata(directory))] {
+        let metadata = metadata.with_context(|| format!("cannot look at {}", path.display()))?;
+        if !is_roots_directory(&metadata) {
+            bail!("{} is no directory that only root can write to", path.display());
+        }
+    }
+    Ok(())
+}
+
+fn is_roots_directory(metadata: &fs::Metadata) -> bool {
+    metadata.is_dir() && metadata.uid() == 0 && metadata.mode() & OTHERS_WRITE == 0
+}
+
+/// Locks the file at `path`, which is made if need be; `None`: another process has it locked.
+fn lock_file(path: &Path) -> anyhow::Result<Option<Flock<File>>> {
+    let context = || format!("cannot lock {}", path.display());
+    for _ in 0..ATTEMPTS {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file =
+            match Flock::lock(options.open(path).with_context(context)?, FlockArg::LockExclusiveNonblock) {
+                Ok(file) => file,
+                Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
+                Err((_, errno)) => return Err(errno).with_context(context),
+            };
+        let locked = file.metadata().with_context(context)?;
+        // Its holder before us removes it at its end, and somebody else may have made and locked another one since.
+        if fs::symlink_metadata(path).is_ok_and(|there| there.ino() == locked.ino()) {
+            return Ok(Some(file));
+        }
+    }
+    bail!("{} is replaced again and again", path.display())
+}
+
+/// Listens at `path`. The caller holds the lock, so what is there was left by an agent that has ended.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Connects to a listener of root's, without waiting for one that is busy.
+fn call(path: &Path) -> io::Result<UnixStream> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    if getsockopt(&socket, PeerCredentials)?.uid() != 0 {
+        return Err(io::Error::new(ErrorKind::PermissionDenied, "not root's"));
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
+    use std::os::unix::fs::{chown, symlink};
+
+    use super::*;
+
+    const NOBODY: u32 = 65534;
+
+    /// A directory as `/run`, of root's alone.
+    fn run() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    #[test]
+    fn a_directory_is_made_and_closed_to_others() {
+        let run = run();
+        let directory = run.path().join("podmirror");
+        for before in [None, Some(0o755), Some(0o700)] {
+            if let Some(mode) = before {
+                fs::set_permissions(&directory, Permissions::from_mode(mode)).unwrap();
+            }
+            Places::make(&directory).unwrap();
+            assert_eq!(fs::metadata(&directory).unwrap().mode() & 0o7777, 0o700);
+        }
+    }
+
+    #[test]
+    fn what_others_can_change_is_refused() {
+        let run = run();
+        let directory = run.path().join("podmirror");
+        let refused = |directory: &Path| {
+            let error = Places::make(directory).unwrap_err().to_string();
+            assert!(error.contains("only root can write to"), "{error}");
+            assert!(check_root_owns(directory).is_err());
+        };
+        fs::create_dir(&directory).unwrap();
+        chown(&directory, Some(NOBODY), None).unwrap();
+        refused(&directory);
+        chown(&directory, Some(0), None).unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(0o1777)).unwrap();
+        refused(&directory);
+        symlink(run.path().join("elsewhere"), run.path().join("link")).unwrap();
+        fs::create_dir(run.path().join("elsewhere")).unwrap();
+        refused(&run.path().join("link"));
+        fs::set_permissions(&directory, Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(run.path(), Permissions::from_mode(0o777)).unwrap();
+        refused(&directory);
+    }
+
+    #[test]
+    fn one_holds_the_lock_however_often_it_is_made_and_removed() {
+        let run = run();
+        let path = run.path().join("1.lock");
+        let held = lock_file(&path).unwrap().unwrap();
+        assert!(lock_file(&path).unwrap().is_none());
+        // As its holder does at its end: whoever waits for the removed file must not take that for the lock.
+        fs::remove_file(&path).unwrap();
+        let next = lock_file(&path).unwrap().unwrap();
+        drop(held);
+        assert!(lock_file(&path).unwrap().is_none());
+        drop(next);
+        assert!(lock_file(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_socket_of_an_agent_that_has_ended_is_replaced() {
+        let run = run();
+        let path = run.path().join("1.sock");
+        assert!(call(&path).is_err());
+        drop(listen(&path).unwrap());
+        assert!(call(&path).is_err(), "it is there, and nobody listens");
+        let _agent = listen(&path).unwrap();
+        call(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_somebody_else_has_put_into_the_place_of_the_pins_goes() {
+        let bpffs = run();
+        let pins = Pins::new(bpffs.path());
+        let make = || {
+            pins.make_root().unwrap();
+            let root = fs::symlink_metadata(pins.root()).unwrap();
+            assert!(pins.is_roots() && root.mode() & 0o777 == 0o700);
+        };
+        make();
+        fs::create_dir(pins.root().join("kept")).unwrap();
+        make();
+        assert!(pins.root().join("kept").exists(), "what is root's stays");
+        chown(pins.root(), Some(NOBODY), None).unwrap();
+        assert!(!pins.is_roots());
+        make();
+        assert!(!pins.root().join("kept").exists());
+        fs::remove_dir(pins.root()).unwrap();
+        symlink("/", pins.root()).unwrap();
+        assert!(!pins.is_roots());
+        make();
+    }
+}
