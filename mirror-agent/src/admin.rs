@@ -6,7 +6,6 @@
 
 use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use anyhow::Context as _;
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -21,7 +20,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
 };
-use tracing::{debug, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::{
     health,
@@ -36,6 +35,8 @@ const CONNECTIONS: usize = 32;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Bytes of a request: the least that hyper takes.
 const REQUEST: usize = 8192;
+/// The wait until an address that could not be used is tried again: doubled from the first to the last.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The pause after a connection could not be accepted, for want of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -49,15 +50,35 @@ pub struct Admin {
     pub source: watch::Receiver<SourceState>,
 }
 
-/// Listens. An error if the address cannot be used.
-pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| {
-        format!("cannot listen on {address}; choose another --listen, or switch it off with --listen ''")
-    })
+/// Answers at `address` until it is aborted. As long as the address cannot be used, it is tried again; `trouble` says
+/// why, and the log, once. Mirroring does not depend on it.
+pub async fn run(address: SocketAddr, admin: Admin, trouble: watch::Sender<Option<String>>) {
+    let mut wait = RETRY.0;
+    let listener = loop {
+        let why = match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) => format!(
+                "cannot listen on {address}: {error}; choose another --listen, or switch it off with --listen ''"
+            ),
+        };
+        let is_new = trouble.send_if_modified(|told| told.replace(why.clone()).as_ref() != Some(&why));
+        if is_new {
+            error!(
+                error = why,
+                "no health, readiness and metrics; mirroring goes on, and it will be tried again"
+            );
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(RETRY.1);
+    };
+    trouble.send_replace(None);
+    let listen = listener.local_addr().unwrap_or(address);
+    info!(%listen, "serving /healthz, /readyz and /metrics");
+    serve(listener, admin).await;
 }
 
 /// Answers until it is aborted.
-pub async fn serve(listener: TcpListener, admin: Admin) {
+async fn serve(listener: TcpListener, admin: Admin) {
     let admin = Arc::new(admin);
     let mut connections = VecDeque::new();
     loop {

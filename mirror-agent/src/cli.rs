@@ -50,6 +50,10 @@ pub enum Command {
     Reference,
 }
 
+/// Where HTTP is served by default. Prometheus' list of ports has no exporter with this one, nor have the node's own
+/// services.
+pub const DEFAULT_LISTEN: &str = "127.0.0.1:10706";
+
 /// Where the state lies.
 #[derive(Debug, Clone, Args)]
 pub struct StateArgs {
@@ -135,9 +139,9 @@ pub struct RunArgs {
         num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
     )]
     pub enable_mirror: bool,
-    /// Where /healthz, /readyz and /metrics are served, as in 127.0.0.1:9464 or [::]:9464; empty: nowhere.
+    /// Where /healthz, /readyz and /metrics are served, as in 127.0.0.1:10706 or [::]:10706; empty: nowhere.
     #[arg(
-        long, env = "MIRROR_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:9464", value_parser = listen
+        long, env = "MIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
     )]
     pub listen: Listen,
     #[command(flatten)]
@@ -164,9 +168,9 @@ fn listen(text: &str) -> Result<Listen, String> {
     if text.is_empty() {
         return Ok(Listen::Off);
     }
-    let use_this =
-        "use an IP address and a port as in 127.0.0.1:9464 or [::]:9464, or nothing to switch it off";
-    text.parse().map(Listen::At).map_err(|_| use_this.into())
+    text.parse().map(Listen::At).map_err(|_| {
+        format!("use an IP address and a port as in {DEFAULT_LISTEN}, or nothing to switch it off")
+    })
 }
 
 /// `mirror-agent attach`.

@@ -1,21 +1,23 @@
 //! [`Notes`]: what the running agent knows and no map has, for `mirror-agent status`: what is not mirrored, and why.
 //!
-//! Told over the socket by which agents know of each other, to root alone, as JSON that ends with the connection.
+//! Told over the agent's socket (`dataplane::lock`), to root alone, as JSON that ends with the connection.
 //! Nothing can be asked or changed. Served by `cmd::run` and `cmd::attach`, read by `cmd::status`.
 
 use std::{
-    io::Read as _,
+    io::{ErrorKind, Read as _},
     os::unix::net::{UnixListener, UnixStream},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
-use tokio::{io::AsyncWriteExt as _, time::timeout};
+use tokio::{io::AsyncWriteExt as _, sync::watch, time::timeout};
 
 use crate::report::{Report, Reports};
 
 /// How long to wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Most bytes that are read: many times what an agent has to tell of the fullest node.
+const MOST_BYTES: usize = 16 << 20;
 
 /// What there is to know of the last round of the loop.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,8 +73,12 @@ impl From<&Report> for Notes {
     }
 }
 
-/// Tells whoever connects, for ever. Must be called within the runtime.
-pub fn serve(listener: UnixListener, reports: Reports) -> anyhow::Result<()> {
+/// Tells whoever connects, for ever: the newest report, and what is wrong besides. Must be called within the runtime.
+pub fn serve(
+    listener: UnixListener,
+    reports: Reports,
+    trouble: watch::Receiver<Option<String>>,
+) -> anyhow::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::UnixListener::from_std(listener)?;
     tokio::spawn(async move {
@@ -82,9 +88,11 @@ pub fn serve(listener: UnixListener, reports: Reports) -> anyhow::Result<()> {
                 tokio::time::sleep(PATIENCE).await;
                 continue;
             };
-            // An abstract socket has no owner: whoever is in the node's network namespace can connect.
+            // Nobody but root reaches the socket; should its directory be opened to others, this still holds.
             if stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) {
-                let notes = serde_json::to_vec(&Notes::from(&**reports.borrow())).unwrap_or_default();
+                let mut notes = Notes::from(&**reports.borrow());
+                notes.failures.extend(trouble.borrow().clone());
+                let notes = serde_json::to_vec(&notes).unwrap_or_default();
                 tokio::spawn(async move {
                     // Whoever has gone, or does not read, wanted nothing.
                     let _ = timeout(PATIENCE, stream.write_all(&notes)).await;
@@ -95,27 +103,68 @@ pub fn serve(listener: UnixListener, reports: Reports) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the agent at the other end tells; `None`: nothing in time, as an agent of an older version, or a `cleanup`.
-pub fn read(mut agent: UnixStream) -> Option<Notes> {
-    agent.set_read_timeout(Some(PATIENCE)).ok()?;
+/// What the agent at the other end tells; `None`: nothing that can be read in time and within [`MOST_BYTES`], as from
+/// a `cleanup`.
+pub fn read(agent: UnixStream) -> Option<Notes> {
+    read_within(agent, PATIENCE, MOST_BYTES)
+}
+
+/// Both bounds are for all that is read together: a byte now and then is too slow as well.
+fn read_within(mut agent: UnixStream, patience: Duration, most_bytes: usize) -> Option<Notes> {
+    let end = Instant::now() + patience;
     let mut text = Vec::new();
-    agent.read_to_end(&mut text).ok()?;
-    serde_json::from_slice(&text).ok()
+    let mut part = vec![0; 64 << 10];
+    loop {
+        let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+        agent.set_read_timeout(Some(left)).ok()?;
+        match agent.read(&mut part) {
+            Ok(0) => return serde_json::from_slice(&text).ok(),
+            Ok(length) if text.len() + length <= most_bytes => text.extend_from_slice(part.get(..length)?),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => return None,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-    use std::sync::Arc;
-
-    use tokio::sync::watch;
+    use std::{io::Write as _, sync::Arc};
 
     use super::*;
     use crate::{
         model::PodId,
         select::{Skipped, Why},
     };
+
+    #[test]
+    fn what_is_read_is_bounded_in_time_and_length() {
+        let patience = Duration::from_millis(200);
+        let read_from = |most_bytes, write: fn(UnixStream)| {
+            let (agent, reader) = UnixStream::pair().unwrap();
+            let writer = std::thread::spawn(move || write(agent));
+            let began = Instant::now();
+            let notes = read_within(reader, patience, most_bytes);
+            writer.join().unwrap();
+            (notes, began.elapsed())
+        };
+        let all = |mut agent: UnixStream| {
+            agent.write_all(&serde_json::to_vec(&Notes::default()).unwrap()).unwrap();
+        };
+        let length = serde_json::to_vec(&Notes::default()).unwrap().len();
+        assert_eq!(read_from(length, all).0, Some(Notes::default()));
+        assert_eq!(read_from(length - 1, all).0, None, "too long");
+        // For ever, until the reader has hung up.
+        assert_eq!(read_from(1 << 20, |mut agent| while agent.write_all(&[b' '; 4096]).is_ok() {}).0, None);
+        let (notes, took) = read_from(1 << 20, |mut agent| {
+            while agent.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        assert_eq!(notes, None, "too slow");
+        assert!(took >= patience, "{took:?}");
+    }
 
     #[tokio::test]
     async fn what_the_agent_knows_is_read_as_it_was_told() {
@@ -127,7 +176,8 @@ mod tests {
         let report =
             Report { skipped: [skipped].into(), failures: ["no".to_owned()].into(), ..Report::default() };
         let (_sender, reports) = watch::channel(Arc::new(report));
-        serve(UnixListener::bind(&path).unwrap(), reports).unwrap();
+        let trouble = watch::Sender::new(Some("no port".to_owned()));
+        serve(UnixListener::bind(&path).unwrap(), reports, trouble.subscribe()).unwrap();
         let expected = Notes {
             not_mirrored: vec![NotMirrored {
                 pod: Some("shop/web".into()),
@@ -137,7 +187,7 @@ mod tests {
                 message: Why::HostNetwork { is_asked: true }.to_string(),
             }],
             bad_annotations: Vec::new(),
-            failures: vec!["no".into()],
+            failures: vec!["no".into(), "no port".into()],
         };
         for _ in 0..2 {
             let stream = UnixStream::connect(&path).unwrap();

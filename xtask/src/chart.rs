@@ -46,7 +46,7 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["mirrorIfaceMtu=10"], "mirrorIfaceMtu"),
     (&["excludeNamespaces={Shop}"], "excludeNamespaces"),
     (&["listen=localhost"], "listen"),
-    (&["podMonitor.enabled=true"], "listen=0.0.0.0:9464"),
+    (&["podMonitor.enabled=true"], "listen=0.0.0.0:10706"),
 ];
 
 /// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` would.

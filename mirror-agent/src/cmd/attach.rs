@@ -1,6 +1,7 @@
 //! `mirror-agent attach`: mirrors interfaces until stopped, and removes everything then.
 
 use anyhow::bail;
+use tokio::sync::watch;
 use tracing::info;
 
 use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
@@ -41,7 +42,9 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
         ..Policy::default()
     };
     let mut reconciler = Reconciler::new(NoPods, links, dataplane, policy, mirrors, LoopMetrics::new()?);
-    notes::serve(socket, reconciler.reports())?;
+    // It serves nothing by HTTP, so nothing can be wrong with that.
+    let trouble = watch::Sender::new(None);
+    notes::serve(socket, reconciler.reports(), trouble.subscribe())?;
     info!("mirroring until Ctrl-C");
     let outcome = reconciler.run(stop).await;
     // Also after a refusal, which may leave pinned maps. The reconciler, and with it the lock, lives until the end.

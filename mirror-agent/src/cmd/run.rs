@@ -1,5 +1,6 @@
 //! `mirror-agent run`: follows the pods until stopped, and leaves the mirror in place then.
 
+use tokio::sync::watch;
 use tracing::info;
 
 use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
@@ -59,11 +60,6 @@ async fn follow(
     let links = links_of(&targets)?;
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
-    // Behind the lock, so that a second agent is told what it is; ahead of the maps, which stay.
-    let listener = match listen {
-        Listen::Off => None,
-        Listen::At(address) => Some(admin::listen(address).await?),
-    };
     let socket = lock.socket()?;
     let dataplane = Bpf::load(pins.clone(), lock, mirror.attach)?;
     let method = dataplane.method().name();
@@ -84,11 +80,11 @@ async fn follow(
     let mut reconciler = Reconciler::new(pods, links, dataplane, policy, mirrors, metrics.clone());
     let reports = reconciler.reports();
     tell(reports.clone());
-    notes::serve(socket, reports.clone())?;
-    if let Some(listener) = listener {
+    let trouble = watch::Sender::new(None);
+    notes::serve(socket, reports.clone(), trouble.subscribe())?;
+    if let Listen::At(address) = listen {
         let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?)?;
-        info!(listen = %listener.local_addr()?, "serving /healthz, /readyz and /metrics");
-        tokio::spawn(admin::serve(listener, Admin { metrics, reports, source }));
+        tokio::spawn(admin::run(address, Admin { metrics, reports, source }, trouble));
     }
     reconciler.run(stop).await?;
     match own {

@@ -1,8 +1,10 @@
 //! What the agent tells over HTTP: metrics, readiness, health; and clients that mean no good.
 
-use std::{collections::BTreeMap, io::Write as _, net::TcpListener, path::PathBuf};
+use std::{collections::BTreeMap, io::Write as _, net::TcpListener};
 
-use mirror_tests::{Agent, AttachMode, Lab, Metrics, PodSpec, PodsFile, SOON, Status, check, eventually};
+use mirror_tests::{
+    Agent, AttachMode, LISTEN, Lab, Metrics, PodSpec, PodsFile, SOON, Status, check, eventually,
+};
 
 use crate::{MIRROR, Node, any_mode};
 
@@ -218,30 +220,55 @@ fn clients_that_mean_no_good_stop_neither_the_loop_nor_each_other() {
     assert_eq!(lab.metrics()["podmirror_taps{state=\"attached\"}"], 1.0);
     pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
     lab.wait_mirrored(&[web, db]);
-    let sockets = lab.node().run("ss -Htn state established sport = :9464");
+    let sockets = lab.node().run("ss -Htn state established sport = :10706");
     assert!(sockets.lines().count() <= 32, "{sockets}");
     agent.stop();
 }
 
 #[test]
-fn an_address_that_cannot_be_used_is_told_at_the_start_and_nothing_is_left() {
-    let lab = &Lab::new("in-use");
-    let before = lab.network_state();
-    let pods = PodsFile::new(lab, &[PodSpec::named("idle")]);
-    let taken = lab.node().enter(|| TcpListener::bind("127.0.0.1:9464")).unwrap();
-    for (address, reason) in [("127.0.0.1:9464", "in use"), ("192.0.2.1:9464", "assign")] {
-        let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--listen", address]);
-        assert_eq!(exit.code, Some(1), "{exit:?}");
+fn an_address_that_cannot_be_used_is_told_and_tried_again_while_mirroring_goes_on() {
+    let Node { web, db, lab } = &Node::bridged("in-use");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let taken = lab.node().enter(|| TcpListener::bind(LISTEN)).unwrap();
+    let failures = |status: &Status| -> Vec<String> {
+        let notes = status.notes.as_ref().map(|notes| notes["failures"].clone());
+        notes.map_or_else(Vec::new, |failures| serde_json::from_value(failures).unwrap())
+    };
+    for (address, reason) in [("192.0.2.1:10706", "assign"), (LISTEN, "in use")] {
+        let agent = Agent::run(lab, any_mode(), &pods, &["--listen", address]);
+        let status = lab.wait_status(|status| {
+            check(!failures(status).is_empty() && status.taps.len() == 1, || "no failure is told".into())
+        });
+        let failure = &failures(&status)[0];
         for word in ["--listen", address, reason] {
-            assert!(exit.stderr.contains(word), "no {word}: {exit:?}");
+            assert!(failure.contains(word), "no {word}: {failure}");
         }
+        let table = lab.agent_exit(&["status"]).stdout;
+        assert!(table.contains(failure), "{table}");
+        // What is to be mirrored is mirrored, and what is to be mirrored from now on as well.
+        lab.wait_mirrored(&[web]);
+        pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
+        let copied = lab.wait_mirrored(&[web, db]).tap(web.veth_host()).total("copied");
+        web.ping(db.v4(), 10, 56);
+        assert!(lab.status().tap(web.veth_host()).total("copied") >= copied + 10);
+        pods.write(&[PodSpec::of(web).mirror("true")]);
+        lab.wait_mirrored(&[web]);
+        if address == LISTEN {
+            drop(taken);
+            lab.wait_get("/readyz", 200);
+            assert_eq!(failures(&lab.status()), Vec::<String>::new());
+            agent.wait_for_log(&["serving /healthz", address]);
+            assert_eq!(lab.metrics()["podmirror_taps{state=\"attached\"}"], 1.0);
+            agent.stop();
+            break;
+        }
+        let told = agent.log_with(&["ERROR", "mirroring goes on", reason]);
+        assert_eq!(told.len(), 1, "{:#?}", agent.log());
+        agent.stop();
     }
-    assert_eq!(lab.pins(), Vec::<PathBuf>::new());
-    lab.network_is_as(&before);
     let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--listen", "localhost"]);
     assert_eq!(exit.code, Some(2), "{exit:?}");
-    assert!(exit.stderr.contains("127.0.0.1:9464 or [::]:9464"), "{exit:?}");
-    drop(taken);
+    assert!(exit.stderr.contains(LISTEN), "{exit:?}");
 }
 
 #[test]
