@@ -12,6 +12,7 @@ pub mod admin;
 pub mod cli;
 pub mod cmd;
 pub mod dataplane;
+pub mod events;
 pub mod filter;
 pub mod health;
 pub mod links;

@@ -88,6 +88,7 @@ const FORBIDDEN: &[Forbidden] = &[
             "mirror-agent/src/health.rs",
             "mirror-agent/src/report.rs",
             "mirror-agent/src/notes.rs",
+            "mirror-agent/src/events",
         ],
         paths: &[
             "nix",
@@ -110,8 +111,8 @@ const FORBIDDEN: &[Forbidden] = &[
 const RESERVED: &[Reserved] = &[
     Reserved {
         paths: &["kube*", "k8s_openapi"],
-        files: &["mirror-agent/src/pods/kube"],
-        why: "only the source of pods that is Kubernetes knows Kubernetes",
+        files: &["mirror-agent/src/pods/kube", "mirror-agent/src/events"],
+        why: "only the source of pods that is Kubernetes knows Kubernetes, and what posts Events",
     },
     Reserved {
         paths: &["rtnetlink", "netlink_*"],

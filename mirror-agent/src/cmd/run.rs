@@ -7,6 +7,7 @@ use crate::{
     admin::{self, Admin},
     cli::{Listen, MirrorArgs, RunArgs, StateArgs, Switch},
     dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
+    events,
     links::netlink::Netlink,
     metrics::{LoopMetrics, Metrics},
     mirror_iface::MirrorIface,
@@ -14,7 +15,7 @@ use crate::{
     pods::{
         PodSource,
         file::PodFile,
-        kube::{KubePods, Watched, connect, events, installation::Installation},
+        kube::{KubePods, Watched, connect, installation::Installation},
     },
     reconcile::Reconciler,
     report::Reports,

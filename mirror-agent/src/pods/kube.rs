@@ -2,11 +2,10 @@
 //!
 //! Two watches, each into a store; a snapshot joins them. There is none before both have been listed completely. While
 //! the API is away the stores stay as they are; when it is back each is listed anew as a whole, so that no deletion
-//! is believed that a list does not show. It selects nothing, and writes nothing: `events` does that.
+//! is believed that a list does not show. It selects nothing, and writes nothing: `crate::events` does that.
 
-pub mod events;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 pub mod installation;
 mod kept;
 mod object;
