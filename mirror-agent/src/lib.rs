@@ -9,6 +9,7 @@
 //! A library so that the tests can reach the pure parts; `main.rs` only parses and calls `cmd`.
 
 pub mod admin;
+pub mod annotations;
 pub mod cli;
 pub mod cmd;
 pub mod dataplane;

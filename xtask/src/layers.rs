@@ -62,6 +62,18 @@ const FORBIDDEN: &[Forbidden] = &[
         why: "it decides, as a pure function: no clock, no environment, no I/O, no logging",
     },
     Forbidden {
+        files: &["mirror-agent/src/pods/"],
+        paths: &[
+            "crate::select",
+            "crate::plan",
+            "crate::reconcile",
+            "crate::report",
+            "crate::links",
+            "crate::dataplane",
+        ],
+        why: "a source of pods tells what there is, and knows nothing of what is made of it",
+    },
+    Forbidden {
         files: &["mirror-agent/src/reconcile.rs"],
         paths: &[
             "rtnetlink",

@@ -152,9 +152,9 @@ impl PodSource for KubePods {
             let mut pod = object.pod()?.clone();
             let of_namespace = inherited.entry(pod.id.namespace.clone()).or_insert_with(|| {
                 let namespace = self.namespaces.get(&ObjectRef::new(&pod.id.namespace))?;
-                Some(Arc::new(namespace.metadata.annotations.clone().unwrap_or_default()))
+                namespace.metadata.annotations.clone().map(Arc::new)
             });
-            // A namespace that we have not heard of yet may say that its pods are not to be mirrored.
+            // A namespace that is not known yet, or cannot be read, may say that its pods are not to be mirrored.
             pod.inherited = Arc::clone(of_namespace.as_ref()?);
             Some(pod)
         };

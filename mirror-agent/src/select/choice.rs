@@ -5,17 +5,11 @@
 use std::{collections::BTreeMap, fmt};
 
 use super::{Filters, Policy, Skipped, Why};
+pub use crate::annotations::{MIRROR, OVN_MIRROR, PREFIX};
 use crate::{
     model::{Directions, Pod, PodId},
     settings::{KEYS, Settings},
 };
-
-/// What our annotations begin with.
-pub const PREFIX: &str = "podmirror.io/";
-/// Annotation of a pod or of a namespace: mirrored or not, and which directions.
-pub const MIRROR: &str = "podmirror.io/mirror";
-/// The annotation of Kube-OVN on a pod, which is honoured where ours does not stand.
-pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";
 
 /// A pod that is to be mirrored.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -83,7 +83,7 @@ fn pods_with_one_uid_are_both_left_out() {
 #[test]
 fn of_annotations_no_more_is_kept_than_can_be_right() {
     let long = "é".repeat(100_000);
-    let annotations = json!({"podmirror.io/rate": long, "podmirror.io/unknown": long, "other": long});
+    let annotations = json!({"podmirror.io/rate": long, "podmirror.io/netns": long, "other": long});
     let object =
         decode(json!({"metadata": {"name": "a", "namespace": "b", "uid": "1", "annotations": annotations}}));
     let annotations = &object.pod().unwrap().annotations;
@@ -91,6 +91,55 @@ fn of_annotations_no_more_is_kept_than_can_be_right() {
         annotations.iter().map(|(key, value)| (key.as_str(), value.len())).collect::<Vec<_>>(),
         [("podmirror.io/rate", 2048)]
     );
+}
+
+/// The annotations of several mirrors.
+fn several() -> Value {
+    json!({
+        "podmirror.io/mirror": "true", "podmirror.io/filter": "tcp", "podmirror.io/mirror.ids": "egress",
+        "podmirror.io/filter.ids": "udp", "podmirror.io/target.ids": "ids0", "podmirror.io/later": "x",
+        "ovn.kubernetes.io/mirror": "true",
+    })
+}
+
+#[test]
+fn every_annotation_of_ours_is_kept_whatever_mirror_it_is_of() {
+    let object = |annotations: &Value| {
+        let mut annotations = annotations.clone();
+        annotations["podmirror.io/netns"] = "/run/netns/other".into();
+        annotations["example.com/podmirror.io"] = "x".into();
+        json!({"metadata": {"name": "a", "namespace": "b", "uid": "1", "annotations": annotations}})
+    };
+    let pod = decode(object(&several()));
+    assert_eq!(serde_json::to_value(&pod.pod().unwrap().annotations).unwrap(), several());
+    let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(object(&several())).unwrap();
+    namespace.trim();
+    assert_eq!(serde_json::to_value(&namespace.metadata.annotations).unwrap(), several());
+    // A change of one of them counts, and nothing else.
+    let (_, mut kept) = Kept::new();
+    assert!(kept.take_in(Event::Apply(pod)));
+    for key in several().as_object().unwrap().keys() {
+        let mut changed = several();
+        changed[key] = "other".into();
+        assert!(kept.take_in(Event::Apply(decode(object(&changed)))), "{key}");
+    }
+}
+
+#[test]
+fn an_object_with_more_annotations_than_can_be_right_is_left_out() {
+    let object = |number: usize| {
+        let annotations: BTreeMap<_, _> =
+            (0..number).map(|key| (format!("podmirror.io/filter.m{key}"), "x".repeat(1024))).collect();
+        json!({"metadata": {"name": "a", "namespace": "b", "uid": "1", "annotations": annotations}})
+    };
+    for (number, is_kept) in [(8, true), (29, true), (40, false)] {
+        let pod = decode(object(number));
+        let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(object(number)).unwrap();
+        namespace.trim();
+        assert_eq!((pod.pod().is_some(), pod.problem().is_none()), (is_kept, is_kept), "{number}");
+        let namespace = (namespace.metadata.annotations.is_some(), namespace.problem().is_none());
+        assert_eq!(namespace, (is_kept, is_kept), "{number}");
+    }
 }
 
 #[test]
