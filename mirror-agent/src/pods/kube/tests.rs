@@ -2,14 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use kube::Resource as _;
+use kube::{Resource as _, runtime::watcher::Event};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{
-    fake::{self, Reply},
-    *,
-};
+use super::{kept::Keep as _, *};
 
 fn decode(object: Value) -> PodObject {
     serde_json::from_value(object).unwrap()
@@ -283,7 +280,7 @@ fn an_object_without_a_name_is_left_out_alone() {
 
 #[test]
 fn agents_watch_for_times_that_are_spread_and_stay() {
-    let timeout = |node: usize| watch_config(&format!("node-{node}")).timeout.unwrap();
+    let timeout = |node: usize| watch_seconds(&format!("node-{node}"));
     let timeouts: Vec<_> = (0..1000).map(timeout).collect();
     assert_eq!((0..1000).map(timeout).collect::<Vec<_>>(), timeouts);
     for second in WATCH_TIMEOUT {
@@ -291,41 +288,6 @@ fn agents_watch_for_times_that_are_spread_and_stay() {
         assert!((30..100).contains(&agents), "{agents} of {second} s");
     }
     assert!(timeouts.iter().all(|timeout| Duration::from_secs((*timeout).into()) < SILENCE));
-}
-
-#[tokio::test(start_paused = true)]
-async fn where_no_list_is_streamed_a_plain_one_is_taken_from_the_servers_memory() {
-    let (asked, mut requests) = tokio::sync::mpsc::unbounded_channel();
-    let client = fake::client(move |request| {
-        let query = request.uri().query().unwrap_or_default().to_owned();
-        let answer = match request.uri().path() {
-            _ if query.contains("sendInitialEvents") => Reply::Status(422),
-            _ if query.contains("watch") => Reply::Never,
-            "/api/v1/pods" => Reply::Object(json!({"metadata": {"resourceVersion": "7"}, "items": []})),
-            _ => Reply::Never,
-        };
-        asked.send((request.uri().path().to_owned(), query)).unwrap();
-        answer
-    });
-    let _pods = KubePods::watch(client, "one", |_| {});
-    let mut queries = Vec::new();
-    while queries.len() < 3 {
-        let (path, query) = requests.recv().await.unwrap();
-        if path == "/api/v1/pods" {
-            let mut words: Vec<_> =
-                query.split('&').filter(|word| !word.is_empty()).map(str::to_owned).collect();
-            words.sort();
-            queries.push(words);
-        }
-    }
-    let timeout = format!("timeoutSeconds={}", watch_config("one").timeout.unwrap());
-    let (node, latest) = ("fieldSelector=spec.nodeName%3Done", "resourceVersionMatch=NotOlderThan");
-    let bookmarks = "allowWatchBookmarks=true";
-    let streaming =
-        [bookmarks, node, "resourceVersion=0", latest, "sendInitialEvents=true", &timeout, "watch=true"];
-    let plain = [node, "resourceVersion=0", latest];
-    let watch = [bookmarks, node, "resourceVersion=7", &timeout, "watch=true"];
-    assert_eq!(queries, [&streaming[..], &plain, &watch]);
 }
 
 proptest! {
