@@ -31,9 +31,15 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["listen=[::]:9000"], "host: \"::1\""),
     (&["image.repository=r.example/a", "image.tag=x"], "image: \"r.example/a:x\""),
     (&["image.pullSecrets[0].name=s"], "imagePullSecrets:\n        - name: s"),
-    (&[], "key: kubernetes.io/arch\n                operator: In\n                values:\n                - amd64"),
+    (
+        &[],
+        "key: kubernetes.io/arch\n                operator: In\n                values:\n                - amd64",
+    ),
     (&["image.architectures={amd64,arm64}"], "                - amd64\n                - arm64"),
-    (&["targets.ids=ids0", "targets.all=all0"], "name: MIRROR_TARGETS\n              value: \"all=all0,ids=ids0\""),
+    (
+        &["targets.ids=ids0", "targets.all=all0"],
+        "name: MIRROR_TARGETS\n              value: \"all=all0,ids=ids0\"",
+    ),
     (&["maxPodRate=10kpps"], "name: MIRROR_MAX_POD_RATE\n              value: \"10kpps\""),
     (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "honorLabels: true"),
     (&["nodeSelector=null", "tolerations=null", "priorityClassName="], "kind: DaemonSet"),

@@ -53,12 +53,14 @@ fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     // A node that the image is not for is told to whoever upgrades.
     let other = format!("{}-arm64", cluster.namespace());
     let labels = json!({"kubernetes.io/arch": "arm64", "kubernetes.io/os": "linux"});
-    cluster.apply(
-        &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": other, "labels": labels}}),
-    );
+    cluster
+        .apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": other, "labels": labels}}));
     let told = cluster.helm(&format!("upgrade {AGENT} {chart} {all} --set enableMirror=false"));
     cluster.kubectl(&format!("delete node {other}"));
-    assert!(told.contains(&format!("{other}: its architecture, arm64, is not in image.architectures")), "{told}");
+    assert!(
+        told.contains(&format!("{other}: its architecture, arm64, is not in image.architectures")),
+        "{told}"
+    );
     assert_eq!(told.matches("its architecture").count(), 1, "{told}");
     host.wait_taps(&[&web.device]);
     let sent = pinging.stop();
