@@ -12,6 +12,7 @@ pub mod admin;
 pub mod cli;
 pub mod cmd;
 pub mod dataplane;
+pub mod events;
 pub mod health;
 pub mod links;
 pub mod metrics;
@@ -20,4 +21,4 @@ pub mod pods;
 pub mod reconcile;
 pub mod report;
 
-use mirror_core::{filter, mirror_iface, model, plan, select, settings};
+use mirror_core::{annotations, filter, mirror_iface, model, plan, select, settings};

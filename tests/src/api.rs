@@ -7,7 +7,7 @@ use std::ops::Deref;
 
 use serde_json::Value;
 
-use crate::{Agent, Container, Kubectl, Lab, PodNs, Way, pod_object, relay::Relay};
+use crate::{Agent, Container, Kubectl, Lab, LaggingApi, PodNs, Way, pod_object, relay::Relay};
 
 /// An API server as a node reaches it, and a namespace for one story.
 #[derive(Debug)]
@@ -68,6 +68,17 @@ impl Api {
     /// Changes what becomes of what the node and the API server send each other. The story itself is not concerned.
     pub fn set_way(&self, way: Way) {
         self.relay.set(way);
+    }
+
+    /// Starts another API server, which knows what there is now and can be made to lag behind.
+    #[track_caller]
+    pub fn lagging(&self) -> LaggingApi {
+        LaggingApi::start(&self.kubectl)
+    }
+
+    /// Closes the node's connections, and leads the next ones to another API server, as a load balancer does.
+    pub fn lead_to(&self, server: &LaggingApi) {
+        self.relay.lead_to(server.address());
     }
 }
 

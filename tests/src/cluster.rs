@@ -109,9 +109,9 @@ impl Cluster {
         &self.host
     }
 
-    /// `helm` with these words, as it is for the chart's own checks. It must succeed.
+    /// `helm` with these words, as it is for the chart's own checks. It must succeed. What it says.
     #[track_caller]
-    pub fn helm(&self, words: &str) {
+    pub fn helm(&self, words: &str) -> String {
         let helm = env::var_os("MIRROR_HELM").expect("MIRROR_HELM names the program of helm");
         let mut helm = Command::new(helm);
         let files = self.host.files();
@@ -119,7 +119,7 @@ impl Cluster {
             .env("HOME", files)
             .env("KUBECONFIG", self.kubeconfig())
             .args(words.split_whitespace());
-        succeeded("helm", words, &helm.output().unwrap()).unwrap_or_else(|error| panic!("{error}"));
+        succeeded("helm", words, &helm.output().unwrap()).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// containerd's `ctr` with these words. It must succeed.

@@ -4,6 +4,7 @@
 //! Lab ─ a node: network namespace, bpffs directory, files   PodNs ─ a pod on it: namespace, NICs, addresses
 //! Agent ─ the built binary on the node, and its status      Capture ─ tcpdump on a device, parsed
 //! Api ─ a real API server, of which a Lab is a node         Comparison ─ what a pod says, and what is mirrored
+//! LaggingApi ─ another one, which answers from the past
 //! Cluster ─ a real Kubernetes node, with the agent on it    KubePod ─ a pod of it
 //! ```
 //!
@@ -36,6 +37,7 @@ mod http;
 mod kube_pod;
 mod kubectl;
 mod lab;
+mod lagging;
 mod netns;
 mod order;
 mod pod;
@@ -57,6 +59,7 @@ pub use http::{Answer, LISTEN, Metrics};
 pub use kube_pod::{KubePod, list, pod_object};
 pub use kubectl::Kubectl;
 pub use lab::Lab;
+pub use lagging::LaggingApi;
 pub use netns::{FrameSocket, Netns, as_nobody};
 pub use order::{segments, steps_back};
 pub use pod::{Nic, PodNs};

@@ -24,7 +24,8 @@ pub enum Way {
     Silent,
 }
 
-/// Listens in a network namespace for what is meant for a server in the tests' own, at the same address. Closed on drop.
+/// Listens, mostly in a network namespace and at the server's address, for what is meant for a server in the tests' own.
+/// Closed on drop.
 pub(crate) struct Relay {
     listener: TcpListener,
     road: Arc<Road>,
@@ -33,20 +34,36 @@ pub(crate) struct Relay {
 impl Relay {
     #[track_caller]
     pub(crate) fn start(netns: &Netns, server: SocketAddr) -> Self {
-        let listener = netns.enter(|| TcpListener::bind(server)).unwrap();
-        let road =
-            Arc::new(Road { way: Mutex::new(Way::Open), changed: Condvar::new(), ends: Mutex::default() });
+        Self::with_listener(netns.enter(|| TcpListener::bind(server)).unwrap(), server)
+    }
+
+    /// With a listener of one's own.
+    #[track_caller]
+    pub(crate) fn with_listener(listener: TcpListener, server: SocketAddr) -> Self {
+        let road = Arc::new(Road {
+            way: Mutex::new(Way::Open),
+            changed: Condvar::new(),
+            ends: Mutex::default(),
+            server: Mutex::new(server),
+        });
         let (accepting, to) = (listener.try_clone().unwrap(), Arc::clone(&road));
         thread::spawn(move || {
             // It ends when the listener is shut down.
             for client in accepting.incoming().map_while(Result::ok) {
                 // Either end may have gone meanwhile: then so does the other.
+                let server = *to.server.lock().unwrap();
                 if let Ok(server) = TcpStream::connect(server) {
                     let _ = to.join(client, server);
                 }
             }
         });
         Self { listener, road }
+    }
+
+    /// Leads new connections to another server, and closes those that there are.
+    pub(crate) fn lead_to(&self, server: SocketAddr) {
+        *self.road.server.lock().unwrap() = server;
+        self.road.close();
     }
 
     /// Changes what becomes of everything from now on.
@@ -78,6 +95,7 @@ struct Road {
     changed: Condvar,
     /// Of all connections, to close them.
     ends: Mutex<Vec<TcpStream>>,
+    server: Mutex<SocketAddr>,
 }
 
 impl Road {

@@ -31,7 +31,17 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["listen=[::]:9000"], "host: \"::1\""),
     (&["image.repository=r.example/a", "image.tag=x"], "image: \"r.example/a:x\""),
     (&["image.pullSecrets[0].name=s"], "imagePullSecrets:\n        - name: s"),
-    (&["nodeSelector.kubernetes\\.io/arch=arm64"], "kubernetes.io/arch: arm64"),
+    (
+        &[],
+        "key: kubernetes.io/arch\n                operator: In\n                values:\n                - amd64",
+    ),
+    (&["image.architectures={amd64,arm64}"], "                - amd64\n                - arm64"),
+    (
+        &["targets.ids=ids0", "targets.all=all0"],
+        "name: MIRROR_TARGETS\n              value: \"all=all0,ids=ids0\"",
+    ),
+    (&["maxPodRate=10kpps"], "name: MIRROR_MAX_POD_RATE\n              value: \"10kpps\""),
+    (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "honorLabels: true"),
     (&["nodeSelector=null", "tolerations=null", "priorityClassName="], "kind: DaemonSet"),
     (&["serviceAccount.create=false", "serviceAccount.name=mine"], "serviceAccountName: mine"),
     (&["rbac.create=false", "serviceAccount.create=false"], "serviceAccountName: default"),
@@ -47,6 +57,11 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["excludeNamespaces={Shop}"], "excludeNamespaces"),
     (&["listen=localhost"], "listen"),
     (&["podMonitor.enabled=true"], "listen=0.0.0.0:10706"),
+    (&["nodeSelector.kubernetes\\.io/arch=arm64"], "image.architectures={arm64}"),
+    (&["image.architectures={x86_64}"], "architectures"),
+    (&["targets.Ids=ids0"], "Ids"),
+    (&["targets.ids=longer-than-15-bytes"], "targets"),
+    (&["targets.ids=a=b"], "targets"),
 ];
 
 /// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` would.

@@ -25,7 +25,8 @@ const HEAD: &str = "\
 #
 # For Kubernetes 1.30 and newer; older ones need what Helm makes of the chart for them.
 #
-# kubectl apply -f podmirror.yaml     installs podmirror on every node
+# kubectl apply -f podmirror.yaml     installs podmirror on every node of the architecture amd64. A node of another one
+#                                     gets no agent: that is in the DaemonSet's nodeAffinity
 # kubectl delete -f podmirror.yaml    removes it, and all that it has put on the nodes
 ---
 apiVersion: v1

@@ -62,6 +62,18 @@ const FORBIDDEN: &[Forbidden] = &[
         why: "it decides, as a pure function: no clock, no environment, no I/O, no logging",
     },
     Forbidden {
+        files: &["mirror-agent/src/pods/"],
+        paths: &[
+            "crate::select",
+            "crate::plan",
+            "crate::reconcile",
+            "crate::report",
+            "crate::links",
+            "crate::dataplane",
+        ],
+        why: "a source of pods tells what there is, and knows nothing of what is made of it",
+    },
+    Forbidden {
         files: &["mirror-agent/src/reconcile.rs"],
         paths: &[
             "rtnetlink",
@@ -88,6 +100,7 @@ const FORBIDDEN: &[Forbidden] = &[
             "mirror-agent/src/health.rs",
             "mirror-agent/src/report.rs",
             "mirror-agent/src/notes.rs",
+            "mirror-agent/src/events",
         ],
         paths: &[
             "nix",
@@ -110,8 +123,8 @@ const FORBIDDEN: &[Forbidden] = &[
 const RESERVED: &[Reserved] = &[
     Reserved {
         paths: &["kube*", "k8s_openapi"],
-        files: &["mirror-agent/src/pods/kube"],
-        why: "only the source of pods that is Kubernetes knows Kubernetes",
+        files: &["mirror-agent/src/pods/kube", "mirror-agent/src/events"],
+        why: "only the source of pods that is Kubernetes knows Kubernetes, and what posts Events",
     },
     Reserved {
         paths: &["rtnetlink", "netlink_*"],

@@ -56,3 +56,58 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "podmirror.port" -}}
 {{- regexFind "[0-9]+$" .Values.listen }}
 {{- end }}
+
+{{- /* NAME=DEVICE,NAME=DEVICE */ -}}
+{{- define "podmirror.targets" -}}
+{{- $targets := list }}
+{{- range $name, $device := .Values.targets }}
+{{- $targets = append $targets (printf "%s=%s" $name $device) }}
+{{- end }}
+{{- join "," $targets }}
+{{- end }}
+
+{{- /* The affinity, with the image's architectures in each of its alternatives. */ -}}
+{{- define "podmirror.affinity" -}}
+{{- $architectures := .Values.image.architectures }}
+{{- $affinity := deepCopy (.Values.affinity | default dict) }}
+{{- $selected := get (.Values.nodeSelector | default dict) "kubernetes.io/arch" }}
+{{- if and $selected $architectures (not (has $selected $architectures)) }}
+{{- fail (printf "nodeSelector asks for kubernetes.io/arch=%s, which is not in image.architectures: no node would get an agent; say --set 'image.architectures={%s}'" $selected $selected) }}
+{{- end }}
+{{- if $architectures }}
+{{- $node := get $affinity "nodeAffinity" | default dict }}
+{{- $required := get $node "requiredDuringSchedulingIgnoredDuringExecution" | default dict }}
+{{- $expression := dict "key" "kubernetes.io/arch" "operator" "In" "values" $architectures }}
+{{- $terms := list }}
+{{- range get $required "nodeSelectorTerms" | default (list dict) }}
+{{- $expressions := append (get . "matchExpressions" | default list) $expression }}
+{{- $terms = append $terms (merge (dict "matchExpressions" $expressions) .) }}
+{{- end }}
+{{- $_ := set $required "nodeSelectorTerms" $terms }}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" $required }}
+{{- $_ := set $affinity "nodeAffinity" $node }}
+{{- end }}
+{{- if $affinity }}{{ toYaml $affinity }}{{ end }}
+{{- end }}
+
+{{- /* The nodes of the cluster that get no agent, a line each with the reason. Of the affinity only what is made of the
+image's architectures is looked at. Nothing is known where no cluster is asked, as in `helm template`. */ -}}
+{{- define "podmirror.without" -}}
+{{- $values := .Values }}
+{{- range (lookup "v1" "Node" "" "").items }}
+{{- $labels := .metadata.labels | default dict }}
+{{- $reasons := list }}
+{{- $architecture := get $labels "kubernetes.io/arch" }}
+{{- if and $values.image.architectures (not (has $architecture $values.image.architectures)) }}
+{{- $reasons = append $reasons (printf "its architecture, %s, is not in image.architectures" ($architecture | default "unknown")) }}
+{{- end }}
+{{- range $key, $value := $values.nodeSelector }}
+{{- if ne (get $labels $key | toString) (toString $value) }}
+{{- $reasons = append $reasons (printf "nodeSelector asks for %s=%s" $key $value) }}
+{{- end }}
+{{- end }}
+{{- if $reasons }}
+  {{ .metadata.name }}: {{ join "; " $reasons }}
+{{- end }}
+{{- end }}
+{{- end }}

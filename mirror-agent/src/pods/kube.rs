@@ -1,15 +1,16 @@
 //! [`KubePods`]: the pods of one node and the annotations of their namespaces, from the Kubernetes API.
 //!
 //! Two watches, each into a store; a snapshot joins them. There is none before both have been listed completely. While
-//! the API is away the stores stay as they are; when it is back each is listed anew as a whole, so that no deletion
-//! is believed that a list does not show. It selects nothing, and writes nothing: `events` does that.
+//! the API is away the stores stay as they are. When it is back, each is listed again as a whole, so that no deletion
+//! is believed that a list does not show. It selects nothing, and writes nothing: `crate::events` does that.
 
-pub mod events;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
+mod follow;
 pub mod installation;
 mod kept;
 mod object;
+mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -17,50 +18,36 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash as _, Hasher as _},
     ops::RangeInclusive,
-    pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use anyhow::Context as _;
-use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client, Config,
     core::PartialObjectMeta,
-    runtime::{
-        reflector::{ObjectRef, Store},
-        utils::Backoff as _,
-        watcher::{self, DefaultBackoff, Event, InitialListStrategy, watcher},
-    },
+    runtime::reflector::{ObjectRef, Store},
 };
-use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
-    time::{Instant, timeout_at},
+    time::Instant,
 };
-use tracing::{debug, info, warn};
+use tracing::warn;
 
-use self::{
-    installation::Installation,
-    kept::{Keep, Kept},
-    object::PodObject,
-};
+use self::{follow::Follower, installation::Installation, kept::Kept, object::PodObject, seen::Seen};
 use super::{PodSource, SourceState};
 use crate::model::{Pod, PodId};
 
 /// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: all that were
-/// cut off at the same moment would else begin their watches anew at the same moments, for ever. A watch that is silent
+/// cut off at the same moment would else begin their watches again at the same moments, for ever. A watch that is silent
 /// for longer is dead: so an API server that was cut off without a word is noticed after a minute or a little more.
 const WATCH_TIMEOUT: RangeInclusive<u32> = 60..=75;
-/// How long a connection may take, and how long a list.
+/// How long a connection may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-const LIST_DEADLINE: Duration = Duration::from_secs(30);
 /// How long the server may be silent: longer than the longest watch without news.
 const SILENCE: Duration = Duration::from_secs(*WATCH_TIMEOUT.end() as u64 + 15);
-/// The longest wait before the API is asked again.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +93,7 @@ pub async fn connect() -> anyhow::Result<Client> {
 }
 
 impl KubePods {
-    /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins anew after a failure. Must
+    /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins again after a failure. Must
     /// be called in a tokio runtime.
     pub fn watch(client: Client, node: &str, restarted: impl Fn(Watched) + Send + Sync + 'static) -> Self {
         let (pods, kept_pods) = Kept::new();
@@ -117,23 +104,27 @@ impl KubePods {
             each: Mutex::new([SourceState::Starting; 2]),
             restarted: Box::new(restarted),
         });
-        let all = watch_config(node);
-        let of_node = all.clone().fields(&format!("spec.nodeName={node}"));
         let mut watches = JoinSet::new();
         let follow_pods = Follower {
             watched: Watched::Pods,
             api: Api::<PodObject>::all(client.clone()),
             kept: kept_pods,
             shared: Arc::clone(&shared),
+            fields: Some(format!("spec.nodeName={node}")),
+            watch_seconds: watch_seconds(node),
+            seen: Seen::default(),
         };
-        watches.spawn(follow_pods.run(of_node));
+        watches.spawn(follow_pods.run());
         let follow_namespaces = Follower {
             watched: Watched::Namespaces,
             api: Api::<PartialObjectMeta<Namespace>>::all(client),
             kept: kept_namespaces,
             shared: Arc::clone(&shared),
+            fields: None,
+            watch_seconds: watch_seconds(node),
+            seen: Seen::default(),
         };
-        watches.spawn(follow_namespaces.run(all));
+        watches.spawn(follow_namespaces.run());
         Self { pods, namespaces, shared, twins: Mutex::default(), _watches: watches }
     }
 
@@ -153,9 +144,9 @@ impl PodSource for KubePods {
             let mut pod = object.pod()?.clone();
             let of_namespace = inherited.entry(pod.id.namespace.clone()).or_insert_with(|| {
                 let namespace = self.namespaces.get(&ObjectRef::new(&pod.id.namespace))?;
-                Some(Arc::new(namespace.metadata.annotations.clone().unwrap_or_default()))
+                namespace.metadata.annotations.clone().map(Arc::new)
             });
-            // A namespace that we have not heard of yet may say that its pods are not to be mirrored.
+            // A namespace that is not known yet, or cannot be read, may say that its pods are not to be mirrored.
             pod.inherited = Arc::clone(of_namespace.as_ref()?);
             Some(pod)
         };
@@ -190,18 +181,12 @@ fn without_twins(mut pods: Vec<Pod>) -> (Vec<Pod>, BTreeSet<PodId>) {
     (pods, twins)
 }
 
-/// How the agent of `node` watches.
-///
-/// Lists are those that the server has in its memory, where a streaming one comes from too: every agent of the cluster
-/// may list at the same moment. They may be a little behind, and the watch then tells the rest. A plain list is from
-/// there only if it is not cut into pages.
-fn watch_config(node: &str) -> watcher::Config {
+/// How many seconds a watch of the agent of `node` lasts.
+fn watch_seconds(node: &str) -> u32 {
     let mut hasher = DefaultHasher::new();
     node.hash(&mut hasher);
     let spread = hasher.finish() % u64::from(WATCH_TIMEOUT.end() - WATCH_TIMEOUT.start() + 1);
-    let timeout = WATCH_TIMEOUT.start() + u32::try_from(spread).unwrap_or(0);
-    let config = watcher::Config { page_size: None, ..watcher::Config::default() };
-    config.timeout(timeout).any_semantic().streaming_lists()
+    WATCH_TIMEOUT.start() + u32::try_from(spread).unwrap_or(0)
 }
 
 /// What the two watches have in common.
@@ -241,121 +226,5 @@ fn join([a, b]: [SourceState; 2]) -> SourceState {
         (Away { since: a }, Away { since: b }) => Away { since: a.min(b) },
         (Away { since }, Current) | (Current, Away { since }) => Away { since },
         (Current, Current) => Current,
-    }
-}
-
-/// One watch and where it leads.
-struct Follower<K: Keep> {
-    watched: Watched,
-    api: Api<K>,
-    kept: Kept<K>,
-    shared: Arc<Shared>,
-}
-
-impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
-    /// Follows for ever.
-    async fn run(mut self, mut config: watcher::Config) {
-        let mut backoff = DefaultBackoff::default();
-        let mut told = None;
-        loop {
-            let (was_listed, error) = self.attempt(&config, &mut told).await;
-            let watched = self.watched.name();
-            let is_streaming = config.initial_list_strategy == InitialListStrategy::StreamingList;
-            // Servers before 1.34, or with the feature switched off, know plain lists only.
-            config.initial_list_strategy = if is_streaming && error.is_refusal() {
-                debug!(watched, %error, "no streaming list; asking for a plain one");
-                InitialListStrategy::ListWatch
-            } else {
-                InitialListStrategy::StreamingList
-            };
-            if is_streaming && error.is_refusal() {
-                continue;
-            }
-            self.shared.set(self.watched, false);
-            (self.shared.restarted)(self.watched);
-            let error = error.to_string();
-            if told.as_ref() != Some(&error) {
-                warn!(
-                    watched,
-                    error,
-                    "the Kubernetes API is away; what is mirrored stays mirrored, and it is tried again"
-                );
-                told = Some(error);
-            }
-            if was_listed {
-                backoff.reset();
-            }
-            tokio::time::sleep(backoff.next().unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)).await;
-        }
-    }
-
-    /// Lists and follows until something fails. Whether the list was complete, and what failed.
-    async fn attempt(&mut self, config: &watcher::Config, told: &mut Option<String>) -> (bool, Failure) {
-        let mut events = pin!(watcher(self.api.clone(), config.clone()));
-        let list_deadline = Instant::now() + LIST_DEADLINE;
-        let (mut has_begun, mut is_listed) = (false, false);
-        loop {
-            let event = if is_listed {
-                events.next().await
-            } else {
-                match timeout_at(list_deadline, events.next()).await {
-                    Ok(event) => event,
-                    Err(_) if has_begun => return (false, Failure::NoList),
-                    Err(_) => return (false, Failure::NoAnswer),
-                }
-            };
-            let event = match event {
-                Some(Ok(event)) => event,
-                Some(Err(error)) => return (is_listed, Failure::Watch(Box::new(error))),
-                None => return (is_listed, Failure::Ended),
-            };
-            match event {
-                // Once more without an end: the server ended the list.
-                Event::Init if has_begun => return (is_listed, Failure::Ended),
-                Event::Init => has_begun = true,
-                Event::InitDone => is_listed = true,
-                Event::Apply(_) | Event::InitApply(_) | Event::Delete(_) => {}
-            }
-            let has_been_listed = matches!(event, Event::InitDone);
-            let changes = self.kept.take_in(event);
-            if has_been_listed {
-                self.shared.set(self.watched, true);
-                if told.take().is_some() {
-                    info!(watched = self.watched.name(), "the Kubernetes API is back");
-                }
-            }
-            if changes {
-                self.shared.changed.notify_one();
-            }
-        }
-    }
-}
-
-/// Why a watch ended.
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    #[error(transparent)]
-    Watch(Box<watcher::Error>),
-    #[error("no complete list within {} s", LIST_DEADLINE.as_secs())]
-    NoList,
-    #[error("no answer within {} s", LIST_DEADLINE.as_secs())]
-    NoAnswer,
-    #[error("the watch ended")]
-    Ended,
-}
-
-impl Failure {
-    /// The server does not know what it was asked for, or, being older still, answers without an end.
-    fn is_refusal(&self) -> bool {
-        match self {
-            Self::Watch(error) => match &**error {
-                watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
-                    matches!(status.code, 400 | 422)
-                }
-                _ => false,
-            },
-            Self::NoList => true,
-            Self::NoAnswer | Self::Ended => false,
-        }
     }
 }

@@ -14,17 +14,12 @@ use std::{
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
 use super::{Filters, Policy, Skipped, Why};
+pub use crate::annotations::{MIRROR, OVN_MIRROR, PREFIX};
 use crate::{
     model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Session, TargetName},
     settings::KEYS,
 };
 
-/// What our annotations begin with.
-pub const PREFIX: &str = "podmirror.io/";
-/// Annotation of a pod or of a namespace: mirrored or not, and which directions.
-pub const MIRROR: &str = "podmirror.io/mirror";
-/// The annotation of Kube-OVN on a pod, which is honoured where ours does not stand.
-pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";
 /// Annotation of a pod in a file: its network namespace. The source of pods reads it.
 const NETNS: &str = "netns";
 

@@ -5,6 +5,7 @@
 
 use mirror_tests::{Api, Comparison, Lab, PodNs};
 
+mod events;
 mod many;
 mod outages;
 mod selection;

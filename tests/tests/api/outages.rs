@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use mirror_tests::{Comparison, Metrics, Pinging, SOON, Way, check, eventually};
+use mirror_tests::{Comparison, Metrics, Pinging, SOON, Status, Way, check, eventually};
 use serde_json::{Value, json};
 
 use crate::Node;
@@ -69,6 +69,62 @@ fn a_server_that_falls_silent_is_noticed() {
     api.set_way(Way::Open);
     eventually(UNREADY, || check(lab.get("/readyz").status == 200, || "not ready".into()));
     lab.wait_mirrored(&[web, db]);
+    agent.stop();
+}
+
+#[test]
+fn a_server_that_answers_from_the_past_changes_nothing() {
+    const BUDGET: [(&str, &str); 2] = [("podmirror.io/mirror", "true"), ("podmirror.io/packets", "4")];
+    let node = &Node::new("past");
+    let Node { api, lab } = node;
+    let [web, revoked, ended, db] = &node.pods(["web", "revoked", "ended", "db"]);
+    let _containers = [
+        api.run(lab, web, &[]),
+        api.run(lab, revoked, &MIRROR),
+        api.run(lab, ended, &[]),
+        api.run(lab, db, &[]),
+    ];
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[revoked]);
+    // What happens from here on, another API server does not hear of.
+    let lagging = api.lagging();
+    lagging.set_store(Way::Silent);
+    api.kubectl("annotate pod web podmirror.io/mirror=true");
+    api.kubectl("annotate --overwrite pod revoked podmirror.io/mirror=false");
+    let budget = BUDGET.map(|(key, value)| format!("{key}={value}")).join(" ");
+    api.kubectl(&format!("annotate pod ended {budget}"));
+    lab.wait_mirrored(&[web, ended]);
+    db.ping(ended.v4(), 5, 56);
+    let has_ended = |status: &Status| {
+        let tap = status.tap(ended.veth_host());
+        check(tap.ended.as_deref() == Some("packets") && tap.total("copied") == 4, || format!("{tap:#?}"))
+    };
+    lab.wait_status(has_ended);
+    let before = agent.log_with(&["irroring"]).len();
+
+    api.set_way(Way::Refused);
+    agent.wait_for_log(&["is away", "pods"]);
+    api.lead_to(&lagging);
+    api.set_way(Way::Open);
+    // It has been asked, and has answered.
+    eventually(NOTICED, || {
+        let told = agent.log_with(&["is away", "pods"]);
+        check(told.iter().any(|line| line.contains("oo large resource version")), || format!("{told:#?}"))
+    });
+    lab.wait_mirrored(&[web, ended]);
+    node.is_mirrored(web, db);
+    has_ended(&lab.status()).unwrap();
+    assert_eq!(agent.log_with(&["irroring"]).len(), before, "{:#?}", agent.log());
+
+    // It catches up.
+    lagging.set_store(Way::Open);
+    api.kubectl("annotate pod db podmirror.io/mirror=true");
+    eventually(UNREADY, || {
+        check(!agent.log_with(&["API is back", "pods"]).is_empty(), || "it is away".into())
+    });
+    lab.wait_mirrored(&[web, ended, db]);
+    db.ping(ended.v4(), 5, 56);
+    has_ended(&lab.status()).unwrap();
     agent.stop();
 }
 

@@ -3,6 +3,7 @@
 use std::fs;
 
 use mirror_tests::{AGENT, Cluster, Comparison, MIRROR, PATIENCE, Pinging};
+use serde_json::json;
 
 #[test]
 fn an_upgrade_does_not_interrupt_mirroring() {
@@ -49,7 +50,18 @@ fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     let ifindex = host.ifindex(MIRROR);
     let comparison = Comparison::of(&web.netns, host);
     let pinging = Pinging::start(&web.netns, out.ip);
-    cluster.helm(&format!("upgrade {AGENT} {chart} {all} --set enableMirror=false"));
+    // A node that the image is not for is told to whoever upgrades.
+    let other = format!("{}-arm64", cluster.namespace());
+    let labels = json!({"kubernetes.io/arch": "arm64", "kubernetes.io/os": "linux"});
+    cluster
+        .apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": other, "labels": labels}}));
+    let told = cluster.helm(&format!("upgrade {AGENT} {chart} {all} --set enableMirror=false"));
+    cluster.kubectl(&format!("delete node {other}"));
+    assert!(
+        told.contains(&format!("{other}: its architecture, arm64, is not in image.architectures")),
+        "{told}"
+    );
+    assert_eq!(told.matches("its architecture").count(), 1, "{told}");
     host.wait_taps(&[&web.device]);
     let sent = pinging.stop();
     assert_eq!(comparison.is_equal().len(), 2 * sent);

@@ -13,15 +13,18 @@ use serde_json::Value;
 
 use super::kept::Keep;
 use crate::{
+    annotations::{OVN_MIRROR, PREFIX},
     model::Pod,
     pods::parse,
-    select::{MIRROR, OVN_MIRROR, PREFIX},
-    settings::KEYS,
 };
 
 /// On the API's picture of a static pod, with the same value: the UID by which the kubelet knows it, and that its
 /// cgroups carry.
 const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
+
+/// Most bytes of the annotations of an object that are kept. What the mirrors of a pod can need, filters and all, is half
+/// of that.
+const MOST_KEPT: usize = 32 << 10;
 
 /// A pod of the API: the name under which it is stored, and what the agent needs, or why that cannot be read.
 ///
@@ -80,21 +83,24 @@ fn pod(object: Value) -> Result<Pod, String> {
     }
     // Whoever may write a pod must not be able to have any namespace of the node mirrored.
     pod.netns = None;
-    keep_ours(&mut pod.annotations);
+    keep_ours(&mut pod.annotations)?;
     Ok(pod)
 }
 
-/// Leaves the annotations that we read, no longer than any of them can be: they may have 256 KiB, of each pod.
-fn keep_ours(annotations: &mut BTreeMap<String, String>) {
-    annotations.retain(|key, _| key == OVN_MIRROR || key == MIRROR || is_setting(key));
+/// Leaves the annotations that may say something to the agent. An author may write 256 KiB of them on each object: one
+/// that has more than any choice can need is an error, because what were left out might be a filter.
+fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), String> {
+    annotations
+        .retain(|key, _| key == OVN_MIRROR || key.starts_with(PREFIX) && key != parse::NETNS_ANNOTATION);
     for value in annotations.values_mut() {
         // What is cut is too long still, and refused.
         value.truncate(value.floor_char_boundary(2 * MAX_FILTER_TEXT));
     }
-}
-
-fn is_setting(key: &str) -> bool {
-    key.strip_prefix(PREFIX).is_some_and(|key| KEYS.contains(&key))
+    let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > MOST_KEPT {
+        return Err(format!("its annotations of {PREFIX} have {bytes} bytes, more than {MOST_KEPT}"));
+    }
+    Ok(())
 }
 
 /// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too, so it must not look like the
@@ -107,20 +113,25 @@ fn static_uid(pod: &Pod) -> Option<String> {
 }
 
 impl Keep for PartialObjectMeta<Namespace> {
-    /// Leaves its name, our annotations, and whether it is being deleted.
+    /// Leaves its name, our annotations (none at all if they cannot be right), and whether it is being deleted.
     fn trim(&mut self) {
         let mut annotations = self.metadata.annotations.take().unwrap_or_default();
-        keep_ours(&mut annotations);
+        let kept = keep_ours(&mut annotations);
         self.metadata = ObjectMeta {
             name: self.metadata.name.take(),
-            annotations: Some(annotations),
+            annotations: kept.is_ok().then_some(annotations),
             deletion_timestamp: self.metadata.deletion_timestamp.take(),
             ..ObjectMeta::default()
         };
     }
 
     fn problem(&self) -> Option<String> {
-        None
+        let ObjectMeta { name, annotations, .. } = &self.metadata;
+        let has_too_many = || {
+            let name = name.as_deref().unwrap_or_default();
+            format!("namespace {name}: its annotations of {PREFIX} have more than {MOST_KEPT} bytes")
+        };
+        annotations.is_none().then(has_too_many)
     }
 
     fn is_same(&self, other: &Self) -> bool {

@@ -2,14 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use kube::Resource as _;
+use kube::{Resource as _, runtime::watcher::Event};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{
-    fake::{self, Reply},
-    *,
-};
+use super::{kept::Keep as _, *};
 
 fn decode(object: Value) -> PodObject {
     serde_json::from_value(object).unwrap()
@@ -83,7 +80,7 @@ fn pods_with_one_uid_are_both_left_out() {
 #[test]
 fn of_annotations_no_more_is_kept_than_can_be_right() {
     let long = "é".repeat(100_000);
-    let annotations = json!({"podmirror.io/rate": long, "podmirror.io/unknown": long, "other": long});
+    let annotations = json!({"podmirror.io/rate": long, "podmirror.io/netns": long, "other": long});
     let object =
         decode(json!({"metadata": {"name": "a", "namespace": "b", "uid": "1", "annotations": annotations}}));
     let annotations = &object.pod().unwrap().annotations;
@@ -91,6 +88,55 @@ fn of_annotations_no_more_is_kept_than_can_be_right() {
         annotations.iter().map(|(key, value)| (key.as_str(), value.len())).collect::<Vec<_>>(),
         [("podmirror.io/rate", 2048)]
     );
+}
+
+/// The annotations of several mirrors.
+fn several() -> Value {
+    json!({
+        "podmirror.io/mirror": "true", "podmirror.io/filter": "tcp", "podmirror.io/mirror.ids": "egress",
+        "podmirror.io/filter.ids": "udp", "podmirror.io/target.ids": "ids0", "podmirror.io/later": "x",
+        "ovn.kubernetes.io/mirror": "true",
+    })
+}
+
+#[test]
+fn every_annotation_of_ours_is_kept_whatever_mirror_it_is_of() {
+    let object = |annotations: &Value| {
+        let mut annotations = annotations.clone();
+        annotations["podmirror.io/netns"] = "/run/netns/other".into();
+        annotations["example.com/podmirror.io"] = "x".into();
+        json!({"metadata": {"name": "a", "namespace": "b", "uid": "1", "annotations": annotations}})
+    };
+    let pod = decode(object(&several()));
+    assert_eq!(serde_json::to_value(&pod.pod().unwrap().annotations).unwrap(), several());
+    let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(object(&several())).unwrap();
+    namespace.trim();
+    assert_eq!(serde_json::to_value(&namespace.metadata.annotations).unwrap(), several());
+    // A change of one of them counts, and nothing else.
+    let (_, mut kept) = Kept::new();
+    assert!(kept.take_in(Event::Apply(pod)));
+    for key in several().as_object().unwrap().keys() {
+        let mut changed = several();
+        changed[key] = "other".into();
+        assert!(kept.take_in(Event::Apply(decode(object(&changed)))), "{key}");
+    }
+}
+
+#[test]
+fn an_object_with_more_annotations_than_can_be_right_is_left_out() {
+    let object = |number: usize| {
+        let annotations: BTreeMap<_, _> =
+            (0..number).map(|key| (format!("podmirror.io/filter.m{key}"), "x".repeat(1024))).collect();
+        json!({"metadata": {"name": "a", "namespace": "b", "uid": "1", "annotations": annotations}})
+    };
+    for (number, is_kept) in [(8, true), (29, true), (40, false)] {
+        let pod = decode(object(number));
+        let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(object(number)).unwrap();
+        namespace.trim();
+        assert_eq!((pod.pod().is_some(), pod.problem().is_none()), (is_kept, is_kept), "{number}");
+        let namespace = (namespace.metadata.annotations.is_some(), namespace.problem().is_none());
+        assert_eq!(namespace, (is_kept, is_kept), "{number}");
+    }
 }
 
 #[test]
@@ -234,7 +280,7 @@ fn an_object_without_a_name_is_left_out_alone() {
 
 #[test]
 fn agents_watch_for_times_that_are_spread_and_stay() {
-    let timeout = |node: usize| watch_config(&format!("node-{node}")).timeout.unwrap();
+    let timeout = |node: usize| watch_seconds(&format!("node-{node}"));
     let timeouts: Vec<_> = (0..1000).map(timeout).collect();
     assert_eq!((0..1000).map(timeout).collect::<Vec<_>>(), timeouts);
     for second in WATCH_TIMEOUT {
@@ -242,41 +288,6 @@ fn agents_watch_for_times_that_are_spread_and_stay() {
         assert!((30..100).contains(&agents), "{agents} of {second} s");
     }
     assert!(timeouts.iter().all(|timeout| Duration::from_secs((*timeout).into()) < SILENCE));
-}
-
-#[tokio::test(start_paused = true)]
-async fn where_no_list_is_streamed_a_plain_one_is_taken_from_the_servers_memory() {
-    let (asked, mut requests) = tokio::sync::mpsc::unbounded_channel();
-    let client = fake::client(move |request| {
-        let query = request.uri().query().unwrap_or_default().to_owned();
-        let answer = match request.uri().path() {
-            _ if query.contains("sendInitialEvents") => Reply::Status(422),
-            _ if query.contains("watch") => Reply::Never,
-            "/api/v1/pods" => Reply::Object(json!({"metadata": {"resourceVersion": "7"}, "items": []})),
-            _ => Reply::Never,
-        };
-        asked.send((request.uri().path().to_owned(), query)).unwrap();
-        answer
-    });
-    let _pods = KubePods::watch(client, "one", |_| {});
-    let mut queries = Vec::new();
-    while queries.len() < 3 {
-        let (path, query) = requests.recv().await.unwrap();
-        if path == "/api/v1/pods" {
-            let mut words: Vec<_> =
-                query.split('&').filter(|word| !word.is_empty()).map(str::to_owned).collect();
-            words.sort();
-            queries.push(words);
-        }
-    }
-    let timeout = format!("timeoutSeconds={}", watch_config("one").timeout.unwrap());
-    let (node, latest) = ("fieldSelector=spec.nodeName%3Done", "resourceVersionMatch=NotOlderThan");
-    let bookmarks = "allowWatchBookmarks=true";
-    let streaming =
-        [bookmarks, node, "resourceVersion=0", latest, "sendInitialEvents=true", &timeout, "watch=true"];
-    let plain = [node, "resourceVersion=0", latest];
-    let watch = [bookmarks, node, "resourceVersion=7", &timeout, "watch=true"];
-    assert_eq!(queries, [&streaming[..], &plain, &watch]);
 }
 
 proptest! {

@@ -1,0 +1,244 @@
+//! Kubernetes Events on the pods that are not mirrored, or not as they ask.
+//!
+//! Reads the loop's reports and nothing else, and decides nothing about pods. An Event that cannot be posted holds up
+//! nobody. An Event is refreshed, as a series, as long as it holds: API servers forget Events after an hour by default.
+//! Not `kube::runtime::events`: its Recorder names an Event by the time, so that each agent would post its own, and
+//! forgets a series after six minutes. Called by `cmd::run`.
+
+mod outbox;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::pending,
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::{
+        core::v1::ObjectReference,
+        events::v1::{Event, EventSeries},
+    },
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+    core::Status,
+};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::debug;
+
+use self::outbox::{Answer, Outbox, Post};
+use crate::{
+    model::PodId,
+    report::{Report, Reports},
+    select::{Skipped, Why},
+};
+
+/// `reportingController` of our Events.
+const CONTROLLER: &str = "podmirror.io/mirror-agent";
+/// How long to wait for the API server.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most Events on a pod at a time.
+const MOST: usize = 8;
+/// Most bytes of a note that the API takes.
+const NOTE_MAX: usize = 1024;
+
+/// Something that the author of a pod should know.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Told {
+    pod: PodId,
+    reason: &'static str,
+    note: String,
+}
+
+impl Told {
+    /// The same for the same text, with every version of the agent and of its compiler.
+    fn digest(&self) -> u64 {
+        let Self { pod: PodId { uid, namespace, name }, reason, note } = self;
+        let mut hasher = Sha256::new();
+        for text in [uid, namespace, name, *reason, note.as_str()] {
+            hasher.update(text.len().to_be_bytes());
+            hasher.update(text);
+        }
+        let digest: [u8; 32] = hasher.finalize().into();
+        let [a, b, c, d, e, f, g, h, ..] = digest;
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// The name of its Event. An agent that has been restarted finds the Event of the one before.
+    fn name(&self) -> String {
+        format!("podmirror-{:016x}", self.digest())
+    }
+}
+
+/// Posts an Event for whatever is in a report, and refreshes it as long as it is, for ever. `node` names this agent
+/// among others.
+///
+/// What could not be posted is tried again at growing intervals, as long as it is to be told.
+pub async fn post(client: Client, node: String, mut reports: Reports) {
+    let mut outbox = Outbox::default();
+    loop {
+        tokio::select! {
+            biased;
+            changed = reports.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                let report = Arc::clone(&reports.borrow_and_update());
+                outbox.set(tellable(&report), Instant::now());
+            }
+            (told, post) = due(outbox.next()) => {
+                let answer = post_one(&client, &told, post, &node).await;
+                outbox.note(&told, answer, Instant::now());
+            }
+        }
+    }
+}
+
+/// Waits until it is time for what is next.
+async fn due(next: Option<(Told, Post, Option<Instant>)>) -> (Told, Post) {
+    let Some((told, post, at)) = next else { return pending().await };
+    if let Some(at) = at {
+        sleep_until(at).await;
+    }
+    (told, post)
+}
+
+async fn post_one(client: &Client, told: &Told, post: Post, node: &str) -> Answer {
+    let api = Api::<Event>::namespaced(client.clone(), &told.pod.namespace);
+    let posted = async {
+        match post {
+            Post::Create => api.create(&PostParams::default(), &event(told, node)).await.map(|_| 1),
+            Post::Refresh { count } => refresh(&api, &told.name(), count).await,
+        }
+    };
+    let error = match timeout(PATIENCE, posted).await {
+        Ok(Ok(count)) => return Answer::Stands { count },
+        Ok(Err(error)) => error,
+        Err(_) => return Answer::Away,
+    };
+    let answer = answer(&error, post);
+    debug!(pod = %told.pod, reason = told.reason, %error, ?answer, "cannot post an Event");
+    answer
+}
+
+/// Counts once more in the series of an Event that stands, which makes the server keep it on. The new count.
+async fn refresh(api: &Api<Event>, name: &str, count: Option<i32>) -> kube::Result<i32> {
+    let patch = async |change| api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await;
+    let before = match count {
+        Some(count) => count,
+        // An earlier agent has posted it. An empty patch changes nothing, and answers with the Event as it stands: so
+        // the agent needs no right to read Events.
+        None => patch(json!({})).await?.series.map_or(1, |series| series.count),
+    };
+    let count = before.saturating_add(1).max(2);
+    let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
+    patch(json!({ "series": series })).await.map(|_| count)
+}
+
+/// What an error says of the Event.
+fn answer(error: &kube::Error, post: Post) -> Answer {
+    let kube::Error::Api(status) = error else { return Answer::Away };
+    match (status.code, post) {
+        (409, Post::Create) => Answer::Exists,
+        (404, Post::Refresh { .. }) => Answer::Forgotten,
+        // 404: the namespace has gone; 400, 422: not what the server takes; 409: somebody else's change came first.
+        (400 | 404 | 409 | 422, _) => Answer::NotNow,
+        (403, _) if is_terminating(status) => Answer::NotNow,
+        // The agent may have only the right to create them.
+        (403, Post::Refresh { .. }) => Answer::NotNow,
+        // 401 is about this agent, the others about the server.
+        (401 | 429 | 500.., _) => Answer::Away,
+        _ => Answer::Refused,
+    }
+}
+
+/// The namespace is being deleted, and takes nothing new.
+fn is_terminating(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
+}
+
+/// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not, nor that
+/// the default does not hold for a pod on the node's network.
+fn tellable(report: &Report) -> BTreeSet<Told> {
+    let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, mirror, why }| match why {
+        Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface => None,
+        // Every node has some, and nobody expects them to be mirrored.
+        Why::HostNetwork { is_asked: false } => None,
+        Why::HostNetwork { is_asked: true }
+        | Why::NoHostInterface(_)
+        | Why::TappedFor(_)
+        | Why::MirrorInterface(_)
+        | Why::BadSetting(..)
+        | Why::NamespaceExcluded
+        | Why::NamespaceNotAllowed
+        | Why::NoSuchTarget(_)
+        | Why::TooManyMirrors
+        | Why::NoRoom(_) => {
+            // Of a kind of NIC once: a pod can give each as many names as it likes.
+            let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
+            let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
+            let by = mirror.as_ref().map_or_else(String::new, |mirror| format!(" by {mirror}"));
+            Some(Told {
+                pod: pod.clone()?,
+                reason: why.name(),
+                note: format!("Not mirrored{by}{nic}: {why}"),
+            })
+        }
+    });
+    let bad = report.bad.iter().map(|bad| Told {
+        pod: bad.pod.clone(),
+        reason: "BadAnnotation",
+        note: bad.to_string(),
+    });
+    let mut told: BTreeSet<_> = skipped.chain(bad).collect();
+    // A pod can give itself thousands of devices.
+    let mut of_pod = BTreeMap::<_, usize>::new();
+    told.retain(|told| {
+        let number = of_pod.entry(told.pod.clone()).or_default();
+        *number += 1;
+        *number <= MOST
+    });
+    told
+}
+
+fn event(told: &Told, node: &str) -> Event {
+    let Told { pod: PodId { uid, namespace, name }, reason, note } = told;
+    Event {
+        metadata: ObjectMeta {
+            name: Some(told.name()),
+            namespace: Some(namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        event_time: Some(MicroTime(Timestamp::now())),
+        type_: Some("Warning".into()),
+        reason: Some((*reason).into()),
+        action: Some("Mirror".into()),
+        note: Some(cut(note)),
+        regarding: Some(ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Pod".into()),
+            namespace: Some(namespace.clone()),
+            name: Some(name.clone()),
+            uid: Some(uid.clone()),
+            ..ObjectReference::default()
+        }),
+        reporting_controller: Some(CONTROLLER.into()),
+        reporting_instance: Some(node.into()),
+        ..Event::default()
+    }
+}
+
+/// The note, cut to what the API takes.
+fn cut(note: &str) -> String {
+    note[..note.floor_char_boundary(NOTE_MAX)].to_owned()
+}
+
+#[cfg(test)]
+mod tests;

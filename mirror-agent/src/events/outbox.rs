@@ -1,0 +1,170 @@
+//! [`Outbox`]: which Event is to be posted or refreshed next, and when. Pure; [`post`](super::post) asks it.
+//!
+//! The server, where it cannot be reached or has too much to do, and a namespace that takes no Event (a quota, a policy,
+//! a right), are left alone for a while, and for twice as long after each further failure. Nothing that happens meanwhile
+//! shortens that. An Event that stands is refreshed every 30 to 40 minutes, and a pod gets few new ones at a time,
+//! however often its annotations and devices change.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::Told;
+
+/// The pause after the first failure, and the longest one.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+/// When an Event that stands is refreshed at the earliest, and over how many seconds refreshments are spread.
+const REFRESH: Duration = Duration::from_secs(30 * 60);
+const SPREAD_SECONDS: u64 = 10 * 60;
+/// How many new Events a pod gets without a pause, and the pause ahead of each further one.
+const BURST: u32 = 16;
+const PACE: Duration = Duration::from_secs(300);
+/// How many Events are remembered that are no longer to be told.
+const MOST_FORMER: usize = 1000;
+
+/// How an Event is posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Post {
+    /// As a new one.
+    Create,
+    /// As one more of a series.
+    Refresh {
+        /// How many there are in the series so far, if this agent has posted it.
+        count: Option<i32>,
+    },
+}
+
+/// What became of an Event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It stands, after so many times in its series.
+    Stands {
+        /// 1: it is no series yet.
+        count: i32,
+    },
+    /// It stands already, from before a restart of the agent: it is to be refreshed.
+    Exists,
+    /// It does not stand any more: it is to be created.
+    Forgotten,
+    /// The server does not take it as it is. It may change its mind by the next refreshment.
+    NotNow,
+    /// It may be taken later; others may be taken now.
+    Refused,
+    /// The server takes none now, or was not reached.
+    Away,
+}
+
+/// What is to be told, and what was told lately.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    told: BTreeMap<Told, Entry>,
+    /// What is no longer to be told, until its refreshment would have been due: what comes and goes is not posted each
+    /// time.
+    former: BTreeMap<Told, Entry>,
+    /// By what takes none for now: a namespace or, without a name, the server.
+    pauses: BTreeMap<Option<String>, Pause>,
+    /// By the UID of a pod: when its new Events would all have been paid for, at one each [`PACE`].
+    paces: BTreeMap<String, Instant>,
+}
+
+/// What is to be done with an Event next.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    post: Post,
+    /// Not earlier than this.
+    due: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Pause {
+    length: Duration,
+    until: Instant,
+}
+
+impl Outbox {
+    /// Sets what is to be told.
+    pub(super) fn set(&mut self, tell: BTreeSet<Told>, now: Instant) {
+        let mut before = std::mem::take(&mut self.former);
+        before.append(&mut self.told);
+        let with_entry = |told| {
+            let entry = before.remove(&told).unwrap_or(Entry { post: Post::Create, due: None });
+            (told, entry)
+        };
+        self.told = tell.into_iter().map(with_entry).collect();
+        before.retain(|_, entry| entry.due.is_some_and(|due| due > now));
+        let mut dues: Vec<_> = before.values().map(|entry| entry.due).collect();
+        if let Some(surplus) = dues.len().checked_sub(MOST_FORMER + 1) {
+            // Those that are due first go first.
+            let (_, last, _) = dues.select_nth_unstable(surplus);
+            before.retain(|_, entry| entry.due > *last);
+        }
+        self.former = before;
+        let namespaces: BTreeSet<_> = self.told.keys().map(|told| &told.pod.namespace).collect();
+        self.pauses.retain(|of, _| of.as_ref().is_none_or(|namespace| namespaces.contains(namespace)));
+        self.paces.retain(|_, paid| *paid > now);
+    }
+
+    /// What is to be posted next, how, and when, if not at once. Namespaces that have refused come after all others.
+    pub(super) fn next(&self) -> Option<(Told, Post, Option<Instant>)> {
+        let until = |of| self.pauses.get(&of).map(|pause| pause.until);
+        let server = until(None);
+        let candidates = self.told.iter().map(|(told, entry)| {
+            let namespace = until(Some(told.pod.namespace.clone()));
+            let pace = (entry.post == Post::Create).then(|| self.pace(told)).flatten();
+            (server.max(namespace).max(pace).max(entry.due), namespace, told, entry.post)
+        });
+        candidates.min().map(|(at, _, told, post)| (told.clone(), post, at))
+    }
+
+    /// Notes what became of an Event.
+    pub(super) fn note(&mut self, told: &Told, answer: Answer, now: Instant) {
+        let namespace = Some(told.pod.namespace.clone());
+        match answer {
+            Answer::Refused => {
+                self.pauses.remove(&None);
+                self.pause(namespace, now);
+                return;
+            }
+            Answer::Away => {
+                self.pause(None, now);
+                // It may be for this namespace alone that the server fails (a webhook): the next to be tried is another.
+                self.pause(namespace, now);
+                return;
+            }
+            Answer::Stands { .. } | Answer::Exists | Answer::Forgotten | Answer::NotNow => {
+                self.pauses.remove(&None);
+                self.pauses.remove(&namespace);
+            }
+        }
+        let Some(entry) = self.told.get_mut(told) else { return };
+        if entry.post == Post::Create {
+            let paid = self.paces.entry(told.pod.uid.clone()).or_insert(now);
+            *paid = (*paid).max(now) + PACE;
+        }
+        let refreshment = now + REFRESH + Duration::from_secs(told.digest() % SPREAD_SECONDS);
+        *entry = match answer {
+            Answer::Stands { count } => {
+                Entry { post: Post::Refresh { count: Some(count) }, due: Some(refreshment) }
+            }
+            Answer::Exists => Entry { post: Post::Refresh { count: None }, due: None },
+            Answer::Forgotten => Entry { post: Post::Create, due: None },
+            _ => Entry { due: Some(refreshment), ..*entry },
+        };
+    }
+
+    /// When the pod may get its next new Event, if not at once.
+    fn pace(&self, told: &Told) -> Option<Instant> {
+        self.paces.get(&told.pod.uid)?.checked_sub(PACE * (BURST - 1))
+    }
+
+    fn pause(&mut self, of: Option<String>, now: Instant) {
+        let length = self.pauses.get(&of).map_or(PAUSE.0, |pause| (pause.length * 2).min(PAUSE.1));
+        self.pauses.insert(of, Pause { length, until: now + length });
+    }
+}
+
+#[cfg(test)]
+mod tests;

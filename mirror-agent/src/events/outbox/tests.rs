@@ -1,0 +1,242 @@
+//! When an Event is posted, refreshed, held back and remembered.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::PodId;
+
+const STANDS: Answer = Answer::Stands { count: 1 };
+const MINUTE: u64 = 60;
+
+fn told(namespace: &str, name: &str) -> Told {
+    let pod = PodId { uid: format!("{namespace}-{name}"), namespace: namespace.into(), name: name.into() };
+    Told { pod, reason: "HostNetwork", note: String::new() }
+}
+
+/// Notes an answer to what is next, at the moment when it is due. What it was, and how long that took.
+fn step(outbox: &mut Outbox, now: &mut Instant, answer: Answer) -> (String, u64) {
+    let (pod, _, seconds) = post(outbox, now, answer);
+    (pod, seconds)
+}
+
+/// As [`step`], and how it was posted.
+fn post(outbox: &mut Outbox, now: &mut Instant, answer: Answer) -> (String, Post, u64) {
+    let (told, post, at) = outbox.next().unwrap();
+    let at = at.unwrap_or(*now).max(*now);
+    let waited = at - *now;
+    *now = at;
+    outbox.note(&told, answer, at);
+    (told.pod.to_string(), post, waited.as_secs())
+}
+
+/// Nothing is to be posted for half an hour.
+fn is_quiet(outbox: &Outbox, now: Instant) -> bool {
+    outbox.next().is_none_or(|(.., at)| at.is_some_and(|at| at >= now + REFRESH))
+}
+
+#[test]
+fn a_server_that_is_away_is_asked_less_and_less_often_by_one_event() {
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    outbox.set([told("a", "x"), told("a", "y")].into(), now);
+    let waits: Vec<_> = (0..12).map(|_| step(&mut outbox, &mut now, Answer::Away).1).collect();
+    assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/x".into(), 300));
+    assert_eq!(step(&mut outbox, &mut now, Answer::Away), ("a/y".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 1));
+    assert!(is_quiet(&outbox, now));
+}
+
+#[test]
+fn a_namespace_that_refuses_holds_up_no_other() {
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    outbox.set([told("a", "x"), told("a", "y"), told("b", "z")].into(), now);
+    assert_eq!(step(&mut outbox, &mut now, Answer::Refused), ("a/x".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("b/z".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, Answer::Refused), ("a/x".into(), 1));
+    outbox.set([told("a", "x"), told("a", "y"), told("b", "z"), told("c", "new")].into(), now);
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("c/new".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/x".into(), 2));
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 0));
+    assert!(is_quiet(&outbox, now));
+}
+
+#[test]
+fn a_namespace_for_which_the_server_fails_holds_up_no_other() {
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    outbox.set([told("a", "x"), told("b", "y"), told("c", "z")].into(), now);
+    assert_eq!(step(&mut outbox, &mut now, Answer::Away), ("a/x".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("b/y".into(), 1));
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("c/z".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, Answer::Away), ("a/x".into(), 0));
+}
+
+#[test]
+fn an_event_that_still_holds_is_refreshed_before_the_server_forgets_it() {
+    const TTL: u64 = 60 * MINUTE;
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    outbox.set([told("a", "x")].into(), now);
+    assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/x".into(), Post::Create, 0));
+    for count in 1..50 {
+        // The same report once more changes nothing.
+        outbox.set([told("a", "x")].into(), now);
+        let (_, how, waited) = post(&mut outbox, &mut now, Answer::Stands { count: count + 1 });
+        assert_eq!(how, Post::Refresh { count: Some(count) });
+        assert!((30 * MINUTE..40 * MINUTE).contains(&waited) && waited < TTL, "{waited} s");
+    }
+    // A server that keeps Events for a shorter time, or a new one.
+    let (_, how, _) = post(&mut outbox, &mut now, Answer::Forgotten);
+    assert_eq!(how, Post::Refresh { count: Some(50) });
+    assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/x".into(), Post::Create, 0));
+}
+
+#[test]
+fn an_event_of_an_earlier_agent_is_refreshed_at_once() {
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    outbox.set([told("a", "x")].into(), now);
+    assert_eq!(post(&mut outbox, &mut now, Answer::Exists), ("a/x".into(), Post::Create, 0));
+    let refresh = Post::Refresh { count: None };
+    assert_eq!(post(&mut outbox, &mut now, Answer::Stands { count: 8 }), ("a/x".into(), refresh, 0));
+    assert!(is_quiet(&outbox, now));
+}
+
+#[test]
+fn what_the_server_does_not_take_is_tried_again_with_the_refreshments() {
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    outbox.set([told("a", "x")].into(), now);
+    assert_eq!(post(&mut outbox, &mut now, Answer::NotNow), ("a/x".into(), Post::Create, 0));
+    assert!(is_quiet(&outbox, now));
+    assert_eq!(post(&mut outbox, &mut now, STANDS).1, Post::Create);
+}
+
+#[test]
+fn the_refreshments_of_many_events_are_spread() {
+    let mut now = Instant::now();
+    let begun = now;
+    let mut outbox = Outbox::default();
+    let tell: BTreeSet<_> = (0..1000).map(|number| told("a", &number.to_string())).collect();
+    outbox.set(tell, now);
+    (0..1000).for_each(|_| assert_eq!(step(&mut outbox, &mut now, STANDS).1, 0));
+    let mut of_minute = [0; 10];
+    for _ in 0..1000 {
+        step(&mut outbox, &mut now, STANDS);
+        of_minute[usize::try_from((now - begun).as_secs() / MINUTE).unwrap() - 30] += 1;
+    }
+    assert!(of_minute.iter().all(|number| (50..150).contains(number)), "{of_minute:?}");
+}
+
+#[test]
+fn what_comes_and_goes_is_not_posted_each_time() {
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    outbox.set([told("a", "x"), told("a", "y")].into(), now);
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/x".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, Answer::Away), ("a/y".into(), 0));
+    outbox.set([told("a", "x")].into(), now);
+    assert!(is_quiet(&outbox, now));
+    for _ in 0..100 {
+        outbox.set([].into(), now);
+        assert_eq!(outbox.next(), None);
+        outbox.set([told("a", "x")].into(), now);
+        assert!(is_quiet(&outbox, now));
+    }
+    // Once its refreshment would have been due, it is posted again.
+    outbox.set([].into(), now);
+    now += Duration::from_secs(50 * MINUTE);
+    outbox.set([].into(), now);
+    outbox.set([told("a", "x")].into(), now);
+    assert_eq!(post(&mut outbox, &mut now, Answer::Exists), ("a/x".into(), Post::Create, 0));
+}
+
+#[test]
+fn a_pod_that_always_says_something_else_is_held_back_and_holds_up_no_other() {
+    let mut now = Instant::now();
+    let begun = now;
+    let mut outbox = Outbox::default();
+    let change = |number: u32| Told { note: number.to_string(), ..told("a", "x") };
+    let mut posted = 0;
+    for number in 0..3600 {
+        outbox.set([change(number)].into(), now);
+        if outbox.next().is_some_and(|(.., at)| at.is_none_or(|at| at <= now)) {
+            step(&mut outbox, &mut now, STANDS);
+            posted += 1;
+        }
+        now += Duration::from_secs(1);
+    }
+    assert_eq!(posted, BURST + 3599 / 300);
+    outbox.set([change(9999), told("a", "y")].into(), now);
+    assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 0));
+    // The last word is told in the end.
+    let (pod, waited) = step(&mut outbox, &mut now, STANDS);
+    assert!(pod == "a/x" && waited <= 300, "{waited} s");
+    assert!(now - begun < Duration::from_secs(3600 + 301));
+}
+
+#[test]
+fn what_was_told_is_remembered_within_bounds() {
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    for round in 0..200 {
+        let tell: BTreeSet<_> = (0..20).map(|number| told("a", &format!("{round}-{number}"))).collect();
+        outbox.set(tell, now);
+        (0..20).for_each(|_| assert_eq!(step(&mut outbox, &mut now, STANDS).1, 0));
+        now += Duration::from_secs(1);
+        assert!(outbox.former.len() <= MOST_FORMER);
+    }
+    assert!(outbox.former.len() > MOST_FORMER * 9 / 10, "{}", outbox.former.len());
+    outbox.set([].into(), now + Duration::from_secs(60 * MINUTE));
+    assert!(outbox.former.is_empty() && outbox.paces.is_empty());
+}
+
+proptest! {
+    /// Whatever comes and goes and is answered: a server that does not answer has its pause, what stands is not posted
+    /// again before its time, and everything is posted in the end.
+    #[test]
+    fn pauses_are_kept_and_nothing_is_forgotten(
+        steps in prop::collection::vec(
+            (prop::collection::btree_set((0..3_u8, 0..3_u8), 1..6), 0..7_usize),
+            1..40,
+        ),
+    ) {
+        use Answer::{Away, Exists, Forgotten, NotNow, Refused};
+        let mut now = Instant::now();
+        let mut outbox = Outbox::default();
+        let mut quiet_until = now;
+        let mut done = BTreeMap::new();
+        for (tell, answer) in &steps {
+            let tell: BTreeSet<_> =
+                tell.iter().map(|(namespace, name)| told(&namespace.to_string(), &name.to_string())).collect();
+            outbox.set(tell.clone(), now);
+            let (next, _, at) = outbox.next().unwrap();
+            prop_assert!(tell.contains(&next));
+            now = at.unwrap_or(now).max(now);
+            prop_assert!(now >= quiet_until);
+            prop_assert!(done.get(&next).is_none_or(|at| now >= *at + REFRESH));
+            let answer = [Away, Refused, Exists, Forgotten, NotNow, STANDS, STANDS][*answer];
+            outbox.note(&next, answer, now);
+            match answer {
+                Away => quiet_until = now + PAUSE.0,
+                Answer::Stands { .. } => drop(done.insert(next, now)),
+                Refused | NotNow => {}
+                Exists | Forgotten => drop(done.remove(&next)),
+            }
+        }
+        let last: BTreeSet<_> = outbox.told.keys().cloned().collect();
+        let begun = now;
+        // With the longest pauses and paces that can have come together.
+        while now < begun + 2 * REFRESH {
+            let (next, _, at) = outbox.next().unwrap();
+            now = at.unwrap_or(now).max(now);
+            outbox.note(&next, STANDS, now);
+            done.insert(next, now);
+        }
+        prop_assert!(last.iter().all(|told| done.contains_key(told)));
+    }
+}

@@ -1,0 +1,242 @@
+//! What is told, under which name, how often, and what the server's answers mean.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use kube::core::Status;
+use serde_json::{Value, json};
+use tokio::{sync::watch, time::sleep};
+
+use super::*;
+use crate::{
+    model::Place,
+    pods::kube::fake::{self, Reply},
+    select::{BadAnnotation, MIRROR, Problem},
+    settings::SettingError,
+};
+
+fn pod_id(name: &str) -> PodId {
+    PodId { uid: format!("uid-{name}"), namespace: "shop".into(), name: name.into() }
+}
+
+#[test]
+fn what_stays_wrong_is_told_and_what_passes_is_not() {
+    let skip = |name, nic: Option<&str>, why| Skipped {
+        pod: Some(pod_id(name)),
+        nic: nic.map(Into::into),
+        mirror: None,
+        why,
+    };
+    let error = SettingError { key: "rate", value: "fast".into(), reason: "a number is missing".into() };
+    let skipped = [
+        skip("a", None, Why::HostNetwork { is_asked: true }),
+        skip("system", None, Why::HostNetwork { is_asked: false }),
+        skip("b", Some("net1"), Why::NoHostInterface("macvlan".into())),
+        skip("c", None, Why::NoNetns),
+        skip("d", None, Why::NoNic),
+        skip("e", None, Why::BadSetting(Place::Pod, error)),
+        Skipped { pod: None, nic: Some("eth9".into()), mirror: None, why: Why::NoSuchInterface },
+    ];
+    let bad = BadAnnotation {
+        pod: pod_id("f"),
+        place: Place::Pod,
+        key: MIRROR.into(),
+        value: "yes".into(),
+        problem: Problem::Value,
+    };
+    let report = Report { skipped: skipped.into(), bad: [bad].into(), ..Report::default() };
+    let told = tellable(&report);
+    let told: Vec<_> = told.iter().map(|told| (told.pod.name.as_str(), told.reason)).collect();
+    assert_eq!(
+        told,
+        [("a", "HostNetwork"), ("b", "NoHostInterface"), ("e", "BadSetting"), ("f", "BadAnnotation")]
+    );
+}
+
+#[test]
+fn a_pod_with_many_devices_is_told_of_some() {
+    let told = |why: fn(u32) -> Why| {
+        let skip = |nic| Skipped {
+            pod: Some(pod_id("a")),
+            nic: Some(format!("eth{nic}")),
+            mirror: None,
+            why: why(nic),
+        };
+        let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
+        tellable(&report).into_iter().map(|told| told.note).collect::<Vec<_>>()
+    };
+    let note = "Not mirrored: an interface of kind \"macvlan\" has no veth end on the node to tap";
+    assert_eq!(told(|_| Why::NoHostInterface("macvlan".into())), [note]);
+    assert_eq!(told(|_| Why::TappedFor(pod_id("b"))).len(), MOST);
+    assert_eq!(told(|nic| Why::NoHostInterface(format!("kind{nic}"))).len(), MOST);
+}
+
+#[test]
+fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
+    let told = |pod: &str, note: &str| Told { pod: pod_id(pod), reason: "BadSetting", note: note.into() };
+    let name = |pod, note| event(&told(pod, note), "node").metadata.name.unwrap();
+    assert_eq!(name("a", "x"), "podmirror-80cdda601a520562");
+    assert_ne!(name("a", "x"), name("a", "y"));
+    // Texts that are the same only when they are joined.
+    assert_ne!(name("a", "bx"), name("ab", "x"));
+}
+
+#[test]
+fn a_long_note_is_cut_between_characters() {
+    let note = format!("{}é", "x".repeat(NOTE_MAX - 1));
+    assert_eq!(cut(&note), "x".repeat(NOTE_MAX - 1));
+    assert_eq!(cut("short"), "short");
+}
+
+#[test]
+fn what_an_error_says_of_an_event() {
+    use Answer::{Away, Exists, Forgotten, NotNow, Refused};
+    const REFRESH: Post = Post::Refresh { count: Some(3) };
+    let error = |code: u16, details: Value| {
+        let status = json!({"status": "Failure", "message": "no", "code": code, "details": details});
+        kube::Error::Api(Box::new(serde_json::from_value::<Status>(status).unwrap()))
+    };
+    let cause = |reason: &str| json!({"name": "shop", "causes": [{"reason": reason, "message": "no"}]});
+    for (code, created, refreshed) in [
+        (400, NotNow, NotNow),
+        (404, NotNow, Forgotten),
+        (409, Exists, NotNow),
+        (422, NotNow, NotNow),
+        // Such as a quota that is used up; the right to change Events may be missing alone.
+        (403, Refused, NotNow),
+        (401, Away, Away),
+        (429, Away, Away),
+        (500, Away, Away),
+        (503, Away, Away),
+        (504, Away, Away),
+    ] {
+        let error = error(code, Value::Null);
+        assert_eq!((answer(&error, Post::Create), answer(&error, REFRESH)), (created, refreshed), "{code}");
+    }
+    assert_eq!(answer(&error(403, cause("NamespaceTerminating")), Post::Create), NotNow);
+    for details in [json!({"kind": "events"}), cause("Other")] {
+        assert_eq!(answer(&error(403, details), Post::Create), Refused);
+    }
+    assert_eq!(answer(&kube::Error::LinesCodecMaxLineLengthExceeded, Post::Create), Away);
+}
+
+/// Pods that do not get what they ask for, each in a namespace of its name.
+fn report(names: &[&str]) -> Arc<Report> {
+    let skipped = |name: &&str| Skipped {
+        pod: Some(PodId { namespace: (*name).into(), ..pod_id(name) }),
+        nic: None,
+        mirror: None,
+        why: Why::HostNetwork { is_asked: true },
+    };
+    Arc::new(Report { skipped: names.iter().map(skipped).collect(), ..Report::default() })
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_are_posted_once_the_server_takes_them_with_or_without_news() {
+    let start = Instant::now();
+    let (posted, mut posts) = tokio::sync::mpsc::unbounded_channel();
+    let client = fake::client(move |request| {
+        let namespace = request.uri().path().split('/').nth(5).unwrap().to_owned();
+        let second = start.elapsed().as_secs();
+        posted.send((second, namespace.clone())).unwrap();
+        match (second, namespace.as_str()) {
+            (0..60, _) => Reply::Status(503),
+            (60..200, "full") => Reply::Status(403),
+            _ => Reply::Object(json!({"kind": "Event", "metadata": {"name": "it"}})),
+        }
+    });
+    let (reports, reader) = watch::channel(report(&[]));
+    let agent = tokio::spawn(post(client, "node".into(), reader));
+    // Others come meanwhile, and one goes.
+    for names in [&["gone"][..], &["gone", "full"], &["full", "shop"]] {
+        reports.send(report(names)).unwrap();
+        sleep(Duration::from_millis(400)).await;
+    }
+    sleep(Duration::from_secs(1000)).await;
+    drop(reports);
+    agent.await.unwrap();
+    let mut seen = Vec::new();
+    while let Ok((second, namespace)) = posts.try_recv() {
+        seen.push(format!("{second} {namespace}"));
+    }
+    let while_away = ["0 gone", "1 full", "3 shop", "7 full", "15 shop", "31 full"];
+    let afterwards = ["63 shop", "63 full", "71 full", "87 full", "119 full", "183 full", "311 full"];
+    assert_eq!(seen, [&while_away[..], &afterwards].concat());
+}
+
+/// What a server has of Events that it forgets an hour after their last change, by name: when that was, and the Event.
+#[derive(Default)]
+struct Events(BTreeMap<String, (Instant, Value)>);
+
+impl Events {
+    fn answer(&mut self, method: &str, name: String, body: &Value) -> Reply {
+        const TTL: Duration = Duration::from_secs(3600);
+        self.0.retain(|_, (changed, _)| changed.elapsed() < TTL);
+        let stands = self.0.get_mut(&name);
+        let (changed, event) = match (method, stands) {
+            ("POST", None) => self.0.entry(name).or_insert((Instant::now(), body.clone())),
+            ("POST", Some(_)) => return Reply::Status(409),
+            ("PATCH", Some(event)) => event,
+            _ => return Reply::Status(404),
+        };
+        // A patch that changes nothing is not written.
+        if method == "PATCH" && *body != json!({}) {
+            event["series"] = body["series"].clone();
+            *changed = Instant::now();
+        }
+        Reply::Object(event.clone())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent() {
+    let server = Arc::new(std::sync::Mutex::new((Events::default(), Vec::new())));
+    let client = || {
+        let server = Arc::clone(&server);
+        fake::client_with_bodies(move |request, body| {
+            let (events, methods) = &mut *server.lock().unwrap();
+            let path = request.uri().path();
+            let name = path.split('/').nth(7).or(body["metadata"]["name"].as_str()).unwrap().to_owned();
+            methods.push(request.method().to_string());
+            events.answer(request.method().as_str(), name, body)
+        })
+    };
+    let counts = || {
+        let events = &server.lock().unwrap().0.0;
+        let count = |(changed, event): &(Instant, Value)| {
+            assert!(changed.elapsed() < Duration::from_secs(41 * 60));
+            event["series"]["count"].as_i64().unwrap_or(1)
+        };
+        events.values().map(count).collect::<Vec<_>>()
+    };
+    let (reports, reader) = watch::channel(report(&["shop"]));
+    let agent = tokio::spawn(post(client(), "node".into(), reader.clone()));
+    reports.send(report(&["shop"])).unwrap();
+    let mut last = 0;
+    for minute in 1..24 * 60 {
+        sleep(Duration::from_secs(60)).await;
+        // Another round of the loop changes nothing.
+        reports.send(report(&["shop"])).unwrap();
+        let counts = counts();
+        assert!(matches!(counts[..], [count] if count >= last), "minute {minute}: {counts:?} after {last}");
+        last = counts[0];
+    }
+    assert!((36..=48).contains(&last), "{last} in a day");
+
+    // The next agent goes on with the same Event, at once.
+    drop(reports);
+    agent.await.unwrap();
+    server.lock().unwrap().1.clear();
+    let (reports, reader) = watch::channel(report(&[]));
+    let agent = tokio::spawn(post(client(), "node".into(), reader));
+    reports.send(report(&["shop"])).unwrap();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(counts(), [last + 1]);
+    assert_eq!(server.lock().unwrap().1, ["POST", "PATCH", "PATCH"]);
+
+    // What no longer holds is left to be forgotten.
+    reports.send(report(&[])).unwrap();
+    sleep(Duration::from_secs(3700)).await;
+    assert_eq!(server.lock().unwrap().1.len(), 3);
+    drop(reports);
+    agent.await.unwrap();
+}

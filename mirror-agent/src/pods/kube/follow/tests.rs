@@ -1,0 +1,235 @@
+//! What a follower asks the API server for, and what it believes, on a server of canned answers. Time stands still.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use std::sync::{Mutex, MutexGuard};
+
+use kube::Client;
+use serde_json::{Value, json};
+
+use super::{
+    super::fake::{self, Reply},
+    *,
+};
+use crate::pods::{
+    PodSource as _, SourceState,
+    kube::{KubePods, watch_seconds},
+};
+
+/// How long a watch of this server lasts.
+const WATCH: Duration = Duration::from_secs(60);
+
+/// What the server has, and how it answers.
+#[derive(Debug, Default)]
+struct World {
+    version: u64,
+    pods: Vec<&'static str>,
+    /// It answers nothing but 503.
+    is_down: bool,
+    /// It streams lists.
+    streams: bool,
+    /// It gives what it has, whatever version it is asked for, as a cache on the way does.
+    is_careless: bool,
+    /// The queries for pods.
+    asked: Vec<String>,
+}
+
+impl World {
+    fn answer(&mut self, path: &str, query: &str) -> Reply {
+        let word = |key: &str| {
+            let mut words = query.split('&').filter_map(|word| word.split_once('='));
+            words.find(|(name, _)| *name == key).map(|(_, value)| value.to_owned())
+        };
+        if self.is_down {
+            return Reply::Status(503);
+        }
+        let is_pods = path == "/api/v1/pods";
+        if is_pods {
+            self.asked.push(query.to_owned());
+        }
+        let object = |name: &str| {
+            let version = self.version.to_string();
+            json!({"metadata": {"name": name, "namespace": "shop", "uid": name, "resourceVersion": version}})
+        };
+        let objects: Vec<_> = match is_pods {
+            true => self.pods.iter().map(|name| object(name)).collect(),
+            false => vec![object("shop")],
+        };
+        let asked: u64 = word("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
+        let is_behind = asked > self.version;
+        let bookmark = |annotations| {
+            let metadata = json!({"resourceVersion": self.version.to_string(), "annotations": annotations});
+            json!({"type": "BOOKMARK", "object": {"kind": "", "apiVersion": "v1", "metadata": metadata}})
+        };
+        match (word("watch"), word("sendInitialEvents")) {
+            (None, _) if is_behind && !self.is_careless => {
+                Reply::Error(504, "Timeout: Too large resource version: 50, current: 10")
+            }
+            (None, _) => Reply::Object(json!({
+                "metadata": {"resourceVersion": self.version.to_string()}, "items": objects,
+            })),
+            (Some(_), Some(_)) if !self.streams => Reply::Status(422),
+            (Some(_), Some(_)) => {
+                let added = |object| json!({"type": "ADDED", "object": object});
+                let mut lines: Vec<_> = objects.into_iter().map(added).collect();
+                if !is_behind || self.is_careless {
+                    lines.push(bookmark(json!({LIST_END: "true"})));
+                }
+                Reply::Watch(lines, WATCH)
+            }
+            // It waits for what is newer, and says nothing.
+            (Some(_), None) if is_behind => Reply::Watch(Vec::new(), WATCH),
+            (Some(_), None) => Reply::Watch(vec![bookmark(json!({}))], WATCH),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+struct Server(Arc<Mutex<World>>);
+
+impl Server {
+    fn new(world: World) -> Self {
+        Self(Arc::new(Mutex::new(world)))
+    }
+
+    fn client(&self) -> Client {
+        let world = Arc::clone(&self.0);
+        fake::client(move |request| {
+            let query = request.uri().query().unwrap_or_default();
+            world.lock().unwrap().answer(request.uri().path(), query)
+        })
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap()
+    }
+
+    /// The versions of the lists of pods that were asked for since the last time.
+    fn lists_asked(&self) -> Vec<String> {
+        let asked = std::mem::take(&mut self.world().asked);
+        let is_list = |query: &&String| !query.contains("watch=true") || query.contains("sendInitialEvents");
+        let version = |query: &String| {
+            let version = query.split('&').find_map(|word| word.strip_prefix("resourceVersion="));
+            version.unwrap_or_default().to_owned()
+        };
+        asked.iter().filter(is_list).map(version).collect()
+    }
+}
+
+fn names(pods: &KubePods) -> Vec<String> {
+    let pods = pods.snapshot().unwrap_or_default();
+    pods.iter().map(|pod| pod.id.name.clone()).collect()
+}
+
+async fn seconds(seconds: u64) {
+    sleep(Duration::from_secs(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_no_list_is_streamed_a_plain_one_is_taken_from_the_servers_memory() {
+    let server = Server::new(World { version: 7, ..World::default() });
+    let _pods = KubePods::watch(server.client(), "one", |_| {});
+    seconds(2).await;
+    let words = |query: &String| {
+        let mut words: Vec<_> = query.split('&').filter(|word| !word.is_empty()).map(str::to_owned).collect();
+        words.sort();
+        words
+    };
+    let queries: Vec<_> = server.world().asked.iter().map(words).collect();
+    let timeout = format!("timeoutSeconds={}", watch_seconds("one"));
+    let (node, latest) = ("fieldSelector=spec.nodeName%3Done", "resourceVersionMatch=NotOlderThan");
+    let bookmarks = "allowWatchBookmarks=true";
+    let streaming =
+        [bookmarks, node, "resourceVersion=", latest, "sendInitialEvents=true", &timeout, "watch=true"];
+    let plain = [node, "resourceVersion=0", latest];
+    let watch = [bookmarks, node, "resourceVersion=7", &timeout, "watch=true"];
+    assert_eq!(queries, [&streaming[..], &plain, &watch]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_from_the_past_is_not_taken_and_a_newer_one_is() {
+    for (streams, is_careless) in [(true, true), (true, false), (false, true), (false, false)] {
+        let world = World { version: 50, pods: vec!["web"], streams, is_careless, ..World::default() };
+        let server = Server::new(world);
+        let pods = KubePods::watch(server.client(), "one", |_| {});
+        seconds(2).await;
+        assert_eq!((names(&pods), *pods.state().borrow()), (vec!["web".into()], SourceState::Current));
+        server.lists_asked();
+        // The server goes away, and another one, which lags behind, takes its place.
+        server.world().is_down = true;
+        seconds(70).await;
+        assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
+        *server.world() = World { version: 40, pods: vec!["old"], streams, is_careless, ..World::default() };
+        for second in 0..120 {
+            seconds(1).await;
+            assert_eq!(names(&pods), ["web"], "after {second} s, {streams} {is_careless}");
+            assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
+        }
+        // Its memory first, and its store only when that does not help.
+        let asked = server.lists_asked();
+        assert!(asked.len() >= 3 && asked[..3].iter().all(|version| version == "50"), "{asked:?}");
+        assert!(asked.len() < 40, "{asked:?}");
+        // It has caught up.
+        *server.world() = World { version: 51, pods: vec!["new"], streams, is_careless, ..World::default() };
+        seconds(45).await;
+        assert_eq!((names(&pods), *pods.state().borrow()), (vec!["new".into()], SourceState::Current));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_was_restored_is_believed_after_a_while() {
+    for (streams, is_down) in [(true, true), (true, false), (false, true), (false, false)] {
+        let server = Server::new(World { version: 50, pods: vec!["web"], streams, ..World::default() });
+        let pods = KubePods::watch(server.client(), "one", |_| {});
+        seconds(2).await;
+        // The connection breaks; or the server ends its watches in order, and then waits for a version to come.
+        server.world().is_down = is_down;
+        seconds(70).await;
+        *server.world() = World { version: 10, pods: vec!["restored"], streams, ..World::default() };
+        seconds(240).await;
+        assert_eq!(names(&pods), ["web"]);
+        seconds(420).await;
+        assert_eq!(names(&pods), ["restored"], "{streams} {is_down}");
+        assert_eq!(*pods.state().borrow(), SourceState::Current);
+        // From then on it is followed as any other.
+        *server.world() =
+            World { version: 11, pods: vec!["next"], streams, is_down: true, ..World::default() };
+        seconds(70).await;
+        server.world().is_down = false;
+        seconds(15).await;
+        assert_eq!(names(&pods), ["next"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_shows_its_version_goes_on_without_another_list() {
+    let server = Server::new(World { version: 50, pods: vec!["web"], streams: true, ..World::default() });
+    let _pods = KubePods::watch(server.client(), "one", |_| {});
+    seconds(3600).await;
+    let asked = server.world().asked.len();
+    assert_eq!(server.lists_asked(), [""]);
+    assert!((59..=61).contains(&asked), "{asked}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deletion_while_a_list_is_streamed_counts() {
+    let object = |name: &str, version: &str| json!({"metadata": {"name": name, "namespace": "shop", "uid": name, "resourceVersion": version}});
+    let client = fake::client(move |request| {
+        let line = |kind: &str, object: Value| json!({"type": kind, "object": object});
+        let metadata = json!({"resourceVersion": "50", "annotations": {LIST_END: "true"}});
+        let end = json!({"kind": "", "apiVersion": "v1", "metadata": metadata});
+        let lines = match request.uri().path() {
+            "/api/v1/pods" => vec![
+                line("ADDED", object("web", "30")),
+                line("ADDED", object("db", "31")),
+                line("DELETED", object("web", "45")),
+                line("BOOKMARK", end),
+            ],
+            _ => vec![line("ADDED", object("shop", "3")), line("BOOKMARK", end)],
+        };
+        Reply::Watch(lines, WATCH)
+    });
+    let pods = KubePods::watch(client, "one", |_| {});
+    seconds(2).await;
+    assert_eq!(names(&pods), ["db"]);
+}

@@ -1,0 +1,218 @@
+//! [`Seen`]: what a watch has seen, and which list it therefore takes. Pure; `Follower` asks it.
+//!
+//! An API server answers from its own memory, which may lag behind: after a partition, or while it starts. Behind a load
+//! balancer the next answer may come from another server. A list from the past would remove taps, switch on a mirror that
+//! was revoked, and begin an ended budget again. So no list is taken that is older than what was seen.
+
+use std::{cmp::Ordering, time::Duration};
+
+use tokio::time::Instant;
+
+/// After so many answers from the past in a row, the newest list is asked for. A server that has no streaming list may
+/// read that from its store, so it is not the first resort.
+const PAST_ANSWERS: u32 = 3;
+/// For how long the newest list must be older than what was seen, each time that it is asked for, before it is taken.
+/// Versions go back for good where the server's store was restored from a backup.
+const BACK_FOR: Duration = Duration::from_secs(300);
+
+/// Which list to ask the API server for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// Any that it has in its memory.
+    Any,
+    /// One that is not older than this version, from its memory.
+    NotOlderThan(String),
+    /// The newest one: of now, or later.
+    Newest,
+}
+
+/// What to do with a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// Take it.
+    Take,
+    /// Take it: versions have gone back for good.
+    TakeBack,
+    /// Leave it: it is from the past.
+    Past,
+}
+
+/// The newest resource version that a watch has seen, and how often it was answered from before that.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    newest: Option<String>,
+    past_answers: u32,
+    /// Since when the newest list has been older than what was seen.
+    back_since: Option<Instant>,
+}
+
+impl Seen {
+    /// Which list to ask for.
+    ///
+    /// A new agent has seen nothing, and what stands in the kernel has no version: it asks for the newest list. Where
+    /// lists are not streamed it takes any: there the newest one may cost the store a read of all pods of the cluster.
+    pub(super) fn ask(&self, is_streaming: bool) -> Ask {
+        match &self.newest {
+            None if is_streaming => Ask::Newest,
+            None => Ask::Any,
+            Some(_) if self.past_answers >= PAST_ANSWERS => Ask::Newest,
+            Some(version) => Ask::NotOlderThan(version.clone()),
+        }
+    }
+
+    /// Judges a list of this version, which came as the answer to `ask`, and remembers it if it is taken.
+    pub(super) fn judge(&mut self, ask: &Ask, version: &str, now: Instant) -> Judgement {
+        let is_past = self.newest.as_ref().is_some_and(|newest| is_older(version, newest));
+        let mut judgement = Judgement::Take;
+        if is_past {
+            let back_since = match ask {
+                Ask::Newest => *self.back_since.get_or_insert(now),
+                Ask::Any | Ask::NotOlderThan(_) => now,
+            };
+            if now.duration_since(back_since) < BACK_FOR {
+                self.refused();
+                return Judgement::Past;
+            }
+            judgement = Judgement::TakeBack;
+        }
+        *self = Self { newest: Some(version.to_owned()), ..Self::default() };
+        judgement
+    }
+
+    /// The server itself says that it has nothing as new as it was asked for.
+    pub(super) fn refused(&mut self) {
+        self.past_answers = self.past_answers.saturating_add(1);
+    }
+
+    /// The version of a change or a bookmark of the watch.
+    pub(super) fn saw(&mut self, version: &str) {
+        if self.newest.as_ref().is_none_or(|newest| !is_older(version, newest)) {
+            self.newest = Some(version.to_owned());
+        }
+    }
+
+    /// The newest version.
+    pub(super) fn newest(&self) -> &str {
+        self.newest.as_deref().unwrap_or_default()
+    }
+}
+
+/// Whether version `a` is certainly older than `b`.
+///
+/// Versions are decimal numbers of any length. Kubernetes says so since 1.35; before, they were opaque by the letter,
+/// and the revisions of its store in fact. Of versions that are something else none is older: there the server alone
+/// sees to it that a list is as new as it was asked for.
+fn is_older(a: &str, b: &str) -> bool {
+    let number = |text: &str| {
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| text.trim_start_matches('0').to_owned())
+    };
+    let (Some(a), Some(b)) = (number(a), number(b)) else { return false };
+    a.len().cmp(&b.len()).then_with(|| a.cmp(&b)) == Ordering::Less
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers_and_others_not_at_all() {
+        for (a, b, expected) in [
+            ("9", "10", true),
+            ("10", "9", false),
+            ("7", "7", false),
+            ("007", "8", true),
+            ("0", "1", true),
+            ("99999999999999999999", "100000000000000000000", true),
+            ("", "1", false),
+            ("1", "", false),
+            ("abc", "abd", false),
+            ("1", "v2", false),
+        ] {
+            assert_eq!(is_older(a, b), expected, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn a_new_agent_asks_for_the_newest_list_where_that_costs_little() {
+        let seen = Seen::default();
+        assert_eq!(seen.ask(true), Ask::Newest);
+        assert_eq!(seen.ask(false), Ask::Any);
+    }
+
+    #[test]
+    fn a_server_that_stays_behind_is_asked_for_the_newest_list() {
+        let (mut seen, now) = (Seen::default(), Instant::now());
+        seen.saw("50");
+        let wanted = Ask::NotOlderThan("50".into());
+        for _ in 0..PAST_ANSWERS {
+            assert_eq!(seen.ask(true), wanted);
+            assert_eq!(seen.judge(&wanted, "49", now), Judgement::Past);
+        }
+        assert_eq!((seen.ask(true), seen.ask(false)), (Ask::Newest, Ask::Newest));
+        assert_eq!(seen.judge(&Ask::Newest, "51", now), Judgement::Take);
+        assert_eq!(seen.ask(true), Ask::NotOlderThan("51".into()));
+    }
+
+    #[test]
+    fn a_store_that_was_restored_is_believed_after_a_while_and_from_then_on() {
+        let (mut seen, begun) = (Seen::default(), Instant::now());
+        seen.saw("5000");
+        (0..PAST_ANSWERS).for_each(|_| seen.refused());
+        for second in (0..300).step_by(10) {
+            let now = begun + Duration::from_secs(second);
+            assert_eq!(seen.judge(&seen.ask(true), "70", now), Judgement::Past, "{second}");
+        }
+        let now = begun + BACK_FOR;
+        assert_eq!(seen.judge(&seen.ask(true), "71", now), Judgement::TakeBack);
+        assert_eq!(seen.ask(true), Ask::NotOlderThan("71".into()));
+        assert_eq!(seen.judge(&seen.ask(true), "72", now), Judgement::Take);
+    }
+
+    proptest! {
+        /// Whatever is answered and when: what is taken is not older than what was seen, unless the newest list was
+        /// older for five minutes without a break. A server that goes on with the newest list is heard in the end.
+        #[test]
+        fn nothing_from_the_past_is_taken_and_nothing_hangs_for_ever(
+            steps in prop::collection::vec((0..4_u8, 0..100_u64, 0..120_u64), 1..60),
+        ) {
+            let mut seen = Seen::default();
+            let mut now = Instant::now();
+            let mut newest: Option<u64> = None;
+            let mut back_since = None;
+            for (what, version, seconds) in steps {
+                now += Duration::from_secs(seconds);
+                if what == 0 {
+                    seen.saw(&version.to_string());
+                    newest = newest.max(Some(version));
+                    continue;
+                }
+                let ask = seen.ask(what == 1);
+                let judgement = seen.judge(&ask, &version.to_string(), now);
+                if newest.is_none_or(|newest| version >= newest) {
+                    prop_assert_eq!(judgement, Judgement::Take);
+                    (newest, back_since) = (Some(version), None);
+                    continue;
+                }
+                if ask == Ask::Newest {
+                    back_since.get_or_insert(now);
+                }
+                if judgement == Judgement::TakeBack {
+                    prop_assert!(back_since.is_some_and(|since| now.duration_since(since) >= BACK_FOR));
+                    (newest, back_since) = (Some(version), None);
+                } else {
+                    prop_assert_eq!(judgement, Judgement::Past);
+                }
+            }
+            seen.saw("1000");
+            for _ in 0..PAST_ANSWERS + 3 {
+                let ask = seen.ask(true);
+                seen.judge(&ask, "1", now);
+                now += BACK_FOR / 2;
+            }
+            prop_assert_eq!(seen.newest(), "1");
+        }
+    }
+}

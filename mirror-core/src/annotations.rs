@@ -1,0 +1,8 @@
+//! The names of the annotations that choose pods. Constants only: `pods` keeps these annotations, `select` reads them.
+
+/// What our annotations begin with.
+pub const PREFIX: &str = "podmirror.io/";
+/// Annotation of a pod or of a namespace: mirrored or not, and which directions.
+pub const MIRROR: &str = "podmirror.io/mirror";
+/// The annotation of Kube-OVN on a pod, which is honoured where ours does not stand.
+pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";

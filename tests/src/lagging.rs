@@ -1,0 +1,74 @@
+//! Another API server of the same cluster, whose view of the store can be stopped: it then answers from the past.
+//!
+//! The same program with the same arguments, but for its port and a way to etcd that can be cut. Made by [`Api`].
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use crate::{Kubectl, Way, check, eventually, process::Process, relay::Relay};
+
+/// How long an API server may take to start.
+const START: Duration = Duration::from_secs(90);
+
+/// An API server that can be made to lag behind. Killed on drop.
+#[derive(Debug)]
+pub struct LaggingApi {
+    // It goes ahead of its way to etcd.
+    _process: Process,
+    store: Relay,
+    address: SocketAddr,
+}
+
+impl LaggingApi {
+    /// Starts it, and waits until it has the story's pods.
+    #[track_caller]
+    pub(crate) fn start(kubectl: &Kubectl) -> Self {
+        let pid = fs::read_to_string(kubectl.directory().join("pid/kube-apiserver")).unwrap();
+        let process = Path::new("/proc").join(pid.split_whitespace().next().unwrap());
+        let line = fs::read_to_string(process.join("cmdline")).unwrap();
+        let (program, arguments) = line.trim_end_matches('\0').split_once('\0').unwrap();
+        let value = |name: &str| arguments.split('\0').find_map(|word| word.strip_prefix(name)).unwrap();
+        let etcd = value("--etcd-servers=http://").parse().unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let to_store = listener.local_addr().unwrap();
+        let store = Relay::with_listener(listener, etcd);
+        // Free now, and hardly taken by the time that it is used.
+        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let mut command = Command::new(program);
+        command.current_dir(fs::read_link(process.join("cwd")).unwrap()).env_clear().stdout(Stdio::null());
+        let is_ours =
+            |word: &&str| !word.starts_with("--etcd-servers=") && !word.starts_with("--secure-port=");
+        command.args(arguments.split('\0').filter(is_ours)).args([
+            format!("--etcd-servers=http://{to_store}"),
+            format!("--secure-port={}", address.port()),
+            // What it tells of itself would be the other one's too.
+            "--endpoint-reconciler-type=none".to_owned(),
+        ]);
+        let lagging = Self { _process: Process::start(&mut command), store, address };
+        let pods = kubectl.kubectl("get pods -o name");
+        eventually(START, || {
+            // One that has not started completely ends where it loses its store.
+            kubectl.try_kubectl(&format!("--server=https://{address} get --raw /readyz"))?;
+            let path = format!("/api/v1/namespaces/{}/pods?resourceVersion=0", kubectl.namespace());
+            let known = kubectl.try_kubectl(&format!("--server=https://{address} get --raw {path}"))?;
+            let is_known =
+                |pod: &str| known.contains(&format!("\"name\":\"{}\"", pod.trim_start_matches("pod/")));
+            check(pods.lines().all(is_known), || known)
+        });
+        lagging
+    }
+
+    /// Changes what it hears of the store. What it has in its memory stays there.
+    pub fn set_store(&self, way: Way) {
+        self.store.set(way);
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
