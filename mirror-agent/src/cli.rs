@@ -4,12 +4,13 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{
     ArgAction, Args, Parser, Subcommand, ValueEnum,
-    builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
+    builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 
 use mirror_common::{limit::Limits, sample::DEFAULT_SEED};
 
 use crate::{
+    dataplane::hooks::AttachMode,
     model::Directions,
     settings::{KEYS, SettingError, Settings},
 };
@@ -296,15 +297,20 @@ pub enum Switch {
     Off,
 }
 
-/// How the tap programs are attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum AttachMode {
-    /// TCX where the kernel has it (6.6 and newer), else clsact.
-    Auto,
-    /// TCX links.
-    Tcx,
-    /// Filters of the clsact qdisc.
-    Clsact,
+impl ValueEnum for AttachMode {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Auto, Self::Tcx, Self::Clsact]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            Self::Auto => {
+                PossibleValue::new("auto").help("TCX where the kernel has it (6.6 and newer), else clsact")
+            }
+            Self::Tcx => PossibleValue::new("tcx").help("TCX links"),
+            Self::Clsact => PossibleValue::new("clsact").help("Filters of the clsact qdisc"),
+        })
+    }
 }
 
 /// The directions by their names.

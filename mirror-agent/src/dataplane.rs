@@ -4,12 +4,12 @@
 //! decided by [`crate::plan`].
 
 pub mod bpf;
-pub mod clsact;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod hooks;
 pub mod maps;
 pub mod pins;
+pub mod programs;
 pub mod readout;
 mod wire;
 

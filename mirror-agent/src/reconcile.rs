@@ -21,6 +21,8 @@ use held::Held;
 use tokio::{sync::watch, time::Instant};
 use told::{Told, tell_op};
 
+use mirror_core::hidden;
+
 use crate::{
     dataplane::Dataplane,
     links::{LinkTable, PodNetns},
@@ -248,7 +250,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if pods.is_none() {
             ops.retain(|op| matches!(op, Op::SetTarget(_)));
         }
-        report.skipped = self.told.skipped(refused.into_iter().chain(selection.skipped));
+        let hidden = hidden::of_taps(&desired, &actual);
+        report.skipped = self.told.skipped(refused.into_iter().chain(selection.skipped).chain(hidden));
         self.held.keep(&ops);
         let mut of_devices = BTreeSet::new();
         let mut incomplete = BTreeSet::new();
@@ -309,7 +312,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         actual: &Actual,
         failures: &mut BTreeSet<String>,
     ) -> bool {
-        let changes = self.mirror.changes(links, &actual.target);
+        let mut changes = self.mirror.changes(links, &actual.target);
+        // Programs of another version may still copy to what it has made.
+        if actual.other_versions.is_empty() {
+            changes.extend(self.mirror.left_behind(links, &changes));
+        }
         for change in &changes {
             if let Err(error) = self.links.apply(change).await {
                 failures.insert(format!("{error:#}"));

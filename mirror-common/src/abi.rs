@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::verdict::{Direction, Verdict};
 
 /// Version of everything in this module.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Sessions that one tap can have.
 pub const MAX_SESSIONS_PER_TAP: usize = 4;

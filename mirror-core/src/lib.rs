@@ -10,6 +10,7 @@
 //! has read from the kernel and from Kubernetes, and carries the ops out.
 
 pub mod filter;
+pub mod hidden;
 pub mod mirror_iface;
 pub mod model;
 pub mod plan;

@@ -146,6 +146,19 @@ impl MirrorIface {
         changes
     }
 
+    /// The removal of devices that an agent has made and that are no mirror interface any more, beside those of
+    /// `changes`. Nothing may copy to them any more: not even the programs of another version.
+    pub fn left_behind(&self, links: &LinkSnapshot, changes: &[LinkChange]) -> Vec<LinkChange> {
+        let own = links.by_name(&self.name).map(|link| link.ifindex);
+        let is_own = |link: &Link| {
+            // The other end of a veth pair that is the mirror interface has our alias too.
+            let peer = link.peer.filter(|peer| peer.nsid.is_none()).map(|peer| IfIndex(peer.ifindex));
+            link.name == self.name || own.is_some() && own == peer
+        };
+        let left = links.host.values().filter(|link| is_ours(link) && !is_own(link));
+        left.map(|link| LinkChange::Delete(link.ifindex)).filter(|delete| !changes.contains(delete)).collect()
+    }
+
     /// The change of a device's offloads, if it needs one.
     ///
     /// Where they are wanted, they are switched on again on a device of ours alone, when the agent starts: an earlier

@@ -4,7 +4,12 @@
 
 mod links;
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::PathBuf,
+    sync::Arc,
+};
 
 use mirror_common::{
     limit::Limits,
@@ -12,7 +17,7 @@ use mirror_common::{
 };
 
 pub use self::links::{ALIAS, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks};
-use crate::settings::Settings;
+use crate::{hidden::Hidden, settings::Settings};
 
 /// Index of a network device in the node's network namespace; never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -236,6 +241,8 @@ pub struct ActualTap {
     pub ingress: HookState,
     /// State of the hook where the device sends.
     pub egress: HookState,
+    /// What our programs do not see at these hooks, and why.
+    pub hidden: Vec<(Hook, Hidden)>,
 }
 
 impl ActualTap {
@@ -245,6 +252,11 @@ impl ActualTap {
             Hook::Ingress => self.ingress,
             Hook::Egress => self.egress,
         }
+    }
+
+    /// Whether the device has no hook for one of the tap's programs, so that it cannot be attached.
+    pub fn lacks_hook(&self, program: Program) -> bool {
+        self.hidden.contains(&(program.hook(), Hidden::NoHook))
     }
 }
 
@@ -279,6 +291,9 @@ pub struct Actual {
     pub taps: BTreeMap<IfIndex, ActualTap>,
     /// The second stage, by device; never `Absent`.
     pub deliver: BTreeMap<IfIndex, HookState>,
+    /// The other versions of the agent of which something may still run. Their hooks are `Stale`, and what their
+    /// maps hold is not known: whom they mirror, and where to.
+    pub other_versions: BTreeSet<u32>,
 }
 
 /// One change of what is installed. Each is idempotent, and safe at any moment on its own.

@@ -49,9 +49,12 @@ fn add(ifindex: IfIndex, wanted: &Tap, installed: Option<&ActualTap>, ops: &mut 
     if installed.and_then(|installed| installed.tap.as_ref()) != Some(wanted) {
         ops.push(Op::PutTap(ifindex, Box::new(wanted.clone())));
     }
-    let missing = Program::TAP
-        .into_iter()
-        .filter(|program| installed.is_none_or(|installed| installed.state(*program) != HookState::Current));
+    let is_missing = |program: &Program| {
+        installed.is_none_or(|installed| {
+            installed.state(*program) != HookState::Current && !installed.lacks_hook(*program)
+        })
+    };
+    let missing = Program::TAP.into_iter().filter(is_missing);
     ops.extend(missing.map(|program| Op::Attach(ifindex, program)));
 }
 
@@ -68,8 +71,13 @@ fn same_tap(a: &Tap, b: &Tap) -> bool {
 /// What an op does to what is installed: what a plan counts on, and what the dataplane must do in the kernel.
 pub fn apply(actual: &mut Actual, op: &Op) {
     let mut change = |ifindex: IfIndex, change: &dyn Fn(&mut ActualTap)| {
-        let empty =
-            ActualTap { tap: None, ended: None, ingress: HookState::Absent, egress: HookState::Absent };
+        let empty = ActualTap {
+            tap: None,
+            ended: None,
+            ingress: HookState::Absent,
+            egress: HookState::Absent,
+            hidden: Vec::new(),
+        };
         let tap = actual.taps.entry(ifindex).or_insert_with(|| empty.clone());
         change(tap);
         if *tap == empty {

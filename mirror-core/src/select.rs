@@ -16,7 +16,10 @@ use std::{
 
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Place, Wanted, choose};
 pub use self::filters::Filters;
+use mirror_common::verdict::Direction;
+
 use crate::{
+    hidden::Hidden,
     mirror_iface::{self, Conflict},
     model::{Directions, IfIndex, Link, LinkKind, LinkSnapshot, Owner, PodId, PodLinks, Tap},
     settings::{SettingError, Settings},
@@ -72,6 +75,8 @@ pub enum Why {
     NamespaceExcluded,
     /// The node's policy lets only other namespaces choose.
     NamespaceNotAllowed,
+    /// Another program or filter of the device comes first, so that not every packet of this direction is seen.
+    Hidden(Direction, Hidden),
 }
 
 impl Why {
@@ -94,6 +99,7 @@ impl Why {
             Self::BadSetting(..) => "BadSetting",
             Self::NamespaceExcluded => "NamespaceExcluded",
             Self::NamespaceNotAllowed => "NamespaceNotAllowed",
+            Self::Hidden(..) => "Hidden",
         }
     }
 }
@@ -126,6 +132,7 @@ impl fmt::Display for Why {
             Self::NamespaceNotAllowed => {
                 write!(f, "its namespace is none of those that may ask for a mirror (--allow-namespaces)")
             }
+            Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
         }
     }
 }

@@ -7,7 +7,7 @@
 #![no_main]
 
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext as _, Global,
     bindings::{__sk_buff, BPF_F_NO_PREALLOC, TC_ACT_UNSPEC},
     btf_maps::{Array, HashMap, PerCpuArray},
     helpers::bpf_clone_redirect,
@@ -19,7 +19,7 @@ use mirror_common::{
         Counter, MAX_SESSIONS, MAX_SESSIONS_PER_TAP, MAX_TAPS, MAX_TARGETS, Session, SessionCounters,
         TAP_AT_PEER, Tap, TapOwner, Target,
     },
-    decide::{Packet, chosen, mark, outcome, reachable, wanted},
+    decide::{Packet, chosen, is_marked, mark, outcome, reachable, wanted},
     filter::{FilterProgram, MAX_FILTERS},
     verdict::{Direction, Hook, Verdict},
 };
@@ -49,6 +49,11 @@ static FILTERS: Array<FilterProgram, { MAX_FILTERS as usize }> = Array::new();
 /// What became of the packets of each session.
 #[btf_map(pin_by_name)]
 static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCpuArray::new();
+
+/// Not 0 in a program that stands behind another one of ours at the same hook, while the agent changes the way to
+/// attach. Such a program copies nothing that the one ahead of it has copied, not even what leaves a pod.
+#[unsafe(no_mangle)]
+static STANDS_BEHIND: Global<u32> = Global::new(0);
 
 /// At the hook where the device has received a packet.
 #[classifier]
@@ -85,6 +90,10 @@ fn mirror(ctx: &TcContext, hook: Hook) {
 fn run(skb: *mut __sk_buff, hook: Hook, ifindex: u32, tap: &Tap, session: &Session) {
     // SAFETY: as in `mirror`; `tc_index` can be read and written by tc programs.
     let (len, tc_index) = unsafe { ((*skb).len, (*skb).tc_index as u16) };
+    // The verifier knows the value, and leaves the test out of a program that stands alone.
+    if STANDS_BEHIND.load() != 0 && is_marked(tc_index, session.target) {
+        return;
+    }
     let packet = Packet { hook, ifindex, tc_index };
     let verdict = match copy(skb, packet, tap, session, len) {
         Ok(()) => Verdict::Copied,

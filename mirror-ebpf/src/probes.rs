@@ -1,4 +1,5 @@
-//! Programs that tests and benchmarks hold against ours: a bare clone, and a neighbour that only counts.
+//! Programs that tests and benchmarks hold against ours: a bare clone, a neighbour that only counts, and one
+//! that ends the way of every packet.
 //!
 //! No part of the product: the agent never loads this object.
 #![no_std]
@@ -6,7 +7,7 @@
 
 use aya_ebpf::{
     EbpfContext as _, Global,
-    bindings::TC_ACT_UNSPEC,
+    bindings::{TC_ACT_OK, TC_ACT_UNSPEC},
     helpers::bpf_clone_redirect,
     macros::{classifier, map},
     maps::PerCpuArray,
@@ -37,6 +38,12 @@ fn neighbour(_ctx: TcContext) -> i32 {
         unsafe { *seen += 1 };
     }
     TC_ACT_UNSPEC
+}
+
+/// Another program that ends the way of every packet at its hook: what is behind it sees nothing.
+#[classifier]
+fn last_word(_ctx: TcContext) -> i32 {
+    TC_ACT_OK
 }
 
 #[cfg(not(test))]

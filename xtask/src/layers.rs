@@ -77,7 +77,7 @@ const FORBIDDEN: &[Forbidden] = &[
             "crate::pods::kube",
             "crate::links::netlink",
             "crate::dataplane::bpf",
-            "crate::dataplane::clsact",
+            "crate::dataplane::hooks",
         ],
         why: "the loop knows the three edges by their traits only",
     },
@@ -96,7 +96,6 @@ const FORBIDDEN: &[Forbidden] = &[
             "std::process",
             "crate::links",
             "crate::dataplane::bpf",
-            "crate::dataplane::clsact",
             "crate::dataplane::hooks",
             "crate::dataplane::maps",
             "crate::dataplane::pins",
@@ -116,7 +115,7 @@ const RESERVED: &[Reserved] = &[
     Reserved {
         paths: &["rtnetlink", "netlink_*"],
         // aya cannot list the filters of a clsact qdisc.
-        files: &["mirror-agent/src/links/", "mirror-agent/src/dataplane/clsact.rs"],
+        files: &["mirror-agent/src/links/", "mirror-agent/src/dataplane/hooks/filters.rs"],
         why: "only the edge to the devices speaks netlink",
     },
     Reserved {

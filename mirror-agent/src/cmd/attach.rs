@@ -32,6 +32,12 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
             "pods are mirrored on this node; `mirror-agent cleanup` ends that, if nothing is to run here any more"
         );
     }
+    if let Some(version) = installed.other_versions.first() {
+        bail!(
+            "an agent of another version (v{version}) has left its mirror on this node; `mirror-agent cleanup` ends \
+             that, if nothing is to run here any more"
+        );
+    }
     let mirror =
         MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits).offloads(mirror_offloads == Switch::On);
     let links = Netlink::new()?.with_offloads_of(&mirror_iface);

@@ -5,33 +5,29 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context as _, anyhow};
-use aya::{Ebpf, EbpfLoader, programs::SchedClassifier};
+use anyhow::Context as _;
+use mirror_common::verdict::Hook;
+use tracing::debug;
 
 use super::{
     Dataplane,
-    clsact::AllFilters,
-    hooks::{Attached, Hooks, Method},
+    hooks::{AttachMode, Hooks, Method},
     maps::Maps,
     pins::{Pins, PinsLock},
+    programs::Programs,
 };
-use crate::{
-    cli::AttachMode,
-    model::{Actual, ActualTap, HookState, IfIndex, Op, Program},
-};
-
-/// The eBPF object, built by the build script.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
+use crate::model::{Actual, ActualTap, HookState, IfIndex, Op, Program};
 
 /// The dataplane.
 pub struct Bpf {
-    ebpf: Ebpf,
+    programs: Programs,
     maps: Maps,
-    pins: Pins,
     hooks: Hooks,
     method: Method,
     /// Filters that no pin knows of have been looked for, and there was none.
     has_no_filters: bool,
+    /// Other versions of the agent of which something may still run.
+    other_versions: BTreeSet<u32>,
     _lock: PinsLock,
 }
 
@@ -39,31 +35,31 @@ impl Bpf {
     /// Loads the programs, with the maps that are pinned or new ones. Attaches nothing. Must be called within the
     /// runtime, with the pins' lock.
     pub fn load(pins: Pins, lock: PinsLock, mode: AttachMode) -> anyhow::Result<Self> {
-        let mut ebpf = EbpfLoader::new()
-            .default_map_pin_directory(pins.maps())
-            .load(OBJECT)
-            .context("cannot load the eBPF object (are you root?)")?;
-        for which in Program::TAP {
-            let program = program(&mut ebpf, which)?;
-            program.load().with_context(|| format!("cannot load {}", which.name()))?;
-        }
-        let maps = Maps::from_fn(|name| {
-            ebpf.take_map(name).ok_or_else(|| anyhow!("the eBPF object has no map {name}"))
-        })?;
-        let hooks = Hooks::new(pins.clone())?;
-        Ok(Self { ebpf, maps, pins, hooks, method: Method::choose(mode), has_no_filters: false, _lock: lock })
+        let mut programs = Programs::load(&pins)?;
+        let maps = Maps::from_fn(|name| programs.take_map(name))?;
+        Ok(Self {
+            programs,
+            maps,
+            hooks: Hooks::new(pins)?,
+            method: Method::choose(mode),
+            has_no_filters: false,
+            other_versions: BTreeSet::new(),
+            _lock: lock,
+        })
     }
 
     /// How programs are attached.
     pub fn method(&self) -> Method {
         self.method
     }
-}
 
-fn program(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifier> {
-    let name = which.name();
-    let program = ebpf.program_mut(name).ok_or_else(|| anyhow!("the eBPF object has no program {name}"))?;
-    Ok(program.try_into()?)
+    /// Removes what is left of versions of which nothing runs any more. What cannot be is tried again.
+    async fn retire_versions(&mut self) {
+        match self.hooks.retire_versions().await {
+            Ok(left) => self.other_versions = left,
+            Err(error) => debug!("the pins of other versions: {error:#}"),
+        }
+    }
 }
 
 impl Dataplane for Bpf {
@@ -71,44 +67,40 @@ impl Dataplane for Bpf {
         let entries = self.maps.taps()?;
         let target = self.maps.target()?;
         self.hooks.reconnect()?;
-        let mut filters = AllFilters::new();
         // Filters outlive lost pins. Where they are not our way and none is left, there will be none.
-        if self.method == Method::Clsact || !self.has_no_filters {
-            filters = self.hooks.filters().await?;
-            self.has_no_filters = filters.is_empty();
-        }
-        let pinned = self.pins.pinned_links().context("cannot list the pinned links")?;
-        let pinned: BTreeSet<_> = pinned.into_iter().collect();
+        let with_filters = self.method == Method::Clsact || !self.has_no_filters;
+        let survey = self.hooks.survey(with_filters).await?;
+        self.has_no_filters = survey.has_no_filters();
+        self.retire_versions().await;
         let mut current = BTreeMap::new();
         for which in Program::ALL {
-            current.insert(which, program(&mut self.ebpf, which)?.info().ok().map(|info| info.id()));
+            current.insert(which, self.programs.id(which)?);
         }
-        let state = |ifindex, which| {
-            let hook = (ifindex, which);
-            let filters = filters.get(&hook).cloned().unwrap_or_default();
-            let attached = Attached::with(pinned.contains(&hook), filters, ifindex, which);
-            attached.state(self.method, current.get(&which).copied().flatten())
-        };
+        let look =
+            |ifindex, which| survey.look(ifindex, which, self.method, current.get(&which).copied().flatten());
         let (deliver, taps): (BTreeSet<_>, BTreeSet<_>) =
-            pinned.iter().chain(filters.keys()).partition(|(_, which)| *which == Program::Deliver);
+            survey.hooks().into_iter().partition(|(_, which)| *which == Program::Deliver);
         let devices = |hooks: BTreeSet<(IfIndex, Program)>| hooks.into_iter().map(|(ifindex, _)| ifindex);
         let mut actual = Actual::default();
         for ifindex in entries.keys().copied().chain(devices(taps)).collect::<BTreeSet<_>>() {
             let entry = entries.get(&ifindex);
             let ended = entry.map(|entry| self.maps.ended(entry)).transpose()?.flatten();
             let tap = entry.map(|entry| entry.tap.clone());
-            let ingress = state(ifindex, Program::TapIngress);
-            let egress = state(ifindex, Program::TapEgress);
+            let (ingress, hidden_ingress) = look(ifindex, Program::TapIngress);
+            let (egress, hidden_egress) = look(ifindex, Program::TapEgress);
+            let hidden = [(Hook::Ingress, hidden_ingress), (Hook::Egress, hidden_egress)];
+            let hidden = hidden.into_iter().filter_map(|(hook, hidden)| Some((hook, hidden?))).collect();
             if tap.is_some() || ingress != HookState::Absent || egress != HookState::Absent {
-                actual.taps.insert(ifindex, ActualTap { tap, ended, ingress, egress });
+                actual.taps.insert(ifindex, ActualTap { tap, ended, ingress, egress, hidden });
             }
         }
         for ifindex in devices(deliver) {
-            let state = state(ifindex, Program::Deliver);
+            let (state, _) = look(ifindex, Program::Deliver);
             if state != HookState::Absent {
                 actual.deliver.insert(ifindex, state);
             }
         }
+        actual.other_versions.clone_from(&self.other_versions);
         actual.target = target;
         Ok(actual)
     }
@@ -119,15 +111,20 @@ impl Dataplane for Bpf {
             Op::PutTap(ifindex, tap) => self.maps.put_tap(*ifindex, tap),
             Op::RemoveTap(ifindex) => self.maps.remove_tap(*ifindex),
             Op::Attach(ifindex, which) => {
-                let program = program(&mut self.ebpf, *which)?;
-                // The second stage, which few agents need.
-                if program.fd().is_err() {
-                    program.load().with_context(|| format!("cannot load {}", which.name()))?;
+                let pair = &mut self.programs.of(*which);
+                let attached = self.hooks.attach(pair, self.method, *ifindex, *which).await;
+                if !self.other_versions.is_empty() {
+                    self.retire_versions().await;
                 }
-                let attached = self.hooks.attach(program, self.method, *ifindex, *which).await;
                 attached.with_context(|| format!("{} at device {ifindex}", which.name()))
             }
-            Op::Detach(ifindex, which) => self.hooks.detach(*ifindex, *which).await.map(drop),
+            Op::Detach(ifindex, which) => {
+                let detached = self.hooks.detach(*ifindex, *which).await;
+                if !self.other_versions.is_empty() {
+                    self.retire_versions().await;
+                }
+                detached.map(drop)
+            }
         }
     }
 }

@@ -19,7 +19,6 @@ use super::{
     offloads,
     sink::drop_received,
 };
-use crate::model::ALIAS;
 
 /// Most bytes of a device name.
 const NAME_MAX: usize = 15;

@@ -160,7 +160,13 @@ async fn nothing_is_removed_before_the_first_complete_list() {
         device: "dev11".into(),
     };
     let tap = Tap { owner, directions: Directions::Both, settings: Settings::default() };
-    let old = ActualTap { tap: Some(tap), ended: None, ingress: HookState::Stale, egress: HookState::Stale };
+    let old = ActualTap {
+        tap: Some(tap),
+        ended: None,
+        ingress: HookState::Stale,
+        egress: HookState::Stale,
+        hidden: Vec::new(),
+    };
     world.dataplane.actual.taps.insert(IfIndex(11), old.clone());
     run_for(&mut world, Duration::from_secs(200)).await.unwrap();
     assert_eq!(world.dataplane.actual.taps[&IfIndex(11)], old);

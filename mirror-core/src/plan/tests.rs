@@ -54,7 +54,13 @@ fn desired() -> impl Strategy<Value = Desired> {
 fn actual() -> impl Strategy<Value = Actual> {
     let state = || sample::select(vec![HookState::Absent, HookState::Stale, HookState::Current]);
     let installed = (option::of(tap()), state(), state())
-        .prop_map(|(tap, ingress, egress)| ActualTap { tap, ended: None, ingress, egress })
+        .prop_map(|(tap, ingress, egress)| ActualTap {
+            tap,
+            ended: None,
+            ingress,
+            egress,
+            hidden: Vec::new(),
+        })
         .prop_filter("nothing of ours is not in the list", |tap| {
             tap.tap.is_some() || tap.ingress != HookState::Absent || tap.egress != HookState::Absent
         });
@@ -64,17 +70,31 @@ fn actual() -> impl Strategy<Value = Actual> {
         btree_map(ifindex(), installed, 0..5),
         btree_map((100..102u32).prop_map(IfIndex), deliver, 0..2),
     )
-        .prop_map(|(target, taps, deliver)| Actual { target, taps, deliver })
+        .prop_map(|(target, taps, deliver)| Actual { target, taps, deliver, ..Actual::default() })
 }
 
 /// What is installed when exactly `desired` is.
 fn installed(desired: &Desired) -> Actual {
     let taps = desired.taps.iter().map(|(ifindex, tap)| {
         let hooks = HookState::Current;
-        (*ifindex, ActualTap { tap: Some(tap.clone()), ended: None, ingress: hooks, egress: hooks })
+        (
+            *ifindex,
+            ActualTap {
+                tap: Some(tap.clone()),
+                ended: None,
+                ingress: hooks,
+                egress: hooks,
+                hidden: Vec::new(),
+            },
+        )
     });
     let deliver = desired.deliver().map(|ifindex| (ifindex, HookState::Current));
-    Actual { target: desired.target.clone(), taps: taps.collect(), deliver: deliver.into_iter().collect() }
+    Actual {
+        target: desired.target.clone(),
+        taps: taps.collect(),
+        deliver: deliver.into_iter().collect(),
+        ..Actual::default()
+    }
 }
 
 proptest! {

@@ -129,7 +129,8 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
         | Why::MirrorInterface(_)
         | Why::BadSetting(..)
         | Why::NamespaceExcluded
-        | Why::NamespaceNotAllowed => {
+        | Why::NamespaceNotAllowed
+        | Why::Hidden(..) => {
             // Of a kind of NIC once: a pod can give each as many names as it likes.
             let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
             let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
