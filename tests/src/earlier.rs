@@ -39,11 +39,14 @@ impl EarlierAgent {
     #[track_caller]
     pub fn mirroring(lab: &Lab, mode: AttachMode, pods: &[&PodNs], snaplen: Option<u32>) -> Self {
         let node = lab.node();
-        node.ip(&format!("link add {MIRROR} type dummy"));
-        node.ip(&format!(
-            "link set {MIRROR} alias podmirror mtu 65535 arp off multicast off addrgenmode none"
-        ));
-        node.ip(&format!("link set {MIRROR} up"));
+        // As the agent does it where the kernel has no dummy driver.
+        let ends = [MIRROR, "mirror0p"];
+        node.ip(&format!("link add {} type veth peer name {}", ends[0], ends[1]));
+        for end in ends {
+            let settings = "alias podmirror mtu 65535 arp off multicast off addrgenmode none";
+            node.ip(&format!("link set {end} {settings}"));
+            node.ip(&format!("link set {end} up"));
+        }
         let directory = lab.bpffs().join("podmirror/v3");
         fs::create_dir_all(directory.join("links")).unwrap();
         let ebpf = EbpfLoader::new()

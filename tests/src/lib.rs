@@ -62,7 +62,7 @@ pub use netns::{FrameSocket, Netns};
 pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
 pub use relay::Way;
-pub use traffic::{Conversation, Flood, Pinging};
+pub use traffic::{Conversation, Flood, Pinging, while_talking};
 
 /// The mirror interface where nobody names another.
 pub const MIRROR: &str = "mirror0";

@@ -1,6 +1,6 @@
 //! How programs come to a hook, move from one way to attach to the other, and go from it.
 
-use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, Flood, PodSpec, PodsFile, check};
+use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, PodSpec, PodsFile, check, while_talking};
 
 use crate::{Inside, MIRROR, Node, shows, with_qdisc};
 
@@ -24,15 +24,12 @@ fn another_way_to_attach_copies_each_packet_once() {
     let agent = run(AttachMode::Clsact);
     let inside = Inside::of(web);
     let mirror = Capture::start(lab.node(), MIRROR);
-    let flood = Flood::start(web, db);
-    agent.stop();
-    for mode in [AttachMode::Tcx, AttachMode::Clsact, AttachMode::Tcx, AttachMode::Clsact] {
-        flood.go_on(50);
-        let agent = run(mode);
-        flood.go_on(50);
+    while_talking(web, db, || {
         agent.stop();
-    }
-    flood.stop();
+        for mode in [AttachMode::Tcx, AttachMode::Clsact, AttachMode::Tcx, AttachMode::Clsact] {
+            run(mode).stop();
+        }
+    });
     shows(&mirror, || inside.capture.frames());
     let (sent, received) = inside.stop();
     mirror.stop().same_as(&sent.and(&received)).unwrap();

@@ -5,8 +5,8 @@ use std::{fs, path::PathBuf};
 
 use mirror_common::abi::ABI_VERSION;
 use mirror_tests::{
-    Agent, AttachMode, BpfObjects, Capture, EarlierAgent, Flood, Lab, PodSpec, PodsFile, SOON, check,
-    eventually,
+    Agent, AttachMode, BpfObjects, Capture, EarlierAgent, Frames, Lab, PodSpec, PodsFile, SOON, check,
+    eventually, while_talking,
 };
 
 use crate::{Inside, MIRROR, Node, any_mode, shows, with_qdisc};
@@ -29,7 +29,7 @@ fn directory(lab: &Lab, version: u32) -> PathBuf {
 fn wait_for_own_pins_alone(lab: &Lab, pods: &PodsFile, specs: &[PodSpec]) {
     let own = directory(lab, ABI_VERSION);
     eventually(SOON, || {
-        pods.write(specs);
+        pods.write_to_wake(specs);
         let others: Vec<_> = lab.pins().into_iter().filter(|pin| !pin.starts_with(&own)).collect();
         check(others.is_empty(), || format!("still pinned: {others:?}"))
     });
@@ -45,26 +45,23 @@ fn a_mirror_of_version_3_is_taken_over(mode: AttachMode) {
     let before = BpfObjects::of(lab);
     let inside = Inside::of(web);
     let mirror = Capture::start(lab.node(), MIRROR);
-    let flood = Flood::start(web, db);
-    flood.go_on(50);
-
-    // Without a list of pods, all of it stays as it is.
     let pods = PodsFile::new(lab, &[]);
-    pods.write_in_place("]garbage: [");
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    agent.wait_for_log(&["takes copies"]);
-    flood.go_on(50);
-    assert_eq!(before.remaining(), before, "nothing is changed before there is a list of pods");
-
-    // One of the two pods is not mirrored any more, and what was its tap goes.
     let specs = [PodSpec::of(web).mirror("true"), PodSpec::of(db)];
-    pods.write(&specs);
-    let status = lab.wait_mirrored(&[web]);
-    assert!(status.tap(web.veth_host()).attached.values().all(|way| way == mode.name()), "{status:?}");
-    flood.go_on(50);
-    wait_for_own_pins_alone(lab, &pods, &specs);
-    flood.go_on(50);
-    flood.stop();
+    let agent = while_talking(web, db, || {
+        // Without a list of pods, all of it stays as it is.
+        pods.write_in_place("]garbage: [");
+        let agent = Agent::run(lab, mode, &pods, &[]);
+        agent.wait_for_log(&["takes copies"]);
+        web.ping(db.v4(), 20, 56);
+        assert_eq!(before.remaining(), before, "nothing is changed before there is a list of pods");
+
+        // One of the two pods is not mirrored any more, and what was its tap goes.
+        pods.write(&specs);
+        let status = lab.wait_mirrored(&[web]);
+        assert!(status.tap(web.veth_host()).attached.values().all(|way| way == mode.name()), "{status:?}");
+        wait_for_own_pins_alone(lab, &pods, &specs);
+        agent
+    });
     shows(&mirror, || inside.capture.frames());
     let (sent, received) = inside.stop();
     mirror.stop().same_as(&sent.and(&received)).unwrap();
@@ -93,20 +90,17 @@ fn a_mirror_of(version: u32, mode: AttachMode, story: &str) {
     lab.wait_mirrored(&[web]);
     let inside = Inside::of(web);
     let mirror = Capture::start(lab.node(), MIRROR);
-    let flood = Flood::start(web, db);
-    flood.go_on(50);
-    agent.stop();
-    let before = BpfObjects::of(lab);
-    fs::rename(directory(lab, ABI_VERSION), directory(lab, version)).unwrap();
-    let told = lab.agent_exit(&["status"]);
-    assert!(told.code == Some(1) && told.stderr.contains("another version"), "{told:?}");
-    flood.go_on(50);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    lab.wait_mirrored(&[web]);
-    flood.go_on(50);
-    wait_for_own_pins_alone(lab, &pods, &specs);
-    flood.go_on(50);
-    flood.stop();
+    let (before, agent) = while_talking(web, db, || {
+        agent.stop();
+        let before = BpfObjects::of(lab);
+        fs::rename(directory(lab, ABI_VERSION), directory(lab, version)).unwrap();
+        let told = lab.agent_exit(&["status"]);
+        assert!(told.code == Some(1) && told.stderr.contains("another version"), "{told:?}");
+        let agent = Agent::run(lab, mode, &pods, &[]);
+        lab.wait_mirrored(&[web]);
+        wait_for_own_pins_alone(lab, &pods, &specs);
+        (before, agent)
+    });
     shows(&mirror, || inside.capture.frames());
     inside.stop();
     mirror.stop();
@@ -135,18 +129,18 @@ fn copies_of_version_3_stay_cut_while_they_are_taken_over(mode: AttachMode) {
     EarlierAgent::mirroring(lab, mode, &[web], Some(kept)).end();
     let inside = Inside::of(web);
     let mirror = Capture::start(lab.node(), MIRROR);
-    let ping = || web.ping(db.v4(), 100, sent);
-    ping();
+    web.ping(db.v4(), 10, sent);
     let specs = [PodSpec::of(web).mirror("true").annotated("podmirror.io/snaplen", &kept.to_string())];
     let pods = PodsFile::new(lab, &specs);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    ping();
-    lab.wait_mirrored(&[web]);
-    ping();
-    wait_for_own_pins_alone(lab, &pods, &specs);
-    ping();
+    let agent = while_talking(web, db, || {
+        let agent = Agent::run(lab, mode, &pods, &[]);
+        lab.wait_mirrored(&[web]);
+        wait_for_own_pins_alone(lab, &pods, &specs);
+        agent
+    });
+    web.ping(db.v4(), 10, sent);
     let cut = || {
-        let mut cut = mirror_tests::Frames::default();
+        let mut cut = Frames::default();
         for (frame, times) in inside.capture.frames().iter() {
             cut = cut.with(&frame[..frame.len().min(kept as usize)], times);
         }
@@ -184,7 +178,7 @@ fn a_mirror_interface_of_another_version_goes_when_nothing_copies_to_it() {
     lab.wait_mirrored(&[web]);
     wait_for_own_pins_alone(lab, &pods, &specs);
     eventually(SOON, || {
-        pods.write(&specs);
+        pods.write_to_wake(&specs);
         let devices = lab.devices();
         check(!devices.contains(&MIRROR.to_owned()), || format!("{devices:?}"))
     });

@@ -145,7 +145,7 @@ impl Filters {
 }
 
 /// What of these filters matters to the program at their hook. The kernel lists them in the order in which they run.
-fn at_hook(messages: &[TcMessage], program: Program) -> AtHook {
+pub(super) fn at_hook(messages: &[TcMessage], program: Program) -> AtHook {
     let mut at_hook = AtHook::default();
     let mut ahead = Vec::new();
     for message in messages {

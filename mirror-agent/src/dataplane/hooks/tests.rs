@@ -1,6 +1,12 @@
 //! What is judged of a hook, from what stands there.
 
 use mirror_common::abi::ABI_VERSION;
+use mirror_core::hidden::Matches;
+use netlink_packet_core::DefaultNla;
+use netlink_packet_route::tc::{
+    TcAction, TcActionAttribute, TcActionOption, TcAttribute, TcFilterBpfOption, TcFilterMatchAllOption,
+    TcFilterU32Option, TcMessage, TcOption,
+};
 use proptest::prelude::*;
 
 use super::{filters::Filter, *};
@@ -97,4 +103,63 @@ fn a_device_that_cannot_be_read_fails_no_other() {
     assert_eq!(look(7), (HookState::Stale, None));
     assert_eq!(look(8), (HookState::Absent, None));
     assert!(!survey.has_no_filters());
+}
+
+/// A message as the kernel lists a filter of this kind.
+fn listed(handle: u32, protocol: u16, kind: &str, options: Vec<TcOption>) -> TcMessage {
+    let mut message = TcMessage::default();
+    message.header.handle = handle.into();
+    message.header.info = 3 << 16 | u32::from(protocol.to_be());
+    message.attributes =
+        vec![TcAttribute::Kind(kind.into()), TcAttribute::Chain(0), TcAttribute::Options(options)];
+    message
+}
+
+/// A gact action that ends with `action`.
+fn gact(action: i32) -> TcAction {
+    let mut parameters = vec![0; 20];
+    parameters[8..12].copy_from_slice(&action.to_ne_bytes());
+    let parameters = TcActionOption::Other(DefaultNla::new(2, parameters));
+    let mut gact = TcAction::default();
+    gact.attributes =
+        vec![TcActionAttribute::Kind("gact".into()), TcActionAttribute::Options(vec![parameters])];
+    gact
+}
+
+fn ours(program: u32) -> TcMessage {
+    let options = [TcFilterBpfOption::ProgName("tap_ingress".into()), TcFilterBpfOption::ProgId(program)];
+    listed(HANDLE.into(), 3, "bpf", options.map(TcOption::Bpf).to_vec())
+}
+
+#[test]
+fn filters_are_read_as_they_are_listed() {
+    const ALL: u16 = 3;
+    const IPV4: u16 = 0x0800;
+    let matchall = |action| vec![TcOption::MatchAll(TcFilterMatchAllOption::Action(vec![gact(action)]))];
+    let in_hardware = vec![TcOption::MatchAll(TcFilterMatchAllOption::Flags(2))];
+    let table = vec![TcOption::U32(TcFilterU32Option::Divisor(1))];
+    let program = [TcFilterBpfOption::ProgName("cil".into()), TcFilterBpfOption::ProgId(9)];
+    let filter = |matches, goes_on| Ahead::Filter { kind: "matchall".into(), priority: 3, matches, goes_on };
+    let (accept, go_on) = (0, -1);
+    for (message, expected) in [
+        (listed(1, ALL, "matchall", matchall(accept)), Some(filter(Matches::All, false))),
+        (listed(1, IPV4, "matchall", matchall(accept)), Some(filter(Matches::Some, false))),
+        (listed(1, ALL, "matchall", matchall(go_on)), Some(filter(Matches::All, true))),
+        (listed(1, ALL, "matchall", vec![]), Some(filter(Matches::All, false))),
+        (listed(1, ALL, "matchall", in_hardware), None),
+        (listed(0, ALL, "matchall", vec![]), None),
+        (listed(1, ALL, "u32", table), None),
+        (
+            listed(1, ALL, "bpf", program.map(TcOption::Bpf).to_vec()),
+            Some(Ahead::Program { name: "cil".into(), id: 9 }),
+        ),
+    ] {
+        let behind = listed(1, ALL, "flower", vec![]);
+        let at_hook = filters::at_hook(&[message, ours(CURRENT), behind], Program::TapIngress);
+        assert_eq!(at_hook.ours, [Filter { priority: 3, program: CURRENT }]);
+        assert_eq!(at_hook.ahead, expected.into_iter().collect::<Vec<_>>());
+    }
+    // Where none is ours, nothing is ahead of it.
+    let others = [listed(1, ALL, "matchall", vec![])];
+    assert_eq!(filters::at_hook(&others, Program::TapIngress), AtHook::default());
 }
