@@ -1,18 +1,21 @@
 //! The command line: what was typed, and nothing that needs more than its own words to be checked.
 
-use std::{net::SocketAddr, path::PathBuf};
+mod settings;
+
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
+
+use anyhow::bail;
 
 use clap::{
     ArgAction, Args, Parser, Subcommand, ValueEnum,
     builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
+use mirror_common::{abi::MAX_TARGETS, sample::DEFAULT_SEED};
 
-use mirror_common::{limit::Limits, sample::DEFAULT_SEED};
-
+pub use self::settings::SettingArgs;
 use crate::{
     dataplane::hooks::AttachMode,
-    model::Directions,
-    settings::{KEYS, SettingError, Settings},
+    model::{Directions, TargetName},
 };
 
 /// Copies the packets of chosen Kubernetes pods to a mirror interface, where tcpdump, an IDS or a collector reads them.
@@ -45,6 +48,9 @@ pub enum Command {
     Filter(FilterArgs),
     /// Tell what would be copied of a capture file.
     Explain(ExplainArgs),
+    /// Print the reference of flags and annotations, in Markdown.
+    #[command(hide = true)]
+    Reference,
 }
 
 /// Where the state lies.
@@ -61,6 +67,10 @@ pub struct MirrorArgs {
     /// The mirror interface: made (a dummy device) if there is none of this name.
     #[arg(long, env = "MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = interface_name)]
     pub mirror_iface: String,
+    /// A further target: copies of mirrors that name it go to this device, which is made if it is missing. Can be
+    /// repeated.
+    #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DEVICE", value_delimiter = ',', value_parser = target)]
+    pub targets: Vec<(TargetName, String)>,
     /// MTU of the mirror interface in bytes [default: 65535 for one that is made; that of an existing one is left].
     #[arg(long, env = "MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mirror_iface_mtu: Option<u32>,
@@ -73,62 +83,29 @@ pub struct MirrorArgs {
     pub attach: AttachMode,
 }
 
-/// Which packets are copied, and how many. For `run`, what holds for pods that do not say otherwise.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Packets")]
-pub struct SettingArgs {
-    /// Only packets that match, in tcpdump's language.
-    #[arg(long, env = "MIRROR_FILTER", value_name = "EXPR", value_parser = setting("filter"))]
-    pub filter: Option<String>,
-    /// A share of the flows, as in 1/100 or 10%.
-    #[arg(long, env = "MIRROR_SAMPLE", value_name = "SHARE", value_parser = setting("sample"))]
-    pub sample: Option<String>,
-    /// The seed of the sample; the same on all nodes, so that a connection is in or out on all of them.
-    #[arg(long, env = "MIRROR_SAMPLE_SEED", value_name = "N", default_value_t = DEFAULT_SEED)]
-    pub sample_seed: u32,
-    /// Copies a second, as in 10kpps, 50Mbit or 10kpps,50Mbit; optionally ,burst=100ms.
-    #[arg(long, env = "MIRROR_RATE", value_name = "RATE", value_parser = setting("rate"))]
-    pub rate: Option<String>,
-    /// Bytes that are kept of each copy.
-    #[arg(long, env = "MIRROR_SNAPLEN", value_name = "BYTES", value_parser = setting("snaplen"))]
-    pub snaplen: Option<String>,
-    /// End after this time, as in 15m.
-    #[arg(long, env = "MIRROR_DURATION", value_name = "TIME", value_parser = setting("duration"))]
-    pub duration: Option<String>,
-    /// End after this many copies, as in 100k.
-    #[arg(long, env = "MIRROR_PACKETS", value_name = "N", value_parser = setting("packets"))]
-    pub packets: Option<String>,
-    /// End after copies of this many bytes, as in 1GiB.
-    #[arg(long, env = "MIRROR_BYTES", value_name = "BYTES", value_parser = setting("bytes"))]
-    pub bytes: Option<String>,
-    /// Copies a second of all pods and interfaces together, written as --rate.
-    #[arg(long, env = "MIRROR_MAX_RATE", value_name = "RATE", value_parser = setting("rate"))]
-    pub max_rate: Option<String>,
-}
-
-impl SettingArgs {
-    /// The settings, and the limits of the node.
-    pub fn settings(&self) -> Result<(Settings, Limits), SettingError> {
-        let Self { filter, sample, sample_seed, rate, snaplen, duration, packets, bytes, max_rate } = self;
-        let mut settings = Settings { seed: *sample_seed, ..Settings::default() };
-        for (key, value) in KEYS.into_iter().zip([filter, sample, rate, snaplen, duration, packets, bytes]) {
-            if let Some(value) = value {
-                settings.set(key, value)?;
+impl MirrorArgs {
+    /// The mirror interface of each target: `--mirror-iface` is that of the target `default`.
+    ///
+    /// # Errors
+    ///
+    /// Where a name or a device is given twice, or there are too many: the kernel's table has [`MAX_TARGETS`] places.
+    pub fn targets(&self) -> anyhow::Result<BTreeMap<TargetName, String>> {
+        let mut targets = BTreeMap::from([(TargetName::default(), self.mirror_iface.clone())]);
+        for (name, device) in &self.targets {
+            if let Some((other, _)) = targets.iter().find(|(_, of)| *of == device) {
+                bail!("--target {name}={device}: {device} is the device of target {other} already");
+            }
+            if let Some(before) = targets.insert(name.clone(), device.clone()) {
+                bail!("--target {name}={device}: the device of target {name} is {before} already");
             }
         }
-        let mut node = Settings::default();
-        if let Some(max_rate) = max_rate {
-            node.set("rate", max_rate)?;
+        if targets.len() > MAX_TARGETS as usize {
+            bail!(
+                "a node has at most {MAX_TARGETS} targets, with that of --mirror-iface; these are {}",
+                targets.len()
+            );
         }
-        Ok((settings, node.rate.map_or_else(Limits::default, |rate| rate.limits())))
-    }
-}
-
-/// Checks the value of a setting, and leaves it as it was written.
-fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone {
-    move |value| match Settings::default().set(key, value) {
-        Ok(()) => Ok(value.to_owned()),
-        Err(error) => Err(error.reason),
+        Ok(targets)
     }
 }
 
@@ -256,18 +233,21 @@ pub enum FilterCommand {
 /// `mirror-agent explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// The capture: a classic pcap file of Ethernet frames, as `tcpdump -w` writes it.
+    /// The capture: a pcap or pcapng file of Ethernet frames, as tcpdump and Wireshark write them.
     #[arg(long, value_name = "FILE")]
     pub pcap: PathBuf,
     /// The filter, in tcpdump's language (pcap-filter(7)) [default: every packet].
     #[arg(long, value_name = "EXPR")]
     pub filter: Option<String>,
     /// A share of the flows, as in 1/100 or 10% [default: all].
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = settings::value_of("sample"))]
     pub sample: Option<String>,
     /// The seed of the sample.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED)]
     pub sample_seed: u32,
+    /// Form of the output.
+    #[arg(short, long, env = "MIRROR_OUTPUT", value_enum, default_value = "table")]
+    pub output: OutputFormat,
 }
 
 /// Form of the log lines.
@@ -279,7 +259,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Form of `status`.
+/// Form of `status` and `explain`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
     /// For people.
@@ -325,6 +305,12 @@ fn log_filter(filter: &str) -> Result<String, String> {
         Ok(_) => Ok(filter.to_owned()),
         Err(error) => Err(format!("neither a level nor a list of filters: {error}")),
     }
+}
+
+/// A target and its device, as in `ids=ids0`.
+fn target(text: &str) -> Result<(TargetName, String), String> {
+    let (name, device) = text.split_once('=').ok_or("use a name and a device, as in ids=ids0")?;
+    Ok((TargetName(name.parse()?), interface_name(device)?))
 }
 
 /// Checks a device name by the kernel's rules (`dev_valid_name()`).

@@ -6,10 +6,12 @@ pub mod attach;
 pub mod cleanup;
 pub mod explain;
 pub mod filter;
+mod reference;
 pub mod run;
 pub mod status;
 
 use std::{
+    collections::BTreeMap,
     future::Future,
     io::{self, IsTerminal as _, Write as _},
 };
@@ -17,7 +19,12 @@ use std::{
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::{Cli, Command, LogFormat};
+use crate::{
+    cli::{Cli, Command, LogFormat, MirrorArgs, Switch},
+    links::netlink::Netlink,
+    mirror_iface::MirrorIface,
+    model::TargetName,
+};
 
 /// Runs the command that was typed.
 pub fn execute(cli: Cli) -> anyhow::Result<()> {
@@ -35,6 +42,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),
             Command::Explain(args) => explain::explain(args),
+            Command::Reference => print(&reference::reference()),
         }
     })
 }
@@ -54,6 +62,19 @@ fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
         LogFormat::Json => subscriber.json().flatten_event(true).with_target(false).init(),
     }
     Ok(())
+}
+
+/// The devices, with the offloads of the mirror interfaces.
+fn links_of(targets: &BTreeMap<TargetName, String>) -> anyhow::Result<Netlink> {
+    let links = Netlink::new()?;
+    Ok(targets.values().fold(links, |links, device| links.with_offloads_of(device)))
+}
+
+/// The mirror interface of each target.
+fn mirrors(args: &MirrorArgs, targets: &BTreeMap<TargetName, String>) -> BTreeMap<TargetName, MirrorIface> {
+    let offloads = args.mirror_offloads == Switch::On;
+    let mirror = |device: &String| MirrorIface::new(device, args.mirror_iface_mtu).offloads(offloads);
+    targets.iter().map(|(name, device)| (name.clone(), mirror(device))).collect()
 }
 
 /// Prints to standard output.

@@ -7,6 +7,7 @@ pub mod bpf;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod hooks;
+mod ledger;
 pub mod maps;
 pub mod pins;
 pub mod programs;

@@ -13,6 +13,7 @@ mod inside;
 mod netns;
 mod offloads;
 mod procfs;
+mod queue;
 mod sink;
 #[cfg(test)]
 mod tests;

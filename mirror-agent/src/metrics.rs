@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -15,7 +16,7 @@ use prometheus::{
 };
 
 use crate::{
-    dataplane::readout::{Reader, Readout},
+    dataplane::readout::{Reader, Readout, SessionReadout, TapReadout},
     model::Op,
     report::{Report, Reports},
 };
@@ -26,7 +27,7 @@ pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 /// Upper bounds in seconds: one hook takes milliseconds, a round over a full node some seconds.
 const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 /// Labels of the counters of packets.
-const PACKET_LABELS: [&str; 5] = ["namespace", "pod", "nic", "direction", "verdict"];
+const PACKET_LABELS: [&str; 7] = ["namespace", "pod", "nic", "mirror", "target", "direction", "verdict"];
 
 /// What the loop and the source of pods count as it happens.
 #[derive(Debug, Clone)]
@@ -95,7 +96,7 @@ impl LoopMetrics {
 pub struct Metrics {
     /// What is counted as it happens.
     counted: Registry,
-    maps: Reader,
+    maps: Mutex<Reader>,
     reports: Reports,
 }
 
@@ -116,13 +117,13 @@ impl Metrics {
             counted.register(Box::new(counters.clone()))?;
         }
         counted.register(Box::new(build))?;
-        Ok(Self { counted, maps, reports })
+        Ok(Self { counted, maps: Mutex::new(maps), reports })
     }
 
     /// Everything, as it is now.
     pub fn text(&self) -> anyhow::Result<String> {
         let now = Registry::new();
-        register_state(&now, &self.maps.read()?)?;
+        register_state(&now, &self.maps.lock().unwrap_or_else(PoisonError::into_inner).read()?)?;
         register_report(&now, &self.reports.borrow())?;
         let families = [now.gather(), self.counted.gather()].concat();
         Ok(TextEncoder::new().encode_to_string(&families)?)
@@ -145,38 +146,49 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
 
 /// What stands in the maps.
 fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<()> {
-    let Readout { target, taps } = readout;
+    let Readout { targets, taps } = readout;
     let packets = IntCounterVec::new(
-        Opts::new("podmirror_packets_total", "Packets that a tap has seen, by what became of them."),
+        Opts::new("podmirror_packets_total", "Packets that a session has seen, by what became of them."),
         &PACKET_LABELS,
     )?;
     let bytes = IntCounterVec::new(
         Opts::new("podmirror_bytes_total", "Bytes of those packets, with their link-layer headers."),
         &PACKET_LABELS,
     )?;
-    for tap in taps {
-        let owner = &tap.tap.owner;
+    let mut ended = 0;
+    for TapReadout { owner, sessions, .. } in taps {
         let (namespace, pod) = owner.pod.as_ref().map_or(("", ""), |pod| (&pod.namespace, &pod.name));
-        for count in &tap.counts {
-            // A pod and its successor of the same name may both be there for a moment: one series, the sum.
-            let labels = [namespace, pod, &owner.nic, count.direction.name(), count.verdict.name()];
-            packets.with_label_values(&labels).inc_by(count.packets);
-            bytes.with_label_values(&labels).inc_by(count.bytes);
+        for SessionReadout { mirror, session, ended: budget, counts } in sessions {
+            ended += usize::from(budget.is_some());
+            let (mirror, target) = (mirror.0.as_str(), session.target.0.as_str());
+            for count in counts {
+                // A pod and its successor of the same name may both be there for a moment: one series, the sum.
+                let (direction, verdict) = (count.direction.name(), count.verdict.name());
+                let labels = [namespace, pod, &owner.nic, mirror, target, direction, verdict];
+                packets.with_label_values(&labels).inc_by(count.packets);
+                bytes.with_label_values(&labels).inc_by(count.bytes);
+            }
         }
     }
     register(registry, &packets)?;
     register(registry, &bytes)?;
-    gauge(
-        registry,
-        "podmirror_mirror_interface_up",
-        "1 if the mirror interface is there and takes copies, else 0.",
-        (target.ifindex.is_some() && target.up).into(),
+    let up = IntGaugeVec::new(
+        Opts::new(
+            "podmirror_mirror_interface_up",
+            "1 if the mirror interface of a target takes copies, else 0.",
+        ),
+        &["target", "device"],
     )?;
+    for (name, target) in targets {
+        let is_up = target.ifindex.is_some() && target.up;
+        up.with_label_values(&[name.0.as_str(), &target.device]).set(is_up.into());
+    }
+    register(registry, &up)?;
     gauge(
         registry,
         "podmirror_ended_mirrors",
-        "Taps whose budget of time, packets or bytes is used up.",
-        taps.iter().filter(|tap| tap.ended.is_some()).count(),
+        "Sessions whose budget of time, packets or bytes is used up.",
+        ended,
     )
 }
 

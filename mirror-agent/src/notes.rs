@@ -35,6 +35,8 @@ pub struct NotMirrored {
     pub pod: Option<String>,
     /// The NIC, where the reason is about one; or the interface.
     pub nic: Option<String>,
+    /// The mirror, where the reason is about one that has a name.
+    pub mirror: Option<String>,
     /// The reason in one word.
     pub reason: String,
     /// The reason.
@@ -55,6 +57,7 @@ impl From<&Report> for Notes {
         let not_mirrored = report.skipped.iter().map(|skipped| NotMirrored {
             pod: skipped.pod.as_ref().map(ToString::to_string),
             nic: skipped.nic.clone(),
+            mirror: skipped.mirror.as_ref().map(ToString::to_string),
             reason: skipped.why.name().to_owned(),
             message: skipped.why.to_string(),
         });
@@ -119,7 +122,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("agent");
         let pod = PodId { uid: "1".into(), namespace: "shop".into(), name: "web".into() };
-        let skipped = Skipped { pod: Some(pod), nic: None, why: Why::HostNetwork { is_asked: true } };
+        let skipped =
+            Skipped { pod: Some(pod), nic: None, mirror: None, why: Why::HostNetwork { is_asked: true } };
         let report =
             Report { skipped: [skipped].into(), failures: ["no".to_owned()].into(), ..Report::default() };
         let (_sender, reports) = watch::channel(Arc::new(report));
@@ -128,6 +132,7 @@ mod tests {
             not_mirrored: vec![NotMirrored {
                 pod: Some("shop/web".into()),
                 nic: None,
+                mirror: None,
                 reason: "HostNetwork".into(),
                 message: Why::HostNetwork { is_asked: true }.to_string(),
             }],

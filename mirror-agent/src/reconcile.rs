@@ -28,11 +28,11 @@ use crate::{
     links::{LinkTable, PodNetns},
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
-    model::{Actual, Desired, LinkSnapshot, Op},
-    plan::plan,
+    model::{Actual, Desired, Device, LinkSnapshot, MirrorId, Op, Tap, Target, TargetName},
+    plan::{Failures, Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},
-    select::{Choice, Filters, Policy, Selection, Why, choose, select},
+    select::{Choice, Filters, Policy, Selection, Skipped, Wanted, Why, choose, select},
     settings::Budget,
 };
 
@@ -60,7 +60,7 @@ pub struct Reconciler<P, L, D> {
     pub dataplane: D,
     policy: Policy,
     filters: Filters,
-    mirror: MirrorIface,
+    mirrors: BTreeMap<TargetName, MirrorIface>,
     started: bool,
     /// Some session has a budget, so that one may end without an event.
     may_end: bool,
@@ -84,7 +84,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         links: L,
         dataplane: D,
         policy: Policy,
-        mirror: MirrorIface,
+        mirrors: BTreeMap<TargetName, MirrorIface>,
         metrics: LoopMetrics,
     ) -> Self {
         Self {
@@ -93,7 +93,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             dataplane,
             policy,
             filters: Filters::default(),
-            mirror,
+            mirrors,
             started: false,
             may_end: false,
             expected: Expected::default(),
@@ -193,130 +193,196 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         Ok(is_blocked)
     }
 
-    /// Does what a round does. What fails is in the report, but for what concerns one device alone: that is returned.
+    /// Does what a round does: look, decide, carry out. What fails is in the report, but for what concerns one device
+    /// alone: that is returned.
     async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
-        let failures = &mut report.failures;
         let pods = self.pods.snapshot();
         report.is_listed = pods.is_some();
         let Choice { wanted, refused, bad } =
             choose(pods.as_deref().unwrap_or_default(), &self.policy, &mut self.filters);
         report.bad = self.told.bad(bad);
+        let Seen { links, actual, selection } =
+            self.look(&wanted, report.is_listed, &mut report.failures).await?;
+
+        let expected = expected::of(&wanted, &selection.skipped);
+        self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
+        let targets = self.targets(&links, &actual, report);
+        self.told.ended(&actual);
+        let (desired, Plan { ops, unfit }) = self.decide(targets, selection.taps, &actual, report.is_listed);
+        let unfit = unfit.into_iter().map(|unfit| no_room(unfit, &desired));
+        let hidden = hidden::of_taps(&desired, &actual);
+        let skipped = refused.into_iter().chain(selection.skipped).chain(unfit).chain(hidden);
+        report.skipped = self.told.skipped(skipped);
+
+        let Carried { of_devices, incomplete } = self.carry_out(&ops, &actual, report).await;
+        report.wanted = desired.taps.len();
+        report.attached = match report.is_listed {
+            true => desired.taps.keys().filter(|device| !incomplete.contains(device)).count(),
+            false => actual.taps.values().filter(|tap| tap.tap.is_some()).count(),
+        };
+        Ok(of_devices)
+    }
+
+    /// Reads the devices and what is installed, and selects; changes the mirror interfaces where they must be.
+    async fn look(
+        &mut self,
+        wanted: &[Wanted<'_>],
+        is_listed: bool,
+        failures: &mut BTreeSet<String>,
+    ) -> anyhow::Result<Seen> {
         let namespaces: Vec<_> = wanted
             .iter()
             .filter(|wanted| !wanted.pod.host_network)
             .map(|wanted| PodNetns { uid: wanted.pod.id.uid.clone(), path: wanted.pod.netns.clone() })
             .collect();
-
         let mut links = self.links.snapshot(&namespaces).await.context("cannot read the network devices")?;
         let actual = self.dataplane.observe().await.context("cannot read what is installed")?;
         if !self.started {
-            refuse_mirror(&self.mirror, &links)?;
+            refuse_mirrors(&self.mirrors, &links)?;
         }
-        // What is wrong from the start must be known before the mirror interface is made.
-        let mut selection = select(&wanted, &links, &self.policy);
-        if pods.is_some() && !self.started {
+        // What is wrong from the start must be known before a mirror interface is made.
+        let mut selection = select(wanted, &links, &self.policy);
+        if is_listed && !self.started {
             refuse_selection(&selection, &self.policy)?;
             self.started = true;
         }
         if self.change_links(&links, &actual, failures).await {
             links = self.links.snapshot(&namespaces).await.context("cannot read the network devices")?;
-            selection = select(&wanted, &links, &self.policy);
+            selection = select(wanted, &links, &self.policy);
         }
+        Ok(Seen { links, actual, selection })
+    }
 
-        let expected = expected::of(&wanted, &selection.skipped);
-        self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
-        let mut target = self.mirror.target(&links);
-        self.told.target(&target);
-        self.told.fixed_offloads(&target, self.mirror.fixed_offloads(&links));
-        // Taps that an earlier agent has left must not be given a target that leads back to them.
-        let entangled = links.by_name(self.mirror.name()).and_then(|mirror| {
-            let tapped = actual.taps.keys().filter_map(|ifindex| links.host.get(ifindex));
-            tapped.filter_map(|link| mirror_iface::conflict(mirror, link, &links)).next()
-        });
-        if let (None, Some(conflict)) = (&pods, entangled) {
-            failures.insert(format!(
-                "{conflict}, which is tapped; nothing is copied until there is a list of pods"
-            ));
-            target.ifindex = None;
+    /// The targets, from the devices.
+    fn targets(
+        &mut self,
+        links: &LinkSnapshot,
+        actual: &Actual,
+        report: &mut Report,
+    ) -> BTreeMap<TargetName, Target> {
+        let mut targets = BTreeMap::new();
+        for (name, mirror) in &self.mirrors {
+            let mut target = mirror.target(links);
+            self.told.target(name, &target);
+            self.told.fixed_offloads(&target, mirror.fixed_offloads(links));
+            self.told.loses_order(&target, mirror.loses_order(links));
+            // Taps that an earlier agent has left must not be given a target that leads back to them.
+            let entangled = links.by_name(mirror.name()).and_then(|mirror| {
+                let tapped = actual.taps.keys().filter(|device| device.is_on_node());
+                let tapped = tapped.filter_map(|device| links.host.get(&device.ifindex));
+                tapped.filter_map(|link| mirror_iface::conflict(mirror, link, links)).next()
+            });
+            if let (false, Some(conflict)) = (report.is_listed, entangled) {
+                report.failures.insert(format!(
+                    "{conflict}, which is tapped; nothing is copied to target {name} until there is a list of pods"
+                ));
+                target.ifindex = None;
+            }
+            targets.insert(name.clone(), target);
         }
-        let desired = match pods {
-            Some(_) => Desired { target, taps: selection.taps },
-            // No complete list yet: what an earlier agent has installed stays as it is.
-            None => Desired { target, taps: BTreeMap::new() },
+        targets
+    }
+
+    /// What is to be installed, and the ops for it.
+    fn decide(
+        &mut self,
+        targets: BTreeMap<TargetName, Target>,
+        taps: BTreeMap<Device, Tap>,
+        actual: &Actual,
+        is_listed: bool,
+    ) -> (Desired, Plan) {
+        let limits = self.policy.limits;
+        let (desired, plan) = if is_listed {
+            let desired = Desired { targets, limits, taps };
+            let plan = plan(&desired, actual);
+            (desired, plan)
+        } else {
+            // No complete list yet: what an earlier agent has installed stays in force.
+            let plan = Plan { ops: retarget(&targets, actual), unfit: Vec::new() };
+            (Desired { targets, limits, taps: BTreeMap::new() }, plan)
         };
-        self.may_end = desired.taps.values().any(|tap| tap.settings.budget != Budget::default());
-        self.told.ended(&actual);
-        let mut ops = plan(&desired, &actual);
-        if pods.is_none() {
-            ops.retain(|op| matches!(op, Op::SetTarget(_)));
-        }
-        let hidden = hidden::of_taps(&desired, &actual);
-        report.skipped = self.told.skipped(refused.into_iter().chain(selection.skipped).chain(hidden));
-        self.held.keep(&ops);
-        let mut of_devices = BTreeSet::new();
-        let mut incomplete = BTreeSet::new();
+        let mut sessions = desired.taps.values().flat_map(|tap| tap.sessions.values());
+        self.may_end = sessions.any(|session| session.settings.budget != Budget::default());
+        (desired, plan)
+    }
+
+    /// Carries the ops of a plan out, as far as they succeed and as long as this round may last.
+    async fn carry_out(&mut self, ops: &[Op], actual: &Actual, report: &mut Report) -> Carried {
+        self.held.keep(ops);
+        let mut carried = Carried::default();
+        let Carried { of_devices, incomplete } = &mut carried;
+        let mut failures = Failures::default();
         let mut spent = Duration::ZERO;
         // What belongs to one device stands together, and is told when all of it has succeeded.
-        for ops in ops.chunk_by(|a, b| a.ifindex() == b.ifindex()) {
-            let ifindex = ops.first().and_then(Op::ifindex);
-            if let Some(why) = ifindex.and_then(|ifindex| self.held.why(ifindex, ops, Instant::now())) {
-                of_devices.extend(why.iter().cloned());
-                incomplete.extend(ifindex);
-                continue;
-            }
-            if spent >= SLICE {
-                self.is_behind = true;
-                incomplete.extend(ifindex);
+        for ops in ops.chunk_by(|a, b| a.device() == b.device()) {
+            let device = ops.first().and_then(Op::device);
+            let held = device.and_then(|device| self.held.why(device, ops, Instant::now()));
+            self.is_behind |= held.is_none() && spent >= SLICE;
+            if held.is_some() || spent >= SLICE {
+                of_devices.extend(held.into_iter().flatten().cloned());
+                incomplete.extend(device);
+                ops.iter().for_each(|op| failures.add(op));
                 continue;
             }
             // An op holds the thread for some milliseconds: others may go on between two devices.
             tokio::task::yield_now().await;
             let chunk_began = Instant::now();
-            let mut failed = BTreeSet::new();
+            let mut errors = BTreeSet::new();
+            let mut is_whole = true;
             for op in ops {
+                if !failures.allow(op) {
+                    is_whole = false;
+                    failures.add(op);
+                    continue;
+                }
                 let began = Instant::now();
                 let applied = self.dataplane.apply(op).await;
                 self.metrics.op(op, began.elapsed(), applied.is_err());
-                failed.extend(applied.err().map(|error| format!("{error:#}")));
+                if let Err(error) = applied {
+                    failures.add(op);
+                    errors.insert(format!("{error:#}"));
+                }
             }
-            if !failed.is_empty() {
-                match ifindex {
-                    Some(ifindex) => {
-                        of_devices.extend(failed.iter().cloned());
-                        incomplete.insert(ifindex);
-                        self.held.failed(ifindex, ops, failed, Instant::now());
+            if !is_whole || !errors.is_empty() {
+                incomplete.extend(device);
+            }
+            if !errors.is_empty() {
+                match device {
+                    Some(device) => {
+                        of_devices.extend(errors.iter().cloned());
+                        self.held.failed(device, ops, errors, Instant::now());
                     }
-                    None => failures.extend(failed),
+                    None => report.failures.extend(errors),
                 }
                 continue;
             }
             // Not that of failures, or a slow one would keep all others from their turn.
             spent += chunk_began.elapsed();
-            ops.iter().for_each(|op| tell_op(op, &actual));
-            if let Some(woken) = self.woken.filter(|_| ops.iter().any(|op| is_new_tap(op, &actual))) {
+            if !is_whole {
+                continue;
+            }
+            ops.iter().for_each(|op| tell_op(op, actual));
+            if let Some(woken) = self.woken.filter(|_| ops.iter().any(|op| is_new_tap(op, actual))) {
                 self.metrics.new_tap(woken.elapsed());
             }
         }
-        report.wanted = desired.taps.len();
-        report.attached = match pods {
-            Some(_) => desired.taps.keys().filter(|ifindex| !incomplete.contains(ifindex)).count(),
-            None => actual.taps.values().filter(|tap| tap.tap.is_some()).count(),
-        };
-        Ok(of_devices)
+        carried
     }
 
-    /// Changes the mirror interface where it must be; whether anything was changed.
+    /// Changes the mirror interfaces where they must be; whether anything was changed.
     async fn change_links(
         &mut self,
         links: &LinkSnapshot,
         actual: &Actual,
         failures: &mut BTreeSet<String>,
     ) -> bool {
-        let mut changes = self.mirror.changes(links, &actual.target);
-        // Programs of another version may still copy to what it has made.
+        let names = self.policy.targets.values().map(String::as_str).collect();
+        let mut changes = mirror_iface::abandoned(&names, links, &actual.targets);
+        // Taps of another version may still copy to what that version has made.
         if actual.other_versions.is_empty() {
-            changes.extend(self.mirror.left_behind(links, &changes));
+            changes = mirror_iface::left_behind(&names, links);
         }
+        changes.extend(self.mirrors.values_mut().flat_map(|mirror| mirror.changes(links)));
         for change in &changes {
             if let Err(error) = self.links.apply(change).await {
                 failures.insert(format!("{error:#}"));
@@ -326,13 +392,38 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 }
 
+/// What a round has found.
+struct Seen {
+    links: LinkSnapshot,
+    actual: Actual,
+    selection: Selection,
+}
+
+/// What came of a plan.
+#[derive(Default)]
+struct Carried {
+    /// What failed on one device alone.
+    of_devices: BTreeSet<String>,
+    /// The devices for which something is left to do.
+    incomplete: BTreeSet<Device>,
+}
+
+/// A session that does not fit, as what is skipped.
+fn no_room(unfit: Unfit, desired: &Desired) -> Skipped {
+    let Unfit { device, mirror, why } = unfit;
+    let owner = desired.taps.get(&device).map(|tap| tap.owner.clone()).unwrap_or_default();
+    let mirror = Some(mirror).filter(|mirror| *mirror != MirrorId::default());
+    Skipped { pod: owner.pod, nic: Some(owner.nic), mirror, why: Why::NoRoom(why) }
+}
+
 /// Wrong from the start: not tried again.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:#}")]
 struct Refused(anyhow::Error);
 
-fn refuse_mirror(mirror: &MirrorIface, links: &LinkSnapshot) -> anyhow::Result<()> {
-    match links.by_name(mirror.name()).and_then(mirror_iface::refusal) {
+fn refuse_mirrors(mirrors: &BTreeMap<TargetName, MirrorIface>, links: &LinkSnapshot) -> anyhow::Result<()> {
+    let mut links = mirrors.values().filter_map(|mirror| links.by_name(mirror.name()));
+    match links.find_map(mirror_iface::refusal) {
         Some(why) => bail!(Refused(anyhow!(why))),
         None => Ok(()),
     }
@@ -354,9 +445,9 @@ fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()
 
 /// Whether an op gives a device a tap that it did not have: none, or that of another owner.
 fn is_new_tap(op: &Op, actual: &Actual) -> bool {
-    let Op::PutTap(ifindex, tap) = op else { return false };
-    let installed = actual.taps.get(ifindex).and_then(|installed| installed.tap.as_ref());
-    installed.is_none_or(|installed| installed.owner != tap.owner)
+    let Op::PutTap(device, head) = op else { return false };
+    let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
+    installed.is_none_or(|installed| !installed.owner.is_same(&head.owner))
 }
 
 #[cfg(test)]

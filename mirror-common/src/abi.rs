@@ -2,39 +2,50 @@
 //!
 //! No padding, no `bool`, no `enum`, no `Option`: every bit pattern is valid, and `zerocopy` proves it at compile
 //! time. A change of anything here raises [`ABI_VERSION`], which is part of the path of the pins, so that an agent
-//! never reads maps of another layout. A test compares these types with the BTF of the eBPF object.
+//! never reads maps of another layout. `abi-v<version>.txt` beside the crate describes every pinned map and every type
+//! in it; a test compares that file with the eBPF object.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::verdict::{Direction, Verdict};
+use crate::verdict::{Direction, TapKind, Verdict};
 
-/// Version of everything in this module.
+/// Version of everything that is pinned: the maps, and the types in this module, `filter` and `limit`.
 pub const ABI_VERSION: u32 = 4;
 
 /// Sessions that one tap can have.
-pub const MAX_SESSIONS_PER_TAP: usize = 4;
+pub const MAX_SESSIONS_PER_TAP: usize = 8;
 /// Taps that one node can have.
-pub const MAX_TAPS: u32 = 1024;
-/// Sessions that one node can have, over all taps.
-pub const MAX_SESSIONS: u32 = 1024;
-/// Targets that one node can have. Bounded by the bits of [`TARGET_BITS`].
-pub const MAX_TARGETS: u32 = 4;
+pub const MAX_TAPS: u32 = 4096;
+/// Sessions that one node can have, over all taps: the upper bound of the tables by [`Session::id`]. `COUNTERS` may be
+/// smaller, because the agent sets its size when it creates the map.
+pub const MAX_SESSIONS: u32 = 4096;
+/// Targets that one node can have.
+pub const MAX_TARGETS: u32 = 16;
 
-/// The upper four bits of `skb->tc_index` of a packet that has been copied; one bit a target stands in
-/// [`TARGET_BITS`].
+/// The upper four bits of `skb->tc_index` of a packet that has been copied; which forms of it were copied stands in
+/// [`FORM_BITS`].
 ///
-/// The lower byte is left as it is: Cilium keeps flags in its bits 0 to 4 ("comes from the proxy", "skip the host
+/// The lower byte keeps its value: Cilium keeps flags in its bits 0 to 4 ("comes from the proxy", "skip the host
 /// firewall"; bpf/lib/common.h). The kernel itself writes small numbers to the field (the minor of a tc class id, after
 /// a filter that ends with `TC_ACT_OK`); the mark keeps those from being taken for ours.
 pub const COPIED_MARK: u16 = 0xb000;
-/// The bits of `skb->tc_index` that hold the mark.
+/// The same bits in a copy: a copy that comes to a tap is never copied.
+pub const COPY_MARK: u16 = 0xd000;
+/// The bits of `skb->tc_index` that hold [`COPIED_MARK`] or [`COPY_MARK`].
 pub const COPIED_MASK: u16 = 0xf000;
-/// The bits of `skb->tc_index` that name targets: the lowest of them stands for target 0.
-pub const TARGET_BITS: u16 = 0x0f00;
+/// The bits of `skb->tc_index` that name the forms in which a packet has been copied, see [`Session::mark`].
+pub const FORM_BITS: u16 = 0x0f00;
+/// Forms that have a bit in [`FORM_BITS`]. A form is what a reader gets of a session's copies: the target and the snap
+/// length. A form has the same bit at every tap of the node; the agent gives no bit to further forms.
+pub const MAX_FORMS: usize = 4;
 
-/// Bit of [`Tap::flags`]: the tapped device is the host end of the pod's veth, so the tc hooks are the other way
-/// round. See [`Direction::at`].
-pub const TAP_AT_PEER: u32 = 1;
+/// Bit of [`Tap::flags`]: the limits of pods and of the node hold, `NODE_LIMITS` has them.
+pub const TAP_LIMITED: u32 = 1;
+
+/// Bit of [`Session::flags`]: `FILTERS` at [`Session::filter`] holds for it.
+pub const SESSION_FILTERED: u32 = 1;
+/// Bit of [`Session::flags`]: `LIMITS` and `METERS` at [`Session::id`] hold for it.
+pub const SESSION_METERED: u32 = 2;
 
 /// Bit of [`Target::flags`]: the device is up and has a carrier.
 pub const TARGET_UP: u32 = 1;
@@ -42,56 +53,88 @@ pub const TARGET_UP: u32 = 1;
 /// device goes down, the kernel's `noop_qdisc` answers `NET_XMIT_CN` in its place until the agent clears
 /// [`TARGET_UP`].
 pub const TARGET_QUEUELESS: u32 = 2;
+/// Bit of [`Target::flags`]: the program `deliver` of this ABI version runs at the device's egress hook, so that snap
+/// lengths hold there.
+pub const TARGET_CUTS: u32 = 4;
 
-/// Index of the node's own limits and meter, behind those of the sessions.
-pub const NODE_METER: u32 = MAX_SESSIONS;
+/// Index in `NODE_LIMITS`: what all copies of the node may use up together (`--max-rate`).
+pub const NODE_LIMIT: u32 = 0;
+/// Index in `NODE_LIMITS`: what the copies of each pod may use up (`--max-pod-rate`).
+pub const POD_LIMIT: u32 = 1;
+/// Index in `NODE_LIMITS`: the share of [`NODE_LIMIT`] that each pod gets, however much the others want.
+pub const SHARE_LIMIT: u32 = 2;
+/// Elements of `NODE_LIMITS`.
+pub const NODE_LIMITS_LEN: usize = 3;
 
-/// Bit of [`Session::flags`]: `LIMITS` and `METERS` at the session's id hold for it.
-pub const SESSION_METERED: u32 = 1;
-
-/// Bit of [`Target::flags`]: `LIMITS` and `METERS` at [`NODE_METER`] hold for all copies to it.
-pub const TARGET_METERED: u32 = 4;
-
-/// Bytes of a filter's text that fit into [`TapOwner::filter`].
+/// Bytes of a filter's text that fit into [`SessionInfo::filter`].
 pub const MAX_FILTER_TEXT: usize = 1024;
+/// Bytes of the name of a target, and of a mirror.
+pub const MAX_NAME: usize = 64;
+
+/// Key of the maps `TAPS` and `TAP_OWNERS`: a tapped device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DeviceKey {
+    /// Inode of the device's network namespace; 0: the agent's own.
+    pub netns: u32,
+    /// ifindex of the device in that namespace.
+    pub ifindex: u32,
+}
 
 /// One mirror applied to one tap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Session {
-    /// Index of the session's counters, below [`MAX_SESSIONS`].
+    /// Index of the session in `COUNTERS`, `LIMITS` and `METERS`, and its key in `SESSION_INFO`; below [`MAX_SESSIONS`].
     pub id: u32,
-    /// Index of the session's target, below [`MAX_TARGETS`].
+    /// Index of the session's target in `TARGETS`, below [`MAX_TARGETS`].
     pub target: u32,
-    /// The directions that are wanted: a bit each, see [`Direction::bit`].
+    /// The directions that the session copies: a bit each, see [`Direction::bit`].
     pub directions: u32,
-    /// [`SESSION_METERED`].
+    /// [`SESSION_FILTERED`], [`SESSION_METERED`].
     pub flags: u32,
-    /// The session's filter: its index in `FILTERS` and one; 0: everything is wanted.
+    /// Index of the session's filter in `FILTERS`; valid with [`SESSION_FILTERED`].
     pub filter: u32,
     /// Share of flows in units of 2^-32; 0: all of them. See [`in_sample`](crate::sample::in_sample).
     pub sample: u32,
     /// Seed of the sample.
     pub seed: u32,
-    /// Bytes that are kept of a copy; 0: all of them.
+    /// Bytes that are kept of a copy; 0: all of them. At most [`MAX_SNAPLEN`](crate::packet::MAX_SNAPLEN).
     pub snaplen: u32,
+    /// The bit of [`FORM_BITS`] that stands for the form of this session's copies. 0: the form has none, so that a copy
+    /// made at another tap never counts as this session's.
+    pub mark: u32,
+    /// The sessions of this tap ahead of this one that have the same form: bit `n` stands for `Tap::sessions[n]`.
+    pub alike: u32,
 }
 
-/// Value of the map `TAPS`, whose key is the ifindex (`u32`) of the tapped device.
+/// Value of the map `TAPS`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Tap {
-    /// [`TAP_AT_PEER`].
+    /// What the tapped device is to the pod: [`TapKind::wire`].
+    pub kind: u32,
+    /// [`TAP_LIMITED`].
     pub flags: u32,
+    /// Index of the pod's meters in `POD_METERS`, below [`MAX_TAPS`]; the taps of one pod share it. Valid with
+    /// [`TAP_LIMITED`].
+    pub pod_meter: u32,
     /// How many of `sessions` are in use, from the first on.
     pub session_count: u32,
     /// The sessions.
     pub sessions: [Session; MAX_SESSIONS_PER_TAP],
 }
 
-/// Value of the map `TAP_OWNERS`, whose key is the ifindex (`u32`) of the tapped device. Written and read by the
-/// agent only: it tells who a tap is for and what was asked for, also when no agent runs. Texts are UTF-8, filled up
-/// with zeros. What was not asked for is 0.
+impl Tap {
+    /// What the tapped device is to the pod.
+    #[inline(always)]
+    pub const fn kind(&self) -> TapKind {
+        TapKind::from_wire(self.kind)
+    }
+}
+
+/// Value of the map `TAP_OWNERS`: the pod and the NIC that a tap is for. Only the agent writes and reads it. Texts are
+/// UTF-8, filled up with zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TapOwner {
@@ -109,6 +152,22 @@ pub struct TapOwner {
     pub nic: [u8; 16],
     /// Name of the tapped device on the node.
     pub device: [u8; 16],
+}
+
+/// Value of the map `SESSION_INFO`, whose key is [`Session::id`] (`u32`): what was asked for, in the words of the
+/// settings. Only the agent writes and reads it, so that the settings are known while no agent runs. Texts are UTF-8,
+/// filled up with zeros. A setting that was not asked for is 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SessionInfo {
+    /// Name of the mirror.
+    pub mirror: [u8; MAX_NAME],
+    /// Name of the target.
+    pub target: [u8; MAX_NAME],
+    /// Where the mirror was asked for; the agent's model gives the numbers their meaning.
+    pub origin: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Rate in packets a second.
     pub rate_packets: u64,
     /// Rate in bits a second.
@@ -126,15 +185,34 @@ pub struct TapOwner {
 }
 
 /// Value of the array map `TARGETS`, indexed by [`Session::target`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Target {
     /// ifindex of the mirror interface; 0: there is none now.
     pub ifindex: u32,
-    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_METERED`].
+    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`].
     pub flags: u32,
-    /// Name of the mirror interface: for people, not for the programs.
-    pub name: [u8; 16],
+    /// Name of the target. The programs do not read it.
+    pub name: [u8; MAX_NAME],
+    /// Name of the mirror interface. The programs do not read it.
+    pub device: [u8; 16],
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Self { ifindex: 0, flags: 0, name: [0; MAX_NAME], device: [0; 16] }
+    }
+}
+
+/// Value of the per-CPU array map `DELIVERY`, of one element: what a tap and the second stage, `deliver`, tell each other
+/// about the copy that is being made on this CPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Delivery {
+    /// Bytes to keep of the copy; 0: there is none that is to be cut.
+    pub snaplen: u32,
+    /// 1: the copy could not be cut, and was dropped. The tap clears it.
+    pub uncut: u32,
 }
 
 /// Packets and their bytes.

@@ -1,14 +1,25 @@
-//! The decision about one packet and one session, step by step, and what the kernel's answer to the copy means.
+//! The decision about one packet at one tap: every step, in order, up to the counter of each session.
 //!
-//! Pure: called by the tap programs for every packet, by `mirror-agent explain`, and by tests on the host. The order
-//! of the steps is the order in which they are written here, with [`Meter::take`](crate::limit::Meter::take) last:
-//! a limit ahead of the filter would lose the few packets that matter among the many that do not.
+//! Pure: [`mirror`] is called by the tap programs for every packet, and by tests on the host; what it needs of the
+//! kernel stands behind [`Kernel`]. The steps of a session, each with its own word:
+//!
+//! 1. screen: is it a packet, of a direction, that the session copies?
+//! 2. sift: does it pass the session's filter, and is its flow in the sample?
+//! 3. spare: has it been copied in the same form already? (`marks`)
+//! 4. aim: is there a target, and can the target get what the session wants?
+//! 5. charge: is there rate and budget left? Late, so that only packets that would be copied cost any. (`limit`)
+//! 6. clone: hand a copy to the target, and see what became of it.
+//!
+//! Exactly one verdict is counted for each session, and no session's verdict changes another session's.
 
 use crate::{
     abi::{
-        COPIED_MARK, COPIED_MASK, Session, TAP_AT_PEER, TARGET_BITS, TARGET_QUEUELESS, TARGET_UP, Tap, Target,
+        MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, Session, TAP_LIMITED, TARGET_CUTS,
+        TARGET_QUEUELESS, TARGET_UP, Tap,
     },
     filter::{self, FilterProgram},
+    limit::charge::Paid,
+    marks,
     packet::Header,
     sample::in_sample,
     verdict::{Direction, Hook, Verdict},
@@ -21,49 +32,143 @@ pub struct Packet {
     pub hook: Hook,
     /// The device that it is on.
     pub ifindex: u32,
-    /// `skb->tc_index` as it stands now.
+    /// The device at which the node received it last (`skb->skb_iif`); 0: the node has made it itself.
+    pub ingress_ifindex: u32,
+    /// `skb->tc_index` when the program began.
     pub tc_index: u16,
 }
 
-/// The mark of a packet that has been copied to `target`, added to what `tc_index` said before.
-#[inline(always)]
-pub const fn mark(tc_index: u16, target: u32) -> u16 {
-    let others = tc_index & !(COPIED_MASK | TARGET_BITS);
-    let targets = if tc_index & COPIED_MASK == COPIED_MARK { tc_index & TARGET_BITS } else { 0 };
-    COPIED_MARK | targets | target_bit(target) | others
+/// What the decision needs of a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reach {
+    /// As [`Target::ifindex`](crate::abi::Target::ifindex).
+    pub ifindex: u32,
+    /// As [`Target::flags`](crate::abi::Target::flags).
+    pub flags: u32,
 }
 
-/// Whether `tc_index` says that the packet has been copied to `target`.
-#[inline(always)]
-pub const fn is_marked(tc_index: u16, target: u32) -> bool {
-    tc_index & COPIED_MASK == COPIED_MARK && tc_index & target_bit(target) != 0
+/// What became of a clone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// The return code of `bpf_clone_redirect`.
+    pub code: i64,
+    /// The second stage could not cut the clone, and dropped it.
+    pub is_uncut: bool,
 }
 
-#[inline(always)]
-const fn target_bit(target: u32) -> u16 {
-    0x0100 << (target & 3)
+/// What the decision does to the world, and what it asks of it. The tap programs have the kernel behind it, the tests a
+/// model.
+pub trait Kernel {
+    /// Step 2 for a session that has a filter or a sample: [`sift`] on the packet's header.
+    fn sift(&mut self, session: &Session) -> Result<(), Verdict>;
+    /// The target at this index of `TARGETS`.
+    fn target(&mut self, index: u32) -> Option<Reach>;
+    /// Step 5 for a session or a tap that has limits: [`charge`](crate::limit::charge::charge).
+    fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict>;
+    /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
+    fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
+    /// Clones the packet, with `tc_index` in the clone, to a device, where the clone is cut to `snaplen` bytes (0: not
+    /// at all).
+    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Answer;
+    /// Writes `skb->tc_index` of the packet itself.
+    fn set_tc_index(&mut self, tc_index: u16);
+    /// Whether a device has a tap.
+    fn is_tap(&mut self, ifindex: u32) -> bool;
+    /// The tap that has copied a packet last on this CPU: what [`Self::set_origin`] got last.
+    fn origin(&mut self) -> u32;
+    /// Notes which tap has copied a packet.
+    fn set_origin(&mut self, ifindex: u32);
+    /// Counts the packet for a session.
+    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict);
+    /// 0, in a form that the kernel's verifier does not take for a constant: it would go through all that follows once
+    /// for each set of sessions that have copied the packet.
+    fn no_session(&mut self) -> u32 {
+        0
+    }
 }
 
-/// The first step: whether a session wants `packet` at all, by its direction and its mark.
+/// Takes the packet through every session of the tap, and leaves on it the marks of the forms that were copied.
 #[inline(always)]
-pub const fn wanted(packet: Packet, tap: &Tap, session: &Session) -> Result<(), Verdict> {
-    let at_peer = tap.flags & TAP_AT_PEER != 0;
-    let direction = Direction::at(packet.hook, at_peer);
+pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
+    let direction = tap.kind().direction(packet.hook);
+    let before = packet.tc_index;
+    let packet = marks::standing(kernel, packet, tap.kind());
+    let mut forms = marks::forms(packet.tc_index);
+    // A bit for each session that has copied the packet, by its place.
+    let mut copied = kernel.no_session();
+    for place in 0..MAX_SESSIONS_PER_TAP {
+        if place as u32 >= tap.session_count {
+            break;
+        }
+        let session = &tap.sessions[place];
+        let has_copy = forms & session.mark != 0 || copied & session.alike != 0;
+        let verdict = match run(kernel, packet, direction, tap, session, has_copy) {
+            Ok(()) => {
+                forms |= session.mark;
+                copied |= 1 << place;
+                Verdict::Copied
+            }
+            Err(verdict) => verdict,
+        };
+        kernel.count(session, direction, verdict);
+    }
+    let after = marks::with_forms(packet.tc_index, forms);
+    if after != before {
+        kernel.set_tc_index(after);
+    }
+}
+
+/// Takes the packet through one session. `has_copy`: the target has it already, in the form of the session.
+#[inline(always)]
+fn run<K: Kernel>(
+    kernel: &mut K,
+    packet: Packet,
+    direction: Direction,
+    tap: &Tap,
+    session: &Session,
+    has_copy: bool,
+) -> Result<(), Verdict> {
+    screen(packet, direction, session)?;
+    if session.flags & SESSION_FILTERED != 0 || session.sample != 0 {
+        kernel.sift(session)?;
+    }
+    if has_copy {
+        return Err(Verdict::Duplicate);
+    }
+    let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
+    aim(packet, session, target)?;
+    let has_limits = session.flags & SESSION_METERED != 0 || tap.flags & TAP_LIMITED != 0;
+    let paid = if has_limits { kernel.charge(tap, session)? } else { Paid::NOTHING };
+    let answer = kernel.clone_to(target.ifindex, marks::of_copy(packet.tc_index), session.snaplen);
+    match outcome(answer, target.flags) {
+        Verdict::Copied => {
+            kernel.set_origin(packet.ifindex);
+            Ok(())
+        }
+        verdict => {
+            if has_limits {
+                kernel.give_back(tap, session, paid);
+            }
+            Err(verdict)
+        }
+    }
+}
+
+/// Step 1: whether the packet is one that the session copies at all.
+#[inline(always)]
+const fn screen(packet: Packet, direction: Direction, session: &Session) -> Result<(), Verdict> {
     if session.directions & direction.bit() == 0 {
         return Err(Verdict::OtherDirection);
     }
-    // What leaves a pod has met no tap of this node in this form, whatever its tc_index says: a pod that routes
-    // sends a changed packet, and a pod that marks its own packets must not be able to hide them.
-    let leaves_pod = at_peer && matches!(direction, Direction::Egress);
-    if !leaves_pod && is_marked(packet.tc_index, session.target) {
-        return Err(Verdict::Duplicate);
+    if marks::is_copy(packet.tc_index) {
+        return Err(Verdict::Loop);
     }
     Ok(())
 }
 
-/// The second step, for sessions with a filter or a sample: whether the packet is one of those that were chosen.
+/// Step 2, for sessions with a filter or a sample: whether the packet passes both.
 #[inline(always)]
-pub fn chosen(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Header) -> Result<(), Verdict> {
+pub fn sift(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Header) -> Result<(), Verdict> {
     if filter.is_some_and(|filter| !filter::matches(filter, header)) {
         return Err(Verdict::Filtered);
     }
@@ -73,16 +178,19 @@ pub fn chosen(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &He
     Ok(())
 }
 
-/// The third step: the ifindex to which a copy must go. Limits come after it, so that a lost copy costs none of them.
+/// Step 4: whether the target can get a copy of the packet in the session's form.
 #[inline(always)]
-pub const fn reachable(packet: Packet, target: &Target) -> Result<u32, Verdict> {
+const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Verdict> {
     if target.ifindex == 0 || target.flags & TARGET_UP == 0 {
         return Err(Verdict::TargetDown);
     }
     if target.ifindex == packet.ifindex {
         return Err(Verdict::Loop);
     }
-    Ok(target.ifindex)
+    if session.snaplen != 0 && target.flags & TARGET_CUTS == 0 {
+        return Err(Verdict::Uncut);
+    }
+    Ok(())
 }
 
 /// The answers of `bpf_clone_redirect` that speak of the device (include/linux/netdevice.h, errno.h).
@@ -91,16 +199,19 @@ const NET_XMIT_CN: i64 = 2;
 const EINVAL: i64 = 22;
 const ENETDOWN: i64 = 100;
 
-/// What the return code of `bpf_clone_redirect` to `target` means.
+/// What became of a clone to a target with these flags.
 ///
 /// Negative codes are errors: no such device (`EINVAL`), the device is down (`ENETDOWN`), or the copy could not be
 /// made. Positive ones are `NET_XMIT_*`: the device, or its queue, dropped the copy. They must never reach the verdict
 /// of the program: `NET_XMIT_CN` and `TC_ACT_SHOT` are the same number. `NET_XMIT_CN` is also what the `noop_qdisc` of a
 /// device that is down answers, and a device without a queue has no other reason for it.
 #[inline(always)]
-pub const fn outcome(code: i64, target: &Target) -> Verdict {
-    let is_down = code == NET_XMIT_CN && target.flags & TARGET_QUEUELESS != 0;
-    if code == NET_XMIT_SUCCESS {
+pub const fn outcome(answer: Answer, target_flags: u32) -> Verdict {
+    let Answer { code, is_uncut } = answer;
+    let is_down = code == NET_XMIT_CN && target_flags & TARGET_QUEUELESS != 0;
+    if is_uncut {
+        Verdict::Uncut
+    } else if code == NET_XMIT_SUCCESS {
         Verdict::Copied
     } else if is_down || code == -EINVAL || code == -ENETDOWN {
         Verdict::TargetDown
@@ -112,107 +223,4 @@ pub const fn outcome(code: i64, target: &Target) -> Verdict {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::{prelude::*, sample::select};
-
-    use super::*;
-    use crate::abi::MAX_TARGETS;
-
-    /// Every packet, tap, session and target that can stand in the maps, and many that should not.
-    fn world() -> impl Strategy<Value = (Packet, Tap, Session, Target)> {
-        let tc_index = prop_oneof![Just(0), any::<u16>(), (0..0x1000u16).prop_map(|bits| COPIED_MARK | bits)];
-        let packet = (select(&Hook::ALL[..]), 1..4u32, tc_index)
-            .prop_map(|(hook, ifindex, tc_index)| Packet { hook, ifindex, tc_index });
-        let tap = (0..2u32).prop_map(|flags| Tap { flags, session_count: 1, ..Tap::default() });
-        let session = (0..MAX_TARGETS, 0..4u32).prop_map(|(target, directions)| Session {
-            target,
-            directions,
-            ..Session::default()
-        });
-        let target =
-            (0..4u32, 0..4u32).prop_map(|(ifindex, flags)| Target { ifindex, flags, ..Target::default() });
-        (packet, tap, session, target)
-    }
-
-    /// The steps that need nothing but the packet's place.
-    fn decide(packet: Packet, tap: &Tap, session: &Session, target: &Target) -> Result<u32, Verdict> {
-        wanted(packet, tap, session)?;
-        reachable(packet, target)
-    }
-
-    proptest! {
-        #[test]
-        fn a_copy_goes_to_a_target_that_is_up_and_never_back_to_where_the_packet_is(
-            (packet, tap, session, target) in world(),
-        ) {
-            if let Ok(ifindex) = decide(packet, &tap, &session, &target) {
-                prop_assert_eq!(ifindex, target.ifindex);
-                prop_assert_ne!(ifindex, packet.ifindex);
-                prop_assert_ne!(ifindex, 0);
-                prop_assert_ne!(target.flags & TARGET_UP, 0);
-                let direction = Direction::at(packet.hook, tap.flags & TAP_AT_PEER != 0);
-                prop_assert_ne!(session.directions & direction.bit(), 0);
-            }
-        }
-
-        /// The receiver's tap skips what the sender's has copied; no other target and no foreign value counts.
-        #[test]
-        fn a_marked_packet_is_a_duplicate_for_that_target_only(
-            (packet, tap, session, target) in world(), other in 0..MAX_TARGETS,
-        ) {
-            let copied = Packet { tc_index: mark(packet.tc_index, other), ..packet };
-            let leaves_pod = packet.hook == Hook::Ingress && tap.flags & TAP_AT_PEER != 0;
-            match decide(copied, &tap, &session, &target) {
-                Err(Verdict::Duplicate) => {
-                    prop_assert!(!leaves_pod, "what leaves a pod is always new");
-                    prop_assert!(session.target == other || is_marked(packet.tc_index, session.target));
-                }
-                verdict => prop_assert!(
-                    leaves_pod || session.target != other || verdict == Err(Verdict::OtherDirection)
-                ),
-            }
-        }
-
-        #[test]
-        fn marks_add_up(tc_index: u16, first in 0..MAX_TARGETS, second in 0..MAX_TARGETS) {
-            let marked = mark(mark(tc_index, first), second);
-            for target in 0..MAX_TARGETS {
-                let expected = target == first || target == second || is_marked(tc_index, target);
-                prop_assert_eq!(is_marked(marked, target), expected);
-            }
-            prop_assert_eq!(marked & 0x00ff, tc_index & 0x00ff, "those bits are others'");
-        }
-
-        /// The minor of a class id, which the kernel leaves in `tc_index`, is a small number.
-        #[test]
-        fn small_numbers_in_tc_index_are_no_mark(tc_index in 0..0xb000u16, target in 0..MAX_TARGETS) {
-            prop_assert!(!is_marked(tc_index, target));
-        }
-
-        #[test]
-        fn only_zero_means_copied(code: i64, flags in 0..4u32) {
-            let target = Target { ifindex: 1, flags, ..Target::default() };
-            prop_assert_eq!(outcome(code, &target) == Verdict::Copied, code == 0);
-        }
-    }
-
-    #[test]
-    fn both_hooks_of_a_veth_are_the_other_way_round() {
-        assert_eq!(Direction::at(Hook::Ingress, true), Direction::Egress);
-        assert_eq!(Direction::at(Hook::Egress, true), Direction::Ingress);
-        assert_eq!(Direction::at(Hook::Ingress, false), Direction::Ingress);
-        assert_eq!(Direction::at(Hook::Egress, false), Direction::Egress);
-    }
-
-    #[test]
-    fn a_device_without_a_queue_is_down_where_another_is_congested() {
-        let target = |flags| Target { ifindex: 1, flags, ..Target::default() };
-        assert_eq!(outcome(2, &target(TARGET_UP)), Verdict::Congested);
-        assert_eq!(outcome(2, &target(TARGET_UP | TARGET_QUEUELESS)), Verdict::TargetDown);
-        assert_eq!(outcome(1, &target(TARGET_UP | TARGET_QUEUELESS)), Verdict::Congested, "too long for it");
-        for gone in [-EINVAL, -ENETDOWN] {
-            assert_eq!(outcome(gone, &target(TARGET_UP)), Verdict::TargetDown);
-        }
-        assert_eq!(outcome(-12, &target(TARGET_UP)), Verdict::Failed);
-    }
-}
+mod tests;

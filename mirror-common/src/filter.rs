@@ -13,7 +13,7 @@ use crate::packet::{HEADER_BYTES, Header, LEN_OFFSET, len};
 pub const MAX_FILTER_STEPS: usize = 128;
 
 /// Filters that one node can have; equal ones are one.
-pub const MAX_FILTERS: u32 = 256;
+pub const MAX_FILTERS: u32 = 1024;
 
 /// Jump target: the packet matches.
 pub const ACCEPT: u8 = 254;
@@ -96,7 +96,15 @@ impl Default for FilterProgram {
 /// the test.
 #[inline(always)]
 pub fn matches(program: &FilterProgram, header: &Header) -> bool {
-    let len = len(header);
+    matches_cut(program, header, len(header))
+}
+
+/// Whether a frame matches of which a capture file holds the first `captured` bytes only.
+///
+/// As in libpcap, a test of the length sees the length on the wire, which is that of `header`, and a load beyond
+/// `captured` ends the evaluation.
+#[inline(always)]
+pub fn matches_cut(program: &FilterProgram, header: &Header, captured: u32) -> bool {
     let mut next = 0_u8;
     // Each step leads to a later one, so a program that is not broken ends within the bound.
     for _ in 0..=MAX_FILTER_STEPS {
@@ -108,7 +116,7 @@ pub fn matches(program: &FilterProgram, header: &Header) -> bool {
         // Without branches, which the verifier would have to follow in every round: a frame that ends before its
         // IPv4 header has zeros there, and is rejected for what lies behind.
         let ip_header_bytes = 4 * u32::from(byte(header, step.ip_header.into()) & step.ip_header_mask);
-        if ip_header_bytes + u32::from(step.end) > len {
+        if ip_header_bytes + u32::from(step.end) > captured {
             return false;
         }
         let at = ip_header_bytes + u32::from(step.offset);
@@ -184,6 +192,16 @@ mod tests {
         let program = program(&[FilterStep { low: 60, span: 40, ..step(0, 0, 0) }]);
         let seen = [59, 60, 100, 101].map(|len| matches(&program, &header(&[], len)));
         assert_eq!(seen, [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_cut_frame_keeps_its_length_and_loses_its_bytes() {
+        let longer = program(&[FilterStep { low: 100, span: u32::MAX - 100, ..step(0, 0, 0) }]);
+        let loads = program(&[step(20, 1, 0)]);
+        let header = header(&[0; 40], 1514);
+        assert!(matches_cut(&longer, &header, 40));
+        assert!(matches_cut(&loads, &header, 21));
+        assert!(!matches_cut(&loads, &header, 20));
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod abi;
 pub mod decide;
 pub mod filter;
 pub mod limit;
+pub mod marks;
 pub mod packet;
 pub mod sample;
 pub mod verdict;

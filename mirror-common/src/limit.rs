@@ -1,25 +1,44 @@
-//! Rate limits and budgets: how many copies a session may make, and whether it still may.
+//! Rate limits and budgets: how many copies may be made, and whether another one still may.
 //!
-//! Pure: the caller brings the clock, and keeps two CPUs from using one [`Meter`] at once. Nothing here looks at the
-//! packet; what comes here has passed filter and sampling.
+//! Pure: the caller brings the clock, and keeps two CPUs from using one [`Meter`] at once. Nothing here looks at
+//! the packet; what comes here has passed filter and sample.
+//!
+//! [`charge`] has the order in which a session, a pod and the node are asked.
+
+use core::time::Duration;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::verdict::Verdict;
 
+pub mod charge;
+
 /// Times in a meter are counted in 2^-10 ns, so that a byte at 100 Gbit/s (0.08 ns) still has a price.
 pub const TICKS_PER_NS: u64 = 1 << 10;
 
-/// What a session may use up: rates, and budgets as what its meter may show. Zeros mean no limit. Written by the agent
-/// alone, as [`Meter`] is by the kernel, so that neither undoes what the other does meanwhile.
+const TICKS_PER_SECOND: u64 = 1_000_000_000 * TICKS_PER_NS;
+
+/// The longest burst that a rate can have. It is what a rate may exceed itself by, so a longer one would make the rate
+/// mean little; and it keeps a credit (in ticks, 63 bits) away from its bounds.
+pub const MAX_BURST: Duration = Duration::from_secs(10);
+
+/// The dearest that anything can be, so that it fits into a credit beside the rest: some 52 days.
+const MAX_PRICE: u64 = 1 << 62;
+/// The longest packet that is priced by its length: twice what the kernel makes (`GSO_MAX_SIZE`, 512 KiB).
+const MAX_LEN: u32 = 1 << 20;
+/// The dearest that a byte can be: 1 bit/s costs 0.93 of it.
+const MAX_TICKS_PER_BYTE: u64 = (1 << 43) - 1;
+
+/// What may be used up: rates, and budgets as what the meter may show. Zeros mean no limit. Written by the agent alone,
+/// as [`Meter`] is by the kernel, so that neither undoes what the other does meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Limits {
-    /// Price of a packet, in ticks: 1 s of them divided by the rate.
+    /// Price of a packet, in ticks: 1 s of them divided by the rate. 0: any number of packets.
     pub ticks_per_packet: u64,
-    /// Price of a byte, in ticks.
+    /// Price of a byte, in ticks. 0: any number of bytes.
     pub ticks_per_byte: u64,
-    /// How long an unused rate can be saved up for a burst, in ticks; for both rates.
+    /// How long an unused rate can be saved up for a burst, in ticks; for both rates. 0: there is no rate.
     pub burst_ticks: u64,
     /// The session ends at so many packets of its meter.
     pub packets: u64,
@@ -29,7 +48,65 @@ pub struct Limits {
     pub ends_ns: u64,
 }
 
-/// What a session has used. One of zeros is new.
+impl Limits {
+    /// The limits of a rate, without a budget. A rate of 0 is none; `burst` is at most [`MAX_BURST`], and more counts as
+    /// that.
+    ///
+    /// Prices are whole ticks, rounded up, so that a rate is never exceeded: what is let through is less than what was
+    /// asked for by 0.1 % at 100 Gbit/s and 100 Mpps, by 10 % at 1 Tbit/s, and never more than 8 Tbit/s.
+    pub const fn of_rate(packets_per_second: u64, bits_per_second: u64, burst: Duration) -> Self {
+        let has_rate = packets_per_second != 0 || bits_per_second != 0;
+        let burst_ns =
+            if burst.as_nanos() < MAX_BURST.as_nanos() { burst } else { MAX_BURST }.as_nanos() as u64;
+        Self {
+            ticks_per_packet: price(TICKS_PER_SECOND, packets_per_second),
+            ticks_per_byte: price(8 * TICKS_PER_SECOND, bits_per_second),
+            burst_ticks: match burst_ns * TICKS_PER_NS {
+                _ if !has_rate => 0,
+                0 => 1,
+                ticks => ticks,
+            },
+            packets: 0,
+            bytes: 0,
+            ends_ns: 0,
+        }
+    }
+
+    /// The share of each of `pods` pods of this rate: the same burst at so many times the price. No limits, which is no
+    /// share, where that is less than a meter can count.
+    pub const fn share(&self, pods: u32) -> Self {
+        let pods = if pods == 0 { 1 } else { pods as u64 };
+        let packet = self.ticks_per_packet.saturating_mul(pods);
+        let byte = self.ticks_per_byte.saturating_mul(pods);
+        if packet > MAX_PRICE || byte > MAX_TICKS_PER_BYTE {
+            return Self { burst_ticks: 0, ..Self::of_rate(0, 0, MAX_BURST) };
+        }
+        Self { ticks_per_packet: packet, ticks_per_byte: byte, ..*self }
+    }
+
+    /// Whether there is a rate, and not budgets alone.
+    #[inline(always)]
+    pub const fn has_rate(&self) -> bool {
+        self.burst_ticks != 0
+    }
+
+    /// Price in ticks of a packet, of `len` bytes.
+    #[inline(always)]
+    const fn prices(&self, len: u32) -> (i64, i64) {
+        let len = if len < MAX_LEN { len } else { MAX_LEN };
+        (
+            least(self.ticks_per_packet, MAX_PRICE) as i64,
+            (least(self.ticks_per_byte, MAX_TICKS_PER_BYTE) * len as u64) as i64,
+        )
+    }
+}
+
+/// The price of one of so many a second, rounded up.
+const fn price(ticks_per_second: u64, rate: u64) -> u64 {
+    if rate == 0 { 0 } else { ticks_per_second.div_ceil(rate) }
+}
+
+/// What has been used up. One of zeros is new.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Meter {
@@ -43,6 +120,17 @@ pub struct Meter {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+}
+
+/// What the copies of one pod have used up: of its ceiling (`POD_LIMIT`) and of its share of the node's rate
+/// (`SHARE_LIMIT`). One of zeros is new.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PodMeter {
+    /// Of the pod's ceiling.
+    pub ceiling: Meter,
+    /// Of the pod's share.
+    pub share: Meter,
 }
 
 /// Whether a budget of [`Limits`] is used up.
@@ -62,7 +150,7 @@ impl Meter {
         {
             return Err(Verdict::Ended);
         }
-        if limits.burst_ticks != 0 {
+        if limits.has_rate() {
             self.count(limits, now_ns);
             // A packet is let through on any credit and may leave a debt: a rate below one super-frame a burst
             // would otherwise let none through, and the debt keeps the average exact.
@@ -71,23 +159,50 @@ impl Meter {
             if packets_due || bytes_due {
                 return Err(Verdict::Limited);
             }
-            self.packet_credit -= limits.ticks_per_packet as i64;
-            self.byte_credit -= (limits.ticks_per_byte * len as u64) as i64;
         }
-        self.packets = self.packets.wrapping_add(1);
-        self.bytes = self.bytes.wrapping_add(len as u64);
+        self.draw(limits, len);
         Ok(())
+    }
+
+    /// Takes one packet as [`Self::take`] does, whatever the meter shows: the debt is paid before others get any.
+    #[inline(always)]
+    const fn overdraw(&mut self, limits: &Limits, now_ns: u64, len: u32) {
+        if limits.has_rate() {
+            self.count(limits, now_ns);
+        }
+        self.draw(limits, len);
+    }
+
+    /// Leaves no more debt than [`Self::take`] makes at these limits: what is above was made at a lower rate, and at a
+    /// very low one would have to be paid for weeks.
+    #[inline(always)]
+    const fn forgive(&mut self, limits: &Limits) {
+        let (packet, byte) = limits.prices(MAX_LEN);
+        self.packet_credit = greatest(self.packet_credit, -packet);
+        self.byte_credit = greatest(self.byte_credit, -byte);
     }
 
     /// Gives back what [`Self::take`] took for a packet of `len` bytes that was not copied after all.
     #[inline(always)]
     pub const fn give_back(&mut self, limits: &Limits, len: u32) {
-        if limits.burst_ticks != 0 {
-            self.packet_credit += limits.ticks_per_packet as i64;
-            self.byte_credit += (limits.ticks_per_byte * len as u64) as i64;
+        if limits.has_rate() {
+            let (packet, byte) = limits.prices(len);
+            self.packet_credit = self.packet_credit.saturating_add(packet);
+            self.byte_credit = self.byte_credit.saturating_add(byte);
         }
         self.packets = self.packets.wrapping_sub(1);
         self.bytes = self.bytes.wrapping_sub(len as u64);
+    }
+
+    #[inline(always)]
+    const fn draw(&mut self, limits: &Limits, len: u32) {
+        if limits.has_rate() {
+            let (packet, byte) = limits.prices(len);
+            self.packet_credit = self.packet_credit.saturating_sub(packet);
+            self.byte_credit = self.byte_credit.saturating_sub(byte);
+        }
+        self.packets = self.packets.wrapping_add(1);
+        self.bytes = self.bytes.wrapping_add(len as u64);
     }
 
     /// Adds the credit of the time since it was counted last, up to a burst.
@@ -98,114 +213,28 @@ impl Meter {
             return;
         }
         self.counted_ns = now_ns;
-        // A pause longer than a burst fills the credit; so no product here overflows.
-        let burst = limits.burst_ticks;
-        let ticks = if elapsed_ns >= burst / TICKS_PER_NS { burst } else { elapsed_ns * TICKS_PER_NS } as i64;
-        self.packet_credit = least(self.packet_credit.saturating_add(ticks), burst as i64);
-        self.byte_credit = least(self.byte_credit.saturating_add(ticks), burst as i64);
+        // The whole pause counts, because a debt can be longer than a burst.
+        let ticks = (least(elapsed_ns, i64::MAX as u64 / TICKS_PER_NS) * TICKS_PER_NS) as i64;
+        let burst = least(limits.burst_ticks, MAX_PRICE);
+        self.packet_credit = least_credit(self.packet_credit.saturating_add(ticks), burst as i64);
+        self.byte_credit = least_credit(self.byte_credit.saturating_add(ticks), burst as i64);
     }
 }
 
 #[inline(always)]
-const fn least(a: i64, b: i64) -> i64 {
+const fn least(a: u64, b: u64) -> u64 {
     if a < b { a } else { b }
 }
 
-#[cfg(test)]
-mod tests {
-    extern crate std;
-
-    use std::vec::Vec;
-
-    use proptest::{collection::vec, prelude::*};
-
-    use super::*;
-
-    const SECOND_NS: u64 = 1_000_000_000;
-
-    fn packets_per_second(rate: u64, burst_ns: u64) -> Limits {
-        let ticks_per_packet = SECOND_NS * TICKS_PER_NS / rate;
-        Limits { ticks_per_packet, burst_ticks: burst_ns * TICKS_PER_NS, ..Limits::default() }
-    }
-
-    proptest! {
-        /// Over any stretch of time no more passes than the rate, one burst and one packet.
-        #[test]
-        fn a_limit_is_never_exceeded(
-            rate in 1..1_000_000u64, burst_ns in 1_000..SECOND_NS, pauses in vec(0..2_000_000u64, 1..500), from: prop::sample::Index,
-        ) {
-            let limits = packets_per_second(rate, burst_ns);
-            let mut meter = Meter::default();
-            let mut now = 5 * SECOND_NS;
-            let mut taken = Vec::new();
-            for pause in pauses {
-                now += pause;
-                if meter.take(&limits, now, 64).is_ok() {
-                    taken.push(now);
-                }
-            }
-            prop_assume!(!taken.is_empty());
-            let first = from.index(taken.len());
-            let stretch = taken[taken.len() - 1] - taken[first];
-            // The price of a packet is rounded down to whole ticks.
-            let most = ((stretch + burst_ns) * TICKS_PER_NS).div_ceil(limits.ticks_per_packet) + 1;
-            prop_assert!((taken.len() - first) as u64 <= most, "{} of {most}", taken.len() - first);
-        }
-
-        /// A sender that is always ready gets what it was promised.
-        #[test]
-        fn a_limit_is_used_up(rate in 100..1_000_000u64, overload in 2..50u64) {
-            let limits = packets_per_second(rate, SECOND_NS / 20);
-            let mut meter = Meter::default();
-            let gap = SECOND_NS / (rate * overload).min(5_000_000);
-            let end = SECOND_NS + SECOND_NS / 5;
-            let taken = (SECOND_NS..end).step_by(gap.max(1) as usize)
-                .filter(|now| meter.take(&limits, *now, 64).is_ok())
-                .count() as u64;
-            prop_assert!(taken >= rate / 5, "{taken} of {}", rate / 5);
-        }
-
-        #[test]
-        fn budgets_end_at_their_packet_byte_and_nanosecond(
-            packets in 1..50u64, bytes in 1..10_000u64, lens in vec(1..2_000u32, 0..100), ends_ns in 1..100u64,
-        ) {
-            let limits = Limits { packets, bytes, ends_ns, ..Limits::default() };
-            let mut meter = Meter::default();
-            let (mut count, mut sum) = (0, 0);
-            for (now, len) in lens.into_iter().enumerate() {
-                let open = count < packets && sum < bytes && (now as u64) < ends_ns;
-                let outcome = meter.take(&limits, now as u64, len);
-                prop_assert_eq!(outcome, if open { Ok(()) } else { Err(Verdict::Ended) });
-                if open {
-                    count += 1;
-                    sum += u64::from(len);
-                }
-            }
-        }
-
-        #[test]
-        fn what_is_given_back_can_be_taken_again(
-            rate in 1..1_000u64, len in 1..65_536u32, packets in 1..5u64, bytes in 1..100_000u64,
-        ) {
-            let limits = Limits { packets, bytes, ..packets_per_second(rate, SECOND_NS) };
-            let mut meter = Meter::default();
-            prop_assert_eq!(meter.take(&limits, SECOND_NS, len), Ok(()));
-            let after = meter;
-            meter.give_back(&limits, len);
-            prop_assert_eq!((meter.packets, meter.bytes), (0, 0), "also where it was more than what was left");
-            prop_assert_eq!(meter.take(&limits, SECOND_NS, len), Ok(()));
-            prop_assert_eq!(meter, after);
-        }
-
-        #[test]
-        fn no_time_and_no_price_overflows(limits: [u64; 3], budgets: [u64; 3], times: [u64; 3], len: u32) {
-            let [ticks_per_packet, ticks_per_byte, burst_ticks] = limits.map(|limit| limit >> 24);
-            let ([packets, bytes, ends_ns], ticks_per_byte) = (budgets, ticks_per_byte >> 10);
-            let limits = Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns };
-            let mut meter = Meter::default();
-            for now in times {
-                let _ = meter.take(&limits, now, len & 0xffff);
-            }
-        }
-    }
+#[inline(always)]
+const fn least_credit(a: i64, b: i64) -> i64 {
+    if a < b { a } else { b }
 }
+
+#[inline(always)]
+const fn greatest(a: i64, b: i64) -> i64 {
+    if a > b { a } else { b }
+}
+
+#[cfg(test)]
+mod tests;

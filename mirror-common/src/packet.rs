@@ -7,6 +7,14 @@ pub const HEADER_BYTES: usize = 128;
 /// Behind them, in the header's last four bytes, the length of the frame stands in network order.
 pub const LEN_OFFSET: usize = HEADER_BYTES - 4;
 
+/// The largest snap length, in bytes: the longest that `bpf_skb_change_tail` cuts a packet to on every kernel.
+///
+/// The helper refuses more than `SKB_MAX_ALLOC` (net/core/filter.c, `BPF_SKB_MAX_LEN`): four pages without the
+/// `skb_shared_info` at their end (include/linux/skbuff.h). With pages of 4 KiB, and the most fragments that a kernel can be
+/// built with (`CONFIG_MAX_SKB_FRAGS=45`), that is 16384 - 768. (Linux 5.10 before 5.10.27 took the MTU of the mirror
+/// interface for this bound; there a longer snap length is refused packet by packet, as `uncut`.)
+pub const MAX_SNAPLEN: u32 = 15_616;
+
 /// The first [`LEN_OFFSET`] bytes of a frame as on the wire (a VLAN tag stands in them, not in metadata), filled up with
 /// zeros, and the frame's length in bytes.
 pub type Header = [u8; HEADER_BYTES];

@@ -1,4 +1,5 @@
-//! The directions of a packet and the one named reason with which it leaves a session.
+//! Where a tap sees a packet: hook, kind of device, direction; and the one named reason with which a packet leaves a
+//! session.
 
 /// A tc hook of a device, as the kernel names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,16 +31,6 @@ impl Direction {
     /// Every direction, at the index that it has in a session's counters.
     pub const ALL: [Self; Self::COUNT] = [Self::Ingress, Self::Egress];
 
-    /// The direction of a packet at `hook`. At the host end of a veth the hooks are the other way round: what the
-    /// host end receives has left the pod. This is the only place that knows.
-    #[inline(always)]
-    pub const fn at(hook: Hook, at_peer: bool) -> Self {
-        match (hook, at_peer) {
-            (Hook::Ingress, true) | (Hook::Egress, false) => Self::Egress,
-            (Hook::Egress, true) | (Hook::Ingress, false) => Self::Ingress,
-        }
-    }
-
     /// The bit of this direction in [`Session::directions`](crate::abi::Session::directions).
     #[inline(always)]
     pub const fn bit(self) -> u32 {
@@ -55,6 +46,46 @@ impl Direction {
     }
 }
 
+/// What the tapped device is to the pod whose packets the tap sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum TapKind {
+    /// The interface itself; directions are as the interface has them.
+    Interface = 0,
+    /// The node's end of the pod's veth pair: what it receives has left the pod.
+    HostVeth = 1,
+}
+
+impl TapKind {
+    /// The number in [`Tap::kind`](crate::abi::Tap::kind).
+    pub const fn wire(self) -> u32 {
+        self as u32
+    }
+
+    /// The kind of a number in [`Tap::kind`](crate::abi::Tap::kind); any other number is an interface.
+    #[inline(always)]
+    pub const fn from_wire(kind: u32) -> Self {
+        if kind == Self::HostVeth as u32 { Self::HostVeth } else { Self::Interface }
+    }
+
+    /// The direction of a packet at a hook of the device. At the host end of a veth the hooks are the other way
+    /// round. No other place knows this.
+    #[inline(always)]
+    pub const fn direction(self, hook: Hook) -> Direction {
+        match (hook, self) {
+            (Hook::Ingress, Self::HostVeth) | (Hook::Egress, Self::Interface) => Direction::Egress,
+            (Hook::Egress, Self::HostVeth) | (Hook::Ingress, Self::Interface) => Direction::Ingress,
+        }
+    }
+
+    /// Whether a packet at a hook of the device comes straight out of a pod, so that nothing on this node has seen it
+    /// before.
+    #[inline(always)]
+    pub const fn leaves_pod(self, hook: Hook) -> bool {
+        matches!((self, hook), (Self::HostVeth, Hook::Ingress))
+    }
+}
+
 /// The one reason with which a packet leaves a session. Each packet that a tap sees is counted once a session,
 /// under exactly one of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,7 +95,8 @@ pub enum Verdict {
     Copied = 0,
     /// The session does not want this direction.
     OtherDirection = 1,
-    /// Another tap of this node has copied the packet to the same target already.
+    /// The packet has been copied in the same form (the same target and snap length) already: by another tap of this
+    /// node, or by a session ahead of this one at the same tap.
     Duplicate = 2,
     /// The packet is on the mirror interface itself: a copy of it would come back here.
     Loop = 3,
@@ -78,17 +110,19 @@ pub enum Verdict {
     Filtered = 7,
     /// The packet's flow is not in the sample.
     SampledOut = 8,
-    /// The session's rate, or the node's, is used up for now.
+    /// The session's rate, the pod's or the node's is used up for now.
     Limited = 9,
     /// The session's budget of time, packets or bytes is used up.
     Ended = 10,
+    /// The copy could not be cut to the session's snap length, so it was not delivered.
+    Uncut = 11,
 }
 
 impl Verdict {
     /// How many counters a direction has: a power of two, so that an index can be proven in bounds by a mask.
     pub const SLOTS: usize = 16;
     /// Every verdict, at the index that it has in a session's counters.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Copied,
         Self::OtherDirection,
         Self::Duplicate,
@@ -100,6 +134,7 @@ impl Verdict {
         Self::SampledOut,
         Self::Limited,
         Self::Ended,
+        Self::Uncut,
     ];
 
     /// The word for status, metrics and logs.
@@ -116,6 +151,7 @@ impl Verdict {
             Self::SampledOut => "sampled_out",
             Self::Limited => "limited",
             Self::Ended => "ended",
+            Self::Uncut => "uncut",
         }
     }
 }

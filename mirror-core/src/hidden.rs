@@ -10,8 +10,6 @@
 
 use std::fmt;
 
-use mirror_common::verdict::Direction;
-
 use crate::{
     model::{Actual, Desired},
     select::{Skipped, Why},
@@ -129,16 +127,17 @@ impl Ahead {
     }
 }
 
-/// What the taps that stand do not see of the directions that are wanted of them.
+/// What the taps that stand do not see of the directions that their sessions copy.
 pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
     let mut skipped = Vec::new();
-    for (ifindex, tap) in &desired.taps {
-        let Some(installed) = actual.taps.get(ifindex) else { continue };
+    for (device, tap) in &desired.taps {
+        let Some(installed) = actual.taps.get(device) else { continue };
         for (hook, hidden) in &installed.hidden {
-            let direction = Direction::at(*hook, tap.at_peer());
-            if tap.directions.bits() & direction.bit() != 0 {
+            let direction = tap.kind.direction(*hook);
+            let mut sessions = tap.sessions.values();
+            if sessions.any(|session| session.directions.bits() & direction.bit() != 0) {
                 let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
-                skipped.push(Skipped { pod, nic, why: Why::Hidden(direction, hidden.clone()) });
+                skipped.push(Skipped { pod, nic, mirror: None, why: Why::Hidden(direction, hidden.clone()) });
             }
         }
     }

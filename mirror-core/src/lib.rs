@@ -9,6 +9,7 @@
 //! No clock, no environment, no I/O and no logging: the manifest names no crate that could. The agent brings what it
 //! has read from the kernel and from Kubernetes, and carries the ops out.
 
+pub mod budget;
 pub mod filter;
 pub mod hidden;
 pub mod mirror_iface;

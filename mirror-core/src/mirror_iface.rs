@@ -2,11 +2,12 @@
 //!
 //! Pure: devices in, changes and complaints out. The reconcile loop carries the changes out through `links`.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
-use mirror_common::limit::Limits;
-
-use crate::model::{ALIAS, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target};
+use crate::model::{ALIAS, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target, TargetName};
 
 /// MTU in bytes of a mirror interface that we make: the largest, so that nothing is too long for it.
 const DEFAULT_MTU: u32 = 65535;
@@ -72,7 +73,6 @@ pub fn refusal(mirror: &Link) -> Option<String> {
 pub struct MirrorIface {
     name: String,
     mtu: Option<u32>,
-    limits: Limits,
     offloads: bool,
     origin: Origin,
 }
@@ -89,9 +89,9 @@ enum Origin {
 }
 
 impl MirrorIface {
-    /// A mirror interface of this name; `mtu` in bytes where the user told one; `limits` for all copies together.
-    pub fn new(name: &str, mtu: Option<u32>, limits: Limits) -> Self {
-        Self { name: name.to_owned(), mtu, limits, offloads: true, origin: Origin::Unknown }
+    /// A mirror interface of this name; `mtu` in bytes where the user gave one.
+    pub fn new(name: &str, mtu: Option<u32>) -> Self {
+        Self { name: name.to_owned(), mtu, offloads: true, origin: Origin::Unknown }
     }
 
     /// Whether it takes super-frames and unfinished checksums as they are; else the kernel segments and fills them in
@@ -106,12 +106,13 @@ impl MirrorIface {
         &self.name
     }
 
-    /// What must be changed now. `previous` is the target that is installed.
+    /// What must be changed now.
     ///
     /// A device that exists is brought up, and given the MTU that the user told, when the agent starts and never
     /// later: who takes it down afterwards wants it down. Offloads that are not wanted are switched off whenever they
-    /// are on: with them, copies would be other than they were said to be.
-    pub fn changes(&mut self, links: &LinkSnapshot, previous: &Target) -> Vec<LinkChange> {
+    /// are on: with them, copies would be other than they were said to be. Where they are off, a device of ours has a
+    /// queue of ours, so that copies keep their order.
+    pub fn changes(&mut self, links: &LinkSnapshot) -> Vec<LinkChange> {
         let link = links.by_name(&self.name);
         let first = self.origin == Origin::Unknown;
         if first {
@@ -121,11 +122,6 @@ impl MirrorIface {
             };
         }
         let mut changes = Vec::new();
-        // Ours, but renamed, or made for another --mirror-iface: nothing will be copied to it any more.
-        let abandoned = previous.ifindex.and_then(|ifindex| links.host.get(&ifindex));
-        if let Some(abandoned) = abandoned.filter(|link| is_ours(link) && link.name != self.name) {
-            changes.push(LinkChange::Delete(abandoned.ifindex));
-        }
         match link {
             None if self.origin == Origin::Ours => {
                 let mtu = self.mtu.unwrap_or(DEFAULT_MTU);
@@ -143,20 +139,8 @@ impl MirrorIface {
             _ => {}
         }
         changes.extend(link.and_then(|link| self.switch(link, first)));
+        changes.extend(link.and_then(|link| self.queue(link, first)));
         changes
-    }
-
-    /// The removal of devices that an agent has made and that are no mirror interface any more, beside those of
-    /// `changes`. Nothing may copy to them any more: not even the programs of another version.
-    pub fn left_behind(&self, links: &LinkSnapshot, changes: &[LinkChange]) -> Vec<LinkChange> {
-        let own = links.by_name(&self.name).map(|link| link.ifindex);
-        let is_own = |link: &Link| {
-            // The other end of a veth pair that is the mirror interface has our alias too.
-            let peer = link.peer.filter(|peer| peer.nsid.is_none()).map(|peer| IfIndex(peer.ifindex));
-            link.name == self.name || own.is_some() && own == peer
-        };
-        let left = links.host.values().filter(|link| is_ours(link) && !is_own(link));
-        left.map(|link| LinkChange::Delete(link.ifindex)).filter(|delete| !changes.contains(delete)).collect()
     }
 
     /// The change of a device's offloads, if it needs one.
@@ -173,6 +157,19 @@ impl MirrorIface {
         is_due.then_some(LinkChange::SetOffloads(link.ifindex, self.offloads))
     }
 
+    /// The change of a device's queue, if it needs one: on a device of ours alone, because to give a device a queue
+    /// takes it out of service for some milliseconds, and somebody else's may carry more than copies.
+    fn queue(&self, link: &Link, first: bool) -> Option<LinkChange> {
+        let is_due = if self.offloads { first && !link.queueless } else { link.queueless };
+        (is_due && is_ours(link)).then_some(LinkChange::SetQueue(link.ifindex, !self.offloads))
+    }
+
+    /// Whether copies can overtake each other: the kernel segments them for a device without a queue that is not ours.
+    pub fn loses_order(&self, links: &LinkSnapshot) -> bool {
+        let link = links.by_name(&self.name);
+        !self.offloads && link.is_some_and(|link| link.queueless && !is_ours(link))
+    }
+
     /// The offloads that are not wanted, and that the device cannot switch off.
     pub fn fixed_offloads<'a>(&self, links: &'a LinkSnapshot) -> Option<&'a BTreeSet<String>> {
         let offloads = links.by_name(&self.name)?.offloads.as_ref();
@@ -182,16 +179,43 @@ impl MirrorIface {
     /// The target that the device makes, as it is now.
     pub fn target(&self, links: &LinkSnapshot) -> Target {
         match links.by_name(&self.name).filter(|link| refusal(link).is_none()) {
-            None => Target { name: self.name.clone(), limits: self.limits, ..Target::default() },
+            None => Target { device: self.name.clone(), ..Target::default() },
             Some(link) => Target {
-                name: self.name.clone(),
+                device: self.name.clone(),
                 ifindex: Some(link.ifindex),
                 up: link.up && link.carrier,
                 queueless: link.queueless,
-                limits: self.limits,
+                cuts: false,
             },
         }
     }
+}
+
+/// The devices of ours that no target needs any more: renamed ones, and those that were made for a target that is gone
+/// or has another device now. `previous` are the targets that are installed, `names` the mirror interfaces.
+pub fn abandoned(
+    names: &BTreeSet<&str>,
+    links: &LinkSnapshot,
+    previous: &BTreeMap<TargetName, Target>,
+) -> Vec<LinkChange> {
+    let installed: BTreeSet<_> = previous.values().filter_map(|target| target.ifindex).collect();
+    let links = installed.iter().filter_map(|ifindex| links.host.get(ifindex));
+    let abandoned = links.filter(|link| is_ours(link) && !names.contains(link.name.as_str()));
+    abandoned.map(|link| LinkChange::Delete(link.ifindex)).collect()
+}
+
+/// The devices of ours that are no mirror interface (those are `names`) any more, whichever agent has made them. For
+/// when no tap of another version runs, which may still copy to one.
+pub fn left_behind(names: &BTreeSet<&str>, links: &LinkSnapshot) -> Vec<LinkChange> {
+    let is_mirror = |link: &Link| names.contains(link.name.as_str());
+    // The other end of a veth pair that is a mirror interface has our alias too.
+    let peer = |link: &Link| {
+        let peer = link.peer.filter(|peer| peer.nsid.is_none())?;
+        links.host.get(&IfIndex(peer.ifindex))
+    };
+    let left = links.host.values().filter(|link| is_ours(link) && !is_mirror(link));
+    let left = left.filter(|link| !peer(link).is_some_and(is_mirror));
+    left.map(|link| LinkChange::Delete(link.ifindex)).collect()
 }
 
 /// Whether we have made a device.

@@ -1,105 +1,280 @@
 //! From what is installed to what is wanted, op by op.
 //!
-//! Pure, and total: `apply(plan(d, a)) == d`, `plan(d, d)` is empty, and every prefix of a plan is safe. Called by
-//! the reconcile loop, which carries the ops out one by one and carries on after one that fails.
+//! Pure and total. [`plan`] makes the ops, [`Failures`] says which of them may still be tried after others have failed,
+//! and [`apply`] says what each op does. The property tests hold for every choice of failing ops:
+//!
+//! * a plan whose ops all succeed leads to what is wanted, and then there is nothing left to plan;
+//! * whatever fails, a tap copies for its own pod only, in a form that was asked for, and never a packet whole where
+//!   it is to be cut; counters and budgets of one owner never become those of another;
+//! * the next plan repairs what has failed.
+//!
+//! The reconcile loop calls it.
 
-use mirror_common::verdict::Hook;
+mod fit;
 
-use crate::model::{Actual, ActualTap, Desired, HookState, IfIndex, Op, Program, Tap};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// The ops that turn `actual` into `desired`.
+pub use self::fit::{NoRoom, Unfit};
+use crate::model::{
+    Actual, ActualTap, Desired, Device, HookState, IfIndex, MirrorId, Op, Program, Session, Tap, TapHead,
+    Target, TargetName,
+};
+
+/// What is to be done, and what cannot be done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The ops, in order.
+    pub ops: Vec<Op>,
+    /// The sessions that do not fit into the kernel's tables. They are not in place after the plan, also not in an
+    /// older form: a narrower filter that does not fit must not leave the wider one in force.
+    pub unfit: Vec<Unfit>,
+}
+
+/// The plan that turns `actual` into `desired`, as far as it fits.
 ///
-/// A tap is added entry first, then hooks, and removed in the same order: a program without an entry copies
-/// nothing, so neither a half-added nor a half-removed tap can copy for anybody but the pod that it is for.
-/// Removals come first: a device that changed hands stops copying before anything else is done.
-pub fn plan(desired: &Desired, actual: &Actual) -> Vec<Op> {
+/// The order is: removals; targets and limits; the second stage; what copies; what nobody needs any more. A tap is added
+/// entry first, then sessions, then hooks, and removed in the same order: a program without an entry copies nothing, so
+/// neither a half-added nor a half-removed tap copies for another pod than its own.
+pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
+    let (taps, unfit) = fit::fit(desired, actual);
     let mut ops = Vec::new();
-    for (ifindex, installed) in &actual.taps {
-        let wanted = desired.taps.get(ifindex);
-        if let Some(tap) = &installed.tap
-            && wanted.is_none_or(|wanted| !same_tap(wanted, tap))
-        {
-            ops.push(Op::RemoveTap(*ifindex));
+    remove(&taps, actual, &mut ops);
+    ops.extend(retarget(&desired.targets, actual));
+    let ceilings = desired.limits.ceilings(desired.owners());
+    if actual.ceilings != ceilings {
+        ops.push(Op::SetCeilings(Box::new(ceilings)));
+    }
+    let deliver = desired.deliver();
+    let attached = |ifindex: &IfIndex| actual.deliver.get(ifindex) == Some(&HookState::Current);
+    for ifindex in deliver.iter().filter(|ifindex| !attached(ifindex)) {
+        ops.push(Op::Attach(Device::on_node(*ifindex), Program::Deliver));
+        let theirs = desired.targets.iter().filter(|(_, target)| target.ifindex == Some(*ifindex));
+        ops.extend(
+            theirs.map(|(name, target)| Op::SetTarget(name.clone(), Target { cuts: true, ..target.clone() })),
+        );
+    }
+    for (device, tap) in &taps {
+        add(*device, tap, actual.taps.get(device), &mut ops);
+    }
+    // No session needs these any more.
+    for ifindex in actual.deliver.keys().filter(|ifindex| !deliver.contains(ifindex)) {
+        let theirs = desired
+            .targets
+            .iter()
+            .filter(|(name, target)| target.ifindex == Some(*ifindex) && cuts(name, target, actual));
+        ops.extend(
+            theirs
+                .map(|(name, target)| Op::SetTarget(name.clone(), Target { cuts: false, ..target.clone() })),
+        );
+        ops.push(Op::Detach(Device::on_node(*ifindex), Program::Deliver));
+    }
+    let forgotten = actual.targets.keys().filter(|name| !desired.targets.contains_key(name));
+    ops.extend(forgotten.map(|name| Op::RemoveTarget(name.clone())));
+    Plan { ops, unfit }
+}
+
+/// The ops that write the targets: all that may be done before the pods are known.
+pub fn retarget(targets: &BTreeMap<TargetName, Target>, actual: &Actual) -> Vec<Op> {
+    let now = targets
+        .iter()
+        .map(|(name, target)| (name, Target { cuts: cuts(name, target, actual), ..target.clone() }));
+    let changed = now.filter(|(name, target)| actual.targets.get(name) != Some(target));
+    changed.map(|(name, target)| Op::SetTarget(name.clone(), target)).collect()
+}
+
+/// Whether copies to a target can be cut, with what is attached now. The program of an earlier agent cuts if that agent
+/// has written so; one of another version of the maps would not know of our copies.
+fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
+    let Some(ifindex) = target.ifindex else { return false };
+    let before = actual.targets.get(name);
+    match actual.deliver.get(&ifindex) {
+        Some(HookState::Current) => true,
+        Some(HookState::Stale) => before.is_some_and(|before| before.cuts && before.ifindex == Some(ifindex)),
+        Some(HookState::Absent) | None => false,
+    }
+}
+
+/// Ops that take away: what changed hands stops copying before anything else is done.
+fn remove(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
+    for (device, installed) in &actual.taps {
+        let wanted = wanted.get(device);
+        let kept =
+            wanted.filter(|wanted| installed.tap.as_ref().is_none_or(|tap| tap.owner.is_same(&wanted.owner)));
+        match (&installed.tap, kept) {
+            (Some(_), None) => ops.push(Op::RemoveTap(*device)),
+            (Some(tap), Some(kept)) => {
+                let gone = tap.sessions.keys().filter(|mirror| !kept.sessions.contains_key(mirror));
+                ops.extend(gone.map(|mirror| Op::RemoveSession(*device, mirror.clone())));
+            }
+            (None, _) => {}
         }
         if wanted.is_none() {
             let attached =
                 Program::TAP.into_iter().filter(|program| installed.state(*program) != HookState::Absent);
-            ops.extend(attached.map(|program| Op::Detach(*ifindex, program)));
+            ops.extend(attached.map(|program| Op::Detach(*device, program)));
         }
     }
-    if desired.target != actual.target {
-        ops.push(Op::SetTarget(desired.target.clone()));
-    }
-    // Ahead of the taps, so that the first copy is cut already; and away again when no tap wants it any more.
-    let deliver = desired.deliver();
-    if let Some(ifindex) = deliver.filter(|ifindex| actual.deliver.get(ifindex) != Some(&HookState::Current))
-    {
-        ops.push(Op::Attach(ifindex, Program::Deliver));
-    }
-    for (ifindex, wanted) in &desired.taps {
-        add(*ifindex, wanted, actual.taps.get(ifindex), &mut ops);
-    }
-    let idle = actual.deliver.keys().filter(|ifindex| Some(**ifindex) != deliver);
-    ops.extend(idle.map(|ifindex| Op::Detach(*ifindex, Program::Deliver)));
-    ops
 }
 
 /// Ops for one wanted tap.
-fn add(ifindex: IfIndex, wanted: &Tap, installed: Option<&ActualTap>, ops: &mut Vec<Op>) {
-    if installed.and_then(|installed| installed.tap.as_ref()) != Some(wanted) {
-        ops.push(Op::PutTap(ifindex, Box::new(wanted.clone())));
+fn add(device: Device, wanted: &Tap, installed: Option<&ActualTap>, ops: &mut Vec<Op>) {
+    let entry = installed.and_then(|installed| installed.tap.as_ref());
+    let entry = entry.filter(|tap| tap.owner.is_same(&wanted.owner));
+    let head = |tap: &Tap| (tap.owner.clone(), tap.kind, tap.is_limited);
+    if entry.map(head) != Some(head(wanted)) {
+        ops.push(Op::PutTap(device, Box::new(wanted.into())));
     }
-    let is_missing = |program: &Program| {
-        installed.is_none_or(|installed| {
-            installed.state(*program) != HookState::Current && !installed.lacks_hook(*program)
-        })
-    };
-    let missing = Program::TAP.into_iter().filter(is_missing);
-    ops.extend(missing.map(|program| Op::Attach(ifindex, program)));
-}
-
-/// Whether two taps of one ifindex are the same one, so that a change keeps its counters. Names are no part of it:
-/// a device can be renamed, and one pod can follow another under the same name.
-fn same_tap(a: &Tap, b: &Tap) -> bool {
-    match (&a.owner.pod, &b.owner.pod) {
-        (Some(pod_a), Some(pod_b)) => pod_a.uid == pod_b.uid && a.owner.netns == b.owner.netns,
-        (None, None) => a.owner.nic == b.owner.nic,
-        _ => false,
-    }
-}
-
-/// What an op does to what is installed: what a plan counts on, and what the dataplane must do in the kernel.
-pub fn apply(actual: &mut Actual, op: &Op) {
-    let mut change = |ifindex: IfIndex, change: &dyn Fn(&mut ActualTap)| {
-        let empty = ActualTap {
-            tap: None,
-            ended: None,
-            ingress: HookState::Absent,
-            egress: HookState::Absent,
-            hidden: Vec::new(),
+    for (mirror, session) in &wanted.sessions {
+        let op = match entry.and_then(|tap| tap.sessions.get(mirror)) {
+            None => Op::AddSession,
+            Some(installed) if installed != session => Op::ChangeSession,
+            Some(_) => continue,
         };
-        let tap = actual.taps.entry(ifindex).or_insert_with(|| empty.clone());
-        change(tap);
-        if *tap == empty {
-            actual.taps.remove(&ifindex);
+        ops.push(op(device, mirror.clone(), Box::new(session.clone())));
+    }
+    let missing = Program::TAP
+        .into_iter()
+        .filter(|program| installed.is_none_or(|installed| installed.state(*program) != HookState::Current))
+        .filter(|program| installed.is_none_or(|installed| !installed.lacks_hook(*program)));
+    ops.extend(missing.map(|program| Op::Attach(device, program)));
+}
+
+/// The ops of a plan that have failed, and what must not be tried after them.
+///
+/// A failed op stops no other that is safe without it: a removal is always tried, and so is everything of another
+/// device.
+#[derive(Debug, Clone, Default)]
+pub struct Failures {
+    devices: BTreeSet<Device>,
+    targets: BTreeSet<TargetName>,
+    limits: bool,
+}
+
+impl Failures {
+    /// An op has failed, or was not tried.
+    pub fn add(&mut self, op: &Op) {
+        match op {
+            Op::SetTarget(name, _) => drop(self.targets.insert(name.clone())),
+            Op::SetCeilings(_) => self.limits = true,
+            _ => self.devices.extend(op.device()),
         }
-    };
-    match op {
-        Op::SetTarget(target) => actual.target = target.clone(),
-        Op::PutTap(ifindex, tap) => change(*ifindex, &|installed| installed.tap = Some(Tap::clone(tap))),
-        Op::RemoveTap(ifindex) => change(*ifindex, &|installed| installed.tap = None),
-        Op::Attach(ifindex, Program::Deliver) => drop(actual.deliver.insert(*ifindex, HookState::Current)),
-        Op::Detach(ifindex, Program::Deliver) => drop(actual.deliver.remove(ifindex)),
-        Op::Attach(ifindex, program) => change(*ifindex, &|tap| *state(tap, *program) = HookState::Current),
-        Op::Detach(ifindex, program) => change(*ifindex, &|tap| *state(tap, *program) = HookState::Absent),
+    }
+
+    /// Whether an op may be tried.
+    pub fn allow(&self, op: &Op) -> bool {
+        let is_whole = |device: &Device| !self.limits && !self.devices.contains(device);
+        match op {
+            // The second stage is not attached, so nothing is cut there.
+            Op::SetTarget(_, Target { cuts: true, ifindex: Some(ifindex), .. }) => {
+                !self.devices.contains(&Device::on_node(*ifindex))
+            }
+            // While it has a session that did not get its new target, the old target is needed.
+            Op::RemoveTarget(_) => self.devices.is_empty(),
+            // Copies would be cut no more.
+            Op::Detach(_, Program::Deliver) => self.devices.is_empty() && self.targets.is_empty(),
+            Op::PutTap(device, _) | Op::Attach(device, Program::TapIngress | Program::TapEgress) => {
+                is_whole(device)
+            }
+            // A new session waits for its target; one that is there is changed, and copies nothing that it could not
+            // cut.
+            Op::AddSession(device, _, session) => is_whole(device) && !self.targets.contains(&session.target),
+            Op::ChangeSession(device, ..) => is_whole(device),
+            Op::SetTarget(..)
+            | Op::SetCeilings(_)
+            | Op::RemoveTap(_)
+            | Op::RemoveSession(..)
+            | Op::Attach(_, Program::Deliver)
+            | Op::Detach(..) => true,
+        }
     }
 }
 
-fn state(tap: &mut ActualTap, program: Program) -> &mut HookState {
-    match program.hook() {
-        Hook::Ingress => &mut tap.ingress,
-        Hook::Egress => &mut tap.egress,
+/// What an op does to what is installed: what a plan counts on, and what the dataplane does in the kernel.
+///
+/// # Errors
+///
+/// Where the dataplane refuses the op, because what it builds on is not there.
+pub fn apply(actual: &mut Actual, op: &Op) -> Result<(), &'static str> {
+    match op {
+        Op::SetTarget(name, target) => drop(actual.targets.insert(name.clone(), target.clone())),
+        Op::RemoveTarget(name) => drop(actual.targets.remove(name)),
+        Op::SetCeilings(ceilings) => actual.ceilings = **ceilings,
+        Op::Attach(device, Program::Deliver) => {
+            actual.deliver.insert(device.ifindex, HookState::Current);
+        }
+        Op::Detach(device, Program::Deliver) => drop(actual.deliver.remove(&device.ifindex)),
+        Op::PutTap(device, head) => {
+            let tap = &mut actual.taps.entry(*device).or_default().tap;
+            match tap {
+                Some(tap) if !tap.owner.is_same(&head.owner) => {
+                    return Err("the device is tapped for another owner");
+                }
+                _ => {}
+            }
+            let sessions = tap.take().map(|tap| tap.sessions).unwrap_or_default();
+            let TapHead { owner, kind, is_limited } = *head.clone();
+            *tap = Some(Tap { owner, kind, is_limited, sessions });
+        }
+        Op::RemoveTap(device) => change(actual, *device, |installed| {
+            installed.tap = None;
+            installed.ended.clear();
+        }),
+        Op::AddSession(device, mirror, session) => {
+            if !actual.targets.contains_key(&session.target) {
+                return Err("there is no such target");
+            }
+            let sessions = sessions_of(actual, *device)?;
+            if sessions.contains_key(mirror) {
+                return Err("there is such a session already");
+            }
+            sessions.insert(mirror.clone(), Session::clone(session));
+        }
+        Op::ChangeSession(device, mirror, session) => {
+            if !actual.targets.contains_key(&session.target) {
+                return Err("there is no such target");
+            }
+            let installed =
+                sessions_of(actual, *device)?.get_mut(mirror).ok_or("there is no such session")?;
+            let goes_on = installed.asks_the_same(session);
+            *installed = Session::clone(session);
+            if !goes_on {
+                change(actual, *device, |installed| {
+                    installed.ended.remove(mirror);
+                });
+            }
+        }
+        Op::RemoveSession(device, mirror) => change(actual, *device, |installed| {
+            if let Some(tap) = &mut installed.tap {
+                tap.sessions.remove(mirror);
+            }
+            installed.ended.remove(mirror);
+        }),
+        Op::Attach(device, program) => {
+            *actual.taps.entry(*device).or_default().state_mut(*program) = HookState::Current;
+        }
+        Op::Detach(device, program) => {
+            change(actual, *device, |installed| *installed.state_mut(*program) = HookState::Absent);
+        }
     }
+    Ok(())
+}
+
+/// Takes something away from a device.
+fn change(actual: &mut Actual, device: Device, change: impl FnOnce(&mut ActualTap)) {
+    if let Some(installed) = actual.taps.get_mut(&device) {
+        change(installed);
+        if *installed == ActualTap::default() {
+            actual.taps.remove(&device);
+        }
+    }
+}
+
+fn sessions_of(
+    actual: &mut Actual,
+    device: Device,
+) -> Result<&mut BTreeMap<MirrorId, Session>, &'static str> {
+    let tap = actual.taps.get_mut(&device).and_then(|installed| installed.tap.as_mut());
+    Ok(&mut tap.ok_or("the device is not tapped")?.sessions)
 }
 
 #[cfg(test)]

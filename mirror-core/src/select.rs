@@ -14,19 +14,26 @@ use std::{
     fmt,
 };
 
-pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Place, Wanted, choose};
-pub use self::filters::Filters;
-use mirror_common::verdict::Direction;
+use mirror_common::{
+    abi::MAX_SESSIONS_PER_TAP,
+    verdict::{Direction, TapKind},
+};
 
+pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
+pub use self::filters::Filters;
 use crate::{
     hidden::Hidden,
     mirror_iface::{self, Conflict},
-    model::{Directions, IfIndex, Link, LinkKind, LinkSnapshot, Owner, PodId, PodLinks, Tap},
-    settings::{SettingError, Settings},
+    model::{
+        Device, Directions, IfIndex, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, Origin, Owner, Place,
+        PodId, PodLinks, Session, Tap, TargetName,
+    },
+    plan::NoRoom,
+    settings::{NodeLimits, SettingError, Settings},
 };
 
 /// What the user of the agent chose.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Policy {
     /// Pods without an annotation are mirrored.
     pub enable_mirror: bool,
@@ -34,17 +41,36 @@ pub struct Policy {
     pub exclude_namespaces: BTreeSet<String>,
     /// The only namespaces whose pods may choose for themselves; `None`: all.
     pub allow_namespaces: Option<BTreeSet<String>>,
-    /// Name of the mirror interface.
-    pub mirror_iface: String,
+    /// The targets: the name of the mirror interface of each. No two have the same.
+    pub targets: BTreeMap<TargetName, String>,
+    /// What holds whatever the pods ask for.
+    pub limits: NodeLimits,
     /// Interfaces that are mirrored by name, without a pod.
     pub interfaces: Vec<String>,
     /// Which packets of those.
     pub interface_directions: Directions,
     /// What is done with the packets, where a pod does not say otherwise.
     pub settings: Settings,
-    /// A pod whose device is entangled with the mirror interface ends the agent at its start: for pods that were
-    /// listed by whoever starts it. Others are told of and left out.
+    /// A pod whose device is entangled with a mirror interface ends the agent at its start: for pods that were listed
+    /// by the user who starts it. Otherwise such a pod is left out, with a reason.
     pub is_strict: bool,
+}
+
+/// Nothing is chosen; copies go to `mirror0`.
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            enable_mirror: false,
+            exclude_namespaces: BTreeSet::new(),
+            allow_namespaces: None,
+            targets: [(TargetName::default(), "mirror0".to_owned())].into(),
+            limits: NodeLimits::default(),
+            interfaces: Vec::new(),
+            interface_directions: Directions::Both,
+            settings: Settings::default(),
+            is_strict: false,
+        }
+    }
 }
 
 /// Why a pod, or a NIC of it, is selected but not tapped.
@@ -75,8 +101,14 @@ pub enum Why {
     NamespaceExcluded,
     /// The node's policy lets only other namespaces choose.
     NamespaceNotAllowed,
+    /// There is no target of this name.
+    NoSuchTarget(String),
     /// Another program or filter of the device comes first, so that not every packet of this direction is seen.
     Hidden(Direction, Hidden),
+    /// The pod has as many mirrors as fit before it.
+    TooManyMirrors,
+    /// A table of the kernel is full.
+    NoRoom(NoRoom),
 }
 
 impl Why {
@@ -99,7 +131,10 @@ impl Why {
             Self::BadSetting(..) => "BadSetting",
             Self::NamespaceExcluded => "NamespaceExcluded",
             Self::NamespaceNotAllowed => "NamespaceNotAllowed",
+            Self::NoSuchTarget(_) => "NoSuchTarget",
             Self::Hidden(..) => "Hidden",
+            Self::TooManyMirrors => "TooManyMirrors",
+            Self::NoRoom(_) => "NoRoom",
         }
     }
 }
@@ -133,6 +168,13 @@ impl fmt::Display for Why {
                 write!(f, "its namespace is none of those that may ask for a mirror (--allow-namespaces)")
             }
             Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
+            Self::NoSuchTarget(name) => {
+                write!(f, "there is no target {name:?} on this node; --target {name}=DEVICE makes one")
+            }
+            Self::TooManyMirrors => {
+                write!(f, "a pod has at most {MAX_SESSIONS_PER_TAP} mirrors, and others come first")
+            }
+            Self::NoRoom(table) => table.fmt(f),
         }
     }
 }
@@ -144,6 +186,8 @@ pub struct Skipped {
     pub pod: Option<PodId>,
     /// The NIC, where the reason is about one; or the interface's name.
     pub nic: Option<String>,
+    /// The mirror, where the reason is about one.
+    pub mirror: Option<MirrorId>,
     /// Why not.
     pub why: Why,
 }
@@ -152,7 +196,7 @@ pub struct Skipped {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Taps by the device that is tapped.
-    pub taps: BTreeMap<IfIndex, Tap>,
+    pub taps: BTreeMap<Device, Tap>,
     /// Selected, but not tapped.
     pub skipped: Vec<Skipped>,
 }
@@ -167,14 +211,11 @@ pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> S
         select_pod(wanted, links, policy, &mut selection);
     }
     for name in &policy.interfaces {
-        let skip = |why| Skipped { pod: None, nic: Some(name.clone()), why };
+        let skip = |why| Skipped { pod: None, nic: Some(name.clone()), mirror: None, why };
         match links.by_name(name) {
             None => selection.skipped.push(skip(Why::NoSuchInterface)),
             Some(link) => {
-                let owner =
-                    Owner { pod: None, netns: Default::default(), nic: name.clone(), device: name.clone() };
-                let tap =
-                    Tap { owner, directions: policy.interface_directions, settings: policy.settings.clone() };
+                let tap = interface_tap(name, policy);
                 if let Err(why) = claim(link, tap, links, policy, &mut selection) {
                     selection.skipped.push(skip(why));
                 }
@@ -184,11 +225,28 @@ pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> S
     selection
 }
 
+/// The tap of an interface that was named by itself: one mirror, with the node's settings.
+fn interface_tap(name: &str, policy: &Policy) -> Tap {
+    let session = Session {
+        directions: policy.interface_directions,
+        settings: policy.settings.clone(),
+        target: TargetName::default(),
+        origin: Origin::Interface,
+    };
+    Tap {
+        owner: Owner { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), device: name.to_owned() },
+        kind: TapKind::Interface,
+        is_limited: policy.limits.is_limited(),
+        sessions: [(MirrorId::default(), session)].into(),
+    }
+}
+
 /// Adds the taps of one pod: one for each of its NICs.
 fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
-    let Wanted { pod, directions, settings, is_asked } = wanted;
+    let Wanted { pod, mirrors, is_asked } = wanted;
     let skip = |nic: Option<&str>, why, selection: &mut Selection| {
-        selection.skipped.push(Skipped { pod: Some(pod.id.clone()), nic: nic.map(str::to_owned), why });
+        let nic = nic.map(str::to_owned);
+        selection.skipped.push(Skipped { pod: Some(pod.id.clone()), nic, mirror: None, why });
     };
     let host_network = Why::HostNetwork { is_asked: *is_asked };
     if pod.host_network {
@@ -221,7 +279,12 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
                     nic: nic.name.clone(),
                     device: link.name.clone(),
                 };
-                let tap = Tap { owner, directions: *directions, settings: settings.clone() };
+                let tap = Tap {
+                    owner,
+                    kind: TapKind::HostVeth,
+                    is_limited: policy.limits.is_limited(),
+                    sessions: mirrors.clone(),
+                };
                 claim(link, tap, links, policy, selection)
             }
         };
@@ -261,7 +324,7 @@ pub fn host_end<'a>(nic: &Link, inside: &PodLinks, host: &'a BTreeMap<IfIndex, L
     same_pair.then_some(link)
 }
 
-/// Takes a device for a tap, unless it is taken or entangled with the mirror interface.
+/// Takes a device for a tap, unless it is taken or entangled with a mirror interface.
 fn claim(
     link: &Link,
     tap: Tap,
@@ -269,17 +332,17 @@ fn claim(
     policy: &Policy,
     selection: &mut Selection,
 ) -> Result<(), Why> {
-    if let Some(conflict) =
-        links.by_name(&policy.mirror_iface).and_then(|mirror| mirror_iface::conflict(mirror, link, links))
-    {
+    let mirrors = policy.targets.values().filter_map(|device| links.by_name(device));
+    if let Some(conflict) = mirrors.filter_map(|mirror| mirror_iface::conflict(mirror, link, links)).next() {
         return Err(Why::MirrorInterface(conflict));
     }
-    match selection.taps.get(&link.ifindex) {
+    let device = Device::on_node(link.ifindex);
+    match selection.taps.get(&device) {
         // An interface that was named twice.
         Some(taken) if taken.owner == tap.owner => Ok(()),
         Some(taken) => Err(Why::TappedFor(taken.owner.pod.clone().unwrap_or_default())),
         None => {
-            selection.taps.insert(link.ifindex, tap);
+            selection.taps.insert(device, tap);
             Ok(())
         }
     }

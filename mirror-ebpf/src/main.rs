@@ -1,8 +1,9 @@
 //! The tap programs: glue between the kernel and the decision in `mirror-common`.
 //!
-//! The agent attaches `tap_ingress` and `tap_egress` to the tc hooks of every tapped device. They look the device
-//! up, ask `mirror_common::decide` for each session, clone, and count. They decide nothing themselves, and whatever happens
-//! they return `TC_ACT_UNSPEC`: the pod's packet goes on to the next program as if we were not there.
+//! The agent attaches `tap_ingress` and `tap_egress` to the tc hooks of every tapped device. They look the device up and
+//! let `mirror_common::decide` take the packet through the tap's sessions; here is what the decision needs of the kernel:
+//! maps and helpers. They decide nothing themselves, and whatever happens they return `TC_ACT_UNSPEC`: the pod's packet
+//! goes on to the next program as if we were not there.
 #![no_std]
 #![no_main]
 
@@ -16,11 +17,13 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        Counter, MAX_SESSIONS, MAX_SESSIONS_PER_TAP, MAX_TAPS, MAX_TARGETS, Session, SessionCounters,
-        TAP_AT_PEER, Tap, TapOwner, Target,
+        Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, MAX_TARGETS, SESSION_FILTERED, Session, SessionCounters,
+        SessionInfo, Tap, TapOwner, Target,
     },
-    decide::{Packet, chosen, is_marked, mark, outcome, reachable, wanted},
+    decide::{self, Answer, Kernel, Packet, Reach},
     filter::{FilterProgram, MAX_FILTERS},
+    limit::charge::Paid,
+    marks,
     verdict::{Direction, Hook, Verdict},
 };
 
@@ -28,15 +31,21 @@ mod deliver;
 mod header;
 mod meter;
 
-/// Device to tap. Not preallocated: a freed element of a preallocated map is used again at once, and a program
-/// that still reads it could see another tap.
+/// A number in a map's flags: not preallocated. A freed element of a preallocated map is used again at once, and a
+/// program that still reads it could see another tap.
+const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+
+/// Device to tap.
 #[btf_map(pin_by_name)]
-static TAPS: HashMap<u32, Tap, { MAX_TAPS as usize }, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+static TAPS: HashMap<DeviceKey, Tap, { MAX_TAPS as usize }, NO_PREALLOC> = HashMap::new();
 
 /// Device to the pod and NIC that its tap is for. The programs do not use it; it is here to be pinned with the rest.
 #[btf_map(pin_by_name)]
-static TAP_OWNERS: HashMap<u32, TapOwner, { MAX_TAPS as usize }, { BPF_F_NO_PREALLOC as usize }> =
-    HashMap::new();
+static TAP_OWNERS: HashMap<DeviceKey, TapOwner, { MAX_TAPS as usize }, NO_PREALLOC> = HashMap::new();
+
+/// Session to what was asked for. The programs do not use it either.
+#[btf_map(pin_by_name)]
+static SESSION_INFO: HashMap<u32, SessionInfo, { MAX_SESSIONS as usize }, NO_PREALLOC> = HashMap::new();
 
 /// Where copies go.
 #[btf_map(pin_by_name)]
@@ -46,12 +55,20 @@ static TARGETS: Array<Target, { MAX_TARGETS as usize }> = Array::new();
 #[btf_map(pin_by_name)]
 static FILTERS: Array<FilterProgram, { MAX_FILTERS as usize }> = Array::new();
 
-/// What became of the packets of each session.
+/// What became of the packets of each session. The agent makes it as large as the node needs.
 #[btf_map(pin_by_name)]
 static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCpuArray::new();
 
+/// The tap that has copied a packet last on this CPU, by ifindex. Not pinned: it matters for less than a packet's way
+/// through the node.
+#[btf_map]
+static ORIGIN: PerCpuArray<u32, 1> = PerCpuArray::new();
+
+/// The network namespace in the keys of `TAPS`: that of the agent.
+const NETNS: u32 = 0;
+
 /// Not 0 in a program that stands behind another one of ours at the same hook, while the agent changes the way to
-/// attach. Such a program copies nothing that the one ahead of it has copied, not even what leaves a pod.
+/// attach. Such a program leaves alone what the one ahead of it has copied, and so marked: also what leaves a pod.
 #[unsafe(no_mangle)]
 static STANDS_BEHIND: Global<u32> = Global::new(0);
 
@@ -75,112 +92,144 @@ fn mirror(ctx: &TcContext, hook: Hook) {
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
     // SAFETY: the verifier guarantees that the context is valid for the whole program.
     let ifindex = unsafe { (*skb).ifindex };
-    // SAFETY: the agent replaces whole entries and never writes into one, see the map's definition.
-    let Some(tap) = (unsafe { TAPS.get(&ifindex) }) else { return };
-    for index in 0..MAX_SESSIONS_PER_TAP {
-        if index as u32 >= tap.session_count {
-            return;
-        }
-        run(skb, hook, ifindex, tap, &tap.sessions[index]);
-    }
-}
-
-/// Takes the packet through one session and counts its verdict.
-#[inline(always)]
-fn run(skb: *mut __sk_buff, hook: Hook, ifindex: u32, tap: &Tap, session: &Session) {
-    // SAFETY: as in `mirror`; `tc_index` can be read and written by tc programs.
-    let (len, tc_index) = unsafe { ((*skb).len, (*skb).tc_index as u16) };
+    let Some(tap) = tap(ifindex) else { return };
+    // SAFETY: as above.
+    let (ingress_ifindex, tc_index, len) =
+        unsafe { ((*skb).ingress_ifindex, (*skb).tc_index as u16, (*skb).len) };
     // The verifier knows the value, and leaves the test out of a program that stands alone.
-    if STANDS_BEHIND.load() != 0 && is_marked(tc_index, session.target) {
+    if STANDS_BEHIND.load() != 0 && marks::forms(tc_index) != 0 {
         return;
     }
-    let packet = Packet { hook, ifindex, tc_index };
-    let verdict = match copy(skb, packet, tap, session, len) {
-        Ok(()) => Verdict::Copied,
-        Err(verdict) => verdict,
-    };
-    count(session.id, Direction::at(hook, tap.flags & TAP_AT_PEER != 0), verdict, len);
+    let packet = Packet { hook, ifindex, ingress_ifindex, tc_index };
+    decide::mirror(&mut Skb { skb, tc_index, len }, packet, tap);
 }
 
-/// Copies the packet, unless something speaks against it.
+/// The tap of a device.
 #[inline(always)]
-fn copy(skb: *mut __sk_buff, packet: Packet, tap: &Tap, session: &Session, len: u32) -> Result<(), Verdict> {
-    wanted(packet, tap, session)?;
-    if session.filter != 0 || session.sample != 0 {
-        let verdict = pick(skb, session.filter, session.sample, session.seed);
-        if verdict != CHOSEN {
-            return Err(refusal(verdict));
+fn tap(ifindex: u32) -> Option<&'static Tap> {
+    // SAFETY: the agent replaces whole entries and never writes into one, see `NO_PREALLOC`.
+    unsafe { TAPS.get(&DeviceKey { netns: NETNS, ifindex }) }
+}
+
+/// The packet, and through it the kernel.
+struct Skb {
+    skb: *mut __sk_buff,
+    /// What its `tc_index` was when the program began.
+    tc_index: u16,
+    /// Its length in bytes.
+    len: u32,
+}
+
+impl Kernel for Skb {
+    #[inline(always)]
+    fn sift(&mut self, session: &Session) -> Result<(), Verdict> {
+        let Session { flags, filter, sample, seed, .. } = *session;
+        match sift(self.skb, flags, filter, sample, seed) {
+            PASSES => Ok(()),
+            FILTERED => Err(Verdict::Filtered),
+            SAMPLED_OUT => Err(Verdict::SampledOut),
+            _ => Err(Verdict::Failed),
         }
     }
-    let target = TARGETS.get(session.target).ok_or(Verdict::Failed)?;
-    let to = reachable(packet, target)?;
-    meter::take(session, target, len)?;
 
-    deliver::announce(session.snaplen);
-    // The copy carries the mark too: should it ever come back to a tap, it is not copied again.
-    // SAFETY: as in `run`.
-    unsafe { (*skb).tc_index = u32::from(mark(packet.tc_index, session.target)) };
-    // SAFETY: the context is a valid `__sk_buff`, and no packet pointer is held.
-    let code = unsafe { bpf_clone_redirect(skb, to, 0) };
-    deliver::announce(0);
-    match outcome(code as i64, target) {
-        Verdict::Copied => Ok(()),
-        verdict => {
-            // SAFETY: as in `run`.
-            unsafe { (*skb).tc_index = u32::from(packet.tc_index) };
-            meter::give_back(session, target, len);
-            Err(verdict)
+    #[inline(always)]
+    fn target(&mut self, index: u32) -> Option<Reach> {
+        let Target { ifindex, flags, .. } = TARGETS.get(index)?;
+        Some(Reach { ifindex: *ifindex, flags: *flags })
+    }
+
+    #[inline(always)]
+    fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict> {
+        meter::take(tap, session, self.len)
+    }
+
+    #[inline(always)]
+    fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid) {
+        meter::give_back(tap, session, self.len, paid);
+    }
+
+    #[inline(always)]
+    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Answer {
+        let before = self.tc_index;
+        self.set_tc_index(tc_index);
+        let skb = self.skb;
+        // SAFETY: the context is a valid `__sk_buff`, and no packet pointer is held.
+        let clone = || unsafe { bpf_clone_redirect(skb, ifindex, 0) as i64 };
+        let (code, is_uncut) = if snaplen == 0 { (clone(), false) } else { deliver::cutting(snaplen, clone) };
+        self.set_tc_index(before);
+        Answer { code, is_uncut }
+    }
+
+    #[inline(always)]
+    fn set_tc_index(&mut self, tc_index: u16) {
+        // SAFETY: the context is valid for the whole program, and tc programs may write this field.
+        unsafe { (*self.skb).tc_index = u32::from(tc_index) };
+    }
+
+    #[inline(always)]
+    fn is_tap(&mut self, ifindex: u32) -> bool {
+        tap(ifindex).is_some()
+    }
+
+    #[inline(always)]
+    fn origin(&mut self) -> u32 {
+        ORIGIN.get(0).copied().unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn set_origin(&mut self, ifindex: u32) {
+        if let Some(origin) = ORIGIN.get_ptr_mut(0) {
+            // SAFETY: the element belongs to this CPU.
+            unsafe { *origin = ifindex };
         }
+    }
+
+    #[inline(always)]
+    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict) {
+        let Some(counters) = COUNTERS.get_ptr_mut(session.id) else { return };
+        // The mask must be seen by the verifier, which does not know what the compiler has concluded already.
+        let verdict = core::hint::black_box(verdict as u32) as usize & (Verdict::SLOTS - 1);
+        // SAFETY: the element belongs to this CPU. A program that interrupts this one on the same CPU between load and
+        // store (a softirq over a process's own transmission) is excluded: tc runs with softirqs disabled.
+        let Counter { packets, bytes } = unsafe { &mut (*counters).counters[direction as usize][verdict] };
+        *packets += 1;
+        *bytes += u64::from(self.len);
+    }
+
+    #[inline(always)]
+    fn no_session(&mut self) -> u32 {
+        // A packet is shorter than 2 GiB, but the verifier does not know.
+        core::hint::black_box(self.len) >> 31
     }
 }
 
-/// Whether filter and sample choose the packet: [`CHOSEN`], or the number of a verdict.
+/// The answers of [`sift`].
+const PASSES: u32 = 0;
+const FILTERED: u32 = 1;
+const SAMPLED_OUT: u32 = 2;
+const FAILED: u32 = 3;
+
+/// Whether the packet passes the filter and the sample of a session, which are given by the session's fields.
 ///
 /// A global function, so that the verifier goes through its loop once, and not again for every way that leads to it:
 /// a context and numbers are all that such a function can be given (before Linux 5.12).
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn pick(skb: *mut __sk_buff, filter: u32, share: u32, seed: u32) -> u32 {
-    let Some(header) = header::read(skb) else { return Verdict::Failed as u32 };
-    let filter = if filter == 0 {
+extern "C" fn sift(skb: *mut __sk_buff, flags: u32, filter: u32, share: u32, seed: u32) -> u32 {
+    let Some(header) = header::read(skb) else { return FAILED };
+    let filter = if flags & SESSION_FILTERED == 0 {
         None
     } else {
-        match FILTERS.get(filter - 1) {
-            None => return Verdict::Failed as u32,
+        match FILTERS.get(filter) {
+            None => return FAILED,
             filter => filter,
         }
     };
-    match chosen(filter, share, seed, header) {
-        Ok(()) => CHOSEN,
-        Err(verdict) => verdict as u32,
+    match decide::sift(filter, share, seed, header) {
+        Ok(()) => PASSES,
+        Err(Verdict::Filtered) => FILTERED,
+        Err(_) => SAMPLED_OUT,
     }
-}
-
-/// What [`pick`] returns for a packet that is chosen: no verdict.
-const CHOSEN: u32 = Verdict::SLOTS as u32;
-
-#[inline(always)]
-const fn refusal(verdict: u32) -> Verdict {
-    if verdict == Verdict::Filtered as u32 {
-        Verdict::Filtered
-    } else if verdict == Verdict::SampledOut as u32 {
-        Verdict::SampledOut
-    } else {
-        Verdict::Failed
-    }
-}
-
-/// Counts one packet of `len` bytes on this CPU.
-#[inline(always)]
-fn count(session: u32, direction: Direction, verdict: Verdict, len: u32) {
-    let Some(counters) = COUNTERS.get_ptr_mut(session) else { return };
-    // The mask must be seen by the verifier, which does not know what the compiler has concluded already.
-    let verdict = core::hint::black_box(verdict as u32) as usize & (Verdict::SLOTS - 1);
-    // SAFETY: the element belongs to this CPU. A program that interrupts this one on the same CPU between load and
-    // store (a softirq over a process's own transmission) is excluded: tc runs with softirqs disabled.
-    let Counter { packets, bytes } = unsafe { &mut (*counters).counters[direction as usize][verdict] };
-    *packets += 1;
-    *bytes += u64::from(len);
 }
 
 #[cfg(not(test))]

@@ -9,20 +9,36 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use mirror_common::{
-    abi::{NODE_METER, SESSION_METERED, Session, TARGET_METERED, Target},
-    limit::{Limits, Meter},
+    abi::{
+        MAX_SESSIONS, MAX_TAPS, NODE_LIMIT, NODE_LIMITS_LEN, POD_LIMIT, SESSION_METERED, SHARE_LIMIT,
+        Session, TAP_LIMITED, Tap,
+    },
+    limit::{
+        Limits, Meter, PodMeter,
+        charge::{self, Bill, Meters, Paid},
+    },
     verdict::Verdict,
 };
 
-const METERS_LEN: usize = NODE_METER as usize + 1;
-
-/// What each session, and the node, may use up. Written by the agent.
+/// What each session may use up. Written by the agent.
 #[btf_map(pin_by_name)]
-static LIMITS: Array<Limits, METERS_LEN> = Array::new();
+static LIMITS: Array<Limits, { MAX_SESSIONS as usize }> = Array::new();
 
-/// What each session, and the node, has used up.
+/// What each session has used up.
 #[btf_map(pin_by_name)]
-static METERS: Array<LockedMeter, METERS_LEN> = Array::new();
+static METERS: Array<LockedMeter, { MAX_SESSIONS as usize }> = Array::new();
+
+/// What the node, each pod, and each pod's share of the node's rate may use up. Written by the agent.
+#[btf_map(pin_by_name)]
+static NODE_LIMITS: Array<Limits, NODE_LIMITS_LEN> = Array::new();
+
+/// What the node has used up.
+#[btf_map(pin_by_name)]
+static NODE_METER: Array<LockedMeter, 1> = Array::new();
+
+/// What each pod has used up.
+#[btf_map(pin_by_name)]
+static POD_METERS: Array<LockedPodMeter, { MAX_TAPS as usize }> = Array::new();
 
 /// A meter and its lock, which the kernel finds by its type.
 #[repr(C)]
@@ -32,55 +48,129 @@ struct LockedMeter {
     meter: Meter,
 }
 
-/// Takes a packet of `len` bytes from the session's limits and then from the node's.
+/// A pod's meters and their lock.
+#[repr(C)]
+struct LockedPodMeter {
+    lock: bpf_spin_lock,
+    _padding: u32,
+    meter: PodMeter,
+}
+
+/// The maps.
+struct Maps;
+
+impl Meters for Maps {
+    #[inline(always)]
+    fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        let (limits, meter) = (LIMITS.get(id)?, METERS.get_ptr_mut(id)?);
+        // SAFETY: the element is valid for the whole program, and every access to its meter is under its lock.
+        unsafe {
+            lock(&raw mut (*meter).lock);
+            let changed = change(limits, &mut (*meter).meter);
+            unlock(&raw mut (*meter).lock);
+            Some(changed)
+        }
+    }
+
+    #[inline(always)]
+    fn pod<R>(&mut self, index: u32, change: impl FnOnce([&Limits; 2], &mut PodMeter) -> R) -> Option<R> {
+        let limits = [NODE_LIMITS.get(POD_LIMIT)?, NODE_LIMITS.get(SHARE_LIMIT)?];
+        let meter = POD_METERS.get_ptr_mut(index)?;
+        // SAFETY: as above.
+        unsafe {
+            lock(&raw mut (*meter).lock);
+            let changed = change(limits, &mut (*meter).meter);
+            unlock(&raw mut (*meter).lock);
+            Some(changed)
+        }
+    }
+
+    #[inline(always)]
+    fn has_node_rate(&mut self) -> bool {
+        NODE_LIMITS.get(NODE_LIMIT).is_some_and(Limits::has_rate)
+    }
+
+    #[inline(always)]
+    fn node<R>(&mut self, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        let (limits, meter) = (NODE_LIMITS.get(NODE_LIMIT)?, NODE_METER.get_ptr_mut(0)?);
+        // SAFETY: as above.
+        unsafe {
+            lock(&raw mut (*meter).lock);
+            let changed = change(limits, &mut (*meter).meter);
+            unlock(&raw mut (*meter).lock);
+            Some(changed)
+        }
+    }
+}
+
+/// Charges a packet of `len` bytes to the session, the pod and the node, as far as they have limits.
 #[inline(always)]
-pub(crate) fn take(session: &Session, target: &Target, len: u32) -> Result<(), Verdict> {
-    if session.flags & SESSION_METERED != 0 {
-        take_from(session.id, len)?;
+pub(crate) fn take(tap: &Tap, session: &Session, len: u32) -> Result<Paid, Verdict> {
+    let answer = charge_packet(session.id, limited(tap, session), tap.pod_meter, len);
+    match answer & !Paid::ALL {
+        0 => Ok(Paid::from_bits(answer)),
+        LIMITED => Err(Verdict::Limited),
+        ENDED => Err(Verdict::Ended),
+        _ => Err(Verdict::Failed),
     }
-    if target.flags & TARGET_METERED != 0
-        && let Err(verdict) = take_from(NODE_METER, len)
-    {
-        give_back_to(session.flags & SESSION_METERED != 0, session.id, len);
-        return Err(verdict);
-    }
-    Ok(())
 }
 
 /// Gives back what [`take`] took for a packet that was not copied after all.
 #[inline(always)]
-pub(crate) fn give_back(session: &Session, target: &Target, len: u32) {
-    give_back_to(session.flags & SESSION_METERED != 0, session.id, len);
-    give_back_to(target.flags & TARGET_METERED != 0, NODE_METER, len);
+pub(crate) fn give_back(tap: &Tap, session: &Session, len: u32, paid: Paid) {
+    let limited = limited(tap, session) | paid.to_bits() << PAID_SHIFT;
+    refund_packet(session.id, limited, tap.pod_meter, len);
+}
+
+/// The answers of [`charge_packet`] beside the bits of [`Paid`].
+const LIMITED: u32 = 1 << 8;
+const ENDED: u32 = 2 << 8;
+const FAILED: u32 = 3 << 8;
+
+/// Bits of the argument `limited`: the session has limits; the tap's pod and the node have.
+const BY_SESSION: u32 = 1;
+const BY_POD: u32 = 2;
+/// Where what was paid stands in the argument `limited`.
+const PAID_SHIFT: u32 = 8;
+
+#[inline(always)]
+const fn limited(tap: &Tap, session: &Session) -> u32 {
+    let by_session = if session.flags & SESSION_METERED != 0 { BY_SESSION } else { 0 };
+    let by_pod = if tap.flags & TAP_LIMITED != 0 { BY_POD } else { 0 };
+    by_session | by_pod
 }
 
 #[inline(always)]
-fn take_from(index: u32, len: u32) -> Result<(), Verdict> {
-    let (Some(limits), Some(meter)) = (LIMITS.get(index), METERS.get_ptr_mut(index)) else {
-        return Err(Verdict::Failed);
-    };
-    // The clock cannot be read under the lock: no helper can be called there.
+const fn bill(session: u32, limited: u32, pod: u32, len: u32) -> Bill {
+    Bill {
+        session: if limited & BY_SESSION != 0 { Some(session) } else { None },
+        pod: if limited & BY_POD != 0 { Some(pod) } else { None },
+        len,
+    }
+}
+
+/// Charges a packet; the bits of [`Paid`], or another answer.
+///
+/// A global function, and of numbers alone, as `sift` is: the verifier goes through it once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn charge_packet(session: u32, limited: u32, pod: u32, len: u32) -> u32 {
+    // The clock cannot be read under a lock: no helper can be called there.
     // SAFETY: the helper has no preconditions.
     let now_ns = unsafe { bpf_ktime_get_ns() };
-    // SAFETY: the element is valid for the whole program, and every access to its meter is under its lock.
-    unsafe {
-        lock(&raw mut (*meter).lock);
-        let taken = (*meter).meter.take(limits, now_ns, len);
-        unlock(&raw mut (*meter).lock);
-        taken
+    match charge::charge(&mut Maps, bill(session, limited, pod, len), now_ns) {
+        Ok(paid) => paid.to_bits(),
+        Err(Verdict::Limited) => LIMITED,
+        Err(Verdict::Ended) => ENDED,
+        Err(_) => FAILED,
     }
 }
 
-#[inline(always)]
-fn give_back_to(is_metered: bool, index: u32, len: u32) {
-    if !is_metered {
-        return;
-    }
-    let (Some(limits), Some(meter)) = (LIMITS.get(index), METERS.get_ptr_mut(index)) else { return };
-    // SAFETY: as in `take_from`.
-    unsafe {
-        lock(&raw mut (*meter).lock);
-        (*meter).meter.give_back(limits, len);
-        unlock(&raw mut (*meter).lock);
-    }
+/// Takes a charge back. A global function as well.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn refund_packet(session: u32, limited: u32, pod: u32, len: u32) -> u32 {
+    let paid = Paid::from_bits(limited >> PAID_SHIFT & Paid::ALL);
+    charge::give_back(&mut Maps, bill(session, limited, pod, len), paid);
+    0
 }

@@ -23,9 +23,13 @@ use aya::{
     programs::{LinkOrder, SchedClassifier, TcAttach, TcAttachType, tc::SchedClassifierLink},
 };
 use mirror_common::{
-    abi::{SESSION_METERED, Session, TAP_AT_PEER, TARGET_QUEUELESS, TARGET_UP, Tap, Target},
+    abi::{
+        DeviceKey, MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, Session, TARGET_CUTS,
+        TARGET_QUEUELESS, TARGET_UP, Tap, Target,
+    },
     filter::FilterProgram,
     limit::{Limits, TICKS_PER_NS},
+    verdict::TapKind,
 };
 use mirror_core::filter::compile;
 use mirror_tests::{Frame, Lab, kernel_is_at_least};

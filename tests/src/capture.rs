@@ -13,6 +13,9 @@ const SUPER_FRAME_BYTES: &str = "65600";
 /// Larger than any frame of these tests on a wire.
 const WIRE_FRAME_BYTES: &str = "2000";
 
+/// All headers of the frames of these tests, and some data.
+const HEADER_BYTES: &str = "128";
+
 /// A running capture. It has begun when [`Capture::start`] returns.
 #[derive(Debug)]
 pub struct Capture {
@@ -34,6 +37,12 @@ impl Capture {
         Self::with_snap_length(netns, device, WIRE_FRAME_BYTES)
     }
 
+    /// As [`Capture::start`], of the first bytes of each frame: for many frames in little time.
+    #[track_caller]
+    pub fn of_headers(netns: &Netns, device: &str) -> Self {
+        Self::with_snap_length(netns, device, HEADER_BYTES)
+    }
+
     #[track_caller]
     fn with_snap_length(netns: &Netns, device: &str, bytes: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -49,8 +58,19 @@ impl Capture {
     /// The frames that the device has had so far. One that tcpdump did not get is a failure.
     #[track_caller]
     pub fn frames(&self) -> Frames {
+        let mut frames = Frames::default();
+        for Captured { bytes, length } in self.in_order() {
+            assert_eq!(bytes.len(), length, "a frame is longer than the capture's snap length");
+            frames.add(bytes, 1);
+        }
+        frames
+    }
+
+    /// The frames that the device has had so far, in that order.
+    #[track_caller]
+    pub fn in_order(&self) -> Vec<Captured> {
         self.drain();
-        Frames::parse(&fs::read(self.directory.path().join("pcap")).unwrap())
+        parse(&fs::read(self.directory.path().join("pcap")).unwrap())
     }
 
     /// Ends the capture and returns all of its frames.
@@ -87,29 +107,37 @@ impl Capture {
     }
 }
 
+/// A frame of a capture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Captured {
+    /// What was kept of it.
+    pub bytes: Vec<u8>,
+    /// How many bytes it had.
+    pub length: usize,
+}
+
 /// A multiset of frames.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Frames(BTreeMap<Vec<u8>, usize>);
 
-impl Frames {
-    /// The frames of a pcap file. One that is still being written may end in the middle of a frame.
-    fn parse(pcap: &[u8]) -> Self {
-        let u32_at = |offset: usize| {
-            let bytes = pcap.get(offset..offset + 4)?;
-            Some(u32::from_ne_bytes(bytes.try_into().ok()?) as usize)
-        };
-        let (global_header, record_header) = (24, 16);
-        let mut frames = Self::default();
-        let mut at = global_header;
-        while let (Some(captured), Some(length)) = (u32_at(at + 8), u32_at(at + 12)) {
-            let Some(bytes) = pcap.get(at + record_header..at + record_header + captured) else { break };
-            assert_eq!(captured, length, "a frame is longer than the capture's snap length");
-            frames.add(bytes.to_vec(), 1);
-            at += record_header + captured;
-        }
-        frames
+/// The frames of a pcap file. One that is still being written may end in the middle of a frame.
+fn parse(pcap: &[u8]) -> Vec<Captured> {
+    let u32_at = |offset: usize| {
+        let bytes = pcap.get(offset..offset + 4)?;
+        Some(u32::from_ne_bytes(bytes.try_into().ok()?) as usize)
+    };
+    let (global_header, record_header) = (24, 16);
+    let mut frames = Vec::new();
+    let mut at = global_header;
+    while let (Some(captured), Some(length)) = (u32_at(at + 8), u32_at(at + 12)) {
+        let Some(bytes) = pcap.get(at + record_header..at + record_header + captured) else { break };
+        frames.push(Captured { bytes: bytes.to_vec(), length });
+        at += record_header + captured;
     }
+    frames
+}
 
+impl Frames {
     fn add(&mut self, frame: Vec<u8>, times: usize) {
         *self.0.entry(frame).or_default() += times;
     }

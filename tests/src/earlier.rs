@@ -78,11 +78,6 @@ impl EarlierAgent {
         agent
     }
 
-    /// The directory of its pins.
-    pub fn directory(&self) -> &PathBuf {
-        &self.directory
-    }
-
     #[track_caller]
     fn attach(&mut self, lab: &Lab, device: &str, name: &str, attach_type: TcAttachType) {
         let ifindex = lab.ifindex(device);

@@ -3,13 +3,11 @@
 use anyhow::bail;
 use tracing::info;
 
-use super::{cleanup::remove_everything, stop_signal};
+use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
 use crate::{
-    cli::{AttachArgs, MirrorArgs, StateArgs, Switch},
+    cli::{AttachArgs, SettingArgs, StateArgs},
     dataplane::{Dataplane as _, bpf::Bpf, pins::Pins},
-    links::netlink::Netlink,
     metrics::LoopMetrics,
-    mirror_iface::MirrorIface,
     notes,
     pods::NoPods,
     reconcile::Reconciler,
@@ -19,13 +17,13 @@ use crate::{
 /// Runs until SIGINT or SIGTERM.
 pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let AttachArgs { interfaces, direction, mirror, settings, state: StateArgs { bpffs } } = args;
-    let MirrorArgs { mirror_iface, mirror_iface_mtu, mirror_offloads, attach } = mirror;
-    let (settings, limits) = settings.settings()?;
+    let SettingArgs { settings, limits } = settings;
+    let targets = mirror.targets()?;
     let stop = stop_signal()?;
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
     let socket = lock.socket()?;
-    let mut dataplane = Bpf::load(pins.clone(), lock, attach)?;
+    let mut dataplane = Bpf::load(pins.clone(), lock, mirror.attach)?;
     let installed = dataplane.observe().await?;
     if installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some())) {
         bail!(
@@ -38,12 +36,17 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
              that, if nothing is to run here any more"
         );
     }
-    let mirror =
-        MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits).offloads(mirror_offloads == Switch::On);
-    let links = Netlink::new()?.with_offloads_of(&mirror_iface);
-    let policy =
-        Policy { mirror_iface, interfaces, interface_directions: direction, settings, ..Policy::default() };
-    let mut reconciler = Reconciler::new(NoPods, links, dataplane, policy, mirror, LoopMetrics::new()?);
+    let mirrors = mirrors(&mirror, &targets);
+    let links = links_of(&targets)?;
+    let policy = Policy {
+        targets,
+        limits,
+        interfaces,
+        interface_directions: direction,
+        settings,
+        ..Policy::default()
+    };
+    let mut reconciler = Reconciler::new(NoPods, links, dataplane, policy, mirrors, LoopMetrics::new()?);
     notes::serve(socket, reconciler.reports())?;
     info!("mirroring until Ctrl-C");
     let outcome = reconciler.run(stop).await;

@@ -32,8 +32,8 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
     };
     // Copying ends here, whatever fails below. Maps that cannot be read are no reason to leave the rest.
     if let Ok(mut maps) = Maps::open(pins) {
-        for ifindex in maps.taps().unwrap_or_default().into_keys() {
-            done(maps.remove_tap(ifindex).map(|()| true));
+        for device in maps.taps().unwrap_or_default().into_keys() {
+            done(maps.remove_tap(device).map(|()| true));
         }
     }
     // Those of all versions. Filters are not pinned, and outlive lost pins.

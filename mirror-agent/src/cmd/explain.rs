@@ -1,32 +1,54 @@
 //! `mirror-agent explain`: what would be copied of a capture, and why the rest would not.
 //!
-//! Reads a classic pcap file and evaluates the same program as the tap programs do. Needs no kernel and changes nothing.
+//! Evaluates the same program as the tap programs do, on each packet of a file ([`capture`] reads it), and writes a line a
+//! packet while it reads. Needs no kernel and changes nothing. A packet that the capture holds cut is judged as tcpdump
+//! does: its length is that on the wire, and what was not captured decides nothing.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
+mod capture;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufWriter, Read, Write},
+};
 
 use anyhow::{Context as _, anyhow, bail};
 use mirror_common::{
-    decide::chosen,
-    filter::FilterProgram,
+    decide::sift,
+    filter::{FilterProgram, matches_cut},
     packet::{LEN_OFFSET, header},
+    sample::flow_hash,
     verdict::Verdict,
 };
+use serde::Serialize;
 
-use super::{filter::pointed, print};
-use crate::{cli::ExplainArgs, filter::compile, settings::Share, settings::parse_sample};
+use self::capture::Packet;
+use super::filter::pointed;
+use crate::{
+    cli::{ExplainArgs, OutputFormat},
+    filter::compile,
+    settings::{Share, parse_sample},
+};
+
+/// The link type of Ethernet.
+const ETHERNET: i32 = 1;
 
 /// What a packet is held against.
-#[derive(Default)]
-struct Choice {
-    filter: Option<FilterProgram>,
-    /// Share of the flows as in the wire format.
-    share: u32,
-    seed: u32,
+#[derive(Debug, Default)]
+pub struct Choice {
+    /// Which packets; `None`: all.
+    pub filter: Option<FilterProgram>,
+    /// Share of the flows as in the wire format; 0: all.
+    pub share: u32,
+    /// Seed of the sample.
+    pub seed: u32,
 }
 
 /// Prints a line a packet, and the totals.
 pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
-    let ExplainArgs { pcap, filter, sample, sample_seed } = args;
+    let ExplainArgs { pcap, filter, sample, sample_seed, output } = args;
     let filter = match &filter {
         Some(text) => Some(compile(text).map_err(|error| anyhow!("{}", pointed(text, &error)))?),
         None => None,
@@ -36,165 +58,213 @@ pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
         None => None,
     };
     let choice = Choice { filter, share: share.map_or(0, |Share(share)| share), seed: sample_seed };
-    let file = fs::read(&pcap).with_context(|| format!("cannot read {}", pcap.display()))?;
-    print(&verdicts(&file, &choice).with_context(|| unusable(&pcap))?)
+    let file = File::open(&pcap).with_context(|| format!("cannot read {}", pcap.display()))?;
+    let explained = write_verdicts(file, &choice, output, &mut BufWriter::new(io::stdout().lock()));
+    match explained {
+        // Whoever read it had enough, as in `explain | head`.
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        explained => {
+            explained.with_context(|| format!("{} is no capture that can be explained", pcap.display()))
+        }
+    }
 }
 
-fn unusable(path: &Path) -> String {
-    format!("{} is no capture that can be explained", path.display())
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn verdicts(file: &[u8], choice: &Choice) -> anyhow::Result<String> {
-    let mut text = String::from("NUMBER  VERDICT      BYTES\n");
-    let mut totals = BTreeMap::new();
-    for (index, packet) in Capture::open(file)?.enumerate() {
-        let Packet { bytes, length } = packet.with_context(|| format!("packet {}", index + 1))?;
+/// Reads a capture and writes the verdict of each packet as it comes, and the totals. Where the file ends in the middle
+/// or is broken, what stands ahead of that is written, and it is an error.
+pub fn write_verdicts(
+    file: impl Read + Send,
+    choice: &Choice,
+    output: OutputFormat,
+    to: &mut impl Write,
+) -> anyhow::Result<()> {
+    let mut totals = Totals::default();
+    let mut number = 0;
+    let read = capture::each(file, |packet| {
+        number += 1;
+        let Packet { bytes, length, link_type } = packet;
+        if link_type != ETHERNET {
+            totals.skipped.entry(link_type).or_default().add(length);
+            return Ok(());
+        }
         let verdict = choice.verdict(bytes, length);
-        let (packets, sum) = totals.entry(verdict).or_insert((0_u64, 0_u64));
-        *packets += 1;
-        *sum += u64::from(length);
-        writeln!(text, "{:>6}  {:<11}  {length:>5}", index + 1, verdict.name())?;
+        let is_first = totals.verdicts.is_empty();
+        totals.verdicts.entry(verdict).or_default().add(length);
+        totals.uncertain += u64::from(choice.is_uncertain(verdict, bytes, length));
+        let line = Line { number, verdict: verdict.name(), bytes: length, captured: bytes.len() };
+        line.write(is_first, output, to).map_err(Into::into)
+    });
+    let read = read.and_then(|()| match totals.skipped.first_key_value() {
+        Some((link_type, _)) if totals.verdicts.is_empty() => {
+            bail!("its packets are not Ethernet frames (link type {link_type})")
+        }
+        _ => Ok(()),
+    });
+    // One error is enough: if nothing can be written, that is the one.
+    if !matches!(&read, Err(error) if error.is::<io::Error>()) {
+        totals.write(read.as_ref().err(), output, to)?;
+        to.flush()?;
     }
-    text.push('\n');
-    for (verdict, (packets, bytes)) in totals {
-        writeln!(text, "{:<11}  {packets} packets, {bytes} bytes", verdict.name())?;
-    }
-    Ok(text)
+    read
 }
 
 impl Choice {
-    /// A capture may hold less of a packet than there was. Where that is less than a filter can see, the packet counts
-    /// as long as what is there: what a filter cannot see must not decide.
     fn verdict(&self, bytes: &[u8], length: u32) -> Verdict {
-        let length = if bytes.len() < LEN_OFFSET { length.min(bytes.len() as u32) } else { length };
-        match chosen(self.filter.as_ref(), self.share, self.seed, &header(bytes, length)) {
+        let header = header(bytes, length);
+        // What a filter cannot see of a longer packet, it does not ask for.
+        let captured = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        if self.filter.as_ref().is_some_and(|filter| !matches_cut(filter, &header, captured)) {
+            return Verdict::Filtered;
+        }
+        match sift(None, self.share, self.seed, &header) {
             Ok(()) => Verdict::Copied,
             Err(verdict) => verdict,
         }
     }
-}
 
-/// A packet of a capture file.
-struct Packet<'a> {
-    /// What was captured of it.
-    bytes: &'a [u8],
-    /// How long it was, in bytes.
-    length: u32,
-}
-
-/// The packets of a classic pcap file.
-struct Capture<'a> {
-    rest: &'a [u8],
-    number: fn([u8; 4]) -> u32,
-}
-
-impl<'a> Capture<'a> {
-    fn open(file: &'a [u8]) -> anyhow::Result<Self> {
-        /// The link type of Ethernet.
-        const ETHERNET: u32 = 1;
-        let Some((header, rest)) = file.split_first_chunk::<24>() else {
-            bail!("it is shorter than its header")
+    /// Whether the sample would go by bytes that were not captured: the flow is another with other bytes there.
+    fn is_uncertain(&self, verdict: Verdict, bytes: &[u8], length: u32) -> bool {
+        if self.share == 0 || verdict == Verdict::Filtered {
+            return false;
+        }
+        let hash = |filler: u8| {
+            let mut whole = bytes.get(..LEN_OFFSET).unwrap_or(bytes).to_vec();
+            whole.resize(whole.len().max(LEN_OFFSET.min(length as usize)), filler);
+            flow_hash(&header(&whole, length), self.seed)
         };
-        let [a, b, c, d, ..] = *header;
-        let number = match [a, b, c, d] {
-            // Microseconds, nanoseconds; written on a machine of either byte order.
-            [0xa1, 0xb2, 0xc3, 0xd4] | [0xa1, 0xb2, 0x3c, 0x4d] => u32::from_be_bytes,
-            [0xd4, 0xc3, 0xb2, 0xa1] | [0x4d, 0x3c, 0xb2, 0xa1] => u32::from_le_bytes,
-            [0x0a, 0x0d, 0x0d, 0x0a] => {
-                bail!("it is a pcapng file; `tcpdump -r FILE -w NEW` makes a classic one")
+        hash(0) != hash(0xff)
+    }
+}
+
+/// One packet of the output.
+#[derive(Serialize)]
+struct Line {
+    /// Its number in the file, from 1, with the packets that are skipped.
+    number: u64,
+    verdict: &'static str,
+    /// Its length on the wire.
+    bytes: u32,
+    /// How many of them the file holds.
+    captured: usize,
+}
+
+impl Line {
+    fn write(&self, is_first: bool, output: OutputFormat, to: &mut impl Write) -> io::Result<()> {
+        match output {
+            OutputFormat::Table => {
+                if is_first {
+                    writeln!(to, "NUMBER  VERDICT      BYTES")?;
+                }
+                let Self { number, verdict, bytes, .. } = self;
+                writeln!(to, "{number:>6}  {verdict:<11}  {bytes:>5}")
             }
-            _ => bail!("it is no pcap file"),
-        };
-        let [.., e, f, g, h] = *header;
-        // The upper bits tell of a frame check sequence.
-        let link_type = number([e, f, g, h]) & 0xffff;
-        if link_type != ETHERNET {
-            bail!("its packets are not Ethernet frames (link type {link_type})");
+            OutputFormat::Json => {
+                to.write_all(if is_first { b"{\"packets\":[\n" } else { b",\n" })?;
+                serde_json::to_writer(to, self).map_err(Into::into)
+            }
         }
-        Ok(Self { rest, number })
     }
 }
 
-impl<'a> Iterator for Capture<'a> {
-    type Item = anyhow::Result<Packet<'a>>;
+/// Packets and their bytes on the wire.
+#[derive(Default, Clone, Copy)]
+struct Sum {
+    packets: u64,
+    bytes: u64,
+}
 
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.rest.is_empty() {
-            return None;
-        }
-        let parsed = self.rest.split_first_chunk::<16>().and_then(|(header, rest)| {
-            let [_, _, _, _, _, _, _, _, captured @ .., a, b, c, d] = *header;
-            let captured: [u8; 4] = captured;
-            let (bytes, rest) = rest.split_at_checked((self.number)(captured) as usize)?;
-            self.rest = rest;
-            Some(Packet { bytes, length: (self.number)([a, b, c, d]) })
-        });
-        if parsed.is_none() {
-            self.rest = &[];
-        }
-        Some(parsed.context("the file ends within it"))
+impl Sum {
+    fn add(&mut self, length: u32) {
+        self.packets += 1;
+        self.bytes += u64::from(length);
     }
 }
 
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::expect_used, reason = "tests")]
+#[derive(Default)]
+struct Totals {
+    verdicts: BTreeMap<Verdict, Sum>,
+    /// Packets that are no Ethernet frames, by their link type.
+    skipped: BTreeMap<i32, Sum>,
+    /// Packets whose sample would go by what was not captured.
+    uncertain: u64,
+}
 
-    use super::*;
+/// The end of the JSON document, behind the packets.
+#[derive(Serialize)]
+struct End {
+    totals: Vec<Total>,
+    skipped: Vec<Skipped>,
+    uncertain: u64,
+    error: Option<String>,
+}
 
-    /// A capture file with these packets, in either byte order.
-    fn capture(packets: &[(&[u8], u32)], big_endian: bool, magic: u32, link_type: u32) -> Vec<u8> {
-        let number = |number: u32| if big_endian { number.to_be_bytes() } else { number.to_le_bytes() };
-        let mut file: Vec<u8> = [magic, 0x0002_0004, 0, 0, 65535, link_type].map(number).concat();
-        for (bytes, length) in packets {
-            file.extend([1, 2, bytes.len() as u32, *length].map(number).concat());
-            file.extend_from_slice(bytes);
+#[derive(Serialize)]
+struct Total {
+    verdict: &'static str,
+    packets: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Skipped {
+    link_type: i32,
+    packets: u64,
+    bytes: u64,
+}
+
+impl Totals {
+    fn write(
+        &self,
+        error: Option<&anyhow::Error>,
+        output: OutputFormat,
+        to: &mut impl Write,
+    ) -> io::Result<()> {
+        let Self { verdicts, skipped, uncertain } = self;
+        if output == OutputFormat::Json {
+            let total = |(verdict, sum): (&Verdict, &Sum)| Total {
+                verdict: verdict.name(),
+                packets: sum.packets,
+                bytes: sum.bytes,
+            };
+            let skip = |(link_type, sum): (&i32, &Sum)| Skipped {
+                link_type: *link_type,
+                packets: sum.packets,
+                bytes: sum.bytes,
+            };
+            let end = End {
+                totals: verdicts.iter().map(total).collect(),
+                skipped: skipped.iter().map(skip).collect(),
+                uncertain: *uncertain,
+                error: error.map(|error| format!("{error:#}")),
+            };
+            let end = serde_json::to_string(&end)?;
+            let begin = if verdicts.is_empty() { "{\"packets\":[" } else { "\n" };
+            // The object without its first brace goes on with the one that the packets began.
+            return writeln!(to, "{begin}],{}", end.trim_start_matches('{'));
         }
-        file
-    }
-
-    fn choice(filter: &str) -> Choice {
-        Choice { filter: Some(compile(filter).expect("a filter")), ..Choice::default() }
-    }
-
-    const ARP: [u8; 14] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 8, 6];
-    const IP: [u8; 14] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
-
-    #[test]
-    fn each_packet_has_a_verdict_whatever_wrote_the_file() {
-        let arp = choice("arp");
-        for (big_endian, magic) in
-            [(true, 0xa1b2_c3d4), (false, 0xa1b2_c3d4), (true, 0xa1b2_3c4d), (false, 0xa1b2_3c4d)]
-        {
-            let file = capture(&[(&ARP, 60), (&IP, 1514)], big_endian, magic, 1);
-            assert_eq!(
-                verdicts(&file, &arp).expect("a capture"),
-                "NUMBER  VERDICT      BYTES\n     1  copied          60\n     2  filtered      1514\n\n\
-                 copied       1 packets, 60 bytes\nfiltered     1 packets, 1514 bytes\n"
-            );
+        if !verdicts.is_empty() {
+            writeln!(to)?;
         }
-        let all =
-            verdicts(&capture(&[(&ARP, 60)], true, 0xa1b2_c3d4, 1), &Choice::default()).expect("a capture");
-        assert!(all.contains("copied       1 packets"), "{all}");
-    }
-
-    #[test]
-    fn what_was_not_captured_decides_nothing() {
-        let file = capture(&[(&IP, 60)], false, 0xa1b2_c3d4, 1);
-        let program = choice("ip[8] = 0");
-        assert!(verdicts(&file, &program).expect("a capture").contains("filtered     1 packets"));
-    }
-
-    #[test]
-    fn other_files_are_refused_with_the_reason() {
-        let refused =
-            |file: &[u8]| format!("{:#}", verdicts(file, &Choice::default()).expect_err("no capture"));
-        assert!(refused(&[]).contains("shorter"));
-        assert!(refused(&[7; 30]).contains("no pcap file"));
-        assert!(refused(&capture(&[], true, 0x0a0d_0d0a, 1)).contains("pcapng"));
-        assert!(refused(&capture(&[], true, 0xa1b2_c3d4, 113)).contains("link type 113"));
-        let mut cut = capture(&[(&ARP, 60)], true, 0xa1b2_c3d4, 1);
-        cut.pop();
-        assert_eq!(refused(&cut), "packet 1: the file ends within it");
+        for (verdict, Sum { packets, bytes }) in verdicts {
+            writeln!(to, "{:<11}  {packets} packets, {bytes} bytes", verdict.name())?;
+        }
+        for (link_type, Sum { packets, bytes }) in skipped {
+            writeln!(
+                to,
+                "{:<11}  {packets} packets, {bytes} bytes: no Ethernet frames (link type {link_type})",
+                "skipped"
+            )?;
+        }
+        if *uncertain > 0 {
+            writeln!(
+                to,
+                "{:<11}  {uncertain} packets: the capture does not hold the addresses and ports that a sample goes by",
+                "uncertain"
+            )?;
+        }
+        Ok(())
     }
 }

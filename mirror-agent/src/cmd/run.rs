@@ -2,14 +2,12 @@
 
 use tracing::info;
 
-use super::{cleanup::remove_everything, stop_signal};
+use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
 use crate::{
     admin::{self, Admin},
-    cli::{Listen, MirrorArgs, RunArgs, StateArgs, Switch},
+    cli::{Listen, RunArgs, SettingArgs, StateArgs},
     dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
-    links::netlink::Netlink,
     metrics::{LoopMetrics, Metrics},
-    mirror_iface::MirrorIface,
     notes,
     pods::{
         PodSource,
@@ -55,10 +53,10 @@ async fn follow(
     tell: impl FnOnce(Reports),
 ) -> anyhow::Result<()> {
     let RunArgs { enable_mirror, listen, mirror, settings, state: StateArgs { bpffs }, .. } = args;
-    let MirrorArgs { mirror_iface, mirror_iface_mtu, mirror_offloads, attach } = mirror;
-    let (settings, limits) = settings.settings()?;
+    let SettingArgs { settings, limits } = settings;
     let stop = stop_signal()?;
-    let links = Netlink::new()?.with_offloads_of(&mirror_iface);
+    let targets = mirror.targets()?;
+    let links = links_of(&targets)?;
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
     // Behind the lock, so that a second agent is told what it is; ahead of the maps, which stay.
@@ -67,22 +65,23 @@ async fn follow(
         Listen::At(address) => Some(admin::listen(address).await?),
     };
     let socket = lock.socket()?;
-    let dataplane = Bpf::load(pins.clone(), lock, attach)?;
+    let dataplane = Bpf::load(pins.clone(), lock, mirror.attach)?;
     let method = dataplane.method().name();
+    let mirror_iface = &mirror.mirror_iface;
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
-    let mirror =
-        MirrorIface::new(&mirror_iface, mirror_iface_mtu, limits).offloads(mirror_offloads == Switch::On);
+    let mirrors = mirrors(&mirror, &targets);
     let policy = Policy {
         enable_mirror,
         exclude_namespaces: args.exclude_namespaces.into_iter().collect(),
         allow_namespaces: args.allow_namespaces.map(|names| names.into_iter().collect()),
-        mirror_iface,
+        targets,
+        limits,
         settings,
         is_strict,
         ..Policy::default()
     };
     let source = pods.state();
-    let mut reconciler = Reconciler::new(pods, links, dataplane, policy, mirror, metrics.clone());
+    let mut reconciler = Reconciler::new(pods, links, dataplane, policy, mirrors, metrics.clone());
     let reports = reconciler.reports();
     tell(reports.clone());
     notes::serve(socket, reports.clone())?;

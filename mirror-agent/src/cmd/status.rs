@@ -3,7 +3,6 @@
 //! Needs no running agent and changes nothing.
 
 use anyhow::bail;
-use mirror_common::limit::Limits;
 use serde::Serialize;
 
 use super::print;
@@ -12,11 +11,11 @@ use crate::{
     dataplane::{
         hooks::{Hooks, programs_of},
         pins::Pins,
-        readout::{Count, Reader, Readout, TapReadout},
+        readout::{Count, Reader, Readout, SessionReadout, TapReadout},
     },
     links::{LinkTable as _, netlink::Netlink},
     mirror_iface::MirrorIface,
-    model::{Ended, Program},
+    model::{Ended, Name, Program},
     notes::{self, NotMirrored, Notes},
     settings::{Settings, Share},
 };
@@ -27,15 +26,17 @@ struct Status {
     version: &'static str,
     /// An agent holds the lock of the pins.
     agent_running: bool,
-    mirror: Mirror,
+    targets: Vec<Target>,
     taps: Vec<Tap>,
     /// What the agent knows besides; `null` where none runs.
     notes: Option<Notes>,
 }
 
 #[derive(Debug, Serialize)]
-struct Mirror {
+struct Target {
     name: String,
+    /// The mirror interface.
+    device: String,
     /// `null`: there is no such interface now.
     ifindex: Option<u32>,
     /// It takes copies.
@@ -49,11 +50,23 @@ struct Tap {
     /// `null`: an interface that was named by itself.
     pod: Option<Pod>,
     nic: String,
+    attached: Attached,
+    sessions: Vec<Session>,
+}
+
+#[derive(Debug, Serialize)]
+struct Session {
+    mirror: String,
+    target: String,
+    /// Where the mirror was asked for.
+    origin: &'static str,
     direction: &'static str,
     settings: Asked,
+    /// What was asked for in words, in the order in which it is decided.
+    #[serde(skip)]
+    words: Vec<String>,
     /// The budget that is used up, so that nothing is copied any more.
     ended: Option<&'static str>,
-    attached: Attached,
     /// Those that are not zero.
     counters: Vec<Counter>,
 }
@@ -89,24 +102,6 @@ impl From<Settings> for Asked {
             packets: budget.packets,
             bytes: budget.bytes,
         }
-    }
-}
-
-impl Asked {
-    /// What was asked for, in the order in which it is decided.
-    fn words(&self) -> Vec<String> {
-        let Self { filter, sample, rate_packets, rate_bits, snaplen, duration, packets, bytes } = self;
-        let words = [
-            filter.as_ref().map(|text| format!("filter \"{text}\"")),
-            sample.map(|share| format!("sample {:.4}%", share * 100.0)),
-            rate_packets.map(|rate| format!("rate {rate}pps")),
-            rate_bits.map(|rate| format!("rate {rate}bit")),
-            duration.map(|time| format!("duration {time}s")),
-            packets.map(|packets| format!("packets {packets}")),
-            bytes.map(|bytes| format!("bytes {bytes}")),
-            snaplen.map(|bytes| format!("snaplen {bytes}")),
-        ];
-        words.into_iter().flatten().collect()
     }
 }
 
@@ -164,73 +159,103 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
 }
 
 async fn read(pins: &Pins) -> anyhow::Result<Status> {
-    let Readout { target, taps: entries } = Reader::open(pins)?.read()?;
+    let Readout { targets, taps: entries } = Reader::open(pins)?.read()?;
     let ours = programs_of(pins)?;
     let hooks = Hooks::new(pins.clone())?;
-    // The pinned target is what the last agent saw; the device is what there is now.
+    // The pinned targets are what the last agent saw; the devices are what there is now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
-    let target = MirrorIface::new(&target.name, None, Limits::default()).target(&devices);
+    let targets = targets.into_iter().map(|(name, target)| {
+        let target = MirrorIface::new(&target.device, None).target(&devices);
+        let ifindex = target.ifindex.map(|ifindex| ifindex.0);
+        Target { name: name.to_string(), device: target.device, ifindex, up: target.up }
+    });
     let mut taps = Vec::new();
-    for TapReadout { ifindex, tap, ended, counts } in entries {
+    for TapReadout { device, owner, sessions } in entries {
         let mut attached = ["none"; 2];
         for (name, program) in attached.iter_mut().zip(Program::TAP) {
-            if let Some(method) = hooks.attached(ifindex, program).await?.method(&ours) {
+            if let Some(method) = hooks.attached(device.ifindex, program).await?.method(&ours) {
                 *name = method.name();
             }
         }
         let [ingress, egress] = attached;
-        let owner = tap.owner;
         taps.push(Tap {
-            ifindex: ifindex.0,
+            ifindex: device.ifindex.0,
             device: owner.device,
             pod: owner.pod.map(|pod| Pod { uid: pod.uid, namespace: pod.namespace, name: pod.name }),
             nic: owner.nic,
-            direction: tap.directions.name(),
-            settings: tap.settings.into(),
-            ended: ended.map(Ended::name),
             attached: Attached { ingress, egress },
-            counters: counts.into_iter().map(Counter::from).collect(),
+            sessions: sessions.into_iter().map(Session::from).collect(),
         });
     }
     let agent = Pins::connect();
     Ok(Status {
         version: env!("PODMIRROR_VERSION"),
         agent_running: agent.is_some(),
-        mirror: Mirror { name: target.name, ifindex: target.ifindex.map(|ifindex| ifindex.0), up: target.up },
+        targets: targets.collect(),
         taps,
         notes: agent.and_then(notes::read),
     })
 }
 
+impl From<SessionReadout> for Session {
+    fn from(SessionReadout { mirror, session, ended, counts }: SessionReadout) -> Self {
+        Self {
+            mirror: mirror.to_string(),
+            target: session.target.to_string(),
+            origin: session.origin.name(),
+            direction: session.directions.name(),
+            words: session.settings.words(),
+            settings: session.settings.into(),
+            ended: ended.map(Ended::name),
+            counters: counts.into_iter().map(Counter::from).collect(),
+        }
+    }
+}
+
+const COLUMNS: [&str; 11] = [
+    "POD",
+    "NIC",
+    "DEVICE",
+    "HOOKS",
+    "MIRROR",
+    "TARGET",
+    "MIRRORED",
+    "DIRECTION",
+    "VERDICT",
+    "PACKETS",
+    "BYTES",
+];
+/// How many of [`COLUMNS`] say which session a row is about.
+const HEAD: usize = 7;
+
 fn table(status: &Status) -> String {
-    let Status { version, agent_running, mirror, taps, notes } = status;
-    let state = match mirror.ifindex {
-        None => "missing".to_owned(),
-        Some(ifindex) if mirror.up => format!("up, ifindex {ifindex}"),
-        Some(ifindex) => format!("down, ifindex {ifindex}"),
-    };
+    let Status { version, agent_running, targets, taps, notes } = status;
     let agent = if *agent_running { "running" } else { "not running" };
-    let mut text = format!(
-        "agent             {agent} (this is version {version})\nmirror interface  {} ({state})\ntaps              {}\n",
-        mirror.name,
-        taps.len()
-    );
-    let mut rows = vec![
-        ["POD", "NIC", "DEVICE", "HOOKS", "MIRRORED", "DIRECTION", "VERDICT", "PACKETS", "BYTES"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    for tap in taps {
+    let mut text = format!("agent             {agent} (this is version {version})\n");
+    for Target { name, device, ifindex, up } in targets {
+        let state = match ifindex {
+            None => "missing".to_owned(),
+            Some(ifindex) if *up => format!("up, ifindex {ifindex}"),
+            Some(ifindex) => format!("down, ifindex {ifindex}"),
+        };
+        let target = if name == Name::DEFAULT { String::new() } else { format!(", target {name}") };
+        text.push_str(&format!("mirror interface  {device} ({state}){target}\n"));
+    }
+    text.push_str(&format!("taps              {}\n", taps.len()));
+    let sessions = || taps.iter().flat_map(|tap| tap.sessions.iter().map(move |session| (tap, session)));
+    let mut rows = vec![COLUMNS.map(str::to_owned).to_vec()];
+    for (tap, session) in sessions() {
         let pod = tap.pod.as_ref().map_or("-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
         let hooks = format!("{}/{}", tap.attached.ingress, tap.attached.egress);
-        let mut head = vec![pod, tap.nic.clone(), tap.device.clone(), hooks, tap.direction.to_owned()];
-        for counter in &tap.counters {
+        let mut head = vec![pod, tap.nic.clone(), tap.device.clone(), hooks];
+        head.extend([session.mirror.clone(), session.target.clone(), session.direction.to_owned()]);
+        for counter in &session.counters {
             let numbers = [counter.packets.to_string(), counter.bytes.to_string()];
             head.extend([counter.direction.to_owned(), counter.verdict.to_owned()]);
             head.extend(numbers);
-            rows.push(std::mem::replace(&mut head, vec![String::new(); 5]));
+            rows.push(std::mem::replace(&mut head, vec![String::new(); HEAD]));
         }
-        if tap.counters.is_empty() {
+        if session.counters.is_empty() {
             head.extend(["-", "-", "0", "0"].map(str::to_owned));
             rows.push(head);
         }
@@ -239,11 +264,13 @@ fn table(status: &Status) -> String {
         text.push('\n');
         text.push_str(&columns(&rows));
     }
-    for tap in taps {
-        let mut words = tap.settings.words();
-        words.extend(tap.ended.map(|budget| format!("ENDED: {budget} used up")));
+    for (tap, session) in sessions() {
+        let mut words = session.words.clone();
+        words.extend(session.ended.map(|budget| format!("ENDED: {budget} used up")));
         if !words.is_empty() {
-            let line = format!("{}: {}", tap.device, words.join(", "));
+            let mirror =
+                if session.mirror == Name::DEFAULT { String::new() } else { format!(" {}", session.mirror) };
+            let line = format!("{}{mirror}: {}", tap.device, words.join(", "));
             text.push_str(&format!("\n{}\n", printable(&line)));
         }
     }
@@ -258,8 +285,13 @@ fn told(notes: &Notes) -> String {
     let Notes { not_mirrored, bad_annotations, failures } = notes;
     let row = |what: &str, about: &str, why: &str| [what, about, why].map(str::to_owned).to_vec();
     let mut rows = Vec::new();
-    for NotMirrored { pod, nic, reason, message } in not_mirrored {
-        let about = [pod.as_deref(), nic.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(" ");
+    for NotMirrored { pod, nic, mirror, reason, message } in not_mirrored {
+        let mirror = mirror.as_ref().map(|mirror| format!("({mirror})"));
+        let about = [pod.as_deref(), nic.as_deref(), mirror.as_deref()]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(" ");
         rows.push(row(reason, &about, message));
     }
     rows.extend(bad_annotations.iter().map(|bad| row("BadAnnotation", &bad.pod, &bad.message)));

@@ -12,11 +12,11 @@ use tracing::debug;
 use super::{
     Dataplane,
     hooks::{AttachMode, Hooks, Method},
-    maps::Maps,
+    maps::{Maps, TapEntry},
     pins::{Pins, PinsLock},
     programs::Programs,
 };
-use crate::model::{Actual, ActualTap, HookState, IfIndex, Op, Program};
+use crate::model::{Actual, ActualTap, Device, HookState, Op, Program};
 
 /// The dataplane.
 pub struct Bpf {
@@ -26,7 +26,7 @@ pub struct Bpf {
     method: Method,
     /// Filters that no pin knows of have been looked for, and there was none.
     has_no_filters: bool,
-    /// Other versions of the agent of which something may still run.
+    /// Other versions of the agent of which taps may still run.
     other_versions: BTreeSet<u32>,
     _lock: PinsLock,
 }
@@ -53,7 +53,7 @@ impl Bpf {
         self.method
     }
 
-    /// Removes what is left of versions of which nothing runs any more. What cannot be is tried again.
+    /// Removes what is left of versions of which no tap runs any more. What cannot be removed is tried again.
     async fn retire_versions(&mut self) {
         match self.hooks.retire_versions().await {
             Ok(left) => self.other_versions = left,
@@ -64,8 +64,8 @@ impl Bpf {
 
 impl Dataplane for Bpf {
     async fn observe(&mut self) -> anyhow::Result<Actual> {
-        let entries = self.maps.taps()?;
-        let target = self.maps.target()?;
+        self.maps.refresh()?;
+        let mut entries = self.maps.taps()?;
         self.hooks.reconnect()?;
         // Filters outlive lost pins. Where they are not our way and none is left, there will be none.
         let with_filters = self.method == Method::Clsact || !self.has_no_filters;
@@ -80,46 +80,58 @@ impl Dataplane for Bpf {
             |ifindex, which| survey.look(ifindex, which, self.method, current.get(&which).copied().flatten());
         let (deliver, taps): (BTreeSet<_>, BTreeSet<_>) =
             survey.hooks().into_iter().partition(|(_, which)| *which == Program::Deliver);
-        let devices = |hooks: BTreeSet<(IfIndex, Program)>| hooks.into_iter().map(|(ifindex, _)| ifindex);
-        let mut actual = Actual::default();
-        for ifindex in entries.keys().copied().chain(devices(taps)).collect::<BTreeSet<_>>() {
-            let entry = entries.get(&ifindex);
-            let ended = entry.map(|entry| self.maps.ended(entry)).transpose()?.flatten();
-            let tap = entry.map(|entry| entry.tap.clone());
-            let (ingress, hidden_ingress) = look(ifindex, Program::TapIngress);
-            let (egress, hidden_egress) = look(ifindex, Program::TapEgress);
+        let on_node = taps.into_iter().map(|(ifindex, _)| Device::on_node(ifindex));
+        let mut actual = Actual {
+            targets: self.maps.targets(),
+            ceilings: self.maps.ceilings()?,
+            other_versions: self.other_versions.clone(),
+            ..Actual::empty(self.maps.capacity())
+        };
+        for device in entries.keys().copied().chain(on_node).collect::<BTreeSet<_>>() {
+            let entry = entries.remove(&device);
+            let (ingress, hidden_ingress) = look(device.ifindex, Program::TapIngress);
+            let (egress, hidden_egress) = look(device.ifindex, Program::TapEgress);
             let hidden = [(Hook::Ingress, hidden_ingress), (Hook::Egress, hidden_egress)];
-            let hidden = hidden.into_iter().filter_map(|(hook, hidden)| Some((hook, hidden?))).collect();
-            if tap.is_some() || ingress != HookState::Absent || egress != HookState::Absent {
-                actual.taps.insert(ifindex, ActualTap { tap, ended, ingress, egress, hidden });
+            let installed = ActualTap {
+                ended: entry.as_ref().map(TapEntry::ended).unwrap_or_default(),
+                tap: entry.map(|entry| entry.tap()),
+                ingress,
+                egress,
+                hidden: hidden.into_iter().filter_map(|(hook, hidden)| Some((hook, hidden?))).collect(),
+            };
+            if installed != ActualTap::default() {
+                actual.taps.insert(device, installed);
             }
         }
-        for ifindex in devices(deliver) {
-            let (state, _) = look(ifindex, Program::Deliver);
+        for (ifindex, which) in deliver {
+            let (state, _) = look(ifindex, which);
             if state != HookState::Absent {
                 actual.deliver.insert(ifindex, state);
             }
         }
-        actual.other_versions.clone_from(&self.other_versions);
-        actual.target = target;
         Ok(actual)
     }
 
     async fn apply(&mut self, op: &Op) -> anyhow::Result<()> {
         match op {
-            Op::SetTarget(target) => self.maps.set_target(target),
-            Op::PutTap(ifindex, tap) => self.maps.put_tap(*ifindex, tap),
-            Op::RemoveTap(ifindex) => self.maps.remove_tap(*ifindex),
-            Op::Attach(ifindex, which) => {
+            Op::SetTarget(name, target) => self.maps.set_target(name, target),
+            Op::RemoveTarget(name) => self.maps.remove_target(name),
+            Op::SetCeilings(ceilings) => self.maps.set_ceilings(ceilings),
+            Op::PutTap(device, head) => self.maps.put_tap(*device, head),
+            Op::RemoveTap(device) => self.maps.remove_tap(*device),
+            Op::AddSession(device, mirror, session) => self.maps.add_session(*device, mirror, session),
+            Op::ChangeSession(device, mirror, session) => self.maps.change_session(*device, mirror, session),
+            Op::RemoveSession(device, mirror) => self.maps.remove_session(*device, mirror),
+            Op::Attach(device, which) => {
                 let pair = &mut self.programs.of(*which);
-                let attached = self.hooks.attach(pair, self.method, *ifindex, *which).await;
+                let attached = self.hooks.attach(pair, self.method, device.ifindex, *which).await;
                 if !self.other_versions.is_empty() {
                     self.retire_versions().await;
                 }
-                attached.with_context(|| format!("{} at device {ifindex}", which.name()))
+                attached.with_context(|| format!("{} at device {device}", which.name()))
             }
-            Op::Detach(ifindex, which) => {
-                let detached = self.hooks.detach(*ifindex, *which).await;
+            Op::Detach(device, which) => {
+                let detached = self.hooks.detach(device.ifindex, *which).await;
                 if !self.other_versions.is_empty() {
                     self.retire_versions().await;
                 }

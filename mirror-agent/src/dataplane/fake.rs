@@ -2,15 +2,15 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::Dataplane;
-use crate::{
-    model::{Actual, Op},
-    plan::apply,
-};
 use anyhow::bail;
 
+use super::Dataplane;
+use crate::{
+    model::{Actual, Capacity, Op},
+    plan::apply,
+};
+
 /// An installed state that ops change, op by op.
-#[derive(Default)]
 pub(crate) struct Fake {
     pub(crate) actual: Actual,
     /// Every op that was tried, in order.
@@ -19,6 +19,17 @@ pub(crate) struct Fake {
     pub(crate) failures: VecDeque<Op>,
     /// How long each op takes.
     pub(crate) takes: Duration,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self {
+            actual: Actual::empty(Capacity { taps: 100, sessions: 800, filters: 100 }),
+            tried: Vec::new(),
+            failures: VecDeque::new(),
+            takes: Duration::ZERO,
+        }
+    }
 }
 
 impl Dataplane for Fake {
@@ -33,7 +44,6 @@ impl Dataplane for Fake {
             self.failures.remove(position);
             bail!("injected failure of {op:?}");
         }
-        apply(&mut self.actual, op);
-        Ok(())
+        apply(&mut self.actual, op).map_err(anyhow::Error::msg)
     }
 }

@@ -1,79 +1,103 @@
-//! The pinned maps, in the words of the model.
+//! The pinned maps: reads and writes their entries.
 //!
-//! Reads and writes entries; the layout of each is in `mirror_common::abi`. Used by the dataplane, and by `status`
-//! and `cleanup` without any program loaded.
+//! Which place an entry gets is decided by `ledger`, how it is written by `wire`, and what becomes of a budget by
+//! `mirror_core::budget`. Used by the dataplane, and by `status` and `cleanup` without any program loaded.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use mirror_common::{
     abi::{
-        self, Counter, MAX_SESSIONS, NODE_METER, SESSION_METERED, Session, SessionCounters, TAP_AT_PEER,
-        TARGET_METERED, TARGET_QUEUELESS, TARGET_UP, TapOwner,
+        self, Counter, DeviceKey, MAX_TAPS, NODE_LIMIT, POD_LIMIT, SESSION_FILTERED, SHARE_LIMIT,
+        SessionCounters, SessionInfo, TapOwner,
     },
     filter::{FilterProgram, MAX_FILTERS},
-    limit::{Limits, Meter, is_used_up},
+    limit::{Limits, Meter, PodMeter},
 };
+use mirror_core::budget::{self, Before};
 use nix::time::{ClockId, clock_gettime};
 use zerocopy::transmute;
 
 use super::{
+    ledger::{Entry, FilterPlace, Ledger, Placed},
     pins::Pins,
-    wire::{decode_owner, decode_settings, encode_info, fixed, text},
+    wire,
 };
-use crate::{
-    model::{Directions, Ended, IfIndex, Owner, Tap, Target},
-    settings::{Budget, Settings, Share},
+use crate::model::{
+    Capacity, Ceilings, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName,
 };
 
-/// Bytes of a wire type: aya takes arrays of bytes as they are, and `zerocopy` proves the conversion.
+/// Bytes of a wire type: aya takes arrays of bytes without a look inside, and `zerocopy` proves the conversion.
 type Bytes<const N: usize> = [u8; N];
+type KeyBytes = Bytes<{ size_of::<DeviceKey>() }>;
 type TapBytes = Bytes<{ size_of::<abi::Tap>() }>;
 type OwnerBytes = Bytes<{ size_of::<TapOwner>() }>;
+type InfoBytes = Bytes<{ size_of::<SessionInfo>() }>;
 type TargetBytes = Bytes<{ size_of::<abi::Target>() }>;
 type CounterBytes = Bytes<{ size_of::<SessionCounters>() }>;
 type FilterBytes = Bytes<{ size_of::<FilterProgram>() }>;
 type LimitBytes = Bytes<{ size_of::<Limits>() }>;
-/// The lock and its padding, and the meter.
+/// A lock and its padding, and one meter.
 type MeterBytes = [u64; 1 + size_of::<Meter>() / 8];
+/// A lock and its padding, and the two meters of a pod.
+type PodMeterBytes = [u64; 1 + size_of::<PodMeter>() / 8];
 
 /// `BPF_F_LOCK`: the kernel holds the element's lock while it copies.
 const LOCKED: u64 = 4;
 
-/// The one target that is used now.
-const TARGET: u32 = 0;
-
 /// The maps.
 pub struct Maps {
-    taps: HashMap<MapData, u32, TapBytes>,
-    owners: HashMap<MapData, u32, OwnerBytes>,
+    taps: HashMap<MapData, KeyBytes, TapBytes>,
+    owners: HashMap<MapData, KeyBytes, OwnerBytes>,
+    infos: HashMap<MapData, u32, InfoBytes>,
     targets: Array<MapData, TargetBytes>,
     counters: PerCpuArray<MapData, CounterBytes>,
     filters: Array<MapData, FilterBytes>,
     limits: Array<MapData, LimitBytes>,
     meters: Array<MapData, MeterBytes>,
-    /// Where the search for a free filter begins: one that was left just now may still be read by a program.
-    next_filter: u32,
+    node_limits: Array<MapData, LimitBytes>,
+    pod_meters: Array<MapData, PodMeterBytes>,
+    ledger: Ledger,
 }
 
-/// The sessions that are in use, by the device that is tapped.
-type Sessions = BTreeMap<IfIndex, Session>;
-
-/// An entry of the map of taps, with its owner.
+/// A session in the maps.
 #[derive(Debug, Clone)]
-pub struct Entry {
-    /// The tap.
-    pub tap: Tap,
-    /// Its session.
-    session: Session,
+pub struct SessionEntry {
+    /// What it is to do.
+    pub session: Session,
+    /// The budget that it has used up, if one is.
+    pub ended: Option<Ended>,
+    /// Its id.
+    pub id: u32,
+}
+
+/// A tap in the maps.
+#[derive(Debug, Clone)]
+pub struct TapEntry {
+    /// The tap, without its sessions.
+    pub head: TapHead,
+    /// Its sessions.
+    pub sessions: BTreeMap<MirrorId, SessionEntry>,
+}
+
+impl TapEntry {
+    /// The tap in the words of the model.
+    pub fn tap(&self) -> Tap {
+        let TapHead { owner, kind, is_limited } = self.head.clone();
+        let sessions = self.sessions.iter().map(|(mirror, entry)| (mirror.clone(), entry.session.clone()));
+        Tap { owner, kind, is_limited, sessions: sessions.collect() }
+    }
+
+    /// The sessions that have ended.
+    pub fn ended(&self) -> BTreeMap<MirrorId, Ended> {
+        let ended = self.sessions.iter().filter_map(|(mirror, entry)| Some((mirror.clone(), entry.ended?)));
+        ended.collect()
+    }
 }
 
 impl Maps {
-    /// The maps that are pinned.
+    /// The maps that are pinned, as they stand now.
     pub fn open(pins: &Pins) -> anyhow::Result<Self> {
         Self::from_fn(|name| {
             let path = pins.maps().join(name);
@@ -83,155 +107,237 @@ impl Maps {
         })
     }
 
-    /// The maps that `get` gives for their names.
+    /// The maps that `get` gives for their names, as they stand now.
     pub fn from_fn(mut get: impl FnMut(&str) -> anyhow::Result<Map>) -> anyhow::Result<Self> {
-        Ok(Self {
+        let mut maps = Self {
             taps: get("TAPS")?.try_into()?,
             owners: get("TAP_OWNERS")?.try_into()?,
+            infos: get("SESSION_INFO")?.try_into()?,
             targets: get("TARGETS")?.try_into()?,
             counters: get("COUNTERS")?.try_into()?,
             filters: get("FILTERS")?.try_into()?,
             limits: get("LIMITS")?.try_into()?,
             meters: get("METERS")?.try_into()?,
-            next_filter: 0,
-        })
+            node_limits: get("NODE_LIMITS")?.try_into()?,
+            pod_meters: get("POD_METERS")?.try_into()?,
+            ledger: Ledger::default(),
+        };
+        maps.refresh()?;
+        Ok(maps)
     }
 
-    /// Every entry of the map of taps.
-    pub fn taps(&self) -> anyhow::Result<BTreeMap<IfIndex, Entry>> {
-        let entries = self.sessions()?.into_iter();
-        entries.map(|(ifindex, session)| Ok((ifindex, self.entry(ifindex, session)?))).collect()
-    }
-
-    /// The session of each tap.
-    fn sessions(&self) -> anyhow::Result<Sessions> {
-        let mut sessions = Sessions::new();
-        for ifindex in self.taps.keys() {
-            let ifindex = ifindex.context("cannot list the taps")?;
+    /// Reads again what stands in the maps.
+    pub fn refresh(&mut self) -> anyhow::Result<()> {
+        let mut ledger = std::mem::take(&mut self.ledger);
+        ledger.targets.clear();
+        for place in 0..self.targets.len() {
+            let wire = transmute!(self.targets.get(&place, 0).context("cannot read the targets")?);
+            if let Some(target) = wire::decode_target(&wire) {
+                ledger.targets.insert(place, target);
+            }
+        }
+        ledger.taps.clear();
+        for key in self.taps.keys() {
+            let key = key.context("cannot list the taps")?;
             // Gone since it was listed: only by somebody else's hand, but no reason to fail.
-            let Some(wire) = found(self.taps.get(&ifindex, 0))? else { continue };
-            let abi::Tap { sessions: [session, ..], .. } = transmute!(wire);
-            sessions.insert(IfIndex(ifindex), session);
+            let Some(tap) = found(self.taps.get(&key, 0))? else { continue };
+            let entry = self.entry(&key, &transmute!(tap), &mut ledger)?;
+            ledger.taps.insert(wire::decode_device(transmute!(key)), entry);
         }
-        Ok(sessions)
+        ledger.drop_unused_filters();
+        self.ledger = ledger;
+        Ok(())
     }
 
-    /// What else is known of the tap that has this session.
-    fn entry(&self, ifindex: IfIndex, session: Session) -> anyhow::Result<Entry> {
-        let info = match found(self.owners.get(&ifindex.0, 0))? {
-            Some(info) => transmute!(info),
-            None => encode_info(&Owner::default(), &Settings::default()),
-        };
-        let directions = Directions::from_bits(session.directions).unwrap_or(Directions::Both);
-        let program = session.filter.checked_sub(1).map(|index| self.filters.get(&index, 0));
-        let program = program.transpose().context("cannot read a filter")?;
-        let settings = decode_settings(&session, &info, program.map(|bytes| transmute!(bytes)));
-        Ok(Entry { tap: Tap { owner: decode_owner(&info), directions, settings }, session })
+    /// What is known of a tap. Puts the filters of its sessions into the ledger.
+    fn entry(&self, key: &KeyBytes, tap: &abi::Tap, ledger: &mut Ledger) -> anyhow::Result<Entry> {
+        let owner = found(self.owners.get(key, 0))?.map(|owner| wire::decode_owner(&transmute!(owner)));
+        let owner = owner.unwrap_or_default();
+        let head = TapHead { owner, kind: tap.kind(), is_limited: tap.flags & abi::TAP_LIMITED != 0 };
+        let mut sessions = BTreeMap::new();
+        for session in tap.sessions.iter().take(tap.session_count as usize) {
+            if session.flags & SESSION_FILTERED != 0 {
+                let program = self.filters.get(&session.filter, 0).context("cannot read a filter")?;
+                ledger.filters.insert(session.filter, transmute!(program));
+            }
+            let info = found(self.infos.get(&session.id, 0))?;
+            let placed = info
+                .and_then(|info| wire::decode_session(session, &transmute!(info), ledger.filter(session)));
+            // One that no agent has written so is not shown, and goes with the next change of its tap.
+            sessions.extend(placed);
+        }
+        Ok(Entry { head, pod_meter: tap.pod_meter, sessions })
     }
 
-    /// Writes the entry of a tap. One that stands there already keeps its session, its counters, and what is left of
-    /// the budgets that are as they were; a new one gets a free session, with counters at zero and full budgets. So
-    /// does one that had ended.
-    pub fn put_tap(&mut self, ifindex: IfIndex, tap: &Tap) -> anyhow::Result<()> {
-        let taken = self.sessions()?;
-        let Tap { owner, directions, settings } = tap;
-        let before = taken.get(&ifindex).map(|session| self.entry(ifindex, *session)).transpose()?;
-        let id = match &before {
-            Some(entry) => entry.session.id,
-            None => self.free_session(&taken)?,
+    /// Every tap.
+    pub fn taps(&self) -> anyhow::Result<BTreeMap<Device, TapEntry>> {
+        let now_ns = now_ns()?;
+        let session = |placed: &Placed| {
+            let ended = match placed.session.settings.is_metered() {
+                true => budget::ended(&self.limits_of(placed.id)?, &self.meter(placed.id)?, now_ns),
+                false => None,
+            };
+            anyhow::Ok(SessionEntry { session: placed.session.clone(), ended, id: placed.id })
         };
-        let filter = match &settings.filter {
-            Some(filter) => self.put_filter(&filter.program, &taken)? + 1,
-            None => 0,
-        };
-        if before.is_none() {
-            self.meters.set(id, &MeterBytes::default(), LOCKED).context("cannot clear a meter")?;
-        }
-        let limits = self.limits(id, settings, before.as_ref())?;
-        self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")?;
+        let taps = self.ledger.taps.iter().map(|(device, entry)| {
+            let sessions = entry.sessions.iter();
+            let sessions = sessions.map(|(mirror, placed)| Ok((mirror.clone(), session(placed)?)));
+            let sessions = sessions.collect::<anyhow::Result<_>>()?;
+            Ok((*device, TapEntry { head: entry.head.clone(), sessions }))
+        });
+        taps.collect()
+    }
 
-        let session = Session {
-            id,
-            target: TARGET,
-            directions: directions.bits(),
-            flags: if settings.is_metered() { SESSION_METERED } else { 0 },
-            filter,
-            sample: settings.sample.map_or(0, |Share(share)| share),
-            seed: settings.seed,
-            snaplen: settings.snaplen.unwrap_or(0),
-        };
-        let mut sessions = <[Session; abi::MAX_SESSIONS_PER_TAP]>::default();
-        sessions[0] = session;
-        let flags = if tap.at_peer() { TAP_AT_PEER } else { 0 };
-        let wire = abi::Tap { flags, session_count: 1, sessions };
+    /// How much fits.
+    pub fn capacity(&self) -> Capacity {
+        Capacity {
+            taps: MAX_TAPS as usize,
+            sessions: self.counters.len() as usize,
+            // A session that gets another filter has its old one until it is written.
+            filters: MAX_FILTERS as usize - 1,
+        }
+    }
+
+    /// Writes the owner and the kind of a tap, which keeps its sessions.
+    pub fn put_tap(&mut self, device: Device, head: &TapHead) -> anyhow::Result<()> {
+        let before = self.ledger.taps.get(&device);
+        if before.is_some_and(|before| !before.head.owner.is_same(&head.owner)) {
+            bail!("device {device} is tapped for another owner");
+        }
+        let pod_meter = self.pod_meter(device, &head.owner)?;
+        let sessions = self.ledger.taps.get(&device).map(|before| before.sessions.clone());
+        let entry = Entry { head: head.clone(), pod_meter, sessions: sessions.unwrap_or_default() };
         // The owner first: an entry without one could not be told from another pod's.
         self.owners
-            .insert(&ifindex.0, &transmute!(encode_info(owner, settings)), 0)
-            .and_then(|()| self.taps.insert(&ifindex.0, &transmute!(wire), 0))
-            .with_context(|| format!("cannot write the map entry of device {ifindex}"))
+            .insert(&key(device), &transmute!(wire::encode_owner(&head.owner)), 0)
+            .with_context(|| format!("cannot write the owner of device {device}"))?;
+        self.write(device, entry)
     }
 
-    /// A session that no tap has, with its counters at zero.
-    fn free_session(&mut self, taken: &Sessions) -> anyhow::Result<u32> {
-        let used: BTreeSet<u32> = taken.values().map(|session| session.id).collect();
-        let id = (0..MAX_SESSIONS)
-            .find(|id| !used.contains(id))
-            .ok_or_else(|| anyhow!("this node has {MAX_SESSIONS} sessions, and no more fit"))?;
+    /// The place of the meters of a tap's pod; new ones are full.
+    fn pod_meter(&mut self, device: Device, owner: &Owner) -> anyhow::Result<u32> {
+        let place = self.ledger.pod_meter(device, owner);
+        let place = place.ok_or_else(|| anyhow!("this node has {MAX_TAPS} pods, and no more fit"))?;
+        if !self.ledger.has_pod_meter(place) {
+            let full = PodMeterBytes::default();
+            self.pod_meters.set(place, &full, LOCKED).context("cannot clear the meters of a pod")?;
+        }
+        Ok(place)
+    }
+
+    /// Adds a session to a tap, with counters at zero and full budgets.
+    pub fn add_session(
+        &mut self,
+        device: Device,
+        mirror: &MirrorId,
+        session: &Session,
+    ) -> anyhow::Result<()> {
+        if self.entry_of(device)?.sessions.contains_key(mirror) {
+            bail!("device {device} has a mirror {mirror} already");
+        }
+        let most = self.counters.len();
+        let id = self.ledger.free_id(most);
+        let id = id.ok_or_else(|| anyhow!("this node has {most} sessions, and no more fit"))?;
         let cpus = self.counters.get(&id, 0).context("cannot read the counters")?.len();
         let zeros = PerCpuValues::try_from(vec![[0; size_of::<SessionCounters>()]; cpus])?;
         self.counters.set(id, zeros, 0).context("cannot clear the counters")?;
-        Ok(id)
+        self.meters.set(id, &MeterBytes::default(), LOCKED).context("cannot clear a meter")?;
+        self.put_session(device, mirror, session, id, None)
     }
 
-    /// The index of a filter: of an equal one that is in use, or of a free place to which it is written.
-    fn put_filter(&mut self, program: &FilterProgram, taken: &Sessions) -> anyhow::Result<u32> {
-        let used: BTreeSet<u32> =
-            taken.values().filter_map(|session| session.filter.checked_sub(1)).collect();
-        let bytes: FilterBytes = transmute!(*program);
-        for index in &used {
-            if self.filters.get(index, 0).context("cannot read a filter")? == bytes {
-                return Ok(*index);
-            }
-        }
-        let index = (0..MAX_FILTERS)
-            .map(|offset| (self.next_filter + offset) % MAX_FILTERS)
-            .find(|index| !used.contains(index))
-            .ok_or_else(|| anyhow!("this node has {MAX_FILTERS} different filters, and no more fit"))?;
-        self.filters.set(index, &bytes, 0).context("cannot write a filter")?;
-        self.next_filter = index + 1;
-        Ok(index)
+    /// Writes what a session is to do from now on. It keeps its counters, and of its budgets what
+    /// [`budget::limits`] says.
+    pub fn change_session(
+        &mut self,
+        device: Device,
+        mirror: &MirrorId,
+        session: &Session,
+    ) -> anyhow::Result<()> {
+        let before = self.entry_of(device)?.sessions.get(mirror).cloned();
+        let before = before.ok_or_else(|| anyhow!("device {device} has no mirror {mirror}"))?;
+        self.put_session(device, mirror, session, before.id, Some(&before.session))
     }
 
-    /// The limits of a session. Budgets that are new count from now on, and so do all of them where there was none or one
-    /// was used up; the others go on. The meter is only read, so that nothing is lost of what is taken meanwhile.
-    fn limits(&self, id: u32, settings: &Settings, before: Option<&Entry>) -> anyhow::Result<Limits> {
-        let rate = settings.rate.map_or_else(Limits::default, |rate| rate.limits());
-        let (old, kept) = match before {
-            Some(entry) if self.ended(entry)?.is_none() => (entry.tap.settings.budget, self.limits_of(id)?),
-            _ => Default::default(),
+    fn put_session(
+        &mut self,
+        device: Device,
+        mirror: &MirrorId,
+        session: &Session,
+        id: u32,
+        before: Option<&Session>,
+    ) -> anyhow::Result<()> {
+        let target = self.ledger.target(&session.target);
+        let target = target.ok_or_else(|| anyhow!("there is no target {}", session.target))?;
+        let filter = session.settings.filter.as_ref().map(|filter| self.put_filter(&filter.program));
+        let filter = filter.transpose()?;
+        let before = match before {
+            Some(session) => Some(Before { session, limits: self.limits_of(id)? }),
+            None => None,
         };
-        let (meter, budget) = (self.meter(id)?, &settings.budget);
-        let is_new = old == Budget::default();
-        let end = |used: u64, budget: u64| used.saturating_add(budget);
-        Ok(Limits {
-            packets: match budget.packets {
-                same if !is_new && same == old.packets => kept.packets,
-                packets => packets.map_or(0, |packets| end(meter.packets, packets)),
-            },
-            bytes: match budget.bytes {
-                same if !is_new && same == old.bytes => kept.bytes,
-                bytes => bytes.map_or(0, |bytes| end(meter.bytes, bytes)),
-            },
-            ends_ns: match budget.duration {
-                same if !is_new && same == old.duration => kept.ends_ns,
-                None => 0,
-                Some(time) => end(now_ns()?, time.as_nanos() as u64),
-            },
-            ..rate
-        })
+        let limits = budget::limits(session, before, &self.meter(id)?, now_ns()?);
+        self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")?;
+        self.infos
+            .insert(&id, &transmute!(wire::encode_info(mirror, session)), 0)
+            .with_context(|| format!("cannot write the mirror {mirror} of device {device}"))?;
+        let mark = self.ledger.mark(device, mirror, target, session.settings.snaplen);
+        let mut entry = self.entry_of(device)?.clone();
+        let placed = Placed { session: session.clone(), id, target, filter, mark };
+        entry.sessions.insert(mirror.clone(), placed);
+        self.write(device, entry)
     }
 
-    /// The limits that are written for a session, or the node.
+    /// The place of a filter: of an equal one that is in use, or a free one to which it is written.
+    fn put_filter(&mut self, program: &FilterProgram) -> anyhow::Result<u32> {
+        match self.ledger.filter_place(program) {
+            Some(FilterPlace::Shared(place)) => Ok(place),
+            Some(FilterPlace::Free(place)) => {
+                let bytes: FilterBytes = transmute!(*program);
+                self.filters.set(place, &bytes, 0).context("cannot write a filter")?;
+                self.ledger.put_filter(place, *program);
+                Ok(place)
+            }
+            None => bail!("this node has {MAX_FILTERS} different filters, and no more fit"),
+        }
+    }
+
+    /// Removes a session of a tap.
+    pub fn remove_session(&mut self, device: Device, mirror: &MirrorId) -> anyhow::Result<()> {
+        let Some(mut entry) = self.ledger.taps.get(&device).cloned() else { return Ok(()) };
+        let Some(placed) = entry.sessions.remove(mirror) else { return Ok(()) };
+        self.write(device, entry)?;
+        self.forget_info(placed.id)
+    }
+
+    /// Removes the entry of a tap.
+    pub fn remove_tap(&mut self, device: Device) -> anyhow::Result<()> {
+        found(self.taps.remove(&key(device)))
+            .and_then(|_| found(self.owners.remove(&key(device))))
+            .with_context(|| format!("cannot remove the map entry of device {device}"))?;
+        let entry = self.ledger.taps.remove(&device);
+        self.ledger.drop_unused_filters();
+        let ids = entry.iter().flat_map(|entry| entry.sessions.values()).map(|placed| placed.id);
+        ids.collect::<Vec<_>>().into_iter().try_for_each(|id| self.forget_info(id))
+    }
+
+    fn forget_info(&mut self, id: u32) -> anyhow::Result<()> {
+        found(self.infos.remove(&id)).map(drop).context("cannot forget a session")
+    }
+
+    /// Writes the entry of a tap in one step.
+    fn write(&mut self, device: Device, entry: Entry) -> anyhow::Result<()> {
+        self.taps
+            .insert(&key(device), &transmute!(wire::encode_tap(&entry)), 0)
+            .with_context(|| format!("cannot write the map entry of device {device}"))?;
+        self.ledger.taps.insert(device, entry);
+        self.ledger.drop_unused_filters();
+        Ok(())
+    }
+
+    fn entry_of(&self, device: Device) -> anyhow::Result<&Entry> {
+        self.ledger.taps.get(&device).ok_or_else(|| anyhow!("device {device} is not tapped"))
+    }
+
+    /// The limits that are written for a session.
     fn limits_of(&self, id: u32) -> anyhow::Result<Limits> {
         Ok(transmute!(self.limits.get(&id, 0).context("cannot read the limits")?))
     }
@@ -242,65 +348,53 @@ impl Maps {
         Ok(transmute!(meter))
     }
 
-    /// The budget that an entry's session has used up.
-    pub fn ended(&self, entry: &Entry) -> anyhow::Result<Option<Ended>> {
-        if entry.session.flags & SESSION_METERED == 0 {
-            return Ok(None);
+    /// The limits of the node.
+    pub fn ceilings(&self) -> anyhow::Result<Ceilings> {
+        let read = |index| {
+            let limits = self.node_limits.get(&index, 0).context("cannot read the node's limits")?;
+            anyhow::Ok(transmute!(limits))
+        };
+        Ok(Ceilings { node: read(NODE_LIMIT)?, pod: read(POD_LIMIT)?, share: read(SHARE_LIMIT)? })
+    }
+
+    /// Writes the limits of the node.
+    pub fn set_ceilings(&mut self, ceilings: &Ceilings) -> anyhow::Result<()> {
+        let Ceilings { node, pod, share } = *ceilings;
+        for (index, limits) in [(NODE_LIMIT, node), (POD_LIMIT, pod), (SHARE_LIMIT, share)] {
+            let written = self.node_limits.set(index, &transmute!(limits), 0);
+            written.context("cannot write the node's limits")?;
         }
-        let id = entry.session.id;
-        let (limits, meter) = (self.limits_of(id)?, self.meter(id)?);
-        Ok(if is_used_up(meter.packets, limits.packets) {
-            Some(Ended::Packets)
-        } else if is_used_up(meter.bytes, limits.bytes) {
-            Some(Ended::Bytes)
-        } else if is_used_up(now_ns()?, limits.ends_ns) {
-            Some(Ended::Duration)
-        } else {
-            None
-        })
+        Ok(())
     }
 
-    /// Removes the entry of a tap.
-    pub fn remove_tap(&mut self, ifindex: IfIndex) -> anyhow::Result<()> {
-        found(self.taps.remove(&ifindex.0))
-            .and_then(|_| found(self.owners.remove(&ifindex.0)))
-            .map(drop)
-            .with_context(|| format!("cannot remove the map entry of device {ifindex}"))
+    /// The targets.
+    pub fn targets(&self) -> BTreeMap<TargetName, Target> {
+        self.ledger.targets.values().cloned().collect()
     }
 
-    /// The target.
-    pub fn target(&self) -> anyhow::Result<Target> {
-        let wire: abi::Target = transmute!(self.targets.get(&TARGET, 0).context("cannot read the target")?);
-        Ok(Target {
-            name: text(&wire.name),
-            ifindex: (wire.ifindex != 0).then_some(IfIndex(wire.ifindex)),
-            up: wire.flags & TARGET_UP != 0,
-            queueless: wire.flags & TARGET_QUEUELESS != 0,
-            limits: match wire.flags & TARGET_METERED {
-                0 => Limits::default(),
-                _ => self.limits_of(NODE_METER)?,
-            },
-        })
+    /// Writes a target.
+    pub fn set_target(&mut self, name: &TargetName, target: &Target) -> anyhow::Result<()> {
+        let place = self.ledger.target(name).or_else(|| self.ledger.free_target());
+        let place =
+            place.ok_or_else(|| anyhow!("this node has {} targets, and no more fit", abi::MAX_TARGETS))?;
+        let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
+        self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
+        self.ledger.targets.insert(place, (name.clone(), target.clone()));
+        Ok(())
     }
 
-    /// Writes the target.
-    pub fn set_target(&mut self, target: &Target) -> anyhow::Result<()> {
-        let Target { name, ifindex, up, queueless, limits } = target;
-        self.limits.set(NODE_METER, &transmute!(*limits), 0).context("cannot write the node's limits")?;
-        let is_metered = *limits != Limits::default();
-        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-        let flags =
-            flag(*up, TARGET_UP) | flag(*queueless, TARGET_QUEUELESS) | flag(is_metered, TARGET_METERED);
-        let wire =
-            abi::Target { ifindex: ifindex.map_or(0, |IfIndex(index)| index), flags, name: fixed(name) };
-        self.targets
-            .set(TARGET, &transmute!(wire), 0)
-            .with_context(|| format!("cannot write the target {name}"))
+    /// Forgets a target.
+    pub fn remove_target(&mut self, name: &TargetName) -> anyhow::Result<()> {
+        let Some(place) = self.ledger.target(name) else { return Ok(()) };
+        let bytes = [0; size_of::<abi::Target>()];
+        self.targets.set(place, &bytes, 0).with_context(|| format!("cannot forget the target {name}"))?;
+        self.ledger.targets.remove(&place);
+        Ok(())
     }
 
-    /// The counters of an entry's session since it began, summed over the CPUs.
-    pub fn counters(&self, entry: &Entry) -> anyhow::Result<SessionCounters> {
-        let values = self.counters.get(&entry.session.id, 0).context("cannot read the counters")?;
+    /// The counters of a session since it began, summed over the CPUs.
+    pub fn counters(&self, id: u32) -> anyhow::Result<SessionCounters> {
+        let values = self.counters.get(&id, 0).context("cannot read the counters")?;
         let mut sum = SessionCounters::default();
         for value in values.iter() {
             let cpu: SessionCounters = transmute!(*value);
@@ -312,6 +406,10 @@ impl Maps {
         }
         Ok(sum)
     }
+}
+
+fn key(device: Device) -> KeyBytes {
+    transmute!(wire::encode_device(device))
 }
 
 /// The clock of the meters.

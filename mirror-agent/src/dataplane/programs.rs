@@ -9,7 +9,8 @@
 //! Attaches nothing: `hooks` does. Called by `bpf`.
 
 use anyhow::{Context as _, anyhow};
-use aya::{Ebpf, EbpfLoader, maps::Map, programs::SchedClassifier};
+use aya::{Ebpf, EbpfLoader, maps::Map, programs::SchedClassifier, util::nr_cpus};
+use mirror_common::abi::{MAX_SESSIONS, SessionCounters};
 
 use super::pins::Pins;
 use crate::model::Program;
@@ -19,6 +20,11 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
 
 /// The name of the variable that makes a program one of the second set; see `mirror-ebpf`.
 const STANDS_BEHIND: &str = "STANDS_BEHIND";
+
+/// Memory for the counters of all sessions, in bytes: each session has 512 bytes of them for every possible CPU.
+const COUNTER_MEMORY: usize = 64 << 20;
+/// Sessions that fit on any machine.
+const MIN_SESSIONS: u32 = 64;
 
 /// The programs.
 pub struct Programs {
@@ -94,11 +100,19 @@ impl Pair for Of<'_> {
 
 /// Opens the object, and with it the pinned maps.
 fn open(pins: &Pins, stands_behind: bool) -> anyhow::Result<Ebpf> {
+    let cpus = nr_cpus().map_err(|(what, error)| anyhow!("cannot read {what}: {error}"))?.get();
     EbpfLoader::new()
         .default_map_pin_directory(pins.maps())
+        .map_max_entries("COUNTERS", sessions_that_fit(cpus))
         .override_global(STANDS_BEHIND, &u32::from(stands_behind), true)
         .load(OBJECT)
         .context("cannot load the eBPF object (are you root?)")
+}
+
+/// How many sessions have counters in [`COUNTER_MEMORY`], on a machine with so many possible CPUs.
+fn sessions_that_fit(cpus: u32) -> u32 {
+    let bytes = cpus as usize * size_of::<SessionCounters>();
+    u32::try_from(COUNTER_MEMORY / bytes).unwrap_or(u32::MAX).clamp(MIN_SESSIONS, MAX_SESSIONS)
 }
 
 fn program(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifier> {
@@ -114,4 +128,17 @@ fn loaded(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifie
         program.load().with_context(|| format!("cannot load {}", which.name()))?;
     }
     Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The figures of the documents.
+    #[test]
+    fn counters_take_no_more_memory_on_a_large_machine() {
+        for (cpus, sessions) in [(1, 4096), (32, 4096), (128, 1024), (450, 291), (1024, 128), (8192, 64)] {
+            assert_eq!(sessions_that_fit(cpus), sessions, "{cpus} CPUs");
+        }
+    }
 }

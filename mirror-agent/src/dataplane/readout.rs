@@ -1,15 +1,19 @@
 //! What stands in the pinned maps, read and nothing else.
 //!
-//! For everybody who tells of the mirror and must not be able to change it: `status`, with or without an agent, and
-//! the metrics. What is attached to the hooks is not in the maps; `hooks` knows.
+//! For what shows the mirror and must not be able to change it: `status`, with or without an agent, and the metrics. What is attached to the hooks is not in the maps; `hooks` knows.
+
+use std::collections::BTreeMap;
 
 use mirror_common::{
     abi::SessionCounters,
     verdict::{Direction, Verdict},
 };
 
-use super::{maps::Maps, pins::Pins};
-use crate::model::{Ended, IfIndex, Tap, Target};
+use super::{
+    maps::{Maps, SessionEntry, TapEntry},
+    pins::Pins,
+};
+use crate::model::{Device, Ended, MirrorId, Owner, Session, Target, TargetName};
 
 /// The pinned maps, open for reading.
 pub struct Reader {
@@ -19,9 +23,9 @@ pub struct Reader {
 /// The maps at one moment.
 #[derive(Debug, Clone)]
 pub struct Readout {
-    /// The mirror interface, as the agent that wrote last saw it.
-    pub target: Target,
-    /// Every tap that has an entry, by ifindex.
+    /// The targets, as the agent that wrote last saw them.
+    pub targets: BTreeMap<TargetName, Target>,
+    /// Every tap that has an entry.
     pub taps: Vec<TapReadout>,
 }
 
@@ -29,16 +33,27 @@ pub struct Readout {
 #[derive(Debug, Clone)]
 pub struct TapReadout {
     /// The tapped device.
-    pub ifindex: IfIndex,
-    /// The tap.
-    pub tap: Tap,
+    pub device: Device,
+    /// The pod and NIC that it is for.
+    pub owner: Owner,
+    /// Its sessions.
+    pub sessions: Vec<SessionReadout>,
+}
+
+/// A session in the maps.
+#[derive(Debug, Clone)]
+pub struct SessionReadout {
+    /// The mirror that it belongs to.
+    pub mirror: MirrorId,
+    /// What it is to do.
+    pub session: Session,
     /// The budget that is used up, if one is.
     pub ended: Option<Ended>,
     /// What became of its packets: those counts that are not zero.
     pub counts: Vec<Count>,
 }
 
-/// Packets of one tap that left in one direction with one verdict.
+/// Packets of one session that left in one direction with one verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Count {
     /// The direction.
@@ -58,13 +73,18 @@ impl Reader {
     }
 
     /// Reads everything.
-    pub fn read(&self) -> anyhow::Result<Readout> {
-        let taps = self.maps.taps()?.into_iter().map(|(ifindex, entry)| {
-            let ended = self.maps.ended(&entry)?;
-            let counts = counts(&self.maps.counters(&entry)?);
-            Ok(TapReadout { ifindex, tap: entry.tap, ended, counts })
-        });
-        Ok(Readout { target: self.maps.target()?, taps: taps.collect::<anyhow::Result<_>>()? })
+    pub fn read(&mut self) -> anyhow::Result<Readout> {
+        self.maps.refresh()?;
+        let mut taps = Vec::new();
+        for (device, TapEntry { head, sessions: entries }) in self.maps.taps()? {
+            let mut sessions = Vec::new();
+            for (mirror, SessionEntry { session, ended, id }) in entries {
+                let counts = counts(&self.maps.counters(id)?);
+                sessions.push(SessionReadout { mirror, session, ended, counts });
+            }
+            taps.push(TapReadout { device, owner: head.owner, sessions });
+        }
+        Ok(Readout { targets: self.maps.targets(), taps })
     }
 }
 

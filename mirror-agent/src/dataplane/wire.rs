@@ -1,60 +1,83 @@
-//! Who a tap is for and what was asked for, as they stand in the maps.
-//!
-//! Pure: from the model to the wire types and back. `maps` calls it.
+//! Taps, sessions and targets, from the model to the wire types and back. Pure; `maps` calls it.
 
 use std::time::Duration;
 
 use mirror_common::{
-    abi::{Session, TapOwner},
+    abi::{
+        self, DeviceKey, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SessionInfo, TAP_LIMITED, TARGET_CUTS,
+        TARGET_QUEUELESS, TARGET_UP, TapOwner,
+    },
     filter::FilterProgram,
 };
 
+use super::ledger::{Entry, Placed};
 use crate::{
-    model::{NetnsId, Owner, PodId},
-    settings::{Budget, Filter, Rate, Settings, Share},
+    model::{
+        Device, Directions, IfIndex, MirrorId, Name, NetnsId, Origin, Owner, PodId, Session, Target,
+        TargetName,
+    },
+    settings::{Budget, CaptureFilter, Rate, Settings, Share},
 };
 
-/// The settings of a session, whose filter is `program`.
-pub(super) fn decode_settings(
-    session: &Session,
-    info: &TapOwner,
-    program: Option<FilterProgram>,
-) -> Settings {
-    let filter = program.map(|program| Filter { text: text(&info.filter), program: program.into() });
-    let asked = |value: u64| (value != 0).then_some(value);
-    let time = |ms: u64| asked(ms).map(Duration::from_millis);
-    let (packets, bits) = (asked(info.rate_packets), asked(info.rate_bits));
-    let rate = Rate { packets, bits, burst: Duration::from_millis(info.burst_ms) };
-    Settings {
-        filter,
-        sample: (session.sample != 0).then_some(Share(session.sample)),
-        seed: session.seed,
-        rate: (packets.is_some() || bits.is_some()).then_some(rate),
-        snaplen: (session.snaplen != 0).then_some(session.snaplen),
-        budget: Budget {
-            duration: time(info.budget_ms),
-            packets: asked(info.budget_packets),
-            bytes: asked(info.budget_bytes),
-        },
+/// The key of a device. Of a namespace that is not the node's the inode alone: all are on one file system.
+pub(super) const fn encode_device(device: Device) -> DeviceKey {
+    DeviceKey { netns: device.netns.ino as u32, ifindex: device.ifindex.0 }
+}
+
+/// The device of a key, as far as the key says it.
+pub(super) const fn decode_device(key: DeviceKey) -> Device {
+    Device { netns: NetnsId { dev: 0, ino: key.netns as u64 }, ifindex: IfIndex(key.ifindex) }
+}
+
+/// The entry of a tap: its sessions in the order in which the kernel runs them.
+pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
+    let in_order = entry.in_order();
+    let mut sessions = <[abi::Session; abi::MAX_SESSIONS_PER_TAP]>::default();
+    for (number, (_, placed)) in in_order.iter().enumerate() {
+        let ahead = in_order[..number].iter().enumerate();
+        let is_alike = |other: &Placed| {
+            other.target == placed.target && other.session.settings.snaplen == placed.session.settings.snaplen
+        };
+        let alike = ahead.filter(|(_, (_, other))| is_alike(other)).fold(0, |bits, (at, _)| bits | 1 << at);
+        sessions[number] = encode_session(placed, alike);
+    }
+    abi::Tap {
+        kind: entry.head.kind.wire(),
+        flags: if entry.head.is_limited { TAP_LIMITED } else { 0 },
+        pod_meter: entry.pod_meter,
+        session_count: in_order.len() as u32,
+        sessions,
     }
 }
 
-/// What the map of owners holds for a tap.
-pub(super) fn encode_info(owner: &Owner, settings: &Settings) -> TapOwner {
-    let Owner { pod, netns, nic, device } = owner;
-    let (uid, namespace, name) =
-        pod.as_ref().map_or(("", "", ""), |PodId { uid, namespace, name }| (uid, namespace, name));
+fn encode_session(placed: &Placed, alike: u32) -> abi::Session {
+    let Placed { session: Session { directions, settings, .. }, id, target, filter, mark } = placed;
+    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    abi::Session {
+        id: *id,
+        target: *target,
+        directions: directions.bits(),
+        flags: flag(filter.is_some(), SESSION_FILTERED) | flag(settings.is_metered(), SESSION_METERED),
+        filter: filter.unwrap_or(0),
+        sample: settings.sample.map_or(0, |Share(share)| share),
+        seed: settings.seed,
+        snaplen: settings.snaplen.unwrap_or(0),
+        mark: *mark,
+        alike,
+    }
+}
+
+/// What is written of a session for people and for the next agent.
+pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
+    let Session { directions: _, settings, target, origin } = session;
     let Settings { filter, sample: _, seed: _, rate, snaplen: _, budget } = settings;
     let Budget { duration, packets, bytes } = budget;
     let ms = |time: Duration| time.as_millis() as u64;
-    TapOwner {
-        netns_dev: netns.dev,
-        netns_ino: netns.ino,
-        pod_uid: fixed(uid),
-        pod_namespace: fixed(namespace),
-        pod_name: fixed(name),
-        nic: fixed(nic),
-        device: fixed(device),
+    SessionInfo {
+        mirror: fixed(mirror.0.as_str()),
+        target: fixed(target.0.as_str()),
+        origin: Origin::ALL.iter().position(|of| of == origin).unwrap_or_default() as u32,
+        reserved: 0,
         rate_packets: rate.and_then(|rate| rate.packets).unwrap_or(0),
         rate_bits: rate.and_then(|rate| rate.bits).unwrap_or(0),
         burst_ms: rate.map_or(0, |rate| ms(rate.burst)),
@@ -65,9 +88,59 @@ pub(super) fn encode_info(owner: &Owner, settings: &Settings) -> TapOwner {
     }
 }
 
+/// A session and its mirror, as they were written. `None`: the names in it are none, so nobody has written it.
+pub(super) fn decode_session(
+    wire: &abi::Session,
+    info: &SessionInfo,
+    program: Option<FilterProgram>,
+) -> Option<(MirrorId, Placed)> {
+    let filter = program.map(|program| CaptureFilter { text: text(&info.filter), program: program.into() });
+    let asked = |value: u64| (value != 0).then_some(value);
+    let time = |ms: u64| asked(ms).map(Duration::from_millis);
+    let (packets, bits) = (asked(info.rate_packets), asked(info.rate_bits));
+    let rate = Rate { packets, bits, burst: Duration::from_millis(info.burst_ms) };
+    let settings = Settings {
+        filter,
+        sample: (wire.sample != 0).then_some(Share(wire.sample)),
+        seed: wire.seed,
+        rate: (packets.is_some() || bits.is_some()).then_some(rate),
+        snaplen: (wire.snaplen != 0).then_some(wire.snaplen),
+        budget: Budget {
+            duration: time(info.budget_ms),
+            packets: asked(info.budget_packets),
+            bytes: asked(info.budget_bytes),
+        },
+    };
+    let session = Session {
+        directions: Directions::from_bits(wire.directions)?,
+        settings,
+        target: TargetName(text(&info.target).parse().ok()?),
+        origin: *Origin::ALL.get(info.origin as usize)?,
+    };
+    let filter = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
+    let placed = Placed { session, id: wire.id, target: wire.target, filter, mark: wire.mark };
+    Some((MirrorId(text(&info.mirror).parse().ok()?), placed))
+}
+
+/// What the map of owners holds for a tap.
+pub(super) fn encode_owner(owner: &Owner) -> TapOwner {
+    let Owner { pod, netns, nic, device } = owner;
+    let (uid, namespace, name) =
+        pod.as_ref().map_or(("", "", ""), |PodId { uid, namespace, name }| (uid, namespace, name));
+    TapOwner {
+        netns_dev: netns.dev,
+        netns_ino: netns.ino,
+        pod_uid: fixed(uid),
+        pod_namespace: fixed(namespace),
+        pod_name: fixed(name),
+        nic: fixed(nic),
+        device: fixed(device),
+    }
+}
+
 /// The owner in it.
 pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
-    let TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device, .. } = wire;
+    let TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device } = wire;
     let pod = PodId { uid: text(pod_uid), namespace: text(pod_namespace), name: text(pod_name) };
     Owner {
         pod: (!pod.uid.is_empty()).then_some(pod),
@@ -77,8 +150,33 @@ pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
     }
 }
 
+/// A target in the map.
+pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
+    let Target { device, ifindex, up, queueless, cuts } = target;
+    let flags = [(*up, TARGET_UP), (*queueless, TARGET_QUEUELESS), (*cuts, TARGET_CUTS)];
+    abi::Target {
+        ifindex: ifindex.map_or(0, |IfIndex(index)| index),
+        flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag),
+        name: fixed::<MAX_NAME>(name.0.as_str()),
+        device: fixed(device),
+    }
+}
+
+/// The target in it; `None`: its place is free.
+pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> {
+    let name: Name = text(&wire.name).parse().ok()?;
+    let target = Target {
+        device: text(&wire.device),
+        ifindex: (wire.ifindex != 0).then_some(IfIndex(wire.ifindex)),
+        up: wire.flags & TARGET_UP != 0,
+        queueless: wire.flags & TARGET_QUEUELESS != 0,
+        cuts: wire.flags & TARGET_CUTS != 0,
+    };
+    Some((TargetName(name), target))
+}
+
 /// A text filled up with zeros. Sources of texts keep within these sizes; a longer one would be cut.
-pub(super) fn fixed<const N: usize>(text: &str) -> [u8; N] {
+fn fixed<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let end = text.floor_char_boundary(N);
     bytes[..end].copy_from_slice(&text.as_bytes()[..end]);
@@ -86,17 +184,60 @@ pub(super) fn fixed<const N: usize>(text: &str) -> [u8; N] {
 }
 
 /// The text in front of the zeros.
-pub(super) fn text(bytes: &[u8]) -> String {
+fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::collections::BTreeMap;
+
+    use mirror_common::verdict::TapKind;
+    use proptest::{option, prelude::*, sample};
     use zerocopy::transmute;
 
     use super::*;
+    use crate::{model::TapHead, settings::parse_filter};
+
+    fn settings() -> impl Strategy<Value = Settings> {
+        let some = || option::of(1..u64::MAX >> 16);
+        let filter = option::of(sample::select(vec!["tcp", "udp port 53"]));
+        let rate = option::of((some(), 1..u64::MAX >> 17, 1..60_000u64));
+        (
+            filter,
+            option::of(1..u32::MAX),
+            any::<u32>(),
+            rate,
+            option::of(64..16_000u32),
+            (some(), some(), some()),
+        )
+            .prop_map(|(filter, sample, seed, rate, snaplen, (ms, packets, bytes))| Settings {
+                filter: filter.map(|text| parse_filter(text).unwrap()),
+                sample: sample.map(Share),
+                seed,
+                rate: rate.map(|(packets, bits, ms)| Rate {
+                    packets,
+                    bits: Some(bits),
+                    burst: Duration::from_millis(ms),
+                }),
+                snaplen,
+                budget: Budget { duration: ms.map(Duration::from_millis), packets, bytes },
+            })
+    }
+
+    fn session() -> impl Strategy<Value = Session> {
+        let directions = sample::select(Directions::ALL.to_vec());
+        let (target, origin) = ("[a-z]{1,63}", sample::select(Origin::ALL.to_vec()));
+        (directions, settings(), target, origin).prop_map(|(directions, settings, target, origin)| Session {
+            directions,
+            settings,
+            target: TargetName(target.parse().unwrap()),
+            origin,
+        })
+    }
 
     proptest! {
         /// What is written of an owner is what is read back.
@@ -109,8 +250,51 @@ mod tests {
             let owner = Owner { pod, netns: NetnsId { dev, ino }, nic, device };
             prop_assume!(owner.nic.len() <= 16 && owner.device.len() <= 16);
             prop_assume!(!owner.nic.contains('\0') && !owner.device.contains('\0'));
-            let bytes: [u8; size_of::<TapOwner>()] = transmute!(encode_info(&owner, &Settings::default()));
+            let bytes: [u8; size_of::<TapOwner>()] = transmute!(encode_owner(&owner));
             prop_assert_eq!(decode_owner(&transmute!(bytes)), owner);
+        }
+
+        #[test]
+        fn targets_survive_the_map(
+            name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX), flags: [bool; 3],
+        ) {
+            let [up, queueless, cuts] = flags;
+            let target = Target { device, ifindex: ifindex.map(IfIndex), up, queueless, cuts };
+            let name = TargetName(name.parse().unwrap());
+            let bytes: [u8; size_of::<abi::Target>()] = transmute!(encode_target(&name, &target));
+            prop_assert_eq!(decode_target(&transmute!(bytes)), Some((name, target)));
+        }
+
+        /// Every session comes back with its settings and its places, and knows those ahead of it with its form.
+        #[test]
+        fn sessions_survive_the_map(
+            sessions in prop::collection::btree_map("[a-z]{1,8}", (session(), 0..4096u32, 0..2u32, 0..3u32), 1..9),
+        ) {
+            let place = |(mirror, (session, id, target, snaplen)): (String, (Session, u32, u32, u32))| {
+                let snaplen = [None, Some(64), Some(96)][snaplen as usize];
+                let settings = Settings { snaplen, ..session.settings };
+                let filter = settings.filter.as_ref().map(|_| id / 4);
+                let session = Session { settings, ..session };
+                (MirrorId(mirror.parse().unwrap()), Placed { session, id, target, filter, mark: 0x100 })
+            };
+            let head = TapHead { owner: Owner::default(), kind: TapKind::HostVeth, is_limited: true };
+            let sessions: BTreeMap<_, _> = sessions.into_iter().map(place).collect();
+            let entry = Entry { head, pod_meter: 7, sessions };
+            let wire = encode_tap(&entry);
+            prop_assert_eq!(wire.session_count as usize, entry.sessions.len());
+            let mut seen = Vec::<(u32, Option<u32>)>::new();
+            for (number, (mirror, placed)) in entry.in_order().into_iter().enumerate() {
+                let session = &wire.sessions[number];
+                let program = placed.session.settings.filter.as_ref().map(|filter| *filter.program);
+                let info = encode_info(mirror, &placed.session);
+                prop_assert_eq!(decode_session(session, &info, program), Some((mirror.clone(), placed.clone())));
+                let form = (placed.target, placed.session.settings.snaplen);
+                for (ahead, other) in seen.iter().enumerate() {
+                    prop_assert_eq!(session.alike & 1 << ahead != 0, *other == form);
+                }
+                prop_assert_eq!(session.alike >> number, 0);
+                seen.push(form);
+            }
         }
     }
 }

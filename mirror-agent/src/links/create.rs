@@ -2,7 +2,6 @@
 //!
 //! It does not choose the name or decide when (`mirror_iface` does). `netlink` calls it.
 
-use crate::model::ALIAS;
 use std::{collections::BTreeSet, io};
 
 use anyhow::Context;
@@ -14,11 +13,14 @@ use rtnetlink::{
 };
 use tracing::{info, warn};
 
+use crate::model::IfIndex;
+
 use super::{
     netlink::{dump, os_error},
-    offloads,
+    offloads, queue,
     sink::drop_received,
 };
+use crate::model::ALIAS;
 
 /// Most bytes of a device name.
 const NAME_MAX: usize = 15;
@@ -49,6 +51,8 @@ pub(super) async fn mirror(
         if !keeps_offloads {
             // While it is down: not one copy leaves it otherwise.
             offloads::switch(name, false)?;
+            let ifindex = index_of(handle, name).await?;
+            queue::give(handle, ifindex).await.with_context(|| format!("cannot give {name} a queue"))?;
         }
         for device in [Some(name), peer.as_deref()].into_iter().flatten() {
             finish(handle, device, mtu)
@@ -103,9 +107,15 @@ async fn veth(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<String> {
 
 /// Makes the other end drop what it receives, as a dummy would, before anything can be received.
 async fn swallow(handle: &Handle, peer: &str) -> anyhow::Result<()> {
+    let ifindex = index_of(handle, peer).await?;
+    Ok(drop_received(handle, ifindex.0).await?)
+}
+
+/// The index of a device that was just made.
+async fn index_of(handle: &Handle, name: &str) -> anyhow::Result<IfIndex> {
     let links = dump(handle).await?;
-    let link = links.values().find(|link| link.name == peer).context("it has gone")?;
-    Ok(drop_received(handle, link.ifindex.0).await?)
+    let link = links.values().find(|link| link.name == name);
+    link.map(|link| link.ifindex).with_context(|| format!("{name} has gone"))
 }
 
 /// No ARP, no multicast, and at first too small for IPv6.

@@ -4,7 +4,7 @@
 //! The reconcile loop calls it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     os::fd::{AsFd, AsRawFd},
     sync::Arc,
@@ -26,7 +26,7 @@ use rtnetlink::{
 use tokio::{sync::Notify, task::JoinSet};
 use tracing::error;
 
-use super::{LinkTable, PodNetns, create, decode, inside::Inside, netns::Netns, offloads};
+use super::{LinkTable, PodNetns, create, decode, inside::Inside, netns::Netns, offloads, queue};
 use crate::model::{IfIndex, Link, LinkChange, LinkSnapshot};
 
 /// Devices, tc filters and qdiscs, and ids of namespaces.
@@ -41,8 +41,8 @@ const DUMP_ATTEMPTS: u32 = 16;
 /// The devices of the network namespace that it was made in.
 pub struct Netlink {
     inside: Inside,
-    /// The device of which a snapshot has the offloads too.
-    mirror: Option<String>,
+    /// The devices of which a snapshot has the offloads too.
+    mirrors: BTreeSet<String>,
     changed: Arc<Notify>,
     /// The task that waits for events; it ends with this value.
     _events: JoinSet<()>,
@@ -57,13 +57,14 @@ impl Netlink {
         let first = listen(Arc::clone(&changed)).context("cannot listen for changes of network devices")?;
         let mut events = JoinSet::new();
         events.spawn(watch(first, Arc::clone(&changed)));
-        Ok(Self { inside: Inside::new(host), mirror: None, changed, _events: events })
+        Ok(Self { inside: Inside::new(host), mirrors: BTreeSet::new(), changed, _events: events })
     }
 
-    /// Lets snapshots tell the offloads of this device of the node too.
+    /// Lets snapshots tell the offloads of this device of the node too. Can be called for several devices.
     #[must_use]
-    pub fn with_offloads_of(self, mirror: &str) -> Self {
-        Self { mirror: Some(mirror.to_owned()), ..self }
+    pub fn with_offloads_of(mut self, mirror: &str) -> Self {
+        self.mirrors.insert(mirror.to_owned());
+        self
     }
 }
 
@@ -72,16 +73,16 @@ impl LinkTable for Netlink {
         serve(connect()?, async |handle| {
             // First, because the kernel gives a pod's namespace its id when it describes the host end of its veth.
             let mut host = dump(handle).await?;
-            if let Some(mirror) = host.values_mut().find(|link| Some(&link.name) == self.mirror.as_ref()) {
-                let offloads = offloads::read(&mirror.name);
-                let ifindex = mirror.ifindex;
+            host.retain(|_, link| {
+                if !self.mirrors.contains(&link.name) {
+                    return true;
+                }
+                let offloads = offloads::read(&link.name);
                 // It was deleted after it was listed.
                 let is_gone = offloads.as_ref().is_err_and(is_gone);
-                mirror.offloads = offloads.ok();
-                if is_gone {
-                    host.remove(&ifindex);
-                }
-            }
+                link.offloads = offloads.ok();
+                !is_gone
+            });
             let pods = self.inside.read(handle, &host, pods).await?;
             Ok(LinkSnapshot { host, pods })
         })
@@ -110,6 +111,14 @@ impl LinkTable for Netlink {
                 Some(link) => offloads::switch(&link.name, *on),
                 None => Ok(()),
             },
+            LinkChange::SetQueue(ifindex, true) => {
+                let given = queue::give(handle, *ifindex).await;
+                given.with_context(|| format!("cannot give a queue to the device with index {ifindex}"))
+            }
+            LinkChange::SetQueue(ifindex, false) => {
+                let taken = queue::take(handle, *ifindex).await;
+                taken.with_context(|| format!("cannot take the queue of the device with index {ifindex}"))
+            }
             LinkChange::Delete(ifindex) => {
                 let done = handle.link().del(ifindex.0).execute().await.map_err(os_error);
                 done.with_context(|| format!("cannot delete the device with index {ifindex}"))
@@ -237,7 +246,7 @@ pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i3
 }
 
 /// All replies to one question, or the kernel's error, also one that ends a dump half-way.
-async fn ask(
+pub(super) async fn ask(
     handle: &Handle,
     question: RouteNetlinkMessage,
     flags: u16,
@@ -247,7 +256,7 @@ async fn ask(
     let replies: Vec<_> = handle.clone().request(message).map_err(os_error)?.collect().await;
     for reply in &replies {
         match &reply.payload {
-            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
             NetlinkPayload::Done(done) if done.code < 0 => {
                 return Err(io::Error::from_raw_os_error(-done.code));
             }

@@ -6,9 +6,12 @@ use mirror_common::verdict::{Direction, Verdict};
 
 use super::*;
 use crate::{
-    dataplane::readout::{Count, TapReadout},
-    model::{Directions, Ended, IfIndex, Owner, PodId, Program, Tap, Target},
-    select::{BadAnnotation, Place, Skipped, Why},
+    dataplane::readout::Count,
+    model::{
+        Device, Directions, Ended, IfIndex, MirrorId, Origin, Owner, Place, PodId, Program, Session, Target,
+        TargetName,
+    },
+    select::{BadAnnotation, Problem, Skipped, Why},
     settings::Settings,
 };
 
@@ -27,32 +30,49 @@ fn pod(name: &str, uid: &str) -> PodId {
 fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
     let owner = Owner { pod, nic: "eth0".into(), ..Owner::default() };
     let (direction, verdict) = (Direction::Egress, Verdict::Copied);
-    TapReadout {
-        ifindex: IfIndex(ifindex),
-        tap: Tap { owner, directions: Directions::Both, settings: Settings::default() },
+    let session = |mirror: &str, packets| SessionReadout {
+        mirror: MirrorId(mirror.parse().unwrap()),
+        session: Session {
+            directions: Directions::Both,
+            settings: Settings::default(),
+            target: TargetName::default(),
+            origin: Origin::Policy,
+        },
         ended: (packets > 100).then_some(Ended::Packets),
         counts: vec![Count { direction, verdict, packets, bytes: packets * 60 }],
+    };
+    let mut sessions = vec![session("default", packets)];
+    if packets == 7 {
+        sessions.push(session("ids", 70));
     }
+    TapReadout { device: Device::on_node(IfIndex(ifindex)), owner, sessions }
 }
 
 #[test]
 fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
-    let target = Target { ifindex: Some(IfIndex(9)), up: true, ..Target::default() };
+    let up = Target { device: "mirror0".into(), ifindex: Some(IfIndex(9)), up: true, ..Target::default() };
+    let gone = Target { device: "ids0".into(), up: true, ..Target::default() };
+    let targets = [("default", up), ("ids", gone)];
+    let targets = targets.map(|(name, target)| (TargetName(name.parse().unwrap()), target)).into();
     let taps = vec![tap(1, Some(pod("web", "a")), 1000), tap(2, Some(pod("web", "b")), 7), tap(3, None, 5)];
-    let labels = |namespace, pod| {
+    let labels = |namespace, pod, mirror| {
         format!(
-            "{{direction=\"egress\",namespace=\"{namespace}\",nic=\"eth0\",pod=\"{pod}\",verdict=\"copied\"}}"
+            "{{direction=\"egress\",mirror=\"{mirror}\",namespace=\"{namespace}\",nic=\"eth0\",pod=\"{pod}\",\
+             target=\"default\",verdict=\"copied\"}}"
         )
     };
     assert_eq!(
-        lines(|registry| register_state(registry, &Readout { target, taps }).unwrap()),
+        lines(|registry| register_state(registry, &Readout { targets, taps }).unwrap()),
         [
-            format!("podmirror_bytes_total{} 300", labels("", "")),
-            format!("podmirror_bytes_total{} 60420", labels("shop", "web")),
+            format!("podmirror_bytes_total{} 300", labels("", "", "default")),
+            format!("podmirror_bytes_total{} 60420", labels("shop", "web", "default")),
+            format!("podmirror_bytes_total{} 4200", labels("shop", "web", "ids")),
             "podmirror_ended_mirrors 1".into(),
-            "podmirror_mirror_interface_up 1".into(),
-            format!("podmirror_packets_total{} 5", labels("", "")),
-            format!("podmirror_packets_total{} 1007", labels("shop", "web")),
+            "podmirror_mirror_interface_up{device=\"ids0\",target=\"ids\"} 0".into(),
+            "podmirror_mirror_interface_up{device=\"mirror0\",target=\"default\"} 1".into(),
+            format!("podmirror_packets_total{} 5", labels("", "", "default")),
+            format!("podmirror_packets_total{} 1007", labels("shop", "web", "default")),
+            format!("podmirror_packets_total{} 70", labels("shop", "web", "ids")),
         ]
     );
 }
@@ -62,6 +82,7 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
     let skipped = |name, nic: Option<&str>, why| Skipped {
         pod: Some(pod(name, name)),
         nic: nic.map(str::to_owned),
+        mirror: None,
         why,
     };
     let kind = |kind: &str| Why::NoHostInterface(kind.into());
@@ -75,8 +96,14 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
             skipped("host", None, Why::HostNetwork { is_asked: true }),
         ]
         .into(),
-        bad: [BadAnnotation { pod: pod("web", "web"), place: Place::Pod, key: "k", value: "v".into() }]
-            .into(),
+        bad: [BadAnnotation {
+            pod: pod("web", "web"),
+            place: Place::Pod,
+            key: "k".into(),
+            value: "v".into(),
+            problem: Problem::Key,
+        }]
+        .into(),
         failures: ["one".into(), "two".into()].into(),
         ..Report::default()
     };
@@ -96,15 +123,20 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
 #[test]
 fn ops_are_counted_by_kind_and_only_attachments_that_succeed_are_timed() {
     let metrics = LoopMetrics::new().unwrap();
-    let attach = Op::Attach(IfIndex(1), Program::TapEgress);
+    let attach = Op::Attach(Device::on_node(IfIndex(1)), Program::TapEgress);
     let took = Duration::from_millis(3);
     metrics.op(&attach, took, false);
     metrics.op(&attach, took, true);
-    metrics.op(&Op::RemoveTap(IfIndex(1)), took, true);
-    metrics.op(&Op::RemoveTap(IfIndex(1)), took, false);
+    metrics.op(&Op::RemoveTap(Device::on_node(IfIndex(1))), took, true);
+    metrics.op(&Op::RemoveTap(Device::on_node(IfIndex(1))), took, false);
     assert_eq!(
         lines(|registry| register(registry, &metrics.op_failures).unwrap()),
-        ["attach", "detach", "put_tap", "remove_tap", "set_target"].map(|op| {
+        {
+            let mut names = Op::NAMES;
+            names.sort_unstable();
+            names
+        }
+        .map(|op| {
             let failures = u8::from(matches!(op, "attach" | "remove_tap"));
             format!("podmirror_op_failures_total{{op=\"{op}\"}} {failures}")
         })

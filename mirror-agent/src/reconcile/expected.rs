@@ -60,11 +60,12 @@ impl Expected {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::{
-        model::{Directions, Pod, PodId},
+        model::{Pod, PodId},
         select::Why,
-        settings::Settings,
     };
 
     fn set<T: Ord>(items: impl IntoIterator<Item = T>) -> BTreeSet<T> {
@@ -99,11 +100,12 @@ mod tests {
             netns: (uid == "b").then(|| "/run/netns/b".into()),
             ..Pod::default()
         });
-        let wanted =
-            |pod| Wanted { pod, directions: Directions::Both, settings: Settings::default(), is_asked: true };
+        let wanted = |pod| Wanted { pod, mirrors: BTreeMap::new(), is_asked: true };
         let chosen: Vec<_> = pods.iter().map(wanted).collect();
-        let skip = |pod: usize, why| Skipped { pod: Some(pods[pod].id.clone()), nic: None, why };
-        let interface = Skipped { pod: None, nic: Some("eth1".into()), why: Why::NoSuchInterface };
+        let skip =
+            |pod: usize, why| Skipped { pod: Some(pods[pod].id.clone()), nic: None, mirror: None, why };
+        let interface =
+            Skipped { pod: None, nic: Some("eth1".into()), mirror: None, why: Why::NoSuchInterface };
         assert_eq!(of(&chosen, &[interface]), set([]));
         let skipped = [
             skip(0, Why::NoNetns),

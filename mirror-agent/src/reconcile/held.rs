@@ -11,11 +11,11 @@ use std::{
 use tokio::time::Instant;
 
 use super::RETRY;
-use crate::model::{IfIndex, Op};
+use crate::model::{Device, Op};
 
 /// The devices that wait.
 #[derive(Default)]
-pub(super) struct Held(BTreeMap<IfIndex, Failed>);
+pub(super) struct Held(BTreeMap<Device, Failed>);
 
 struct Failed {
     /// What was tried. Those of them that did not fail are not asked for again; something else is tried at once.
@@ -33,22 +33,22 @@ impl Failed {
 
 impl Held {
     /// Why these ops of a device are not tried now, if they are not.
-    pub(super) fn why(&self, ifindex: IfIndex, ops: &[Op], now: Instant) -> Option<&BTreeSet<String>> {
-        let failed = self.0.get(&ifindex)?;
+    pub(super) fn why(&self, device: Device, ops: &[Op], now: Instant) -> Option<&BTreeSet<String>> {
+        let failed = self.0.get(&device)?;
         (failed.covers(ops) && now < failed.at + failed.wait).then_some(&failed.why)
     }
 
     /// The ops of a device failed: it waits, each time twice as long.
-    pub(super) fn failed(&mut self, ifindex: IfIndex, ops: &[Op], why: BTreeSet<String>, now: Instant) {
-        let before = self.0.get(&ifindex).filter(|failed| failed.covers(ops));
+    pub(super) fn failed(&mut self, device: Device, ops: &[Op], why: BTreeSet<String>, now: Instant) {
+        let before = self.0.get(&device).filter(|failed| failed.covers(ops));
         let wait = before.map_or(RETRY.0, |failed| (failed.wait * 2).min(RETRY.1));
-        self.0.insert(ifindex, Failed { ops: ops.to_vec(), why, at: now, wait });
+        self.0.insert(device, Failed { ops: ops.to_vec(), why, at: now, wait });
     }
 
     /// Forgets the devices for which there is nothing to do any more.
     pub(super) fn keep(&mut self, ops: &[Op]) {
-        let busy: BTreeSet<_> = ops.iter().filter_map(Op::ifindex).collect();
-        self.0.retain(|ifindex, _| busy.contains(ifindex));
+        let busy: BTreeSet<_> = ops.iter().filter_map(Op::device).collect();
+        self.0.retain(|device, _| busy.contains(device));
     }
 
     /// When the first of them is tried again.
@@ -60,12 +60,12 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Program;
+    use crate::model::{IfIndex, Program};
 
     #[test]
     fn what_fails_waits_longer_and_longer_and_what_changes_is_tried_at_once() {
         let (start, ms) = (Instant::now(), Duration::from_millis);
-        let device = IfIndex(7);
+        let device = Device::on_node(IfIndex(7));
         let both = [Op::Attach(device, Program::TapEgress), Op::Attach(device, Program::TapIngress)];
         let attach = [Op::Attach(device, Program::TapIngress)];
         let detach = [Op::Detach(device, Program::TapIngress)];
@@ -80,7 +80,7 @@ mod tests {
             assert_eq!(held.next(), Some(now + ms(wait)));
             assert_eq!(held.why(device, &attach, now + ms(wait - 1)), Some(&why));
             assert_eq!(held.why(device, &detach, now), None);
-            assert_eq!(held.why(IfIndex(8), &attach, now), None);
+            assert_eq!(held.why(Device::on_node(IfIndex(8)), &attach, now), None);
             now += ms(wait);
             assert_eq!(held.why(device, &attach, now), None);
         }

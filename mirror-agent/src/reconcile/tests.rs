@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use mirror_common::limit::Limits;
+use mirror_common::verdict::TapKind;
 
 use super::*;
 use crate::{
     dataplane::fake::Fake,
     model::{
-        ALIAS, ActualTap, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, NetnsId, Owner, Peer,
-        Pod, PodId, PodLinks, Program, Tap,
+        ALIAS, ActualTap, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId, NetnsId,
+        Origin, Owner, Peer, Pod, PodId, PodLinks, Program, Session, Tap,
     },
     select::MIRROR,
     settings::Settings,
@@ -111,15 +111,24 @@ fn add_pod(world: &mut World, number: u32) {
 type World = Reconciler<Pods, Table, Fake>;
 
 fn world() -> World {
-    let policy = Policy { mirror_iface: "mirror0".into(), is_strict: true, ..Policy::default() };
-    let mirror = MirrorIface::new(&policy.mirror_iface, None, Limits::default());
+    let policy = Policy { is_strict: true, ..Policy::default() };
+    let mirrors = [(TargetName::default(), MirrorIface::new("mirror0", None))].into();
     let metrics = LoopMetrics::new().unwrap();
-    Reconciler::new(Pods::default(), Table::default(), Fake::default(), policy, mirror, metrics)
+    Reconciler::new(Pods::default(), Table::default(), Fake::default(), policy, mirrors, metrics)
 }
 
 /// Lets the loop run for a while (of paused time).
 async fn run_for(world: &mut World, time: Duration) -> anyhow::Result<()> {
     world.run(tokio::time::sleep(time)).await
+}
+
+fn device(ifindex: u32) -> Device {
+    Device::on_node(IfIndex(ifindex))
+}
+
+/// The one target.
+fn target(world: &World) -> &Target {
+    &world.dataplane.actual.targets[&TargetName::default()]
 }
 
 fn tapped(world: &World) -> Vec<u32> {
@@ -132,7 +141,7 @@ fn tapped(world: &World) -> Vec<u32> {
         .taps
         .iter()
         .filter(|(_, tap)| complete(tap))
-        .map(|(ifindex, _)| ifindex.0)
+        .map(|(device, _)| device.ifindex.0)
         .collect()
 }
 
@@ -147,7 +156,7 @@ async fn chosen_pods_are_tapped_and_the_mirror_interface_is_made() {
         world.links.applied,
         [LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: true }]
     );
-    assert_eq!(world.dataplane.actual.target.ifindex, Some(IfIndex(90)));
+    assert_eq!(target(&world).ifindex, Some(IfIndex(90)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,22 +168,20 @@ async fn nothing_is_removed_before_the_first_complete_list() {
         nic: "eth0".into(),
         device: "dev11".into(),
     };
-    let tap = Tap { owner, directions: Directions::Both, settings: Settings::default() };
-    let old = ActualTap {
-        tap: Some(tap),
-        ended: None,
-        ingress: HookState::Stale,
-        egress: HookState::Stale,
-        hidden: Vec::new(),
+    let session = Session {
+        directions: Directions::Both,
+        settings: Settings::default(),
+        target: TargetName::default(),
+        origin: Origin::Policy,
     };
-    world.dataplane.actual.taps.insert(IfIndex(11), old.clone());
+    let sessions = [(MirrorId::default(), session)].into();
+    let tap = Tap { owner, kind: TapKind::HostVeth, is_limited: false, sessions };
+    let (ingress, egress) = (HookState::Stale, HookState::Stale);
+    let old = ActualTap { tap: Some(tap), ingress, egress, ..ActualTap::default() };
+    world.dataplane.actual.taps.insert(device(11), old.clone());
     run_for(&mut world, Duration::from_secs(200)).await.unwrap();
-    assert_eq!(world.dataplane.actual.taps[&IfIndex(11)], old);
-    assert_eq!(
-        world.dataplane.actual.target.ifindex,
-        Some(IfIndex(90)),
-        "the target is kept right meanwhile"
-    );
+    assert_eq!(world.dataplane.actual.taps[&device(11)], old);
+    assert_eq!(target(&world).ifindex, Some(IfIndex(90)), "the target is kept right meanwhile");
 
     world.pods.0 = Some(Vec::new());
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
@@ -186,7 +193,7 @@ async fn a_failed_op_stops_no_other_and_is_tried_again_later_and_later() {
     let mut world = world();
     add_pod(&mut world, 1);
     add_pod(&mut world, 2);
-    let broken = Op::Attach(IfIndex(11), Program::TapIngress);
+    let broken = Op::Attach(device(11), Program::TapIngress);
     world.dataplane.failures = vec![broken.clone(); 3].into();
     run_for(&mut world, Duration::from_millis(50)).await.unwrap();
     assert_eq!(tapped(&world), [12], "the other pod does not wait");
@@ -222,7 +229,7 @@ async fn a_removal_does_not_wait_for_all_taps_of_a_start() {
     assert!(world.dataplane.actual.taps.is_empty(), "{:?}", world.dataplane.actual);
 
     // What fails takes its time too, and keeps nobody from his turn.
-    let broken = Op::Attach(IfIndex(12), Program::TapIngress);
+    let broken = Op::Attach(device(12), Program::TapIngress);
     world.dataplane.failures = vec![broken; 2].into();
     run_for(&mut world, SLICE * 3).await.unwrap();
     assert_eq!((tapped(&world), told().is_reconciled), (vec![13], true));
@@ -261,7 +268,7 @@ async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
     add_pod(&mut world, 1);
     add_pod(&mut world, 2);
     world.pods.0.as_mut().unwrap()[0].annotations.insert("podmirror.io/rate".into(), "much".into());
-    let broken = Op::Attach(IfIndex(12), Program::TapIngress);
+    let broken = Op::Attach(device(12), Program::TapIngress);
     world.dataplane.failures = vec![broken.clone()].into();
     world.links.is_broken = true;
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
@@ -284,7 +291,7 @@ async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
 
     // What was done once stays done; what a round cannot see stays as it was told.
     add_pod(&mut world, 3);
-    world.dataplane.failures = vec![Op::Attach(IfIndex(13), Program::TapIngress); 2].into();
+    world.dataplane.failures = vec![Op::Attach(device(13), Program::TapIngress); 2].into();
     world.links.is_broken = true;
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     assert_eq!(

@@ -2,12 +2,12 @@
 //!
 //! Logs, and decides nothing. The loop calls it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{error, info, warn};
 
 use crate::{
-    model::{Actual, Ended, IfIndex, Op, Target},
+    model::{Actual, Device, Ended, MirrorId, Op, Target, TargetName},
     select::{BadAnnotation, Skipped},
 };
 
@@ -17,9 +17,11 @@ pub(super) struct Told {
     bad: BTreeSet<BadAnnotation>,
     skipped: BTreeSet<Skipped>,
     failures: BTreeSet<String>,
-    target: Option<Target>,
-    fixed_offloads: BTreeSet<String>,
-    ended: BTreeSet<(IfIndex, Ended)>,
+    targets: BTreeMap<TargetName, Target>,
+    fixed_offloads: BTreeMap<String, BTreeSet<String>>,
+    /// The mirror interfaces on which copies can overtake each other.
+    without_order: BTreeSet<String>,
+    ended: BTreeSet<(Device, MirrorId, Ended)>,
 }
 
 impl Told {
@@ -42,12 +44,13 @@ impl Told {
 
     pub(super) fn skipped(&mut self, skipped: impl Iterator<Item = Skipped>) -> BTreeSet<Skipped> {
         let skipped: BTreeSet<_> = skipped.collect();
-        for Skipped { pod, nic, why } in skipped.difference(&self.skipped) {
+        for Skipped { pod, nic, mirror, why } in skipped.difference(&self.skipped) {
             let pod = pod.as_ref().map(tracing::field::display);
+            let mirror = mirror.as_ref().map(tracing::field::display);
             if why.is_passing() {
-                info!(pod, nic, reason = why.name(), "not mirrored yet: {why}");
+                info!(pod, nic, mirror, reason = why.name(), "not mirrored yet: {why}");
             } else {
-                warn!(pod, nic, reason = why.name(), "not mirrored: {why}");
+                warn!(pod, nic, mirror, reason = why.name(), "not mirrored: {why}");
             }
         }
         self.skipped.clone_from(&skipped);
@@ -56,65 +59,95 @@ impl Told {
 
     pub(super) fn ended(&mut self, actual: &Actual) {
         let mut ended = BTreeSet::new();
-        for (ifindex, installed) in &actual.taps {
-            let (Some(tap), Some(budget)) = (&installed.tap, installed.ended) else { continue };
-            ended.insert((*ifindex, budget));
-            if !self.ended.contains(&(*ifindex, budget)) {
-                let pod = tap.owner.pod.as_ref().map(tracing::field::display);
-                info!(pod, %ifindex, device = tap.owner.device, budget = budget.name(), "the mirror has ended: its budget is used up");
+        for (device, installed) in &actual.taps {
+            let Some(tap) = &installed.tap else { continue };
+            for (mirror, budget) in &installed.ended {
+                let end = (*device, mirror.clone(), *budget);
+                if !self.ended.contains(&end) {
+                    let pod = tap.owner.pod.as_ref().map(tracing::field::display);
+                    let (name, budget) = (&tap.owner.device, budget.name());
+                    info!(pod, ifindex = %device, device = name, %mirror, budget, "the mirror has ended: its budget is used up");
+                }
+                ended.insert(end);
             }
         }
         self.ended = ended;
     }
 
-    pub(super) fn target(&mut self, target: &Target) {
-        if self.told_target(target) {
+    pub(super) fn target(&mut self, name: &TargetName, target: &Target) {
+        if self.targets.get(name) == Some(target) {
             return;
         }
-        let Target { name, ifindex, up, .. } = target;
+        let Target { device, ifindex, up, .. } = target;
+        let target_name = tracing::field::display(name);
         match ifindex {
             None => {
-                warn!(mirror_iface = name, "the mirror interface is gone; nothing is copied until it is back")
+                warn!(
+                    mirror_iface = device,
+                    target = target_name,
+                    "the mirror interface is gone; nothing is copied until it is back"
+                )
             }
-            Some(ifindex) if *up => info!(mirror_iface = name, %ifindex, "the mirror interface takes copies"),
+            Some(ifindex) if *up => {
+                info!(mirror_iface = device, target = target_name, %ifindex, "the mirror interface takes copies")
+            }
             Some(ifindex) => {
-                warn!(mirror_iface = name, %ifindex, "the mirror interface is down; nothing is copied until it is up");
+                warn!(mirror_iface = device, target = target_name, %ifindex, "the mirror interface is down; nothing is copied until it is up");
             }
         }
-        self.target = Some(target.clone());
+        self.targets.insert(name.clone(), target.clone());
     }
 
     pub(super) fn fixed_offloads(&mut self, target: &Target, fixed: Option<&BTreeSet<String>>) {
         let fixed = fixed.cloned().unwrap_or_default();
-        if !fixed.is_subset(&self.fixed_offloads) {
+        let told = self.fixed_offloads.entry(target.device.clone()).or_default();
+        if !fixed.is_subset(told) {
             let offloads = fixed.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
             warn!(
-                mirror_iface = target.name,
+                mirror_iface = target.device,
                 offloads,
                 "the mirror interface cannot switch these offloads off; copies that need them stay as they are"
             );
         }
-        self.fixed_offloads = fixed;
+        *told = fixed;
     }
 
-    fn told_target(&self, target: &Target) -> bool {
-        self.target.as_ref() == Some(target)
+    pub(super) fn loses_order(&mut self, target: &Target, loses_order: bool) {
+        let device = &target.device;
+        if !loses_order {
+            self.without_order.remove(device);
+        } else if self.without_order.insert(device.clone()) {
+            warn!(
+                mirror_iface = device,
+                "copies of one connection can overtake each other here: the mirror interface is not ours and has no \
+                 queue; give it one: tc qdisc add dev {device} root pfifo limit 1000"
+            );
+        }
     }
 }
 
 /// Logs an op that changed something for people.
 pub(super) fn tell_op(op: &Op, actual: &Actual) {
+    let owner = |device| Some(&actual.taps.get(device)?.tap.as_ref()?.owner);
     match op {
-        Op::PutTap(ifindex, tap) => {
-            let pod = tap.owner.pod.as_ref().map(tracing::field::display);
-            let (device, nic, direction) = (&tap.owner.device, &tap.owner.nic, tap.directions.name());
-            info!(pod, %ifindex, device, nic, direction, "mirroring");
+        Op::AddSession(device, mirror, session) | Op::ChangeSession(device, mirror, session) => {
+            let (direction, target) = (session.directions.name(), &session.target);
+            info!(ifindex = %device, %mirror, %target, direction, "mirroring");
         }
-        Op::RemoveTap(ifindex) => {
-            let owner = actual.taps.get(ifindex).and_then(|installed| Some(&installed.tap.as_ref()?.owner));
-            let pod = owner.and_then(|owner| owner.pod.as_ref()).map(tracing::field::display);
-            info!(pod, %ifindex, device = owner.map(|owner| &owner.device), "no longer mirroring");
+        Op::RemoveTap(device) => {
+            let pod = owner(device).and_then(|owner| owner.pod.as_ref()).map(tracing::field::display);
+            let name = owner(device).map(|owner| &owner.device);
+            info!(pod, ifindex = %device, device = name, "no longer mirroring");
         }
-        Op::SetTarget(_) | Op::Attach(..) | Op::Detach(..) => {}
+        Op::RemoveSession(device, mirror) => {
+            let pod = owner(device).and_then(|owner| owner.pod.as_ref()).map(tracing::field::display);
+            info!(pod, ifindex = %device, %mirror, "no longer mirroring");
+        }
+        Op::SetTarget(..)
+        | Op::RemoveTarget(_)
+        | Op::SetCeilings(_)
+        | Op::PutTap(..)
+        | Op::Attach(..)
+        | Op::Detach(..) => {}
     }
 }

@@ -9,6 +9,9 @@ use super::tree::{Load, Test};
 pub(super) struct Facts {
     /// Which values a masked load can have. A load without an entry can have any.
     values: BTreeMap<(Load, u32), Ranges>,
+    /// How many bytes of the frame are there for sure, because a load that ends there has succeeded. The length says
+    /// nothing of it: of a frame in a cut capture, fewer bytes are there than its length.
+    there: u32,
     /// How far behind each IPv4 header (by its offset) a load has succeeded.
     behind_ipv4: BTreeMap<u8, u32>,
 }
@@ -22,7 +25,7 @@ impl Facts {
         let end = u32::from(load.offset) + u32::from(load.size);
         match load {
             Load { size: 0, .. } => true,
-            Load { ip_header: 0, .. } => self.least_length() >= end,
+            Load { ip_header: 0, .. } => self.there >= end,
             Load { ip_header, .. } => self.behind_ipv4.get(&ip_header).is_some_and(|known| *known >= end),
         }
     }
@@ -73,7 +76,7 @@ impl Facts {
                 behind_ipv4.insert(*header, *end.min(more));
             }
         }
-        Self { values, behind_ipv4 }
+        Self { values, there: self.there.min(other.there), behind_ipv4 }
     }
 
     /// The values that the test may see.
@@ -82,11 +85,6 @@ impl Facts {
             Some(ranges) => ranges.clone(),
             None => vec![(0, test.load.greatest() & test.mask)],
         }
-    }
-
-    fn least_length(&self) -> u32 {
-        let length = self.values.get(&(Load::LENGTH, u32::MAX));
-        length.and_then(|ranges| ranges.first()).map_or(0, |(low, _)| *low)
     }
 
     /// The load has succeeded; `None`: the frame was known to be too short.
@@ -99,7 +97,8 @@ impl Facts {
             let known = self.behind_ipv4.entry(load.ip_header).or_default();
             *known = end.max(*known);
         }
-        // Also of a load behind an IPv4 header, whose length may be 0.
+        // Also of a load behind an IPv4 header, whose length may be 0. A frame is at least as long as what is there of it.
+        self.there = end.max(self.there);
         let length = self.values.entry((Load::LENGTH, u32::MAX)).or_insert_with(|| vec![(0, u32::MAX)]);
         *length = clip(length, end, u32::MAX);
         (!length.is_empty()).then_some(())

@@ -33,13 +33,7 @@ fn world(links: impl IntoIterator<Item = Link>) -> LinkSnapshot {
 }
 
 fn installed(link: &Link) -> Target {
-    Target {
-        name: link.name.clone(),
-        ifindex: Some(link.ifindex),
-        up: true,
-        queueless: true,
-        limits: Limits::default(),
-    }
+    Target { device: link.name.clone(), ifindex: Some(link.ifindex), up: true, queueless: true, cuts: false }
 }
 
 fn create(mtu: u32) -> LinkChange {
@@ -48,42 +42,44 @@ fn create(mtu: u32) -> LinkChange {
 
 #[test]
 fn a_missing_one_is_made_again_and_again() {
-    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
-    let nothing = Target::default();
-    assert_eq!(mirror.changes(&world([]), &nothing), [create(65535)]);
-    assert_eq!(mirror.changes(&world([ours()]), &nothing), []);
-    assert_eq!(mirror.changes(&world([]), &installed(&ours())), [create(65535)]);
+    let mut mirror = MirrorIface::new("mirror0", None);
+    assert_eq!(mirror.changes(&world([])), [create(65535)]);
+    assert_eq!(mirror.changes(&world([ours()])), []);
+    assert_eq!(mirror.changes(&world([])), [create(65535)]);
 }
 
 #[test]
 fn its_mtu_is_what_the_user_told() {
-    let mut mirror = MirrorIface::new("mirror0", Some(9000), Limits::default());
-    assert_eq!(mirror.changes(&world([]), &Target::default()), [create(9000)]);
+    let mut mirror = MirrorIface::new("mirror0", Some(9000));
+    assert_eq!(mirror.changes(&world([])), [create(9000)]);
 
-    let mut mirror = MirrorIface::new("mirror0", Some(9000), Limits::default());
-    assert_eq!(mirror.changes(&world([dummy()]), &Target::default()), [LinkChange::SetMtu(IfIndex(9), 9000)]);
+    let mut mirror = MirrorIface::new("mirror0", Some(9000));
+    assert_eq!(mirror.changes(&world([dummy()])), [LinkChange::SetMtu(IfIndex(9), 9000)]);
 }
 
 #[test]
 fn one_that_was_there_is_brought_up_once_and_its_return_is_waited_for() {
-    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
+    let mut mirror = MirrorIface::new("mirror0", None);
     let down = Link { up: false, ..dummy() };
-    let nothing = Target::default();
-    assert_eq!(mirror.changes(&world([down.clone()]), &nothing), [LinkChange::SetUp(IfIndex(9))]);
-    assert_eq!(mirror.changes(&world([down]), &nothing), [], "who takes it down later wants it down");
-    assert_eq!(mirror.changes(&world([]), &installed(&dummy())), [], "it is not ours to make");
+    assert_eq!(mirror.changes(&world([down.clone()])), [LinkChange::SetUp(IfIndex(9))]);
+    assert_eq!(mirror.changes(&world([down])), [], "who takes it down later wants it down");
+    assert_eq!(mirror.changes(&world([])), [], "it is not ours to make");
 }
 
 #[test]
 fn ours_is_deleted_when_it_was_renamed_or_is_not_wanted_any_more() {
     let renamed = Link { name: "other0".into(), ..ours() };
-    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
-    let changes = mirror.changes(&world([renamed.clone()]), &installed(&ours()));
-    assert_eq!(changes, [LinkChange::Delete(IfIndex(9)), create(65535)]);
-
-    let foreign = Link { alias: None, ..renamed };
-    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
-    assert_eq!(mirror.changes(&world([foreign]), &installed(&ours())), [create(65535)]);
+    let foreign = Link { alias: None, ..renamed.clone() };
+    let installed = [(TargetName::default(), installed(&ours()))].into();
+    let delete = [LinkChange::Delete(IfIndex(9))];
+    let names = BTreeSet::from(["mirror0"]);
+    assert_eq!(abandoned(&names, &world([renamed.clone()]), &installed), delete);
+    assert_eq!(abandoned(&names, &world([foreign]), &installed), [], "it is not ours");
+    assert_eq!(abandoned(&names, &world([ours()]), &installed), []);
+    assert_eq!(abandoned(&[].into(), &world([ours()]), &installed), delete, "no target has it any more");
+    let names = BTreeSet::from(["mirror0", "other0"]);
+    assert_eq!(abandoned(&names, &world([renamed]), &installed), [], "it is another target's now");
+    assert_eq!(MirrorIface::new("mirror0", None).changes(&world([])), [create(65535)]);
 }
 
 fn features(on: &[&str], off: &[&str], fixed: &[&str]) -> Option<Offloads> {
@@ -93,10 +89,9 @@ fn features(on: &[&str], off: &[&str], fixed: &[&str]) -> Option<Offloads> {
 
 #[test]
 fn offloads_that_are_not_wanted_are_switched_off_whenever_they_are_on() {
-    let mut mirror = MirrorIface::new("mirror0", None, Limits::default()).offloads(false);
-    let nothing = Target::default();
+    let mut mirror = MirrorIface::new("mirror0", None).offloads(false);
     let made = LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: false };
-    assert_eq!(mirror.changes(&world([]), &nothing), [made]);
+    assert_eq!(mirror.changes(&world([])), [made]);
 
     let on = Link { offloads: features(&["tx-checksum-ipv4"], &["tx-tcp-segmentation"], &[]), ..dummy() };
     let off = Link { offloads: features(&[], &["tx-checksum-ipv4"], &["tx-gso-list"]), ..dummy() };
@@ -104,9 +99,9 @@ fn offloads_that_are_not_wanted_are_switched_off_whenever_they_are_on() {
     let switch_off = [LinkChange::SetOffloads(IfIndex(9), false)];
     for _ in 0..2 {
         // Ours or not: it was told so. What cannot be read is tried, so that it is told why it fails.
-        assert_eq!(mirror.changes(&world([on.clone()]), &nothing), switch_off);
-        assert_eq!(mirror.changes(&world([off.clone()]), &nothing), []);
-        assert_eq!(mirror.changes(&world([unknown.clone()]), &nothing), switch_off);
+        assert_eq!(mirror.changes(&world([on.clone()])), switch_off);
+        assert_eq!(mirror.changes(&world([off.clone()])), []);
+        assert_eq!(mirror.changes(&world([unknown.clone()])), switch_off);
     }
     assert_eq!(mirror.fixed_offloads(&world([on.clone()])), None);
     let fixed = mirror.fixed_offloads(&world([off.clone()])).cloned();
@@ -118,14 +113,39 @@ fn offloads_that_are_not_wanted_are_switched_off_whenever_they_are_on() {
 #[test]
 fn offloads_come_back_on_a_device_of_ours_when_the_agent_starts() {
     let off = |link: Link| Link { offloads: features(&[], &["tx-checksum-ipv4"], &[]), ..link };
-    let nothing = Target::default();
-    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
-    assert_eq!(mirror.changes(&world([off(ours())]), &nothing), [LinkChange::SetOffloads(IfIndex(9), true)]);
-    assert_eq!(mirror.changes(&world([off(ours())]), &nothing), [], "somebody has switched them off since");
-    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
-    assert_eq!(mirror.changes(&world([ours()]), &nothing), []);
-    let mut mirror = MirrorIface::new("mirror0", None, Limits::default());
-    assert_eq!(mirror.changes(&world([off(dummy())]), &nothing), [], "it is not ours");
+    let mut mirror = MirrorIface::new("mirror0", None);
+    assert_eq!(mirror.changes(&world([off(ours())])), [LinkChange::SetOffloads(IfIndex(9), true)]);
+    assert_eq!(mirror.changes(&world([off(ours())])), [], "somebody has switched them off since");
+    let mut mirror = MirrorIface::new("mirror0", None);
+    assert_eq!(mirror.changes(&world([ours()])), []);
+    let mut mirror = MirrorIface::new("mirror0", None);
+    assert_eq!(mirror.changes(&world([off(dummy())])), [], "it is not ours");
+}
+
+#[test]
+fn a_device_of_ours_has_a_queue_while_the_kernel_segments_for_it() {
+    let segmented = |link: Link| Link { offloads: features(&[], &["tx-checksum-ipv4"], &[]), ..link };
+    let queued = |link: Link| Link { queueless: false, ..link };
+    let mut mirror = MirrorIface::new("mirror0", None).offloads(false);
+    for _ in 0..2 {
+        let bare = world([segmented(ours())]);
+        assert_eq!(mirror.changes(&bare), [LinkChange::SetQueue(IfIndex(9), true)]);
+        assert!(!mirror.loses_order(&bare), "it will have one");
+        assert_eq!(mirror.changes(&world([queued(segmented(ours()))])), []);
+    }
+    let mut mirror = MirrorIface::new("mirror0", None).offloads(false);
+    let theirs = world([segmented(dummy())]);
+    assert_eq!(mirror.changes(&theirs), [], "it is not ours");
+    assert!(mirror.loses_order(&theirs));
+    assert!(!mirror.loses_order(&world([queued(segmented(dummy()))])));
+    assert!(!mirror.loses_order(&world([])));
+
+    // An earlier agent gave it one. Whether the queue is that one, its handle tells.
+    let mut mirror = MirrorIface::new("mirror0", None);
+    let left = world([queued(ours())]);
+    assert_eq!(mirror.changes(&left), [LinkChange::SetQueue(IfIndex(9), false)]);
+    assert_eq!(mirror.changes(&left), [], "somebody has given it one since");
+    assert!(!mirror.loses_order(&theirs), "the kernel segments nothing");
 }
 
 #[test]
@@ -136,13 +156,13 @@ fn loopback_and_ifb_are_refused() {
     assert!(refusal(&dummy()).is_none());
 
     // It took the name later: nothing is sent there.
-    let mirror = MirrorIface::new("mirror0", None, Limits::default());
+    let mirror = MirrorIface::new("mirror0", None);
     assert_eq!(mirror.target(&world([ifb])).ifindex, None);
 }
 
 #[test]
 fn a_target_without_carrier_is_down() {
-    let mirror = MirrorIface::new("mirror0", None, Limits::default());
+    let mirror = MirrorIface::new("mirror0", None);
     assert!(mirror.target(&world([dummy()])).up);
     assert!(!mirror.target(&world([Link { carrier: false, ..dummy() }])).up);
     assert!(!mirror.target(&world([Link { up: false, ..dummy() }])).up);

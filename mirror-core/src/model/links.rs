@@ -116,7 +116,7 @@ pub enum LinkChange {
         name: String,
         /// Its MTU in bytes.
         mtu: u32,
-        /// Whether it keeps its offloads.
+        /// Whether it keeps its offloads; if not, it gets a queue too.
         offloads: bool,
     },
     /// Brings a device up.
@@ -126,6 +126,9 @@ pub enum LinkChange {
     /// Switches those offloads of a device on or off that can be (see [`Offloads`]). An error if one of
     /// them does not follow.
     SetOffloads(IfIndex, bool),
+    /// Gives a device without a queue one of ours, in which the copies that the kernel segments keep their order; or
+    /// takes it away. A queue that somebody else has set is never replaced: an error if it is to be, nothing otherwise.
+    SetQueue(IfIndex, bool),
     /// Deletes a device, and with it the other end of a veth pair.
     Delete(IfIndex),
 }

@@ -1,13 +1,19 @@
-//! What a plan promises, over all small worlds.
+//! What a plan promises, over all small worlds and whatever fails.
 
-use proptest::{collection::btree_map, option, prelude::*, sample};
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use mirror_common::limit::Limits;
+use mirror_common::verdict::TapKind;
+use proptest::{
+    collection::{btree_map, vec},
+    option,
+    prelude::*,
+    sample,
+};
 
 use super::*;
 use crate::{
-    model::{Directions, NetnsId, Owner, PodId, Target},
-    settings::Settings,
+    model::{Capacity, Ceilings, Directions, Ended, NetnsId, Origin, Owner, Place, PodId},
+    settings::{CaptureFilter, NodeLimits, Rate, Settings, parse_filter},
 };
 
 fn owner() -> impl Strategy<Value = Owner> {
@@ -24,140 +30,311 @@ fn owner() -> impl Strategy<Value = Owner> {
     })
 }
 
+fn target_name() -> impl Strategy<Value = TargetName> {
+    sample::select(vec!["default", "ids"]).prop_map(|name| TargetName(name.parse().unwrap()))
+}
+
+fn filter() -> impl Strategy<Value = Option<CaptureFilter>> {
+    option::of(sample::select(vec!["tcp", "udp", "icmp"]).prop_map(|text| parse_filter(text).unwrap()))
+}
+
+fn session() -> impl Strategy<Value = Session> {
+    let directions = sample::select(Directions::ALL.to_vec());
+    let origin = sample::select(vec![Origin::Policy, Origin::Annotation(Place::Pod)]);
+    (directions, option::of(Just(96)), filter(), target_name(), origin).prop_map(
+        |(directions, snaplen, filter, target, origin)| Session {
+            directions,
+            settings: Settings { snaplen, filter, ..Settings::default() },
+            target,
+            origin,
+        },
+    )
+}
+
 fn tap() -> impl Strategy<Value = Tap> {
-    let directions = sample::select(vec![Directions::Ingress, Directions::Egress, Directions::Both]);
-    let snaplen = option::of(Just(96));
-    (owner(), directions, snaplen).prop_map(|(owner, directions, snaplen)| {
-        let settings = Settings { snaplen, ..Settings::default() };
-        Tap { owner, directions, settings }
+    let mirror = sample::select(vec!["a", "b", "c"]).prop_map(|name| MirrorId(name.parse().unwrap()));
+    (owner(), any::<bool>(), btree_map(mirror, session(), 1..4)).prop_map(|(owner, is_limited, sessions)| {
+        let kind = if owner.pod.is_some() { TapKind::HostVeth } else { TapKind::Interface };
+        Tap { owner, kind, is_limited, sessions }
     })
 }
 
 fn target() -> impl Strategy<Value = Target> {
-    (option::of(100..102u32), any::<bool>(), any::<bool>()).prop_map(|(ifindex, up, queueless)| Target {
-        name: "mirror0".into(),
+    (option::of(100..103u32), any::<bool>(), any::<bool>()).prop_map(|(ifindex, up, queueless)| Target {
+        device: "mirror0".into(),
         ifindex: ifindex.map(IfIndex),
         up,
         queueless,
-        limits: Limits::default(),
+        cuts: false,
     })
 }
 
-fn ifindex() -> impl Strategy<Value = IfIndex> {
-    (1..6u32).prop_map(IfIndex)
+fn device() -> impl Strategy<Value = Device> {
+    (1..6u32, 0..2u64)
+        .prop_map(|(ifindex, ino)| Device { netns: NetnsId { dev: ino * 4, ino }, ifindex: IfIndex(ifindex) })
+}
+
+fn limits() -> impl Strategy<Value = NodeLimits> {
+    let rate = || option::of(sample::select(vec![10, 1000]).prop_map(rate));
+    (rate(), rate()).prop_map(|(max_rate, max_pod_rate)| NodeLimits { max_rate, max_pod_rate })
+}
+
+fn rate(packets: u64) -> Rate {
+    Rate { packets: Some(packets), bits: None, burst: std::time::Duration::from_millis(50) }
 }
 
 fn desired() -> impl Strategy<Value = Desired> {
-    (target(), btree_map(ifindex(), tap(), 0..5)).prop_map(|(target, taps)| Desired { target, taps })
+    (target(), option::weighted(0.7, target()), limits(), btree_map(device(), tap(), 0..5)).prop_map(
+        |(first, second, limits, mut taps)| {
+            let mut targets = BTreeMap::from([(TargetName::default(), first)]);
+            targets.extend(second.map(|second| (TargetName("ids".parse().unwrap()), second)));
+            // A session names a target that exists: `select` refuses others.
+            for session in taps.values_mut().flat_map(|tap| tap.sessions.values_mut()) {
+                if !targets.contains_key(&session.target) {
+                    session.target = TargetName::default();
+                }
+            }
+            Desired { targets, limits, taps }
+        },
+    )
 }
 
+fn capacity() -> impl Strategy<Value = Capacity> {
+    let some = || prop_oneof![Just(100usize), 1..6usize];
+    (some(), some(), some()).prop_map(|(taps, sessions, filters)| Capacity { taps, sessions, filters })
+}
+
+/// What an agent has installed for something else, and what others have done to it since.
 fn actual() -> impl Strategy<Value = Actual> {
     let state = || sample::select(vec![HookState::Absent, HookState::Stale, HookState::Current]);
-    let installed = (option::of(tap()), state(), state())
-        .prop_map(|(tap, ingress, egress)| ActualTap {
-            tap,
-            ended: None,
-            ingress,
-            egress,
-            hidden: Vec::new(),
-        })
-        .prop_filter("nothing of ours is not in the list", |tap| {
-            tap.tap.is_some() || tap.ingress != HookState::Absent || tap.egress != HookState::Absent
-        });
-    let deliver = sample::select(vec![HookState::Stale, HookState::Current]);
-    (
-        target(),
-        btree_map(ifindex(), installed, 0..5),
-        btree_map((100..102u32).prop_map(IfIndex), deliver, 0..2),
+    let change = (state(), state(), prop::bool::weighted(0.8), prop::bool::weighted(0.3));
+    let deliver = btree_map((100..103u32).prop_map(IfIndex), state(), 0..3);
+    (desired(), capacity(), vec(change, 5), deliver, any::<bool>()).prop_map(
+        |(desired, capacity, changes, deliver, forgot_ceilings)| {
+            let mut actual = installed(&desired, capacity);
+            for (installed, (ingress, egress, has_entry, has_ended)) in actual.taps.values_mut().zip(changes)
+            {
+                (installed.ingress, installed.egress) = (ingress, egress);
+                if has_ended {
+                    let sessions = installed.tap.iter().flat_map(|tap| tap.sessions.keys());
+                    installed.ended = sessions.map(|mirror| (mirror.clone(), Ended::Packets)).collect();
+                }
+                if !has_entry {
+                    (installed.tap, installed.ended) = (None, BTreeMap::new());
+                }
+            }
+            actual.taps.retain(|_, installed| *installed != ActualTap::default());
+            actual.deliver.extend(deliver);
+            actual.deliver.retain(|_, state| *state != HookState::Absent);
+            if forgot_ceilings {
+                actual.ceilings = Ceilings::default();
+            }
+            actual
+        },
     )
-        .prop_map(|(target, taps, deliver)| Actual { target, taps, deliver, ..Actual::default() })
 }
 
-/// What is installed when exactly `desired` is.
-fn installed(desired: &Desired) -> Actual {
-    let taps = desired.taps.iter().map(|(ifindex, tap)| {
+/// What is installed when all of `desired` is that fits.
+fn installed(desired: &Desired, capacity: Capacity) -> Actual {
+    settled(desired, &Actual::empty(capacity))
+}
+
+/// What is installed after `desired` was put in the place of `before`.
+fn settled(desired: &Desired, before: &Actual) -> Actual {
+    let (taps, _) = fit::fit(desired, before);
+    let deliver: BTreeMap<_, _> =
+        desired.deliver().into_iter().map(|ifindex| (ifindex, HookState::Current)).collect();
+    let cuts = |target: &Target| target.ifindex.is_some_and(|ifindex| deliver.contains_key(&ifindex));
+    let with_cuts = |target: &Target| Target { cuts: cuts(target), ..target.clone() };
+    let taps = taps.into_iter().map(|(device, tap)| {
+        let old = before.taps.get(&device);
+        let goes_on = |mirror: &MirrorId| {
+            let was = old.and_then(|old| old.tap.as_ref()).filter(|was| was.owner.is_same(&tap.owner));
+            was.and_then(|was| was.sessions.get(mirror))
+                .is_some_and(|was| was.asks_the_same(&tap.sessions[mirror]))
+        };
+        let ended = old.map(|old| old.ended.clone()).unwrap_or_default();
+        let ended =
+            ended.into_iter().filter(|(mirror, _)| tap.sessions.contains_key(mirror) && goes_on(mirror));
         let hooks = HookState::Current;
-        (
-            *ifindex,
-            ActualTap {
-                tap: Some(tap.clone()),
-                ended: None,
-                ingress: hooks,
-                egress: hooks,
-                hidden: Vec::new(),
-            },
-        )
+        let (ended, hidden) = (ended.collect(), Vec::new());
+        (device, ActualTap { ended, tap: Some(tap), ingress: hooks, egress: hooks, hidden })
     });
-    let deliver = desired.deliver().map(|ifindex| (ifindex, HookState::Current));
     Actual {
-        target: desired.target.clone(),
+        targets: desired.targets.iter().map(|(name, target)| (name.clone(), with_cuts(target))).collect(),
+        ceilings: desired.limits.ceilings(desired.owners()),
         taps: taps.collect(),
-        deliver: deliver.into_iter().collect(),
-        ..Actual::default()
+        deliver: deliver.clone(),
+        capacity: before.capacity,
+        other_versions: before.other_versions.clone(),
     }
+}
+
+/// Carries a plan out as the loop does; each op that may be tried fails where `fails` says so. `watch` looks at the
+/// world ahead of each op.
+fn carry_out(
+    ops: &[Op],
+    actual: &mut Actual,
+    mut fails: impl FnMut() -> bool,
+    mut watch: impl FnMut(&Actual, &Op),
+) -> Failures {
+    let mut failures = Failures::default();
+    for op in ops {
+        if failures.allow(op) && !fails() {
+            watch(actual, op);
+            apply(actual, op).unwrap();
+        } else {
+            failures.add(op);
+        }
+    }
+    failures
+}
+
+fn same_owner<'a>(actual: &'a Actual, device: &Device, owner: &Owner) -> Option<&'a Tap> {
+    actual.taps.get(device)?.tap.as_ref().filter(|tap| tap.owner.is_same(owner))
 }
 
 proptest! {
-    #[test]
-    fn a_plan_leads_to_what_is_wanted(desired in desired(), mut actual in actual()) {
-        for op in plan(&desired, &actual.clone()) {
-            apply(&mut actual, &op);
-        }
-        prop_assert_eq!(actual, installed(&desired));
-    }
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn what_is_wanted_needs_no_plan(desired in desired()) {
-        prop_assert_eq!(plan(&desired, &installed(&desired)), vec![]);
-    }
-
-    /// Ops may fail one by one, or the agent may die after any of them.
-    #[test]
-    fn every_prefix_is_safe_and_can_be_resumed(desired in desired(), before in actual(), cut: sample::Index) {
-        let ops = plan(&desired, &before);
-        let cut = cut.index(ops.len() + 1);
+    fn a_plan_leads_to_what_is_wanted_and_then_there_is_no_more_to_do(desired in desired(), before in actual()) {
         let mut actual = before.clone();
-        for op in &ops[..cut] {
-            let entry = |ifindex| actual.taps.get(ifindex).and_then(|installed| installed.tap.clone());
-            match op {
-                // Copies that are to be cut are cut from the first one on.
-                Op::Attach(ifindex, Program::Deliver) => prop_assert_eq!(desired.deliver(), Some(*ifindex)),
-                Op::Detach(ifindex, Program::Deliver) => prop_assert_ne!(desired.deliver(), Some(*ifindex)),
-                // A program is attached only where the entry says what it is for.
-                Op::Attach(ifindex, _) => {
-                    prop_assert_eq!(entry(ifindex), desired.taps.get(ifindex).cloned());
-                }
-                Op::Detach(ifindex, _) => prop_assert_eq!(entry(ifindex), None),
-                // Counters of one owner never become those of another.
-                Op::PutTap(ifindex, tap) => {
-                    let is_cut = desired.deliver().is_none_or(|at| actual.deliver.contains_key(&at));
-                    prop_assert!(tap.settings.snaplen.is_none() || is_cut);
-                    prop_assert!(entry(ifindex).is_none_or(|old| same_tap(&old, tap)));
-                }
-                Op::RemoveTap(_) | Op::SetTarget(_) => {}
-            }
-            apply(&mut actual, op);
-        }
-        for (ifindex, now) in &actual.taps {
-            let old = before.taps.get(ifindex).and_then(|then| then.tap.as_ref());
-            let tap = now.tap.as_ref();
-            prop_assert!(tap.is_none() || tap == old || tap == desired.taps.get(ifindex));
-        }
-        for op in plan(&desired, &actual.clone()) {
-            apply(&mut actual, &op);
-        }
-        prop_assert_eq!(actual, installed(&desired));
+        carry_out(&plan(&desired, &before).ops, &mut actual, || false, |_, _| {});
+        prop_assert_eq!(&actual, &settled(&desired, &before));
+        prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
     }
 
-    /// A changed direction is written over the entry, without a gap and with the counters kept.
+    /// What does not fit is named, is nowhere in place, and takes no place from what was there.
     #[test]
-    fn a_change_of_direction_is_one_op(ifindex in ifindex(), tap in tap(), target in target()) {
-        let before = Desired { target, taps: [(ifindex, tap.clone())].into() };
-        let mut after = before.clone();
-        let directions =
-            if tap.directions == Directions::Both { Directions::Egress } else { Directions::Both };
-        let changed = Tap { directions, ..tap };
-        after.taps.insert(ifindex, changed.clone());
-        prop_assert_eq!(plan(&after, &installed(&before)), vec![Op::PutTap(ifindex, Box::new(changed))]);
+    fn what_does_not_fit_is_told_and_not_in_place(desired in desired(), before in actual()) {
+        let Plan { ops, unfit } = plan(&desired, &before);
+        let mut actual = before.clone();
+        carry_out(&ops, &mut actual, || false, |_, _| {});
+        let in_place = |device: &Device, mirror: &MirrorId| {
+            let tap = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
+            tap.is_some_and(|tap| tap.sessions.contains_key(mirror))
+        };
+        for (device, tap) in &desired.taps {
+            for mirror in tap.sessions.keys() {
+                let is_unfit = unfit.iter().any(|unfit| unfit.device == *device && unfit.mirror == *mirror);
+                prop_assert_ne!(in_place(device, mirror), is_unfit);
+            }
+        }
+        let sessions: usize = actual.taps.values().flat_map(|installed| &installed.tap).map(|tap| tap.sessions.len()).sum();
+        prop_assert!(actual.taps.len() <= before.capacity.taps && sessions <= before.capacity.sessions);
+        if unfit.iter().any(|unfit| matches!(unfit.why, NoRoom::Sessions(_))) {
+            prop_assert_eq!(sessions, before.capacity.sessions);
+        }
     }
+
+    /// Any ops may fail, each for itself, and the loop goes on with the others.
+    #[test]
+    fn whatever_fails_nothing_is_copied_that_nobody_asked_for(
+        desired in desired(), before in actual(), failing in vec(prop::bool::weighted(0.3), 200),
+    ) {
+        let mut actual = before.clone();
+        let mut failing = failing.into_iter();
+        let mut all = Ok(());
+        let fails = || failing.next().unwrap_or(false);
+        let failures = carry_out(&plan(&desired, &before).ops, &mut actual, fails, |now, op| {
+            if all.is_ok() {
+                all = is_safe(now, op, &desired, &before);
+            }
+        });
+        all?;
+        for (device, now) in &actual.taps {
+            let Some(tap) = &now.tap else { continue };
+            for (mirror, session) in &tap.sessions {
+                let was = same_owner(&before, device, &tap.owner).and_then(|tap| tap.sessions.get(mirror));
+                let wanted = desired.taps.get(device).filter(|wanted| wanted.owner.is_same(&tap.owner));
+                let wanted = wanted.and_then(|wanted| wanted.sessions.get(mirror));
+                prop_assert!(Some(session) == was || Some(session) == wanted, "{:?}", session);
+                prop_assert!(actual.targets.contains_key(&session.target), "its target is gone");
+            }
+        }
+        // A target says that copies are cut there only where the second stage is, unless that was so before.
+        for (name, target) in actual.targets.iter().filter(|(_, target)| target.cuts) {
+            let is_there = target.ifindex.is_some_and(|ifindex| actual.deliver.contains_key(&ifindex));
+            prop_assert!(is_there || before.targets.get(name) == Some(target));
+        }
+        // The next round repairs everything.
+        drop(failures);
+        let between = actual.clone();
+        carry_out(&plan(&desired, &between).ops, &mut actual, || false, |_, _| {});
+        prop_assert_eq!(actual, settled(&desired, &between));
+    }
+
+    /// A change of one mirror touches no other, and is written over the session, without a gap and with its counters.
+    #[test]
+    fn a_change_of_one_session_is_one_op(device in device(), tap in tap(), targets in (target(), target()), change in session()) {
+        let capacity = Capacity { taps: 9, sessions: 99, filters: 99 };
+        let change = Session { settings: Settings { snaplen: None, ..change.settings }, ..change };
+        let sessions = tap.sessions.into_iter().map(|(mirror, session)| {
+            let settings = Settings { snaplen: None, ..session.settings };
+            (mirror, Session { settings, ..session })
+        });
+        let tap = Tap { sessions: sessions.collect(), ..tap };
+        let names = ["default", "ids"].map(|name| TargetName(name.parse().unwrap()));
+        let targets = names.into_iter().zip([targets.0, targets.1]).collect();
+        let before = Desired { targets, limits: NodeLimits::default(), taps: [(device, tap.clone())].into() };
+        let mirror = tap.sessions.keys().next().unwrap().clone();
+        let mut after = before.clone();
+        after.taps.get_mut(&device).unwrap().sessions.insert(mirror.clone(), change.clone());
+        let ops = plan(&after, &installed(&before, capacity)).ops;
+        let expected = Op::ChangeSession(device, mirror.clone(), Box::new(change.clone()));
+        prop_assert_eq!(ops, if tap.sessions[&mirror] == change { vec![] } else { vec![expected] });
+    }
+
+    /// Before the pods are known the targets alone are written, and no op takes anything away.
+    #[test]
+    fn targets_are_kept_right_before_the_pods_are_known(desired in desired(), before in actual()) {
+        let mut actual = before.clone();
+        carry_out(&retarget(&desired.targets, &before), &mut actual, || false, |_, _| {});
+        prop_assert_eq!(actual.taps, before.taps);
+        prop_assert_eq!(&actual.deliver, &before.deliver);
+        for (name, target) in &desired.targets {
+            prop_assert_eq!(&Target { cuts: false, ..actual.targets[name].clone() }, target);
+        }
+    }
+}
+
+/// Whether an op is safe in the world that it meets.
+fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<(), TestCaseError> {
+    let entry = |device: &Device| now.taps.get(device).and_then(|installed| installed.tap.as_ref());
+    match op {
+        // A program is attached only where the entry is that of the wanted owner, with all its sessions.
+        Op::Attach(device, Program::TapIngress | Program::TapEgress) => {
+            let wanted = &desired.taps[device];
+            let tap = entry(device).unwrap();
+            prop_assert!(tap.owner == wanted.owner);
+            prop_assert!(
+                tap.sessions.iter().all(|(mirror, session)| wanted.sessions.get(mirror) == Some(session))
+            );
+        }
+        // A new session finds its target, its limits, and the second stage where it needs it.
+        Op::AddSession(device, _, session) => {
+            let target = &now.targets[&session.target];
+            prop_assert!(target.cuts || session.settings.snaplen.is_none() || target.ifindex.is_none());
+            prop_assert_eq!(target.ifindex, desired.targets[&session.target].ifindex);
+            prop_assert_eq!(now.ceilings, desired.limits.ceilings(desired.owners()));
+            prop_assert!(entry(device).unwrap().owner == desired.taps[device].owner);
+        }
+        // Counters of one owner never become those of another.
+        Op::PutTap(device, head) => {
+            prop_assert!(entry(device).is_none_or(|tap| tap.owner.is_same(&head.owner)));
+        }
+        Op::Detach(device, Program::TapIngress | Program::TapEgress) => {
+            prop_assert!(
+                !desired.taps.contains_key(device)
+                    || same_owner(before, device, &desired.taps[device].owner).is_none()
+            );
+        }
+        // Nobody relies on it any more.
+        Op::Detach(device, Program::Deliver) => {
+            prop_assert!(!desired.deliver().contains(&device.ifindex));
+        }
+        _ => {}
+    }
+    Ok(())
 }

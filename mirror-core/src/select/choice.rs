@@ -1,13 +1,22 @@
 //! Which pods are wanted, and what of their packets: annotations of the pod, then of its namespace, then the policy.
 //!
 //! Pure, and the only reader of annotations. It knows no device; [`select`](super::select) finds those.
+//!
+//! A pod has any number of mirrors. The keys without a name are the mirror `default`; `podmirror.io/mirror.ids`,
+//! `podmirror.io/filter.ids` and so on are the mirror `ids`. Each mirror is decided by itself, so that what one says of
+//! its packets never changes another.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
 use super::{Filters, Policy, Skipped, Why};
 use crate::{
-    model::{Directions, Pod, PodId},
-    settings::{KEYS, Settings},
+    model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Session, TargetName},
+    settings::KEYS,
 };
 
 /// What our annotations begin with.
@@ -16,17 +25,17 @@ pub const PREFIX: &str = "podmirror.io/";
 pub const MIRROR: &str = "podmirror.io/mirror";
 /// The annotation of Kube-OVN on a pod, which is honoured where ours does not stand.
 pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";
+/// Annotation of a pod in a file: its network namespace. The source of pods reads it.
+const NETNS: &str = "netns";
 
 /// A pod that is to be mirrored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// Which of its packets.
-    pub directions: Directions,
-    /// What is done with them.
-    pub settings: Settings,
-    /// An annotation asks for it, and not the policy alone.
+    /// Its mirrors; at least one, and at most [`MAX_SESSIONS_PER_TAP`].
+    pub mirrors: BTreeMap<MirrorId, Session>,
+    /// An annotation asks for one of them, and not the policy alone.
     pub is_asked: bool,
 }
 
@@ -35,31 +44,13 @@ pub struct Wanted<'a> {
 pub struct Choice<'a> {
     /// The pods that are to be mirrored.
     pub wanted: Vec<Wanted<'a>>,
-    /// Those that ask for it in vain.
+    /// The mirrors that are asked for in vain.
     pub refused: Vec<Skipped>,
     /// Annotations that made no sense.
     pub bad: Vec<BadAnnotation>,
 }
 
-/// Where an annotation stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
-    /// On the pod itself.
-    Pod,
-    /// On its namespace.
-    Namespace,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Pod => "annotation",
-            Self::Namespace => "annotation of its namespace",
-        })
-    }
-}
-
-/// An annotation whose value is none that we know. The pod is treated as if it did not stand there.
+/// An annotation that is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BadAnnotation {
     /// The pod.
@@ -67,16 +58,46 @@ pub struct BadAnnotation {
     /// Where it stands.
     pub place: Place,
     /// The annotation.
-    pub key: &'static str,
+    pub key: String,
     /// Its value.
     pub value: String,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// What is wrong with an annotation.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Problem {
+    /// Its value is none of those that it takes.
+    Value,
+    /// There is no such annotation.
+    Key,
+    /// What stands behind the dot is not the name of a mirror, and why.
+    Name(String),
+    /// It sets something of a mirror for which neither the pod nor its namespace asks.
+    NoMirror,
 }
 
 impl fmt::Display for BadAnnotation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, key, value, .. } = self;
-        let known = if *key == MIRROR { "true, false, both, ingress or egress" } else { "true or false" };
-        write!(f, "{place} {key}: {value:?} is not {known}, and is ignored")
+        let Self { place, key, value, problem, .. } = self;
+        write!(f, "{place} {key}: ")?;
+        match problem {
+            Problem::Value if key == OVN_MIRROR => write!(f, "{value:?} is not true or false")?,
+            Problem::Value => write!(f, "{value:?} is not true, false, both, ingress or egress")?,
+            Problem::Key => write!(
+                f,
+                "there is no such annotation; those of a mirror are mirror, target, {}",
+                KEYS.join(", ")
+            )?,
+            Problem::Name(error) => f.write_str(error)?,
+            Problem::NoMirror => {
+                let name = key.split_once('.').and_then(|(_, rest)| rest.split_once('.'));
+                let name = name.map_or("", |(_, name)| name);
+                write!(f, "{MIRROR}.{name} does not stand here, so there is no mirror {name}")?;
+            }
+        }
+        write!(f, "; it is ignored")
     }
 }
 
@@ -84,85 +105,237 @@ impl fmt::Display for BadAnnotation {
 pub fn choose<'a>(pods: &'a [Pod], policy: &Policy, filters: &mut Filters) -> Choice<'a> {
     let mut choice = Choice::default();
     for pod in pods {
-        match choose_pod(pod, policy, filters, &mut choice.bad) {
-            Ok(None) => {}
-            Ok(Some(wanted)) => choice.wanted.push(wanted),
-            Err(why) => choice.refused.push(Skipped { pod: Some(pod.id.clone()), nic: None, why }),
-        }
+        PodChoice { pod, policy, filters, choice: &mut choice }.choose();
     }
     filters.forget_unused();
     choice
 }
 
-fn choose_pod<'a>(
+/// What the annotations of one place say, by mirror.
+type Said<'a> = BTreeMap<MirrorId, BTreeMap<&'a str, &'a str>>;
+
+/// The decision about one pod.
+struct PodChoice<'c, 'a> {
     pod: &'a Pod,
-    policy: &Policy,
-    filters: &mut Filters,
-    bad: &mut Vec<BadAnnotation>,
-) -> Result<Option<Wanted<'a>>, Why> {
-    let mut read = |place, key| match parse(of(pod, place).get(key)?, key) {
-        Some(asked) => Some(asked),
-        None => {
-            let value = of(pod, place)[key].clone();
-            bad.push(BadAnnotation { pod: pod.id.clone(), place, key, value });
-            None
-        }
-    };
-    let (ours, ovn) = (read(Place::Pod, MIRROR), read(Place::Pod, OVN_MIRROR));
-    let inherited = read(Place::Namespace, MIRROR);
-    let asked = ours.or(ovn).or(inherited);
-    let default = policy.enable_mirror.then_some(Directions::Both);
-    let is_asked = matches!(asked, Some(Some(_)));
-    if policy.exclude_namespaces.contains(&pod.id.namespace) {
-        return if is_asked { Err(Why::NamespaceExcluded) } else { Ok(None) };
-    }
-    if policy.allow_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(&pod.id.namespace)) {
-        // Nothing that a pod's author writes counts here, but that a pod is left out.
-        return match (default, asked) {
-            (_, Some(None)) | (None, None) => Ok(None),
-            (None, Some(Some(_))) => Err(Why::NamespaceNotAllowed),
-            (Some(directions), _) => {
-                Ok(Some(Wanted { pod, directions, settings: policy.settings.clone(), is_asked }))
+    policy: &'c Policy,
+    filters: &'c mut Filters,
+    choice: &'c mut Choice<'a>,
+}
+
+impl<'a> PodChoice<'_, 'a> {
+    fn choose(mut self) {
+        let own = self.read(Place::Pod);
+        let inherited = self.read(Place::Namespace);
+        self.tell_strays(&own, &inherited);
+        let mut asked = Vec::new();
+        for mirror in mirrors(&own, &inherited) {
+            if let Some((directions, origin)) = self.asked(&mirror, &own, &inherited) {
+                asked.push((origin, mirror, directions));
             }
-        };
-    }
-    let Some(directions) = asked.unwrap_or(default) else { return Ok(None) };
-    let settings = settings(pod, &policy.settings, filters)?;
-    Ok(Some(Wanted { pod, directions, settings, is_asked }))
-}
-
-fn of(pod: &Pod, place: Place) -> &BTreeMap<String, String> {
-    match place {
-        Place::Pod => &pod.annotations,
-        Place::Namespace => &pod.inherited,
-    }
-}
-
-/// What a value asks for: `Some(None)` not to be mirrored, `None` nothing that we know.
-fn parse(value: &str, key: &str) -> Option<Option<Directions>> {
-    match (value, key) {
-        ("true", _) | ("both", MIRROR) => Some(Some(Directions::Both)),
-        ("false", _) => Some(None),
-        ("ingress", MIRROR) => Some(Some(Directions::Ingress)),
-        ("egress", MIRROR) => Some(Some(Directions::Egress)),
-        _ => None,
-    }
-}
-
-/// The node's settings with those of the pod's namespace, and over them those of the pod itself.
-fn settings(pod: &Pod, defaults: &Settings, filters: &mut Filters) -> Result<Settings, Why> {
-    let mut settings = defaults.clone();
-    for key in KEYS {
-        let annotation = format!("{PREFIX}{key}");
-        let set = [Place::Pod, Place::Namespace]
-            .into_iter()
-            .find_map(|place| Some((place, of(pod, place).get(&annotation)?)));
-        if let Some((place, value)) = set {
-            let set = settings.set_with(key, value, |text| filters.get(text));
-            set.map_err(|error| Why::BadSetting(place, error))?;
+        }
+        asked.sort();
+        let mut mirrors = BTreeMap::new();
+        let mut is_asked = false;
+        for (origin, mirror, directions) in asked {
+            let session = match self.session(&mirror, directions, origin, &own, &inherited) {
+                Ok(_) if mirrors.len() == MAX_SESSIONS_PER_TAP => Err(Why::TooManyMirrors),
+                session => session,
+            };
+            match session {
+                Ok(session) => {
+                    is_asked |= origin != Origin::Policy;
+                    mirrors.insert(mirror, session);
+                }
+                Err(why) => self.refuse(Some(mirror), why),
+            }
+        }
+        if !mirrors.is_empty() {
+            self.choice.wanted.push(Wanted { pod: self.pod, mirrors, is_asked });
         }
     }
-    Ok(settings)
+
+    /// The directions of a mirror, and where it was asked for; `None`: it is not wanted, or refused.
+    fn asked(
+        &mut self,
+        mirror: &MirrorId,
+        own: &Said<'a>,
+        inherited: &Said<'a>,
+    ) -> Option<(Directions, Origin)> {
+        let mut word = |place, said: &Said<'a>| {
+            let value = said.get(mirror)?.get("mirror")?;
+            let directions = parse(value);
+            if directions.is_none() {
+                self.bad(place, key_of("mirror", mirror), value, Problem::Value);
+            }
+            directions
+        };
+        let (ours, theirs) = (word(Place::Pod, own), word(Place::Namespace, inherited));
+        let ovn = if mirror.0.is_default() { self.ovn() } else { None };
+        let at = |place| move |directions| (directions, Origin::Annotation(place));
+        let asked = ours.or(ovn).map(at(Place::Pod)).or(theirs.map(at(Place::Namespace)));
+        let is_default = mirror.0.is_default() && self.policy.enable_mirror;
+        let default = is_default.then_some((Directions::Both, Origin::Policy));
+        let namespace = &self.pod.id.namespace;
+        let Policy { exclude_namespaces, allow_namespaces, .. } = self.policy;
+        if exclude_namespaces.contains(namespace) {
+            if matches!(asked, Some((Some(_), _))) {
+                self.refuse(Some(mirror.clone()), Why::NamespaceExcluded);
+            }
+            return None;
+        }
+        if allow_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(namespace)) {
+            // Nothing that a pod's author writes counts here, but that a pod is left out.
+            return match asked {
+                Some((None, _)) => None,
+                Some((Some(_), _)) if default.is_none() => {
+                    self.refuse(Some(mirror.clone()), Why::NamespaceNotAllowed);
+                    None
+                }
+                _ => default,
+            };
+        }
+        match asked {
+            Some((directions, origin)) => Some((directions?, origin)),
+            None => default,
+        }
+    }
+
+    /// The session of a mirror that is wanted.
+    fn session(
+        &mut self,
+        mirror: &MirrorId,
+        directions: Directions,
+        origin: Origin,
+        own: &Said<'a>,
+        inherited: &Said<'a>,
+    ) -> Result<Session, Why> {
+        let mut settings = self.policy.settings.clone();
+        let mut target = TargetName::default();
+        let is_allowed = self
+            .policy
+            .allow_namespaces
+            .as_ref()
+            .is_none_or(|allowed| allowed.contains(&self.pod.id.namespace));
+        let said = |key| {
+            let places =
+                [(Place::Pod, own), (Place::Namespace, inherited)].into_iter().filter(|_| is_allowed);
+            places.filter_map(|(place, said)| Some((place, *said.get(mirror)?.get(key)?))).next()
+        };
+        for key in KEYS {
+            if let Some((place, value)) = said(key) {
+                let set = settings.set_with(key, value, |text| self.filters.get(text));
+                set.map_err(|error| Why::BadSetting(place, error))?;
+            }
+        }
+        if let Some((_, value)) = said("target") {
+            target = TargetName(value.parse().map_err(|_| Why::NoSuchTarget(value.to_owned()))?);
+        }
+        if !self.policy.targets.contains_key(&target) {
+            return Err(Why::NoSuchTarget(target.to_string()));
+        }
+        Ok(Session { directions, settings, target, origin })
+    }
+
+    /// What our annotations of one place say. Those that make no sense are put down as bad.
+    fn read(&mut self, place: Place) -> Said<'a> {
+        let mut said = Said::new();
+        for (key, value) in ours(self.pod, place) {
+            let Some(rest) = key.strip_prefix(PREFIX) else { continue };
+            let (word, name) = match rest.split_once('.') {
+                Some((word, name)) => (word, Some(name)),
+                None => (rest, None),
+            };
+            if word == NETNS && name.is_none() {
+                continue;
+            }
+            if word != "mirror" && word != "target" && !KEYS.contains(&word) {
+                self.bad(place, key.to_owned(), value, Problem::Key);
+                continue;
+            }
+            let mirror = match name.map(str::parse::<Name>) {
+                None => MirrorId::default(),
+                Some(Ok(name)) if !name.is_default() => MirrorId(name),
+                Some(Ok(name)) => {
+                    let problem = format!("the mirror {name} has keys without a name, as in {PREFIX}{word}");
+                    self.bad(place, key.to_owned(), value, Problem::Name(problem));
+                    continue;
+                }
+                Some(Err(error)) => {
+                    self.bad(place, key.to_owned(), value, Problem::Name(error));
+                    continue;
+                }
+            };
+            said.entry(mirror).or_default().insert(word, value);
+        }
+        said
+    }
+
+    /// Settings of named mirrors for which nobody asks: a name that was mistyped must not go unseen.
+    fn tell_strays(&mut self, own: &Said<'a>, inherited: &Said<'a>) {
+        for (mirror, words) in own.iter().filter(|(mirror, _)| !mirror.0.is_default()) {
+            let is_there =
+                |said: &Said<'a>| said.get(mirror).is_some_and(|words| words.contains_key("mirror"));
+            if !is_there(own) && !is_there(inherited) {
+                for (word, value) in words {
+                    self.bad(Place::Pod, key_of(word, mirror), value, Problem::NoMirror);
+                }
+            }
+        }
+    }
+
+    fn ovn(&mut self) -> Option<Option<Directions>> {
+        let value = self.pod.annotations.get(OVN_MIRROR)?;
+        match value.as_str() {
+            "true" => Some(Some(Directions::Both)),
+            "false" => Some(None),
+            _ => {
+                self.bad(Place::Pod, OVN_MIRROR.to_owned(), value, Problem::Value);
+                None
+            }
+        }
+    }
+
+    fn bad(&mut self, place: Place, key: String, value: &str, problem: Problem) {
+        let pod = self.pod.id.clone();
+        self.choice.bad.push(BadAnnotation { pod, place, key, value: value.to_owned(), problem });
+    }
+
+    fn refuse(&mut self, mirror: Option<MirrorId>, why: Why) {
+        let pod = Some(self.pod.id.clone());
+        // The mirror without a name needs none in a message either.
+        let mirror = mirror.filter(|mirror| !mirror.0.is_default());
+        self.choice.refused.push(Skipped { pod, nic: None, mirror, why });
+    }
+}
+
+/// Every mirror of which somebody says something, and the mirror `default`, which the policy may want.
+fn mirrors(own: &Said<'_>, inherited: &Said<'_>) -> BTreeSet<MirrorId> {
+    let said = own.keys().chain(inherited.keys()).cloned();
+    said.chain([MirrorId::default()]).collect()
+}
+
+/// Our annotations that stand at `place`.
+fn ours(pod: &Pod, place: Place) -> impl Iterator<Item = (&str, &str)> {
+    let annotations = match place {
+        Place::Pod => &pod.annotations,
+        Place::Namespace => &*pod.inherited,
+    };
+    let ours = annotations.range(PREFIX.to_owned()..).take_while(|(key, _)| key.starts_with(PREFIX));
+    ours.map(|(key, value)| (key.as_str(), value.as_str()))
+}
+
+/// The annotation for `word` of a mirror.
+fn key_of(word: &str, mirror: &MirrorId) -> String {
+    if mirror.0.is_default() { format!("{PREFIX}{word}") } else { format!("{PREFIX}{word}.{mirror}") }
+}
+
+/// What the value of [`MIRROR`] asks for: `Some(None)` not to be mirrored, `None` nothing that is known.
+fn parse(value: &str) -> Option<Option<Directions>> {
+    match value {
+        "true" => Some(Some(Directions::Both)),
+        "false" => Some(None),
+        _ => Directions::from_name(value).map(Some),
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::settings::{Filter, parse_filter};
+use crate::settings::{CaptureFilter, parse_filter};
 
 /// The filters of the last round.
 #[derive(Debug, Default)]
@@ -13,13 +13,13 @@ pub struct Filters(HashMap<String, Known>);
 
 #[derive(Debug)]
 struct Known {
-    filter: Result<Filter, String>,
+    filter: Result<CaptureFilter, String>,
     is_used: bool,
 }
 
 impl Filters {
     /// The filter with this text, or what is wrong with it.
-    pub(super) fn get(&mut self, text: &str) -> Result<Filter, String> {
+    pub(super) fn get(&mut self, text: &str) -> Result<CaptureFilter, String> {
         if let Some(known) = self.0.get_mut(text) {
             known.is_used = true;
             return known.filter.clone();

@@ -1,5 +1,7 @@
 //! Who is tapped: by example for each rule, and by property over whole nodes.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::BTreeMap;
 
 use proptest::{collection::vec, option, prelude::*, sample};
@@ -8,11 +10,22 @@ use super::*;
 use crate::model::{NetnsId, Peer, Pod};
 
 fn policy() -> Policy {
-    Policy { mirror_iface: "mirror0".into(), ..Policy::default() }
+    Policy::default()
 }
 
 fn wanted(pod: &Pod, directions: Directions) -> Wanted<'_> {
-    Wanted { pod, directions, settings: Settings::default(), is_asked: true }
+    let session = Session {
+        directions,
+        settings: Settings::default(),
+        target: TargetName::default(),
+        origin: Origin::Annotation(Place::Pod),
+    };
+    Wanted { pod, mirrors: [(MirrorId::default(), session)].into(), is_asked: true }
+}
+
+/// The directions of the one session of a tap.
+fn directions(tap: &Tap) -> Directions {
+    tap.sessions[&MirrorId::default()].directions
 }
 
 fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
@@ -76,7 +89,9 @@ fn every_nic_of_a_pod_gets_a_tap() {
     let taps: Vec<_> = selection
         .taps
         .iter()
-        .map(|(ifindex, tap)| (ifindex.0, tap.owner.nic.as_str(), tap.owner.device.as_str(), tap.directions))
+        .map(|(device, tap)| {
+            (device.ifindex.0, tap.owner.nic.as_str(), tap.owner.device.as_str(), directions(tap))
+        })
         .collect();
     assert_eq!(taps, [(7, "eth0", "veth7", Directions::Ingress), (8, "eth1", "veth8", Directions::Ingress)]);
 }
@@ -147,7 +162,7 @@ fn devices_of_containers_inside_a_pod_are_told_of_only_where_no_nic_leads_to_the
     }
     let both = [&web, &lost].map(|pod| wanted(pod, Directions::Both));
     let selection = select(&both, &links, &policy());
-    assert_eq!(selection.taps.keys().collect::<Vec<_>>(), [&IfIndex(7)]);
+    assert_eq!(selection.taps.keys().collect::<Vec<_>>(), [&Device::on_node(IfIndex(7))]);
     let none = |kind: &str| Why::NoHostInterface(kind.into());
     let expected = [
         (Some("net1"), &none("macvlan")),
@@ -179,7 +194,7 @@ fn named_interfaces_are_tapped_as_themselves() {
     let interfaces = vec!["eth0".into(), "eth0".into(), "eth9".into()];
     let selection = select(&[], &links, &Policy { interfaces, ..policy() });
     assert_eq!(selection.taps.len(), 1);
-    assert!(!selection.taps[&IfIndex(4)].at_peer());
+    assert_eq!(selection.taps[&Device::on_node(IfIndex(4))].kind, TapKind::Interface);
     assert_eq!(skips(&selection), [(Some("eth9"), &Why::NoSuchInterface)]);
 }
 
@@ -187,7 +202,12 @@ fn named_interfaces_are_tapped_as_themselves() {
 fn the_mirror_interface_is_never_tapped() {
     let web = mk_pod("web", &[]);
     let links = mk_node(&[(&web, 2, 7)]);
-    let policy = Policy { mirror_iface: "veth7".into(), ..policy() };
+    let policy = Policy {
+        targets: [("default", "mirror0"), ("ids", "veth7")]
+            .map(|(name, device)| (TargetName(name.parse().unwrap()), device.to_owned()))
+            .into(),
+        ..policy()
+    };
     let selection = select(&[wanted(&web, Directions::Both)], &links, &policy);
     assert_eq!(selection.taps, BTreeMap::new());
     assert_eq!(skips(&selection), [(Some("eth0"), &Why::MirrorInterface(Conflict::Same("veth7".into())))]);
@@ -253,12 +273,12 @@ proptest! {
         let chosen = choose(&pods, &policy, &mut Filters::default()).wanted;
         let selection = select(&chosen, &links, &policy);
 
-        for (ifindex, tap) in &selection.taps {
+        for (device, tap) in &selection.taps {
             let owner = tap.owner.pod.as_ref().map(|pod| &pod.uid);
-            let truth = nics.iter().find(|(_, _, outside)| *outside == ifindex.0).map(|(pod, ..)| &pod.id.uid);
+            let truth = nics.iter().find(|(_, _, outside)| *outside == device.ifindex.0).map(|(pod, ..)| &pod.id.uid);
             prop_assert_eq!(owner, truth);
             let choice = chosen.iter().find(|wanted| Some(&wanted.pod.id.uid) == owner);
-            prop_assert_eq!(choice.map(|wanted| wanted.directions), Some(tap.directions));
+            prop_assert_eq!(choice.map(|wanted| &wanted.mirrors), Some(&tap.sessions));
         }
         for Wanted { pod, .. } in &chosen {
             let tapped = selection.taps.values().filter(|tap| tap.owner.pod.as_ref() == Some(&pod.id)).count();

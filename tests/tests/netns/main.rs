@@ -33,6 +33,7 @@ mod limits;
 mod mirror_iface;
 mod neighbours;
 mod offloads;
+mod order;
 mod pods;
 mod processes;
 mod unreadable;

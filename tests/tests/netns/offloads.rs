@@ -9,6 +9,7 @@ use mirror_tests::{
 use crate::{
     Inside, MIRROR, Node, any_mode,
     choice::{Verdicts, count, wait_counted},
+    order::queue,
     shows, split,
 };
 
@@ -167,7 +168,8 @@ fn a_device_that_exists_loses_its_offloads_only_when_that_was_told() {
     let Node { web, lab, .. } = node;
     lab.node().ip("link add cap0 type veth peer name cap1");
     lab.node().ip("link set cap1 up");
-    let before = features(lab, "cap0");
+    lab.node().ip("link set cap0 up");
+    let (before, queue_before) = (features(lab, "cap0"), queue(lab, "cap0"));
     offloads_are(lab, "cap0", true).unwrap();
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let iface = ["--mirror-iface", "cap0"];
@@ -177,12 +179,17 @@ fn a_device_that_exists_loses_its_offloads_only_when_that_was_told() {
         lab.wait_mirrored(&[web]);
         if stays {
             assert_eq!(features(lab, "cap0"), before);
+            assert_eq!(agent.log_with(&["overtake"]).len(), 0);
             shown_as_they_are(node, "cap0");
         } else {
             // Also when the flag is gone: what was on before is not known any more.
             offloads_are(lab, "cap0", false).unwrap();
             shown_as_on_a_wire(node, "cap0");
         }
+        // It is not ours, so it gets no queue; whoever loses something by that is told, once.
+        assert_eq!(queue(lab, "cap0"), queue_before);
+        let told = agent.log_with(&["WARN", "overtake each other", "qdisc add dev cap0"]).len();
+        assert_eq!(told, usize::from(arguments.contains(&"off")), "{:#?}", agent.log());
         agent.stop();
     }
     let after = features(lab, "cap0");

@@ -13,9 +13,12 @@ use aya::{
     util::nr_cpus,
 };
 use mirror_common::{
-    abi::{Session, SessionCounters, TAP_AT_PEER, TARGET_QUEUELESS, TARGET_UP, Tap, Target},
+    abi::{
+        DeviceKey, MAX_FORMS, Session, SessionCounters, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target,
+    },
     filter::FilterProgram,
-    verdict::{Direction, Hook, Verdict},
+    limit::{Limits, Meter, PodMeter},
+    verdict::{Direction, Hook, TapKind, Verdict},
 };
 use mirror_tests::Lab;
 
@@ -27,14 +30,16 @@ pub(crate) type Counted = BTreeMap<(Direction, Verdict), (u64, u64)>;
 
 /// Both directions, as in [`Session::directions`].
 pub(crate) const BOTH: u32 = 3;
-/// Flags of a target that takes copies.
-pub(crate) const READY: u32 = TARGET_UP | TARGET_QUEUELESS;
+/// Flags of a target that takes copies, whole ones and cut ones.
+pub(crate) const READY: u32 = TARGET_UP | TARGET_QUEUELESS | TARGET_CUTS;
 
 /// The value of a map, as the kernel has it.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 struct Value<T>(T);
 // SAFETY: the wire types are plain bytes without padding (`mirror-common` has zerocopy prove it).
+unsafe impl aya::Pod for Value<DeviceKey> {}
+// SAFETY: as above.
 unsafe impl aya::Pod for Value<Tap> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<Target> {}
@@ -42,6 +47,12 @@ unsafe impl aya::Pod for Value<Target> {}
 unsafe impl aya::Pod for Value<SessionCounters> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<FilterProgram> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Value<Limits> {}
+// SAFETY: as above; the lock and its padding are bytes, too.
+unsafe impl aya::Pod for Value<(u64, Meter)> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Value<(u64, PodMeter)> {}
 
 /// Programs, maps and devices of one test. The devices are veths: `tap` is where the packets are, `target0` and
 /// `target1` are up, `idle` is not.
@@ -76,18 +87,35 @@ impl Bench {
         Self { ebpf, lab, tap }
     }
 
-    /// Writes the entry of the tapped device.
-    pub(crate) fn put_tap(&mut self, flags: u32, sessions: &[Session]) -> Tap {
-        let mut tap = Tap { flags, session_count: sessions.len() as u32, ..Tap::default() };
-        tap.sessions[..sessions.len()].copy_from_slice(sessions);
-        let mut taps: HashMap<_, u32, Value<Tap>> = self.ebpf.map_mut("TAPS").unwrap().try_into().unwrap();
-        taps.insert(&self.tap, &Value(tap), 0).unwrap();
+    /// Writes the entry of the tapped device. Sessions of the same target and snap length are alike.
+    pub(crate) fn put_tap(&mut self, kind: TapKind, sessions: &[Session]) -> Tap {
+        let mut sessions = sessions.to_vec();
+        for place in 0..sessions.len() {
+            let (ahead, rest) = sessions.split_at_mut(place);
+            let form = (rest[0].target, rest[0].snaplen);
+            let alike = ahead.iter().map(|other| (other.target, other.snaplen) == form);
+            rest[0].alike = alike.enumerate().map(|(place, is_alike)| u32::from(is_alike) << place).sum();
+        }
+        let tap = tap(kind, &sessions);
+        self.put_entry(&tap);
         tap
+    }
+
+    /// Writes the entry of the tapped device.
+    pub(crate) fn put_entry(&mut self, tap: &Tap) {
+        self.put_entry_of(self.tap, tap);
+    }
+
+    /// Writes the entry of any device.
+    pub(crate) fn put_entry_of(&mut self, ifindex: u32, tap: &Tap) {
+        let mut taps: HashMap<_, Value<DeviceKey>, Value<Tap>> =
+            self.ebpf.map_mut("TAPS").unwrap().try_into().unwrap();
+        taps.insert(&Value(DeviceKey { netns: 0, ifindex }), &Value(*tap), 0).unwrap();
     }
 
     /// Writes a target.
     pub(crate) fn put_target(&mut self, index: u32, ifindex: u32, flags: u32) -> Target {
-        let target = Target { ifindex, flags, name: [0; 16] };
+        let target = Target { ifindex, flags, ..Target::default() };
         let mut targets: Array<_, Value<Target>> = self.ebpf.map_mut("TARGETS").unwrap().try_into().unwrap();
         targets.set(index, &Value(target), 0).unwrap();
         target
@@ -141,9 +169,22 @@ impl Bench {
         self.try_run(hook, packet, times).unwrap_or_else(|error| panic!("{} bytes: {error}", packet.len()));
     }
 
+    /// As [`Bench::run`], for a packet that the node has received last at the device `from`; 0: it has made it.
+    #[track_caller]
+    pub(crate) fn run_from(&self, from: u32, hook: Hook, packet: &[u8], times: u32) {
+        self.try_run_from(from, hook, packet, times)
+            .unwrap_or_else(|error| panic!("{} bytes from {from}: {error}", packet.len()));
+    }
+
     /// As [`Bench::run`], for packets that the kernel may refuse to make.
     #[track_caller]
     pub(crate) fn try_run(&self, hook: Hook, packet: &[u8], times: u32) -> io::Result<()> {
+        self.try_run_from(0, hook, packet, times)
+    }
+
+    /// As [`Bench::run_from`], for packets that the kernel may refuse to make.
+    #[track_caller]
+    pub(crate) fn try_run_from(&self, from: u32, hook: Hook, packet: &[u8], times: u32) -> io::Result<()> {
         let name = match hook {
             Hook::Ingress => "tap_ingress",
             Hook::Egress => "tap_egress",
@@ -151,6 +192,7 @@ impl Bench {
         let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
         // `__sk_buff` up to and with `ifindex`; the kernel takes the rest for zeros.
         let mut context = [0_u8; 44];
+        context[36..40].copy_from_slice(&from.to_ne_bytes());
         context[40..].copy_from_slice(&self.tap.to_ne_bytes());
         let mut after = vec![0; packet.len() + 64];
         let options = TestRunOptions {
@@ -180,14 +222,33 @@ impl Bench {
     }
 }
 
-/// A session of the directions `directions` with the counters `id` that copies to target `target`.
+/// A session of the directions `directions` with the counters `id` that copies whole packets to target `target`. The
+/// first targets have a mark.
 pub(crate) const fn session(id: u32, target: u32, directions: u32) -> Session {
-    Session { id, target, directions, flags: 0, filter: 0, sample: 0, seed: 0, snaplen: 0 }
+    Session {
+        id,
+        target,
+        directions,
+        flags: 0,
+        filter: 0,
+        sample: 0,
+        seed: 0,
+        snaplen: 0,
+        mark: if target < MAX_FORMS as u32 { 0x100 << target } else { 0 },
+        alike: 0,
+    }
 }
 
-/// Flags of a tap by where it is.
-pub(crate) const fn at(peer: bool) -> u32 {
-    if peer { TAP_AT_PEER } else { 0 }
+/// A tap with these sessions.
+pub(crate) fn tap(kind: TapKind, sessions: &[Session]) -> Tap {
+    let mut tap = Tap { kind: kind.wire(), session_count: sessions.len() as u32, ..Tap::default() };
+    tap.sessions[..sessions.len()].copy_from_slice(sessions);
+    tap
+}
+
+/// The kind of a tap by where it is.
+pub(crate) const fn at(peer: bool) -> TapKind {
+    if peer { TapKind::HostVeth } else { TapKind::Interface }
 }
 
 /// Every packet that a device receives or sends.

@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, mem::offset_of};
 
 use mirror_common::{
-    abi::{Counter, Session, SessionCounters, Tap, TapOwner, Target},
+    abi::{Counter, Delivery, DeviceKey, Session, SessionCounters, SessionInfo, Tap, TapOwner, Target},
     filter::{FilterProgram, FilterStep},
-    limit::{Limits, Meter},
+    limit::{Limits, Meter, PodMeter},
 };
 
 /// A field: offset and size in bytes.
@@ -38,16 +38,16 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
     let object = aya_obj::Object::parse(aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"))).unwrap();
     let btf = Btf::parse(&object.btf.expect("the object has BTF").to_bytes());
     for (name, layout) in [
-        layout!(Session { id, target, directions, flags, filter, sample, seed, snaplen }),
-        layout!(Tap { flags, session_count, sessions }),
-        layout!(TapOwner {
-            netns_dev,
-            netns_ino,
-            pod_uid,
-            pod_namespace,
-            pod_name,
-            nic,
-            device,
+        layout!(DeviceKey { netns, ifindex }),
+        layout!(Session { id, target, directions, flags, filter, sample, seed, snaplen, mark, alike }),
+        layout!(Tap { kind, flags, pod_meter, session_count, sessions }),
+        layout!(Delivery { snaplen, uncut }),
+        layout!(TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device }),
+        layout!(SessionInfo {
+            mirror,
+            target,
+            origin,
+            reserved,
             rate_packets,
             rate_bits,
             burst_ms,
@@ -72,7 +72,8 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         }),
         layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns }),
         layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),
-        layout!(Target { ifindex, flags, name }),
+        layout!(PodMeter { ceiling, share }),
+        layout!(Target { ifindex, flags, name, device }),
         layout!(Counter { packets, bytes }),
         layout!(SessionCounters { counters }),
     ] {

@@ -5,8 +5,8 @@
 use std::cell::RefCell;
 
 use mirror_common::{
-    abi::Session,
-    decide::chosen,
+    abi::{SESSION_FILTERED, Session},
+    decide::sift,
     filter::{ACCEPT, FilterProgram, FilterStep, MAX_FILTER_STEPS, REJECT},
     packet::header,
     verdict::{Direction, Hook, Verdict},
@@ -19,7 +19,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 
-use crate::bench::{BOTH, Bench, Counted, READY, session};
+use crate::bench::{BOTH, Bench, Counted, READY, at, session};
 
 const CASES: u32 = 200;
 /// Frames on which each program is tried.
@@ -49,11 +49,12 @@ fn check(cases: impl Strategy<Value = (FilterProgram, u32, u32, Vec<Vec<u8>>)>, 
     let checked = TestRunner::new(config).run(&cases, |(program, share, seed, frames)| {
         let bench = &mut *bench.borrow_mut();
         bench.put_filter(0, &program);
-        bench.put_tap(0, &[Session { filter: 1, sample: share, seed, ..session(0, 0, BOTH) }]);
+        let chosen = Session { flags: SESSION_FILTERED, sample: share, seed, ..session(0, 0, BOTH) };
+        bench.put_tap(at(false), &[chosen]);
         bench.reset(0);
         let mut expected = Counted::new();
         for frame in &frames {
-            let answer = chosen(Some(&program), share, seed, &header(frame, frame.len() as u32));
+            let answer = sift(Some(&program), share, seed, &header(frame, frame.len() as u32));
             let verdict = answer.map_or_else(|verdict| verdict, |()| Verdict::Copied);
             for counted in [&mut expected, &mut *seen.borrow_mut()] {
                 let sum = counted.entry((Direction::Ingress, verdict)).or_default();

@@ -1,7 +1,7 @@
 //! Each verdict: what leads to it, and that nothing else is counted or copied.
 
 use mirror_common::{
-    abi::TARGET_UP,
+    abi::{MAX_TARGETS, TARGET_UP},
     verdict::{
         Direction::{self, Egress, Ingress},
         Hook, Verdict,
@@ -44,7 +44,7 @@ fn a_device_without_a_tap_is_left_alone() {
 #[test]
 fn a_tap_without_sessions_copies_nothing() {
     let mut bench = one_session("no-session", false);
-    bench.put_tap(0, &[]);
+    bench.put_tap(at(false), &[]);
     let target = bench.listen("target0");
     Hook::ALL.iter().for_each(|&hook| bench.run(hook, &packet(), 1));
     assert_eq!(bench.counted(0), Counted::new());
@@ -188,7 +188,7 @@ fn an_uncopied_packet_is_not_marked() {
     // Had the first session left the mark of a copy that was not made, the second would call it a duplicate.
     let mut bench = one_session("unmarked", false);
     bench.put_device(0, "idle", READY);
-    bench.put_tap(0, &[session(0, 0, BOTH), session(1, 0, BOTH)]);
+    bench.put_tap(at(false), &[session(0, 0, BOTH), session(1, 0, BOTH)]);
     bench.run(Hook::Ingress, &packet(), 1);
     for id in [0, 1] {
         assert_eq!(bench.counted(id), counted(&[(Ingress, Verdict::TargetDown, 1)]), "session {id}");
@@ -203,7 +203,7 @@ fn each_session_counts_every_packet_once() {
         bench.put_device(1, "target1", READY);
         // Targets by turns: the third and fourth session find their targets served.
         let list: Vec<_> = (0..sessions).map(|id| session(id, id % 2, BOTH)).collect();
-        bench.put_tap(0, &list);
+        bench.put_tap(at(false), &list);
         let targets = [bench.listen("target0"), bench.listen("target1")];
         bench.run(Hook::Ingress, &packet(), 1);
         for id in 0..5 {
@@ -223,7 +223,7 @@ fn each_session_counts_every_packet_once() {
 #[test]
 fn a_session_of_a_target_that_cannot_be_fails() {
     let mut bench = one_session("bad-target", false);
-    bench.put_tap(0, &[session(0, 4, BOTH), session(1, 0, BOTH)]);
+    bench.put_tap(at(false), &[session(0, MAX_TARGETS, BOTH), session(1, 0, BOTH)]);
     bench.run(Hook::Ingress, &packet(), 1);
     assert_eq!(bench.counted(0), Counted::from([((Ingress, Verdict::Failed), (1, 60))]));
     assert_eq!(bench.counted(1), counted(&[(Ingress, Verdict::Copied, 1)]));

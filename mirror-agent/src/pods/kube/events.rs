@@ -119,7 +119,7 @@ fn is_terminating(status: &Status) -> bool {
 /// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not, nor that
 /// the default does not hold for a pod on the node's network.
 fn tellable(report: &Report) -> BTreeSet<Told> {
-    let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, why }| match why {
+    let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, mirror, why }| match why {
         Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface => None,
         // Every node has some, and nobody expects them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,
@@ -130,11 +130,19 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
         | Why::BadSetting(..)
         | Why::NamespaceExcluded
         | Why::NamespaceNotAllowed
+        | Why::NoSuchTarget(_)
+        | Why::TooManyMirrors
+        | Why::NoRoom(_)
         | Why::Hidden(..) => {
             // Of a kind of NIC once: a pod can give each as many names as it likes.
             let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
             let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
-            Some(Told { pod: pod.clone()?, reason: why.name(), note: format!("Not mirrored{nic}: {why}") })
+            let by = mirror.as_ref().map_or_else(String::new, |mirror| format!(" by {mirror}"));
+            Some(Told {
+                pod: pod.clone()?,
+                reason: why.name(),
+                note: format!("Not mirrored{by}{nic}: {why}"),
+            })
         }
     });
     let bad = report.bad.iter().map(|bad| Told {
@@ -205,7 +213,8 @@ mod tests {
         *,
     };
     use crate::{
-        select::{BadAnnotation, MIRROR, Place},
+        model::Place,
+        select::{BadAnnotation, MIRROR, Problem},
         settings::SettingError,
     };
 
@@ -215,8 +224,12 @@ mod tests {
 
     #[test]
     fn what_stays_wrong_is_told_and_what_passes_is_not() {
-        let skip =
-            |name, nic: Option<&str>, why| Skipped { pod: Some(pod(name)), nic: nic.map(Into::into), why };
+        let skip = |name, nic: Option<&str>, why| Skipped {
+            pod: Some(pod(name)),
+            nic: nic.map(Into::into),
+            mirror: None,
+            why,
+        };
         let error = SettingError { key: "rate", value: "fast".into(), reason: "a number is missing".into() };
         let skipped = [
             skip("a", None, Why::HostNetwork { is_asked: true }),
@@ -225,9 +238,15 @@ mod tests {
             skip("c", None, Why::NoNetns),
             skip("d", None, Why::NoNic),
             skip("e", None, Why::BadSetting(Place::Pod, error)),
-            Skipped { pod: None, nic: Some("eth9".into()), why: Why::NoSuchInterface },
+            Skipped { pod: None, nic: Some("eth9".into()), mirror: None, why: Why::NoSuchInterface },
         ];
-        let bad = BadAnnotation { pod: pod("f"), place: Place::Pod, key: MIRROR, value: "yes".into() };
+        let bad = BadAnnotation {
+            pod: pod("f"),
+            place: Place::Pod,
+            key: MIRROR.into(),
+            value: "yes".into(),
+            problem: Problem::Value,
+        };
         let report = Report { skipped: skipped.into(), bad: [bad].into(), ..Report::default() };
         let told = tellable(&report);
         let told: Vec<_> = told.iter().map(|told| (told.pod.name.as_str(), told.reason)).collect();
@@ -240,7 +259,12 @@ mod tests {
     #[test]
     fn a_pod_with_many_devices_is_told_of_some() {
         let told = |why: fn(u32) -> Why| {
-            let skip = |nic| Skipped { pod: Some(pod("a")), nic: Some(format!("eth{nic}")), why: why(nic) };
+            let skip = |nic| Skipped {
+                pod: Some(pod("a")),
+                nic: Some(format!("eth{nic}")),
+                mirror: None,
+                why: why(nic),
+            };
             let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
             tellable(&report).into_iter().map(|told| told.note).collect::<Vec<_>>()
         };
@@ -291,6 +315,7 @@ mod tests {
         let skipped = |name: &&str| Skipped {
             pod: Some(PodId { namespace: (*name).into(), ..pod(name) }),
             nic: None,
+            mirror: None,
             why: Why::HostNetwork { is_asked: true },
         };
         Arc::new(Report { skipped: names.iter().map(skipped).collect(), ..Report::default() })

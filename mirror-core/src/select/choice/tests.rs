@@ -7,7 +7,7 @@ use std::sync::Arc;
 use proptest::{option, prelude::*, sample};
 
 use super::*;
-use crate::settings::SettingError;
+use crate::settings::{SettingError, Settings};
 
 /// Annotations: names and values.
 type Annotations = &'static [(&'static str, &'static str)];
@@ -29,7 +29,12 @@ fn pod(own: &[(&str, &str)], inherited: &[(&str, &str)]) -> Pod {
 fn directions(pod: &Pod, policy: &Policy) -> Option<Directions> {
     let choice = choose(std::slice::from_ref(pod), policy, &mut Filters::default());
     assert_eq!((choice.refused, choice.bad), (vec![], vec![]), "{pod:?}");
-    choice.wanted.first().map(|wanted| wanted.directions)
+    choice.wanted.first().map(of_default)
+}
+
+/// The directions of the mirror `default` of a wanted pod.
+fn of_default(wanted: &Wanted<'_>) -> Directions {
+    wanted.mirrors[&MirrorId::default()].directions
 }
 
 fn enabled(enable_mirror: bool) -> Policy {
@@ -72,20 +77,25 @@ fn the_most_specific_annotation_decides() {
 fn an_unknown_value_counts_as_absent_and_is_told() {
     let pods = [pod(&[(MIRROR, "yes"), (OVN_MIRROR, "both")], &[(MIRROR, "no")])];
     let choice = choose(&pods, &enabled(true), &mut Filters::default());
-    assert_eq!(choice.wanted.first().map(|wanted| wanted.directions), Some(Directions::Both));
-    let bad =
-        |place, key, value: &str| BadAnnotation { pod: pods[0].id.clone(), place, key, value: value.into() };
+    assert_eq!(choice.wanted.first().map(of_default), Some(Directions::Both));
+    let bad = |place, key: &str, value: &str| BadAnnotation {
+        pod: pods[0].id.clone(),
+        place,
+        key: key.into(),
+        value: value.into(),
+        problem: Problem::Value,
+    };
     let expected = [
         bad(Place::Pod, MIRROR, "yes"),
-        bad(Place::Pod, OVN_MIRROR, "both"),
         bad(Place::Namespace, MIRROR, "no"),
+        bad(Place::Pod, OVN_MIRROR, "both"),
     ];
     assert_eq!(choice.bad, expected);
-    let told = choice.bad[2].to_string();
+    let told = choice.bad[1].to_string();
     assert_eq!(
         told,
-        "annotation of its namespace podmirror.io/mirror: \"no\" is not true, false, both, ingress or egress, \
-         and is ignored"
+        "annotation of its namespace podmirror.io/mirror: \"no\" is not true, false, both, ingress or egress; \
+         it is ignored"
     );
 }
 
@@ -99,7 +109,7 @@ fn settings_are_taken_key_by_key() {
     }
     let pods = [pod(&[(MIRROR, "true"), (SNAPLEN, "64")], &[(SNAPLEN, "128"), (PACKETS, "7")])];
     let choice = choose(&pods, &Policy { settings: node, ..Policy::default() }, &mut Filters::default());
-    let settings = &choice.wanted[0].settings;
+    let settings = &choice.wanted[0].mirrors[&MirrorId::default()].settings;
     assert_eq!(
         (settings.snaplen, settings.budget.packets, settings.budget.bytes),
         (Some(64), Some(7), Some(5000))
@@ -116,8 +126,14 @@ fn a_setting_that_cannot_be_used_keeps_the_pod_out() {
         let pods = [pod(own, inherited)];
         let choice = choose(&pods, &enabled(true), &mut Filters::default());
         assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
-        let [Skipped { pod: Some(id), nic: None, why: Why::BadSetting(of, SettingError { key, value, .. }) }] =
-            &choice.refused[..]
+        let [
+            Skipped {
+                pod: Some(id),
+                nic: None,
+                mirror: None,
+                why: Why::BadSetting(of, SettingError { key, value, .. }),
+            },
+        ] = &choice.refused[..]
         else {
             panic!("{:?}", choice.refused)
         };
@@ -163,11 +179,15 @@ fn the_policy_stands_above_annotations() {
             let pods = [pod(own, inherited)];
             let Choice { wanted, refused, bad } = choose(&pods, &policy, &mut Filters::default());
             let why = refused.first().map(|skipped| skipped.why.clone());
-            let chosen = wanted.first().map(|wanted| wanted.directions);
+            let chosen = wanted.first().map(of_default);
             assert_eq!(why.map_or(Ok(chosen), Err), expected, "{own:?} {inherited:?} {policy:?}");
             assert_eq!((wanted.len() + refused.len() <= 1, bad), (true, vec![]));
             if let (Some(wanted), Some(_)) = (wanted.first(), &policy.allow_namespaces) {
-                assert_eq!(wanted.settings, policy.settings, "{own:?} {inherited:?}");
+                assert_eq!(
+                    wanted.mirrors[&MirrorId::default()].settings,
+                    policy.settings,
+                    "{own:?} {inherited:?}"
+                );
             }
         }
     }
@@ -190,7 +210,7 @@ proptest! {
             _ => (&[], Some(&["shop"])),
         };
         let choice = choose(&pods, &gated(enable_mirror, exclude, allow), &mut Filters::default());
-        let known = |value: Option<&str>| value.and_then(|value| parse(value, MIRROR));
+        let known = |value: Option<&str>| value.and_then(parse);
         let asked = known(own).or(known(inherited));
         let is_wanted = match gate {
             1 => false,
@@ -201,9 +221,139 @@ proptest! {
         let is_in_vain = matches!(asked, Some(Some(_))) && !is_wanted;
         prop_assert_eq!(!choice.refused.is_empty(), is_in_vain);
         for wanted in &choice.wanted {
-            prop_assert_eq!(wanted.is_asked, matches!(asked, Some(Some(_))));
+            prop_assert_eq!(wanted.is_asked, gate != 2 && matches!(asked, Some(Some(_))));
         }
         let bad = [own, inherited].into_iter().filter(|value| *value == Some("maybe")).count();
         prop_assert_eq!(choice.bad.len(), bad);
+    }
+}
+
+/// What comes of the mirrors of one pod: names with filter text and target, and what is wrong.
+fn mirrors_of(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
+    let choice = choose(std::slice::from_ref(pod), policy, &mut Filters::default());
+    let mirrors = choice.wanted.iter().flat_map(|wanted| &wanted.mirrors);
+    let mirrors = mirrors.map(|(name, session)| {
+        let filter = session.settings.filter.as_ref().map_or("all", |filter| &filter.text);
+        format!("{name} {} {filter} -> {}", session.directions.name(), session.target)
+    });
+    let refused = choice.refused.iter().map(|skipped| {
+        let name = skipped.mirror.as_ref().map_or("default".to_owned(), ToString::to_string);
+        format!("{name} {}", skipped.why.name())
+    });
+    let bad = choice.bad.iter().map(|bad| bad.key.clone());
+    (mirrors.collect(), refused.chain(bad).collect())
+}
+
+fn with_targets(policy: Policy) -> Policy {
+    let target = |name: &str| (TargetName(name.parse().unwrap()), format!("{name}0"));
+    Policy { targets: ["default", "ids", "lab"].map(target).into(), ..policy }
+}
+
+#[test]
+fn each_mirror_of_a_pod_has_its_own_words() {
+    let policy = with_targets(enabled(true));
+    let engineer = pod(
+        &[
+            ("podmirror.io/mirror.debug", "egress"),
+            ("podmirror.io/filter.debug", "udp"),
+            ("podmirror.io/mirror.broken", "true"),
+            ("podmirror.io/filter.broken", "tpc"),
+            ("podmirror.io/mirror.lost", "true"),
+            ("podmirror.io/target.lost", "nowhere"),
+            ("podmirror.io/filter.dbug", "udp"),
+            ("podmirror.io/fliter", "udp"),
+            ("podmirror.io/mirror.default", "false"),
+            ("podmirror.io/mirror.No", "true"),
+            ("podmirror.io/netns", "/run/netns/x"),
+        ],
+        &[
+            ("podmirror.io/mirror.ids", "true"),
+            ("podmirror.io/filter.ids", "tcp"),
+            ("podmirror.io/target.ids", "ids"),
+            ("podmirror.io/filter.other", "tcp"),
+        ],
+    );
+    let (mirrors, wrong) = mirrors_of(&engineer, &policy);
+    assert_eq!(
+        mirrors,
+        ["debug egress udp -> default", "default both all -> default", "ids both tcp -> ids"],
+        "what the engineer says changes neither the node's mirror nor the namespace's"
+    );
+    assert_eq!(
+        wrong,
+        [
+            "broken BadSetting",
+            "lost NoSuchTarget",
+            "podmirror.io/fliter",
+            "podmirror.io/mirror.No",
+            "podmirror.io/mirror.default",
+            "podmirror.io/filter.dbug",
+        ]
+    );
+}
+
+#[test]
+fn every_problem_of_an_annotation_is_told_in_words() {
+    let problem = |key: &str, value: &str| {
+        let pods = [pod(&[(key, value)], &[])];
+        let choice = choose(&pods, &Policy::default(), &mut Filters::default());
+        choice.bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    for (key, value, expected) in [
+        ("podmirror.io/mirror", "yes", "\"yes\" is not true, false, both, ingress or egress"),
+        ("podmirror.io/fliter", "tcp", "there is no such annotation"),
+        ("podmirror.io/filter.ids", "tcp", "podmirror.io/mirror.ids does not stand here"),
+        ("podmirror.io/mirror.IDS", "true", "\"IDS\" is no name"),
+        ("podmirror.io/mirror.default", "true", "keys without a name, as in podmirror.io/mirror"),
+    ] {
+        let told = problem(key, value);
+        assert!(told.contains(expected) && told.contains(key) && told.ends_with("it is ignored"), "{told}");
+    }
+}
+
+proptest! {
+    /// A mirror is there, or refused, or not asked for, whatever is said of the others; and where not all fit, those
+    /// of the node and the namespace keep their places.
+    #[test]
+    fn a_mirror_is_decided_by_itself(
+        own in prop::collection::btree_map("[a-f]{1,2}", any_value(), 0..14),
+        inherited in prop::collection::btree_map("[a-f]{1,2}", any_value(), 0..6),
+        enable_mirror: bool,
+    ) {
+        let key = |name: &String| format!("{MIRROR}.{name}");
+        let said = |values: &BTreeMap<String, Option<&'static str>>| -> BTreeMap<String, String> {
+            values.iter().filter_map(|(name, value)| Some((key(name), (*value)?.to_owned()))).collect()
+        };
+        let whole = Pod { annotations: said(&own), inherited: Arc::new(said(&inherited)), ..pod(&[], &[]) };
+        let policy = enabled(enable_mirror);
+        let (together, wrong) = mirrors_of(&whole, &policy);
+        let mut alone = if enable_mirror { vec!["default both all -> default".to_owned()] } else { vec![] };
+        let names: BTreeSet<_> = own.keys().chain(inherited.keys()).collect();
+        for name in &names {
+            let only = |values: &BTreeMap<String, String>| -> BTreeMap<String, String> {
+                values.iter().filter(|(at, _)| **at == key(name)).map(|(at, value)| (at.clone(), value.clone())).collect()
+            };
+            let pod = Pod { annotations: only(&whole.annotations), inherited: Arc::new(only(&whole.inherited)), ..whole.clone() };
+            alone.extend(mirrors_of(&pod, &Policy::default()).0);
+        }
+        alone.sort();
+        let too_many = wrong.iter().filter(|wrong| wrong.ends_with("TooManyMirrors")).count();
+        prop_assert_eq!(together.len() + too_many, alone.len());
+        prop_assert!(together.iter().all(|mirror| alone.contains(mirror)));
+        prop_assert_eq!(too_many, alone.len().saturating_sub(MAX_SESSIONS_PER_TAP));
+        if enable_mirror {
+            prop_assert!(together.iter().any(|mirror| mirror.starts_with("default ")));
+        }
+        // Those that the namespace alone asks for stand before the pod's own.
+        let choice = choose(std::slice::from_ref(&whole), &policy, &mut Filters::default());
+        let kept: Vec<_> = choice.wanted.iter().flat_map(|wanted| wanted.mirrors.values()).map(|session| session.origin).collect();
+        if too_many > 0 && kept.contains(&Origin::Annotation(Place::Pod)) {
+            let inherited_alone = |name: &String| {
+                let known = |value: Option<&Option<&'static str>>| value.copied().flatten().and_then(parse);
+                known(own.get(name)).is_none() && known(inherited.get(name)).is_some_and(|asked| asked.is_some())
+            };
+            let from_namespace = kept.iter().filter(|origin| **origin == Origin::Annotation(Place::Namespace)).count();
+            prop_assert_eq!(from_namespace, names.iter().filter(|name| inherited_alone(name)).count());
+        }
     }
 }

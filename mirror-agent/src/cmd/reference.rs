@@ -1,0 +1,185 @@
+//! `mirror-agent reference`: all flags and annotations in Markdown, from the code that reads them.
+//!
+//! Pure. `cargo xtask gen` writes `docs/reference.md` with it, and `cargo xtask lint` compares.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, Command, CommandFactory as _};
+
+use crate::{
+    cli::Cli,
+    pods::parse::NETNS_ANNOTATION,
+    select::{MIRROR, OVN_MIRROR, PREFIX},
+    settings::SETTINGS,
+};
+
+const HEAD: &str = "\
+# Reference: flags and annotations
+
+<!-- Generated from the code by `cargo xtask gen`: do not edit. -->
+
+`mirror-agent COMMAND --help` prints the flags too. Each flag can also be given as the environment variable that is named
+beside it; the flag on the command line wins.
+";
+
+const ANNOTATIONS: &str = "
+## Annotations
+
+Annotations stand on pods, and on namespaces for all pods in them. The pod's own annotation wins over that of its
+namespace, key by key, and both win over the flags of `mirror-agent run`. A value that cannot be read keeps the pod from
+being mirrored, and an Event says why. `--exclude-namespaces` and `--allow-namespaces` stand above all annotations.
+
+| annotation | stands on | what it does | example |
+| --- | --- | --- | --- |
+";
+
+/// An annotation that is no setting.
+struct Annotation {
+    key: &'static str,
+    stands_on: &'static str,
+    help: &'static str,
+    example: &'static str,
+}
+
+const OTHERS: [Annotation; 3] = [
+    Annotation {
+        key: MIRROR,
+        stands_on: "pod, namespace",
+        help: "Mirror the pod: `true` or `both` for both directions, `ingress` for what reaches it, `egress` for what \
+               leaves it, `false` for nothing",
+        example: "true",
+    },
+    Annotation {
+        key: OVN_MIRROR,
+        stands_on: "pod",
+        help: "The annotation of Kube-OVN: `true` or `false`; heeded where `podmirror.io/mirror` does not stand on the \
+               pod",
+        example: "true",
+    },
+    Annotation {
+        key: NETNS_ANNOTATION,
+        stands_on: "pod",
+        help: "Path of the pod's network namespace on the node; without it, the agent finds the namespace by the pod's \
+               processes",
+        example: "/run/netns/web",
+    },
+];
+
+/// The whole document.
+pub(super) fn reference() -> String {
+    let mut text = String::from(HEAD);
+    let command = Cli::command();
+    section(&mut text, &command, "Flags of every command", "");
+    commands(&mut text, &command, command.get_name());
+    text.push_str(ANNOTATIONS);
+    for Annotation { key, stands_on, help, example } in OTHERS {
+        row(&mut text, &[&format!("`{key}`"), stands_on, help, &format!("`{example}`")]);
+    }
+    for setting in &SETTINGS {
+        let key = format!("`{PREFIX}{}`", setting.key);
+        row(&mut text, &[&key, "pod, namespace", setting.help, &format!("`{}`", setting.example)]);
+    }
+    text
+}
+
+/// The commands below `command`, whose name with those above it is `name`.
+fn commands(text: &mut String, command: &Command, name: &str) {
+    for command in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let name = format!("{name} {}", command.get_name());
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        if !command.has_subcommands() {
+            section(text, command, &format!("`{name}`"), &about);
+        }
+        commands(text, command, &name);
+    }
+}
+
+/// The flags of one command.
+fn section(text: &mut String, command: &Command, title: &str, about: &str) {
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "\n## {title}\n");
+    if !about.is_empty() {
+        let _ = writeln!(text, "{about}.\n");
+    }
+    row(text, &["flag", "environment", "default", "what it does"]);
+    row(text, &["---"; 4]);
+    for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+        let env = arg.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();
+        let defaults: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+        let default = if defaults.is_empty() { String::new() } else { format!("`{}`", defaults.join(",")) };
+        row(text, &[&format!("`{}`", usage(arg)), &env, &default, &help(arg)]);
+    }
+}
+
+/// `--flag VALUE`, or the value alone of an argument without a flag.
+fn usage(arg: &Arg) -> String {
+    let mut words = Vec::new();
+    words.extend(arg.get_short().map(|short| format!("-{short},")));
+    words.extend(arg.get_long().map(|long| format!("--{long}")));
+    if arg.get_action().takes_values() {
+        match arg.get_value_names() {
+            Some(names) => words.extend(names.iter().map(ToString::to_string)),
+            None => words.push(arg.get_id().as_str().to_uppercase()),
+        }
+    }
+    words.join(" ")
+}
+
+/// What the flag does, and the words that it takes if only those are taken.
+fn help(arg: &Arg) -> String {
+    let mut help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let words: Vec<_> =
+        arg.get_possible_values().iter().map(|word| format!("`{}`", word.get_name())).collect();
+    if !words.is_empty() {
+        let _ = write!(help, " ({})", words.join(", "));
+    }
+    help
+}
+
+fn row(text: &mut String, cells: &[&str]) {
+    let cells: Vec<_> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
+    let _ = writeln!(text, "| {} |", cells.join(" | "));
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    /// All arguments that people see, of all commands.
+    fn arguments(command: &Command) -> Vec<Arg> {
+        let below = command.get_subcommands().filter(|command| !command.is_hide_set()).flat_map(arguments);
+        command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned().chain(below).collect()
+    }
+
+    #[test]
+    fn every_flag_and_every_annotation_stands_in_it() {
+        let text = reference();
+        let arguments = arguments(&Cli::command());
+        assert!(arguments.len() > 30);
+        for arg in arguments {
+            let env = arg.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();
+            let (begin, help) =
+                (format!("| `{}` | {env} |", usage(&arg)), arg.get_help().unwrap().to_string());
+            let is_it = |line: &&str| line.starts_with(&begin) && line.replace("\\|", "|").contains(&help);
+            assert!(text.lines().any(|line| is_it(&line)), "{begin} {help}");
+        }
+        for setting in &SETTINGS {
+            assert!(text.contains(&format!("| `podmirror.io/{}` |", setting.key)), "{}", setting.key);
+        }
+        for line in ["| `--max-pod-rate RATE` | `MIRROR_MAX_POD_RATE` |", "| `podmirror.io/netns` | pod |"] {
+            assert!(text.contains(line), "no {line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn it_is_the_same_each_time_and_has_whole_tables() {
+        let text = reference();
+        assert_eq!(text, reference());
+        for line in text.lines().filter(|line| line.starts_with('|')) {
+            assert_eq!(line.replace("\\|", "").matches('|').count(), 5, "{line}");
+        }
+        assert!(!text.contains("reference`"), "hidden commands are not in it");
+    }
+}

@@ -1,0 +1,269 @@
+//! What stands in the maps by session and target, and which places in the tables are free.
+//!
+//! Pure: `maps` fills it with what it has read, asks it for places, and writes what it says. One agent at a time writes
+//! the maps, so what was read stays true until that agent writes again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mirror_common::{
+    abi::{self, FORM_BITS, MAX_FORMS, MAX_SESSIONS_PER_TAP, MAX_TAPS, MAX_TARGETS, SESSION_FILTERED},
+    filter::{FilterProgram, MAX_FILTERS},
+};
+
+use crate::model::{Device, MirrorId, Owner, Session, TapHead, Target, TargetName};
+
+/// What stands in the maps.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Ledger {
+    /// The taps by device.
+    pub(super) taps: BTreeMap<Device, Entry>,
+    /// The targets by their place in `TARGETS`.
+    pub(super) targets: BTreeMap<u32, (TargetName, Target)>,
+    /// The filters that sessions use, by their place in `FILTERS`.
+    pub(super) filters: BTreeMap<u32, FilterProgram>,
+    /// Where the search for a free filter begins: a program may still read one that was freed a moment ago.
+    next_filter: u32,
+}
+
+/// An entry of the map of taps.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Entry {
+    /// The tap.
+    pub(super) head: TapHead,
+    /// The place of its pod's meters.
+    pub(super) pod_meter: u32,
+    /// Its sessions.
+    pub(super) sessions: BTreeMap<MirrorId, Placed>,
+}
+
+/// A session and its places in the tables.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Placed {
+    /// What it is to do.
+    pub(super) session: Session,
+    /// Its id.
+    pub(super) id: u32,
+    /// The place of its target.
+    pub(super) target: u32,
+    /// The place of its filter.
+    pub(super) filter: Option<u32>,
+    /// The bit of its form; 0: none.
+    pub(super) mark: u32,
+}
+
+/// A place for a filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FilterPlace {
+    /// An equal one stands there already.
+    Shared(u32),
+    /// It is free.
+    Free(u32),
+}
+
+impl Ledger {
+    fn placed(&self) -> impl Iterator<Item = &Placed> {
+        self.taps.values().flat_map(|entry| entry.sessions.values())
+    }
+
+    /// An id below `most` that no session has.
+    pub(super) fn free_id(&self, most: u32) -> Option<u32> {
+        free(self.placed().map(|placed| placed.id).collect(), 0..most)
+    }
+
+    /// The place of a target.
+    pub(super) fn target(&self, name: &TargetName) -> Option<u32> {
+        self.targets.iter().find(|(_, (of, _))| of == name).map(|(place, _)| *place)
+    }
+
+    /// A place that no target has.
+    pub(super) fn free_target(&self) -> Option<u32> {
+        free(self.targets.keys().copied().collect(), 0..MAX_TARGETS)
+    }
+
+    /// The place of the meters of a tap's pod: that which its other taps have, or a free one. Without a pod each
+    /// interface counts for itself.
+    pub(super) fn pod_meter(&self, device: Device, owner: &Owner) -> Option<u32> {
+        let is_same = |(at, entry): &(&Device, &Entry)| match (&entry.head.owner.pod, &owner.pod) {
+            (Some(pod), Some(other)) => pod.uid == other.uid,
+            _ => **at == device,
+        };
+        let same = self.taps.iter().find(is_same).map(|(_, entry)| entry.pod_meter);
+        same.or_else(|| free(self.taps.values().map(|entry| entry.pod_meter).collect(), 0..MAX_TAPS))
+    }
+
+    /// Whether the meters at a place are those of a tap.
+    pub(super) fn has_pod_meter(&self, place: u32) -> bool {
+        self.taps.values().any(|entry| entry.pod_meter == place)
+    }
+
+    /// A place for a filter.
+    pub(super) fn filter_place(&self, program: &FilterProgram) -> Option<FilterPlace> {
+        if let Some((place, _)) = self.filters.iter().find(|(_, of)| *of == program) {
+            return Some(FilterPlace::Shared(*place));
+        }
+        let places = (0..MAX_FILTERS).map(|offset| (self.next_filter + offset) % MAX_FILTERS);
+        free(self.filters.keys().copied().collect(), places).map(FilterPlace::Free)
+    }
+
+    /// A filter was written.
+    pub(super) fn put_filter(&mut self, place: u32, program: FilterProgram) {
+        self.filters.insert(place, program);
+        self.next_filter = (place + 1) % MAX_FILTERS;
+    }
+
+    /// Forgets the filters that no session uses.
+    pub(super) fn drop_unused_filters(&mut self) {
+        let used: BTreeSet<u32> = self.placed().filter_map(|placed| placed.filter).collect();
+        self.filters.retain(|place, _| used.contains(place));
+    }
+
+    /// The bit for a form: that which its other sessions have, or a free one; 0 where all are taken. Sessions keep the
+    /// bit that they have, so that the two taps of a packet that is on its way agree.
+    pub(super) fn mark(&self, device: Device, mirror: &MirrorId, target: u32, snaplen: Option<u32>) -> u32 {
+        let is_alike =
+            |placed: &&Placed| placed.target == target && placed.session.settings.snaplen == snaplen;
+        if let Some(placed) = self.placed().find(is_alike) {
+            return placed.mark;
+        }
+        // The session that asks leaves the form that it has.
+        let own = self.taps.get(&device).and_then(|entry| entry.sessions.get(mirror));
+        let others = self.placed().filter(|placed| Some(placed.id) != own.map(|own| own.id));
+        let taken = others.map(|placed| placed.mark).collect();
+        let lowest = FORM_BITS.trailing_zeros();
+        free(taken, (0..MAX_FORMS as u32).map(|number| 1 << (lowest + number))).unwrap_or(0)
+    }
+
+    /// The filter of a session that was read.
+    pub(super) fn filter(&self, wire: &abi::Session) -> Option<FilterProgram> {
+        (wire.flags & SESSION_FILTERED != 0).then(|| self.filters.get(&wire.filter).copied()).flatten()
+    }
+}
+
+impl Entry {
+    /// The sessions in the order in which the kernel runs them: of two with the same form the first one copies.
+    pub(super) fn in_order(&self) -> Vec<(&MirrorId, &Placed)> {
+        let mut sessions: Vec<_> = self.sessions.iter().collect();
+        sessions.sort_by_key(|(mirror, placed)| (placed.session.origin, (*mirror).clone()));
+        sessions.truncate(MAX_SESSIONS_PER_TAP);
+        sessions
+    }
+}
+
+/// The first of `places` that is not taken.
+fn free(taken: BTreeSet<u32>, mut places: impl Iterator<Item = u32>) -> Option<u32> {
+    places.find(|place| !taken.contains(place))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use mirror_common::verdict::TapKind;
+    use proptest::{collection::vec, option, prelude::*};
+
+    use super::*;
+    use crate::{
+        model::{Directions, IfIndex, Origin, PodId},
+        settings::{Settings, parse_filter},
+    };
+
+    fn session(snaplen: Option<u32>, filter: Option<&str>) -> Session {
+        let filter = filter.map(|text| parse_filter(text).unwrap());
+        Session {
+            directions: Directions::Both,
+            settings: Settings { snaplen, filter, ..Settings::default() },
+            target: TargetName::default(),
+            origin: Origin::Policy,
+        }
+    }
+
+    /// Puts a session where the ledger says, as `maps` does.
+    fn put(ledger: &mut Ledger, ifindex: u32, pod: u32, mirror: &str, target: u32, session: Session) {
+        let device = Device::on_node(IfIndex(ifindex));
+        let filter = session.settings.filter.as_ref().map(|filter| {
+            match ledger.filter_place(&filter.program).unwrap() {
+                FilterPlace::Shared(place) => place,
+                FilterPlace::Free(place) => {
+                    ledger.put_filter(place, *filter.program);
+                    place
+                }
+            }
+        });
+        let pod = Some(PodId { uid: pod.to_string(), ..PodId::default() });
+        let owner = Owner { pod, ..Owner::default() };
+        let id = ledger.free_id(abi::MAX_SESSIONS).unwrap();
+        let mirror = MirrorId(mirror.parse().unwrap());
+        let mark = ledger.mark(device, &mirror, target, session.settings.snaplen);
+        let pod_meter = ledger.pod_meter(device, &owner).unwrap();
+        let head = TapHead { owner, kind: TapKind::HostVeth, is_limited: false };
+        let entry = Entry { head, pod_meter, sessions: BTreeMap::new() };
+        let sessions = &mut ledger.taps.entry(device).or_insert(entry).sessions;
+        sessions.insert(mirror, Placed { session, id, target, filter, mark });
+    }
+
+    proptest! {
+        /// No two sessions share an id or a meter that is not theirs, and the same form has the same bit everywhere.
+        #[test]
+        fn places_are_never_given_twice(
+            sessions in vec((1..6u32, 0..3u32, option::of(64..67u32), 0..3usize, any::<bool>()), 1..40),
+        ) {
+            let mut ledger = Ledger::default();
+            for (number, (ifindex, target, snaplen, filter, goes)) in sessions.into_iter().enumerate() {
+                let filter = [None, Some("tcp"), Some("udp")][filter];
+                put(&mut ledger, ifindex, ifindex / 2, &format!("m{number}"), target, session(snaplen, filter));
+                if goes {
+                    ledger.taps.remove(&Device::on_node(IfIndex(number as u32 % 5 + 1)));
+                    ledger.drop_unused_filters();
+                }
+                let ids: BTreeSet<_> = ledger.placed().map(|placed| placed.id).collect();
+                prop_assert_eq!(ids.len(), ledger.placed().count());
+                let used: BTreeSet<_> = ledger.placed().filter_map(|placed| placed.filter).collect();
+                prop_assert!(used.iter().all(|place| ledger.filters.contains_key(place)));
+                for placed in ledger.placed() {
+                    let program = placed.session.settings.filter.as_ref().map(|filter| *filter.program);
+                    prop_assert_eq!(placed.filter.map(|place| ledger.filters[&place]), program);
+                    prop_assert!(placed.mark == 0 || placed.mark & u32::from(FORM_BITS) == placed.mark);
+                }
+                for (a, b) in ledger.placed().flat_map(|a| ledger.placed().map(move |b| (a, b))) {
+                    let form = |placed: &Placed| (placed.target, placed.session.settings.snaplen);
+                    prop_assert!(a.mark == 0 || (a.mark == b.mark) == (form(a) == form(b)));
+                }
+                for (a, b) in ledger.taps.values().flat_map(|a| ledger.taps.values().map(move |b| (a, b))) {
+                    prop_assert_eq!(a.pod_meter == b.pod_meter, a.head.owner.pod == b.head.owner.pod);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_fifth_form_has_no_bit_until_one_is_free() {
+        let mut ledger = Ledger::default();
+        for number in 0..5 {
+            put(&mut ledger, number + 1, number, "default", 0, session(Some(64 + number), None));
+        }
+        let marks: Vec<_> = ledger.placed().map(|placed| placed.mark).collect();
+        assert_eq!(marks, [0x100, 0x200, 0x400, 0x800, 0]);
+        put(&mut ledger, 9, 9, "default", 0, session(Some(65), None));
+        assert_eq!(ledger.placed().last().unwrap().mark, 0x200, "as at the other tap");
+        ledger.taps.remove(&Device::on_node(IfIndex(1)));
+        let mark = |ifindex, snaplen| {
+            ledger.mark(Device::on_node(IfIndex(ifindex)), &MirrorId::default(), 0, Some(snaplen))
+        };
+        assert_eq!(mark(20, 70), 0x100);
+        assert_eq!(mark(20, 68), 0, "the sessions of that form have none");
+        assert_eq!(mark(3, 66), 0x400, "a session that keeps its form keeps its bit");
+        assert_eq!(mark(1, 70), 0x100);
+    }
+
+    #[test]
+    fn a_full_table_of_filters_has_no_place_but_for_an_equal_one() {
+        let program = |port: u32| parse_filter(&format!("port {port}")).unwrap().program;
+        let mut ledger = Ledger::default();
+        for port in 0..MAX_FILTERS {
+            let Some(FilterPlace::Free(place)) = ledger.filter_place(&program(port)) else { unreachable!() };
+            ledger.put_filter(place, *program(port));
+        }
+        assert_eq!(ledger.filter_place(&program(MAX_FILTERS)), None);
+        assert_eq!(ledger.filter_place(&program(3)), Some(FilterPlace::Shared(3)));
+    }
+}

@@ -1,0 +1,353 @@
+extern crate std;
+
+use std::{collections::BTreeMap, vec, vec::Vec};
+
+use proptest::{collection::vec as any_vec, prelude::*, sample::select};
+
+use super::*;
+use crate::{
+    abi::{FORM_BITS, MAX_FORMS},
+    verdict::TapKind,
+};
+
+const TARGETS: u32 = 3;
+const READY: u32 = TARGET_UP | TARGET_CUTS;
+/// Two pods' devices, and a bridge that has no tap.
+const A: u32 = 11;
+const B: u32 = 12;
+const BRIDGE: u32 = 20;
+
+/// A node: its targets, its meters, and what each clone would become.
+#[derive(Debug, Clone, Default)]
+struct Node {
+    targets: Vec<Reach>,
+    taps: Vec<u32>,
+    /// Sessions that `sift` refuses, that `charge` refuses, and what becomes of the clones to each target.
+    filtered: Vec<u32>,
+    limited: Vec<u32>,
+    answers: BTreeMap<u32, Answer>,
+    origin: u32,
+    /// What has happened to the packet.
+    tc_index: Option<u16>,
+    clones: Vec<(u32, u16, u32)>,
+    charged: Vec<u32>,
+    counted: Vec<(u32, Direction, Verdict)>,
+}
+
+impl Kernel for Node {
+    fn sift(&mut self, session: &Session) -> Result<(), Verdict> {
+        if self.filtered.contains(&session.id) { Err(Verdict::Filtered) } else { Ok(()) }
+    }
+
+    fn target(&mut self, index: u32) -> Option<Reach> {
+        self.targets.get(index as usize).copied()
+    }
+
+    fn charge(&mut self, _: &Tap, session: &Session) -> Result<Paid, Verdict> {
+        if self.limited.contains(&session.id) {
+            return Err(Verdict::Limited);
+        }
+        self.charged.push(session.id);
+        Ok(Paid::from_bits(Paid::ALL))
+    }
+
+    fn give_back(&mut self, _: &Tap, session: &Session, paid: Paid) {
+        assert_eq!(paid.to_bits(), Paid::ALL);
+        assert_eq!(self.charged.pop(), Some(session.id));
+    }
+
+    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Answer {
+        self.clones.push((ifindex, tc_index, snaplen));
+        self.answers.get(&ifindex).copied().unwrap_or(Answer { code: 0, is_uncut: false })
+    }
+
+    fn set_tc_index(&mut self, tc_index: u16) {
+        self.tc_index = Some(tc_index);
+    }
+
+    fn is_tap(&mut self, ifindex: u32) -> bool {
+        self.taps.contains(&ifindex)
+    }
+
+    fn origin(&mut self) -> u32 {
+        self.origin
+    }
+
+    fn set_origin(&mut self, ifindex: u32) {
+        self.origin = ifindex;
+    }
+
+    fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict) {
+        self.counted.push((session.id, direction, verdict));
+    }
+}
+
+impl Node {
+    /// What each session of the tap counts, and the packet as it goes on.
+    fn see(&mut self, packet: Packet, tap: &Tap) -> (Vec<Verdict>, Packet) {
+        (self.tc_index, self.counted) = (None, Vec::new());
+        mirror(self, packet, tap);
+        let verdicts = self.counted.iter().map(|&(_, _, verdict)| verdict).collect();
+        (verdicts, Packet { tc_index: self.tc_index.unwrap_or(packet.tc_index), ..packet })
+    }
+}
+
+/// A tap with these sessions; their marks and `alike` as the agent writes them.
+fn tap(kind: TapKind, sessions: &[Session]) -> Tap {
+    let mut tap = Tap { kind: kind.wire(), session_count: sessions.len() as u32, ..Tap::default() };
+    for (place, session) in sessions.iter().enumerate() {
+        let form = |session: &Session| (session.target, session.snaplen);
+        let mut session = *session;
+        session.alike = (0..place)
+            .filter(|&ahead| form(&sessions[ahead]) == form(&session))
+            .map(|ahead| 1 << ahead)
+            .sum();
+        // A form has its own bit, and of these forms most have none.
+        session.mark = match form(&session) {
+            (target, 0) if target < 3 => 0x100 << target,
+            (0, 96) => 0x800,
+            _ => 0,
+        };
+        tap.sessions[place] = session;
+    }
+    tap
+}
+
+fn session(id: u32, target: u32, snaplen: u32) -> Session {
+    Session { id, target, snaplen, directions: 3, ..Session::default() }
+}
+
+fn node(targets: u32) -> Node {
+    let target = |index| Reach { ifindex: 101 + index, flags: READY };
+    Node { targets: (0..targets).map(target).collect(), taps: vec![A, B], ..Node::default() }
+}
+
+fn any_packet() -> impl Strategy<Value = Packet> {
+    let tc_index = prop_oneof![Just(0), any::<u16>(), (0..0x1000u16).prop_map(|bits| 0xb000 | bits)];
+    (select(&Hook::ALL[..]), select(vec![A, B, 101]), select(vec![0, A, B, BRIDGE]), tc_index).prop_map(
+        |(hook, ifindex, ingress_ifindex, tc_index)| Packet { hook, ifindex, ingress_ifindex, tc_index },
+    )
+}
+
+fn any_tap() -> impl Strategy<Value = Tap> {
+    let session = (0..=TARGETS, select(vec![0, 0, 96, 64]), 0..4u32, any::<bool>(), any::<bool>());
+    let kind = select(vec![TapKind::HostVeth, TapKind::Interface]);
+    (kind, any_vec(session, 0..=MAX_SESSIONS_PER_TAP)).prop_map(|(kind, sessions)| {
+        let made =
+            sessions.into_iter().zip(0..).map(|((target, snaplen, directions, filtered, metered), id)| {
+                let flag = |is_set, flag| if is_set { flag } else { 0 };
+                let flags = flag(filtered, SESSION_FILTERED) | flag(metered, SESSION_METERED);
+                Session { directions, flags, ..self::session(id, target, snaplen) }
+            });
+        tap(kind, &made.collect::<Vec<_>>())
+    })
+}
+
+fn any_node() -> impl Strategy<Value = Node> {
+    let answer = (select(vec![0, 0, 0, 1, 2, -12, -22, -100]), prop::bool::weighted(0.1))
+        .prop_map(|(code, is_uncut)| Answer { code, is_uncut });
+    let target =
+        (select(vec![0, 101, 102, 103]), 0..8u32).prop_map(|(ifindex, flags)| Reach { ifindex, flags });
+    let some = || any_vec(0..8u32, 0..4);
+    (any_vec(target, TARGETS as usize), any_vec(answer, 3), some(), some(), select(vec![0, A, B])).prop_map(
+        |(targets, answers, filtered, limited, origin)| Node {
+            targets,
+            taps: vec![A, B],
+            filtered,
+            limited,
+            answers: (101..).zip(answers).collect(),
+            origin,
+            ..Node::default()
+        },
+    )
+}
+
+proptest! {
+    /// Exactly one verdict a session, in the packet's direction; a copy for each that says so; charges for these alone.
+    #[test]
+    fn every_session_is_counted_once_and_charged_for_its_copy(
+        packet in any_packet(), tap in any_tap(), mut node in any_node(),
+    ) {
+        let standing = marks::forms(marks::standing(&mut node, packet, tap.kind()).tc_index);
+        let (verdicts, after) = node.see(packet, &tap);
+        let ids: Vec<u32> = node.counted.iter().map(|&(id, ..)| id).collect();
+        prop_assert_eq!(ids, (0..tap.session_count).collect::<Vec<_>>());
+        let direction = tap.kind().direction(packet.hook);
+        prop_assert!(node.counted.iter().all(|&(_, counted, _)| counted == direction));
+
+        let copied = || tap.sessions.iter().zip(&verdicts).filter(|(_, verdict)| **verdict == Verdict::Copied);
+        let metered = copied().filter(|(session, _)| session.flags & SESSION_METERED != 0);
+        prop_assert_eq!(&node.charged, &metered.map(|(session, _)| session.id).collect::<Vec<_>>());
+        for (session, _) in copied() {
+            let target = node.targets[session.target as usize];
+            prop_assert!(target.flags & TARGET_UP != 0 && ![0, packet.ifindex].contains(&target.ifindex));
+            prop_assert!(session.directions & direction.bit() != 0);
+            prop_assert!(session.snaplen == 0 || target.flags & TARGET_CUTS != 0, "whole where it was to be cut");
+            prop_assert!(session.flags & SESSION_FILTERED == 0 || !node.filtered.contains(&session.id));
+        }
+        // The packet goes on with the marks of what was copied, and with what others have in the lower byte.
+        let forms = copied().fold(standing, |forms, (session, _)| forms | session.mark);
+        prop_assert_eq!(marks::forms(after.tc_index), forms);
+        prop_assert_eq!(marks::is_copy(after.tc_index), marks::is_copy(packet.tc_index) && !tap.kind().leaves_pod(packet.hook));
+        prop_assert_eq!(after.tc_index & 0xff, packet.tc_index & 0xff);
+        prop_assert!(node.clones.iter().all(|&(_, tc_index, _)| marks::is_copy(tc_index)));
+    }
+
+    /// A reader gets each form once, whichever sessions ask for it.
+    #[test]
+    fn no_form_is_copied_twice(packet in any_packet(), tap in any_tap(), mut node in any_node()) {
+        let (verdicts, _) = node.see(packet, &tap);
+        let copied = tap.sessions.iter().zip(&verdicts).filter(|(_, verdict)| **verdict == Verdict::Copied);
+        let mut forms: Vec<_> = copied.map(|(session, _)| (session.target, session.snaplen)).collect();
+        let count = forms.len();
+        forms.sort_unstable();
+        forms.dedup();
+        prop_assert_eq!(forms.len(), count);
+    }
+
+    /// What a session does that makes no copy changes nothing for the others: as if it were not there.
+    #[test]
+    fn a_session_that_fails_touches_no_other(
+        packet in any_packet(), tap in any_tap(), node in any_node(), which: prop::sample::Index,
+    ) {
+        prop_assume!(tap.session_count > 0);
+        let (verdicts, after) = node.clone().see(packet, &tap);
+        let failed = which.index(verdicts.len());
+        prop_assume!(verdicts[failed] != Verdict::Copied);
+        let mut sessions = tap.sessions[..verdicts.len()].to_vec();
+        sessions.remove(failed);
+        let (mut others, after_others) = node.clone().see(packet, &self::tap(tap.kind(), &sessions));
+        others.insert(failed, verdicts[failed]);
+        prop_assert_eq!(others, verdicts);
+        prop_assert_eq!(after_others.tc_index, after.tc_index);
+    }
+
+    #[test]
+    fn a_copy_is_not_copied_unless_a_pod_sends_it(packet in any_packet(), tap in any_tap(), mut node in any_node()) {
+        let copy = Packet { tc_index: marks::of_copy(packet.tc_index), ..packet };
+        let (verdicts, after) = node.see(copy, &tap);
+        if !tap.kind().leaves_pod(packet.hook) {
+            prop_assert!(node.clones.is_empty());
+            prop_assert!(verdicts.iter().all(|verdict| [Verdict::Loop, Verdict::OtherDirection].contains(verdict)));
+            prop_assert_eq!(after.tc_index, copy.tc_index);
+        }
+    }
+
+    #[test]
+    fn what_leaves_a_pod_is_a_duplicate_only_of_what_this_tap_has_copied(
+        packet in any_packet(), tap in any_tap(), mut node in any_node(),
+    ) {
+        let tap = Tap { kind: TapKind::HostVeth.wire(), ..tap };
+        let (verdicts, _) = node.see(Packet { hook: Hook::Ingress, ..packet }, &tap);
+        let mut copied = 0;
+        for (place, verdict) in verdicts.iter().enumerate() {
+            match verdict {
+                Verdict::Copied => copied |= 1 << place,
+                Verdict::Duplicate => prop_assert!(
+                    tap.sessions[place].alike & copied != 0,
+                    "a session ahead of it has copied the same form"
+                ),
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn only_zero_means_copied(code: i64, flags in 0..8u32) {
+        prop_assert_eq!(outcome(Answer { code, is_uncut: false }, flags) == Verdict::Copied, code == 0);
+        prop_assert_eq!(outcome(Answer { code, is_uncut: true }, flags), Verdict::Uncut);
+    }
+}
+
+/// A packet as it leaves the pod behind `A`.
+const FROM_A: Packet = Packet { hook: Hook::Ingress, ifindex: A, ingress_ifindex: A, tc_index: 0 };
+
+/// The packet where it enters the pod behind `device`, having been received last at `from`.
+fn at(device: u32, from: u32, packet: Packet) -> Packet {
+    Packet { hook: Hook::Egress, ifindex: device, ingress_ifindex: from, ..packet }
+}
+
+/// One session to the first target at either tap: what the tap where the packet enters a pod counts.
+#[track_caller]
+fn sent(snaplens: [u32; 2], device: u32, from: u32) -> Verdict {
+    let mut node = node(1);
+    let [sender, receiver] = snaplens.map(|snaplen| tap(TapKind::HostVeth, &[session(0, 0, snaplen)]));
+    let (verdicts, packet) = node.see(FROM_A, &sender);
+    assert_eq!(verdicts, [Verdict::Copied]);
+    node.see(at(device, from, packet), &receiver).0[0]
+}
+
+#[test]
+fn the_receivers_tap_skips_what_the_senders_has_copied_in_the_same_form() {
+    assert_eq!(sent([0, 0], B, A), Verdict::Duplicate);
+    assert_eq!(sent([96, 96], B, A), Verdict::Duplicate);
+}
+
+#[test]
+fn a_form_does_not_hide_another_one() {
+    assert_eq!(sent([96, 0], B, A), Verdict::Copied, "the sender's mirror cuts, the receiver's does not");
+    assert_eq!(sent([0, 96], B, A), Verdict::Copied);
+    assert_eq!(
+        sent([64, 64], B, A),
+        Verdict::Copied,
+        "a form without a bit is never a duplicate of another tap's"
+    );
+}
+
+#[test]
+fn what_comes_back_to_its_tap_is_copied_again() {
+    assert_eq!(sent([0, 0], A, A), Verdict::Copied, "answered in place, or routed back");
+    assert_eq!(sent([0, 0], A, BRIDGE), Verdict::Copied, "through a bridge and back");
+    assert_eq!(sent([0, 0], B, BRIDGE), Verdict::Duplicate, "through a bridge to another pod");
+}
+
+#[test]
+fn what_came_back_once_is_not_told_from_other_packets() {
+    // A bridge with a tap of its own, between the pod and itself.
+    let (mut node, pod) = (node(1), tap(TapKind::HostVeth, &[session(0, 0, 0)]));
+    let bridge = tap(TapKind::Interface, &[session(1, 0, 0)]);
+    node.taps.push(BRIDGE);
+    let (there, packet) = node.see(FROM_A, &pod);
+    let received = Packet { hook: Hook::Ingress, ifindex: BRIDGE, ingress_ifindex: BRIDGE, ..packet };
+    let (up, packet) = node.see(received, &bridge);
+    // Routed, so changed.
+    let (down, packet) = node.see(at(BRIDGE, BRIDGE, packet), &bridge);
+    let (back, _) = node.see(at(A, BRIDGE, packet), &pod);
+    let verdicts = [there[0], up[0], down[0], back[0]];
+    assert_eq!(verdicts, [Verdict::Copied, Verdict::Duplicate, Verdict::Copied, Verdict::Duplicate]);
+}
+
+#[test]
+fn what_the_node_sends_is_never_taken_for_a_packet_that_came_back() {
+    // The node answers the pod: marked at its bridge, it comes to the tap that has copied last on this CPU.
+    let (mut node, pod) = (node(1), tap(TapKind::HostVeth, &[session(0, 0, 0)]));
+    node.see(FROM_A, &pod);
+    let answer = Packet { tc_index: marks::with_forms(0, 0x100), ..at(A, 0, FROM_A) };
+    assert_eq!(node.see(answer, &pod).0, [Verdict::Duplicate]);
+}
+
+#[test]
+fn a_filter_speaks_before_a_mark() {
+    let (mut node, copied) = (node(1), Packet { tc_index: 0xb100, ..at(B, A, FROM_A) });
+    let pod = tap(TapKind::HostVeth, &[Session { flags: SESSION_FILTERED, ..session(0, 0, 0) }]);
+    assert_eq!(node.see(copied, &pod).0, [Verdict::Duplicate]);
+    node.filtered = vec![0];
+    assert_eq!(node.see(copied, &pod).0, [Verdict::Filtered], "the session does not ask for it at all");
+}
+
+#[test]
+fn every_form_has_its_bit() {
+    assert_eq!(u32::from(FORM_BITS).count_ones() as usize, MAX_FORMS);
+}
+
+#[test]
+fn a_device_without_a_queue_is_down_where_another_is_congested() {
+    let outcome = |code, flags| outcome(Answer { code, is_uncut: false }, flags);
+    assert_eq!(outcome(2, TARGET_UP), Verdict::Congested);
+    assert_eq!(outcome(2, TARGET_UP | TARGET_QUEUELESS), Verdict::TargetDown);
+    assert_eq!(outcome(1, TARGET_UP | TARGET_QUEUELESS), Verdict::Congested, "too long for it");
+    for gone in [-EINVAL, -ENETDOWN] {
+        assert_eq!(outcome(gone, TARGET_UP), Verdict::TargetDown);
+    }
+    assert_eq!(outcome(-12, TARGET_UP), Verdict::Failed);
+}

@@ -1,0 +1,226 @@
+extern crate std;
+
+use core::time::Duration;
+use std::{collections::BTreeMap, vec, vec::Vec};
+
+use proptest::{collection::vec as any_vec, prelude::*};
+
+use super::*;
+use crate::limit::TICKS_PER_NS;
+
+const SECOND_NS: u64 = 1_000_000_000;
+const BURST: Duration = Duration::from_millis(50);
+const LEN: u32 = 1000;
+
+/// The meters of a node, and their limits.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Node {
+    session_limits: Limits,
+    ceiling: Limits,
+    share: Limits,
+    node_limits: Limits,
+    sessions: BTreeMap<u32, Meter>,
+    pods: BTreeMap<u32, PodMeter>,
+    node: Meter,
+}
+
+impl Node {
+    /// A node of this rate, which so many pods share.
+    fn of(packets_per_second: u64, pods: u32) -> Self {
+        let node_limits = Limits::of_rate(packets_per_second, 0, BURST);
+        Self { share: node_limits.share(pods), node_limits, ..Self::default() }
+    }
+
+    fn is_copied(&mut self, pod: u32, now_ns: u64) -> bool {
+        charge(self, Bill { session: None, pod: Some(pod), len: LEN }, now_ns).is_ok()
+    }
+}
+
+impl Meters for Node {
+    fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        Some(change(&self.session_limits, self.sessions.entry(id).or_default()))
+    }
+
+    fn pod<R>(&mut self, index: u32, change: impl FnOnce([&Limits; 2], &mut PodMeter) -> R) -> Option<R> {
+        Some(change([&self.ceiling, &self.share], self.pods.entry(index).or_default()))
+    }
+
+    fn has_node_rate(&mut self) -> bool {
+        self.node_limits.has_rate()
+    }
+
+    fn node<R>(&mut self, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        Some(change(&self.node_limits, &mut self.node))
+    }
+}
+
+/// What pods send: which pod, and how long after the packet before. Pod 0 floods.
+fn traffic(pods: u32) -> impl Strategy<Value = Vec<(u32, u64)>> {
+    let pod = prop_oneof![3 => Just(0), 2 => 0..pods];
+    any_vec((pod, prop_oneof![20 => 0..20_000_u64, 1 => 0..60_000_000_u64]), 1..600)
+}
+
+fn node_and_traffic() -> impl Strategy<Value = (u64, u32, Vec<(u32, u64)>)> {
+    (100..200_000_u64, 1..30_u32).prop_flat_map(|(rate, pods)| (Just(rate), Just(pods), traffic(pods)))
+}
+
+proptest! {
+    /// Many pods and a flood: what a pod's share has credit for is copied, whatever the others send.
+    #[test]
+    fn a_pod_within_its_share_is_never_refused((rate, pods, traffic) in node_and_traffic()) {
+        let mut node = Node::of(rate, pods);
+        let share = node.share;
+        // The shares as they would be with no other pod on the node.
+        let mut alone = vec![Meter::default(); pods as usize];
+        let mut now = SECOND_NS;
+        for (pod, pause) in traffic {
+            now += pause;
+            let is_within = alone[pod as usize].take(&share, now, LEN).is_ok();
+            let is_copied = node.is_copied(pod, now);
+            prop_assert!(is_copied || !is_within, "pod {pod} at {now}: {node:?}");
+        }
+    }
+
+    /// The same: over any stretch of time no more than the rate, a burst, the shares' bursts, and a packet for each.
+    #[test]
+    fn the_nodes_rate_holds((rate, pods, traffic) in node_and_traffic(), from: prop::sample::Index) {
+        let mut node = Node::of(rate, pods);
+        let mut now = SECOND_NS;
+        let mut copied = Vec::new();
+        for (pod, pause) in traffic {
+            now += pause;
+            if node.is_copied(pod, now) {
+                copied.push(now);
+            }
+        }
+        let copied = &copied[from.index(copied.len())..];
+        let stretch_ns = copied[copied.len() - 1] - copied[0];
+        let in_ns = |ns: u64| (ns * TICKS_PER_NS).div_ceil(node.node_limits.ticks_per_packet);
+        let burst = in_ns(BURST.as_nanos() as u64);
+        let most = in_ns(stretch_ns) + 2 * burst + u64::from(pods) + 1;
+        prop_assert!(copied.len() as u64 <= most, "{} of {most}", copied.len());
+    }
+
+    /// What is charged at last and given back can be charged again, to the same meters.
+    #[test]
+    fn what_is_given_back_can_be_charged_again(
+        rates in prop::array::uniform3(prop_oneof![Just(0), 1..10_000_u64]), budget in 0..3_u64, pods in 1..5_u32,
+        len in 14..65_536_u32, session in prop::option::of(0..2_u32), pod in prop::option::of(0..2_u32),
+    ) {
+        let [session_rate, ceiling, rate] = rates.map(|rate| Limits::of_rate(rate, rate * 8_000, BURST));
+        let mut node = Node {
+            session_limits: Limits { packets: budget, ..session_rate },
+            ceiling,
+            share: rate.share(pods),
+            node_limits: rate,
+            ..Node::default()
+        };
+        let bill = Bill { session, pod, len };
+        let first = charge(&mut node, bill, SECOND_NS);
+        let after = node.clone();
+        prop_assert!(first.is_ok(), "nothing is used up yet");
+        give_back(&mut node, bill, first.unwrap_or_default());
+        let counts = |node: &Node| {
+            let pods = node.pods.values().flat_map(|pod| [pod.ceiling, pod.share]);
+            node.sessions.values().copied().chain(pods).chain([node.node]).map(|meter| meter.packets + meter.bytes).sum::<u64>()
+        };
+        prop_assert_eq!(counts(&node), 0);
+        prop_assert_eq!(charge(&mut node, bill, SECOND_NS), first);
+        prop_assert_eq!(node, after);
+    }
+
+    /// Whoever refuses, nobody is charged.
+    #[test]
+    fn what_is_refused_costs_nothing(
+        rates in prop::array::uniform3(prop_oneof![Just(0), 1..1_000_u64]), budget in 0..20_u64, pods in 1..5_u32,
+        traffic in any_vec((0..3_u32, 0..2_u32, 0..5_000_000_u64), 1..200),
+    ) {
+        let [session_rate, ceiling, rate] = rates.map(|rate| Limits::of_rate(rate, 0, BURST));
+        let session_limits = Limits { packets: budget, ..session_rate };
+        let mut node =
+            Node { session_limits, ceiling, share: rate.share(pods), node_limits: rate, ..Node::default() };
+        let (mut now, mut copied) = (SECOND_NS, 0);
+        for (session, pod, pause) in traffic {
+            now += pause;
+            let bill = Bill { session: Some(session), pod: Some(pod), len: LEN };
+            copied += u64::from(charge(&mut node, bill, now).is_ok());
+            prop_assert_eq!(node.sessions.values().map(|meter| meter.packets).sum::<u64>(), copied);
+            prop_assert_eq!(node.pods.values().map(|pod| pod.ceiling.packets).sum::<u64>(), copied);
+            prop_assert_eq!(node.node.packets, if rate.has_rate() { copied } else { 0 });
+        }
+    }
+}
+
+/// A second of a flood from pod 0 beside pods that send as much as their share allows: how much each gets.
+fn flooded(pods: u32, others_send: bool) -> Vec<u64> {
+    let mut node = Node::of(10_000, pods);
+    let share_ns = SECOND_NS * u64::from(pods) / 10_000;
+    let mut copied = vec![0; pods as usize];
+    for now in (SECOND_NS..2 * SECOND_NS).step_by(10_000) {
+        copied[0] += u64::from(node.is_copied(0, now));
+        for pod in 1..pods {
+            if others_send && now % share_ns < 10_000 {
+                copied[pod as usize] += u64::from(node.is_copied(pod, now));
+            }
+        }
+    }
+    copied
+}
+
+#[test]
+fn one_pod_alone_gets_the_whole_rate() {
+    let [flood, others @ ..] = &flooded(10, false)[..] else { unreachable!() };
+    assert!((10_000..=11_100).contains(flood), "{flood}");
+    assert_eq!(others, [0; 9]);
+}
+
+#[test]
+fn a_flood_leaves_the_others_their_shares() {
+    let [flood, others @ ..] = &flooded(10, true)[..] else { unreachable!() };
+    assert!((1_000..=2_100).contains(flood), "its own share, and both bursts: {flood}");
+    assert_eq!(others, [1_000; 9], "all that they sent");
+}
+
+#[test]
+fn a_ceiling_holds_for_a_pod_though_the_node_has_room() {
+    let mut node = Node { ceiling: Limits::of_rate(100, 0, BURST), ..Node::of(10_000, 2) };
+    let copied = (0..100_000).filter(|packet| node.is_copied(0, SECOND_NS + packet * 10_000)).count();
+    assert!((100..=106).contains(&copied), "a second at 100 a second, and a burst: {copied}");
+    assert!(node.is_copied(1, 2 * SECOND_NS), "another pod has its own");
+}
+
+#[test]
+fn a_session_that_has_ended_says_so_though_its_pod_is_limited_too() {
+    let mut node = Node { session_limits: Limits { packets: 1, ..Limits::default() }, ..Node::of(1, 1) };
+    let bill = Bill { session: Some(0), pod: Some(0), len: LEN };
+    assert!(charge(&mut node, bill, SECOND_NS).is_ok());
+    assert_eq!(charge(&mut node, bill, SECOND_NS), Err(Verdict::Ended));
+    assert_eq!(charge(&mut node, Bill { session: None, ..bill }, SECOND_NS), Err(Verdict::Limited));
+}
+
+#[test]
+fn a_meter_that_is_not_there_fails() {
+    /// No maps at all.
+    struct Nothing;
+    impl Meters for Nothing {
+        fn session<R>(&mut self, _: u32, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+            None
+        }
+
+        fn pod<R>(&mut self, _: u32, _: impl FnOnce([&Limits; 2], &mut PodMeter) -> R) -> Option<R> {
+            None
+        }
+
+        fn has_node_rate(&mut self) -> bool {
+            true
+        }
+
+        fn node<R>(&mut self, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+            None
+        }
+    }
+    for (session, pod) in [(Some(0), None), (None, Some(0))] {
+        assert_eq!(charge(&mut Nothing, Bill { session, pod, len: LEN }, 1), Err(Verdict::Failed));
+    }
+    assert_eq!(charge(&mut Nothing, Bill { session: None, pod: None, len: LEN }, 1), Ok(Paid::NOTHING));
+}

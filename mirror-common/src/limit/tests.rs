@@ -1,0 +1,237 @@
+extern crate std;
+
+use std::vec::Vec;
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn packets_per_second(rate: u64, burst_ns: u64) -> Limits {
+    let ticks_per_packet = SECOND_NS * TICKS_PER_NS / rate;
+    Limits { ticks_per_packet, burst_ticks: burst_ns * TICKS_PER_NS, ..Limits::default() }
+}
+
+proptest! {
+    /// Over any stretch of time no more passes than the rate, one burst and one packet.
+    #[test]
+    fn a_limit_is_never_exceeded(
+        rate in 1..1_000_000u64, burst_ns in 1_000..SECOND_NS, pauses in vec(0..2_000_000u64, 1..500), from: prop::sample::Index,
+    ) {
+        let limits = packets_per_second(rate, burst_ns);
+        let mut meter = Meter::default();
+        let mut now = 5 * SECOND_NS;
+        let mut taken = Vec::new();
+        for pause in pauses {
+            now += pause;
+            if meter.take(&limits, now, 64).is_ok() {
+                taken.push(now);
+            }
+        }
+        prop_assume!(!taken.is_empty());
+        let first = from.index(taken.len());
+        let stretch = taken[taken.len() - 1] - taken[first];
+        // The price of a packet is rounded down to whole ticks.
+        let most = ((stretch + burst_ns) * TICKS_PER_NS).div_ceil(limits.ticks_per_packet) + 1;
+        prop_assert!((taken.len() - first) as u64 <= most, "{} of {most}", taken.len() - first);
+    }
+
+    /// A sender that is always ready gets what it was promised.
+    #[test]
+    fn a_limit_is_used_up(rate in 100..50_000u64, overload in 2..10u64) {
+        let limits = packets_per_second(rate, SECOND_NS / 20);
+        let mut meter = Meter::default();
+        let gap = SECOND_NS / (rate * overload).min(5_000_000);
+        let end = SECOND_NS + SECOND_NS / 5;
+        let taken = (SECOND_NS..end).step_by(gap.max(1) as usize)
+            .filter(|now| meter.take(&limits, *now, 64).is_ok())
+            .count() as u64;
+        prop_assert!(taken >= rate / 5, "{taken} of {}", rate / 5);
+    }
+
+    #[test]
+    fn budgets_end_at_their_packet_byte_and_nanosecond(
+        packets in 1..50u64, bytes in 1..10_000u64, lens in vec(1..2_000u32, 0..100), ends_ns in 1..100u64,
+    ) {
+        let limits = Limits { packets, bytes, ends_ns, ..Limits::default() };
+        let mut meter = Meter::default();
+        let (mut count, mut sum) = (0, 0);
+        for (now, len) in lens.into_iter().enumerate() {
+            let open = count < packets && sum < bytes && (now as u64) < ends_ns;
+            let outcome = meter.take(&limits, now as u64, len);
+            prop_assert_eq!(outcome, if open { Ok(()) } else { Err(Verdict::Ended) });
+            if open {
+                count += 1;
+                sum += u64::from(len);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again(
+        rate in 1..1_000u64, len in 1..65_536u32, packets in 1..5u64, bytes in 1..100_000u64,
+    ) {
+        let limits = Limits { packets, bytes, ..packets_per_second(rate, SECOND_NS) };
+        let mut meter = Meter::default();
+        prop_assert_eq!(meter.take(&limits, SECOND_NS, len), Ok(()));
+        let after = meter;
+        meter.give_back(&limits, len);
+        prop_assert_eq!((meter.packets, meter.bytes), (0, 0), "also where it was more than what was left");
+        prop_assert_eq!(meter.take(&limits, SECOND_NS, len), Ok(()));
+        prop_assert_eq!(meter, after);
+    }
+
+    /// Whatever stands in the maps, also what no agent writes.
+    #[test]
+    fn no_time_and_no_price_overflows(
+        limits: [u64; 6], credits: [i64; 2], used: [u64; 3], times: [u64; 3], len: u32,
+    ) {
+        let [ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns] = limits;
+        let limits = Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns };
+        let ([packet_credit, byte_credit], [counted_ns, packets, bytes]) = (credits, used);
+        let mut meter = Meter { packet_credit, byte_credit, counted_ns, packets, bytes };
+        for now in times {
+            meter.forgive(&limits);
+            if meter.take(&limits, now, len).is_ok() {
+                meter.give_back(&limits, len);
+            }
+            meter.overdraw(&limits, now, len);
+        }
+    }
+}
+
+/// Rates, bursts and lengths at the bounds of what can be asked for, and between them.
+fn any_rate() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(1), Just(1 << 48), (0..=48u32).prop_map(|bits| 1 << bits), 1..=1_u64 << 48]
+}
+
+fn any_burst() -> impl Strategy<Value = Duration> {
+    let between = (1..=MAX_BURST.as_nanos() as u64).prop_map(Duration::from_nanos);
+    prop_oneof![Just(Duration::from_nanos(1)), Just(Duration::from_millis(1)), Just(MAX_BURST), between]
+}
+
+fn any_len() -> impl Strategy<Value = u32> {
+    prop_oneof![Just(60), Just(1514), Just(65_549), Just(512 << 10), 14..=512_u32 << 10]
+}
+
+/// 0: it is not asked for.
+fn maybe(rate: impl Strategy<Value = u64>) -> impl Strategy<Value = u64> {
+    prop_oneof![1 => Just(0), 3 => rate]
+}
+
+proptest! {
+    /// At every rate and burst a new session copies its first packet, and the next one as soon as the last is paid for.
+    #[test]
+    fn every_rate_lets_something_through(
+        packets in maybe(any_rate()), bits in maybe(any_rate()), burst in any_burst(), lens in vec(any_len(), 1..20),
+        boot_ns in 1..1_u64 << 50,
+    ) {
+        let limits = Limits::of_rate(packets, bits, burst);
+        let (mut meter, mut now) = (Meter::default(), boot_ns);
+        for len in lens {
+            meter.forgive(&limits);
+            prop_assert_eq!(meter.take(&limits, now, len), Ok(()), "{:?}", meter);
+            // What the packet costs at the rate that was asked for, and a tick for each of its bytes.
+            let seconds_ns = 1_000_000_000_u128;
+            let of_packet = (packets != 0).then(|| seconds_ns.div_ceil(packets.into()));
+            let of_bytes = (bits != 0).then(|| (seconds_ns * 8 * u128::from(len)).div_ceil(bits.into()));
+            let rounding = u64::from(len) / TICKS_PER_NS + 2;
+            now += of_packet.max(of_bytes).unwrap_or(0) as u64 + rounding;
+        }
+    }
+
+    /// At every rate and burst: over any stretch of time no more passes than the rate, one burst and one packet.
+    #[test]
+    fn no_rate_is_exceeded(
+        packets in maybe(any_rate()), bits in maybe(any_rate()), burst in any_burst(),
+        sent in vec((any_len(), prop_oneof![0..1_000_u64, 0..1_u64 << 40]), 1..200), from: prop::sample::Index,
+    ) {
+        let limits = Limits::of_rate(packets, bits, burst);
+        let (mut meter, mut now) = (Meter::default(), 1 << 40);
+        let mut taken = Vec::new();
+        for (len, pause) in sent {
+            now += pause;
+            meter.forgive(&limits);
+            if meter.take(&limits, now, len).is_ok() {
+                taken.push((now, u128::from(len)));
+            }
+        }
+        let taken = &taken[from.index(taken.len())..];
+        // Without the last, which may leave a debt.
+        let (&(last, _), before) = taken.split_last().unwrap();
+        let stretch_ns = u128::from(last - taken[0].0) + burst.as_nanos();
+        let second_ns = 1_000_000_000;
+        if packets != 0 {
+            prop_assert!((before.len() as u128) <= stretch_ns * u128::from(packets) / second_ns + 1);
+        }
+        if bits != 0 {
+            let bytes: u128 = before.iter().map(|(_, len)| len).sum();
+            prop_assert!(bytes <= stretch_ns * u128::from(bits) / 8 / second_ns + 1, "{bytes} bytes");
+        }
+    }
+
+    /// A session in debt at a low rate copies again at a higher one after that one's price, not after weeks.
+    #[test]
+    fn a_debt_is_forgotten_with_the_rate_that_it_was_made_at(
+        low in 1..1_000_u64, high in 1_000_000..1_u64 << 40, len in any_len(),
+    ) {
+        let [low, high] = [low, high].map(|bits| Limits::of_rate(0, bits, Duration::from_millis(50)));
+        let (mut meter, now) = (Meter::default(), SECOND_NS);
+        prop_assert_eq!(meter.take(&low, now, len), Ok(()));
+        let later = now + 10 * SECOND_NS;
+        meter.forgive(&high);
+        prop_assert_eq!(meter.take(&high, later, len), Ok(()));
+    }
+
+    /// A year, and 2^48 packets or bytes: they end where they should, and not before.
+    #[test]
+    fn the_largest_budgets_end_in_time(used in 0..=1_u64 << 48, begun_ns in 0..1_u64 << 60, len in any_len()) {
+        const YEAR_NS: u64 = 365 * 24 * 3600 * SECOND_NS;
+        let (packets, bytes) = (begun_ns >> 8, begun_ns >> 4);
+        let limits = Limits {
+            packets: packets + (1 << 48),
+            bytes: bytes + (1 << 48),
+            ends_ns: begun_ns + YEAR_NS,
+            ..Limits::default()
+        };
+        let meter = |more| Meter { packets: packets + more, bytes: bytes + more, ..Meter::default() };
+        let take = |more, now_ns| meter(more).take(&limits, now_ns, len);
+        prop_assert_eq!(take(used, begun_ns).is_ok(), used < 1 << 48);
+        prop_assert_eq!(take(0, limits.ends_ns - 1), Ok(()));
+        prop_assert_eq!(take(0, limits.ends_ns), Err(Verdict::Ended));
+    }
+}
+
+/// What was asked for by hand and copied nothing, ever: its credit was below zero.
+#[test]
+fn a_burst_of_months_is_one_of_a_minute() {
+    let limits = Limits::of_rate(1_000, 0, Duration::from_secs(105 * 24 * 3600));
+    assert_eq!(limits, Limits::of_rate(1_000, 0, MAX_BURST));
+    let written = Limits { burst_ticks: 105 * 24 * 3600 * TICKS_PER_SECOND, ..limits };
+    assert_eq!(Meter::default().take(&written, SECOND_NS, 64), Ok(()));
+}
+
+#[test]
+fn prices_are_what_was_asked_for() {
+    let price = |packets, bits| {
+        let limits = Limits::of_rate(packets, bits, Duration::from_millis(50));
+        (limits.ticks_per_packet, limits.ticks_per_byte, limits.burst_ticks)
+    };
+    let burst = 50_000_000 * TICKS_PER_NS;
+    assert_eq!(price(1_000, 0), (1_000_000 * TICKS_PER_NS, 0, burst));
+    assert_eq!(price(0, 8_000_000_000), (0, TICKS_PER_NS, burst));
+    assert_eq!(price(0, 100_000_000_000), (0, 82, burst), "rounded up from 81.92");
+    assert_eq!(price(1 << 48, 1 << 48), (1, 1, burst), "the least");
+    assert_eq!(price(0, 0), (0, 0, 0), "no rate");
+}
+
+#[test]
+fn a_share_is_a_part_of_the_rate() {
+    let node = Limits::of_rate(10_000, 0, Duration::from_millis(50));
+    assert_eq!(node.share(10), Limits::of_rate(1_000, 0, Duration::from_millis(50)));
+    assert_eq!(node.share(0), node);
+    let little = Limits::of_rate(0, 1, Duration::from_millis(50));
+    assert_eq!(little.share(4096), Limits::default(), "less than can be counted is no share");
+    assert_eq!(Limits::default().share(7), Limits::default());
+}

@@ -1,0 +1,133 @@
+//! Marks: what `skb->tc_index` says about the copies of a packet, and when it still holds.
+//!
+//! Two mirrored pods of one node that talk to each other meet two taps, and the reader of the mirror interface is to get
+//! the packet once. So a packet that has been copied carries a mark: a bit for each form, see
+//! [`Session::mark`](crate::abi::Session::mark). A copy itself carries another one, so that it is never copied. Called
+//! by [`decide`](crate::decide).
+
+use crate::{
+    abi::{COPIED_MARK, COPIED_MASK, COPY_MARK, FORM_BITS},
+    decide::{Kernel, Packet},
+    verdict::{Hook, TapKind},
+};
+
+/// The bits of `tc_index` that are ours as soon as a mark stands there.
+const OURS: u16 = COPIED_MASK | FORM_BITS;
+
+/// The forms in which `tc_index` says that the packet has been copied.
+#[inline(always)]
+pub const fn forms(tc_index: u16) -> u32 {
+    if tc_index & COPIED_MASK == COPIED_MARK { (tc_index & FORM_BITS) as u32 } else { 0 }
+}
+
+/// Whether `tc_index` says that the packet is a copy.
+#[inline(always)]
+pub const fn is_copy(tc_index: u16) -> bool {
+    tc_index & COPIED_MASK == COPY_MARK
+}
+
+/// `tc_index` of a copy of a packet.
+#[inline(always)]
+pub const fn of_copy(tc_index: u16) -> u16 {
+    COPY_MARK | tc_index & !OURS
+}
+
+/// `tc_index` without a mark of ours; anything else stays.
+#[inline(always)]
+pub const fn unmarked(tc_index: u16) -> u16 {
+    if is_copy(tc_index) || tc_index & COPIED_MASK == COPIED_MARK { tc_index & !OURS } else { tc_index }
+}
+
+/// `tc_index` of a packet that has been copied in these forms and no others. A copy stays one.
+#[inline(always)]
+pub const fn with_forms(tc_index: u16, forms: u32) -> u16 {
+    if forms != 0 {
+        COPIED_MARK | forms as u16 & FORM_BITS | tc_index & !OURS
+    } else if is_copy(tc_index) {
+        tc_index
+    } else {
+        unmarked(tc_index)
+    }
+}
+
+/// The packet with the marks that still hold.
+///
+/// None does for what leaves a pod: it has met no tap in its present state, whatever its `tc_index` says. A pod that
+/// routes sends a changed packet, and a pod must not be able to hide its packets by marking them. None does either for
+/// what comes back to the tap that has copied it, see [`came_back`].
+#[inline(always)]
+pub fn standing<K: Kernel>(kernel: &mut K, packet: Packet, kind: TapKind) -> Packet {
+    let is_new = kind.leaves_pod(packet.hook) || forms(packet.tc_index) != 0 && came_back(kernel, packet);
+    let tc_index = if is_new { unmarked(packet.tc_index) } else { packet.tc_index };
+    Packet { tc_index, ..packet }
+}
+
+/// Whether a marked packet has been copied at this very tap and now comes back to it: answered in place (Cilium's ARP,
+/// ICMP errors and neighbour discovery), or sent back by a service or a bridge. What the tap has copied was the packet
+/// on its way out; what comes back has other addresses at the least.
+///
+/// The device that received the packet last tells: that is where the mark was made, or a device of the node on the
+/// packet's way up (a bridge, a bond, a VLAN), which stands for the tap that copied last on this CPU, because the kernel
+/// takes a packet from there to here in one go.
+///
+/// Not told apart, and taken for the one or the other by whichever tap has copied last on this CPU: a packet that went
+/// up through such a device and then changed the CPU (RPS on the bridge, a queue of nftables to user space); and one
+/// that a pod without a tap has forwarded.
+#[inline(always)]
+pub fn came_back<K: Kernel>(kernel: &mut K, packet: Packet) -> bool {
+    // At the hook of received packets the last device is always this one.
+    if matches!(packet.hook, Hook::Ingress) {
+        return false;
+    }
+    match packet.ingress_ifindex {
+        // Made by the node: marked on its way out, at the hook of another device.
+        0 => false,
+        device if device == packet.ifindex => true,
+        // What a tap receives from a pod has no mark but those that it gets there.
+        device if kernel.is_tap(device) => false,
+        _ => kernel.origin() == packet.ifindex,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn marks_add_up_and_leave_the_rest(tc_index: u16, first in 0..16u32, second in 0..16u32) {
+            let (first, second) = (first << 8, second << 8);
+            let marked = with_forms(tc_index, forms(tc_index) | first);
+            prop_assert_eq!(forms(marked), forms(tc_index) | first);
+            let marked = with_forms(marked, forms(marked) | second);
+            prop_assert_eq!(forms(marked), forms(tc_index) | first | second);
+            prop_assert_eq!(marked & 0x00ff, tc_index & 0x00ff, "those bits are others'");
+        }
+
+        #[test]
+        fn a_mark_can_be_taken_away(tc_index: u16, some in 1..16u32) {
+            let marked = with_forms(tc_index, some << 8);
+            prop_assert_eq!(with_forms(marked, 0), tc_index & 0x00ff);
+            prop_assert_eq!(unmarked(of_copy(tc_index)), tc_index & 0x00ff);
+            prop_assert_eq!(with_forms(of_copy(tc_index), 0), of_copy(tc_index));
+        }
+
+        #[test]
+        fn a_copy_is_one_and_says_nothing_of_forms(tc_index: u16) {
+            let copy = of_copy(tc_index);
+            prop_assert!(is_copy(copy));
+            prop_assert_eq!(forms(copy), 0);
+            prop_assert_eq!(copy & 0x00ff, tc_index & 0x00ff, "those bits are others'");
+
+        }
+
+        /// The minor of a class id, which the kernel leaves in `tc_index`, is a small number.
+        #[test]
+        fn small_numbers_in_tc_index_are_no_mark_and_stay(tc_index in 0..0xb000u16) {
+            prop_assert_eq!((forms(tc_index), is_copy(tc_index)), (0, false));
+            prop_assert_eq!((with_forms(tc_index, 0), unmarked(tc_index)), (tc_index, tc_index));
+        }
+    }
+}

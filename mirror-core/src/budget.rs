@@ -1,0 +1,176 @@
+//! Which budgets of a session go on over a change, and which begin again.
+//!
+//! Pure: the caller brings the clock and what the kernel's meter shows. The dataplane calls it when it writes a session.
+
+use mirror_common::limit::{Limits, Meter, is_used_up};
+
+use crate::{
+    model::{Ended, Session},
+    settings::Budget,
+};
+
+/// A session before a change.
+#[derive(Debug, Clone, Copy)]
+pub struct Before<'a> {
+    /// What it was to do.
+    pub session: &'a Session,
+    /// The limits that were written for it.
+    pub limits: Limits,
+}
+
+/// The limits of `session`, for a meter that shows `meter` at `now_ns` (`CLOCK_MONOTONIC`).
+///
+/// * A new session has all its budgets ahead of it.
+/// * A change that leaves a budget alone lets it go on; a budget that is changed, or that is new, begins now.
+/// * A session that has ended begins all its budgets again with the next change of what is asked for. Nothing else
+///   begins them again: not a new name of the NIC or of the device, not a new agent, not a new filter compiler.
+pub fn limits(session: &Session, before: Option<Before<'_>>, meter: &Meter, now_ns: u64) -> Limits {
+    let rate = session.settings.rate.map_or_else(Limits::default, |rate| rate.limits());
+    let goes_on = before.filter(|before| {
+        ended(&before.limits, meter, now_ns).is_none() || before.session.asks_the_same(session)
+    });
+    let old = goes_on.map_or_else(Budget::default, |before| before.session.settings.budget);
+    let kept = goes_on.map_or_else(Limits::default, |before| before.limits);
+    let Budget { duration, packets, bytes } = session.settings.budget;
+    let end = |kept: u64, is_same: bool, used: u64, budget: Option<u64>| match budget {
+        None => 0,
+        Some(_) if is_same => kept,
+        // Zero would mean no budget.
+        Some(budget) => used.saturating_add(budget).max(1),
+    };
+    let time_ns = duration.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    Limits {
+        packets: end(kept.packets, packets == old.packets, meter.packets, packets),
+        bytes: end(kept.bytes, bytes == old.bytes, meter.bytes, bytes),
+        ends_ns: end(kept.ends_ns, duration == old.duration, now_ns, time_ns),
+        ..rate
+    }
+}
+
+/// The budget of these limits that is used up, if one is.
+pub fn ended(limits: &Limits, meter: &Meter, now_ns: u64) -> Option<Ended> {
+    if is_used_up(meter.packets, limits.packets) {
+        Some(Ended::Packets)
+    } else if is_used_up(meter.bytes, limits.bytes) {
+        Some(Ended::Bytes)
+    } else if is_used_up(now_ns, limits.ends_ns) {
+        Some(Ended::Duration)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use mirror_common::verdict::Verdict;
+    use proptest::{option, prelude::*, sample};
+
+    use super::*;
+    use crate::{
+        model::{Directions, Origin, Place, TargetName},
+        settings::Settings,
+    };
+
+    fn session() -> impl Strategy<Value = Session> {
+        let budget = (option::of(1..4u64), option::of(1..4u64), option::of(1..400u64));
+        let origin = sample::select(Origin::ALL.to_vec());
+        (budget, any::<bool>(), origin).prop_map(|((ms, packets, bytes), both, origin)| Session {
+            directions: if both { Directions::Both } else { Directions::Egress },
+            settings: Settings {
+                budget: Budget { duration: ms.map(Duration::from_millis), packets, bytes },
+                ..Settings::default()
+            },
+            target: TargetName::default(),
+            origin,
+        })
+    }
+
+    /// How many packets of 100 bytes a meter lets through at this time; at most ten.
+    fn copies(limits: &Limits, meter: &mut Meter, now_ns: u64) -> usize {
+        (0..10).take_while(|_| meter.take(limits, now_ns, 100).is_ok()).count()
+    }
+
+    /// Offers this many packets.
+    fn copy(limits: &Limits, meter: &mut Meter, now_ns: u64, packets: usize) {
+        for _ in 0..packets {
+            let _ = meter.take(limits, now_ns, 100);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_new_session_has_all_its_budgets(session in session(), used in 0..1000u64, now_ns in 1..u64::MAX / 2) {
+            let mut meter = Meter { packets: used, bytes: used * 100, ..Meter::default() };
+            let limits = limits(&session, None, &meter, now_ns);
+            let Budget { packets, bytes, .. } = session.settings.budget;
+            let most = packets.unwrap_or(10).min(bytes.map_or(10, |bytes| bytes.div_ceil(100)));
+            prop_assert_eq!(copies(&limits, &mut meter, now_ns) as u64, most.min(10));
+        }
+
+        #[test]
+        fn a_session_that_asks_for_the_same_goes_on_also_when_it_has_ended(
+            session in session(), origin in sample::select(Origin::ALL.to_vec()), used in 0..4usize, later_ns in 0..4_000_000u64,
+        ) {
+            let mut meter = Meter::default();
+            let first = limits(&session, None, &meter, 5);
+            copy(&first, &mut meter, 5, used);
+            let renamed = Session { origin, ..session.clone() };
+            let before = Before { session: &session, limits: first };
+            prop_assert_eq!(limits(&renamed, Some(before), &meter, 5 + later_ns), first);
+        }
+
+        #[test]
+        fn only_what_was_changed_begins_again_while_the_session_runs(
+            old in session(), new in session(), used in 0..4usize,
+        ) {
+            let mut meter = Meter::default();
+            let first = limits(&old, None, &meter, 5);
+            copy(&first, &mut meter, 5, used);
+            let had_ended = ended(&first, &meter, 6).is_some();
+            let second = limits(&new, Some(Before { session: &old, limits: first }), &meter, 6);
+            let (was, is) = (old.settings.budget, new.settings.budget);
+            if !had_ended {
+                if is.packets == was.packets { prop_assert_eq!(second.packets, first.packets); }
+                if is.bytes == was.bytes { prop_assert_eq!(second.bytes, first.bytes); }
+                if is.duration == was.duration { prop_assert_eq!(second.ends_ns, first.ends_ns); }
+            }
+            let begins_again = had_ended && !old.asks_the_same(&new);
+            if begins_again {
+                prop_assert_eq!(second, limits(&new, None, &meter, 6));
+                prop_assert_eq!(ended(&second, &meter, 6), None);
+            }
+        }
+
+        #[test]
+        fn the_kernel_and_the_agent_agree_on_the_end(session in session(), used in 0..6usize, now_ns in 1..5_000_000u64) {
+            let mut meter = Meter::default();
+            let limits = limits(&session, None, &meter, 1);
+            copy(&limits, &mut meter, now_ns, used);
+            let has_ended = ended(&limits, &meter, now_ns).is_some();
+            prop_assert_eq!(meter.take(&limits, now_ns, 100) == Err(Verdict::Ended), has_ended);
+        }
+    }
+
+    #[test]
+    fn a_time_that_has_passed_is_begun_again_by_a_change_alone() {
+        let with = |ms, directions| Session {
+            directions,
+            settings: Settings {
+                budget: Budget { duration: Some(Duration::from_millis(ms)), ..Budget::default() },
+                ..Settings::default()
+            },
+            target: TargetName::default(),
+            origin: Origin::Annotation(Place::Pod),
+        };
+        let (meter, old) = (Meter::default(), with(1, Directions::Both));
+        let first = limits(&old, None, &meter, 1);
+        assert_eq!(ended(&first, &meter, 1_000_001), Some(Ended::Duration));
+        let before = Some(Before { session: &old, limits: first });
+        assert_eq!(limits(&old, before, &meter, 2_000_000).ends_ns, 1_000_001);
+        let changed = limits(&with(1, Directions::Egress), before, &meter, 2_000_000);
+        assert_eq!(changed.ends_ns, 3_000_000);
+        assert_eq!(ended(&changed, &meter, 2_000_000), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! What is wanted: taps, the sessions of each, and the targets of those.
+//!
+//! Data only, as the rest of [`model`](super). `select` makes it, `plan` compares it with what is installed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use mirror_common::{limit::Limits, verdict::TapKind};
+
+use super::{Device, Directions, IfIndex, MirrorId, NetnsId, PodId, TargetName};
+use crate::settings::{NodeLimits, Settings};
+
+/// The pod or interface that a tap is for. Two taps at the same device with different owners are different taps: an
+/// ifindex is used again, and a pod can get a new sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owner {
+    /// The pod; `None`: an interface that was named by itself.
+    pub pod: Option<PodId>,
+    /// The pod's network namespace; zeros without a pod.
+    pub netns: NetnsId,
+    /// The NIC's name inside the pod, or the interface's own.
+    pub nic: String,
+    /// The tapped device's name on the node.
+    pub device: String,
+}
+
+impl Owner {
+    /// Whether a tap for `other` goes on as a tap for this one, with its sessions and counters. Names of NICs and
+    /// devices do not count where there is a pod: both can be renamed.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (&self.pod, &other.pod) {
+            (Some(pod), Some(other_pod)) => pod.uid == other_pod.uid && self.netns == other.netns,
+            (None, None) => self.nic == other.nic,
+            _ => false,
+        }
+    }
+}
+
+/// A tap that is wanted: one NIC, and the mirrors that take its packets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tap {
+    /// The pod and NIC that it is for.
+    pub owner: Owner,
+    /// What the tapped device is to the NIC.
+    pub kind: TapKind,
+    /// The limits of pods and of the node hold for it.
+    pub is_limited: bool,
+    /// Its sessions, by the mirror that each belongs to.
+    pub sessions: BTreeMap<MirrorId, Session>,
+}
+
+/// One mirror applied to one tap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Session {
+    /// The directions that it copies.
+    pub directions: Directions,
+    /// What it does with the packets of those.
+    pub settings: Settings,
+    /// Where its copies go.
+    pub target: TargetName,
+    /// Where it was asked for.
+    pub origin: Origin,
+}
+
+impl Session {
+    /// What its copies look like to a reader.
+    pub fn form(&self) -> Form<'_> {
+        Form { target: &self.target, snaplen: self.settings.snaplen }
+    }
+
+    /// Whether two sessions ask for the same, in the words of the user. A filter that a newer compiler translates in
+    /// another way asks for the same.
+    pub fn asks_the_same(&self, other: &Self) -> bool {
+        self.directions == other.directions
+            && self.target == other.target
+            && self.settings.asks_the_same(&other.settings)
+    }
+}
+
+/// What a reader gets of a session's copies. A packet that was copied in one form is not copied again in the same
+/// form by another tap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Form<'a> {
+    /// Where the copies go.
+    pub target: &'a TargetName,
+    /// Bytes that are kept of each; `None`: all.
+    pub snaplen: Option<u32>,
+}
+
+/// Where a mirror was asked for. The order is that in which mirrors get a place on a tap that has too few.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Origin {
+    /// The agent's own flags.
+    Policy,
+    /// An interface that was named on the command line.
+    Interface,
+    /// An annotation.
+    Annotation(Place),
+}
+
+impl Origin {
+    /// Every origin, in order.
+    pub const ALL: [Self; 4] =
+        [Self::Policy, Self::Interface, Self::Annotation(Place::Namespace), Self::Annotation(Place::Pod)];
+
+    /// The word for status.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::Interface => "interface",
+            Self::Annotation(Place::Namespace) => "namespace-annotation",
+            Self::Annotation(Place::Pod) => "annotation",
+        }
+    }
+}
+
+/// Where an annotation stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// On the namespace of the pod.
+    Namespace,
+    /// On the pod itself.
+    Pod,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pod => "annotation",
+            Self::Namespace => "annotation of its namespace",
+        })
+    }
+}
+
+/// Where copies go: a device of the node, the mirror interface.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Target {
+    /// Name of the device.
+    pub device: String,
+    /// Its index; `None`: it does not exist now.
+    pub ifindex: Option<IfIndex>,
+    /// It is up and has a carrier.
+    pub up: bool,
+    /// It has no queue.
+    pub queueless: bool,
+    /// The second stage runs there, so that copies can be cut.
+    pub cuts: bool,
+}
+
+/// [`NodeLimits`] in the kernel's prices; zeros: no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ceilings {
+    /// For all copies together.
+    pub node: Limits,
+    /// For the copies of each pod.
+    pub pod: Limits,
+    /// What each pod gets of `node`, however much the others want.
+    pub share: Limits,
+}
+
+/// What should be installed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Desired {
+    /// The targets by name. [`Target::cuts`] is decided by `plan`: it follows from what is attached.
+    pub targets: BTreeMap<TargetName, Target>,
+    /// The limits of the node.
+    pub limits: NodeLimits,
+    /// The taps by the device that is tapped.
+    pub taps: BTreeMap<Device, Tap>,
+}
+
+impl Desired {
+    /// Where the second stage must run: at the devices of the targets of sessions that want their copies cut.
+    pub fn deliver(&self) -> BTreeSet<IfIndex> {
+        let sessions = self.taps.values().flat_map(|tap| tap.sessions.values());
+        let cut = sessions.filter(|session| session.settings.snaplen.is_some());
+        cut.filter_map(|session| self.targets.get(&session.target)?.ifindex).collect()
+    }
+
+    /// The pods and interfaces that are tapped, each once, however many NICs it has.
+    pub fn owners(&self) -> usize {
+        let owners = self.taps.values().map(|tap| match &tap.owner.pod {
+            Some(pod) => (pod.uid.as_str(), ""),
+            None => ("", tap.owner.nic.as_str()),
+        });
+        owners.collect::<BTreeSet<_>>().len()
+    }
+}

@@ -1,0 +1,96 @@
+//! Names that a user gives: of mirrors and of targets.
+//!
+//! A name is a DNS label, so that it can be the end of an annotation's key, a metric's label and, later, the name of an
+//! object.
+
+use std::{fmt, str::FromStr};
+
+/// A DNS label (RFC 1123): 1 to 63 lower-case letters, digits and `-`, with a letter or digit at both ends.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(String);
+
+impl Name {
+    /// The name of what was not given one.
+    pub const DEFAULT: &str = "default";
+    /// Most bytes of a name.
+    const MAX_BYTES: usize = 63;
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it is [`Self::DEFAULT`].
+    pub fn is_default(&self) -> bool {
+        self.0 == Self::DEFAULT
+    }
+}
+
+impl Default for Name {
+    fn default() -> Self {
+        Self(Self::DEFAULT.into())
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let ends = [text.bytes().next(), text.bytes().last()];
+        let is_label = text.len() <= Self::MAX_BYTES
+            && text.bytes().all(|byte| is_inner(byte) || byte == b'-')
+            && ends.into_iter().all(|end| end.is_some_and(is_inner));
+        if is_label {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(format!(
+                "{text:?} is no name: use 1 to {} lower-case letters, digits and '-', as in ids-west",
+                Self::MAX_BYTES
+            ))
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of a mirror: unique among the mirrors of one pod or interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MirrorId(pub Name);
+
+impl fmt::Display for MirrorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of a target: unique on the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TargetName(pub Name);
+
+impl fmt::Display for TargetName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_a_dns_label() {
+        let long = "a".repeat(63);
+        for name in ["a", "9", "ids", "ids-west-2", &long] {
+            assert_eq!(name.parse::<Name>().map(|name| name.to_string()), Ok(name.to_owned()));
+        }
+        for name in ["", "-ids", "ids-", "Ids", "i.ds", "i_ds", "i ds", "ïds", &format!("{long}a")] {
+            let error = name.parse::<Name>().map_err(|error| error.contains(&format!("{name:?}")));
+            assert_eq!(error, Err(true), "{name}");
+        }
+    }
+}

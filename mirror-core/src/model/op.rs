@@ -1,0 +1,95 @@
+//! One change of what is installed.
+
+use mirror_common::verdict::TapKind;
+
+use super::{Ceilings, Device, MirrorId, Owner, Program, Session, Tap, Target, TargetName};
+
+/// A tap without its sessions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TapHead {
+    /// [`Tap::owner`].
+    pub owner: Owner,
+    /// [`Tap::kind`].
+    pub kind: TapKind,
+    /// [`Tap::is_limited`].
+    pub is_limited: bool,
+}
+
+impl From<&Tap> for TapHead {
+    fn from(tap: &Tap) -> Self {
+        Self { owner: tap.owner.clone(), kind: tap.kind, is_limited: tap.is_limited }
+    }
+}
+
+/// One change of what is installed. Each is idempotent, and safe at any moment on its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// Writes a target.
+    SetTarget(TargetName, Target),
+    /// Forgets a target to which no session copies.
+    RemoveTarget(TargetName),
+    /// Writes the limits of the node.
+    SetCeilings(Box<Ceilings>),
+    /// Writes the owner and the kind of a tap: a new one without sessions, or new names for one that keeps its
+    /// sessions. An error where the device is tapped for another owner ([`Owner::is_same`]).
+    PutTap(Device, Box<TapHead>),
+    /// Removes a tap with all its sessions and their counters.
+    RemoveTap(Device),
+    /// Adds a session to a tap, with counters at zero and full budgets.
+    AddSession(Device, MirrorId, Box<Session>),
+    /// Writes what a session of a tap is to do from now on; it keeps its counters.
+    ChangeSession(Device, MirrorId, Box<Session>),
+    /// Removes a session of a tap, and its counters.
+    RemoveSession(Device, MirrorId),
+    /// Attaches the program at a hook, or puts the current one in the place of an earlier agent's.
+    Attach(Device, Program),
+    /// Removes our program from a hook; also after the device has gone, to remove what is left of it.
+    Detach(Device, Program),
+}
+
+impl Op {
+    /// Every [`Self::name`].
+    pub const NAMES: [&str; 10] = [
+        "set_target",
+        "remove_target",
+        "set_ceilings",
+        "put_tap",
+        "remove_tap",
+        "add_session",
+        "change_session",
+        "remove_session",
+        "attach",
+        "detach",
+    ];
+
+    /// The word for metrics.
+    pub const fn name(&self) -> &'static str {
+        let index = match self {
+            Self::SetTarget(..) => 0,
+            Self::RemoveTarget(_) => 1,
+            Self::SetCeilings(_) => 2,
+            Self::PutTap(..) => 3,
+            Self::RemoveTap(_) => 4,
+            Self::AddSession(..) => 5,
+            Self::ChangeSession(..) => 6,
+            Self::RemoveSession(..) => 7,
+            Self::Attach(..) => 8,
+            Self::Detach(..) => 9,
+        };
+        Self::NAMES[index]
+    }
+
+    /// The device that it is about: one that is tapped, or, for the second stage, a mirror interface.
+    pub const fn device(&self) -> Option<Device> {
+        match self {
+            Self::PutTap(device, ..)
+            | Self::RemoveTap(device)
+            | Self::AddSession(device, ..)
+            | Self::ChangeSession(device, ..)
+            | Self::RemoveSession(device, _)
+            | Self::Attach(device, _)
+            | Self::Detach(device, _) => Some(*device),
+            Self::SetTarget(..) | Self::RemoveTarget(_) | Self::SetCeilings(_) => None,
+        }
+    }
+}

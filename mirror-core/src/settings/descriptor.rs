@@ -1,0 +1,147 @@
+//! The list of the settings. Pure; one entry a setting, so that nothing can be set, shown or documented in the place of
+//! another.
+//!
+//! It knows no flag parser and no annotation prefix: `cli` and `select` put those around the keys.
+
+use super::{
+    CaptureFilter, SettingError, Settings,
+    values::{
+        parse_bytes, parse_duration, parse_packets, parse_rate, parse_sample, parse_snaplen, show_bytes,
+        show_duration, show_packets, show_rate, show_sample,
+    },
+};
+
+/// The way to a compiled filter: the compiler itself, or a cache ahead of it.
+pub(super) type Compile<'a> = &'a mut dyn FnMut(&str) -> Result<CaptureFilter, String>;
+
+/// One setting: all that is known of it.
+#[derive(Debug)]
+pub struct Setting {
+    /// Its name: with `podmirror.io/` before it an annotation, with `--` a flag.
+    pub key: &'static str,
+    /// The environment variable of the flag.
+    pub env: &'static str,
+    /// What stands for the value in a usage line.
+    pub value_name: &'static str,
+    /// What it does and what it takes, in one sentence or two.
+    pub help: &'static str,
+    /// A value that people would write.
+    pub example: &'static str,
+    /// Its value is a text of several words, which is shown in quotation marks.
+    pub(super) is_quoted: bool,
+    parse: fn(&mut Settings, &str, Compile<'_>) -> Result<(), String>,
+    show: fn(&Settings) -> Option<String>,
+}
+
+/// All settings, in the order in which they are shown.
+pub static SETTINGS: [Setting; 7] = [
+    Setting {
+        key: "filter",
+        env: "MIRROR_FILTER",
+        value_name: "EXPR",
+        help: "Only packets that match, in tcpdump's language (pcap-filter(7))",
+        example: "tcp port 443 and not net 10.0.0.0/8",
+        is_quoted: true,
+        parse: |settings, text, compile| compile(text).map(|filter| settings.filter = Some(filter)),
+        show: |settings| settings.filter.as_ref().map(|filter| filter.text.clone()),
+    },
+    Setting {
+        key: "sample",
+        env: "MIRROR_SAMPLE",
+        value_name: "SHARE",
+        help: "A share of the flows, as a fraction (1/100) or a percentage (10%)",
+        example: "1/100",
+        is_quoted: false,
+        parse: |settings, text, _| parse_sample(text).map(|share| settings.sample = share),
+        show: |settings| settings.sample.map(show_sample),
+    },
+    Setting {
+        key: "rate",
+        env: "MIRROR_RATE",
+        value_name: "RATE",
+        help: "Copies a second, in packets (10kpps), in bits (50Mbit) or both (10kpps,50Mbit); optionally with the time \
+               for which an unused rate is saved up (,burst=100ms), from 1ms to 10s",
+        example: "10kpps,50Mbit,burst=100ms",
+        is_quoted: false,
+        parse: |settings, text, _| parse_rate(text).map(|rate| settings.rate = Some(rate)),
+        show: |settings| settings.rate.as_ref().map(show_rate),
+    },
+    Setting {
+        key: "snaplen",
+        env: "MIRROR_SNAPLEN",
+        value_name: "BYTES",
+        help: "Bytes that are kept of each copy, from 64 to 16000",
+        example: "96",
+        is_quoted: false,
+        parse: |settings, text, _| parse_snaplen(text).map(|bytes| settings.snaplen = Some(bytes)),
+        show: |settings| settings.snaplen.map(|bytes| bytes.to_string()),
+    },
+    Setting {
+        key: "duration",
+        env: "MIRROR_DURATION",
+        value_name: "TIME",
+        help: "End after this time, in ms, s, m, h and d (90s, 1h30m), at most 365d",
+        example: "15m",
+        is_quoted: false,
+        parse: |settings, text, _| parse_duration(text).map(|time| settings.budget.duration = Some(time)),
+        show: |settings| settings.budget.duration.map(show_duration),
+    },
+    Setting {
+        key: "packets",
+        env: "MIRROR_PACKETS",
+        value_name: "N",
+        help: "End after this many copies, a number with k, M, G or none",
+        example: "100k",
+        is_quoted: false,
+        parse: |settings, text, _| parse_packets(text).map(|count| settings.budget.packets = Some(count)),
+        show: |settings| settings.budget.packets.map(show_packets),
+    },
+    Setting {
+        key: "bytes",
+        env: "MIRROR_BYTES",
+        value_name: "BYTES",
+        help: "End after copies of this many bytes, a number with k, M, G, T (decimal), Ki, Mi, Gi, Ti (binary) or none, \
+               with or without a B behind it",
+        example: "1Gi",
+        is_quoted: false,
+        parse: |settings, text, _| parse_bytes(text).map(|bytes| settings.budget.bytes = Some(bytes)),
+        show: |settings| settings.budget.bytes.map(show_bytes),
+    },
+];
+
+/// Names of the settings, in the order of [`SETTINGS`].
+pub const KEYS: [&str; SETTINGS.len()] = {
+    let mut keys = [""; SETTINGS.len()];
+    let mut index = 0;
+    while index < keys.len() {
+        keys[index] = SETTINGS[index].key;
+        index += 1;
+    }
+    keys
+};
+
+impl Setting {
+    /// The setting with this key.
+    pub fn named(key: &str) -> Option<&'static Self> {
+        SETTINGS.iter().find(|setting| setting.key == key)
+    }
+
+    /// Reads `value` into `settings`; a filter by `compile`. After an error nothing is changed.
+    pub fn set(
+        &self,
+        settings: &mut Settings,
+        value: &str,
+        compile: Compile<'_>,
+    ) -> Result<(), SettingError> {
+        (self.parse)(settings, value, compile).map_err(|reason| SettingError {
+            key: self.key,
+            value: value.to_owned(),
+            reason,
+        })
+    }
+
+    /// The value in short, as it could have been written: [`Self::set`] reads the same from it. `None`: not set.
+    pub fn show(&self, settings: &Settings) -> Option<String> {
+        (self.show)(settings)
+    }
+}

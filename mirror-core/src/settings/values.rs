@@ -1,0 +1,204 @@
+//! How the value of each setting is read and shown. Pure; `descriptor` lists these functions, `cli` uses the one of the
+//! rate for the limits of the node.
+//!
+//! A reading function says in its error what would be right. A showing function writes a text that reads as the same value.
+
+use std::{sync::Arc, time::Duration};
+
+use mirror_common::abi::MAX_FILTER_TEXT;
+pub use mirror_common::limit::MAX_BURST;
+
+use super::{
+    CaptureFilter, Rate, Share,
+    quantity::{self, BYTES, DECIMAL},
+};
+use crate::filter;
+
+/// Shortest snap length in bytes: what the kernel lets a copy be cut to with any transport header in it.
+pub const MIN_SNAPLEN: u32 = 64;
+
+/// Longest snap length in bytes.
+///
+/// The kernel's `bpf_skb_change_tail()` refuses every length above `SKB_MAX_ALLOC`, some 16 064 bytes with pages of
+/// 4 KiB: also to shorten a packet. Such a copy could not be cut at all.
+pub const MAX_SNAPLEN: u32 = 16_000;
+
+/// Most packets a second of a rate. One packet then costs 1024 ticks of
+/// [`TICKS_PER_NS`](mirror_common::limit::TICKS_PER_NS), so a rate is rounded by a thousandth at most; and no device of
+/// today carries more.
+pub const MAX_PACKETS_PER_SECOND: u64 = 1_000_000_000;
+
+/// Most bits a second of a rate: 1 Tbit. One byte then costs 8 ticks. Prices are rounded down to whole ticks, so a rate is
+/// too generous by one part in its price at most: 12 % at 1 Tbit, 1.2 % at 100 Gbit, 0.1 % at 10 Gbit.
+pub const MAX_BITS_PER_SECOND: u64 = 1_000_000_000_000;
+
+/// Shortest burst. The credit of a meter is full after so long; one shorter than the pauses of a busy CPU would never let
+/// a rate be used up.
+pub const MIN_BURST: Duration = Duration::from_millis(1);
+
+/// How long an unused rate is saved up for a burst, unless told otherwise.
+const DEFAULT_BURST: Duration = Duration::from_millis(50);
+
+/// Longest time of a budget, in ms: 365 days.
+const MAX_DURATION_MS: u64 = 365 * 86_400_000;
+
+/// Units of time in ms, the longest first.
+const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+/// A filter; see [`filter`].
+pub fn parse_filter(text: &str) -> Result<CaptureFilter, String> {
+    if text.len() > MAX_FILTER_TEXT {
+        return Err(format!("a filter has at most {MAX_FILTER_TEXT} bytes"));
+    }
+    let program = filter::compile(text).map_err(|error| error.to_string())?;
+    Ok(CaptureFilter { text: text.to_owned(), program: Arc::new(program) })
+}
+
+/// `1/100`, `10%`; `None` for all.
+pub fn parse_sample(text: &str) -> Result<Option<Share>, String> {
+    const USE: &str = "use a fraction as in 1/100, or a percentage as in 10%";
+    let number = |text: &str| text.trim().parse::<f64>().map_err(|_| format!("{text:?} is no number; {USE}"));
+    let share = match (text.split_once('/'), text.trim().strip_suffix('%')) {
+        (Some((part, whole)), _) => number(part)? / number(whole)?,
+        (None, Some(percent)) => number(percent)? / 100.0,
+        (None, None) => return Err(USE.into()),
+    };
+    if !(share > 0.0 && share <= 1.0) {
+        return Err(format!("a share is more than nothing and at most everything; {USE}"));
+    }
+    let units = (share * (u64::from(u32::MAX) + 1) as f64).round() as u64;
+    // All of them, within what can be told apart.
+    Ok(u32::try_from(units.max(1)).ok().map(Share))
+}
+
+/// A percentage with few digits, or a fraction of 1, or a percentage with as many digits as are needed.
+pub(super) fn show_sample(share: Share) -> String {
+    let is_same = |text: &String| parse_sample(text) == Ok(Some(share));
+    let part = f64::from(share.0) / (f64::from(u32::MAX) + 1.0);
+    let percent = |digits: usize| format!("{:.digits$}%", part * 100.0);
+    let fraction = format!("1/{:.0}", 1.0 / part);
+    (0..=4)
+        .map(percent)
+        .chain([fraction])
+        .chain((5..=12).map(percent))
+        .find(is_same)
+        .unwrap_or_else(|| percent(12))
+}
+
+/// `10kpps`, `50Mbit`, `10kpps,50Mbit`, `10kpps,burst=100ms`.
+pub fn parse_rate(text: &str) -> Result<Rate, String> {
+    const USE: &str =
+        "use packets and bits a second as in 10kpps, 50Mbit or 10kpps,50Mbit, and optionally burst=100ms";
+    let (mut packets, mut bits, mut burst) = (None, None, None);
+    for part in text.split(',').map(str::trim) {
+        let again = || format!("{part:?} says again what was said; {USE}");
+        if let Some(time) = part.strip_prefix("burst=") {
+            if burst.replace(parse_burst(time)?).is_some() {
+                return Err(again());
+            }
+            continue;
+        }
+        let (slot, number, most) = if let Some(number) = part.strip_suffix("pps") {
+            (&mut packets, number, MAX_PACKETS_PER_SECOND)
+        } else if let Some(number) = part.strip_suffix("bit/s").or(part.strip_suffix("bit")) {
+            (&mut bits, number, MAX_BITS_PER_SECOND)
+        } else {
+            return Err(format!("{part:?} is no rate; {USE}"));
+        };
+        let rate = quantity::parse(number, DECIMAL).ok_or_else(|| format!("{part:?} is no rate; {USE}"))?;
+        if rate > most {
+            let unit = part.strip_prefix(number).unwrap_or_default();
+            return Err(format!("{part:?} is too much: at most {}{unit}", quantity::show(most, DECIMAL)));
+        }
+        if slot.replace(rate).is_some() {
+            return Err(again());
+        }
+    }
+    if packets.is_none() && bits.is_none() {
+        return Err(USE.into());
+    }
+    Ok(Rate { packets, bits, burst: burst.unwrap_or(DEFAULT_BURST) })
+}
+
+fn parse_burst(text: &str) -> Result<Duration, String> {
+    let bounds = || {
+        let [least, most] = [MIN_BURST, MAX_BURST].map(show_duration);
+        format!("a burst is from {least} to {most}, as in burst=100ms; not {text:?}")
+    };
+    let burst = milliseconds(text).map(Duration::from_millis).ok_or_else(bounds)?;
+    if (MIN_BURST..=MAX_BURST).contains(&burst) { Ok(burst) } else { Err(bounds()) }
+}
+
+pub(super) fn show_rate(rate: &Rate) -> String {
+    let Rate { packets, bits, burst } = rate;
+    let parts = [
+        packets.map(|packets| quantity::show(packets, DECIMAL) + "pps"),
+        bits.map(|bits| quantity::show(bits, DECIMAL) + "bit"),
+        (*burst != DEFAULT_BURST).then(|| format!("burst={}", show_duration(*burst))),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(",")
+}
+
+/// A number of bytes.
+pub fn parse_snaplen(text: &str) -> Result<u32, String> {
+    match text.trim().parse() {
+        Ok(bytes) if (MIN_SNAPLEN..=MAX_SNAPLEN).contains(&bytes) => Ok(bytes),
+        Ok(bytes) if bytes > MAX_SNAPLEN => Err(format!(
+            "use a number of bytes from {MIN_SNAPLEN} to {MAX_SNAPLEN}: to a longer length the kernel cuts no packet"
+        )),
+        _ => Err(format!("use a number of bytes from {MIN_SNAPLEN} to {MAX_SNAPLEN}")),
+    }
+}
+
+/// `500ms`, `90s`, `15m`, `2h`, `1h30m`, `1d`.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let time = milliseconds(text).filter(|ms| (1..=MAX_DURATION_MS).contains(ms)).map(Duration::from_millis);
+    time.ok_or_else(|| "use a time as in 500ms, 90s, 15m, 2h or 1h30m, at most 365d".into())
+}
+
+fn milliseconds(text: &str) -> Option<u64> {
+    let mut rest = text.trim();
+    let mut sum = 0_u64;
+    while !rest.is_empty() {
+        let (number, unit) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit())?);
+        let (unit, after) = unit.split_at(unit.find(|c: char| c.is_ascii_digit()).unwrap_or(unit.len()));
+        let (_, factor) = TIMES.iter().find(|(name, _)| *name == unit)?;
+        sum = sum.checked_add(number.parse::<u64>().ok()?.checked_mul(*factor)?)?;
+        rest = after;
+    }
+    Some(sum)
+}
+
+pub(super) fn show_duration(time: Duration) -> String {
+    let mut rest = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let mut text = String::new();
+    for (name, factor) in TIMES {
+        if rest >= factor {
+            text += &format!("{}{name}", rest / factor);
+            rest %= factor;
+        }
+    }
+    text
+}
+
+/// `100`, `100k`, `1M`.
+pub fn parse_packets(text: &str) -> Result<u64, String> {
+    quantity::parse(text, DECIMAL).ok_or_else(|| "use a number of packets as in 500, 100k, 1M or 1G".into())
+}
+
+pub(super) fn show_packets(packets: u64) -> String {
+    quantity::show(packets, DECIMAL)
+}
+
+/// `1000000`, `500kB`, `1GiB`, `10Mi`.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    quantity::parse(text, BYTES).ok_or_else(|| {
+        "use a number of bytes as in 1000000, with k, M, G or T behind it (powers of 1000) or Ki, Mi, Gi or Ti (powers \
+         of 1024), as in 500kB, 10M, 64Ki or 1GiB"
+            .into()
+    })
+}
+
+pub(super) fn show_bytes(bytes: u64) -> String {
+    quantity::show(bytes, BYTES)
+}
