@@ -8,12 +8,15 @@ use anyhow::bail;
 
 use clap::{
     ArgAction, Args, Parser, Subcommand, ValueEnum,
-    builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
+    builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use mirror_common::{abi::MAX_TARGETS, sample::DEFAULT_SEED};
 
 pub use self::settings::SettingArgs;
-use crate::model::{Directions, TargetName};
+use crate::{
+    dataplane::hooks::AttachMode,
+    model::{Directions, TargetName},
+};
 
 /// Copies the packets of chosen Kubernetes pods to a mirror interface, where tcpdump, an IDS or a collector reads them.
 #[derive(Debug, Parser)]
@@ -278,15 +281,20 @@ pub enum Switch {
     Off,
 }
 
-/// How the tap programs are attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum AttachMode {
-    /// TCX where the kernel has it (6.6 and newer), else clsact.
-    Auto,
-    /// TCX links.
-    Tcx,
-    /// Filters of the clsact qdisc.
-    Clsact,
+impl ValueEnum for AttachMode {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Auto, Self::Tcx, Self::Clsact]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            Self::Auto => {
+                PossibleValue::new("auto").help("TCX where the kernel has it (6.6 and newer), else clsact")
+            }
+            Self::Tcx => PossibleValue::new("tcx").help("TCX links"),
+            Self::Clsact => PossibleValue::new("clsact").help("Filters of the clsact qdisc"),
+        })
+    }
 }
 
 /// The directions by their names.

@@ -4,7 +4,6 @@
 //! decided by [`crate::plan`].
 
 pub mod bpf;
-pub mod clsact;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod hooks;
@@ -12,6 +11,7 @@ mod ledger;
 pub mod lock;
 pub mod maps;
 pub mod pins;
+pub mod programs;
 pub mod readout;
 mod wire;
 

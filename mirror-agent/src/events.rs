@@ -180,7 +180,8 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
         | Why::NamespaceNotAllowed
         | Why::NoSuchTarget(_)
         | Why::TooManyMirrors
-        | Why::NoRoom(_) => {
+        | Why::NoRoom(_)
+        | Why::Hidden(..) => {
             // Of a kind of NIC once: a pod can give each as many names as it likes.
             let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
             let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));

@@ -21,6 +21,8 @@ use held::Held;
 use tokio::{sync::watch, time::Instant};
 use told::{Told, tell_op};
 
+use mirror_core::hidden;
+
 use crate::{
     dataplane::Dataplane,
     links::{LinkTable, PodNetns},
@@ -208,7 +210,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.told.ended(&actual);
         let (desired, Plan { ops, unfit }) = self.decide(targets, selection.taps, &actual, report.is_listed);
         let unfit = unfit.into_iter().map(|unfit| no_room(unfit, &desired));
-        report.skipped = self.told.skipped(refused.into_iter().chain(selection.skipped).chain(unfit));
+        let hidden = hidden::of_taps(&desired, &actual);
+        let skipped = refused.into_iter().chain(selection.skipped).chain(unfit).chain(hidden);
+        report.skipped = self.told.skipped(skipped);
 
         let Carried { of_devices, incomplete } = self.carry_out(&ops, &actual, report).await;
         report.wanted = desired.taps.len();
@@ -374,6 +378,10 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     ) -> bool {
         let names = self.policy.targets.values().map(String::as_str).collect();
         let mut changes = mirror_iface::abandoned(&names, links, &actual.targets);
+        // Taps of another version may still copy to what that version has made.
+        if actual.other_versions.is_empty() {
+            changes = mirror_iface::left_behind(&names, links);
+        }
         changes.extend(self.mirrors.values_mut().flat_map(|mirror| mirror.changes(links)));
         for change in &changes {
             if let Err(error) = self.links.apply(change).await {

@@ -12,6 +12,7 @@
 pub mod annotations;
 pub mod budget;
 pub mod filter;
+pub mod hidden;
 pub mod mirror_iface;
 pub mod model;
 pub mod plan;

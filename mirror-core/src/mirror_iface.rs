@@ -204,6 +204,20 @@ pub fn abandoned(
     abandoned.map(|link| LinkChange::Delete(link.ifindex)).collect()
 }
 
+/// The devices of ours that are no mirror interface (those are `names`) any more, whichever agent has made them. For
+/// when no tap of another version runs, which may still copy to one.
+pub fn left_behind(names: &BTreeSet<&str>, links: &LinkSnapshot) -> Vec<LinkChange> {
+    let is_mirror = |link: &Link| names.contains(link.name.as_str());
+    // The other end of a veth pair that is a mirror interface has our alias too.
+    let peer = |link: &Link| {
+        let peer = link.peer.filter(|peer| peer.nsid.is_none())?;
+        links.host.get(&IfIndex(peer.ifindex))
+    };
+    let left = links.host.values().filter(|link| is_ours(link) && !is_mirror(link));
+    let left = left.filter(|link| !peer(link).is_some_and(is_mirror));
+    left.map(|link| LinkChange::Delete(link.ifindex)).collect()
+}
+
 /// Whether we have made a device.
 pub fn is_ours(link: &Link) -> bool {
     link.alias.as_deref() == Some(ALIAS)

@@ -134,7 +134,8 @@ fn add(device: Device, wanted: &Tap, installed: Option<&ActualTap>, ops: &mut Ve
     }
     let missing = Program::TAP
         .into_iter()
-        .filter(|program| installed.is_none_or(|installed| installed.state(*program) != HookState::Current));
+        .filter(|program| installed.is_none_or(|installed| installed.state(*program) != HookState::Current))
+        .filter(|program| installed.is_none_or(|installed| !installed.lacks_hook(*program)));
     ops.extend(missing.map(|program| Op::Attach(device, program)));
 }
 

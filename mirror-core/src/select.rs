@@ -14,11 +14,15 @@ use std::{
     fmt,
 };
 
-use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::TapKind};
+use mirror_common::{
+    abi::MAX_SESSIONS_PER_TAP,
+    verdict::{Direction, TapKind},
+};
 
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
 use crate::{
+    hidden::Hidden,
     mirror_iface::{self, Conflict},
     model::{
         Device, Directions, IfIndex, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, Origin, Owner, Place,
@@ -99,6 +103,8 @@ pub enum Why {
     NamespaceNotAllowed,
     /// There is no target of this name.
     NoSuchTarget(String),
+    /// Another program or filter of the device comes first, so that not every packet of this direction is seen.
+    Hidden(Direction, Hidden),
     /// The pod has as many mirrors as fit before it.
     TooManyMirrors,
     /// A table of the kernel is full.
@@ -126,6 +132,7 @@ impl Why {
             Self::NamespaceExcluded => "NamespaceExcluded",
             Self::NamespaceNotAllowed => "NamespaceNotAllowed",
             Self::NoSuchTarget(_) => "NoSuchTarget",
+            Self::Hidden(..) => "Hidden",
             Self::TooManyMirrors => "TooManyMirrors",
             Self::NoRoom(_) => "NoRoom",
         }
@@ -160,6 +167,7 @@ impl fmt::Display for Why {
             Self::NamespaceNotAllowed => {
                 write!(f, "its namespace is none of those that may ask for a mirror (--allow-namespaces)")
             }
+            Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
             Self::NoSuchTarget(name) => {
                 write!(f, "there is no target {name:?} on this node; --target {name}=DEVICE makes one")
             }

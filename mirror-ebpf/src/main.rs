@@ -8,7 +8,7 @@
 #![no_main]
 
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext as _, Global,
     bindings::{__sk_buff, BPF_F_NO_PREALLOC, TC_ACT_UNSPEC},
     btf_maps::{Array, HashMap, PerCpuArray},
     helpers::bpf_clone_redirect,
@@ -23,6 +23,7 @@ use mirror_common::{
     decide::{self, Answer, Kernel, Packet, Reach},
     filter::{FilterProgram, MAX_FILTERS},
     limit::charge::Paid,
+    marks,
     verdict::{Direction, Hook, Verdict},
 };
 
@@ -66,6 +67,11 @@ static ORIGIN: PerCpuArray<u32, 1> = PerCpuArray::new();
 /// The network namespace in the keys of `TAPS`: that of the agent.
 const NETNS: u32 = 0;
 
+/// Not 0 in a program that stands behind another one of ours at the same hook, while the agent changes the way to
+/// attach. Such a program leaves alone what the one ahead of it has copied, and so marked: also what leaves a pod.
+#[unsafe(no_mangle)]
+static STANDS_BEHIND: Global<u32> = Global::new(0);
+
 /// At the hook where the device has received a packet.
 #[classifier]
 fn tap_ingress(ctx: TcContext) -> i32 {
@@ -90,6 +96,10 @@ fn mirror(ctx: &TcContext, hook: Hook) {
     // SAFETY: as above.
     let (ingress_ifindex, tc_index, len) =
         unsafe { ((*skb).ingress_ifindex, (*skb).tc_index as u16, (*skb).len) };
+    // The verifier knows the value, and leaves the test out of a program that stands alone.
+    if STANDS_BEHIND.load() != 0 && marks::forms(tc_index) != 0 {
+        return;
+    }
     let packet = Packet { hook, ifindex, ingress_ifindex, tc_index };
     decide::mirror(&mut Skb { skb, tc_index, len }, packet, tap);
 }

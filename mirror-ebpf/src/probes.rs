@@ -1,5 +1,5 @@
-//! Programs that tests and benchmarks hold against ours: a bare clone, a neighbour that only counts, and one that
-//! answers in place.
+//! Programs that tests and benchmarks hold against ours: a bare clone, a neighbour that only counts, one that answers
+//! in place, and one that ends the way of every packet.
 //!
 //! No part of the product: the agent never loads this object.
 #![no_std]
@@ -7,7 +7,7 @@
 
 use aya_ebpf::{
     EbpfContext as _, Global,
-    bindings::{__sk_buff, TC_ACT_UNSPEC},
+    bindings::{__sk_buff, TC_ACT_OK, TC_ACT_UNSPEC},
     helpers::{bpf_clone_redirect, bpf_redirect},
     macros::{classifier, map},
     maps::PerCpuArray,
@@ -52,6 +52,12 @@ fn answer(ctx: TcContext) -> i32 {
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
     // SAFETY: the context is valid for the whole program, and the helper has no preconditions.
     unsafe { bpf_redirect((*skb).ifindex, 0) as i32 }
+}
+
+/// Another program that ends the way of every packet at its hook: what is behind it sees nothing.
+#[classifier]
+fn last_word(_ctx: TcContext) -> i32 {
+    TC_ACT_OK
 }
 
 #[cfg(not(test))]

@@ -8,7 +8,7 @@ use std::{
         fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use aya::{
@@ -57,6 +57,13 @@ impl BpfObjects {
             loaded_programs().flatten().filter(uses_ours).map(|program| program.id()).collect();
         objects.programs.extend(users);
         objects
+    }
+
+    /// Opens every link that is pinned below the node's directory, as another process may: a link that somebody holds
+    /// outlives its pin.
+    pub fn hold_links(lab: &Lab) -> Vec<OwnedFd> {
+        let is_link = |pin: &PathBuf| pin.parent().is_some_and(|directory| directory.ends_with("links"));
+        lab.pins().iter().filter(|pin| is_link(pin)).map(|pin| open_pin(pin).unwrap()).collect()
     }
 
     /// Those of the objects that are still there.
@@ -120,10 +127,29 @@ impl Neighbour {
         Self::attach(lab, device, |attach_type| TcAttach::Tcx { attach_type, order: LinkOrder::first() })
     }
 
+    /// Attaches one by TCX, ahead of the programs that are there, that lets no packet pass to what is behind it.
+    #[track_caller]
+    pub fn with_the_last_word(lab: &Lab, device: &str) -> Self {
+        Self::attach_program("last_word", lab, device, |attach_type| TcAttach::Tcx {
+            attach_type,
+            order: LinkOrder::first(),
+        })
+    }
+
     #[track_caller]
     fn attach(lab: &Lab, device: &str, how: impl Fn(TcAttachType) -> TcAttach + Sync) -> Self {
+        Self::attach_program("neighbour", lab, device, how)
+    }
+
+    #[track_caller]
+    fn attach_program(
+        name: &str,
+        lab: &Lab,
+        device: &str,
+        how: impl Fn(TcAttachType) -> TcAttach + Sync,
+    ) -> Self {
         let mut ebpf = Ebpf::load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES"))).unwrap();
-        let program: &mut SchedClassifier = ebpf.program_mut("neighbour").unwrap().try_into().unwrap();
+        let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
         program.load().unwrap();
         let device = CString::new(device).unwrap();
         lab.node().enter(|| {

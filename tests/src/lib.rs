@@ -32,6 +32,7 @@ mod capture;
 mod cluster;
 mod comparison;
 mod container;
+mod earlier;
 mod frame;
 mod http;
 mod kube_pod;
@@ -54,6 +55,7 @@ pub use capture::{Capture, Captured, Frames};
 pub use cluster::{AGENT, Cluster, PATIENCE};
 pub use comparison::Comparison;
 pub use container::Container;
+pub use earlier::EarlierAgent;
 pub use frame::{Frame, Mac};
 pub use http::{Answer, LISTEN, Metrics};
 pub use kube_pod::{KubePod, list, pod_object};
@@ -65,7 +67,7 @@ pub use order::{segments, steps_back};
 pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
 pub use relay::Way;
-pub use traffic::{Conversation, Flood, Pinging};
+pub use traffic::{Conversation, Flood, Pinging, while_talking};
 
 /// The mirror interface where nobody names another.
 pub const MIRROR: &str = "mirror0";

@@ -1,6 +1,12 @@
 //! The file for `--pods-from`.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use crate::{Lab, PodNs};
 
@@ -103,6 +109,14 @@ impl PodsFile {
         let new = self.path.with_extension("new");
         fs::write(&new, Self::yaml(pods)).unwrap();
         fs::rename(new, &self.path).unwrap();
+    }
+
+    /// Writes these pods, and one more that nobody wants mirrored and that is another one each time: a list that is new
+    /// wakes the agent.
+    pub fn write_to_wake(&self, pods: &[PodSpec]) {
+        static WAKES: AtomicUsize = AtomicUsize::new(0);
+        let wake = PodSpec::named("wake").uid(&format!("wake-{}", WAKES.fetch_add(1, Ordering::Relaxed)));
+        self.write(&[pods, &[wake.mirror("false")]].concat());
     }
 
     /// Writes text into the file that is there.

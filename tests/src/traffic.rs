@@ -190,6 +190,25 @@ impl Flood {
     }
 }
 
+/// Runs `work` while one pod pings the other a thousand times a second: slow enough for captures to get every frame.
+/// Every ping must be answered.
+#[track_caller]
+pub fn while_talking<T>(from: &PodNs, to: &PodNs, work: impl FnOnce() -> T) -> T {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let talk = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                from.ping_every(Duration::from_millis(1), to.v4(), 50, 56);
+            }
+        });
+        // Also when `work` fails: else the scope would wait for ever.
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        stop.store(true, Ordering::Relaxed);
+        talk.join().expect("every ping is answered");
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 /// Pings, 20 a second, from inside a network namespace until stopped.
 #[derive(Debug)]
 pub struct Pinging {

@@ -89,7 +89,7 @@ const FORBIDDEN: &[Forbidden] = &[
             "crate::pods::kube",
             "crate::links::netlink",
             "crate::dataplane::bpf",
-            "crate::dataplane::clsact",
+            "crate::dataplane::hooks",
         ],
         why: "the loop knows the three edges by their traits only",
     },
@@ -109,7 +109,6 @@ const FORBIDDEN: &[Forbidden] = &[
             "std::process",
             "crate::links",
             "crate::dataplane::bpf",
-            "crate::dataplane::clsact",
             "crate::dataplane::hooks",
             "crate::dataplane::maps",
             "crate::dataplane::pins",
@@ -129,7 +128,7 @@ const RESERVED: &[Reserved] = &[
     Reserved {
         paths: &["rtnetlink", "netlink_*"],
         // aya cannot list the filters of a clsact qdisc.
-        files: &["mirror-agent/src/links/", "mirror-agent/src/dataplane/clsact.rs"],
+        files: &["mirror-agent/src/links/", "mirror-agent/src/dataplane/hooks/"],
         why: "only the edge to the devices speaks netlink",
     },
     Reserved {

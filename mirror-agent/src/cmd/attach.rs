@@ -31,6 +31,12 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
             "pods are mirrored on this node; `mirror-agent cleanup` ends that, if nothing is to run here any more"
         );
     }
+    if let Some(version) = installed.other_versions.first() {
+        bail!(
+            "an agent of another version (v{version}) has left its mirror on this node; `mirror-agent cleanup` ends \
+             that, if nothing is to run here any more"
+        );
+    }
     let mirrors = mirrors(&mirror, &targets);
     let links = links_of(&targets)?;
     let policy = Policy {

@@ -7,7 +7,7 @@ use crate::{
     dataplane::{hooks::Hooks, maps::Maps, pins::Pins},
     links::{LinkTable, netlink::Netlink},
     mirror_iface::is_ours,
-    model::LinkChange,
+    model::{LinkChange, Program},
 };
 
 /// Removes everything, unless an agent is at work.
@@ -36,14 +36,14 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
             done(maps.remove_tap(device).map(|()| true));
         }
     }
+    // Those of all versions. Filters are not pinned, and outlive lost pins.
     let hooks = Hooks::new(pins.clone())?;
     let mut detached = 0;
-    for (ifindex, program) in pins.pinned_links()? {
-        detached += usize::from(done(hooks.detach(ifindex, program).await));
-    }
-    // Filters are not pinned, and outlive lost pins.
-    for (ifindex, program) in hooks.filters().await?.into_keys() {
-        detached += usize::from(done(hooks.detach(ifindex, program).await));
+    let (second_stages, taps): (Vec<_>, Vec<_>) =
+        hooks.survey(true).await?.hooks().into_iter().partition(|(_, program)| *program == Program::Deliver);
+    // The taps first: without the second stage, those of another version would go on with whole copies.
+    for (ifindex, program) in taps.into_iter().chain(second_stages) {
+        detached += usize::from(done(hooks.detach_all(ifindex, program).await));
     }
     for link in links.snapshot(&[]).await?.host.values().filter(|link| is_ours(link)) {
         // The other end of a veth pair goes with the first.

@@ -138,6 +138,13 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
     let StatusArgs { output, state: StateArgs { bpffs } } = args;
     let pins = Pins::new(&bpffs);
     if !pins.exist() {
+        if let Some(version) = pins.other_versions()?.last() {
+            bail!(
+                "the mirror on this node is that of another version of the agent: its maps are in {}; ask that agent, \
+                 or start this one, which takes the mirror over",
+                pins.maps_of(*version).display()
+            );
+        }
         bail!(
             "nothing is mirrored: no maps in {}; start one with `mirror-agent run`, or tell where with --bpffs",
             pins.maps().display()

@@ -1,43 +1,63 @@
-//! The two ways to attach a program to a tc hook: a TCX link, or a filter of the clsact qdisc.
+//! The tc hooks of a device: how our programs are attached to them, taken over, moved and detached.
 //!
 //! ```text
-//! TCX (6.6 and newer)   bpf link, first in the chain, pinned; replaced in place by bpf_link_update
-//! clsact (older)        cls_bpf filter under our handle at the lowest free priority; replaced under that handle
+//! TCX (6.6 and newer)   bpf link, first in the chain, pinned; replaced in place by bpf_link_update     tcx
+//! clsact (older)        cls_bpf filter under our handle at the lowest free priority; replaced under it  clsact
+//!                       which filters there are, ours and those ahead of them                           filters
+//! ```
+//!
+//! A packet meets the TCX chain of a hook first, then its filters. Where an earlier agent attached in the other way,
+//! both stand for a moment, and the filter is then a program of the second set, which copies nothing that the link's
+//! program ahead of it has copied: so each packet is copied by one of them, and by one only.
+//!
+//! ```text
+//! filter to TCX:  filter := second set    attach the link         remove the filter
+//! TCX to filter:  add a filter of the second set    detach the link         filter := the program
 //! ```
 //!
 //! It touches what is ours and nothing else: no qdisc is ever deleted, no other program moved. Called by `bpf` for
-//! the programs of this agent, and by `cleanup` without any.
+//! the programs of this agent, and by `cleanup` and `status` without any.
 
-use std::{collections::BTreeSet, fs, io, ops::RangeInclusive, time::Duration};
+mod clsact;
+mod filters;
+mod tcx;
+#[cfg(test)]
+mod tests;
+
+mod versions;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, anyhow, bail};
-use aya::{
-    maps::MapInfo,
-    programs::{
-        Link as _, LinkOrder, ProgramError, SchedClassifier, TcAttach, TcAttachType,
-        links::{FdLink, PinnedLink},
-        loaded_programs,
-        tc::{self, NlOptions, SchedClassifierLink, TcHandle},
-    },
-};
-
+use aya::programs::{SchedClassifier, TcAttachType, tc::TcHandle};
 use mirror_common::verdict::Hook;
+use mirror_core::hidden::{Ahead, Hidden, Picture, blindness};
 
+pub use self::versions::programs_of;
+use self::{
+    filters::{AllFilters, AtHook, Filters},
+    tcx::InChain,
+    versions::Others,
+};
 use super::{
-    clsact::{AllFilters, Filter, Filters},
-    pins::Pins,
+    pins::{LinkPin, Pins},
+    programs::Pair,
 };
-use crate::{
-    cli::AttachMode,
-    model::{HookState, IfIndex, Program},
-};
+use crate::model::{HookState, IfIndex, Program};
 
 /// Handle of our filters ("pmir"): no one else's replacement or removal by handle meets it.
-pub const HANDLE: TcHandle = TcHandle::new(0x706d, 0x6972);
-/// Priorities that are tried in turn: the first is taken where a filter of another kind or protocol has it.
-const PRIORITIES: RangeInclusive<u16> = 1..=8;
-/// The kernel detaches an unpinned link from a work queue: a matter of milliseconds.
-const DETACH_DEADLINE: Duration = Duration::from_secs(2);
+const HANDLE: TcHandle = TcHandle::new(0x706d, 0x6972);
+
+/// How the tap programs are attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttachMode {
+    /// TCX where the kernel has it (6.6 and newer), else clsact.
+    Auto,
+    /// TCX links.
+    Tcx,
+    /// Filters of the clsact qdisc.
+    Clsact,
+}
 
 /// A way to attach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,55 +100,122 @@ const fn attach_type(which: Program) -> TcAttachType {
     }
 }
 
-/// What of ours stands at one hook.
+/// What of ours stands at one hook, and what of others is ahead of it.
 #[derive(Debug, Clone, Default)]
 pub struct Attached {
-    /// A link is pinned for it.
-    pub pinned: bool,
-    /// Ids of the TCX programs there, where a link is pinned; empty where the kernel or the device is without.
-    pub tcx: Vec<u32>,
-    /// Our filters.
-    pub filters: Vec<Filter>,
+    /// The pinned links for it, of all versions.
+    pins: Vec<LinkPin>,
+    /// The TCX chain, where something of ours may be.
+    chain: Vec<InChain>,
+    /// The filters.
+    filters: AtHook,
+    /// A clsact filter cannot be put here: the device has an ingress qdisc, and this is its egress.
+    lacks_hook: bool,
 }
 
 impl Attached {
-    /// With what netlink and the pins have told already: asks for the TCX programs, where there may be one of ours.
-    pub fn with(pinned: bool, filters: Vec<Filter>, ifindex: IfIndex, which: Program) -> Self {
-        let tcx = match pinned {
-            // No TCX in this kernel, or no such device any more: nothing can be attached there.
-            true => SchedClassifier::query_tcx(ifindex.0, attach_type(which)).unwrap_or_default().1,
-            false => Vec::new(),
-        };
-        Self { pinned, tcx: tcx.iter().map(|program| program.id()).collect(), filters }
-    }
-
     /// The state for an agent whose program has the id `current`, if it is loaded, and that attaches by `method`.
-    pub fn state(&self, method: Method, current: Option<u32>) -> HookState {
-        let Self { pinned, tcx, filters } = self;
-        match method {
-            _ if !pinned && filters.is_empty() => HookState::Absent,
-            Method::Tcx if *pinned && filters.is_empty() && current.is_some_and(|id| tcx.contains(&id)) => {
+    /// Only one thing of ours at the hook, with that program, of this version and attached in that way, is `Current`.
+    fn state(&self, method: Method, current: Option<u32>) -> HookState {
+        let Self { pins, chain, filters, .. } = self;
+        let runs = |id| chain.iter().any(|program| program.id == id);
+        match (method, &pins[..], &filters.ours[..]) {
+            (_, [], []) => HookState::Absent,
+            (Method::Tcx, [pin], []) if pin.is_of_this_version() && current.is_some_and(runs) => {
                 HookState::Current
             }
-            Method::Clsact
-                if !pinned && matches!(filters[..], [filter] if Some(filter.program) == current) =>
-            {
-                HookState::Current
-            }
+            (Method::Clsact, [], [filter]) if Some(filter.program) == current => HookState::Current,
             _ => HookState::Stale,
         }
     }
 
+    /// What is hidden from the program with the id `current`. Nothing is said of a hook that is not as it is to be.
+    fn hidden(&self, method: Method, current: Option<u32>) -> Option<Hidden> {
+        let program = |InChain { id, name }: &InChain| Ahead::Program { name: name.clone(), id: *id };
+        let mut picture = Picture { lacks_hook: self.lacks_hook, ahead: Vec::new() };
+        if self.state(method, current) == HookState::Current {
+            let chain = self.chain.iter();
+            picture.ahead = chain.take_while(|program| Some(program.id) != current).map(program).collect();
+            picture.ahead.extend(self.filters.ahead.iter().cloned());
+        }
+        blindness(&picture)
+    }
+
     /// The method by which a program of ours (one of `ours`, by id) runs there.
     pub fn method(&self, ours: &BTreeSet<u32>) -> Option<Method> {
-        if self.pinned && self.tcx.iter().any(|id| ours.contains(id)) {
+        if !self.pins.is_empty() && self.chain.iter().any(|program| ours.contains(&program.id)) {
             Some(Method::Tcx)
-        } else if self.filters.iter().any(|filter| ours.contains(&filter.program)) {
+        } else if self.filters.ours.iter().any(|filter| ours.contains(&filter.program)) {
             Some(Method::Clsact)
         } else {
             None
         }
     }
+}
+
+/// What stands at the hooks of the node, as it was read at one moment.
+pub struct Survey {
+    pins: BTreeMap<(IfIndex, Program), Vec<LinkPin>>,
+    filters: AllFilters,
+    others: Others,
+}
+
+impl Survey {
+    /// The hooks where something of ours may stand: a link is pinned for it, or a filter is there.
+    pub fn hooks(&self) -> BTreeSet<(IfIndex, Program)> {
+        self.pins.keys().chain(self.filters.hooks.keys()).copied().collect()
+    }
+
+    /// Whether no filter of ours was found, and every device could be read.
+    pub fn has_no_filters(&self) -> bool {
+        self.filters.hooks.is_empty() && self.filters.unread.is_empty()
+    }
+
+    /// The state of a hook, and what is hidden there, for an agent whose program has the id `current` and that
+    /// attaches by `method`. A hook that cannot be read is `Stale`: to attach or to detach there tells the error.
+    pub fn look(
+        &self,
+        ifindex: IfIndex,
+        which: Program,
+        method: Method,
+        current: Option<u32>,
+    ) -> (HookState, Option<Hidden>) {
+        match self.at(ifindex, which, method) {
+            Ok(attached) => (attached.state(method, current), attached.hidden(method, current)),
+            Err(_) => (HookState::Stale, None),
+        }
+    }
+
+    fn at(&self, ifindex: IfIndex, which: Program, method: Method) -> anyhow::Result<Attached> {
+        if let Some(error) = self.filters.unread.get(&ifindex) {
+            bail!("{error}");
+        }
+        let hook = (ifindex, which);
+        let mut pins = self.pins.get(&hook).cloned().unwrap_or_default();
+        let mut filters = self.filters.hooks.get(&hook).cloned().unwrap_or_default();
+        if which == Program::Deliver {
+            self.others.leave_out(&mut pins, &mut filters);
+        }
+        let lacks_hook = method == Method::Clsact
+            && which.hook() == Hook::Egress
+            && self.filters.ingress_only.contains(&ifindex);
+        attached(pins, filters, lacks_hook, ifindex, which)
+    }
+}
+
+/// With what netlink and the pins have told: asks for the TCX chain, where there may be something of ours.
+fn attached(
+    pins: Vec<LinkPin>,
+    filters: AtHook,
+    lacks_hook: bool,
+    ifindex: IfIndex,
+    which: Program,
+) -> anyhow::Result<Attached> {
+    let chain = match pins.is_empty() && filters.ours.is_empty() {
+        true => Vec::new(),
+        false => tcx::chain(ifindex, which)?,
+    };
+    Ok(Attached { pins, chain, filters, lacks_hook })
 }
 
 /// The hooks of the node.
@@ -143,210 +230,130 @@ impl Hooks {
         Ok(Self { pins, filters: Filters::connect()? })
     }
 
-    /// Connects anew, should the connection have ended.
+    /// Connects again, should the connection have ended.
     pub fn reconnect(&mut self) -> anyhow::Result<()> {
         self.filters = Filters::connect()?;
         Ok(())
     }
 
-    /// What of ours stands at one hook.
-    pub async fn attached(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<Attached> {
-        let filters = self.filters.of(ifindex, which).await?;
-        Ok(Attached::with(self.pins.link(ifindex, which).exists(), filters, ifindex, which))
+    /// What stands at the hooks of the node. Filters are asked for only where `filters` says so: that takes a request
+    /// or two for each device with a qdisc for them.
+    ///
+    /// # Errors
+    ///
+    /// The pins or the qdiscs cannot be listed. What cannot be read of one device fails nothing else.
+    pub async fn survey(&self, filters: bool) -> anyhow::Result<Survey> {
+        let filters = if filters { self.filters.all().await? } else { AllFilters::default() };
+        let mut pins = BTreeMap::<_, Vec<_>>::new();
+        for pin in self.pins.pinned_links().context("cannot list the pinned links")? {
+            pins.entry((pin.ifindex, pin.program)).or_default().push(pin);
+        }
+        Ok(Survey { pins, filters, others: Others::look(&self.pins)? })
     }
 
-    /// Attaches `program` at a hook by `method`, in the place of what of ours is there.
+    /// What of ours stands at one hook.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub async fn attached(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<Attached> {
+        let mut filters = self.filters.of(ifindex, which).await?;
+        let mut pins = self.links_at(ifindex, which)?;
+        if which == Program::Deliver {
+            Others::look(&self.pins)?.leave_out(&mut pins, &mut filters);
+        }
+        attached(pins, filters, false, ifindex, which)
+    }
+
+    fn links_at(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<LinkPin>> {
+        self.pins.links_at(ifindex, which).context("cannot list the pinned links")
+    }
+
+    /// Attaches the program at a hook by `method`, in the place of what of ours is there, whichever version of the
+    /// agent has put it there and in whichever way: without a gap, and without a second copy of a packet.
+    ///
+    /// A tap's egress hook that the device lacks is no error: [`Survey::look`] tells it as [`Hidden::NoHook`].
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses. What stood there then stands there still, or the program does, or both.
     pub async fn attach(
         &self,
-        program: &mut SchedClassifier,
+        pair: &mut impl Pair,
         method: Method,
         ifindex: IfIndex,
         which: Program,
     ) -> anyhow::Result<()> {
-        let attached = self.attached(ifindex, which).await?;
+        let Attached { pins, filters: AtHook { ours, .. }, .. } = self.attached(ifindex, which).await?;
+        let own = self.pins.link(ifindex, which);
         match method {
+            Method::Tcx if ours.is_empty() => tcx::attach(pair.program()?, &pins, &own, ifindex, which).await,
             Method::Tcx => {
-                self.attach_tcx(program, ifindex, which)?;
-                self.remove_filters(&attached.filters, ifindex, which)
+                let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
+                tcx::attach(pair.program()?, &pins, &own, ifindex, which).await?;
+                clsact::remove(&[behind], ifindex, which)
             }
             Method::Clsact => {
-                if attached.filters.is_empty() {
-                    add_clsact(ifindex)?;
-                    // A device has one of the two, and what is put at the egress of an ingress qdisc runs at its ingress.
-                    if which.hook() == Hook::Egress && !self.filters.has_clsact(ifindex).await? {
-                        bail!(
-                            "the device has an ingress qdisc, which has no egress hook; replace it by clsact"
-                        );
+                if ours.is_empty() {
+                    clsact::add_qdisc(ifindex)?;
+                    // What is put at the egress of an ingress qdisc would run at its ingress.
+                    if which.hook() == Hook::Egress && self.filters.is_ingress_only(ifindex).await? {
+                        remove_links(&pins, ifindex, which).await?;
+                        return match which {
+                            Program::Deliver => Err(anyhow!("{}", Hidden::NoHook)),
+                            Program::TapIngress | Program::TapEgress => Ok(()),
+                        };
                     }
                 }
-                attach_clsact(program, &attached.filters, ifindex, which)?;
-                self.remove_link(ifindex, which).await
+                if !tcx::take_over(pair.program()?, &pins, &own, ifindex, which).await? {
+                    return clsact::attach(pair.program()?, &ours, ifindex, which).map(drop);
+                }
+                let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
+                tcx::remove(&own, ifindex, which).await?;
+                clsact::attach(pair.program()?, &[behind], ifindex, which).map(drop)
             }
         }
     }
 
-    /// Removes what of ours is at a hook, also when the device has gone. Whether there was anything.
+    /// Removes what of ours is at a hook, of every version, also when the device has gone. Whether there was anything.
+    ///
+    /// # Errors
+    ///
+    /// Something cannot be read or removed. What could be is removed.
     pub async fn detach(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
-        let attached = self.attached(ifindex, which).await?;
-        self.remove_filters(&attached.filters, ifindex, which)?;
-        self.remove_link(ifindex, which).await?;
-        Ok(attached.pinned || !attached.filters.is_empty())
+        let others = if which == Program::Deliver { Others::look(&self.pins)? } else { Others::default() };
+        self.detach_but(&others, ifindex, which).await
     }
 
-    fn attach_tcx(
-        &self,
-        program: &mut SchedClassifier,
-        ifindex: IfIndex,
-        which: Program,
-    ) -> anyhow::Result<()> {
-        let pin = self.pins.link(ifindex, which);
-        if pin.exists() {
-            match replace_tcx(program, &pin) {
-                Ok(true) if runs_at(program, ifindex, which)? => return Ok(()),
-                // Its device has gone, or has been moved to another namespace, and another one has the index now.
-                Ok(_) => fs::remove_file(&pin)?,
-                Err(error) => return Err(error.context("cannot put the new program in the old one's place")),
-            }
-        }
-        let attach = TcAttach::Tcx { attach_type: attach_type(which), order: LinkOrder::first() };
-        let id = program.attach(ifindex.0, attach).context("cannot attach a TCX link")?;
-        let link = FdLink::try_from(program.take_link(id)?)?;
-        link.pin(&pin).with_context(|| format!("cannot pin {}", pin.display()))?;
-        Ok(())
+    /// As [`Self::detach`], and also a second stage that the taps of another version may still need: for the end of
+    /// the mirror, when those taps have been detached.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub async fn detach_all(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
+        self.detach_but(&Others::default(), ifindex, which).await
     }
 
-    /// Unpins the link and waits until the kernel has detached it.
-    async fn remove_link(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
-        let pin = self.pins.link(ifindex, which);
-        let program = match PinnedLink::from_pin(&pin) {
-            Ok(link) => FdLink::from(link).info().map(|info| info.program_id()).unwrap_or_default(),
-            Err(_) if !pin.exists() => return Ok(()),
-            Err(error) => return Err(error).with_context(|| format!("cannot open {}", pin.display())),
-        };
-        fs::remove_file(&pin).with_context(|| format!("cannot remove {}", pin.display()))?;
-        let still_there = || {
-            SchedClassifier::query_tcx(ifindex.0, attach_type(which))
-                .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == program))
-        };
-        tokio::time::timeout(DETACH_DEADLINE, async {
-            while still_there() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        })
-        .await
-        .map_err(|_| anyhow!("the kernel has not detached the link {}", pin.display()))
-    }
-
-    fn remove_filters(&self, filters: &[Filter], ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
-        for filter in filters {
-            remove_filter(filter, ifindex, which)?;
-        }
-        Ok(())
-    }
-
-    /// The filters of ours, also where no pin and no map entry knows of them any more.
-    pub async fn filters(&self) -> anyhow::Result<AllFilters> {
-        self.filters.all().await
+    async fn detach_but(&self, others: &Others, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
+        let mut filters = AtHook::default();
+        let mut pins = self.links_at(ifindex, which)?;
+        others.leave_out(&mut pins, &mut filters);
+        let unlinked = remove_links(&pins, ifindex, which).await;
+        filters = self.filters.of(ifindex, which).await?;
+        others.leave_out(&mut Vec::new(), &mut filters);
+        clsact::remove(&filters.ours, ifindex, which)?;
+        unlinked?;
+        Ok(!pins.is_empty() || !filters.ours.is_empty())
     }
 }
 
-/// Puts `program` in the place of the one that a pinned link runs; `false`: the link's device has gone.
-fn replace_tcx(program: &mut SchedClassifier, pin: &std::path::Path) -> anyhow::Result<bool> {
-    let link = SchedClassifierLink::try_from(FdLink::from(PinnedLink::from_pin(pin)?))?;
-    match program.attach_to_link(link) {
-        Ok(id) => {
-            // The pin keeps the link; this handle of it may go.
-            drop(program.take_link(id)?);
-            Ok(true)
-        }
-        Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOLINK) => {
-            Ok(false)
-        }
-        Err(error) => Err(error.into()),
+/// Detaches these links. Goes on where one cannot be.
+async fn remove_links(pins: &[LinkPin], ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
+    let mut outcome = Ok(());
+    for pin in pins {
+        let removed = tcx::remove(&pin.path, ifindex, which).await;
+        outcome = outcome.and(removed);
     }
-}
-
-/// Whether a program stands in the TCX chain of a device of this namespace.
-fn runs_at(program: &SchedClassifier, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
-    let id = program.info()?.id();
-    let (_, chain) = SchedClassifier::query_tcx(ifindex.0, attach_type(which))?;
-    Ok(chain.iter().any(|info| info.id() == id))
-}
-
-fn attach_clsact(
-    program: &mut SchedClassifier,
-    filters: &[Filter],
-    ifindex: IfIndex,
-    which: Program,
-) -> anyhow::Result<()> {
-    if let Some((filter, extra)) = filters.split_first() {
-        let link = filter_link(filter, ifindex, which)?;
-        let id = program.attach_to_link(link).context("cannot put the new program in the old one's place")?;
-        // aya detaches a filter when its link is dropped; ours outlives the agent.
-        std::mem::forget(program.take_link(id)?);
-        return extra.iter().try_for_each(|filter| remove_filter(filter, ifindex, which));
-    }
-    let mut refused = None;
-    for priority in PRIORITIES {
-        let options = NlOptions { priority, handle: HANDLE, classid: None };
-        match program.attach(ifindex.0, TcAttach::Netlink { parent: attach_type(which).into(), options }) {
-            Ok(id) => {
-                std::mem::forget(program.take_link(id)?);
-                return Ok(());
-            }
-            // A filter of another kind or protocol has this priority.
-            Err(ProgramError::TcError(tc::TcError::NetlinkError(error)))
-                if matches!(os_error(&error), Some(libc::EINVAL | libc::ENOSPC)) =>
-            {
-                refused = Some(error);
-            }
-            Err(error) => return Err(error).context("cannot add a clsact filter"),
-        }
-    }
-    Err(refused.map_or_else(|| anyhow!("no priority to try"), Into::into))
-        .context("cannot add a clsact filter at any of our priorities")
-}
-
-/// Adds the clsact qdisc where it is missing.
-fn add_clsact(ifindex: IfIndex) -> anyhow::Result<()> {
-    match tc::qdisc_add_clsact(ifindex.0) {
-        Ok(()) => Ok(()),
-        Err(tc::TcError::NetlinkError(error)) if os_error(&error) == Some(libc::EEXIST) => Ok(()),
-        Err(error) => Err(error).context("cannot add the clsact qdisc"),
-    }
-}
-
-/// The number of the operating system's error behind another.
-fn os_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return io.raw_os_error();
-        }
-        cause = error.source();
-    }
-    None
-}
-
-fn remove_filter(filter: &Filter, ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
-    let removed = match filter_link(filter, ifindex, which)?.detach() {
-        // It has gone by itself, or with its device.
-        Err(error) if matches!(os_error(&error), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
-        removed => removed,
-    };
-    removed.with_context(|| format!("cannot remove the filter at priority {}", filter.priority))
-}
-
-fn filter_link(filter: &Filter, ifindex: IfIndex, which: Program) -> anyhow::Result<SchedClassifierLink> {
-    let parent = attach_type(which).into();
-    Ok(SchedClassifierLink::attached(ifindex.0, parent, filter.priority, HANDLE, None)?)
-}
-
-/// Ids of the loaded programs that use the map of taps with this pin: the proof that a filter is ours.
-pub fn programs_of(pins: &Pins) -> anyhow::Result<BTreeSet<u32>> {
-    let map = MapInfo::from_pin(pins.maps().join("TAPS")).context("cannot open the map of taps")?.id();
-    let programs = loaded_programs()
-        .filter_map(Result::ok)
-        .filter(|program| program.map_ids().ok().flatten().is_some_and(|maps| maps.contains(&map)));
-    Ok(programs.map(|program| program.id()).collect())
+    outcome
 }

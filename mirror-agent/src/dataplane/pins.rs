@@ -1,15 +1,23 @@
 //! The directory in the BPF file system where maps and links are pinned.
 //!
 //! ```text
-//! DIR/podmirror/            root's alone, and locked by the one agent that changes anything below it (`lock`)
-//!   v1/                     the version of the wire types: an agent never opens maps of another layout
-//!     TAPS TAP_OWNERS TARGETS FILTERS LIMITS METERS COUNTERS SNAPLEN
+//! DIR/podmirror/                 root's alone, and locked by the one agent that changes anything below it (`lock`)
+//!   v4/                          version 4 of the wire types: its maps, by name, and its links
+//!     TAPS, COUNTERS, ...        every map of the eBPF object that is declared `pin_by_name`
 //!     links/<ifindex>-<program>  TCX links
+//!   v3/                          left by an agent of another version, older or newer
 //! ```
 //!
-//! Paths and files only; what the maps hold is in `maps`, what the links do in `hooks`.
+//! An agent opens the maps of its own version only, because those of another one have another layout. Links have no
+//! layout: `hooks` takes over those of every version, and the dataplane removes a version's directory when nothing
+//! runs with its maps any more.
+//!
+//! Paths, names and the lock; it attaches nothing and reads no map. What the maps hold is in `maps`, what the links
+//! do in `hooks`. Called by both, and by the commands.
 
 use std::{
+    cmp::Reverse,
+    collections::BTreeSet,
     fs::{self, DirBuilder},
     io::{self, ErrorKind},
     os::unix::fs::DirBuilderExt as _,
@@ -35,6 +43,26 @@ pub struct Pins {
     root: PathBuf,
 }
 
+/// The pin of a TCX link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkPin {
+    /// Version of the agent that made the link, or took it over last.
+    pub version: u32,
+    /// The device that it was made for. The device may be gone, and another one may have the index now.
+    pub ifindex: IfIndex,
+    /// The program that runs there, by its name; in another version's words.
+    pub program: Program,
+    /// Where it is pinned.
+    pub path: PathBuf,
+}
+
+impl LinkPin {
+    /// Whether this version of the agent made it or took it over.
+    pub fn is_of_this_version(&self) -> bool {
+        self.version == ABI_VERSION
+    }
+}
+
 impl Pins {
     /// The pins below `bpffs`. Looks at nothing yet.
     pub fn new(bpffs: &Path) -> Self {
@@ -48,27 +76,84 @@ impl Pins {
 
     /// Directory of the maps of this version.
     pub fn maps(&self) -> PathBuf {
-        self.root.join(format!("v{ABI_VERSION}"))
+        self.maps_of(ABI_VERSION)
+    }
+
+    /// Directory of the maps of any version.
+    pub fn maps_of(&self, version: u32) -> PathBuf {
+        self.root.join(format!("v{version}"))
     }
 
     /// Directory of the links of this version.
-    pub fn links(&self) -> PathBuf {
-        self.maps().join("links")
+    fn links(&self) -> PathBuf {
+        self.links_of(ABI_VERSION)
     }
 
-    /// Pin of the link of one program.
+    /// Directory of the links of any version.
+    fn links_of(&self, version: u32) -> PathBuf {
+        self.maps_of(version).join("links")
+    }
+
+    /// Where the link of one program is pinned by this version.
     pub fn link(&self, ifindex: IfIndex, program: Program) -> PathBuf {
-        self.links().join(format!("{ifindex}-{}", program.name()))
+        self.links().join(link_name(ifindex, program))
     }
 
-    /// The links that are pinned.
-    pub fn pinned_links(&self) -> io::Result<Vec<(IfIndex, Program)>> {
-        let entries = match fs::read_dir(self.links()) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
+    /// The pinned links of all versions.
+    ///
+    /// # Errors
+    ///
+    /// A directory cannot be read.
+    pub fn pinned_links(&self) -> io::Result<Vec<LinkPin>> {
+        let mut pins = Vec::new();
+        for version in self.versions()? {
+            for name in names(&self.links_of(version))? {
+                if let Some((ifindex, program)) = parse_link(&name) {
+                    let path = self.links_of(version).join(name);
+                    pins.push(LinkPin { version, ifindex, program, path });
+                }
+            }
+        }
+        Ok(pins)
+    }
+
+    /// The pinned links of one program at one device: that of this version first, then those of others, newest first.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be read.
+    pub fn links_at(&self, ifindex: IfIndex, program: Program) -> io::Result<Vec<LinkPin>> {
+        let pin = |version| {
+            let path = self.links_of(version).join(link_name(ifindex, program));
+            LinkPin { version, ifindex, program, path }
         };
-        let names = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
-        Ok(names.iter().filter_map(|name| parse_link(name.to_str()?)).collect())
+        let mut pins: Vec<_> =
+            self.versions()?.into_iter().map(pin).filter(|pin| pin.path.exists()).collect();
+        pins.sort_by_key(|pin| (!pin.is_of_this_version(), Reverse(pin.version)));
+        Ok(pins)
+    }
+
+    /// The versions of which there is a directory.
+    fn versions(&self) -> io::Result<Vec<u32>> {
+        Ok(names(&self.root)?.iter().filter_map(|name| parse_version(name)).collect())
+    }
+
+    /// The other versions of which there is a directory.
+    ///
+    /// # Errors
+    ///
+    /// The directory of all versions cannot be read.
+    pub fn other_versions(&self) -> io::Result<BTreeSet<u32>> {
+        Ok(self.versions()?.into_iter().filter(|version| *version != ABI_VERSION).collect())
+    }
+
+    /// Removes the directory of a version, and with it the maps that nothing else uses.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be removed.
+    pub fn remove_version(&self, version: u32) -> anyhow::Result<()> {
+        remove_all(&self.maps_of(version))
     }
 
     /// Whether maps of this version are pinned.
@@ -105,20 +190,115 @@ impl Pins {
     }
 
     /// Removes the directories of all versions and whatever is pinned there.
+    ///
+    /// # Errors
+    ///
+    /// One of them cannot be removed.
     pub fn remove(&self) -> anyhow::Result<()> {
-        match fs::remove_dir_all(&self.root) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            removed => removed.with_context(|| format!("cannot remove {}", self.root.display())),
-        }
+        remove_all(&self.root)
     }
+}
+
+fn remove_all(directory: &Path) -> anyhow::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed.with_context(|| format!("cannot remove {}", directory.display())),
+    }
+}
+
+/// The names in a directory; none where there is no such directory.
+fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
 fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC)
 }
 
+fn parse_version(name: &str) -> Option<u32> {
+    let version = name.strip_prefix('v')?.parse().ok()?;
+    // Not `v04`, which is not where the maps of version 4 are.
+    (name == format!("v{version}")).then_some(version)
+}
+
+fn link_name(ifindex: IfIndex, program: Program) -> String {
+    format!("{ifindex}-{}", program.name())
+}
+
 fn parse_link(name: &str) -> Option<(IfIndex, Program)> {
     let (ifindex, program) = name.split_once('-')?;
     let program = Program::ALL.into_iter().find(|candidate| candidate.name() == program)?;
     Some((IfIndex(ifindex.parse().ok()?), program))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Pins below a directory that is no BPF file system: names are all that counts here.
+    fn pins(versions: &[u32], links: &[&str]) -> (tempfile::TempDir, Pins) {
+        let directory = tempfile::tempdir().unwrap();
+        let pins = Pins::new(directory.path());
+        for version in versions {
+            fs::create_dir_all(pins.links_of(*version)).unwrap();
+            links.iter().for_each(|name| fs::write(pins.links_of(*version).join(name), "").unwrap());
+        }
+        (directory, pins)
+    }
+
+    #[test]
+    fn links_of_all_versions_are_found_and_those_of_this_one_come_first() {
+        let versions = [ABI_VERSION - 1, ABI_VERSION, ABI_VERSION + 1];
+        let (_directory, pins) = pins(&versions, &["7-tap_ingress", "7-deliver", "other", "x-tap_egress"]);
+        fs::create_dir(pins.root().join("v01")).unwrap();
+        let at = |program| -> Vec<u32> {
+            pins.links_at(IfIndex(7), program).unwrap().iter().map(|pin| pin.version).collect()
+        };
+        assert_eq!(at(Program::TapIngress), [ABI_VERSION, ABI_VERSION + 1, ABI_VERSION - 1]);
+        assert_eq!(at(Program::TapEgress), []);
+        let all = pins.pinned_links().unwrap();
+        assert_eq!(all.len(), 6);
+        assert!(all.iter().all(|pin| pin.ifindex == IfIndex(7) && pin.program != Program::TapEgress));
+        assert_eq!(pins.other_versions().unwrap(), [versions[0], versions[2]].into());
+    }
+
+    #[test]
+    fn a_version_can_be_removed_alone() {
+        let (_directory, pins) = pins(&[ABI_VERSION, ABI_VERSION + 1], &[]);
+        assert_eq!(pins.other_versions().unwrap(), [ABI_VERSION + 1].into());
+        pins.remove_version(ABI_VERSION + 1).unwrap();
+        pins.remove_version(ABI_VERSION + 1).unwrap();
+        assert_eq!(pins.other_versions().unwrap(), BTreeSet::new());
+        assert!(pins.maps().is_dir());
+    }
+
+    #[test]
+    fn without_a_directory_there_is_nothing() {
+        let (_directory, pins) = pins(&[], &[]);
+        assert_eq!(pins.pinned_links().unwrap(), []);
+        assert_eq!(pins.links_at(IfIndex(1), Program::Deliver).unwrap(), []);
+        assert_eq!(pins.other_versions().unwrap(), BTreeSet::new());
+    }
+
+    proptest! {
+        #[test]
+        fn the_name_of_a_link_is_read_as_it_was_written(ifindex in 1..=u32::MAX, program in 0..3usize) {
+            let (ifindex, program) = (IfIndex(ifindex), Program::ALL[program]);
+            prop_assert_eq!(parse_link(&link_name(ifindex, program)), Some((ifindex, program)));
+        }
+
+        #[test]
+        fn a_version_is_read_from_its_own_name_only(name in "v?[0-9]{0,3}") {
+            let canonical = |version: &u32| format!("v{version}") == name;
+            prop_assert!(parse_version(&name).as_ref().is_none_or(canonical));
+        }
+    }
 }

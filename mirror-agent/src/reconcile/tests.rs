@@ -177,7 +177,7 @@ async fn nothing_is_removed_before_the_first_complete_list() {
     let sessions = [(MirrorId::default(), session)].into();
     let tap = Tap { owner, kind: TapKind::HostVeth, is_limited: false, sessions };
     let (ingress, egress) = (HookState::Stale, HookState::Stale);
-    let old = ActualTap { tap: Some(tap), ended: BTreeMap::new(), ingress, egress };
+    let old = ActualTap { tap: Some(tap), ingress, egress, ..ActualTap::default() };
     world.dataplane.actual.taps.insert(device(11), old.clone());
     run_for(&mut world, Duration::from_secs(200)).await.unwrap();
     assert_eq!(world.dataplane.actual.taps[&device(11)], old);

@@ -2,11 +2,12 @@
 //!
 //! Data only, as the rest of [`model`](super). The dataplane reads it back, `plan` compares it with what is wanted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::verdict::Hook;
 
 use super::{Ceilings, Device, IfIndex, MirrorId, Tap, Target, TargetName};
+use crate::hidden::Hidden;
 
 /// A program of ours, each for one tc hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,9 +67,16 @@ pub struct ActualTap {
     pub ingress: HookState,
     /// State of the hook where the device sends.
     pub egress: HookState,
+    /// What our programs do not see at these hooks, and why.
+    pub hidden: Vec<(Hook, Hidden)>,
 }
 
 impl ActualTap {
+    /// Whether the device has no hook for one of the tap's programs, so that it cannot be attached.
+    pub fn lacks_hook(&self, program: Program) -> bool {
+        self.hidden.contains(&(program.hook(), Hidden::NoHook))
+    }
+
     /// State of the hook of one of the tap's programs.
     pub const fn state(&self, program: Program) -> HookState {
         match program.hook() {
@@ -132,6 +140,9 @@ pub struct Actual {
     pub deliver: BTreeMap<IfIndex, HookState>,
     /// What the tables can hold.
     pub capacity: Capacity,
+    /// The other versions of the agent of which taps may still run. Their hooks are `Stale`; whom they mirror, and
+    /// where to, is not known: their maps are not read.
+    pub other_versions: BTreeSet<u32>,
 }
 
 impl Actual {
@@ -143,6 +154,7 @@ impl Actual {
             taps: BTreeMap::new(),
             deliver: BTreeMap::new(),
             capacity,
+            other_versions: BTreeSet::new(),
         }
     }
 }

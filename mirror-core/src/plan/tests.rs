@@ -157,7 +157,8 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
         let ended =
             ended.into_iter().filter(|(mirror, _)| tap.sessions.contains_key(mirror) && goes_on(mirror));
         let hooks = HookState::Current;
-        (device, ActualTap { ended: ended.collect(), tap: Some(tap), ingress: hooks, egress: hooks })
+        let (ended, hidden) = (ended.collect(), Vec::new());
+        (device, ActualTap { ended, tap: Some(tap), ingress: hooks, egress: hooks, hidden })
     });
     Actual {
         targets: desired.targets.iter().map(|(name, target)| (name.clone(), with_cuts(target))).collect(),
@@ -165,6 +166,7 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
         taps: taps.collect(),
         deliver: deliver.clone(),
         capacity: before.capacity,
+        other_versions: before.other_versions.clone(),
     }
 }
 

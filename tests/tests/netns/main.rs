@@ -23,10 +23,12 @@ macro_rules! in_both_modes {
 
 mod admin;
 mod annotations;
+mod attaching;
 mod choice;
 mod commands;
 mod complete;
 mod harness;
+mod hidden;
 mod intruders;
 mod limits;
 mod mirror_iface;
@@ -37,6 +39,7 @@ mod order;
 mod pods;
 mod processes;
 mod unreadable;
+mod versions;
 
 fn in_mode(mode: AttachMode, story: fn(AttachMode)) {
     if mode.is_applicable() {

@@ -58,7 +58,7 @@ fn a_text_that_names_proc_is_found_outside_of_links() {
 #[test]
 fn an_edge_may_use_what_is_its_own() {
     is_clean("mirror-agent/src/links/netlink.rs", "use rtnetlink::Handle;");
-    is_clean("mirror-agent/src/dataplane/clsact.rs", "use netlink_packet_route::tc::TcMessage;");
+    is_clean("mirror-agent/src/dataplane/hooks/filters.rs", "use netlink_packet_route::tc::TcMessage;");
     is_clean("mirror-agent/src/dataplane/bpf.rs", "use aya::Ebpf;");
     names(
         "mirror-agent/src/dataplane/bpf.rs",

@@ -1,0 +1,96 @@
+//! Filters of the clsact qdisc: put under our handle at the lowest free priority, replaced under it, removed.
+//!
+//! Replacing is one step for the kernel: each packet meets the old program or the new one. Which filters there are is
+//! read by `filters`. Called by [`Hooks`](super::Hooks) only.
+
+use std::{io, ops::RangeInclusive};
+
+use anyhow::{Context as _, anyhow};
+use aya::programs::{
+    Link as _, ProgramError, SchedClassifier, TcAttach,
+    tc::{self, NlOptions, SchedClassifierLink},
+};
+
+use super::{HANDLE, attach_type, filters::Filter};
+use crate::model::{IfIndex, Program};
+
+/// Priorities that are tried in turn: the first is taken where a filter of another kind or protocol has it.
+const PRIORITIES: RangeInclusive<u16> = 1..=8;
+
+/// Puts `program` at a hook: in the place of the first of these filters of ours, else at a free priority. The other
+/// ones are removed. The device must have the qdisc. Returns the filter that stands now.
+pub(super) fn attach(
+    program: &mut SchedClassifier,
+    filters: &[Filter],
+    ifindex: IfIndex,
+    which: Program,
+) -> anyhow::Result<Filter> {
+    let id = program.info()?.id();
+    if let Some((filter, extra)) = filters.split_first() {
+        let link = link(filter, ifindex, which)?;
+        let attached =
+            program.attach_to_link(link).context("cannot put the new program in the old one's place")?;
+        // aya detaches a filter when its link is dropped; ours outlives the agent.
+        std::mem::forget(program.take_link(attached)?);
+        remove(extra, ifindex, which)?;
+        return Ok(Filter { program: id, ..*filter });
+    }
+    let mut refused = None;
+    for priority in PRIORITIES {
+        let options = NlOptions { priority, handle: HANDLE, classid: None };
+        match program.attach(ifindex.0, TcAttach::Netlink { parent: attach_type(which).into(), options }) {
+            Ok(attached) => {
+                std::mem::forget(program.take_link(attached)?);
+                return Ok(Filter { priority, program: id });
+            }
+            // A filter of another kind or protocol has this priority, or the second stage of another version.
+            Err(ProgramError::TcError(tc::TcError::NetlinkError(error)))
+                if matches!(os_error(&error), Some(libc::EINVAL | libc::ENOSPC | libc::EEXIST)) =>
+            {
+                refused = Some(error);
+            }
+            Err(error) => return Err(error).context("cannot add a clsact filter"),
+        }
+    }
+    Err(refused.map_or_else(|| anyhow!("no priority to try"), Into::into))
+        .context("cannot add a clsact filter at any of our priorities")
+}
+
+/// Adds the clsact qdisc where the device has neither it nor an ingress qdisc.
+pub(super) fn add_qdisc(ifindex: IfIndex) -> anyhow::Result<()> {
+    match tc::qdisc_add_clsact(ifindex.0) {
+        Ok(()) => Ok(()),
+        Err(tc::TcError::NetlinkError(error)) if os_error(&error) == Some(libc::EEXIST) => Ok(()),
+        Err(error) => Err(error).context("cannot add the clsact qdisc"),
+    }
+}
+
+/// Removes filters of ours.
+pub(super) fn remove(filters: &[Filter], ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
+    for filter in filters {
+        let removed = match link(filter, ifindex, which)?.detach() {
+            // It has gone by itself, or with its device.
+            Err(error) if matches!(os_error(&error), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
+            removed => removed,
+        };
+        removed.with_context(|| format!("cannot remove the filter at priority {}", filter.priority))?;
+    }
+    Ok(())
+}
+
+fn link(filter: &Filter, ifindex: IfIndex, which: Program) -> anyhow::Result<SchedClassifierLink> {
+    let parent = attach_type(which).into();
+    Ok(SchedClassifierLink::attached(ifindex.0, parent, filter.priority, HANDLE, None)?)
+}
+
+/// The number of the operating system's error behind another.
+fn os_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return io.raw_os_error();
+        }
+        cause = error.source();
+    }
+    None
+}

@@ -1,0 +1,273 @@
+//! The filters at a device's clsact or ingress qdisc, read by netlink: aya attaches and detaches filters, but cannot
+//! list them.
+//!
+//! Finds our own, and what others have put ahead of them. Changes nothing. Called by `hooks`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Context as _;
+use futures_util::TryStreamExt as _;
+use mirror_common::verdict::Hook;
+use mirror_core::hidden::{Ahead, Matches};
+use netlink_packet_core::Nla as _;
+use netlink_packet_route::tc::{
+    TcAction, TcActionAttribute, TcActionOption, TcAttribute, TcFilterBpfOption, TcFilterFlowerOption,
+    TcFilterMatchAllOption, TcFilterU32Option, TcMessage, TcOption,
+};
+use rtnetlink::Handle;
+use tokio::task::JoinHandle;
+
+use super::HANDLE;
+use crate::model::{IfIndex, Program};
+
+/// A filter of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Filter {
+    /// Its priority.
+    pub(super) priority: u16,
+    /// Id of its program.
+    pub(super) program: u32,
+}
+
+/// The filters at one hook.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct AtHook {
+    /// Ours, in the order in which they run.
+    pub(super) ours: Vec<Filter>,
+    /// Those of others ahead of the first of ours; empty where there is none of ours.
+    pub(super) ahead: Vec<Ahead>,
+}
+
+/// The filters of the node.
+#[derive(Debug, Clone, Default)]
+pub(super) struct AllFilters {
+    /// By hook; only hooks with a filter of ours.
+    pub(super) hooks: BTreeMap<(IfIndex, Program), AtHook>,
+    /// Devices with an ingress qdisc, which have no hook for what they send.
+    pub(super) ingress_only: BTreeSet<IfIndex>,
+    /// Devices whose filters could not be read, and why.
+    pub(super) unread: BTreeMap<IfIndex, String>,
+}
+
+/// A connection to rtnetlink.
+pub(super) struct Filters {
+    handle: Handle,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Filters {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Filters {
+    /// Connects. Must be called within the runtime.
+    pub(super) fn connect() -> anyhow::Result<Self> {
+        let (connection, handle, _) = rtnetlink::new_connection().context("cannot open a netlink socket")?;
+        Ok(Self { handle, task: tokio::spawn(connection) })
+    }
+
+    /// The filters at the hook of one of our programs.
+    pub(super) async fn of(&self, ifindex: IfIndex, program: Program) -> anyhow::Result<AtHook> {
+        Ok(at_hook(&self.at(ifindex, program.hook()).await?, program))
+    }
+
+    /// Those at all hooks of the node. A device whose filters cannot be read keeps those of no other from being read.
+    pub(super) async fn all(&self) -> anyhow::Result<AllFilters> {
+        let qdiscs = self.qdiscs().await?;
+        let mut all = AllFilters {
+            ingress_only: qdiscs.iter().filter(|(_, is_clsact)| !**is_clsact).map(|(at, _)| *at).collect(),
+            ..AllFilters::default()
+        };
+        for (ifindex, is_clsact) in qdiscs {
+            for hook in Hook::ALL {
+                // An ingress qdisc answers for its ingress hook whatever it is asked for.
+                if hook == Hook::Egress && !is_clsact {
+                    continue;
+                }
+                let messages = match self.at(ifindex, hook).await {
+                    Ok(messages) => messages,
+                    Err(error) => {
+                        all.unread.insert(ifindex, format!("{error:#}"));
+                        continue;
+                    }
+                };
+                for program in Program::ALL.into_iter().filter(|program| program.hook() == hook) {
+                    let at_hook = at_hook(&messages, program);
+                    if !at_hook.ours.is_empty() {
+                        all.hooks.insert((ifindex, program), at_hook);
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Every filter at one hook.
+    async fn at(&self, ifindex: IfIndex, hook: Hook) -> anyhow::Result<Vec<TcMessage>> {
+        let index = i32::try_from(ifindex.0).context("ifindex out of range")?;
+        let request = self.handle.traffic_filter(index).get();
+        let request = match hook {
+            Hook::Ingress => request.ingress(),
+            Hook::Egress => request.egress(),
+        };
+        match request.execute().try_collect().await {
+            // No such device, or no qdisc there: no filters.
+            Err(rtnetlink::Error::NetlinkError(error))
+                if matches!(error.raw_code().abs(), libc::ENODEV | libc::EINVAL | libc::ENOENT) =>
+            {
+                Ok(Vec::new())
+            }
+            messages => messages.with_context(|| format!("cannot list the tc filters of device {ifindex}")),
+        }
+    }
+
+    /// Whether the device has an ingress qdisc, and with it no hook for what it sends.
+    pub(super) async fn is_ingress_only(&self, ifindex: IfIndex) -> anyhow::Result<bool> {
+        Ok(self.qdiscs().await?.get(&ifindex) == Some(&false))
+    }
+
+    /// The devices with a qdisc for filters at our hooks, and whether it is clsact: else it is ingress.
+    async fn qdiscs(&self) -> anyhow::Result<BTreeMap<IfIndex, bool>> {
+        let qdiscs: Vec<TcMessage> =
+            self.handle.qdisc().get().execute().try_collect().await.context("cannot list the qdiscs")?;
+        let found = qdiscs.iter().filter_map(|qdisc| {
+            let is_clsact = match kind(qdisc)? {
+                "clsact" => true,
+                "ingress" => false,
+                _ => return None,
+            };
+            Some((IfIndex(qdisc.header.index.try_into().ok()?), is_clsact))
+        });
+        Ok(found.collect())
+    }
+}
+
+/// What of these filters matters to the program at their hook. The kernel lists them in the order in which they run.
+pub(super) fn at_hook(messages: &[TcMessage], program: Program) -> AtHook {
+    let mut at_hook = AtHook::default();
+    let mut ahead = Vec::new();
+    for message in messages {
+        match ours(message, program) {
+            Some(filter) => {
+                if at_hook.ours.is_empty() {
+                    at_hook.ahead = std::mem::take(&mut ahead);
+                }
+                at_hook.ours.push(filter);
+            }
+            None => ahead.extend(of_others(message)),
+        }
+    }
+    at_hook
+}
+
+/// A filter of the program: a direct-action program of its name, under our handle.
+fn ours(message: &TcMessage, program: Program) -> Option<Filter> {
+    if u32::from(message.header.handle) != u32::from(HANDLE) {
+        return None;
+    }
+    let (mut named, mut id) = (false, None);
+    for option in options(message) {
+        match option {
+            TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => named = name == program.name(),
+            TcOption::Bpf(TcFilterBpfOption::ProgId(number)) => id = Some(*number),
+            _ => {}
+        }
+    }
+    id.filter(|_| named).map(|program| Filter { priority: priority(message), program })
+}
+
+/// `ETH_P_ALL`: a filter for every protocol.
+const ALL_PROTOCOLS: u16 = 3;
+/// `TCA_CLS_FLAGS_SKIP_SW`: a filter that runs in the device's hardware only.
+const SKIP_SW: u32 = 2;
+
+/// A filter of someone else that packets meet.
+fn of_others(message: &TcMessage) -> Option<Ahead> {
+    let handle = u32::from(message.header.handle);
+    let chain = message.attributes.iter().find_map(|attribute| match attribute {
+        TcAttribute::Chain(chain) => Some(*chain),
+        _ => None,
+    });
+    // The head of a list of filters, and those of other chains, which are reached from a filter of this one only.
+    if handle == 0 || chain.is_some_and(|chain| chain != 0) {
+        return None;
+    }
+    let kind = kind(message)?;
+    let mut all = kind == "matchall";
+    let mut goes_on = false;
+    let mut program = None;
+    let mut name = String::new();
+    for option in options(message) {
+        match option {
+            // A table of u32 filters, which are listed by themselves.
+            TcOption::U32(TcFilterU32Option::Divisor(_)) => return None,
+            TcOption::U32(TcFilterU32Option::Selector(selector)) => {
+                all = selector.keys.iter().all(|key| key.mask == 0);
+            }
+            TcOption::U32(TcFilterU32Option::Action(actions))
+            | TcOption::MatchAll(TcFilterMatchAllOption::Action(actions))
+            | TcOption::Flower(TcFilterFlowerOption::Actions(actions)) => goes_on = continues(actions),
+            TcOption::U32(TcFilterU32Option::Flags(flags)) if flags.bits() & SKIP_SW != 0 => return None,
+            TcOption::MatchAll(TcFilterMatchAllOption::Flags(flags))
+            | TcOption::Flower(TcFilterFlowerOption::Flags(flags))
+                if flags & SKIP_SW != 0 =>
+            {
+                return None;
+            }
+            TcOption::Bpf(TcFilterBpfOption::ProgName(text)) => name.clone_from(text),
+            TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => program = Some(*id),
+            _ => {}
+        }
+    }
+    let protocol = u16::from_be(message.header.info as u16);
+    let matches = if all && protocol == ALL_PROTOCOLS { Matches::All } else { Matches::Some };
+    Some(match program {
+        Some(id) => Ahead::Program { name, id },
+        None => Ahead::Filter { kind: kind.to_owned(), priority: priority(message), matches, goes_on },
+    })
+}
+
+/// Whether the last of a filter's actions is `continue` (`TC_ACT_UNSPEC` of a gact action): then the next filter runs.
+fn continues(actions: &[TcAction]) -> bool {
+    const PARAMETERS: u16 = 2;
+    const UNSPEC: i32 = -1;
+    let Some(last) = actions.last() else { return false };
+    let is_gact =
+        |attribute: &TcActionAttribute| matches!(attribute, TcActionAttribute::Kind(kind) if kind == "gact");
+    if !last.attributes.iter().any(is_gact) {
+        return false;
+    }
+    last.attributes.iter().any(|attribute| {
+        let TcActionAttribute::Options(options) = attribute else { return false };
+        options.iter().any(|option| {
+            let TcActionOption::Other(parameters) = option else { return false };
+            let mut bytes = vec![0; parameters.value_len()];
+            parameters.emit_value(&mut bytes);
+            // struct tc_gact: index, capab, action (include/uapi/linux/pkt_cls.h, tc_gen).
+            let action = bytes.get(8..12).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+            parameters.kind() == PARAMETERS && action == Some(UNSPEC)
+        })
+    })
+}
+
+fn kind(message: &TcMessage) -> Option<&str> {
+    message.attributes.iter().find_map(|attribute| match attribute {
+        TcAttribute::Kind(kind) => Some(kind.as_str()),
+        _ => None,
+    })
+}
+
+fn options(message: &TcMessage) -> impl Iterator<Item = &TcOption> {
+    let options = message.attributes.iter().filter_map(|attribute| match attribute {
+        TcAttribute::Options(options) => Some(options),
+        _ => None,
+    });
+    options.flatten()
+}
+
+/// The upper half of `tcm_info`; the protocol is in the lower (include/uapi/linux/rtnetlink.h).
+fn priority(message: &TcMessage) -> u16 {
+    (message.header.info >> 16) as u16
+}

@@ -1,0 +1,201 @@
+//! TCX links: first in the chain, pinned, taken over in place, detached.
+//!
+//! A link carries a program at a hook. The links of every version of the agent are alike, so the link of an earlier
+//! agent gets the new program in one step (`bpf_link_update`), and its pin moves to this version's directory. That is
+//! why an upgrade neither misses a packet nor copies one twice. Called by [`Hooks`](super::Hooks) only.
+
+use std::{
+    ffi::CString,
+    fs, io,
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, anyhow};
+use aya::programs::{
+    LinkOrder, ProgramError, SchedClassifier, TcAttach,
+    links::{FdLink, PinnedLink},
+    tc::SchedClassifierLink,
+};
+use tracing::debug;
+
+use super::attach_type;
+use crate::{
+    dataplane::pins::LinkPin,
+    model::{IfIndex, Program},
+};
+
+/// The kernel detaches an unpinned link from a work queue: a matter of milliseconds.
+const DETACH_DEADLINE: Duration = Duration::from_secs(2);
+/// A program can go between the list of a chain and the look at it.
+const LOOKS: usize = 4;
+
+/// A program in a chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct InChain {
+    pub(super) id: u32,
+    pub(super) name: String,
+}
+
+/// The programs at a hook, in the order in which they run; none where the kernel has no TCX, or the device has gone.
+pub(super) fn chain(ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<InChain>> {
+    let mut looks = 0;
+    loop {
+        looks += 1;
+        match SchedClassifier::query_tcx(ifindex.0, attach_type(which)) {
+            Ok((_, programs)) => {
+                let programs = programs.iter().map(|program| InChain {
+                    id: program.id(),
+                    name: program.name_as_str().unwrap_or_default().to_owned(),
+                });
+                return Ok(programs.collect());
+            }
+            Err(ProgramError::SyscallError(error))
+                if matches!(error.io_error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL)) =>
+            {
+                return Ok(Vec::new());
+            }
+            Err(_) if looks < LOOKS => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot list the programs of device {ifindex}"));
+            }
+        }
+    }
+}
+
+/// Puts `program` at a hook: in the place of the first of these links that is there, else first in the chain. The
+/// other links are detached. `own` is the path where this version pins the link.
+pub(super) async fn attach(
+    program: &mut SchedClassifier,
+    pins: &[LinkPin],
+    own: &Path,
+    ifindex: IfIndex,
+    which: Program,
+) -> anyhow::Result<()> {
+    if take_over(program, pins, own, ifindex, which).await? {
+        return Ok(());
+    }
+    let attach = TcAttach::Tcx { attach_type: attach_type(which), order: LinkOrder::first() };
+    let id = program.attach(ifindex.0, attach).context("cannot attach a TCX link")?;
+    let link = FdLink::try_from(program.take_link(id)?)?;
+    link.pin(own).with_context(|| format!("cannot pin {}", own.display()))?;
+    Ok(())
+}
+
+/// Puts `program` in the place of the first of these links that is there, and detaches the others. Whether one is.
+pub(super) async fn take_over(
+    program: &mut SchedClassifier,
+    pins: &[LinkPin],
+    own: &Path,
+    ifindex: IfIndex,
+    which: Program,
+) -> anyhow::Result<bool> {
+    let mut stands = false;
+    for pin in pins {
+        let path = &pin.path;
+        let replaced = !stands
+            && replace(program, path)
+                .with_context(|| format!("cannot put the new program in the old one's place at {}", path.display()))?
+            // Else the device is in another namespace now, and another one has the index.
+            && runs_at(program, ifindex, which)?;
+        if !replaced {
+            remove(path, ifindex, which).await?;
+            continue;
+        }
+        stands = true;
+        if path != own {
+            fs::rename(path, own)
+                .with_context(|| format!("cannot move {} to {}", path.display(), own.display()))?;
+        }
+    }
+    Ok(stands)
+}
+
+/// Puts `program` in the place of the one that a pinned link runs; `false`: the link's device has gone, or somebody
+/// has detached the link.
+fn replace(program: &mut SchedClassifier, pin: &Path) -> anyhow::Result<bool> {
+    let link = SchedClassifierLink::try_from(FdLink::from(PinnedLink::from_pin(pin)?))?;
+    match program.attach_to_link(link) {
+        Ok(id) => {
+            // The pin keeps the link; this handle of it may go.
+            drop(program.take_link(id)?);
+            Ok(true)
+        }
+        Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOLINK) => {
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a program stands in the chain of a device of this namespace.
+fn runs_at(program: &SchedClassifier, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
+    let id = program.info()?.id();
+    Ok(chain(ifindex, which)?.iter().any(|program| program.id == id))
+}
+
+/// Detaches a pinned link and removes its pin. Nothing runs when it returns, even if somebody else holds the link.
+pub(super) async fn remove(pin: &Path, ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
+    let removed = || format!("cannot remove {}", pin.display());
+    match detach(pin) {
+        Ok(()) => fs::remove_file(pin).with_context(removed),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => {
+            debug!(pin = %pin.display(), %error, "the link cannot be detached; it is unpinned");
+            unpin(pin, ifindex, which).await
+        }
+    }
+}
+
+/// Removes the pin of a link, and waits until the kernel has detached the link: it does so when nobody holds it.
+async fn unpin(pin: &Path, ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
+    let link = PinnedLink::from_pin(pin).with_context(|| format!("cannot open {}", pin.display()))?;
+    let program = FdLink::from(link).info().map(|info| info.program_id()).unwrap_or_default();
+    fs::remove_file(pin).with_context(|| format!("cannot remove {}", pin.display()))?;
+    let still_there =
+        || chain(ifindex, which).is_ok_and(|chain| chain.iter().any(|there| there.id == program));
+    tokio::time::timeout(DETACH_DEADLINE, async {
+        while still_there() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await
+    .map_err(|_| anyhow!("the kernel has not detached the link {}: another process holds it", pin.display()))
+}
+
+/// Detaches a pinned link from its device, wherever that is: aya has no call for `BPF_LINK_DETACH` (5.9 and newer).
+fn detach(pin: &Path) -> io::Result<()> {
+    const BPF_OBJ_GET: libc::c_int = 7;
+    const BPF_LINK_DETACH: libc::c_int = 34;
+    /// The part of `union bpf_attr` that `BPF_OBJ_GET` reads.
+    #[repr(C)]
+    struct ObjGet {
+        pathname: u64,
+        bpf_fd: u32,
+        file_flags: u32,
+    }
+    /// That of `BPF_LINK_DETACH`.
+    #[repr(C)]
+    struct LinkDetach {
+        link_fd: u32,
+    }
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let get = ObjGet { pathname: path.as_ptr().expose_provenance() as u64, bpf_fd: 0, file_flags: 0 };
+    // SAFETY: the kernel reads as many bytes as it is told, and the string behind the pointer, which lives until the
+    // end of this function.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw const get, size_of::<ObjGet>()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and owned by nothing else.
+    let link = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let request = LinkDetach { link_fd: link.as_raw_fd().cast_unsigned() };
+    // SAFETY: the kernel reads as many bytes as it is told.
+    let detached =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const request, size_of::<LinkDetach>()) };
+    if detached == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

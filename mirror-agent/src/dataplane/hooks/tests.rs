@@ -1,0 +1,165 @@
+//! What is judged of a hook, from what stands there.
+
+use mirror_common::abi::ABI_VERSION;
+use mirror_core::hidden::Matches;
+use netlink_packet_core::DefaultNla;
+use netlink_packet_route::tc::{
+    TcAction, TcActionAttribute, TcActionOption, TcAttribute, TcFilterBpfOption, TcFilterMatchAllOption,
+    TcFilterU32Option, TcMessage, TcOption,
+};
+use proptest::prelude::*;
+
+use super::{filters::Filter, *};
+
+const CURRENT: u32 = 100;
+
+fn pin(version: u32) -> LinkPin {
+    let path = format!("/v{version}/links/7-tap_ingress").into();
+    LinkPin { version, ifindex: IfIndex(7), program: Program::TapIngress, path }
+}
+
+fn in_chain(id: u32) -> InChain {
+    InChain { id, name: format!("program{id}") }
+}
+
+/// Whatever can stand at a hook: links of this and other versions, programs of ours and of others, filters.
+fn hook() -> impl Strategy<Value = Attached> {
+    let id = || prop_oneof![Just(CURRENT), 1..4u32];
+    let filter = || id().prop_map(|program| Filter { priority: 1, program });
+    let ahead = || {
+        let program = (1..4u32).prop_map(|id| Ahead::Program { name: String::new(), id });
+        prop::collection::vec(program, 0..2)
+    };
+    let pins = prop::collection::vec((ABI_VERSION - 1..=ABI_VERSION + 1).prop_map(pin), 0..3);
+    let chain = prop::collection::vec(id().prop_map(in_chain), 0..3);
+    let filters = prop::collection::vec(filter(), 0..3);
+    (pins, chain, filters, ahead(), any::<bool>()).prop_map(|(pins, chain, ours, ahead, lacks_hook)| {
+        Attached { pins, chain, filters: AtHook { ours, ahead }, lacks_hook }
+    })
+}
+
+fn methods() -> impl Strategy<Value = Method> {
+    prop_oneof![Just(Method::Tcx), Just(Method::Clsact)]
+}
+
+proptest! {
+    /// What `Current` lets stand runs once: there is one thing of ours, with this agent's program and maps.
+    #[test]
+    fn a_hook_is_current_only_where_one_thing_of_ours_stands(hook in hook(), method in methods()) {
+        let things = hook.pins.len() + hook.filters.ours.len();
+        match hook.state(method, Some(CURRENT)) {
+            HookState::Absent => prop_assert_eq!(things, 0),
+            HookState::Stale => prop_assert!(things > 0),
+            HookState::Current => {
+                prop_assert_eq!(things, 1);
+                prop_assert!(hook.pins.iter().all(LinkPin::is_of_this_version));
+                prop_assert!(hook.filters.ours.iter().all(|filter| filter.program == CURRENT));
+                let expected = if hook.pins.is_empty() { Method::Clsact } else { Method::Tcx };
+                prop_assert_eq!(method, expected);
+            }
+        }
+        prop_assert_ne!(hook.state(method, None), HookState::Current);
+    }
+
+    /// Nothing is said of what a program of ours does not see while it is not in place.
+    #[test]
+    fn what_is_hidden_is_judged_where_the_hook_is_current(hook in hook(), method in methods()) {
+        let hidden = hook.hidden(method, Some(CURRENT));
+        if hook.lacks_hook {
+            prop_assert_eq!(hidden, Some(Hidden::NoHook));
+        } else if hook.state(method, Some(CURRENT)) != HookState::Current {
+            prop_assert_eq!(hidden, None);
+        } else {
+            let others = hook.chain.iter().take_while(|program| program.id != CURRENT).count();
+            prop_assert_eq!(hidden.is_some(), others + hook.filters.ahead.len() > 0);
+        }
+    }
+}
+
+#[test]
+fn every_tcx_program_is_ahead_of_a_filter() {
+    let ours = vec![Filter { priority: 1, program: CURRENT }];
+    let filters = AtHook { ours, ahead: Vec::new() };
+    let hook = Attached { chain: vec![in_chain(7)], filters, ..Attached::default() };
+    let hidden = hook.hidden(Method::Clsact, Some(CURRENT));
+    assert_eq!(hidden, Some(Hidden::Program("program7".into(), 7)));
+}
+
+#[test]
+fn a_program_behind_ours_hides_nothing() {
+    let chain = vec![in_chain(CURRENT), in_chain(7)];
+    let hook = Attached { pins: vec![pin(ABI_VERSION)], chain, ..Attached::default() };
+    assert_eq!(hook.state(Method::Tcx, Some(CURRENT)), HookState::Current);
+    assert_eq!(hook.hidden(Method::Tcx, Some(CURRENT)), None);
+}
+
+/// What cannot be read of one device is its own matter: the others are judged, and that device is tried again.
+#[test]
+fn a_device_that_cannot_be_read_fails_no_other() {
+    let filters =
+        AllFilters { unread: [(IfIndex(7), "no answer".to_owned())].into(), ..AllFilters::default() };
+    let survey = Survey { pins: BTreeMap::new(), filters, others: Others::default() };
+    let look = |ifindex| survey.look(IfIndex(ifindex), Program::TapIngress, Method::Clsact, Some(CURRENT));
+    assert_eq!(look(7), (HookState::Stale, None));
+    assert_eq!(look(8), (HookState::Absent, None));
+    assert!(!survey.has_no_filters());
+}
+
+/// A message as the kernel lists a filter of this kind.
+fn listed(handle: u32, protocol: u16, kind: &str, options: Vec<TcOption>) -> TcMessage {
+    let mut message = TcMessage::default();
+    message.header.handle = handle.into();
+    message.header.info = 3 << 16 | u32::from(protocol.to_be());
+    message.attributes =
+        vec![TcAttribute::Kind(kind.into()), TcAttribute::Chain(0), TcAttribute::Options(options)];
+    message
+}
+
+/// A gact action that ends with `action`.
+fn gact(action: i32) -> TcAction {
+    let mut parameters = vec![0; 20];
+    parameters[8..12].copy_from_slice(&action.to_ne_bytes());
+    let parameters = TcActionOption::Other(DefaultNla::new(2, parameters));
+    let mut gact = TcAction::default();
+    gact.attributes =
+        vec![TcActionAttribute::Kind("gact".into()), TcActionAttribute::Options(vec![parameters])];
+    gact
+}
+
+fn ours(program: u32) -> TcMessage {
+    let options = [TcFilterBpfOption::ProgName("tap_ingress".into()), TcFilterBpfOption::ProgId(program)];
+    listed(HANDLE.into(), 3, "bpf", options.map(TcOption::Bpf).to_vec())
+}
+
+#[test]
+fn filters_are_read_as_they_are_listed() {
+    const ALL: u16 = 3;
+    const IPV4: u16 = 0x0800;
+    let matchall = |action| vec![TcOption::MatchAll(TcFilterMatchAllOption::Action(vec![gact(action)]))];
+    let in_hardware = vec![TcOption::MatchAll(TcFilterMatchAllOption::Flags(2))];
+    let table = vec![TcOption::U32(TcFilterU32Option::Divisor(1))];
+    let program = [TcFilterBpfOption::ProgName("cil".into()), TcFilterBpfOption::ProgId(9)];
+    let filter = |matches, goes_on| Ahead::Filter { kind: "matchall".into(), priority: 3, matches, goes_on };
+    let (accept, go_on) = (0, -1);
+    for (message, expected) in [
+        (listed(1, ALL, "matchall", matchall(accept)), Some(filter(Matches::All, false))),
+        (listed(1, IPV4, "matchall", matchall(accept)), Some(filter(Matches::Some, false))),
+        (listed(1, ALL, "matchall", matchall(go_on)), Some(filter(Matches::All, true))),
+        (listed(1, ALL, "matchall", vec![]), Some(filter(Matches::All, false))),
+        (listed(1, ALL, "matchall", in_hardware), None),
+        (listed(0, ALL, "matchall", vec![]), None),
+        (listed(1, ALL, "u32", table), None),
+        (
+            listed(1, ALL, "bpf", program.map(TcOption::Bpf).to_vec()),
+            Some(Ahead::Program { name: "cil".into(), id: 9 }),
+        ),
+    ] {
+        let behind = listed(1, ALL, "flower", vec![]);
+        let at_hook = filters::at_hook(&[message, ours(CURRENT), behind], Program::TapIngress);
+        assert_eq!(at_hook.ours, [Filter { priority: 3, program: CURRENT }]);
+        assert_eq!(at_hook.ahead, expected.into_iter().collect::<Vec<_>>());
+    }
+    // Where none is ours, nothing is ahead of it.
+    let others = [listed(1, ALL, "matchall", vec![])];
+    assert_eq!(filters::at_hook(&others, Program::TapIngress), AtHook::default());
+}

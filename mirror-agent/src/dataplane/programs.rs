@@ -1,0 +1,144 @@
+//! The programs of this agent, loaded: what is attached to hooks.
+//!
+//! ```text
+//! the programs      as they run at hooks
+//! a second set      for the time in which two programs of ours stand behind each other at one hook: it copies
+//!                   nothing that the first has copied; loaded when it is needed, with the same maps
+//! ```
+//!
+//! Attaches nothing: `hooks` does. Called by `bpf`.
+
+use anyhow::{Context as _, anyhow};
+use aya::{Ebpf, EbpfLoader, maps::Map, programs::SchedClassifier, util::nr_cpus};
+use mirror_common::abi::{MAX_SESSIONS, SessionCounters};
+
+use super::pins::Pins;
+use crate::model::Program;
+
+/// The eBPF object, built by the build script.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
+
+/// The name of the variable that makes a program one of the second set; see `mirror-ebpf`.
+const STANDS_BEHIND: &str = "STANDS_BEHIND";
+
+/// Memory for the counters of all sessions, in bytes: each session has 512 bytes of them for every possible CPU.
+const COUNTER_MEMORY: usize = 64 << 20;
+/// Sessions that fit on any machine.
+const MIN_SESSIONS: u32 = 64;
+
+/// The programs.
+pub struct Programs {
+    pins: Pins,
+    ebpf: Ebpf,
+    second: Option<Ebpf>,
+}
+
+/// The two programs for one hook.
+pub trait Pair {
+    /// The program.
+    fn program(&mut self) -> anyhow::Result<&mut SchedClassifier>;
+
+    /// The one that may stand behind another of ours.
+    fn behind(&mut self) -> anyhow::Result<&mut SchedClassifier>;
+}
+
+/// The programs for the hook of one of them.
+pub struct Of<'a> {
+    programs: &'a mut Programs,
+    which: Program,
+}
+
+impl Programs {
+    /// Opens the object with the maps that are pinned, or new ones, and loads the programs of the taps.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses the object, a map or a program.
+    pub fn load(pins: &Pins) -> anyhow::Result<Self> {
+        let ebpf = open(pins, false)?;
+        let mut programs = Self { pins: pins.clone(), ebpf, second: None };
+        for which in Program::TAP {
+            loaded(&mut programs.ebpf, which)?;
+        }
+        Ok(programs)
+    }
+
+    /// Takes a map out of the object.
+    ///
+    /// # Errors
+    ///
+    /// There is none of this name.
+    pub fn take_map(&mut self, name: &str) -> anyhow::Result<Map> {
+        self.ebpf.take_map(name).ok_or_else(|| anyhow!("the eBPF object has no map {name}"))
+    }
+
+    /// The kernel's id of a program; `None`: it is not loaded.
+    pub fn id(&mut self, which: Program) -> anyhow::Result<Option<u32>> {
+        Ok(program(&mut self.ebpf, which)?.info().ok().map(|info| info.id()))
+    }
+
+    /// The programs for one hook.
+    pub fn of(&mut self, which: Program) -> Of<'_> {
+        Of { programs: self, which }
+    }
+}
+
+impl Pair for Of<'_> {
+    fn program(&mut self) -> anyhow::Result<&mut SchedClassifier> {
+        loaded(&mut self.programs.ebpf, self.which)
+    }
+
+    fn behind(&mut self) -> anyhow::Result<&mut SchedClassifier> {
+        let Programs { pins, second, .. } = &mut *self.programs;
+        let second = match second {
+            Some(second) => second,
+            None => second.insert(open(pins, true)?),
+        };
+        loaded(second, self.which)
+    }
+}
+
+/// Opens the object, and with it the pinned maps.
+fn open(pins: &Pins, stands_behind: bool) -> anyhow::Result<Ebpf> {
+    let cpus = nr_cpus().map_err(|(what, error)| anyhow!("cannot read {what}: {error}"))?.get();
+    EbpfLoader::new()
+        .default_map_pin_directory(pins.maps())
+        .map_max_entries("COUNTERS", sessions_that_fit(cpus))
+        .override_global(STANDS_BEHIND, &u32::from(stands_behind), true)
+        .load(OBJECT)
+        .context("cannot load the eBPF object (are you root?)")
+}
+
+/// How many sessions have counters in [`COUNTER_MEMORY`], on a machine with so many possible CPUs.
+fn sessions_that_fit(cpus: u32) -> u32 {
+    let bytes = cpus as usize * size_of::<SessionCounters>();
+    u32::try_from(COUNTER_MEMORY / bytes).unwrap_or(u32::MAX).clamp(MIN_SESSIONS, MAX_SESSIONS)
+}
+
+fn program(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifier> {
+    let name = which.name();
+    let program = ebpf.program_mut(name).ok_or_else(|| anyhow!("the eBPF object has no program {name}"))?;
+    Ok(program.try_into()?)
+}
+
+/// The program, loaded now if it was not yet: few agents need the second stage, and fewer the second set.
+fn loaded(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifier> {
+    let program = program(ebpf, which)?;
+    if program.fd().is_err() {
+        program.load().with_context(|| format!("cannot load {}", which.name()))?;
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The figures of the documents.
+    #[test]
+    fn counters_take_no_more_memory_on_a_large_machine() {
+        for (cpus, sessions) in [(1, 4096), (32, 4096), (128, 1024), (450, 291), (1024, 128), (8192, 64)] {
+            assert_eq!(sessions_that_fit(cpus), sessions, "{cpus} CPUs");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What is ahead of our program at a tc hook, and what that hides from it.
+//!
+//! A packet meets the programs and filters of a hook in order, and each of them may end the way: what it ends is not
+//! seen by those behind it. Two things can be ahead of ours: TCX programs (all of them run before any filter of the
+//! device), and filters of a lower priority number. Ours goes first where it can, and does not fight over the place
+//! with others; so what is ahead is told as a reason.
+//!
+//! Pure: the dataplane reads the [`Picture`] of a hook from the kernel, [`blindness`] judges it, and the loop tells
+//! the result. How many packets were hidden is not known to anybody but the kernel.
+
+use std::fmt;
+
+use crate::{
+    model::{Actual, Desired},
+    select::{Skipped, Why},
+};
+
+/// One hook of a device, as far as it decides whether our program there sees every packet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Picture {
+    /// Our way to attach needs a hook that the device does not have: the device has an `ingress` qdisc, and the hook
+    /// is that of what it sends.
+    pub lacks_hook: bool,
+    /// What others have put ahead of ours, in the order in which a packet meets it.
+    pub ahead: Vec<Ahead>,
+}
+
+/// A program or a filter of someone else, ahead of ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ahead {
+    /// A program: which packets it ends the way of is its own decision.
+    Program {
+        /// Its name in the kernel; may be empty.
+        name: String,
+        /// Its id in the kernel.
+        id: u32,
+    },
+    /// A filter that is no program.
+    Filter {
+        /// Its kind, as `tc` writes it: u32, flower, matchall and so on.
+        kind: String,
+        /// Its priority.
+        priority: u16,
+        /// Which packets it matches.
+        matches: Matches,
+        /// A packet that it matches goes on to the next filter: its action is `continue`.
+        goes_on: bool,
+    },
+}
+
+/// Which packets a filter matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matches {
+    /// Every packet.
+    All,
+    /// Those of its condition.
+    Some,
+}
+
+/// Why our program at a hook does not see every packet, or may not.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Hidden {
+    /// Nothing is seen: there is no such hook.
+    NoHook,
+    /// Nothing is seen: a filter of this kind and priority takes every packet.
+    All(String, u16),
+    /// What a filter of this kind and priority matches is not seen.
+    Matching(String, u16),
+    /// What a program of this name and id ends the way of is not seen; that may be nothing.
+    Program(String, u32),
+}
+
+impl Hidden {
+    /// Whether nothing at all is seen, so that the direction is not mirrored.
+    pub const fn is_everything(&self) -> bool {
+        matches!(self, Self::NoHook | Self::All(..))
+    }
+}
+
+impl fmt::Display for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoHook => write!(
+                f,
+                "the device has an ingress qdisc, which has no hook for the packets that the device sends; \
+                 a clsact qdisc in its place has one"
+            ),
+            Self::All(kind, priority) => write!(
+                f,
+                "another filter ({kind} at priority {priority}) takes every packet ahead of the mirror"
+            ),
+            Self::Matching(kind, priority) => write!(
+                f,
+                "another filter ({kind} at priority {priority}) is ahead of the mirror: packets that it matches \
+                 are not seen"
+            ),
+            Self::Program(name, id) => write!(
+                f,
+                "another program ({name:?}, id {id}) is ahead of the mirror: packets that it redirects, drops or \
+                 accepts for good are not seen"
+            ),
+        }
+    }
+}
+
+/// What the picture of a hook hides from our program there: the worst of it; `None`: nothing.
+pub fn blindness(picture: &Picture) -> Option<Hidden> {
+    if picture.lacks_hook {
+        return Some(Hidden::NoHook);
+    }
+    // The order of the variants is that of how bad they are.
+    picture.ahead.iter().filter_map(Ahead::hides).min()
+}
+
+impl Ahead {
+    fn hides(&self) -> Option<Hidden> {
+        match self {
+            Self::Program { name, id } => Some(Hidden::Program(name.clone(), *id)),
+            Self::Filter { goes_on: true, .. } => None,
+            Self::Filter { kind, priority, matches: Matches::All, .. } => {
+                Some(Hidden::All(kind.clone(), *priority))
+            }
+            Self::Filter { kind, priority, matches: Matches::Some, .. } => {
+                Some(Hidden::Matching(kind.clone(), *priority))
+            }
+        }
+    }
+}
+
+/// What the taps that stand do not see of the directions that their sessions copy.
+pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
+    let mut skipped = Vec::new();
+    for (device, tap) in &desired.taps {
+        let Some(installed) = actual.taps.get(device) else { continue };
+        for (hook, hidden) in &installed.hidden {
+            let direction = tap.kind.direction(*hook);
+            let mut sessions = tap.sessions.values();
+            if sessions.any(|session| session.directions.bits() & direction.bit() != 0) {
+                let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
+                skipped.push(Skipped { pod, nic, mirror: None, why: Why::Hidden(direction, hidden.clone()) });
+            }
+        }
+    }
+    skipped
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ahead() -> impl Strategy<Value = Ahead> {
+        let kind = prop_oneof![Just("u32".to_owned()), Just("flower".to_owned())];
+        let matches = prop_oneof![Just(Matches::All), Just(Matches::Some)];
+        prop_oneof![
+            ("[a-z]{0,3}", 1..4u32).prop_map(|(name, id)| Ahead::Program { name, id }),
+            (kind, 1..4u16, matches, any::<bool>()).prop_map(|(kind, priority, matches, goes_on)| {
+                Ahead::Filter { kind, priority, matches, goes_on }
+            }),
+        ]
+    }
+
+    fn filter(matches: Matches, goes_on: bool) -> Ahead {
+        Ahead::Filter { kind: "u32".into(), priority: 1, matches, goes_on }
+    }
+
+    fn judge(ahead: Vec<Ahead>) -> Option<Hidden> {
+        blindness(&Picture { lacks_hook: false, ahead })
+    }
+
+    #[test]
+    fn the_bandwidth_plugin_hides_everything() {
+        assert_eq!(judge(vec![filter(Matches::All, false)]), Some(Hidden::All("u32".into(), 1)));
+        let picture = Picture { lacks_hook: true, ahead: Vec::new() };
+        assert_eq!(blindness(&picture), Some(Hidden::NoHook));
+    }
+
+    #[test]
+    fn a_filter_that_goes_on_hides_nothing() {
+        assert_eq!(judge(vec![filter(Matches::All, true), filter(Matches::Some, true)]), None);
+    }
+
+    #[test]
+    fn a_program_may_hide_what_it_ends() {
+        let program = Ahead::Program { name: "cil_from_container".into(), id: 7 };
+        let hidden = judge(vec![program]);
+        assert_eq!(hidden, Some(Hidden::Program("cil_from_container".into(), 7)));
+        assert!(hidden.is_some_and(|hidden| !hidden.is_everything()));
+    }
+
+    proptest! {
+        /// Nothing is passed over: whatever is ahead and can end a packet's way gives a reason.
+        #[test]
+        fn there_is_a_reason_where_something_ahead_can_end_the_way(
+            ahead in prop::collection::vec(ahead(), 0..4), lacks_hook: bool,
+        ) {
+            let can_end = ahead.iter().any(|ahead| !matches!(ahead, Ahead::Filter { goes_on: true, .. }));
+            let picture = Picture { lacks_hook, ahead };
+            prop_assert_eq!(blindness(&picture).is_some(), can_end || lacks_hook);
+        }
+
+        /// The worst is told: everything is hidden if one of them hides everything.
+        #[test]
+        fn everything_is_hidden_if_one_of_them_takes_everything(
+            ahead in prop::collection::vec(ahead(), 0..4),
+        ) {
+            let takes_all =
+                |ahead: &Ahead| matches!(ahead, Ahead::Filter { matches: Matches::All, goes_on: false, .. });
+            let expected = ahead.iter().any(takes_all);
+            let hidden = judge(ahead);
+            prop_assert_eq!(hidden.is_some_and(|hidden| hidden.is_everything()), expected);
+        }
+
+        /// What is behind what hides nothing does not matter less.
+        #[test]
+        fn the_order_of_what_is_ahead_does_not_matter(mut ahead in prop::collection::vec(ahead(), 0..4)) {
+            let forwards = judge(ahead.clone());
+            ahead.reverse();
+            prop_assert_eq!(judge(ahead), forwards);
+        }
+    }
+}
