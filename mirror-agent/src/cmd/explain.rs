@@ -37,7 +37,7 @@ const ETHERNET: i32 = 1;
 
 /// What a packet is held against.
 #[derive(Debug, Default)]
-pub struct Choice {
+pub struct Criteria {
     /// Which packets; `None`: all.
     pub filter: Option<FilterProgram>,
     /// Share of the flows as in the wire format; 0: all.
@@ -57,9 +57,9 @@ pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
         Some(text) => parse_sample(&text).map_err(|why| anyhow!("--sample {text:?}: {why}"))?,
         None => None,
     };
-    let choice = Choice { filter, share: share.map_or(0, |Share(share)| share), seed: sample_seed };
+    let criteria = Criteria { filter, share: share.map_or(0, |Share(share)| share), seed: sample_seed };
     let file = File::open(&pcap).with_context(|| format!("cannot read {}", pcap.display()))?;
-    let explained = write_verdicts(file, &choice, output, &mut BufWriter::new(io::stdout().lock()));
+    let explained = write_verdicts(file, &criteria, output, &mut BufWriter::new(io::stdout().lock()));
     match explained {
         // Whoever read it had enough, as in `explain | head`.
         Err(error) if is_broken_pipe(&error) => Ok(()),
@@ -77,7 +77,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// or is broken, what stands ahead of that is written, and it is an error.
 pub fn write_verdicts(
     file: impl Read + Send,
-    choice: &Choice,
+    criteria: &Criteria,
     output: OutputFormat,
     to: &mut impl Write,
 ) -> anyhow::Result<()> {
@@ -90,10 +90,10 @@ pub fn write_verdicts(
             totals.skipped.entry(link_type).or_default().add(length);
             return Ok(());
         }
-        let verdict = choice.verdict(bytes, length);
+        let verdict = criteria.verdict(bytes, length);
         let is_first = totals.verdicts.is_empty();
         totals.verdicts.entry(verdict).or_default().add(length);
-        totals.uncertain += u64::from(choice.is_uncertain(verdict, bytes, length));
+        totals.uncertain += u64::from(criteria.is_uncertain(verdict, bytes, length));
         let line = Line { number, verdict: verdict.name(), bytes: length, captured: bytes.len() };
         line.write(is_first, output, to).map_err(Into::into)
     });
@@ -111,7 +111,7 @@ pub fn write_verdicts(
     read
 }
 
-impl Choice {
+impl Criteria {
     fn verdict(&self, bytes: &[u8], length: u32) -> Verdict {
         let header = header(bytes, length);
         // What a filter cannot see of a longer packet, it does not ask for.

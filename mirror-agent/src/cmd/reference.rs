@@ -151,8 +151,6 @@ fn row(text: &mut String, cells: &[&str]) {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
     use super::*;
 
     /// All arguments that people see, of all commands.

@@ -233,7 +233,7 @@ const LONGEST_FRAME: u32 = 524_280;
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in "\\PC{0,12}|[0-9kMGTpsbitB,/%=.hmdi]{0,12}", key in select(&KEYS[1..])) {
+    fn no_text_makes_it_panic(text in "\\PC{0,12}|[0-9kMGTpsbitB,/%=.hdm]{0,12}", key in select(&KEYS[1..])) {
         let _ = Settings::default().set(key, &text);
     }
 

@@ -9,7 +9,7 @@ use std::{
 
 use mirror_agent::{
     cli::OutputFormat,
-    cmd::explain::{Choice, write_verdicts},
+    cmd::explain::{Criteria, write_verdicts},
     filter::compile,
 };
 use serde_json::Value;
@@ -107,9 +107,9 @@ fn tcpdump(file: &Path, filter: &str, optimise: &[&str]) -> BTreeSet<u64> {
 
 /// The numbers of the packets that `explain` takes.
 fn explained(file: &Path, filter: &str) -> BTreeSet<u64> {
-    let choice = Choice { filter: Some(compile(filter).unwrap()), ..Choice::default() };
+    let criteria = Criteria { filter: Some(compile(filter).unwrap()), ..Criteria::default() };
     let mut text = Vec::new();
-    write_verdicts(File::open(file).unwrap(), &choice, OutputFormat::Json, &mut text).unwrap();
+    write_verdicts(File::open(file).unwrap(), &criteria, OutputFormat::Json, &mut text).unwrap();
     let json: Value = serde_json::from_slice(&text).unwrap();
     let packets = json["packets"].as_array().unwrap();
     assert_eq!(packets.len(), PACKETS, "{}", file.display());

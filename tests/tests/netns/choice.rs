@@ -197,10 +197,13 @@ fn every_setting_that_cannot_be_used_keeps_its_pod_from_being_mirrored() {
     for (key, bad, good) in [
         ("sample", "200%", "50%"),
         ("rate", "fast", "10kpps,50Mbit"),
+        ("rate", "10kpps,50Mbit,burst=105d", "10kpps,50Mbit,burst=10s"),
         ("snaplen", "10", "96"),
+        ("snaplen", "20000", "16000"),
         ("duration", "soon", "15m"),
         ("packets", "-1", "100k"),
         ("bytes", "1 hogshead", "1GiB"),
+        ("bytes", "64K", "64Ki"),
     ] {
         let annotation = &format!("podmirror.io/{key}");
         let web_with = |value| PodSpec::of(web).mirror("true").annotated(annotation, value);

@@ -67,26 +67,26 @@ impl Pcapng {
     }
 }
 
-fn choice(filter: &str) -> Choice {
-    Choice { filter: Some(compile(filter).unwrap()), ..Choice::default() }
+fn criteria(filter: &str) -> Criteria {
+    Criteria { filter: Some(compile(filter).unwrap()), ..Criteria::default() }
 }
 
 /// What is written, and the error.
-fn explained(file: &[u8], choice: &Choice, output: OutputFormat) -> (String, Option<String>) {
+fn explained(file: &[u8], criteria: &Criteria, output: OutputFormat) -> (String, Option<String>) {
     let mut text = Vec::new();
-    let error = write_verdicts(file, choice, output, &mut text).err();
+    let error = write_verdicts(file, criteria, output, &mut text).err();
     (String::from_utf8(text).unwrap(), error.map(|error| format!("{error:#}")))
 }
 
 #[track_caller]
-fn table(file: &[u8], choice: &Choice) -> String {
-    let (text, error) = explained(file, choice, OutputFormat::Table);
+fn table(file: &[u8], criteria: &Criteria) -> String {
+    let (text, error) = explained(file, criteria, OutputFormat::Table);
     assert_eq!(error, None, "{text}");
     text
 }
 
 fn refused(file: &[u8]) -> String {
-    explained(file, &Choice::default(), OutputFormat::Table).1.unwrap()
+    explained(file, &Criteria::default(), OutputFormat::Table).1.unwrap()
 }
 
 const ARP: [u8; 14] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 8, 6];
@@ -102,7 +102,7 @@ fn udp(from: u16, to: u16) -> Vec<u8> {
 
 #[test]
 fn each_packet_has_a_verdict_whatever_wrote_the_file() {
-    let arp = choice("arp");
+    let arp = criteria("arp");
     for (big_endian, magic) in
         [(true, 0xa1b2_c3d4), (false, 0xa1b2_c3d4), (true, 0xa1b2_3c4d), (false, 0xa1b2_3c4d)]
     {
@@ -116,7 +116,7 @@ fn each_packet_has_a_verdict_whatever_wrote_the_file() {
         file.packet(0, &IP, 1514);
         assert_eq!(table(&file.file, &arp), ARP_AND_IP, "{big_endian} {digits}");
     }
-    let all = table(&pcap(&[(&ARP, 60)], true, 0xa1b2_c3d4, 1), &Choice::default());
+    let all = table(&pcap(&[(&ARP, 60)], true, 0xa1b2_c3d4, 1), &Criteria::default());
     assert!(all.contains("copied       1 packets"), "{all}");
 }
 
@@ -132,7 +132,7 @@ fn sections_have_their_own_interfaces_and_byte_order() {
     file.interface(1, 14, 6);
     file.packet(0, &IP, 1514);
     file.simple(&[&ARP[..], &[0xee; 2]].concat(), 60);
-    let text = table(&file.file, &choice("arp"));
+    let text = table(&file.file, &criteria("arp"));
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(
         lines[1..],
@@ -147,7 +147,7 @@ fn sections_have_their_own_interfaces_and_byte_order() {
         ]
     );
     // What fills a simple packet up to four bytes was not captured.
-    let text = table(&file.file, &choice("ether[14] = 0xee"));
+    let text = table(&file.file, &criteria("ether[14] = 0xee"));
     assert!(text.contains("     4  filtered"), "{text}");
 }
 
@@ -170,7 +170,7 @@ fn a_cut_packet_is_as_long_as_it_was_on_the_wire() {
                 if captured >= 51 { "copied" } else { "filtered" },
             ),
         ] {
-            let text = table(&cut, &choice(filter));
+            let text = table(&cut, &criteria(filter));
             assert!(text.contains(&format!("     1  {verdict}")), "{captured} bytes, {filter}: {text}");
         }
     }
@@ -178,7 +178,7 @@ fn a_cut_packet_is_as_long_as_it_was_on_the_wire() {
 
 #[test]
 fn a_sample_of_packets_that_are_cut_too_short_is_told() {
-    let sample = |share| Choice { share, ..choice("ip") };
+    let sample = |share| Criteria { share, ..criteria("ip") };
     let frames = [udp(40000, 53), udp(40001, 53), ARP.to_vec()];
     let file = |captured: usize| {
         let packets: Vec<(&[u8], u32)> =
@@ -200,7 +200,7 @@ fn json_holds_the_same() {
     file.packet(1, &ARP, 60);
     file.packet(0, &IP, 1514);
     let json = |file: &[u8]| {
-        let (text, error) = explained(file, &choice("arp"), OutputFormat::Json);
+        let (text, error) = explained(file, &criteria("arp"), OutputFormat::Json);
         (serde_json::from_str::<serde_json::Value>(&text).unwrap(), error)
     };
     let mut expected = serde_json::json!({
@@ -286,6 +286,6 @@ fn a_long_file_is_read_in_pieces_and_left_when_nobody_reads() {
     header.extend(packet.repeat(2));
     let file = header[..24].chain(Endless(0, packet));
     let error =
-        write_verdicts(file, &Choice::default(), OutputFormat::Table, &mut Enough(3 << 20)).unwrap_err();
+        write_verdicts(file, &Criteria::default(), OutputFormat::Table, &mut Enough(3 << 20)).unwrap_err();
     assert!(is_broken_pipe(&error), "{error:#}");
 }
