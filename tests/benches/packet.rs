@@ -24,8 +24,8 @@ use aya::{
 };
 use mirror_common::{
     abi::{
-        DeviceKey, MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, Session, TARGET_CUTS,
-        TARGET_QUEUELESS, TARGET_UP, Tap, Target,
+        DeviceKey, SESSION_FILTERED, SESSION_METERED, Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap,
+        Target,
     },
     filter::FilterProgram,
     limit::{Limits, TICKS_PER_NS},
@@ -59,11 +59,15 @@ const PATH_PACKETS: u32 = 100_000;
 /// Super-frames of a candidate in a round: fewer than the backlog holds segments.
 const SUPER_PACKETS: u32 = 2_000;
 
+/// The targets: the first is that of every candidate with one session.
+const TARGETS: [&str; 4] = ["target", "target1", "target2", "target3"];
 /// The program alone.
-const ALONE: [&str; 12] = [
+const ALONE: [&str; 14] = [
     "bare clone",
     "no tap entry",
     "mirrored",
+    "mirrored, 2 times",
+    "mirrored, 4 times",
     "mirrored, 1 rule",
     "mirrored, 16 rules",
     "rejected, 1 rule",
@@ -97,6 +101,8 @@ fn main() {
         ("mirrored, 1 rule", "mirrored"),
         ("mirrored, 16 rules", "mirrored"),
         ("1400: cut to 96", "1400: mirrored"),
+        ("mirrored, 2 times", "mirrored"),
+        ("mirrored, 4 times", "mirrored"),
     ] {
         compare(&alone, name, base, &measured);
     }
@@ -173,10 +179,14 @@ impl Rig {
     fn new() -> Self {
         let lab = Lab::new("bench-packet");
         let node = lab.node();
-        let is_dummy = node.try_run("ip link add target type dummy").status.success();
-        if !is_dummy {
-            node.ip("link add target type veth peer name targetp");
-            node.ip("link set targetp arp off up");
+        let mut is_dummy = true;
+        for target in TARGETS {
+            is_dummy &= node.try_run(&format!("ip link add {target} type dummy")).status.success();
+            if !is_dummy {
+                node.ip(&format!("link add {target} type veth peer name {target}p"));
+                node.ip(&format!("link set {target}p arp off up"));
+            }
+            node.ip(&format!("link set {target} arp off up"));
         }
         let device = |name: &str| {
             let pod = format!("{name}p");
@@ -187,8 +197,7 @@ impl Rig {
             Device { ifindex: lab.ifindex(name), pod, socket: node.enter(|| packet_socket(pod)) }
         };
         let (tapped, untapped) = (device("tapped"), device("untapped"));
-        node.ip("link set target arp off up");
-        let target = lab.ifindex("target");
+        let target = lab.ifindex(TARGETS[0]);
 
         let mut ours = EbpfLoader::new()
             .default_map_pin_directory(lab.bpffs())
@@ -208,10 +217,13 @@ impl Rig {
         let mut all_limits: Array<_, [u8; size_of::<Limits>()]> =
             ours.map_mut("LIMITS").unwrap().try_into().unwrap();
         all_limits.set(0, &transmute!(limits), 0).unwrap();
-        let wire = Target { ifindex: target, flags: TARGET_UP | TARGET_QUEUELESS, name: [0; 16] };
         let mut targets: Array<_, [u8; size_of::<Target>()]> =
             ours.map_mut("TARGETS").unwrap().try_into().unwrap();
-        targets.set(0, &transmute!(wire), 0).unwrap();
+        for (index, name) in (0..).zip(TARGETS) {
+            let flags = TARGET_UP | TARGET_QUEUELESS | TARGET_CUTS;
+            let wire = Target { ifindex: lab.ifindex(name), flags, ..Target::default() };
+            targets.set(index, &transmute!(wire), 0).unwrap();
+        }
 
         let mut probes = EbpfLoader::new()
             .override_global("TARGET", &target, true)
@@ -231,10 +243,20 @@ impl Rig {
         if matches!(name, "no tap entry" | "no program") {
             return (lab, program(ours, "tap_ingress"), untapped);
         }
-        let tap = Tap { flags: TAP_AT_PEER, session_count: 1, sessions: [session(name); 4] };
-        let mut taps: HashMap<_, u32, [u8; size_of::<Tap>()]> =
+        let session_count = match name {
+            "mirrored, 2 times" => 2,
+            "mirrored, 4 times" => 4,
+            _ => 1,
+        };
+        let mut tap = Tap { kind: TapKind::HostVeth.wire(), session_count, ..Tap::default() };
+        for (index, place) in (0..).zip(&mut tap.sessions[..session_count as usize]) {
+            // Each to a target of its own, or there would be one copy.
+            *place = Session { id: index, target: index, mark: 0x100 << index, ..session(name) };
+        }
+        let key = DeviceKey { netns: 0, ifindex: tapped.ifindex };
+        let mut taps: HashMap<_, [u8; size_of::<DeviceKey>()], [u8; size_of::<Tap>()]> =
             ours.map_mut("TAPS").unwrap().try_into().unwrap();
-        taps.insert(&tapped.ifindex, &transmute!(tap), 0).unwrap();
+        taps.insert(&transmute!(key), &transmute!(tap), 0).unwrap();
         (lab, program(ours, "tap_ingress"), tapped)
     }
 
@@ -326,11 +348,12 @@ fn attach(
 /// The session of a candidate.
 fn session(name: &str) -> Session {
     let plain = Session { directions: 3, ..Session::default() };
+    let filtered = Session { flags: SESSION_FILTERED, ..plain };
     match name {
-        "mirrored, 1 rule" => Session { filter: 1, ..plain },
-        "mirrored, 16 rules" => Session { filter: 2, ..plain },
-        "rejected, 1 rule" => Session { filter: 3, ..plain },
-        "rejected, 16 rules" => Session { filter: 4, ..plain },
+        "mirrored, 1 rule" => Session { filter: 0, ..filtered },
+        "mirrored, 16 rules" => Session { filter: 1, ..filtered },
+        "rejected, 1 rule" => Session { filter: 2, ..filtered },
+        "rejected, 16 rules" => Session { filter: 3, ..filtered },
         // The smallest share: the flow of the frames is not in it.
         "sampled out" => Session { sample: 1, ..plain },
         "limited" => Session { flags: SESSION_METERED, ..plain },
