@@ -49,9 +49,9 @@ pub const SESSION_METERED: u32 = 2;
 
 /// Bit of [`Target::flags`]: the device is up and has a carrier.
 pub const TARGET_UP: u32 = 1;
-/// Bit of [`Target::flags`]: the device has no queue (dummy, veth, bridge), so it cannot be congested. When such a
-/// device goes down, the kernel's `noop_qdisc` answers `NET_XMIT_CN` in its place until the agent clears
-/// [`TARGET_UP`].
+/// Bit of [`Target::flags`]: the device has no queue (dummy, veth, bridge), or one that never answers `NET_XMIT_CN`
+/// (pfifo). When such a device goes down, the kernel's `noop_qdisc` answers `NET_XMIT_CN` in the queue's place until the
+/// agent clears [`TARGET_UP`], and only then. See [`outcome`](crate::decide::outcome).
 pub const TARGET_QUEUELESS: u32 = 2;
 /// Bit of [`Target::flags`]: the program `deliver` of this ABI version runs at the device's egress hook, so that snap
 /// lengths hold there.

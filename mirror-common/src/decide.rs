@@ -93,32 +93,39 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     let direction = tap.kind().direction(packet.hook);
     let before = packet.tc_index;
     let packet = marks::standing(kernel, packet, tap.kind());
-    let mut forms = marks::forms(packet.tc_index);
-    // A bit for each session that has copied the packet, by its place.
-    let mut copied = kernel.no_session();
+    // The sessions are a bit each, by their places.
+    let mut copies = Copies { forms: marks::forms(packet.tc_index), sessions: kernel.no_session() };
     for place in 0..MAX_SESSIONS_PER_TAP {
         if place as u32 >= tap.session_count {
             break;
         }
         let session = &tap.sessions[place];
-        let has_copy = forms & session.mark != 0 || copied & session.alike != 0;
-        let verdict = match run(kernel, packet, direction, tap, session, has_copy) {
+        let verdict = match run(kernel, packet, direction, tap, session, copies) {
             Ok(()) => {
-                forms |= session.mark;
-                copied |= 1 << place;
+                copies.forms |= session.mark;
+                copies.sessions |= 1 << place;
                 Verdict::Copied
             }
             Err(verdict) => verdict,
         };
         kernel.count(session, direction, verdict);
     }
-    let after = marks::with_forms(packet.tc_index, forms);
+    let after = marks::with_forms(packet.tc_index, copies.forms);
     if after != before {
         kernel.set_tc_index(after);
     }
 }
 
-/// Takes the packet through one session. `has_copy`: the target has it already, in the form of the session.
+/// The copies of a packet that there are already.
+#[derive(Debug, Clone, Copy)]
+struct Copies {
+    /// The bits of their forms, as far as these have one: [`Session::mark`].
+    forms: u32,
+    /// The sessions of this tap that have made one, as in [`Session::alike`].
+    sessions: u32,
+}
+
+/// Takes the packet through one session.
 #[inline(always)]
 fn run<K: Kernel>(
     kernel: &mut K,
@@ -126,15 +133,13 @@ fn run<K: Kernel>(
     direction: Direction,
     tap: &Tap,
     session: &Session,
-    has_copy: bool,
+    copies: Copies,
 ) -> Result<(), Verdict> {
     screen(packet, direction, session)?;
     if session.flags & SESSION_FILTERED != 0 || session.sample != 0 {
         kernel.sift(session)?;
     }
-    if has_copy {
-        return Err(Verdict::Duplicate);
-    }
+    spare(session, copies)?;
     let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
     let has_limits = session.flags & SESSION_METERED != 0 || tap.flags & TAP_LIMITED != 0;
@@ -178,6 +183,13 @@ pub fn sift(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Head
     Ok(())
 }
 
+/// Step 3: whether there is no copy in the session's form yet.
+#[inline(always)]
+const fn spare(session: &Session, copies: Copies) -> Result<(), Verdict> {
+    let has_copy = copies.forms & session.mark != 0 || copies.sessions & session.alike != 0;
+    if has_copy { Err(Verdict::Duplicate) } else { Ok(()) }
+}
+
 /// Step 4: whether the target can get a copy of the packet in the session's form.
 #[inline(always)]
 const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Verdict> {
@@ -201,10 +213,23 @@ const ENETDOWN: i64 = 100;
 
 /// What became of a clone to a target with these flags.
 ///
-/// Negative codes are errors: no such device (`EINVAL`), the device is down (`ENETDOWN`), or the copy could not be
-/// made. Positive ones are `NET_XMIT_*`: the device, or its queue, dropped the copy. They must never reach the verdict
-/// of the program: `NET_XMIT_CN` and `TC_ACT_SHOT` are the same number. `NET_XMIT_CN` is also what the `noop_qdisc` of a
-/// device that is down answers, and a device without a queue has no other reason for it.
+/// The codes, from Linux 5.10 to 6.18 (`__bpf_tx_skb()` in net/core/filter.c, `__dev_queue_xmit()` in net/core/dev.c):
+///
+/// * Negative: the clone reached no queue and no driver. There is no such device (`EINVAL`); it is down, or the kernel
+///   is in its own output path too often already (`ENETDOWN`); or the copy could not be made: no memory, a checksum or
+///   segments that the kernel could not make for a device without offloads (`ENOMEM`), nothing left of it for a device
+///   without link-layer headers (`ERANGE`).
+/// * Positive: `NET_XMIT_*`. They must never reach the verdict of the program: `NET_XMIT_CN` and `TC_ACT_SHOT` are the
+///   same number.
+/// * A device with a queue: 0 says that the queue has taken the copy, or passed it to the driver; what the driver does
+///   with it, or with the segments that the kernel makes of it behind the queue, is not known. `NET_XMIT_DROP`: the queue
+///   is full, as pfifo says it. `NET_XMIT_CN`: the queue has dropped something of this flow (fq_codel, CAKE, RED); or
+///   the device is down, and `noop_qdisc`, which drops all, stands in the queue's place.
+/// * A device without one ([`TARGET_QUEUELESS`]): the answer is the driver's. 0 says that it was called and has taken the
+///   copy or dropped it in silence, `NET_XMIT_DROP` that it did not take it (a veth whose peer's MTU is less). Where the
+///   kernel makes segments of the copy, because the device is without offloads, the answer is that of the last segment.
+///   `NET_XMIT_CN` is `noop_qdisc`'s alone. It is too where the device has a queue that never says so, as pfifo: the
+///   agent may set the flag for such a device.
 #[inline(always)]
 pub const fn outcome(answer: Answer, target_flags: u32) -> Verdict {
     let Answer { code, is_uncut } = answer;

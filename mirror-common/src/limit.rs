@@ -52,8 +52,8 @@ impl Limits {
     /// The limits of a rate, without a budget. A rate of 0 is none; `burst` is at most [`MAX_BURST`], and more counts as
     /// that.
     ///
-    /// Prices are whole ticks, rounded up, so that a rate is never exceeded: what is let through is less than what was
-    /// asked for by 0.1 % at 100 Gbit/s and 100 Mpps, by 10 % at 1 Tbit/s, and never more than 8 Tbit/s.
+    /// Prices are whole ticks, rounded up, so that a rate is never exceeded: at 100 Gbit/s 0.1 % less passes than was
+    /// asked for, at 1 Tbit/s 9 %, and never more than 8 Tbit/s.
     pub const fn of_rate(packets_per_second: u64, bits_per_second: u64, burst: Duration) -> Self {
         let has_rate = packets_per_second != 0 || bits_per_second != 0;
         let burst_ns =

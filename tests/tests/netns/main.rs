@@ -38,6 +38,7 @@ mod offloads;
 mod order;
 mod pods;
 mod processes;
+mod returns;
 mod unreadable;
 mod versions;
 

@@ -42,7 +42,7 @@ fn what_is_pinned_is_what_the_abi_version_says() {
 #[test]
 fn the_versions_before_are_still_described() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mirror-common");
-    for version in FIRST_DESCRIBED..ABI_VERSION {
+    for version in (1..ABI_VERSION).filter(|version| *version >= FIRST_DESCRIBED) {
         assert!(dir.join(format!("abi-v{version}.txt")).is_file(), "version {version}");
     }
 }
