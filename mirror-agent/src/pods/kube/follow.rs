@@ -121,11 +121,13 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
                 },
             };
             match self.take_in(changes, &mut version).await {
-                Ok(shows) if shows || is_shown => is_shown = false,
-                Ok(_) => return End::Quiet,
+                Ok(shows) => is_shown |= shows,
                 Err(failure) => return failed(failure),
             }
             sleep_until(at + SHORTEST_WATCH).await;
+            if !std::mem::take(&mut is_shown) {
+                return End::Quiet;
+            }
         }
     }
 

@@ -128,7 +128,7 @@ mod tests {
             ("99999999999999999999", "100000000000000000000", true),
             ("", "1", false),
             ("1", "", false),
-            ("abc", "abd", false),
+            ("v1", "v2", false),
             ("1", "v2", false),
         ] {
             assert_eq!(is_older(a, b), expected, "{a} {b}");

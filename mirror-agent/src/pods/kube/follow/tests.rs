@@ -30,6 +30,8 @@ struct World {
     streams: bool,
     /// It gives what it has, whatever version it is asked for, as a cache on the way does.
     is_careless: bool,
+    /// It ends every watch at once, without a word.
+    is_brief: bool,
     /// The queries for pods.
     asked: Vec<String>,
 }
@@ -77,6 +79,7 @@ impl World {
                 }
                 Reply::Watch(lines, WATCH)
             }
+            (Some(_), None) if self.is_brief => Reply::Watch(Vec::new(), Duration::ZERO),
             // It waits for what is newer, and says nothing.
             (Some(_), None) if is_behind => Reply::Watch(Vec::new(), WATCH),
             (Some(_), None) => Reply::Watch(vec![bookmark(json!({}))], WATCH),
@@ -209,6 +212,18 @@ async fn a_watch_that_shows_its_version_goes_on_without_another_list() {
     let asked = server.world().asked.len();
     assert_eq!(server.lists_asked(), [""]);
     assert!((59..=61).contains(&asked), "{asked}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_ends_every_watch_at_once_is_not_asked_without_a_pause() {
+    for streams in [true, false] {
+        let server = Server::new(World { version: 50, streams, is_brief: true, ..World::default() });
+        let _pods = KubePods::watch(server.client(), "one", |_| {});
+        seconds(60).await;
+        let asked = server.world().asked.len();
+        // A list that is refused, a plain one and a watch each second, at most.
+        assert!(asked <= 3 * 61, "{asked}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
