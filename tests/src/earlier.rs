@@ -110,7 +110,7 @@ impl EarlierAgent {
 
 /// Writes numbers as the kernel reads them.
 fn write(bytes: &mut [u8], numbers: &[u32]) {
-    for (bytes, number) in bytes.chunks_exact_mut(4).zip(numbers) {
-        bytes.copy_from_slice(&number.to_ne_bytes());
+    for (bytes, number) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(numbers) {
+        *bytes = number.to_ne_bytes();
     }
 }

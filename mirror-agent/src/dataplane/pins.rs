@@ -263,7 +263,7 @@ mod tests {
             pins.links_at(IfIndex(7), program).unwrap().iter().map(|pin| pin.version).collect()
         };
         assert_eq!(at(Program::TapIngress), [ABI_VERSION, ABI_VERSION + 1, ABI_VERSION - 1]);
-        assert_eq!(at(Program::TapEgress), []);
+        assert_eq!(at(Program::TapEgress), Vec::<u32>::new());
         let all = pins.pinned_links().unwrap();
         assert_eq!(all.len(), 6);
         assert!(all.iter().all(|pin| pin.ifindex == IfIndex(7) && pin.program != Program::TapEgress));
@@ -283,8 +283,8 @@ mod tests {
     #[test]
     fn without_a_directory_there_is_nothing() {
         let (_directory, pins) = pins(&[], &[]);
-        assert_eq!(pins.pinned_links().unwrap(), []);
-        assert_eq!(pins.links_at(IfIndex(1), Program::Deliver).unwrap(), []);
+        assert!(pins.pinned_links().unwrap().is_empty());
+        assert!(pins.links_at(IfIndex(1), Program::Deliver).unwrap().is_empty());
         assert_eq!(pins.other_versions().unwrap(), BTreeSet::new());
     }
 

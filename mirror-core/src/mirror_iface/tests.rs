@@ -82,6 +82,20 @@ fn ours_is_deleted_when_it_was_renamed_or_is_not_wanted_any_more() {
     assert_eq!(MirrorIface::new("mirror0", None).changes(&world([])), [create(65535)]);
 }
 
+#[test]
+fn what_another_version_has_made_is_deleted_but_no_end_of_a_mirror_interface() {
+    let peer = |ifindex| Some(Peer { ifindex, nsid: None });
+    let left = Link { ifindex: IfIndex(3), name: "old0".into(), ..ours() };
+    let foreign = Link { ifindex: IfIndex(4), name: "other0".into(), alias: None, ..ours() };
+    let ends = [
+        Link { kind: LinkKind::Veth, peer: peer(10), ..ours() },
+        Link { ifindex: IfIndex(10), name: "mirror0p".into(), kind: LinkKind::Veth, peer: peer(9), ..ours() },
+    ];
+    let links = world([left, foreign].into_iter().chain(ends));
+    assert_eq!(left_behind(&["mirror0"].into(), &links), [LinkChange::Delete(IfIndex(3))]);
+    assert_eq!(left_behind(&["mirror0", "old0"].into(), &links), []);
+}
+
 fn features(on: &[&str], off: &[&str], fixed: &[&str]) -> Option<Offloads> {
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     Some(Offloads { on: set(on), off: set(off), fixed: set(fixed) })
