@@ -28,6 +28,7 @@ use serde_json::Value;
 
 use crate::{
     process::{command, is_root, step},
+    programs,
     test::bpffs,
     tools, workspace,
 };
@@ -48,7 +49,7 @@ pub(crate) fn run() -> Result<()> {
     }
     tools::stable()?;
     tools::bpf()?;
-    tools::programs(&tools::NETWORK)?;
+    programs::bring(&programs::NETWORK)?;
     bpffs()?;
     step("building the agent");
     let agent = workspace::agent()?;

@@ -3,16 +3,16 @@
 //! Runs every level that this machine can run. One that it cannot is never passed over in silence: it is told loudly,
 //! and where nobody watches (`CI=true`), or where the level was asked for, it is a failure.
 
-use std::{fs, process::Command};
+use std::{fs, path::PathBuf, process::Command, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
 use crate::{
     apt,
-    cluster::level,
+    cluster::level::{self, Given},
     process::{Run as _, command, is_ci, is_root, step},
-    tools, vm, workspace,
+    programs, tools, vm, workspace,
 };
 
 /// What is tested, and how near to the real thing.
@@ -40,6 +40,13 @@ pub(crate) struct TestArgs {
     /// What to run [default: every level that this machine can run].
     #[arg(long = "level", value_name = "LEVEL")]
     levels: Vec<Level>,
+    /// Run the level cluster on a cluster that exists, whose only node is this machine or a container on it.
+    #[arg(long, value_name = "FILE", requires = "levels")]
+    kubeconfig: Option<PathBuf>,
+    /// How an image gets onto that cluster's node, but for the archive's path: `kind load image-archive`, for example
+    /// [default: images are taken to be there].
+    #[arg(long, value_name = "COMMAND", requires = "kubeconfig")]
+    import: Option<String>,
     /// For the tests themselves: a filter, --nocapture, ...
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -47,12 +54,17 @@ pub(crate) struct TestArgs {
 
 /// Runs the levels in order.
 pub(crate) fn run(args: TestArgs) -> Result<()> {
-    let TestArgs { levels, arguments } = args;
+    let TestArgs { levels, kubeconfig, import, arguments } = args;
+    let given = kubeconfig.map(|kubeconfig| Given { kubeconfig, import });
+    if given.is_some() && levels != [Level::Cluster] {
+        bail!("--kubeconfig is for the level cluster alone: say `--level cluster`");
+    }
     let asked_for = !levels.is_empty();
     let levels = if asked_for { levels } else { Level::USUAL.to_vec() };
+    let mut ran = Vec::new();
     let mut not_run = Vec::new();
     for level in &levels {
-        if let Err(why) = can_run(*level) {
+        if let Err(why) = can_run(*level, given.as_ref()) {
             if asked_for || is_ci() {
                 return Err(why.context(format!("level {} cannot run here", level.name())));
             }
@@ -60,10 +72,11 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
             continue;
         }
         step(&format!("level {}", level.name()));
-        level.run(&arguments)?;
+        let begun = Instant::now();
+        level.run(given.as_ref(), &arguments)?;
+        ran.push(format!("{} {} s", level.name(), begun.elapsed().as_secs()));
     }
-    let ran = levels.len() - not_run.len();
-    step(&format!("test: {ran} of {} levels passed", levels.len()));
+    step(&format!("test: {} of {} levels passed ({})", ran.len(), levels.len(), ran.join(", ")));
     for line in &not_run {
         println!("    !!! {line}");
     }
@@ -90,29 +103,21 @@ impl Level {
         }
     }
 
-    fn run(self, arguments: &[String]) -> Result<()> {
+    fn run(self, given: Option<&Given>, arguments: &[String]) -> Result<()> {
         tools::stable()?;
         tools::bpf()?;
         match self {
             Self::Unit => {
                 let mut test = workspace::cargo("test");
-                test.args([
-                    "--package",
-                    "mirror-common",
-                    "--package",
-                    "mirror-core",
-                    "--package",
-                    "mirror-agent",
-                    "--package",
-                    "xtask",
-                ]);
+                // Every other member has its tests in itself.
+                test.args(["--workspace", "--exclude", "mirror-ebpf", "--exclude", "mirror-tests"]);
                 test.arg("--").args(arguments).run()?;
-                tools::programs(&tools::NETWORK)?;
-                tools::programs(&tools::CAPTURES)?;
+                programs::bring(&programs::NETWORK)?;
+                programs::bring(&programs::CAPTURES)?;
                 test_target("filter").arg("--").args(arguments).run()
             }
             Self::Fuzz => {
-                tools::programs(&tools::NETWORK)?;
+                programs::bring(&programs::NETWORK)?;
                 let mut fuzz = test_target("filter");
                 fuzz.env("MIRROR_FUZZ_PAIRS", FUZZ_PAIRS);
                 fuzz.args(["--", "random", "--nocapture"]).args(arguments).run()
@@ -122,21 +127,21 @@ impl Level {
                 test_target(self.name()).arg("--").args(arguments).run()
             }
             Self::Netns => {
-                tools::programs(&tools::NETWORK)?;
+                programs::bring(&programs::NETWORK)?;
                 bpffs()?;
                 let agent = workspace::agent()?;
                 test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments).run()
             }
             Self::Api => {
-                tools::programs(&tools::NETWORK)?;
+                programs::bring(&programs::NETWORK)?;
                 bpffs()?;
                 let agent = workspace::agent()?;
                 level::with_api(test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments))
             }
             Self::Cluster => {
-                tools::programs(&tools::NETWORK)?;
+                programs::bring(&programs::NETWORK)?;
                 bpffs()?;
-                level::run(|| test_target(self.name()), arguments)
+                level::run(|| test_target(self.name()), given, arguments)
             }
             Self::Vm => vm::run_all(arguments),
         }
@@ -144,13 +149,13 @@ impl Level {
 }
 
 /// Why this machine cannot run a level, if so.
-fn can_run(level: Level) -> Result<()> {
+fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
     match level {
         Level::Unit | Level::Fuzz => Ok(()),
         Level::Prog | Level::Netns if is_root() => Ok(()),
         Level::Prog | Level::Netns => bail!("it needs root, to load programs and to make network namespaces"),
         Level::Api => level::can_run_api(),
-        Level::Cluster => level::can_run(),
+        Level::Cluster => level::can_run(given),
         Level::Vm => apt::can_unpack(),
     }
 }

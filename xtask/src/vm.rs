@@ -15,6 +15,7 @@ use clap::ValueEnum;
 use crate::{
     apt,
     process::{is_ci, step},
+    programs,
     test::Level,
     tools, workspace,
 };
@@ -91,7 +92,7 @@ pub(crate) fn run_all(arguments: &[String]) -> Result<()> {
 fn script(levels: &[Level], arguments: &[String]) -> Result<String> {
     tools::stable()?;
     tools::bpf()?;
-    tools::programs(&tools::NETWORK)?;
+    programs::bring(&programs::NETWORK)?;
     step("building what the guest runs");
     // Emulation is slow: one test at a time, and deadlines that allow for it.
     let mut script = String::from("set -e\nexport MIRROR_TEST_SLOW=5\n");

@@ -11,10 +11,6 @@ use serde_json::Value;
 
 use crate::{pins, process::Run as _, process::command};
 
-/// The crates that are built for the host.
-pub(crate) const HOST_CRATES: [&str; 5] =
-    ["mirror-common", "mirror-core", "mirror-agent", "mirror-tests", "xtask"];
-
 /// The root directory of the work tree.
 pub(crate) fn root() -> PathBuf {
     let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
