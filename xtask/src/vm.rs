@@ -79,6 +79,13 @@ pub(crate) fn run(args: VmArgs) -> Result<()> {
     guest::boot(kernel, &script)
 }
 
+/// Whether the kernels are in the cache.
+pub(crate) fn has_kernels() -> bool {
+    let has =
+        |kernel: &Kernel| debian::dir().is_ok_and(|dir| dir.join(kernel.series()).join("vmlinuz").exists());
+    Kernel::value_variants().iter().all(has)
+}
+
 /// Runs both levels on every kernel.
 pub(crate) fn run_all(arguments: &[String]) -> Result<()> {
     let script = script(&[Level::Prog, Level::Netns], arguments)?;
