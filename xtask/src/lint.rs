@@ -5,7 +5,6 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use serde_json::Value;
 
 use crate::{
     chart, ebpf, generate, layers, pins,
@@ -46,8 +45,7 @@ pub(crate) fn run() -> Result<()> {
 
 /// Cargo has no way to make a workspace's lints hold for every member.
 fn opted_in() -> Result<()> {
-    let metadata = workspace::rustup_cargo("metadata").args(["--no-deps", "--format-version=1"]).read()?;
-    let metadata: Value = serde_json::from_str(&metadata).context("cargo's metadata")?;
+    let metadata = workspace::metadata()?;
     let members = metadata["packages"].as_array().context("a workspace has members")?;
     for manifest in members.iter().filter_map(|member| member["manifest_path"].as_str()) {
         if !fs::read_to_string(manifest)?.contains("[lints]\nworkspace = true\n") {

@@ -31,6 +31,12 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
     cargo
 }
 
+/// What cargo knows of the members (`cargo metadata`).
+pub(crate) fn metadata() -> Result<Value> {
+    let metadata = rustup_cargo("metadata").args(["--no-deps", "--format-version=1"]).read()?;
+    serde_json::from_str(&metadata).context("cargo's metadata")
+}
+
 /// What came out of a build.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Built {
