@@ -1,6 +1,7 @@
 //! `cargo xtask lint`: what can be told without running the product.
 //!
-//! Format, clippy, the lints that every crate opts into, who may use what (`layers`), dependencies, spelling, the chart.
+//! Format, clippy, the lints that every crate opts into, who may use what (`layers`), dependencies, spelling, the chart,
+//! the core on other systems.
 
 use std::fs;
 
@@ -35,11 +36,22 @@ pub(crate) fn run() -> Result<()> {
     clippy.args(["--workspace", "--exclude", "mirror-ebpf"]); // built for another target
     clippy.args(["--all-targets", "--", "-Dwarnings"]).run()?;
     generate::check_reference()?;
+    other_systems()?;
     step("clippy of the eBPF programs");
     tools::nightly_clippy()?;
     let root = workspace::root();
     ebpf::run(&root, ebpf::Action::Clippy, &root).map_err(|why| anyhow!(why))?;
     step("lint: all is well");
+    Ok(())
+}
+
+/// A plugin for laptops uses the core. To check takes no linker and nothing of the system's.
+fn other_systems() -> Result<()> {
+    for target in ["x86_64-pc-windows-gnu", "x86_64-apple-darwin", "aarch64-apple-darwin"] {
+        step(&format!("mirror-core for {target}"));
+        tools::target(target)?;
+        workspace::cargo("check").args(["--package", "mirror-core", "--target", target]).run()?;
+    }
     Ok(())
 }
 
