@@ -8,7 +8,8 @@ use crate::{
     process::{command, is_root, step},
     programs,
     test::bpffs,
-    tools, workspace,
+    tools,
+    workspace::{self, Tested},
 };
 
 /// Returns only if it cannot be shown.
@@ -21,9 +22,7 @@ pub(crate) fn run() -> Result<()> {
     programs::bring(&programs::NETWORK)?;
     bpffs()?;
     step("building the agent");
-    let agent = workspace::agent()?;
-    let demo = workspace::executables("test", &["--no-run", "--package", "mirror-tests", "--test", "demo"])?;
-    let demo = demo.first().context("cargo built no demo")?;
+    let Tested { test: demo, agent } = workspace::tested("demo")?;
     // In our place, so that Ctrl-C ends nothing before the demo has removed what it made.
-    Err(command(demo).env("MIRROR_AGENT", agent).exec()).with_context(|| demo.display().to_string())
+    Err(command(&demo).env("MIRROR_AGENT", agent).exec()).with_context(|| demo.display().to_string())
 }

@@ -32,9 +32,7 @@ pub(crate) fn run() -> Result<()> {
     deployment()?;
     step("clippy");
     tools::bpf()?;
-    let mut clippy = workspace::cargo("clippy");
-    clippy.args(["--workspace", "--exclude", "mirror-ebpf"]); // built for another target
-    clippy.args(["--all-targets", "--", "-Dwarnings"]).run()?;
+    workspace::members("clippy").args(["--all-targets", "--", "-Dwarnings"]).run()?;
     generate::check_reference()?;
     other_systems()?;
     step("clippy of the eBPF programs");

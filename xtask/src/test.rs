@@ -122,10 +122,8 @@ impl Level {
         tools::bpf()?;
         match self {
             Self::Unit => {
-                let mut test = workspace::cargo("test");
-                // Every other member has its tests in itself.
-                test.args(["--workspace", "--exclude", "mirror-ebpf", "--exclude", "mirror-tests"]);
-                test.arg("--").args(arguments).run()?;
+                // What stands in the sources: the targets of `mirror-tests` say `test = false`.
+                workspace::members("test").arg("--").args(arguments).run()?;
                 programs::bring(&programs::NETWORK)?;
                 programs::bring(&programs::CAPTURES)?;
                 test_target("filter").arg("--").args(arguments).run()
@@ -143,7 +141,7 @@ impl Level {
             Self::Netns => {
                 programs::bring(&programs::NETWORK)?;
                 bpffs()?;
-                let agent = workspace::agent()?;
+                let agent = workspace::tested(self.name())?.agent;
                 test_target(self.name()).env("MIRROR_AGENT", &agent).arg("--").args(arguments).run()?;
                 if !arguments.is_empty() {
                     return Ok(()); // of a story in particular
@@ -154,7 +152,7 @@ impl Level {
             Self::Api => {
                 programs::bring(&programs::NETWORK)?;
                 bpffs()?;
-                let agent = workspace::agent()?;
+                let agent = workspace::tested(self.name())?.agent;
                 level::with_api(test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments))
             }
             Self::Cluster => {
@@ -199,8 +197,8 @@ fn announce() {
 }
 
 fn test_target(name: &str) -> Command {
-    let mut test = workspace::cargo("test");
-    test.args(["--package", "mirror-tests", "--test", name]);
+    let mut test = workspace::members("test");
+    test.args(["--test", name]);
     test
 }
 

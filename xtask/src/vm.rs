@@ -9,7 +9,7 @@ mod guest;
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
@@ -17,7 +17,8 @@ use crate::{
     process::{is_ci, step},
     programs,
     test::Level,
-    tools, workspace,
+    tools,
+    workspace::{self, Tested},
 };
 
 /// The kernels: the oldest that is supported, with clsact, and one with TCX.
@@ -103,18 +104,12 @@ fn script(levels: &[Level], arguments: &[String]) -> Result<String> {
     step("building what the guest runs");
     // Emulation is slow: one test at a time, and deadlines that allow for it.
     let mut script = String::from("set -e\nexport MIRROR_TEST_SLOW=5\n");
-    if levels.contains(&Level::Netns) {
-        writeln!(script, "export MIRROR_AGENT={}", quoted(&workspace::agent()?.to_string_lossy()))?;
-    }
     if is_ci() {
         script += "export CI=true\n";
     }
     for level in levels {
-        let tests = workspace::executables(
-            "test",
-            &["--no-run", "--package", "mirror-tests", "--test", level.name()],
-        )?;
-        let test = tests.first().context("cargo built no test")?;
+        let Tested { test, agent } = workspace::tested(level.name())?;
+        writeln!(script, "export MIRROR_AGENT={}", quoted(&agent.to_string_lossy()))?;
         writeln!(script, "echo '==> level {}'", level.name())?;
         write!(script, "{} --test-threads=1 --color=never", quoted(&test.to_string_lossy()))?;
         for argument in arguments {
