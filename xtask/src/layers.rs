@@ -208,8 +208,11 @@ fn sources(root: &Path) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// What `file` names and must not.
+/// What `file` names and must not. A file of tests, or of a twin for tests, is free.
 fn violations_in(file: &str, text: &str) -> Result<Vec<String>> {
+    if ["/tests.rs", "/fake.rs"].iter().any(|name| file.ends_with(name)) || file.contains("/tests/") {
+        return Ok(Vec::new());
+    }
     let is_in = |files: &[&str]| files.iter().any(|prefix| file.starts_with(prefix));
     let mut rules: Vec<_> =
         FORBIDDEN.iter().filter(|rule| is_in(rule.files)).map(|rule| (rule.paths, rule.why)).collect();

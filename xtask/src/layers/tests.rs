@@ -97,6 +97,8 @@ fn the_core_is_made_of_what_is_pure_and_its_tests_of_anything() {
 #[test]
 fn comments_tests_and_names_that_only_begin_alike_are_free() {
     is_clean("mirror-core/src/plan.rs", "//! aya::Ebpf, /proc\n/// std::time\nfn f() {}");
+    is_clean("mirror-agent/src/pods/kube/fake.rs", "use hyper::body::Bytes;");
+    is_clean("mirror-core/src/plan/tests.rs", "use std::time::Instant;");
     is_clean("mirror-core/src/plan.rs", "#[cfg(test)] mod tests { use std::time::Instant; }");
     is_clean("mirror-core/src/plan.rs", "use std::{time::Duration, timeless::X}; fn f() { let kube = 1; }");
 }
