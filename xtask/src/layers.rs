@@ -51,13 +51,25 @@ const FORBIDDEN: &[Forbidden] = &[
         files: &["mirror-agent/src/pods/"],
         paths: &[
             "crate::select",
+            "mirror_core::select",
             "crate::plan",
+            "mirror_core::plan",
             "crate::reconcile",
             "crate::report",
             "crate::links",
             "crate::dataplane",
         ],
         why: "a source of pods tells what there is, and knows nothing of what is made of it",
+    },
+    Forbidden {
+        files: &["mirror-agent/src/links"],
+        paths: &["crate::select", "crate::mirror_iface", "mirror_core::select", "mirror_core::mirror_iface"],
+        why: "the edge to the devices reads and changes what it is told to; it decides nothing",
+    },
+    Forbidden {
+        files: &["mirror-agent/src/dataplane"],
+        paths: &["crate::cli", "crate::cmd", "clap"],
+        why: "the edge to BPF takes values, and not flags",
     },
     Forbidden {
         files: &["mirror-agent/src/reconcile.rs"],

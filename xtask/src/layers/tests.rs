@@ -68,6 +68,19 @@ fn an_edge_may_use_what_is_its_own() {
 }
 
 #[test]
+fn an_edge_neither_decides_nor_reads_flags() {
+    for (file, path) in [
+        ("links/offloads", "crate::mirror_iface::Change"),
+        ("links/netlink", "mirror_core::select::Node"),
+        ("pods/parse", "crate::select::Place"),
+        ("dataplane/hooks", "crate::cli::AttachFlag"),
+    ] {
+        names(&format!("mirror-agent/src/{file}.rs"), &format!("use {path};"), path);
+    }
+    is_clean("mirror-agent/src/links/cache.rs", "use crate::model::Peer;");
+}
+
+#[test]
 fn who_tells_cannot_change() {
     for file in ["admin", "metrics", "health", "report"] {
         let file = format!("mirror-agent/src/{file}.rs");
