@@ -2,12 +2,21 @@
 //!
 //! 0 fine, 1 failed, 2 wrong usage (clap's own).
 
-use std::process::ExitCode;
+use std::{
+    panic,
+    process::{self, ExitCode},
+};
 
 use clap::Parser as _;
 use mirror_agent::{cli::Cli, cmd};
 
 fn main() -> ExitCode {
+    // As in the release build, which cannot unwind: an agent in which a task has failed must not go on half.
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |panicked| {
+        report(panicked);
+        process::abort();
+    }));
     match cmd::execute(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -61,6 +61,11 @@ impl Agent {
         Self::with_environment(lab, arguments, &[])
     }
 
+    /// As [`Agent::start`], with a log for people.
+    pub fn readable(lab: &Lab, arguments: &[&str]) -> Self {
+        Self { process: Process::start(&mut lab.agent(arguments)) }
+    }
+
     /// As [`Agent::start`], with environment variables.
     pub fn with_environment(lab: &Lab, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = lab.agent(arguments);

@@ -1,6 +1,6 @@
 //! tcpdump on a device, and the frames that it wrote.
 
-use std::{collections::BTreeMap, fmt, fs};
+use std::{collections::BTreeMap, fmt, fs, process::Command};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -71,6 +71,17 @@ impl Capture {
     pub fn in_order(&self) -> Vec<Captured> {
         self.drain();
         parse(&fs::read(self.directory.path().join("pcap")).unwrap())
+    }
+
+    /// What tcpdump writes of the frames so far that match a filter, a line each.
+    #[track_caller]
+    pub fn text(&self, filter: &str) -> String {
+        self.drain();
+        let mut tcpdump = Command::new("tcpdump");
+        tcpdump.args(["-nq", "-Z", "root", "-r"]).arg(self.directory.path().join("pcap")).arg(filter);
+        let output = tcpdump.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// Ends the capture and returns all of its frames.

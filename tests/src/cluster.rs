@@ -1,37 +1,35 @@
 //! A real Kubernetes node, with the agent on it as people install it, and what people do to both.
 //!
-//! `cargo xtask test --level cluster` brings the node up. One story at a time: they share the node, its agent and its
-//! mirror interface.
+//! `cargo xtask test --level cluster` brings the node up, or takes a cluster that exists (`--kubeconfig`): which it is
+//! matters to nothing but [`Cluster::stop`], [`Cluster::bring_back`] and [`Cluster::runtime`]. One story at a time: they
+//! share the node, its agent and its mirror interface.
 
 use std::{
     env, fs,
+    net::IpAddr,
     ops::Deref,
     process::Command,
-    sync::Once,
+    sync::{Once, OnceLock},
     time::{Duration, Instant},
 };
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use mirror_test_cluster::{Components, Node};
 
 use crate::{
-    Kubectl, Lab, MIRROR, SOON, check, eventually,
-    kubectl::{LABEL, succeeded},
+    Kubectl, Lab, MIRROR, check, eventually,
+    kubectl::{LABEL, succeeded, with_words},
 };
 
 /// The namespace that the agent is installed in, and the name of its DaemonSet.
 pub const AGENT: &str = "podmirror";
 /// How long Kubernetes may take over something that it has to begin from nothing.
 pub const PATIENCE: Duration = Duration::from_secs(90);
-/// How long a component may take over an orderly end.
-const ORDERLY: Duration = Duration::from_secs(3);
 
 /// The node, and a namespace for one story. What the story stopped is brought back if it fails; the agent stays.
 #[derive(Debug)]
 pub struct Cluster {
     host: Lab,
+    address: IpAddr,
     kubectl: Kubectl,
     begun: Instant,
 }
@@ -41,12 +39,12 @@ impl Cluster {
     #[track_caller]
     pub fn new(story: &str) -> Self {
         static SWEPT: Once = Once::new();
-        let cluster = Self { host: Lab::host(), kubectl: Kubectl::new(story), begun: Instant::now() };
-        let runs = cluster.directory().join("pid/kubelet").exists();
-        assert!(
-            runs,
-            "KUBECONFIG names a cluster without a node: `cargo xtask test --level cluster` brings one up"
-        );
+        // It takes a pod to find out, on a cluster that is not ours.
+        static NODE: OnceLock<Node> = OnceLock::new();
+        let kubectl = Kubectl::new(story);
+        let node = NODE.get_or_init(|| kubectl.cluster().node().unwrap_or_else(|error| panic!("{error:#}")));
+        let host = Lab::at(&node.netns, &node.bpffs);
+        let cluster = Self { host, address: node.address, kubectl, begun: Instant::now() };
         // What test processes have left that were killed; and an agent of an earlier image.
         SWEPT.call_once(|| {
             cluster.kubectl(&format!("delete namespaces -l {LABEL}"));
@@ -83,7 +81,7 @@ impl Cluster {
     pub fn has_left_nothing(&self) {
         self.wait_ended();
         let node = &self.host;
-        assert!(!fs::exists("/sys/fs/bpf/podmirror").unwrap(), "{:?}", node.pins());
+        assert!(!fs::exists(node.bpffs().join("podmirror")).unwrap(), "{:?}", node.pins());
         assert!(!node.devices().iter().any(|device| device == MIRROR));
         let state = node.network_state();
         let is_ours = |line: &String| line.contains("tap_ingress") || line.contains("tap_egress");
@@ -104,9 +102,14 @@ impl Cluster {
         ));
     }
 
-    /// This machine, as the node.
+    /// The node.
     pub fn host(&self) -> &Lab {
         &self.host
+    }
+
+    /// The node's address.
+    pub fn address(&self) -> IpAddr {
+        self.address
     }
 
     /// `helm` with these words, as it is for the chart's own checks. It must succeed. What it says.
@@ -122,11 +125,19 @@ impl Cluster {
         succeeded("helm", words, &helm.output().unwrap()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// containerd's `ctr` with these words. It must succeed.
+    /// The container runtime's own client (containerd's `ctr`) with these words, on a cluster that was built here. It
+    /// must succeed.
     #[track_caller]
-    pub fn ctr(&self, words: &str) -> String {
-        let output = self.program("ctr", words).output().unwrap();
+    pub fn runtime(&self, words: &str) -> String {
+        let output = with_words(self.components().runtime(), words).output().unwrap();
         succeeded("ctr", words, &output).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[track_caller]
+    fn components(&self) -> &dyn Components {
+        self.cluster()
+            .components()
+            .expect("stories of a cluster that was built here are in the module `built`")
     }
 
     /// The log of the agent that runs now since the story began, a JSON object a line.
@@ -155,38 +166,17 @@ impl Cluster {
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_agent)
     }
 
-    /// Stops a component of the node as a service manager does: SIGTERM, and SIGKILL where that takes too long. The API
-    /// server waits for its clients, up to a minute.
+    /// Stops a component of a cluster that was built here, as a service manager does: in order, or else by force. The
+    /// API server waits for its clients, up to a minute.
     #[track_caller]
     pub fn stop(&self, component: &str) {
-        let text = fs::read_to_string(self.directory().join("pid").join(component)).unwrap();
-        let pid = text.split(' ').next().unwrap().parse().unwrap();
-        let (begun, mut signal) = (Instant::now(), Signal::SIGTERM);
-        kill(Pid::from_raw(pid), signal).unwrap();
-        eventually(SOON, || {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            if stat.is_empty() || stat.contains(") Z ") {
-                return Ok(());
-            }
-            if signal == Signal::SIGTERM && begun.elapsed() > ORDERLY {
-                signal = Signal::SIGKILL;
-                kill(Pid::from_raw(pid), signal).unwrap();
-            }
-            Err(format!("{component} does not end"))
-        });
+        self.components().stop(component).unwrap_or_else(|error| panic!("{error:#}"));
     }
 
     /// Brings back what was stopped, and waits until the node works.
     #[track_caller]
     pub fn bring_back(&self) {
-        Self::try_bring_back().unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    fn try_bring_back() -> Result<String, String> {
-        let xtask = env::var_os("MIRROR_XTASK").expect("MIRROR_XTASK names the program of `cargo xtask`");
-        let words = "cluster up";
-        let output = Command::new(xtask).args(words.split(' ')).output().unwrap();
-        succeeded("cargo xtask", words, &output)
+        self.components().bring_back().unwrap_or_else(|error| panic!("{error:#}"));
     }
 }
 
@@ -202,8 +192,8 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The story may have ended while something was stopped.
-            let back = Self::try_bring_back();
-            eprintln!("{}", back.unwrap_or_else(|error| error));
+            let back = self.cluster().components().map_or(Ok(()), |components| components.bring_back());
+            back.unwrap_or_else(|error| eprintln!("{error:#}"));
             eprintln!("the agent's log:\n{}", self.agent_log().unwrap_or_else(|error| error));
             let pods = self.try_kubectl("get pods,events -A -o wide");
             eprintln!("{}", pods.unwrap_or_else(|error| error));

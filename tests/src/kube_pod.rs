@@ -1,19 +1,17 @@
 //! A pod of a real cluster: how it is asked for, and where it is on the node.
 //!
-//! Where it is comes from containerd and the kernel, and not from what the agent reads.
+//! Where it is comes from the pod itself or from its runtime, and not from what the agent reads.
 
-use std::{fs, net::IpAddr, path::Path, time::Duration};
+use std::{net::IpAddr, path::Path, time::Duration};
 
+use mirror_test_cluster::{BUSYBOX, process_in_netns};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde_json::{Value, json};
 
-use crate::{Cluster, Netns, cluster::PATIENCE, eventually};
-
-/// An image with a shell and its tools.
-const BUSYBOX: &str = "localhost/busybox:cluster";
+use crate::{Cluster, Lab, Netns, cluster::PATIENCE, eventually};
 
 /// A pod with one container that runs a command line of the shell, and ends at once when it is told to.
 pub fn pod_object(name: &str, shell: &str) -> Value {
@@ -47,8 +45,6 @@ pub struct KubePod {
     pub uid: String,
     /// Its address.
     pub ip: IpAddr,
-    /// Process of its sandbox, which holds the namespaces.
-    pub sandbox: i32,
     /// Its network namespace.
     pub netns: Netns,
     /// The node's end of its `eth0`.
@@ -76,11 +72,12 @@ impl Cluster {
         let timeout = PATIENCE.as_secs();
         self.kubectl(&format!("wait pod {name} --for=condition=Ready --timeout={timeout}s"));
         let uid = self.kubectl(&format!("get pod {name} -o jsonpath={{.metadata.uid}}"));
-        let sandbox = self.task(&uid, "sandbox").expect("a pod that is ready has a sandbox");
-        KubePod::of(name, &uid, sandbox)
+        let netns = self.kubectl(&format!("exec {name} -- readlink /proc/self/ns/net"));
+        let process = process_in_netns(netns.trim()).expect("a pod that is ready has processes on its node");
+        KubePod::of(self.host(), name, &uid, process)
     }
 
-    /// The same pod, as soon as its container runs in another sandbox than it did. Asks containerd alone: the API
+    /// The same pod, as soon as its container runs in another sandbox than it did. Asks the runtime alone: the API
     /// server may be away, and knows it later.
     #[track_caller]
     pub fn with_new_sandbox(&self, name: &str, uid: &str, former: i32) -> KubePod {
@@ -89,15 +86,15 @@ impl Cluster {
             let found = sandbox.filter(|_| self.task(uid, "container").is_some());
             found.ok_or_else(|| format!("{name} has no new sandbox"))
         });
-        KubePod::of(name, uid, sandbox)
+        KubePod::of(self.host(), name, uid, sandbox)
     }
 
     /// The process of a pod's sandbox, or of its container, that runs now.
     pub fn task(&self, uid: &str, kind: &str) -> Option<i32> {
         let filter =
             format!("labels.\"io.kubernetes.pod.uid\"=={uid},labels.\"io.cri-containerd.kind\"=={kind}");
-        let ids = self.ctr(&format!("containers list --quiet {filter}"));
-        let tasks = self.ctr("tasks list");
+        let ids = self.runtime(&format!("containers list --quiet {filter}"));
+        let tasks = self.runtime("tasks list");
         let pid = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
             [id, pid, "RUNNING"] if ids.lines().any(|own| own == id) => pid.parse().ok(),
             _ => None,
@@ -115,13 +112,13 @@ impl Cluster {
 
 impl KubePod {
     #[track_caller]
-    fn of(name: &str, uid: &str, sandbox: i32) -> Self {
-        let netns = Netns::at(Path::new("/proc").join(sandbox.to_string()).join("ns/net"));
+    fn of(node: &Lab, name: &str, uid: &str, process: i32) -> Self {
+        let netns = Netns::at(Path::new("/proc").join(process.to_string()).join("ns/net"));
         // "2: eth0@if12: <BROADCAST,…": its peer is the node's device 12.
         let link = netns.ip("-o link show dev eth0");
-        let device = device_with(between(&link, "@if", ":"));
+        let device = device_with(node, between(&link, "@if", ":"));
         let ip = between(&netns.ip("-o -4 address show dev eth0"), "inet ", "/").parse().unwrap();
-        Self { name: name.into(), uid: uid.into(), ip, sandbox, netns, device }
+        Self { name: name.into(), uid: uid.into(), ip, netns, device }
     }
 
     /// Pings an address some times from inside; every ping must be answered.
@@ -147,12 +144,12 @@ fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
     rest.split_once(end).map_or(rest, |(found, _)| found)
 }
 
-/// The device of this machine with this ifindex.
+/// The device of the node with this ifindex.
 #[track_caller]
-fn device_with(index: &str) -> String {
-    let has_index = |device: &fs::DirEntry| {
-        fs::read_to_string(device.path().join("ifindex")).is_ok_and(|text| text.trim() == index)
-    };
-    let device = fs::read_dir("/sys/class/net").unwrap().flatten().find(has_index);
-    device.unwrap_or_else(|| panic!("no device {index}")).file_name().to_str().unwrap().to_owned()
+fn device_with(node: &Lab, index: &str) -> String {
+    // "12: veth1a2b@if2: <BROADCAST,…"
+    let links = node.node().ip("-o link show");
+    let line = links.lines().find_map(|line| line.strip_prefix(index)?.strip_prefix(": "));
+    let line = line.unwrap_or_else(|| panic!("no device {index} in\n{links}"));
+    line.split([':', '@']).next().unwrap().to_owned()
 }

@@ -1,15 +1,16 @@
 //! `kubectl` as the administrator of a real cluster, in a namespace that is one story's own.
 //!
-//! `cargo xtask test` brings the cluster up and names it by `KUBECONFIG`, beside which lies all that the cluster writes.
+//! `cargo xtask test` names the cluster by `KUBECONFIG`; `mirror-test-cluster` knows how it is used.
 
 use std::{
-    env, fs,
+    fs,
     io::Write as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Output, Stdio},
     sync::atomic::{AtomicU32, Ordering},
 };
 
+use mirror_test_cluster::TestCluster;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -19,7 +20,7 @@ pub(crate) const LABEL: &str = "podmirror-story";
 /// `kubectl`, and the namespace of one story. The namespace and its pods are removed on drop.
 #[derive(Debug)]
 pub struct Kubectl {
-    directory: PathBuf,
+    cluster: Box<dyn TestCluster>,
     files: TempDir,
     namespace: String,
 }
@@ -29,15 +30,14 @@ impl Kubectl {
     #[track_caller]
     pub(crate) fn new(story: &str) -> Self {
         static STORIES: AtomicU32 = AtomicU32::new(0);
-        let kubeconfig = env::var_os("KUBECONFIG").map(PathBuf::from);
-        let directory = kubeconfig.as_deref().and_then(Path::parent).map(Path::to_owned);
-        let directory = directory.filter(|directory| directory.join("bin/kubectl").exists()).expect(
-            "KUBECONFIG names no cluster of `cargo xtask cluster up`; `cargo xtask test` brings one up for its tests",
-        );
+        let cluster = mirror_test_cluster::of_environment().unwrap_or_else(|error| panic!("{error:#}"));
         let number = STORIES.fetch_add(1, Ordering::Relaxed);
         let namespace = format!("{story}-{}-{number}", std::process::id());
-        let kubectl = Self { directory, files: tempfile::tempdir().unwrap(), namespace };
-        fs::copy(kubeconfig.unwrap(), kubectl.kubeconfig()).unwrap();
+        // The paths in a kubeconfig may be relative to it.
+        let words = "config view --raw --flatten --minify";
+        let config = succeeded("kubectl", words, &with_words(cluster.kubectl(), words).output().unwrap());
+        let kubectl = Self { cluster, files: tempfile::tempdir().unwrap(), namespace };
+        fs::write(kubectl.kubeconfig(), config.unwrap_or_else(|error| panic!("{error}"))).unwrap();
         kubectl.kubectl(&format!("config set-context --current --namespace={}", kubectl.namespace));
         kubectl
     }
@@ -56,9 +56,9 @@ impl Kubectl {
         &self.namespace
     }
 
-    /// Where the cluster has its files.
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
+    /// The cluster.
+    pub(crate) fn cluster(&self) -> &dyn TestCluster {
+        &*self.cluster
     }
 
     /// The administrator's kubeconfig, in which the story's namespace is the usual one.
@@ -97,17 +97,16 @@ impl Kubectl {
 
     /// `kubectl` with these words, for who wants to do more with it.
     pub fn command(&self, words: &str) -> Command {
-        self.program("kubectl", words)
+        let mut kubectl = with_words(self.cluster.kubectl(), words);
+        kubectl.env("KUBECONFIG", self.kubeconfig());
+        kubectl
     }
+}
 
-    /// A program of the cluster with these words, and nothing from our environment.
-    pub(crate) fn program(&self, name: &str, words: &str) -> Command {
-        let mut command = Command::new(self.directory.join("bin").join(name));
-        command.env_clear().env("HOME", &self.directory).env("KUBECONFIG", self.kubeconfig());
-        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
-        command.args(words.split_whitespace());
-        command
-    }
+/// A program with these words, that reads nothing from ours.
+pub(crate) fn with_words(mut program: Command, words: &str) -> Command {
+    program.stdin(Stdio::null()).args(words.split_whitespace());
+    program
 }
 
 /// Its standard output, or what it complains of.

@@ -24,7 +24,7 @@ use crate::{
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// A node: network namespace, BPF file system directory, files. One of its own for one test, removed on drop, unless it
-/// is [`Lab::host`].
+/// is that of a cluster ([`Lab::at`]).
 ///
 /// Declare it before everything that runs on it, so that it goes last.
 #[derive(Debug)]
@@ -37,12 +37,11 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// This machine itself as the node: for a cluster that runs on it. Nothing of it is removed on drop.
+    /// The node of a cluster: its network namespace, and its BPF file system. Nothing of it is removed on drop.
     #[track_caller]
-    pub fn host() -> Self {
-        let node = Netns::at("/proc/self/ns/net");
+    pub fn at(netns: &Path, bpffs: &Path) -> Self {
         let files = tempfile::tempdir().unwrap();
-        Self { node, bpffs: BPFFS.into(), files, pods: Cell::new(0), is_ours: false }
+        Self { node: Netns::at(netns), bpffs: bpffs.to_owned(), files, pods: Cell::new(0), is_ours: false }
     }
 
     /// Makes a node. `story` is for people who look at `/run/netns` meanwhile.

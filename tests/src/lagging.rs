@@ -28,8 +28,9 @@ impl LaggingApi {
     /// Starts it, and waits until it has the story's pods.
     #[track_caller]
     pub(crate) fn start(kubectl: &Kubectl) -> Self {
-        let pid = fs::read_to_string(kubectl.directory().join("pid/kube-apiserver")).unwrap();
-        let process = Path::new("/proc").join(pid.split_whitespace().next().unwrap());
+        let components = kubectl.cluster().components().expect("the cluster was built here");
+        let pid = components.pid("kube-apiserver").expect("the API server runs");
+        let process = Path::new("/proc").join(pid.to_string());
         let line = fs::read_to_string(process.join("cmdline")).unwrap();
         let (program, arguments) = line.trim_end_matches('\0').split_once('\0').unwrap();
         let value = |name: &str| arguments.split('\0').find_map(|word| word.strip_prefix(name)).unwrap();

@@ -21,7 +21,10 @@
 #![expect(clippy::print_stderr, reason = "the log of a failed test")]
 
 use std::{
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -84,6 +87,14 @@ pub fn scaled(duration: Duration) -> Duration {
     duration.mul_f64(factor)
 }
 
+/// Set by [`interrupt`].
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Ends every wait by a panic, so that what was made is removed on the way out: for a person who presses Ctrl-C.
+pub fn interrupt() {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
 /// Waits until `condition` is `Ok`, and panics with its last error when `deadline` (scaled) has passed.
 #[track_caller]
 pub fn eventually<T>(deadline: Duration, mut condition: impl FnMut() -> Result<T, String>) -> T {
@@ -91,6 +102,9 @@ pub fn eventually<T>(deadline: Duration, mut condition: impl FnMut() -> Result<T
     loop {
         match condition() {
             Ok(value) => return value,
+            Err(_) if INTERRUPTED.load(Ordering::Relaxed) && !std::thread::panicking() => {
+                panic!("interrupted")
+            }
             Err(error) if Instant::now() > end => panic!("not within {:?}: {error}", scaled(deadline)),
             // Only a pause between two looks at the condition.
             Err(_) => std::thread::sleep(Duration::from_millis(5)),

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::unix::fs::FileExt,
     sync::{
         Arc,
@@ -86,6 +86,19 @@ impl Conversation {
             stream.set_write_timeout(Some(scaled(SOON))).unwrap();
         }
         Self { client, server }
+    }
+
+    /// The client says something, which the server answers in capital letters; the answer. Both have closed then.
+    #[track_caller]
+    pub fn ask(mut self, words: &str) -> String {
+        self.client.write_all(words.as_bytes()).unwrap();
+        self.client.shutdown(Shutdown::Write).unwrap();
+        let (mut question, mut answer) = (String::new(), String::new());
+        self.server.read_to_string(&mut question).unwrap();
+        self.server.write_all(question.to_uppercase().as_bytes()).unwrap();
+        self.server.shutdown(Shutdown::Write).unwrap();
+        self.client.read_to_string(&mut answer).unwrap();
+        answer
     }
 
     /// Sends `len` bytes there and back.

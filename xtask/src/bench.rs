@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use crate::{
     cluster::level,
     process::{Run as _, is_root},
+    programs,
     test::bpffs,
     tools, workspace,
 };
@@ -33,7 +34,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     }
     tools::stable()?;
     tools::bpf()?;
-    tools::programs(&tools::NETWORK)?;
+    programs::bring(&programs::NETWORK)?;
     bpffs()?;
     let mut bench = workspace::cargo("bench");
     bench.args(["--package", "mirror-tests", "--bench"]);

@@ -148,6 +148,7 @@ pub(crate) fn without_outer_cargo(command: &mut Command) -> &mut Command {
         "CARGO_BUILD_TARGET",
         "CARGO_ENCODED_RUSTFLAGS",
         "CARGO_MANIFEST_DIR",
+        "CARGO_MANIFEST_LINKS",
         "CARGO_MANIFEST_PATH",
         "LD_LIBRARY_PATH",
         "RUSTC",
@@ -157,6 +158,13 @@ pub(crate) fn without_outer_cargo(command: &mut Command) -> &mut Command {
         "RUSTUP_TOOLCHAIN",
     ] {
         command.env_remove(name);
+    }
+    // What cargo says of the package whose program or build script this is. ring's build script asks for it, so with
+    // another value it runs again, and everything above it is built again: kube and the agent.
+    for (name, _) in env::vars_os() {
+        if name.to_string_lossy().starts_with("CARGO_PKG_") {
+            command.env_remove(name);
+        }
     }
     command
 }

@@ -30,8 +30,8 @@ const MAX_BYTES: u64 = 20_000_000;
 #[derive(Debug, clap::Args)]
 pub(crate) struct ImageArgs {
     /// The nodes' architecture [default: this machine's].
-    #[arg(long, value_enum)]
-    arch: Option<Arch>,
+    #[arg(long, value_name = "ARCH", value_parser = ["amd64", "arm64"])]
+    arch: Option<String>,
     /// The archive to write [default: target/image/mirror-agent-VERSION-ARCH.tar].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -40,7 +40,7 @@ pub(crate) struct ImageArgs {
 /// Builds, and says what to do with the result.
 pub(crate) fn run(args: ImageArgs) -> Result<()> {
     let ImageArgs { arch, output } = args;
-    let arch = arch.map_or_else(Arch::host, Ok)?;
+    let arch = arch.map_or_else(Arch::host, |name| name.parse())?;
     let name = format!("mirror-agent-{}-{}.tar", env!("CARGO_PKG_VERSION"), arch.name());
     let output = output.unwrap_or_else(|| workspace::root().join("target/image").join(name));
     let bytes = build(arch, &output)?.bytes;

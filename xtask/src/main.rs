@@ -10,9 +10,6 @@ compile_error!(
     "podmirror is built, tested and run on Linux only: eBPF and network namespaces are of its kernel"
 );
 
-mod apt;
-mod arch;
-mod archive;
 mod bench;
 mod build_ebpf;
 mod chart;
@@ -25,7 +22,6 @@ mod image;
 mod layers;
 mod lint;
 mod pins;
-mod process;
 mod test;
 mod tools;
 mod vm;
@@ -34,6 +30,8 @@ mod workspace;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+// Used by the tasks as modules of this crate.
+use mirror_test_tools::{apt, arch, archive, process, programs};
 
 /// The tasks of podmirror's developers.
 #[derive(Debug, Parser)]

@@ -1,18 +1,20 @@
 //! `cargo xtask test`: the levels of tests, from the pure parts to other kernels.
 //!
-//! Runs every level that this machine can run. One that it cannot is never passed over in silence: it is told loudly,
-//! and where nobody watches (`CI=true`), or where the level was asked for, it is a failure.
+//! Without a word more, those that need nothing but this machine's kernel; with `--all`, those too that bring programs
+//! and kernels. A level that this machine cannot run is never passed over in silence: it is told loudly, and where
+//! nobody watches (`CI=true`), or where the level was asked for, it is a failure.
 
-use std::{fs, process::Command};
+use std::{fs, path::PathBuf, process::Command, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
+use mirror_test_cluster::built;
 
 use crate::{
     apt,
-    cluster::level,
+    cluster::level::{self, Given},
     process::{Run as _, command, is_ci, is_root, step},
-    tools, vm, workspace,
+    programs, tools, vm, workspace,
 };
 
 /// What is tested, and how near to the real thing.
@@ -37,9 +39,19 @@ pub(crate) enum Level {
 /// The command line of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TestArgs {
-    /// What to run [default: every level that this machine can run].
+    /// What to run [default: unit, prog and netns].
     #[arg(long = "level", value_name = "LEVEL")]
     levels: Vec<Level>,
+    /// Run every level but fuzz: api, cluster and vm too, which bring what they need.
+    #[arg(long, conflicts_with = "levels")]
+    all: bool,
+    /// Run the level cluster on a cluster that exists, whose only node is this machine or a container on it.
+    #[arg(long, value_name = "FILE", requires = "levels")]
+    kubeconfig: Option<PathBuf>,
+    /// How an image gets onto that cluster's node, but for the archive's path: `kind load image-archive`, for example
+    /// [default: images are taken to be there].
+    #[arg(long, value_name = "COMMAND", requires = "kubeconfig")]
+    import: Option<String>,
     /// For the tests themselves: a filter, --nocapture, ...
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -47,12 +59,24 @@ pub(crate) struct TestArgs {
 
 /// Runs the levels in order.
 pub(crate) fn run(args: TestArgs) -> Result<()> {
-    let TestArgs { levels, arguments } = args;
+    let TestArgs { levels, all, kubeconfig, import, arguments } = args;
+    let given = kubeconfig.map(|kubeconfig| Given { kubeconfig, import });
+    if given.is_some() && levels != [Level::Cluster] {
+        bail!("--kubeconfig is for the level cluster alone: say `--level cluster`");
+    }
     let asked_for = !levels.is_empty();
-    let levels = if asked_for { levels } else { Level::USUAL.to_vec() };
+    let levels = match all {
+        _ if asked_for => levels,
+        true => Level::ALL.to_vec(),
+        false => Level::USUAL.to_vec(),
+    };
+    if all {
+        announce();
+    }
+    let mut ran = Vec::new();
     let mut not_run = Vec::new();
     for level in &levels {
-        if let Err(why) = can_run(*level) {
+        if let Err(why) = can_run(*level, given.as_ref()) {
             if asked_for || is_ci() {
                 return Err(why.context(format!("level {} cannot run here", level.name())));
             }
@@ -60,10 +84,11 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
             continue;
         }
         step(&format!("level {}", level.name()));
-        level.run(&arguments)?;
+        let begun = Instant::now();
+        level.run(given.as_ref(), &arguments)?;
+        ran.push(format!("{} {} s", level.name(), begun.elapsed().as_secs()));
     }
-    let ran = levels.len() - not_run.len();
-    step(&format!("test: {ran} of {} levels passed", levels.len()));
+    step(&format!("test: {} of {} levels passed ({})", ran.len(), levels.len(), ran.join(", ")));
     for line in &not_run {
         println!("    !!! {line}");
     }
@@ -74,8 +99,10 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
 const FUZZ_PAIRS: &str = "5000000";
 
 impl Level {
-    /// The levels of every run.
-    const USUAL: [Self; 6] = [Self::Unit, Self::Prog, Self::Netns, Self::Api, Self::Cluster, Self::Vm];
+    /// The levels that need nothing but this machine's kernel.
+    const USUAL: [Self; 3] = [Self::Unit, Self::Prog, Self::Netns];
+    /// The levels of a whole run.
+    const ALL: [Self; 6] = [Self::Unit, Self::Prog, Self::Netns, Self::Api, Self::Cluster, Self::Vm];
 
     /// The word of the command line, and the name of the test binary.
     pub(crate) const fn name(self) -> &'static str {
@@ -90,29 +117,19 @@ impl Level {
         }
     }
 
-    fn run(self, arguments: &[String]) -> Result<()> {
+    fn run(self, given: Option<&Given>, arguments: &[String]) -> Result<()> {
         tools::stable()?;
         tools::bpf()?;
         match self {
             Self::Unit => {
-                let mut test = workspace::cargo("test");
-                test.args([
-                    "--package",
-                    "mirror-common",
-                    "--package",
-                    "mirror-core",
-                    "--package",
-                    "mirror-agent",
-                    "--package",
-                    "xtask",
-                ]);
-                test.arg("--").args(arguments).run()?;
-                tools::programs(&tools::NETWORK)?;
-                tools::programs(&tools::CAPTURES)?;
+                // What stands in the sources: the targets of `mirror-tests` say `test = false`.
+                workspace::members("test").arg("--").args(arguments).run()?;
+                programs::bring(&programs::NETWORK)?;
+                programs::bring(&programs::CAPTURES)?;
                 test_target("filter").arg("--").args(arguments).run()
             }
             Self::Fuzz => {
-                tools::programs(&tools::NETWORK)?;
+                programs::bring(&programs::NETWORK)?;
                 let mut fuzz = test_target("filter");
                 fuzz.env("MIRROR_FUZZ_PAIRS", FUZZ_PAIRS);
                 fuzz.args(["--", "random", "--nocapture"]).args(arguments).run()
@@ -122,21 +139,26 @@ impl Level {
                 test_target(self.name()).arg("--").args(arguments).run()
             }
             Self::Netns => {
-                tools::programs(&tools::NETWORK)?;
+                programs::bring(&programs::NETWORK)?;
                 bpffs()?;
-                let agent = workspace::agent()?;
-                test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments).run()
+                let agent = workspace::tested(self.name())?.agent;
+                test_target(self.name()).env("MIRROR_AGENT", &agent).arg("--").args(arguments).run()?;
+                if !arguments.is_empty() {
+                    return Ok(()); // of a story in particular
+                }
+                step("the demo");
+                test_target("demo").env("MIRROR_AGENT", agent).run()
             }
             Self::Api => {
-                tools::programs(&tools::NETWORK)?;
+                programs::bring(&programs::NETWORK)?;
                 bpffs()?;
-                let agent = workspace::agent()?;
+                let agent = workspace::tested(self.name())?.agent;
                 level::with_api(test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments))
             }
             Self::Cluster => {
-                tools::programs(&tools::NETWORK)?;
+                programs::bring(&programs::NETWORK)?;
                 bpffs()?;
-                level::run(|| test_target(self.name()), arguments)
+                level::run(|| test_target(self.name()), given, arguments)
             }
             Self::Vm => vm::run_all(arguments),
         }
@@ -144,20 +166,39 @@ impl Level {
 }
 
 /// Why this machine cannot run a level, if so.
-fn can_run(level: Level) -> Result<()> {
+fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
     match level {
         Level::Unit | Level::Fuzz => Ok(()),
         Level::Prog | Level::Netns if is_root() => Ok(()),
         Level::Prog | Level::Netns => bail!("it needs root, to load programs and to make network namespaces"),
         Level::Api => level::can_run_api(),
-        Level::Cluster => level::can_run(),
+        Level::Cluster => level::can_run(given),
         Level::Vm => apt::can_unpack(),
     }
 }
 
+/// Says what a whole run brings, and how long it takes.
+fn announce() {
+    step("every level: some 25 minutes on 2 cores, and the first time as much again for what it brings:");
+    let kubernetes = if built::has_programs() {
+        "is here"
+    } else {
+        "is built by Go: 7 minutes, 1 GB of downloads, 5 GB of disk"
+    };
+    println!("    api, cluster  Kubernetes {kubernetes}");
+    println!(
+        "    cluster       a static build of the agent: 2 minutes, 1 GB of disk; containerd and others of Debian 12"
+    );
+    let kernels = if vm::has_kernels() { "are here" } else { "are downloaded: 0.2 GB, 1 GB of disk" };
+    println!("    vm            qemu and Debian's kernels 5.10 and 6.12 {kernels}");
+    println!(
+        "    All of it goes to the cache of podmirror, of Go and of cargo; `cargo xtask test` does without."
+    );
+}
+
 fn test_target(name: &str) -> Command {
-    let mut test = workspace::cargo("test");
-    test.args(["--package", "mirror-tests", "--test", name]);
+    let mut test = workspace::members("test");
+    test.args(["--test", name]);
     test
 }
 

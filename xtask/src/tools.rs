@@ -1,44 +1,17 @@
-//! Brings the tools that a task needs: toolchains by rustup, Rust programs by cargo, the rest by apt.
+//! Brings the tools that a task needs: toolchains by rustup, Rust programs by cargo, helm by Go.
 //!
 //! Each function looks first and does nothing when all is there; else it says what it installs. What cannot be had is
 //! one message that says what is missing and what would bring it. Called by the tasks, each for its own needs.
 
-use std::{collections::BTreeSet, fs, path::PathBuf, process::Command};
+use std::{fs, process::Command};
 
-use anyhow::{Context as _, Result, anyhow, bail};
-
-use crate::{
-    ebpf, pins,
-    process::{Run as _, command, find, is_root, step},
+use anyhow::{Context as _, Result, bail};
+use mirror_test_tools::{
+    process::{Run as _, command, find, step},
+    programs::{cache_dir, go, install_packages},
 };
 
-/// A program that a Debian package brings.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Program {
-    /// The program: what is looked for.
-    pub(crate) name: &'static str,
-    /// The package: what is installed.
-    pub(crate) package: &'static str,
-}
-
-impl Program {
-    /// A program and its package.
-    pub(crate) const fn of(package: &'static str, name: &'static str) -> Self {
-        Self { name, package }
-    }
-}
-
-/// What the tests and the demo talk to the kernel with.
-pub(crate) const NETWORK: [Program; 4] = [
-    Program::of("iproute2", "ip"),
-    Program::of("iputils-ping", "ping"),
-    Program::of("tcpdump", "tcpdump"),
-    Program::of("ethtool", "ethtool"),
-];
-
-/// What writes capture files in the forms that people have.
-pub(crate) const CAPTURES: [Program; 2] =
-    [Program::of("wireshark-common", "editcap"), Program::of("wireshark-common", "mergecap")];
+use crate::{ebpf, pins};
 
 /// The pinned stable toolchain with clippy and rustfmt.
 pub(crate) fn stable() -> Result<()> {
@@ -110,15 +83,6 @@ pub(crate) fn cargo_program(package: &str, name: &str, version: &str) -> Result<
     Ok(command(path))
 }
 
-/// Go, also where sudo has taken its directory out of the path. `what_for` is what it is to build.
-pub(crate) fn go(what_for: &str) -> Result<PathBuf> {
-    const USUAL: &str = "/usr/local/go/bin/go";
-    let usual = || Some(PathBuf::from(USUAL)).filter(|path| path.is_file());
-    find("go").or_else(usual).with_context(|| {
-        format!("Go is needed to build {what_for}, and is neither in PATH nor {USUAL}: see https://go.dev/dl")
-    })
-}
-
 /// helm, built from source by Go, in the project's cache.
 pub(crate) fn helm() -> Result<Command> {
     let dir = cache_dir()?.join("tools/bin");
@@ -142,22 +106,6 @@ pub(crate) fn helm() -> Result<Command> {
         format!("helm {} cannot be built; is Go new enough, and is its module proxy reachable?", pins::HELM)
     })?;
     Ok(command(path))
-}
-
-/// Programs of the distribution.
-pub(crate) fn programs(programs: &[Program]) -> Result<()> {
-    let missing: BTreeSet<_> = programs
-        .iter()
-        .filter(|program| find(program.name).is_none())
-        .map(|program| program.package)
-        .collect();
-    let missing: Vec<_> = missing.into_iter().collect();
-    if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
-}
-
-/// The project's cache.
-pub(crate) fn cache_dir() -> Result<PathBuf> {
-    ebpf::cache_dir().map_err(|why| anyhow!(why))
 }
 
 /// A toolchain with components.
@@ -193,35 +141,4 @@ fn cargo_install(package: &str, version: &str, arguments: &[&str], llvm: &str) -
         cargo.env("LLVM_PREFIX", llvm);
     }
     cargo.run().with_context(|| format!("{package} {version} could not be built; is crates.io reachable?"))
-}
-
-/// Installs packages of the distribution.
-fn install_packages(packages: &[&str]) -> Result<()> {
-    let list = packages.join(" ");
-    if find("apt-get").is_none() {
-        bail!(
-            "Debian's packages `{list}` are needed, and there is no apt here: install what your distribution calls them"
-        );
-    }
-    if !is_root() {
-        bail!("packages are missing, and only root can install them: `apt-get install {list}`");
-    }
-    step(&format!("installing {list} (apt-get)"));
-    let apt = || {
-        let mut apt = command("apt-get");
-        apt.env("DEBIAN_FRONTEND", "noninteractive");
-        apt
-    };
-    // The lists may never have been fetched, or name versions that are gone.
-    let mut install = apt();
-    install.args(["install", "--yes", "--quiet", "--quiet", "--no-install-recommends"]).args(packages);
-    if install.succeeds() {
-        return Ok(());
-    }
-    apt()
-        .args(["update", "--quiet", "--quiet"])
-        .run()
-        .context("the package lists could not be fetched; is the network there?")?;
-    install.stdout(std::process::Stdio::inherit()).stderr(std::process::Stdio::inherit());
-    install.run().with_context(|| format!("the packages {list} cannot be had from this system's apt sources"))
 }

@@ -9,14 +9,16 @@ mod guest;
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
     apt,
     process::{is_ci, step},
+    programs,
     test::Level,
-    tools, workspace,
+    tools,
+    workspace::{self, Tested},
 };
 
 /// The kernels: the oldest that is supported, with clsact, and one with TCX.
@@ -78,6 +80,13 @@ pub(crate) fn run(args: VmArgs) -> Result<()> {
     guest::boot(kernel, &script)
 }
 
+/// Whether the kernels are in the cache.
+pub(crate) fn has_kernels() -> bool {
+    let has =
+        |kernel: &Kernel| debian::dir().is_ok_and(|dir| dir.join(kernel.series()).join("vmlinuz").exists());
+    Kernel::value_variants().iter().all(has)
+}
+
 /// Runs both levels on every kernel.
 pub(crate) fn run_all(arguments: &[String]) -> Result<()> {
     let script = script(&[Level::Prog, Level::Netns], arguments)?;
@@ -91,22 +100,16 @@ pub(crate) fn run_all(arguments: &[String]) -> Result<()> {
 fn script(levels: &[Level], arguments: &[String]) -> Result<String> {
     tools::stable()?;
     tools::bpf()?;
-    tools::programs(&tools::NETWORK)?;
+    programs::bring(&programs::NETWORK)?;
     step("building what the guest runs");
     // Emulation is slow: one test at a time, and deadlines that allow for it.
     let mut script = String::from("set -e\nexport MIRROR_TEST_SLOW=5\n");
-    if levels.contains(&Level::Netns) {
-        writeln!(script, "export MIRROR_AGENT={}", quoted(&workspace::agent()?.to_string_lossy()))?;
-    }
     if is_ci() {
         script += "export CI=true\n";
     }
     for level in levels {
-        let tests = workspace::executables(
-            "test",
-            &["--no-run", "--package", "mirror-tests", "--test", level.name()],
-        )?;
-        let test = tests.first().context("cargo built no test")?;
+        let Tested { test, agent } = workspace::tested(level.name())?;
+        writeln!(script, "export MIRROR_AGENT={}", quoted(&agent.to_string_lossy()))?;
         writeln!(script, "echo '==> level {}'", level.name())?;
         write!(script, "{} --test-threads=1 --color=never", quoted(&test.to_string_lossy()))?;
         for argument in arguments {

@@ -11,10 +11,6 @@ use serde_json::Value;
 
 use crate::{pins, process::Run as _, process::command};
 
-/// The crates that are built for the host.
-pub(crate) const HOST_CRATES: [&str; 5] =
-    ["mirror-common", "mirror-core", "mirror-agent", "mirror-tests", "xtask"];
-
 /// The root directory of the work tree.
 pub(crate) fn root() -> PathBuf {
     let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -35,6 +31,20 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
     cargo
 }
 
+/// The same for all members that are built for the host. Whatever is built for tests is built through this: cargo would
+/// build a dependency once more for each selection of members that asks for other features of it.
+pub(crate) fn members(subcommand: &str) -> Command {
+    let mut cargo = cargo(subcommand);
+    cargo.args(["--workspace", "--exclude", "mirror-ebpf"]);
+    cargo
+}
+
+/// What cargo knows of the members (`cargo metadata`).
+pub(crate) fn metadata() -> Result<Value> {
+    let metadata = rustup_cargo("metadata").args(["--no-deps", "--format-version=1"]).read()?;
+    serde_json::from_str(&metadata).context("cargo's metadata")
+}
+
 /// What came out of a build.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Built {
@@ -48,6 +58,12 @@ impl Built {
     /// The executable, where one is built.
     pub(crate) fn executable(&self) -> Result<PathBuf> {
         self.executables.first().cloned().context("cargo built no executable")
+    }
+
+    /// The executable whose file has such a name.
+    fn named(&self, is_it: impl Fn(&str) -> bool) -> Result<PathBuf> {
+        let name = |path: &&PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(&is_it);
+        self.executables.iter().find(name).cloned().context("cargo did not build what it was asked for")
     }
 
     /// Reads cargo's messages, one JSON object a line.
@@ -66,11 +82,23 @@ impl Built {
     }
 }
 
-/// Builds with `cargo <arguments>` and returns the executables that came out of it.
-pub(crate) fn executables(subcommand: &str, arguments: &[&str]) -> Result<Vec<PathBuf>> {
-    let mut build = cargo(subcommand);
-    build.args(arguments);
-    Ok(built_by(build)?.executables)
+/// A test target (`tests/tests/<name>`), and the agent as for development.
+pub(crate) struct Tested {
+    /// The executable of the test.
+    pub(crate) test: PathBuf,
+    /// The agent.
+    pub(crate) agent: PathBuf,
+}
+
+/// Builds both.
+pub(crate) fn tested(name: &str) -> Result<Tested> {
+    let mut build = members("build");
+    build.args(["--bin", "mirror-agent", "--test", name]);
+    let built = built_by(build)?;
+    Ok(Tested {
+        test: built.named(|file| file.starts_with(&format!("{name}-")))?,
+        agent: built.named(|file| file == "mirror-agent")?,
+    })
 }
 
 /// Runs a cargo that builds at least one executable.
@@ -82,19 +110,15 @@ pub(crate) fn built_by(mut build: Command) -> Result<Built> {
     Ok(built)
 }
 
-/// Builds the agent as for development, and returns its path.
+/// Builds the agent as for development, in the same way, and returns its path.
 pub(crate) fn agent() -> Result<PathBuf> {
-    build_agent(&[])
+    Ok(tested("demo")?.agent)
 }
 
 /// Builds the agent as for users, and returns its path.
 pub(crate) fn release_agent() -> Result<PathBuf> {
-    build_agent(&["--release"])
-}
-
-fn build_agent(profile: &[&str]) -> Result<PathBuf> {
     let mut build = cargo("build");
-    build.args(["--package", "mirror-agent", "--bin", "mirror-agent"]).args(profile);
+    build.args(["--package", "mirror-agent", "--bin", "mirror-agent", "--release"]);
     built_by(build)?.executable()
 }
 

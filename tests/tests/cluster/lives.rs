@@ -1,23 +1,37 @@
-//! Pods that end, come back under their names, or lose their sandbox.
+//! Pods that end or come back under their names, and an agent that is killed.
 
-use mirror_tests::{Cluster, Comparison, PATIENCE, check, eventually, pod_object};
+use mirror_tests::{Cluster, PATIENCE, check, eventually, pod_object};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::json;
 
+use crate::nothing_is_lost_during;
+
 #[test]
-fn a_pod_with_a_new_sandbox_is_mirrored_again() {
-    let cluster = &Cluster::new("sandbox");
+fn the_agent_is_killed_and_the_next_one_takes_over() {
+    let cluster = &Cluster::new("agent");
     let host = cluster.host();
-    let [web, db] = cluster.pods([("web", Some("true")), ("db", None)]);
+    let [web, db] = &cluster.pods([("web", Some("true")), ("db", None)]);
     host.wait_taps(&[&web.device]);
-    let (uid, sandbox) = (web.uid.clone(), web.sandbox);
-    cluster.kill_task(&web, "sandbox");
-    // Nobody but the kernel holds its namespace any more.
-    drop(web);
-    let web = cluster.with_new_sandbox("web", &uid, sandbox);
-    host.wait_taps(&[&web.device]);
-    let comparison = Comparison::of(&web.netns, host);
     web.ping(db.ip, 5);
-    assert_eq!(comparison.is_equal().len(), 10);
+    let counted = || host.status().tap(&web.device).total("copied");
+    let before = counted();
+    assert!(before >= 10, "{before}");
+    let pid = cluster.agent_pid().unwrap();
+    let meanwhile = nothing_is_lost_during(cluster, [web, db], || {
+        kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).unwrap();
+        eventually(PATIENCE, || {
+            let now = cluster.agent_pid();
+            check(now.is_some_and(|now| now != pid), || format!("{pid} was killed, and {now:?} runs"))
+        });
+        eventually(PATIENCE, || {
+            check(host.request("GET", "/readyz")?.status == 200, || "the new agent is not ready".into())
+        });
+    });
+    let after = counted();
+    assert!(after >= before + meanwhile, "{before}, {meanwhile} and then {after}");
 }
 
 #[test]

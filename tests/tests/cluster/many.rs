@@ -1,9 +1,6 @@
 //! Many pods at a time.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use mirror_tests::{Cluster, PATIENCE, check, eventually, list, pod_object, scaled};
 
@@ -26,9 +23,9 @@ fn thirty_pods_that_go_at_once_leave_no_tap() {
     let mut devices: Vec<_> = status.taps.into_iter().map(|tap| tap.device).collect();
 
     cluster.kubectl("delete pods --all --wait=false");
-    let is_there = |device: &String| fs::exists(format!("/sys/class/net/{device}")).unwrap();
     eventually(PATIENCE, || {
-        devices.retain(is_there);
+        let there = host.devices();
+        devices.retain(|device| there.contains(device));
         check(devices.is_empty(), || format!("{devices:?} are still there"))
     });
     let gone = Instant::now();

@@ -1,13 +1,11 @@
 //! Pods that are annotated are mirrored, and nothing else is.
 
-use std::{fs, net::IpAddr};
+use std::fs;
 
 use mirror_tests::{
     AGENT, Capture, Cluster, Comparison, Frames, MIRROR, SOON, check, eventually, list, pod_object,
 };
 use serde_json::json;
-
-use crate::NODE;
 
 #[test]
 fn an_annotated_pod_is_mirrored_and_no_other() {
@@ -29,7 +27,7 @@ fn an_annotated_pod_is_mirrored_and_no_other() {
     cluster.kubectl("annotate pod web podmirror.io/mirror=true");
     host.wait_taps(&[&web.device]);
     let comparison = Comparison::of(&web.netns, host);
-    let node: IpAddr = NODE.parse().unwrap();
+    let node = cluster.address();
     cluster.kubectl(&format!("exec web -- ping -c 3 {}", db.ip));
     assert_eq!(cluster.kubectl(&fetch), "hello\n");
     web.ping(node, 3);
@@ -53,7 +51,7 @@ fn an_annotated_pod_is_mirrored_and_no_other() {
     web.ping(db.ip, 5);
     assert_eq!(mirror.stop(), Frames::default());
     let links: Vec<_> =
-        host.pins().into_iter().filter(|pin| pin.starts_with("/sys/fs/bpf/podmirror")).collect();
+        host.pins().into_iter().filter(|pin| pin.starts_with(host.bpffs().join("podmirror"))).collect();
     let links: Vec<_> = links.iter().filter(|pin| pin.parent().unwrap().ends_with("links")).collect();
     assert!(links.is_empty(), "{links:?}");
 }
@@ -72,7 +70,7 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
     let mirror = Capture::start(host.node(), MIRROR);
     let pods: [_; PODS] = std::array::from_fn(|number| {
         // Its first action, told from all others by its size.
-        let shell = format!("ping -c 1 -s {} {NODE}; exec sleep 3600", 100 + number);
+        let shell = format!("ping -c 1 -s {} {}; exec sleep 3600", 100 + number, cluster.address());
         let mut object = pod_object(&format!("new{number}"), &shell);
         object["metadata"]["annotations"]["podmirror.io/mirror"] = "egress".into();
         object

@@ -1,14 +1,19 @@
 //! The levels `api` and `cluster` of `cargo xtask test`: the stories in `tests/tests/api`, with an API server alone, and
-//! those in `tests/tests/cluster`, on a node, with each way to wire pods. Either is brought up for them.
+//! those in `tests/tests/cluster`, on a node. A cluster is built for them, once for each way to wire pods; or they run on
+//! one that exists.
 
-use std::{env, path::Path, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, bail};
-use clap::ValueEnum as _;
+use mirror_test_cluster::{
+    BUSYBOX, Built, EXISTING, Existing, KIND_VARIABLE, TestCluster,
+    built::{self, Cni, Mode},
+};
 
-use super::{Cni, Lock, Mode, binaries::Binaries, control::kubectl, down, images, state, up};
 use crate::{
-    apt,
     arch::Arch,
     image::{self, Image},
     process::{Run as _, is_ci, is_root, step},
@@ -16,87 +21,138 @@ use crate::{
 };
 
 /// Stories that are the same however pods are wired: they run with the first way alone.
-const ANY_WIRING: [&str; 5] = ["events::", "helm", "lives::", "many::", "outages::"];
+const ANY_WIRING: [&str; 5] = [BUILT_ONLY, "events::", "helm", "lives::", "many::"];
+/// Stories that stop components of the cluster, or go behind its runtime's back: only one that was built here can do it.
+const BUILT_ONLY: &str = "built::";
+
+/// A cluster that exists, as the command line names it.
+#[derive(Debug)]
+pub(crate) struct Given {
+    /// Its kubeconfig.
+    pub(crate) kubeconfig: PathBuf,
+    /// The command line that brings an image onto its node, but for the archive's path.
+    pub(crate) import: Option<String>,
+}
 
 /// Why this machine cannot run the level `api`, if so.
 pub(crate) fn can_run_api() -> Result<()> {
     if let Some(mode @ Mode::Node(_)) = Mode::present()? {
         bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it");
     }
-    can_run()
+    built::can_be_brought()
 }
 
 /// Why this machine cannot run the level `cluster`, if so.
-pub(crate) fn can_run() -> Result<()> {
-    if !is_root() {
-        bail!("it needs root, for network namespaces, cgroups and mounts");
+pub(crate) fn can_run(given: Option<&Given>) -> Result<()> {
+    match given {
+        Some(_) if is_root() => Ok(()),
+        Some(_) => bail!("it needs root, to enter the network namespaces of pods"),
+        None => built::can_be_brought(),
     }
-    apt::can_unpack()?;
-    Binaries::locate()?.can_be_brought()
 }
 
 /// Runs `test` with an API server: one that is up is used, and left up. Also for benches.
 pub(crate) fn with_api(test: &mut Command) -> Result<()> {
     can_run_api()?;
     let is_up = Mode::present()?.is_some();
-    let lock = Lock::take()?;
-    let outcome = up(true, None);
-    drop(lock);
-    let outcome = outcome.and_then(|()| test.env("KUBECONFIG", state::KUBECONFIG).run());
+    let outcome = built::up(true, None).and_then(|()| test.env("KUBECONFIG", built::KUBECONFIG).run());
     if is_up {
         return outcome;
     }
-    let removed = Lock::take().and_then(|_lock| down());
     outcome
         .context("`cargo xtask cluster up --api-only` brings up an API server that is kept after the tests")
-        .and(removed)
+        .and(built::down())
 }
 
-/// Builds the image, and runs `test`, with more arguments for the tests, on a node. A cluster that is up is used, and
-/// left up.
-pub(crate) fn run(test: impl Fn() -> Command, arguments: &[String]) -> Result<()> {
-    let image = image::build(Arch::host()?, &workspace::root().join("target/image/level-cluster.tar"))?;
+/// Builds the image, and runs `test`, with more arguments for the tests, on a cluster that is given, or else on a node
+/// that is built. A cluster that is up is used, and left up.
+pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: &[String]) -> Result<()> {
+    let image = image::build(Arch::host()?, &target("level-cluster.tar"))?;
+    if let Some(given) = given {
+        return on_existing(given, &image, test, arguments);
+    }
     match Mode::present()? {
         Some(mode @ Mode::Node(cni)) if !is_ci() => {
             step(&format!(
                 "using the cluster that there is ({mode}), and leaving it up; with this wiring alone"
             ));
-            bring_up(cni)?;
-            stories(cni, &image, test(), arguments)
+            built::up(false, Some(cni))?;
+            on_built(cni, &image, test(), arguments)
         }
         Some(mode) => {
             bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it")
         }
-        None => Cni::value_variants().iter().try_for_each(|cni| {
-            let outcome = bring_up(*cni).and_then(|()| stories(*cni, &image, test(), arguments));
-            let removed = Lock::take().and_then(|_lock| down());
+        None => Cni::ALL.into_iter().try_for_each(|cni| {
+            let outcome = built::up(false, Some(cni)).and_then(|()| on_built(cni, &image, test(), arguments));
             outcome
                 .context("`cargo xtask cluster up` brings up a cluster that is kept after the tests")
-                .and(removed)
+                .and(built::down())
         }),
     }
 }
 
-fn bring_up(cni: Cni) -> Result<()> {
-    let _lock = Lock::take()?;
-    up(false, Some(cni))
-}
-
-fn stories(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) -> Result<()> {
-    let binaries = Binaries::locate()?;
-    images::import(&binaries, &image.archive)?;
-    test.env("KUBECONFIG", Path::new(state::KUBECONFIG)).env("MIRROR_AGENT", &image.agent);
-    // The tests stop components of the node, and have it bring them back.
-    test.env("MIRROR_HELM", tools::helm()?.get_program());
-    test.env("MIRROR_XTASK", env::current_exe()?).args(["--", "--test-threads=1"]);
+fn on_built(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) -> Result<()> {
+    let cluster = Built::at(Path::new(built::KUBECONFIG))?;
+    cluster.import(&image.archive)?;
+    step(&format!("stories on a node with the CNI plugin {}", Mode::Node(cni)));
+    test.args(["--", "--test-threads=1"]);
     if cni != Cni::Bridge {
         test.args(ANY_WIRING.iter().flat_map(|story| ["--skip", story]));
     }
-    step(&format!("stories on a node with the CNI plugin {}", Mode::Node(cni)));
-    let outcome = test.args(arguments).run();
+    stories(&cluster, image, test.args(arguments))
+}
+
+fn on_existing(given: &Given, image: &Image, test: impl Fn() -> Command, arguments: &[String]) -> Result<()> {
+    let cluster = Existing::connect(&given.kubeconfig, given.import.clone())?;
+    let busybox = target("busybox.tar");
+    built::write_busybox(&busybox)?;
+    step("the images that the stories need on the node");
+    cluster.import(&image.archive)?;
+    cluster.import(&busybox)?;
+    step("looking at the node");
+    let node = cluster.node()?;
+    println!("    {} ({}), with the image {BUSYBOX}", node.name, node.address);
+    same_agent(&cluster, image)?;
+    step(&format!("stories on the cluster of {}", given.kubeconfig.display()));
+    let mut run = test();
+    run.args(["--", "--test-threads=1", "--skip", BUILT_ONLY]).env(KIND_VARIABLE, EXISTING);
+    let outcome = stories(&cluster, image, run.args(arguments));
+    let left_out = test().args(["--", "--list", "--format=terse", BUILT_ONLY]).args(arguments).read()?;
+    for story in left_out.lines().filter_map(|line| line.strip_suffix(": test")) {
+        println!("    !!! NOT RUN, because it stops components of a cluster that is built here: {story}");
+    }
+    outcome
+}
+
+/// An image that was imported some time ago may hold another agent.
+fn same_agent(cluster: &Existing, image: &Image) -> Result<()> {
+    let there = cluster.output_of(image::REFERENCE, &["/mirror-agent", "--version"])?;
+    let here = Command::new(&image.agent).arg("--version").read()?;
+    if there != here {
+        bail!(
+            "the node's image {} has {}, and {} was built: import {}",
+            image::REFERENCE,
+            there.trim(),
+            here.trim(),
+            image.archive.display()
+        );
+    }
+    println!("    {}", there.trim());
+    Ok(())
+}
+
+fn stories(cluster: &dyn TestCluster, image: &Image, test: &mut Command) -> Result<()> {
+    test.env("KUBECONFIG", cluster.kubeconfig()).env("MIRROR_AGENT", &image.agent);
+    test.env("MIRROR_HELM", tools::helm()?.get_program());
+    let outcome = test.run();
     // With the agent goes what it has put on this machine.
-    let mut uninstall = kubectl(&binaries);
+    let mut uninstall = cluster.kubectl();
     uninstall.args(["delete", "--ignore-not-found", "--filename"]);
     let uninstalled = uninstall.arg(workspace::root().join("deploy/rendered/podmirror.yaml")).run();
     outcome.and(uninstalled)
+}
+
+/// Where archives of images are built.
+fn target(name: &str) -> PathBuf {
+    workspace::root().join("target/image").join(name)
 }

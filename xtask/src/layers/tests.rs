@@ -18,7 +18,7 @@ fn is_clean(file: &str, text: &str) {
 #[test]
 fn a_path_in_a_group_of_imports_is_found() {
     names(
-        "mirror-agent/src/plan.rs",
+        "mirror-core/src/plan.rs",
         "use std::{collections::BTreeMap, time::Instant};",
         "std::time::Instant",
     );
@@ -27,16 +27,15 @@ fn a_path_in_a_group_of_imports_is_found() {
 
 #[test]
 fn a_path_in_code_is_found() {
-    names("mirror-agent/src/select.rs", "fn f() { let t = std::env::var(\"X\"); }", "std::env::var");
+    names("mirror-core/src/select.rs", "fn f() { let t = std::env::var(\"X\"); }", "std::env::var");
     names("mirror-agent/src/mirror_iface.rs", "fn f(h: &rtnetlink::Handle) {}", "rtnetlink::Handle");
-    names("mirror-common/src/abi.rs", "fn f() { let x: std::vec::Vec<u8>; }", "std::vec::Vec");
 }
 
 #[test]
 fn a_path_in_a_macro_is_found() {
-    names("mirror-agent/src/select.rs", "fn f() { tracing::info!(\"x\"); }", "tracing::info");
+    names("mirror-core/src/select.rs", "fn f() { assert!(std::fs::exists(p)); }", "std::fs::exists");
     names(
-        "mirror-agent/src/plan.rs",
+        "mirror-core/src/plan.rs",
         "fn f() { assert!(a && (std::time::Instant::now() > b)); }",
         "std::time::Instant::now",
     );
@@ -44,8 +43,8 @@ fn a_path_in_a_macro_is_found() {
 
 #[test]
 fn async_code_is_found() {
-    names("mirror-agent/src/select.rs", "async fn f() {}", "async");
-    names("mirror-agent/src/select.rs", "fn f() { g(async {}); }", "async");
+    names("mirror-core/src/select.rs", "async fn f() {}", "async");
+    names("mirror-core/src/select.rs", "fn f() { g(async {}); }", "async");
 }
 
 #[test]
@@ -69,6 +68,19 @@ fn an_edge_may_use_what_is_its_own() {
 }
 
 #[test]
+fn an_edge_neither_decides_nor_reads_flags() {
+    for (file, path) in [
+        ("links/offloads", "crate::mirror_iface::Change"),
+        ("links/netlink", "mirror_core::select::Node"),
+        ("pods/parse", "crate::select::Place"),
+        ("dataplane/hooks", "crate::cli::AttachFlag"),
+    ] {
+        names(&format!("mirror-agent/src/{file}.rs"), &format!("use {path};"), path);
+    }
+    is_clean("mirror-agent/src/links/cache.rs", "use crate::model::Peer;");
+}
+
+#[test]
 fn who_tells_cannot_change() {
     for file in ["admin", "metrics", "health", "report"] {
         let file = format!("mirror-agent/src/{file}.rs");
@@ -81,8 +93,25 @@ fn who_tells_cannot_change() {
 }
 
 #[test]
+fn the_core_is_made_of_what_is_pure_and_its_tests_of_anything() {
+    let metadata = serde_json::json!({ "packages": [
+        { "name": "mirror-agent", "dependencies": [{ "name": "tokio", "kind": null }] },
+        { "name": "mirror-core", "dependencies": [
+            { "name": "thiserror", "kind": null },
+            { "name": "aya", "kind": null },
+            { "name": "proptest", "kind": "dev" },
+        ] },
+    ] });
+    let beyond = beyond(&metadata, &MADE_OF[1]);
+    assert_eq!(beyond.len(), 1, "{beyond:?}");
+    assert!(beyond[0].contains("`aya`"), "{beyond:?}");
+}
+
+#[test]
 fn comments_tests_and_names_that_only_begin_alike_are_free() {
-    is_clean("mirror-agent/src/plan.rs", "//! aya::Ebpf, /proc\n/// std::time\nfn f() {}");
-    is_clean("mirror-agent/src/plan.rs", "#[cfg(test)] mod tests { use std::time::Instant; }");
-    is_clean("mirror-agent/src/plan.rs", "use std::timeless::X; fn f() { let kube = 1; }");
+    is_clean("mirror-core/src/plan.rs", "//! aya::Ebpf, /proc\n/// std::time\nfn f() {}");
+    is_clean("mirror-agent/src/pods/kube/fake.rs", "use hyper::body::Bytes;");
+    is_clean("mirror-core/src/plan/tests.rs", "use std::time::Instant;");
+    is_clean("mirror-core/src/plan.rs", "#[cfg(test)] mod tests { use std::time::Instant; }");
+    is_clean("mirror-core/src/plan.rs", "use std::{time::Duration, timeless::X}; fn f() { let kube = 1; }");
 }

@@ -13,7 +13,7 @@ use super::Kernel;
 use crate::{
     apt::Apt,
     process::{Run as _, command, find, step},
-    tools::{self, Program},
+    programs::{self, Program},
 };
 
 /// What prepares a guest's image.
@@ -42,7 +42,7 @@ pub(super) struct Image {
 
 /// The directory in the cache that all of this is in.
 pub(super) fn dir() -> Result<PathBuf> {
-    Ok(tools::cache_dir()?.join("vm"))
+    Ok(programs::cache_dir()?.join("vm"))
 }
 
 /// The image of a kernel; prepared once, and again when its packing list or the guest's init have changed.
@@ -54,7 +54,7 @@ pub(super) fn image(kernel: Kernel) -> Result<Image> {
     if fs::read_to_string(&stamp).is_ok_and(|text| text == made_of) {
         return Ok(image);
     }
-    tools::programs(&PROGRAMS)?;
+    programs::bring(&PROGRAMS)?;
     let unpacked = dir.join("unpacked");
     if !unpacked.is_dir() {
         let apt = Apt::new(&[kernel.suite()])?;
@@ -151,7 +151,7 @@ pub(super) fn qemu() -> Result<Command> {
         return Ok(command(NAME));
     }
     if !fs::read_to_string("/etc/os-release")?.lines().any(|line| line == "VERSION_CODENAME=bookworm") {
-        tools::programs(&[Program::of(PACKAGE, NAME)])?;
+        programs::bring(&[Program::of(PACKAGE, NAME)])?;
         if !recent(&mut command(NAME)) {
             bail!("qemu 10.0 or newer is needed, and this system's {NAME} is older");
         }

@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use clap::ValueEnum;
 
 use super::component::eventually;
 
@@ -17,7 +16,7 @@ use super::component::eventually;
 /// which many systems run no programs.
 pub(super) const DIR: &str = "/var/lib/podmirror-cluster";
 /// The administrator's kubeconfig.
-pub(super) const KUBECONFIG: &str = "/var/lib/podmirror-cluster/kubeconfig";
+pub const KUBECONFIG: &str = "/var/lib/podmirror-cluster/kubeconfig";
 /// Where containerd listens.
 pub(super) const CONTAINERD: &str = "/var/lib/podmirror-cluster/containerd.sock";
 
@@ -32,17 +31,31 @@ pub(super) fn text(name: &str) -> String {
 }
 
 /// How pods are wired.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Cni {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cni {
     /// veths that are ports of a bridge.
     Bridge,
     /// veths that the node routes to.
     Ptp,
 }
 
+impl Cni {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Bridge, Self::Ptp];
+}
+
+impl FromStr for Cni {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|cni| Mode::Node(*cni).to_string() == name);
+        found.with_context(|| format!("no way to wire pods: {name}"))
+    }
+}
+
 /// What kind of cluster it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub enum Mode {
     /// etcd and the API server: objects, and nobody who acts on them.
     ApiOnly,
     /// A node that runs pods.
@@ -67,7 +80,7 @@ impl Mode {
     }
 
     /// The mode of the cluster that there is, running or not.
-    pub(super) fn present() -> Result<Option<Self>> {
+    pub fn present() -> Result<Option<Self>> {
         let file = path("mode");
         if !file.exists() {
             return Ok(None);

@@ -13,7 +13,7 @@ use tar::{Builder, EntryType, Header};
 use crate::arch::Arch;
 
 /// What stands at a path in the image.
-pub(crate) enum Content {
+pub enum Content {
     /// A directory.
     Dir,
     /// A file with these bytes.
@@ -23,40 +23,40 @@ pub(crate) enum Content {
 }
 
 /// A file, directory or link of the image.
-pub(crate) struct Entry {
+pub struct Entry {
     /// Its path, without the leading slash.
-    pub(crate) path: String,
+    pub path: String,
     /// Its permissions; a link has none of its own.
-    pub(crate) mode: u32,
+    pub mode: u32,
     /// What it is.
-    pub(crate) content: Content,
+    pub content: Content,
 }
 
 impl Entry {
     /// A directory that everybody can read.
-    pub(crate) fn dir(path: &str) -> Self {
+    pub fn dir(path: &str) -> Self {
         Self { path: path.to_owned(), mode: 0o755, content: Content::Dir }
     }
 
     /// A file that everybody can read.
-    pub(crate) fn file(path: &str, bytes: impl Into<Vec<u8>>) -> Self {
+    pub fn file(path: &str, bytes: impl Into<Vec<u8>>) -> Self {
         Self { path: path.to_owned(), mode: 0o644, content: Content::File(bytes.into()) }
     }
 
     /// A program.
-    pub(crate) fn program(path: &str, bytes: impl Into<Vec<u8>>) -> Self {
+    pub fn program(path: &str, bytes: impl Into<Vec<u8>>) -> Self {
         Self { mode: 0o755, ..Self::file(path, bytes) }
     }
 
     /// A symbolic link.
-    pub(crate) fn link(path: &str, target: &str) -> Self {
+    pub fn link(path: &str, target: &str) -> Self {
         Self { path: path.to_owned(), mode: 0o777, content: Content::Link(target.to_owned()) }
     }
 }
 
 /// Writes an image for nodes of one architecture. `reference` is its name with a tag, as a pod would give it; `config`
 /// is the runtime's part of the image's configuration: `Entrypoint`, `Env`, `User`, `Labels`, ...
-pub(crate) fn write_archive(
+pub fn write_archive(
     to: &Path,
     reference: &str,
     arch: Arch,

@@ -3,13 +3,13 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
+use mirror_test_tools::{
+    process::{command, step},
+    programs::{self, Program},
+};
 use serde_json::json;
 
 use super::{API_PORT, NODE, NODE_IP, SERVICE_IP, state};
-use crate::{
-    process::{command, step},
-    tools::{self, Program},
-};
 
 /// A certificate: whom it names, what it may be used for, and the addresses of a server.
 struct Certificate {
@@ -47,7 +47,7 @@ pub(super) fn make() -> Result<()> {
     if done.exists() {
         return Ok(());
     }
-    tools::programs(&[Program::of("openssl", "openssl")])?;
+    programs::bring(&[Program::of("openssl", "openssl")])?;
     step("making certificates and kubeconfigs");
     fs::create_dir_all(&dir)?;
     // The system's configuration would add extensions of its own.

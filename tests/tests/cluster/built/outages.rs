@@ -1,28 +1,13 @@
-//! What fails around the agent, and the agent itself. Mirroring goes on meanwhile.
+//! What fails around the agent. Mirroring goes on meanwhile.
 
 use std::time::{Duration, Instant};
 
-use mirror_tests::{AGENT, Cluster, Comparison, KubePod, PATIENCE, Pinging, check, eventually};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use mirror_tests::{AGENT, Cluster, PATIENCE, check, eventually};
+
+use crate::nothing_is_lost_during;
 
 /// How long the API server is away.
 const OUTAGE: Duration = Duration::from_secs(30);
-
-/// Pings from one pod to another all the while that `outage` takes. Each ping and each answer must be on the mirror
-/// interface, once; how many they are.
-#[track_caller]
-fn nothing_is_lost_during(cluster: &Cluster, [from, to]: [&KubePod; 2], outage: impl FnOnce()) -> u64 {
-    let comparison = Comparison::of(&from.netns, cluster.host());
-    let pinging = Pinging::start(&from.netns, to.ip);
-    outage();
-    let sent = pinging.stop();
-    let frames = comparison.is_equal();
-    assert_eq!(frames.len(), 2 * sent, "{frames}");
-    frames.len() as u64
-}
 
 #[test]
 fn the_api_server_goes_and_comes_back() {
@@ -31,7 +16,7 @@ fn the_api_server_goes_and_comes_back() {
     let [web, db, late, lost] =
         cluster.pods([("web", Some("true")), ("db", None), ("late", None), ("lost", Some("true"))]);
     host.wait_taps(&[&web.device, &lost.device]);
-    let (uid, sandbox) = (lost.uid.clone(), lost.sandbox);
+    let (uid, sandbox) = (lost.uid.clone(), cluster.task(&lost.uid, "sandbox").unwrap());
     nothing_is_lost_during(cluster, [&web, &db], || {
         cluster.stop("kube-apiserver");
         let stopped = Instant::now();
@@ -69,31 +54,6 @@ fn kubelet_and_containerd_are_started_anew() {
         cluster.bring_back();
     });
     host.wait_taps(&[&web.device]);
-}
-
-#[test]
-fn the_agent_is_killed_and_the_next_one_takes_over() {
-    let cluster = &Cluster::new("agent");
-    let host = cluster.host();
-    let [web, db] = &cluster.pods([("web", Some("true")), ("db", None)]);
-    host.wait_taps(&[&web.device]);
-    web.ping(db.ip, 5);
-    let counted = || host.status().tap(&web.device).total("copied");
-    let before = counted();
-    assert!(before >= 10, "{before}");
-    let pid = cluster.agent_pid().unwrap();
-    let meanwhile = nothing_is_lost_during(cluster, [web, db], || {
-        kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).unwrap();
-        eventually(PATIENCE, || {
-            let now = cluster.agent_pid();
-            check(now.is_some_and(|now| now != pid), || format!("{pid} was killed, and {now:?} runs"))
-        });
-        eventually(PATIENCE, || {
-            check(host.request("GET", "/readyz")?.status == 200, || "the new agent is not ready".into())
-        });
-    });
-    let after = counted();
-    assert!(after >= before + meanwhile, "{before}, {meanwhile} and then {after}");
 }
 
 #[test]

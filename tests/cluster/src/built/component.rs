@@ -20,7 +20,7 @@ use nix::{
 };
 
 use super::state;
-use crate::process::command;
+use mirror_test_tools::process::command;
 
 /// How long a component may take to answer, or to leave, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(90);

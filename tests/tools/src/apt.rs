@@ -1,5 +1,5 @@
 //! Debian's packages, unpacked into the cache: a private apt configuration, so that the system's sources and packages
-//! stay as they are. Called by `vm` and `cluster`.
+//! stay as they are. Called by the level `vm` and by the clusters of the tests.
 
 use std::{
     env, fs,
@@ -11,11 +11,11 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{
     process::{Run as _, command, find},
-    tools,
+    programs::cache_dir,
 };
 
 /// Why Debian's packages are of no use on this machine, if so.
-pub(crate) fn can_unpack() -> Result<()> {
+pub fn can_unpack() -> Result<()> {
     if env::consts::ARCH != "x86_64" {
         bail!("the packages are for x86-64, and this machine is {}", env::consts::ARCH);
     }
@@ -26,18 +26,18 @@ pub(crate) fn can_unpack() -> Result<()> {
 }
 
 /// apt with some suites as its only sources.
-pub(crate) struct Apt {
+pub struct Apt {
     dir: PathBuf,
 }
 
 impl Apt {
     /// Fetches the lists of the suites.
-    pub(crate) fn new(suites: &[&str]) -> Result<Self> {
+    pub fn new(suites: &[&str]) -> Result<Self> {
         const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
         if !Path::new(KEYRING).exists() {
             bail!("{KEYRING} is missing: `apt-get install debian-archive-keyring` brings it");
         }
-        let apt = Self { dir: tools::cache_dir()?.join("apt").join(suites.join("+")) };
+        let apt = Self { dir: cache_dir()?.join("apt").join(suites.join("+")) };
         for dir in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(apt.dir.join(dir))?;
         }
@@ -71,7 +71,7 @@ impl Apt {
     }
 
     /// The package of the newest kernel of a series; its name has the build in it.
-    pub(crate) fn newest_kernel(&self, series: &str) -> Result<String> {
+    pub fn newest_kernel(&self, series: &str) -> Result<String> {
         let names = self.command("apt-cache").args(["pkgnames", &format!("linux-image-{series}.")]).read()?;
         let plain = names.lines().filter(|name| {
             let rest = name.strip_suffix("-amd64").unwrap_or_default();
@@ -82,14 +82,14 @@ impl Apt {
     }
 
     /// Downloads packages and unpacks them into `to`.
-    pub(crate) fn unpack(&self, packages: &[&str], to: &Path) -> Result<()> {
+    pub fn unpack(&self, packages: &[&str], to: &Path) -> Result<()> {
         let mut download = self.command("apt-get");
         download.arg("download").args(packages);
         self.fetch(download, to)
     }
 
     /// The same with every package that it needs and that is not installed.
-    pub(crate) fn unpack_with_libraries(&self, package: &str, to: &Path) -> Result<()> {
+    pub fn unpack_with_libraries(&self, package: &str, to: &Path) -> Result<()> {
         let mut download = self.command("apt-get");
         download.args(["install", "--download-only", "--yes", "--no-install-recommends"]);
         download.args(["--target-release", "bookworm-backports", package]);

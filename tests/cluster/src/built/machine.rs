@@ -16,7 +16,7 @@ use nix::{mount::MntFlags, mount::umount2, sys::signal::Signal};
 use serde_json::{Value, json};
 
 use super::{BRIDGE, NODE_IP, POD_CIDR, component::Process, component::eventually, state, state::Cni};
-use crate::process::{Run as _, command, step};
+use mirror_test_tools::process::{Run as _, command, step};
 
 /// Settings that kubelet and the CNI plugins change.
 const SYSCTLS: [&str; 6] = [

@@ -13,21 +13,21 @@ use anyhow::{Context as _, Result, bail};
 use crate::ebpf::without_outer_cargo;
 
 /// Says what is done next.
-pub(crate) fn step(what: &str) {
+pub fn step(what: &str) {
     println!("==> {what}");
     // Other programs write to the same terminal or file.
     let _ = std::io::stdout().flush();
 }
 
 /// A program that is to run without the surroundings of `cargo run`.
-pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
+pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     without_outer_cargo(&mut command);
     command
 }
 
 /// Runs a program to its end, and takes anything but success for an error that names it.
-pub(crate) trait Run {
+pub trait Run {
     /// Lets it write to our output.
     fn run(&mut self) -> Result<()>;
     /// Returns what it writes to its standard output.
@@ -66,18 +66,18 @@ fn line(command: &Command) -> String {
 }
 
 /// Where `program` is, as the shell would look for it, or in the directories for the administrator's programs.
-pub(crate) fn find(program: &str) -> Option<PathBuf> {
+pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     env::split_paths(&path).chain(system).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
 /// Whether this process may do everything.
-pub(crate) fn is_root() -> bool {
+pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
 /// Whether this is a run that nobody watches, in which nothing may be left out.
-pub(crate) fn is_ci() -> bool {
+pub fn is_ci() -> bool {
     env::var("CI").is_ok_and(|value| !value.is_empty() && value != "false" && value != "0")
 }

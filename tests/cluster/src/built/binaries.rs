@@ -7,19 +7,19 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-
-use super::Mode;
-use crate::{
+use mirror_test_tools::{
     apt::{self, Apt},
     process::{Run as _, command, step},
-    tools,
+    programs::{self, Program},
 };
 
+use super::Mode;
+
 /// The Go module whose `tool` lines are the programs; it pins every version.
-const GO_MOD: &str = include_str!("../../cluster/go.mod");
-const GO_SUM: &str = include_str!("../../cluster/go.sum");
+const GO_MOD: &str = include_str!("../../go/go.mod");
+const GO_SUM: &str = include_str!("../../go/go.sum");
 /// The process of a pod's sandbox.
-const PAUSE: &str = include_str!("../../cluster/pause/main.go");
+const PAUSE: &str = include_str!("../../go/pause/main.go");
 /// The oldest suite whose containerd this kubelet still talks to: its programs also run on what is newer.
 const SUITE: &str = "bookworm";
 /// containerd, runc, the CNI plugins and nft, with the libraries of the last, and a busybox for images.
@@ -41,6 +41,7 @@ const PACKAGES: [&str; 14] = [
 ];
 
 /// Where the programs are.
+#[derive(Debug)]
 pub(super) struct Binaries {
     built: PathBuf,
     debian: PathBuf,
@@ -49,7 +50,7 @@ pub(super) struct Binaries {
 impl Binaries {
     /// Where they are to be; brings nothing.
     pub(super) fn locate() -> Result<Self> {
-        let cache = tools::cache_dir()?.join("cluster");
+        let cache = programs::cache_dir()?.join("cluster");
         let built = cache.join(format!("kubernetes-{}", version("k8s.io/kubernetes")?));
         Ok(Self { built, debian: cache.join(format!("debian-{SUITE}")) })
     }
@@ -59,18 +60,19 @@ impl Binaries {
         let binaries = Self::locate()?;
         binaries.build()?;
         if mode != Mode::ApiOnly {
-            apt::can_unpack()?;
-            tools::programs(&[tools::Program::of("dpkg", "dpkg-deb")])?;
-            once(&binaries.debian, &PACKAGES.join(" "), || {
-                step(&format!(
-                    "bringing {SUITE}'s {} into {}",
-                    PACKAGES.join(", "),
-                    binaries.debian.display()
-                ));
-                Apt::new(&[SUITE])?.unpack(&PACKAGES, &binaries.debian.join("root"))
-            })?;
+            binaries.unpack()?;
         }
         Ok(binaries)
+    }
+
+    /// Brings Debian's part of them, unless it is there.
+    pub(super) fn unpack(&self) -> Result<()> {
+        apt::can_unpack()?;
+        programs::bring(&[Program::of("dpkg", "dpkg-deb")])?;
+        once(&self.debian, &PACKAGES.join(" "), || {
+            step(&format!("bringing {SUITE}'s {} into {}", PACKAGES.join(", "), self.debian.display()));
+            Apt::new(&[SUITE])?.unpack(&PACKAGES, &self.debian.join("root"))
+        })
     }
 
     /// Why they cannot be had on this machine, if so and they are not there.
@@ -142,7 +144,7 @@ fn once(dir: &Path, of: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 fn go() -> Result<PathBuf> {
-    tools::go(&format!("Kubernetes, in version {} or newer", go_version()))
+    programs::go(&format!("Kubernetes, in version {} or newer", go_version()))
 }
 
 /// The oldest Go that can build it.

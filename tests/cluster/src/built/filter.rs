@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::{NODE_CIDR, state};
-use crate::process::{Run as _, command, step};
+use mirror_test_tools::process::{Run as _, command, step};
 
 /// iptables' chain, as nft calls it.
 const FORWARD: [&str; 3] = ["ip", "filter", "FORWARD"];

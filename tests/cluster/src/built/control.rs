@@ -3,17 +3,18 @@
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
-    process::Command,
+    process::{Command, Stdio},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 
 use super::{
     API_PORT, Mode, NODE_IP, POD_CIDR, SERVICE_CIDR, binaries::Binaries, component::Component,
     component::eventually, pki::kubeconfig, state,
 };
-use crate::process::{Run as _, command};
+use mirror_test_tools::process::{Run as _, command};
 
 /// The components, in the order of their start.
 pub(super) const COMPONENTS: [&str; 4] =
@@ -42,6 +43,17 @@ pub(super) fn kubectl(binaries: &Binaries) -> Command {
     let mut kubectl = command(binaries.built("kubectl"));
     kubectl.env_clear().env("HOME", state::DIR).env("KUBECONFIG", state::KUBECONFIG);
     kubectl
+}
+
+/// `kubectl apply` of an object.
+pub(crate) fn apply(mut kubectl: Command, object: &Value) -> Result<()> {
+    kubectl.args(["apply", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut kubectl = kubectl.spawn().context("kubectl")?;
+    kubectl.stdin.take().context("kubectl has no input")?.write_all(object.to_string().as_bytes())?;
+    if !kubectl.wait()?.success() {
+        bail!("kubectl cannot apply {object}");
+    }
+    Ok(())
 }
 
 /// Waits for what needs no more than asking again.

@@ -1,6 +1,6 @@
 //! Two pods, a ping, and nothing left: shows that the node does what a node has to.
 
-use std::{collections::BTreeSet, fs, io::Write as _, process::Stdio, time::Instant};
+use std::{collections::BTreeSet, fs, process::Stdio, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::{
     NODE, SERVICE_IP,
     binaries::Binaries,
-    control::{kubectl, wait_for},
+    control::{apply, kubectl, wait_for},
     images, node, state,
 };
-use crate::process::{Run as _, step};
+use mirror_test_tools::process::{Run as _, step};
 
 /// Pods that nobody else has, in the namespace `default`: a namespace of their own would take seconds to go.
 const PODS: [&str; 2] = ["podmirror-smoke-a", "podmirror-smoke-b"];
@@ -41,7 +41,7 @@ fn check(binaries: &Binaries, before: &Traces) -> Result<()> {
     let [a, b] = PODS;
     step("starting two pods");
     let begun = Instant::now();
-    apply(binaries, &json!({ "apiVersion": "v1", "kind": "List", "items": PODS.map(pod) }))?;
+    apply(kubectl(binaries), &json!({ "apiVersion": "v1", "kind": "List", "items": PODS.map(pod) }))?;
     let mut wait = kubectl(binaries);
     wait.args(["wait", "pod", "--for=condition=Ready", "--timeout=60s"]).args(PODS).run()?;
     println!("    ready after {:.1} s", begun.elapsed().as_secs_f32());
@@ -74,16 +74,6 @@ fn pod(name: &str) -> Value {
             }],
         },
     })
-}
-
-fn apply(binaries: &Binaries, objects: &Value) -> Result<()> {
-    let mut apply = kubectl(binaries);
-    let mut apply = apply.args(["apply", "-f", "-"]).stdin(Stdio::piped()).spawn().context("kubectl")?;
-    apply.stdin.take().context("kubectl has no input")?.write_all(objects.to_string().as_bytes())?;
-    if !apply.wait()?.success() {
-        bail!("kubectl cannot apply the pods");
-    }
-    Ok(())
 }
 
 /// Deletes the pods, and waits until they are gone.

@@ -13,7 +13,7 @@ use super::{
     filter, images, pki,
     state::{self, Cni},
 };
-use crate::process::{Run as _, command};
+use mirror_test_tools::process::{Run as _, command};
 
 /// The components, in the order of their start.
 pub(super) const COMPONENTS: [&str; 3] = ["containerd", "kubelet", "kube-proxy"];

@@ -1,12 +1,13 @@
 //! The architectures that the agent is built for, by their names in images and to Rust. Called by the tasks that make
 //! images.
 
-use anyhow::{Result, bail};
-use clap::ValueEnum;
+use std::str::FromStr;
+
+use anyhow::{Context as _, Result, bail};
 
 /// An architecture, by its name in images.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Arch {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arch {
     /// x86-64.
     Amd64,
     /// AArch64.
@@ -14,8 +15,11 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Amd64, Self::Arm64];
+
     /// This machine's.
-    pub(crate) fn host() -> Result<Self> {
+    pub fn host() -> Result<Self> {
         match std::env::consts::ARCH {
             "x86_64" => Ok(Self::Amd64),
             "aarch64" => Ok(Self::Arm64),
@@ -24,7 +28,7 @@ impl Arch {
     }
 
     /// What images call it.
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
             Self::Arm64 => "arm64",
@@ -32,10 +36,21 @@ impl Arch {
     }
 
     /// The target of Rust whose programs are linked statically.
-    pub(crate) const fn target(self) -> &'static str {
+    pub const fn target(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64-unknown-linux-musl",
             Self::Arm64 => "aarch64-unknown-linux-musl",
         }
+    }
+}
+
+impl FromStr for Arch {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|arch| arch.name() == name)
+            .with_context(|| format!("no architecture: {name}"))
     }
 }

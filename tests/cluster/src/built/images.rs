@@ -3,35 +3,41 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
-
-use super::{binaries::Binaries, node::ctr, state};
-use crate::{
+use mirror_test_tools::{
     arch::Arch,
     archive::{Content, Entry, write_archive},
     process::{Run as _, command},
 };
+use serde_json::json;
+
+use super::{binaries::Binaries, node::ctr, state};
 
 /// The process of every pod's sandbox.
 pub(super) const PAUSE: &str = "localhost/pause:cluster";
 /// A shell and its tools, for tests.
-pub(super) const BUSYBOX: &str = "localhost/busybox:cluster";
+pub const BUSYBOX: &str = "localhost/busybox:cluster";
 
 /// Makes and imports the images that containerd does not have.
 pub(super) fn import_own(binaries: &Binaries) -> Result<()> {
     let present = ctr(binaries).args(["images", "list", "--quiet"]).read()?;
-    for (image, entries) in [(PAUSE, pause as fn(&Binaries) -> Result<Vec<Entry>>), (BUSYBOX, busybox)] {
+    for image in [PAUSE, BUSYBOX] {
         if present.lines().any(|line| line == image) {
             continue;
         }
-        let entrypoint = if image == PAUSE { "/pause" } else { "/bin/sh" };
-        let config = json!({ "Entrypoint": [entrypoint], "Env": ["PATH=/bin"], "WorkingDir": "/" });
         let archive = state::path("image.tar");
-        write_archive(&archive, image, Arch::host()?, &entries(binaries)?, &config)?;
+        write(binaries, image, &archive)?;
         import(binaries, &archive)?;
         fs::remove_file(archive)?;
     }
     Ok(())
+}
+
+/// Writes one of our own images as an archive.
+pub(super) fn write(binaries: &Binaries, image: &str, archive: &Path) -> Result<()> {
+    let (entrypoint, entries) =
+        if image == PAUSE { ("/pause", pause(binaries)?) } else { ("/bin/sh", busybox(binaries)?) };
+    let config = json!({ "Entrypoint": [entrypoint], "Env": ["PATH=/bin"], "WorkingDir": "/" });
+    write_archive(archive, image, Arch::host()?, &entries, &config)
 }
 
 /// Imports an image from an archive of Docker's or OCI's format.

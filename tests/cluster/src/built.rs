@@ -1,0 +1,225 @@
+//! A real Kubernetes node on this machine, brought up and taken down without a trace.
+//!
+//! etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd, kubelet and kube-proxy, as processes of
+//! their own, from binaries that `binaries` brings into the cache. Everything that they write lies in `state::DIR`; the
+//! few things beyond it are in `machine`. For tests against Kubernetes, and for trying the agent; not for production.
+//! Called by `cargo xtask cluster` and the levels `api` and `cluster`; by stories as a [`TestCluster`].
+
+mod binaries;
+mod component;
+mod control;
+mod filter;
+mod images;
+mod machine;
+mod node;
+mod pki;
+mod smoke;
+mod state;
+
+use std::{
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, bail};
+use mirror_test_tools::{
+    apt,
+    process::{Run as _, is_root, step},
+    programs::{self, Program},
+};
+
+use crate::{Components, Node, TestCluster};
+use binaries::Binaries;
+pub(crate) use control::apply;
+pub use images::BUSYBOX;
+use state::Lock;
+pub use state::{Cni, KUBECONFIG, Mode};
+
+/// The node's name.
+const NODE: &str = "podmirror-node";
+/// The node's address, on loopback: the same on every machine and in every network.
+const NODE_IP: &str = "10.245.0.1";
+/// The addresses of pods, and those of them that the node gives out.
+const POD_CIDR: &str = "10.244.0.0/16";
+const NODE_CIDR: &str = "10.244.0.0/24";
+/// The addresses of services, and the first of them, the API server's.
+const SERVICE_CIDR: &str = "10.96.0.0/16";
+const SERVICE_IP: &str = "10.96.0.1";
+/// Where the API server listens.
+const API_PORT: u16 = 6443;
+/// The bridge that pods are joined by.
+const BRIDGE: &str = "podmirror-cni0";
+
+/// Why this machine cannot have such a cluster, if so.
+pub fn can_be_brought() -> Result<()> {
+    if !is_root() {
+        bail!("the cluster needs root, for network namespaces, cgroups and mounts");
+    }
+    apt::can_unpack()?;
+    Binaries::locate()?.can_be_brought()
+}
+
+/// Whether the programs of Kubernetes have been built on this machine.
+pub fn has_programs() -> bool {
+    Binaries::locate().is_ok_and(|binaries| binaries.built("kubelet").exists())
+}
+
+/// Brings up what is not running; what runs is left alone. `api_only`: etcd and the API server alone. Without `cni`, pods
+/// are wired as in the cluster that there is, or by a bridge.
+pub fn up(api_only: bool, cni: Option<Cni>) -> Result<()> {
+    let _lock = Lock::take()?;
+    start(api_only, cni)
+}
+
+/// Stops everything and undoes every change, the cluster's objects included.
+pub fn down() -> Result<()> {
+    let _lock = Lock::take()?;
+    end()
+}
+
+/// Runs two pods, pings, and looks for what they leave.
+pub fn smoke() -> Result<()> {
+    let _lock = Lock::take()?;
+    smoke::run(&Binaries::locate()?)
+}
+
+/// Writes the image [`BUSYBOX`] as an archive, for a node that is not ours.
+pub fn write_busybox(archive: &Path) -> Result<()> {
+    let binaries = Binaries::locate()?;
+    binaries.unpack()?;
+    images::write(&binaries, BUSYBOX, archive)
+}
+
+/// kubectl, where it has been built.
+pub(crate) fn kubectl_program() -> Option<PathBuf> {
+    let program = Binaries::locate().ok()?.built("kubectl");
+    program.exists().then_some(program)
+}
+
+/// The cluster that is up.
+#[derive(Debug)]
+pub struct Built {
+    binaries: Binaries,
+}
+
+impl Built {
+    /// The one that has been brought up, which must have this kubeconfig.
+    pub fn at(kubeconfig: &Path) -> Result<Self> {
+        if kubeconfig != Path::new(KUBECONFIG) || Mode::present()?.is_none() {
+            bail!(
+                "{} is of no cluster of `cargo xtask cluster up`; for any other, `cargo xtask test` has --kubeconfig",
+                kubeconfig.display()
+            );
+        }
+        Ok(Self { binaries: Binaries::locate()? })
+    }
+}
+
+impl TestCluster for Built {
+    fn kubeconfig(&self) -> &Path {
+        Path::new(KUBECONFIG)
+    }
+
+    fn kubectl(&self) -> Command {
+        control::kubectl(&self.binaries)
+    }
+
+    fn node(&self) -> Result<Node> {
+        if !node::is_up() {
+            bail!("there is no running node: `cargo xtask cluster up` brings one up");
+        }
+        let address: IpAddr = NODE_IP.parse()?;
+        Ok(Node::this_machine(NODE, address))
+    }
+
+    fn import(&self, archive: &Path) -> Result<()> {
+        let _lock = Lock::take()?;
+        if component::process("containerd").is_none() {
+            bail!("there is no running node: `cargo xtask cluster up` brings one up");
+        }
+        images::import(&self.binaries, archive)
+    }
+
+    fn components(&self) -> Option<&dyn Components> {
+        Some(self)
+    }
+}
+
+impl Components for Built {
+    fn pid(&self, component: &str) -> Option<i32> {
+        component::process(component).map(|process| process.pid)
+    }
+
+    fn stop(&self, component: &str) -> Result<()> {
+        let _lock = Lock::take()?;
+        component::stop(component)
+    }
+
+    fn bring_back(&self) -> Result<()> {
+        up(Mode::present()? == Some(Mode::ApiOnly), None)
+    }
+
+    fn runtime(&self) -> Command {
+        node::ctr(&self.binaries)
+    }
+}
+
+fn start(api_only: bool, cni: Option<Cni>) -> Result<()> {
+    let mode = Mode::wanted(api_only, cni, Mode::present()?)?;
+    programs::bring(&[Program::of("iproute2", "ip"), Program::of("mount", "mount")])?;
+    let binaries = Binaries::bring(mode)?;
+    let begun = Instant::now();
+    fs::create_dir_all(state::DIR).context(state::DIR)?;
+    if let Mode::Node(_) = mode {
+        machine::record()?;
+    }
+    fs::write(state::path("mode"), mode.to_string())?;
+    pki::make()?;
+    node::link_kubectl(&binaries)?;
+    step(&format!("starting the cluster ({mode}); its state is in {}", state::DIR));
+    if let Mode::Node(cni) = mode {
+        machine::prepare(cni)?;
+        control::up(&binaries, mode)?;
+        node::up(&binaries, cni)?;
+        control::wait_for_service_account(&binaries)?;
+    } else {
+        control::up(&binaries, mode)?;
+    }
+    step(&format!("the cluster is up after {:.1} s; to use it:", begun.elapsed().as_secs_f32()));
+    println!("    export KUBECONFIG={} PATH={}:$PATH", KUBECONFIG, state::text("bin"));
+    Ok(())
+}
+
+fn end() -> Result<()> {
+    if !fs::exists(state::DIR)? {
+        step("there is no cluster");
+        return Ok(());
+    }
+    let begun = Instant::now();
+    let binaries = Binaries::locate()?;
+    step("stopping the cluster");
+    let runs = |name| component::process(name).is_some();
+    // Nobody makes pods any more, kubelet ends those that there are, and then goes.
+    component::stop("kube-controller-manager")?;
+    component::stop("kube-scheduler")?;
+    if runs("kubelet") && runs("kube-apiserver") && runs("containerd") {
+        let mut delete = control::kubectl(&binaries);
+        delete.args(["delete", "pods", "--all", "--all-namespaces", "--grace-period=1", "--timeout=30s"]);
+        if !delete.succeeds() {
+            println!("    kubelet does not end the pods: they are killed");
+        }
+    }
+    component::stop("kubelet")?;
+    machine::kill_pods()?;
+    let rest = control::COMPONENTS.iter().chain(&node::COMPONENTS).rev();
+    rest.copied().try_for_each(component::stop)?;
+    machine::kill_shims()?;
+    filter::clear()?;
+    machine::restore()?;
+    machine::remove_state()?;
+    step(&format!("the cluster is gone after {:.1} s", begun.elapsed().as_secs_f32()));
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! Kubernetes clusters that stories can use: one that this crate builds on this machine ([`built`]), or one that exists
+//! ([`Existing`]: kind, k3d, one with Cilium or Calico).
+//!
+//! A story knows its cluster by the trait [`TestCluster`] alone. Called by `xtask`, which brings clusters up, and by the
+//! harness of the stories (`mirror-tests`). It knows nothing of the agent.
+
+#![expect(clippy::print_stdout, reason = "says what it starts and stops, on a command line tool's output")]
+
+pub mod built;
+mod existing;
+
+use std::{
+    env, fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+
+pub use built::{BUSYBOX, Built};
+pub use existing::{Existing, process_in_netns};
+
+/// The environment variable that says which kind of cluster `KUBECONFIG` names.
+pub const KIND_VARIABLE: &str = "MIRROR_TEST_CLUSTER";
+/// Its value for a cluster that is not ours: what its components are, and how they are stopped, is not known.
+pub const EXISTING: &str = "existing";
+
+/// A cluster that stories can use.
+pub trait TestCluster: fmt::Debug + Send + Sync {
+    /// The kubeconfig of an administrator.
+    fn kubeconfig(&self) -> &Path;
+
+    /// `kubectl` with that kubeconfig.
+    fn kubectl(&self) -> Command;
+
+    /// The node on which the stories run: this machine, or a container on it. An error where there is none, or where
+    /// pods could also go to other nodes.
+    fn node(&self) -> Result<Node>;
+
+    /// Brings an image onto that node, from an archive as `docker save` writes it.
+    fn import(&self, archive: &Path) -> Result<()>;
+
+    /// The cluster's components, where stories can stop them.
+    fn components(&self) -> Option<&dyn Components>;
+}
+
+/// The components of a cluster: its control plane, and what runs on its node.
+pub trait Components {
+    /// The process of one, if it runs.
+    fn pid(&self, component: &str) -> Option<i32>;
+
+    /// Stops one as a service manager does: in order, or else by force.
+    fn stop(&self, component: &str) -> Result<()>;
+
+    /// Starts whatever does not run, and waits until the cluster works.
+    fn bring_back(&self) -> Result<()>;
+
+    /// The own client of the container runtime (containerd's `ctr`).
+    fn runtime(&self) -> Command;
+}
+
+/// The node of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// `metadata.name`.
+    pub name: String,
+    /// Its address inside the cluster.
+    pub address: IpAddr,
+    /// A file that leads to its network namespace.
+    pub netns: PathBuf,
+    /// Its BPF file system, as this machine sees it.
+    pub bpffs: PathBuf,
+}
+
+impl Node {
+    /// This machine itself.
+    fn this_machine(name: &str, address: IpAddr) -> Self {
+        Self {
+            name: name.to_owned(),
+            address,
+            netns: "/proc/self/ns/net".into(),
+            bpffs: "/sys/fs/bpf".into(),
+        }
+    }
+}
+
+/// The cluster that `KUBECONFIG` names.
+pub fn of_environment() -> Result<Box<dyn TestCluster>> {
+    let kubeconfig = env::var_os("KUBECONFIG").map(PathBuf::from);
+    let kubeconfig = kubeconfig.context("KUBECONFIG names no cluster: `cargo xtask test` sets it")?;
+    if env::var(KIND_VARIABLE).is_ok_and(|kind| kind == EXISTING) {
+        Ok(Box::new(Existing::connect(&kubeconfig, None)?))
+    } else {
+        Ok(Box::new(Built::at(&kubeconfig)?))
+    }
+}

@@ -1,0 +1,19 @@
+//! What tests and tasks need of the machine that they run on.
+//!
+//! Runs programs (`process`), finds and installs them (`programs`), unpacks Debian's packages into the cache (`apt`),
+//! and writes container images (`archive`). Brings no Rust toolchain: `xtask` does. Called by `xtask` and by the
+//! clusters of the tests (`mirror-test-cluster`).
+
+#![expect(clippy::print_stdout, reason = "says what it installs, on a command line tool's output")]
+
+pub mod apt;
+pub mod arch;
+pub mod archive;
+#[path = "../../../xtask/src/ebpf.rs"]
+#[expect(dead_code, reason = "what is for the build scripts and the tasks only")]
+mod ebpf;
+#[path = "../../../xtask/src/pins.rs"]
+#[expect(dead_code, reason = "as above")]
+mod pins;
+pub mod process;
+pub mod programs;

@@ -1,0 +1,97 @@
+//! Programs of this machine: found, or installed with the distribution's packages.
+//!
+//! Each function looks first and does nothing when all is there; else it says what it installs. What cannot be had is
+//! one message that says what is missing and what would bring it.
+
+use std::{collections::BTreeSet, path::PathBuf};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+
+use crate::{
+    ebpf,
+    process::{Run as _, command, find, is_root, step},
+};
+
+/// A program that a Debian package brings.
+#[derive(Debug, Clone, Copy)]
+pub struct Program {
+    /// The program: what is looked for.
+    pub name: &'static str,
+    /// The package: what is installed.
+    pub package: &'static str,
+}
+
+impl Program {
+    /// A program and its package.
+    pub const fn of(package: &'static str, name: &'static str) -> Self {
+        Self { name, package }
+    }
+}
+
+/// What the tests and the demo talk to the kernel with.
+pub const NETWORK: [Program; 4] = [
+    Program::of("iproute2", "ip"),
+    Program::of("iputils-ping", "ping"),
+    Program::of("tcpdump", "tcpdump"),
+    Program::of("ethtool", "ethtool"),
+];
+
+/// What writes capture files in the forms that people have.
+pub const CAPTURES: [Program; 2] =
+    [Program::of("wireshark-common", "editcap"), Program::of("wireshark-common", "mergecap")];
+
+/// Go, also where sudo has taken its directory out of the path. `what_for` is what it is to build.
+pub fn go(what_for: &str) -> Result<PathBuf> {
+    const USUAL: &str = "/usr/local/go/bin/go";
+    let usual = || Some(PathBuf::from(USUAL)).filter(|path| path.is_file());
+    find("go").or_else(usual).with_context(|| {
+        format!("Go is needed to build {what_for}, and is neither in PATH nor {USUAL}: see https://go.dev/dl")
+    })
+}
+
+/// Installs those that are not there.
+pub fn bring(programs: &[Program]) -> Result<()> {
+    let missing: BTreeSet<_> = programs
+        .iter()
+        .filter(|program| find(program.name).is_none())
+        .map(|program| program.package)
+        .collect();
+    let missing: Vec<_> = missing.into_iter().collect();
+    if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
+}
+
+/// The project's cache.
+pub fn cache_dir() -> Result<PathBuf> {
+    ebpf::cache_dir().map_err(|why| anyhow!(why))
+}
+
+/// Installs packages of the distribution.
+pub fn install_packages(packages: &[&str]) -> Result<()> {
+    let list = packages.join(" ");
+    if find("apt-get").is_none() {
+        bail!(
+            "Debian's packages `{list}` are needed, and there is no apt here: install what your distribution calls them"
+        );
+    }
+    if !is_root() {
+        bail!("packages are missing, and only root can install them: `apt-get install {list}`");
+    }
+    step(&format!("installing {list} (apt-get)"));
+    let apt = || {
+        let mut apt = command("apt-get");
+        apt.env("DEBIAN_FRONTEND", "noninteractive");
+        apt
+    };
+    // The lists may never have been fetched, or name versions that are gone.
+    let mut install = apt();
+    install.args(["install", "--yes", "--quiet", "--quiet", "--no-install-recommends"]).args(packages);
+    if install.succeeds() {
+        return Ok(());
+    }
+    apt()
+        .args(["update", "--quiet", "--quiet"])
+        .run()
+        .context("the package lists could not be fetched; is the network there?")?;
+    install.stdout(std::process::Stdio::inherit()).stderr(std::process::Stdio::inherit());
+    install.run().with_context(|| format!("the packages {list} cannot be had from this system's apt sources"))
+}
