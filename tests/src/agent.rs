@@ -270,17 +270,14 @@ pub struct Status {
 }
 
 impl Status {
-    /// The target `default`: the mirror interface.
-    #[track_caller]
-    pub fn mirror(&self) -> &Target {
+    /// The target `default`: the mirror interface. Without a device as long as no agent has written it.
+    pub fn mirror(&self) -> Target {
         self.target("default")
     }
 
-    /// The target of this name.
-    #[track_caller]
-    pub fn target(&self, name: &str) -> &Target {
-        let found = self.targets.iter().find(|target| target.name == name);
-        found.unwrap_or_else(|| panic!("no target {name}: {self:#?}"))
+    /// The target of this name; without a device as long as no agent has written it.
+    pub fn target(&self, name: &str) -> Target {
+        self.targets.iter().find(|target| target.name == name).cloned().unwrap_or_default()
     }
 
     /// The tap on a device.
@@ -292,7 +289,7 @@ impl Status {
 }
 
 /// A target in the status.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
     /// Name.

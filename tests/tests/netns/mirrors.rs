@@ -68,7 +68,7 @@ fn each_mirror_of_a_pod_gets_its_own_packets(mode: AttachMode) {
     };
     assert_eq!(of("ids"), ("ids".into(), "both".into(), None));
     assert_eq!(of("debug"), ("default".into(), "egress".into(), Some("packets".into())));
-    assert_eq!((status.target("ids").device.as_str(), status.mirror().device.as_str()), ("ids0", MIRROR));
+    assert_eq!((status.target("ids").device, status.mirror().device), ("ids0".into(), MIRROR.into()));
     agent.stop();
 
     assert_eq!(lab.agent_exit(&["cleanup"]).code, Some(0));
