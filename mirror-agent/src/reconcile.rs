@@ -28,7 +28,9 @@ use crate::{
     links::{LinkTable, PodNetns},
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
-    model::{Actual, Desired, Device, LinkSnapshot, MirrorId, Op, Tap, Target, TargetName},
+    model::{
+        Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Op, Program, Tap, Target, TargetName,
+    },
     plan::{Failures, Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},
@@ -214,7 +216,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let skipped = refused.into_iter().chain(selection.skipped).chain(unfit).chain(hidden);
         report.skipped = self.told.skipped(skipped);
 
-        let Carried { of_devices, incomplete } = self.carry_out(&ops, &actual, report).await;
+        let Carried { of_devices, mut incomplete } = self.carry_out(&ops, &actual, report).await;
+        let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
+        incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {
             true => desired.taps.keys().filter(|device| !incomplete.contains(device)).count(),

@@ -25,8 +25,8 @@ use crate::{
     hidden::Hidden,
     mirror_iface::{self, Conflict},
     model::{
-        Device, Directions, IfIndex, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, Origin, Owner, Place,
-        PodId, PodLinks, Session, Tap, TargetName,
+        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, Origin, Owner, Place, PodId,
+        Session, Tap, TargetName,
     },
     plan::NoRoom,
     settings::{NodeLimits, SettingError, Settings},
@@ -263,7 +263,7 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
         skip(None, Why::NetnsUnreadable(error), selection);
     }
     let nics = inside.links.iter().filter(|nic| is_nic(nic));
-    let nics: Vec<_> = nics.map(|nic| (nic, host_end(nic, inside, &links.host))).collect();
+    let nics: Vec<_> = nics.map(|nic| (nic, inside.host_end(nic, &links.host))).collect();
     if nics.is_empty() {
         skip(None, Why::NoNic, selection);
     }
@@ -312,16 +312,6 @@ fn is_inner(link: &Link) -> bool {
         LinkKind::Other(kind) => kind == "bridge",
         LinkKind::Loopback | LinkKind::Dummy | LinkKind::Ifb => false,
     }
-}
-
-/// The node's end of a pod's veth, checked in both directions: the NIC names the device, and the device names the
-/// NIC and the pod's namespace. An index alone proves nothing, because each namespace counts its own.
-pub fn host_end<'a>(nic: &Link, inside: &PodLinks, host: &'a BTreeMap<IfIndex, Link>) -> Option<&'a Link> {
-    let peer = nic.peer.filter(|_| nic.kind == LinkKind::Veth)?;
-    let link = host.get(&IfIndex(peer.ifindex))?;
-    let back = link.peer.filter(|_| link.kind == LinkKind::Veth)?;
-    let same_pair = back.ifindex == nic.ifindex.0 && back.nsid.is_some() && back.nsid == inside.nsid;
-    same_pair.then_some(link)
 }
 
 /// Takes a device for a tap, unless it is taken or entangled with a mirror interface.

@@ -135,6 +135,10 @@ impl Pins {
 
     /// The versions of which there is a directory.
     fn versions(&self) -> io::Result<Vec<u32>> {
+        // What another user has put there says nothing of any agent.
+        if !self.is_roots() {
+            return Ok(Vec::new());
+        }
         Ok(names(&self.root)?.iter().filter_map(|name| parse_version(name)).collect())
     }
 

@@ -19,10 +19,7 @@ use super::{
     netns::{Netns, netns_id},
     procfs::Processes,
 };
-use crate::{
-    model::{IfIndex, Link, NetnsId, PodLinks},
-    select::host_end,
-};
+use crate::model::{IfIndex, Link, NetnsId, PodLinks};
 
 /// What was found inside each pod, by UID; or why it could not be read.
 type Found = BTreeMap<String, Result<PodLinks, String>>;
@@ -101,7 +98,7 @@ impl Inside {
             };
             match inside {
                 Err(error) if passes_by_itself(&error) => return Err(error),
-                Ok(inside) if inside.links.iter().any(|nic| host_end(nic, &inside, node.links).is_some()) => {
+                Ok(inside) if inside.links.iter().any(|nic| inside.host_end(nic, node.links).is_some()) => {
                     self.homes.insert(uid.to_owned(), inside.netns);
                     return Ok(Some(inside));
                 }

@@ -85,6 +85,18 @@ pub struct PodLinks {
     pub stale: Option<String>,
 }
 
+impl PodLinks {
+    /// The node's end of a veth of this pod, checked in both directions: the NIC names the device, and the device names
+    /// the NIC and the pod's namespace. An index alone proves nothing, because each namespace counts its own.
+    pub fn host_end<'a>(&self, nic: &Link, host: &'a BTreeMap<IfIndex, Link>) -> Option<&'a Link> {
+        let peer = nic.peer.filter(|_| nic.kind == LinkKind::Veth)?;
+        let link = host.get(&IfIndex(peer.ifindex))?;
+        let back = link.peer.filter(|_| link.kind == LinkKind::Veth)?;
+        let same_pair = back.ifindex == nic.ifindex.0 && back.nsid.is_some() && back.nsid == self.nsid;
+        same_pair.then_some(link)
+    }
+}
+
 /// The devices of the node, and of the pods that were asked for, at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkSnapshot {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
-use crate::model::{NetnsId, Peer, Pod};
+use crate::model::{IfIndex, NetnsId, Peer, Pod, PodLinks};
 
 fn policy() -> Policy {
     Policy::default()

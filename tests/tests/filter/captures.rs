@@ -10,8 +10,8 @@ use std::{
 use mirror_agent::{
     cli::OutputFormat,
     cmd::explain::{Criteria, write_verdicts},
-    filter::compile,
 };
+use mirror_core::filter::compile;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use mirror_agent::filter::compile;
+use mirror_core::filter::compile;
 use zerocopy::IntoBytes as _;
 
 use crate::{expressions::expression, random::Random};
