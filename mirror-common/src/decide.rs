@@ -32,7 +32,7 @@ pub struct Packet {
     pub hook: Hook,
     /// The device that it is on.
     pub ifindex: u32,
-    /// The device at which the node received it last (`skb->skb_iif`); 0: the node has made it itself.
+    /// The device at which the node received it last (`ingress_ifindex` of the context); 0: the node has made it itself.
     pub ingress_ifindex: u32,
     /// `skb->tc_index` when the program began.
     pub tc_index: u16,
