@@ -4,5 +4,7 @@
 pub const PREFIX: &str = "podmirror.io/";
 /// Annotation of a pod or of a namespace: mirrored or not, and which directions.
 pub const MIRROR: &str = "podmirror.io/mirror";
+/// Annotation of a pod or of a namespace: the target of the copies.
+pub const TARGET: &str = "podmirror.io/target";
 /// The annotation of Kube-OVN on a pod, which is honoured where ours does not stand.
 pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";

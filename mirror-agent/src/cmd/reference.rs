@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 use clap::{Arg, Command, CommandFactory as _};
 
 use crate::{
+    annotations::{MIRROR, OVN_MIRROR, PREFIX, TARGET},
     cli::Cli,
     pods::parse::NETNS_ANNOTATION,
-    select::{MIRROR, OVN_MIRROR, PREFIX},
     settings::SETTINGS,
 };
 
@@ -26,9 +26,16 @@ const ANNOTATIONS: &str = "
 ## Annotations
 
 Annotations stand on pods, and on namespaces for all pods in them. The pod's own annotation wins over that of its
-namespace, key by key, and both win over the flags of `mirror-agent run`. A value of the first two that cannot be read is
-ignored; a value of another one that cannot be read keeps the pod from being mirrored. An Event says so in both cases.
-`--exclude-namespaces` and `--allow-namespaces` stand above all annotations.
+namespace, key by key, and both win over the flags of `mirror-agent run`. `--exclude-namespaces` and `--allow-namespaces`
+stand above all annotations.
+
+A pod can have up to 8 mirrors. The keys of the table are those of the mirror `default`. A further mirror has a name, a
+DNS label, behind a dot in each of its keys: `podmirror.io/mirror.ids: \"true\"`, `podmirror.io/filter.ids: tcp`. `mirror`,
+`target` and all settings can have one.
+
+A value of `podmirror.io/mirror` or of Kube-OVN's annotation that cannot be read is ignored, and so is a key that is not
+known. A value of `target` or of a setting that cannot be read keeps that mirror from being made. An Event says so in
+all cases.
 
 | annotation | stands on | what it does | example |
 | --- | --- | --- | --- |
@@ -42,7 +49,7 @@ struct Annotation {
     example: &'static str,
 }
 
-const OTHERS: [Annotation; 3] = [
+const OTHERS: [Annotation; 4] = [
     Annotation {
         key: MIRROR,
         stands_on: "pod, namespace",
@@ -56,6 +63,12 @@ const OTHERS: [Annotation; 3] = [
         help: "The annotation of Kube-OVN: `true` or `false`; heeded where `podmirror.io/mirror` does not stand on the \
                pod",
         example: "true",
+    },
+    Annotation {
+        key: TARGET,
+        stands_on: "pod, namespace",
+        help: "Name of the target that gets the copies, one of `--target`; without it, `--mirror-iface`",
+        example: "ids",
     },
     Annotation {
         key: NETNS_ANNOTATION,
