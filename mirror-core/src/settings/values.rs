@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use mirror_common::abi::MAX_FILTER_TEXT;
-pub use mirror_common::limit::MAX_BURST;
+pub use mirror_common::{limit::MAX_BURST, packet::MAX_SNAPLEN};
 
 use super::{
     CaptureFilter, Rate, Share,
@@ -16,12 +16,6 @@ use crate::filter;
 
 /// Shortest snap length in bytes: what the kernel lets a copy be cut to with any transport header in it.
 pub const MIN_SNAPLEN: u32 = 64;
-
-/// Longest snap length in bytes.
-///
-/// The kernel's `bpf_skb_change_tail()` refuses every length above `SKB_MAX_ALLOC`, some 16 064 bytes with pages of
-/// 4 KiB: also to shorten a packet. Such a copy could not be cut at all.
-pub const MAX_SNAPLEN: u32 = 16_000;
 
 /// Most packets a second of a rate. One packet then costs 1024 ticks of
 /// [`TICKS_PER_NS`](mirror_common::limit::TICKS_PER_NS), so a rate is rounded by a thousandth at most; and no device of

@@ -199,7 +199,7 @@ fn every_setting_that_cannot_be_used_keeps_its_pod_from_being_mirrored() {
         ("rate", "fast", "10kpps,50Mbit"),
         ("rate", "10kpps,50Mbit,burst=105d", "10kpps,50Mbit,burst=10s"),
         ("snaplen", "10", "96"),
-        ("snaplen", "20000", "16000"),
+        ("snaplen", "20000", "15616"),
         ("duration", "soon", "15m"),
         ("packets", "-1", "100k"),
         ("bytes", "1 hogshead", "1GiB"),
