@@ -122,11 +122,15 @@ fn explain_says_of_whole_and_cut_captures_what_tcpdump_says() {
     let mut random = Random::from_clock("captures");
     let dir = TempDir::new().unwrap();
     let files = files(&dir, &mut random);
+    // The filters that take some packets of a file and not all: of one that is cut short, some take none.
+    let mut telling = BTreeSet::new();
     for file in &files {
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
         for filter in FILTERS {
             let expected = tcpdump(file, filter, &[]);
-            assert!((1..PACKETS).contains(&expected.len()), "{filter} says little of {name}");
+            if (1..PACKETS).contains(&expected.len()) {
+                telling.insert(filter);
+            }
             assert_eq!(explained(file, filter), expected, "{filter} of {name}");
         }
         // tcpdump's optimiser changes the answer of some expressions on cut packets.
@@ -137,4 +141,9 @@ fn explain_says_of_whole_and_cut_captures_what_tcpdump_says() {
             }
         }
     }
+    assert_eq!(
+        telling,
+        FILTERS.into_iter().collect(),
+        "each filter takes some packets of a file, and not all"
+    );
 }
