@@ -216,7 +216,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let skipped = refused.into_iter().chain(selection.skipped).chain(unfit).chain(hidden);
         report.skipped = self.told.skipped(skipped);
 
-        let Carried { of_devices, mut incomplete } = self.carry_out(&ops, &actual, report).await;
+        let Carried { of_devices, mut incomplete } = self.carry_out(&ops, &desired, &actual, report).await;
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
         incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
         report.wanted = desired.taps.len();
@@ -311,7 +311,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 
     /// Carries the ops of a plan out, as far as they succeed and as long as this round may last.
-    async fn carry_out(&mut self, ops: &[Op], actual: &Actual, report: &mut Report) -> Carried {
+    async fn carry_out(
+        &mut self,
+        ops: &[Op],
+        desired: &Desired,
+        actual: &Actual,
+        report: &mut Report,
+    ) -> Carried {
         self.held.keep(ops);
         let mut carried = Carried::default();
         let Carried { of_devices, incomplete } = &mut carried;
@@ -365,7 +371,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             if !is_whole {
                 continue;
             }
-            ops.iter().for_each(|op| tell_op(op, actual));
+            ops.iter().for_each(|op| tell_op(op, desired, actual));
             if let Some(woken) = self.woken.filter(|_| ops.iter().any(|op| is_new_tap(op, actual))) {
                 self.metrics.new_tap(woken.elapsed());
             }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tracing::{error, info, warn};
 
 use crate::{
-    model::{Actual, Device, Ended, MirrorId, Op, Target, TargetName},
+    model::{Actual, Desired, Device, Ended, MirrorId, Op, Target, TargetName},
     select::{BadAnnotation, Skipped},
 };
 
@@ -127,12 +127,15 @@ impl Told {
 }
 
 /// Logs an op that changed something for people.
-pub(super) fn tell_op(op: &Op, actual: &Actual) {
+pub(super) fn tell_op(op: &Op, desired: &Desired, actual: &Actual) {
     let owner = |device| Some(&actual.taps.get(device)?.tap.as_ref()?.owner);
     match op {
         Op::AddSession(device, mirror, session) | Op::ChangeSession(device, mirror, session) => {
+            let owner = desired.taps.get(device).map(|tap| &tap.owner);
+            let pod = owner.and_then(|owner| owner.pod.as_ref()).map(tracing::field::display);
+            let (name, nic) = (owner.map(|owner| &owner.device), owner.map(|owner| &owner.nic));
             let (direction, target) = (session.directions.name(), &session.target);
-            info!(ifindex = %device, %mirror, %target, direction, "mirroring");
+            info!(pod, ifindex = %device, device = name, nic, %mirror, %target, direction, "mirroring");
         }
         Op::RemoveTap(device) => {
             let pod = owner(device).and_then(|owner| owner.pod.as_ref()).map(tracing::field::display);
