@@ -29,7 +29,7 @@ mount -t tmpfs written /written
 mkdir /written/upper /written/work
 mount -t overlay -o lowerdir=/lower,upperdir=/written/upper,workdir=/written/work overlay /host || fail "no overlay"
 for dir in proc sys dev; do mount --rbind /$dir /host/$dir; done
-mount -t tmpfs run /host/run
+mount -t tmpfs -o mode=0755 run /host/run
 mkdir -p /host/run/share /host/lib/modules
 mount -t 9p -o rw,$nine share /host/run/share || fail "the shared directory cannot be mounted"
 mount --bind /lib/modules /host/lib/modules

@@ -196,7 +196,11 @@ fn check_root_owns(directory: &Path) -> anyhow::Result<()> {
     for (path, metadata) in [(parent, fs::metadata(parent)), (directory, fs::symlink_metadata(directory))] {
         let metadata = metadata.with_context(|| format!("cannot look at {}", path.display()))?;
         if !is_roots_directory(&metadata) {
-            bail!("{} is no directory that only root can write to", path.display());
+            bail!(
+                "{0} holds the agent's lock and must be a directory that only root can write to: chown root {0}; \
+                 chmod go-w {0}",
+                path.display()
+            );
         }
     }
     Ok(())
