@@ -26,7 +26,7 @@ const FILTERS: [&str; 9] = [
     "greater 100",
     "ip and greater 80",
     "not less 90",
-    "udp port 53 and len < 1000",
+    "udp and len < 1000",
     "tcp or greater 200",
     "not (icmp or greater 150)",
     "vlan and greater 70",
