@@ -22,11 +22,11 @@ const OLD_PACKET_BLOCK: [u32; 2] = [2, 2_u32.swap_bytes()];
 
 /// A packet of a capture file.
 pub(super) struct Packet<'a> {
-    /// What was captured of it.
+    /// The captured bytes.
     pub(super) bytes: &'a [u8],
     /// How long it was on the wire, in bytes.
     pub(super) length: u32,
-    /// What it begins with: a number of <https://www.tcpdump.org/linktypes.html>.
+    /// The type of its first header: a number of <https://www.tcpdump.org/linktypes.html>.
     pub(super) link_type: i32,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn each(
     }
 }
 
-/// What to do before the next block can be read.
+/// The step that is necessary before the next block can be read.
 enum Step {
     /// Go behind this many bytes.
     Next(usize),
@@ -88,7 +88,7 @@ enum Step {
     Grow,
 }
 
-/// What the file has said of the interfaces so far.
+/// The interfaces that the file has described so far.
 #[derive(Default)]
 struct Links {
     /// Link type and snap length in bytes (0: none) of each, by its number in the section. A pcap file has one.
@@ -100,7 +100,7 @@ impl Links {
     fn packet<'a>(&mut self, block: PcapBlockOwned<'a>) -> anyhow::Result<Option<Packet<'a>>> {
         match block {
             PcapBlockOwned::LegacyHeader(PcapHeader { network: Linktype(link_type), .. }) => {
-                // The upper bits tell of a frame check sequence.
+                // The upper bits describe a frame check sequence.
                 self.interfaces = vec![(link_type & 0xffff, 0)];
             }
             PcapBlockOwned::Legacy(LegacyPcapBlock { data, origlen, .. }) => {
@@ -141,7 +141,7 @@ impl Links {
     }
 }
 
-/// Reads until the buffer is full or the file ends: a pipe gives less at a time than a header is long.
+/// Reads until the buffer is full or the file ends: a pipe can give fewer bytes at a time than a header has.
 struct Filling<R>(R);
 
 impl<R: Read> Read for Filling<R> {
