@@ -1,4 +1,5 @@
-//! What a follower asks the API server for, and what it believes, on a server of canned answers. Time stands still.
+//! The requests of a follower to the API server, and the answers that it believes, on a server of canned answers. Time
+//! stands still.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -19,7 +20,7 @@ use crate::pods::{
 /// How long a watch of this server lasts.
 const WATCH: Duration = Duration::from_secs(60);
 
-/// What the server has, and how it answers.
+/// The state of the server, and how it answers.
 #[derive(Debug, Default)]
 struct World {
     version: u64,
@@ -28,7 +29,7 @@ struct World {
     is_down: bool,
     /// It streams lists.
     streams: bool,
-    /// It gives what it has, whatever version it is asked for, as a cache on the way does.
+    /// It answers with its state for any requested version, as a cache on the way does.
     is_careless: bool,
     /// It ends every watch at once, without a word.
     is_brief: bool,
@@ -158,7 +159,7 @@ async fn a_list_from_the_past_is_not_taken_and_a_newer_one_is() {
         seconds(2).await;
         assert_eq!((names(&pods), *pods.state().borrow()), (vec!["web".into()], SourceState::Current));
         server.lists_asked();
-        // The server goes away, and another one, which lags behind, takes its place.
+        // The server is replaced by another one, which lags behind.
         server.world().is_down = true;
         seconds(70).await;
         assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
