@@ -166,7 +166,7 @@ fn is_terminating(status: &Status) -> bool {
 }
 
 /// The entries of a report that concern the authors of pods. A state that passes by itself while a pod starts is left
-/// out. So is the fact that the default does not hold for a pod on the node's network.
+/// out, like the fact that the default does not hold for a pod on the node's network.
 fn tellable(report: &Report) -> BTreeSet<Told> {
     let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, mirror, why }| match why {
         Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface => None,
