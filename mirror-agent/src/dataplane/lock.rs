@@ -2,7 +2,7 @@
 //! agent.
 //!
 //! ```text
-//! /run/podmirror/         root's alone: nobody else can lock, bind or connect to anything in it
+//! /run/podmirror/         root's alone: other users cannot lock, bind or connect to anything in it
 //!   <namespace>.lock      locked (flock) by the agent; <namespace>: inode of the network namespace
 //!   <namespace>.sock      the agent listens here; made and replaced by the holder of the lock only
 //! <bpffs>/podmirror/      locked as well: the same directory may be seen from another network namespace
