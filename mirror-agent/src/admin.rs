@@ -92,7 +92,7 @@ async fn serve(listener: TcpListener, admin: Admin) {
                     oldest.abort();
                 }
                 connections.push_back(tokio::spawn(connection(stream, Arc::clone(&admin))).abort_handle());
-                // Many that come at once must not hold up the loop, nor each other.
+                // Many connections at once must not hold up the loop, nor each other.
                 tokio::task::yield_now().await;
             }
             Err(error) if is_of_client(&error) => {}
@@ -104,7 +104,7 @@ async fn serve(listener: TcpListener, admin: Admin) {
     }
 }
 
-/// The client has gone before it was accepted.
+/// The client has disconnected before it was accepted.
 fn is_of_client(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }

@@ -48,7 +48,7 @@ const MOST: usize = 8;
 /// Most bytes of a note that the API takes.
 const NOTE_MAX: usize = 1024;
 
-/// Something that the author of a pod should know.
+/// A fact that the author of a pod should know.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Told {
     pod: PodId,
@@ -100,7 +100,7 @@ pub async fn post(client: Client, node: String, mut reports: Reports) {
     }
 }
 
-/// Waits until it is time for what is next.
+/// Waits until the next Event is due.
 async fn due(next: Option<(Told, Post, Option<Instant>)>) -> (Told, Post) {
     let Some((told, post, at)) = next else { return pending().await };
     if let Some(at) = at {
@@ -183,7 +183,7 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
         | Why::TooManyMirrors
         | Why::NoRoom(_)
         | Why::Hidden(..) => {
-            // Of a kind of NIC once: a pod can give each as many names as it likes.
+            // Once for each kind of NIC, without the NIC's name: a pod can choose any number of names.
             let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
             let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
             let by = mirror.as_ref().map_or_else(String::new, |mirror| format!(" by {mirror}"));

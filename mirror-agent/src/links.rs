@@ -53,7 +53,7 @@ pub trait LinkTable {
     /// Carries out one change of the mirror interface.
     fn apply(&mut self, change: &LinkChange) -> impl Future<Output = anyhow::Result<()>>;
 
-    /// Returns when a device, a tc filter or a namespace id of the node has changed since the last call. May return too often,
-    /// never too seldom. Cancel safe.
+    /// Returns when a device, a tc filter or a namespace id of the node has changed since the last call. May return too
+    /// often, never too seldom. Cancel safe.
     fn changed(&mut self) -> impl Future<Output = ()>;
 }

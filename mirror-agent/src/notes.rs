@@ -34,9 +34,9 @@ pub struct Notes {
 /// A pod, a NIC or an interface that is chosen but not mirrored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotMirrored {
-    /// Namespace and name; `None`: an interface that was named by itself.
+    /// Namespace and name; `None`: an interface that the user named.
     pub pod: Option<String>,
-    /// The NIC, where the reason is about one; or the interface.
+    /// The NIC, where the reason concerns a NIC; or the interface.
     pub nic: Option<String>,
     /// The mirror, where the reason concerns a mirror with a name.
     pub mirror: Option<String>,
@@ -46,7 +46,7 @@ pub struct NotMirrored {
     pub message: String,
 }
 
-/// An annotation whose value is none that is known.
+/// An annotation that is invalid, and ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BadAnnotation {
     /// Namespace and name of the pod that it is for.
@@ -86,7 +86,7 @@ pub fn serve(
     tokio::spawn(async move {
         loop {
             let Ok((mut stream, _)) = listener.accept().await else {
-                // Out of descriptors, for example: others need them more.
+                // For example, there are no descriptors left. Other parts of the agent need them more.
                 tokio::time::sleep(PATIENCE).await;
                 continue;
             };

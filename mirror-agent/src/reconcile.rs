@@ -65,11 +65,11 @@ pub struct Reconciler<P, L, D> {
     filters: Filters,
     mirrors: BTreeMap<TargetName, MirrorIface>,
     started: bool,
-    /// Some session has a budget, so that one may end without an event.
+    /// Whether a session has a budget, and so may end without an event.
     may_end: bool,
     expected: Expected,
     held: Held,
-    /// How soon to look again for what comes without an event.
+    /// How soon to look again for pods that come without an event.
     look_again: Option<Duration>,
     /// The last round has left something for the next one.
     is_behind: bool,
@@ -389,7 +389,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     ) -> bool {
         let names = self.policy.targets.values().map(String::as_str).collect();
         let mut changes = mirror_iface::abandoned(&names, links, &actual.targets);
-        // Taps of another version may still copy to what that version has made.
+        // Taps of another version may still copy to a device that this version has made.
         if actual.other_versions.is_empty() {
             changes = mirror_iface::left_behind(&names, links);
         }
@@ -427,7 +427,7 @@ fn no_room(unfit: Unfit, desired: &Desired) -> Skipped {
     Skipped { pod: owner.pod, nic: Some(owner.nic), mirror, why: Why::NoRoom(why) }
 }
 
-/// Wrong from the start: not tried again.
+/// A problem at the start: there is no further attempt.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:#}")]
 struct Refused(anyhow::Error);

@@ -189,7 +189,7 @@ struct Totals {
     verdicts: BTreeMap<Verdict, Sum>,
     /// Packets that are no Ethernet frames, by their link type.
     skipped: BTreeMap<i32, Sum>,
-    /// Packets whose sample would go by what was not captured.
+    /// Packets whose sample would depend on bytes that were not captured.
     uncertain: u64,
 }
 

@@ -47,7 +47,7 @@ struct Target {
 struct Tap {
     ifindex: u32,
     device: String,
-    /// `null`: an interface that was named by itself.
+    /// `null`: an interface that the user named.
     pod: Option<Pod>,
     nic: String,
     attached: Attached,

@@ -25,9 +25,9 @@ pub struct Bpf {
     maps: Maps,
     hooks: Hooks,
     method: Method,
-    /// Filters that no pin knows of have been looked for, and there was none.
+    /// A search for filters that no pin refers to has found none.
     has_no_filters: bool,
-    /// Other versions of the agent of which taps may still run.
+    /// Other versions of the agent whose taps may still run.
     other_versions: BTreeSet<u32>,
     _lock: PinsLock,
 }

@@ -351,7 +351,7 @@ impl Hooks {
     }
 }
 
-/// Detaches these links. Goes on where one cannot be.
+/// Detaches these links. Goes on after a failure.
 async fn remove_links(pins: &[LinkPin], ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
     let mut outcome = Ok(());
     for pin in pins {

@@ -126,7 +126,7 @@ impl Ledger {
         if let Some(placed) = self.placed().find(is_alike) {
             return placed.mark;
         }
-        // The session that asks leaves the form that it has.
+        // The session that requests a bit leaves its present form.
         let own = self.taps.get(&device).and_then(|entry| entry.sessions.get(mirror));
         let others = self.placed().filter(|placed| Some(placed.id) != own.map(|own| own.id));
         let taken = others.map(|placed| placed.mark).collect();

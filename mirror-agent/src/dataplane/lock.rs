@@ -42,7 +42,7 @@ use crate::links::netns_of_this_thread;
 const DIRECTORY: &str = "/run/podmirror";
 /// How often an operation is tried again after another process has changed its files meanwhile.
 const ATTEMPTS: u32 = 64;
-/// Bits of a mode with which others than the owner can write.
+/// Bits of a mode that let users other than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 
 /// The lock of the process that changes the pins' directory or the devices of this network namespace. It is released
@@ -56,7 +56,7 @@ pub struct PinsLock {
 }
 
 impl PinsLock {
-    /// The socket on which others find that there is an agent.
+    /// The socket by which other processes find the agent.
     pub fn socket(&self) -> io::Result<UnixListener> {
         self.agent.try_clone()
     }

@@ -66,7 +66,7 @@ pub struct Maps {
 pub struct SessionEntry {
     /// The session itself.
     pub session: Session,
-    /// The budget that it has used up, if one is.
+    /// The budget that it has used up, if any.
     pub ended: Option<Ended>,
     /// Its id.
     pub id: u32,
@@ -195,7 +195,7 @@ impl Maps {
         Capacity {
             taps: MAX_TAPS as usize,
             sessions: self.counters.len() as usize,
-            // A session that gets another filter has its old one until it is written.
+            // A session that gets a new filter keeps its old filter until the session is written.
             filters: MAX_FILTERS as usize - 1,
         }
     }

@@ -50,7 +50,7 @@ pub struct LinkPin {
     pub version: u32,
     /// The device that the link was made for. The device may be gone, and another device may have the index now.
     pub ifindex: IfIndex,
-    /// The program that runs there, by its name; in another version's words.
+    /// The program that runs there, by its name. A program of another version has that version's meaning.
     pub program: Program,
     /// Where it is pinned.
     pub path: PathBuf,

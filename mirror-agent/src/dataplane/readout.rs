@@ -48,7 +48,7 @@ pub struct SessionReadout {
     pub mirror: MirrorId,
     /// The session itself.
     pub session: Session,
-    /// The budget that is used up, if one is.
+    /// The budget that is used up, if any.
     pub ended: Option<Ended>,
     /// The counts of its packets that are not zero.
     pub counts: Vec<Count>,

@@ -40,7 +40,7 @@ pub(super) enum Post {
 /// The outcome of a request to post an Event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It stands, after so many times in its series.
+    /// The Event exists, with this count in its series.
     Stands {
         /// 1: it is no series yet.
         count: i32,

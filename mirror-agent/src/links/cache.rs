@@ -92,7 +92,7 @@ impl Cache {
         self.readings.insert(links.netns, reading);
     }
 
-    /// Forgets what has not been wanted since the last call.
+    /// Forgets the readings that were not wanted since the last call.
     pub(super) fn forget_unwanted(&mut self) {
         self.readings.retain(|_, reading| std::mem::take(&mut reading.is_wanted));
     }

@@ -47,7 +47,7 @@ pub(super) async fn mirror(
                 .with_context(|| format!("cannot make {peer} drop what it receives"))?;
         }
         if !keeps_offloads {
-            // While it is down: not one copy leaves it otherwise.
+            // The device is still down: so every copy leaves it in the requested form.
             offloads::switch(name, false)?;
             let ifindex = index_of(handle, name).await?;
             queue::give(handle, ifindex).await.with_context(|| format!("cannot give {name} a queue"))?;

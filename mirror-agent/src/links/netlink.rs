@@ -41,7 +41,7 @@ const DUMP_ATTEMPTS: u32 = 16;
 /// The devices of the network namespace that it was made in.
 pub struct Netlink {
     inside: Inside,
-    /// The devices of which a snapshot has the offloads too.
+    /// The devices whose offloads a snapshot includes.
     mirrors: BTreeSet<String>,
     changed: Arc<Notify>,
     /// The task that waits for events; it ends with this value.

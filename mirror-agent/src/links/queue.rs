@@ -33,7 +33,7 @@ pub(super) async fn give(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     // `struct tc_fifo_qopt`: the limit.
     let options = DefaultNla::new(OPTIONS, LIMIT.to_ne_bytes().to_vec());
     queue.attributes = vec![TcAttribute::Kind(KIND.to_owned()), TcAttribute::Other(options)];
-    // Without NLM_F_REPLACE it takes the place of the kernel's default alone.
+    // Without NLM_F_REPLACE the request replaces only the kernel's default queue.
     let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
     ask(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await.map(drop)
 }

@@ -1,7 +1,7 @@
 //! The packets of a capture file, one after the other: pcap and pcapng, of either byte order.
 //!
-//! Called by [`explain`](super). It holds one block of the file at a time, so that a file may be larger than the memory;
-//! `pcap-parser` knows the formats. It decides nothing about a packet.
+//! Called by [`explain`](super). It holds one block of the file at a time, so that a file may be larger than the
+//! memory; `pcap-parser` knows the formats. It decides nothing about a packet.
 
 use std::io::{self, ErrorKind, Read};
 
@@ -71,7 +71,7 @@ pub(super) fn each(
             Step::Refill => {
                 let before = reader.data().len();
                 reader.refill().map_err(|_| anyhow!("it cannot be read, behind packet {count}"))?;
-                // A broken block may ask for more than it says to be long.
+                // A broken block may need more bytes than its stated length.
                 if reader.data().len() == before && !reader.reader_exhausted() {
                     bail!("it is broken, behind packet {count}");
                 }
@@ -121,7 +121,7 @@ impl Links {
                 return Ok(Some(Packet { bytes, length: packet.orig_len(), link_type }));
             }
             PcapBlockOwned::NG(Block::SimplePacket(packet)) => {
-                // It does not say how much was captured; the interface does.
+                // The block does not state the captured length. The snap length of the interface does.
                 let (link_type, snaplen) = self.interface(0)?;
                 let captured = if snaplen == 0 { packet.origlen } else { packet.origlen.min(snaplen) };
                 let bytes = packet.data.get(..captured as usize).unwrap_or(packet.data);

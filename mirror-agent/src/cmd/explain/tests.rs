@@ -250,7 +250,7 @@ fn other_files_are_refused_with_the_reason() {
     let mut broken = Pcapng::new(false);
     broken.interface(1, 0, 6);
     broken.packet(0, &ARP, 60);
-    // A packet that says to be longer than its block, with much behind it.
+    // A packet with a stated length greater than its block, and with much data behind it.
     let at = broken.file.len() - 12 - 16 - 8;
     broken.file[at..at + 4].copy_from_slice(&1_000_000_u32.to_le_bytes());
     broken.file.resize(40 << 20, 0);

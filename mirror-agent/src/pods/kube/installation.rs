@@ -112,7 +112,7 @@ impl Asked {
         }
     }
 
-    /// Asks until it knows what to believe.
+    /// Asks until the answers allow a conclusion.
     async fn ask_for_good(&self) -> Answer {
         let mut answers = Vec::new();
         loop {

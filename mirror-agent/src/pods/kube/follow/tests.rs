@@ -31,7 +31,7 @@ struct World {
     streams: bool,
     /// It answers with its state for any requested version, as a cache on the way does.
     is_careless: bool,
-    /// It ends every watch at once, without a word.
+    /// It ends every watch at once, and sends nothing.
     is_brief: bool,
     /// The queries for pods.
     asked: Vec<String>,
@@ -81,7 +81,7 @@ impl World {
                 Reply::Watch(lines, WATCH)
             }
             (Some(_), None) if self.is_brief => Reply::Watch(Vec::new(), Duration::ZERO),
-            // It waits for what is newer, and says nothing.
+            // It waits for a newer version, and sends nothing.
             (Some(_), None) if is_behind => Reply::Watch(Vec::new(), WATCH),
             (Some(_), None) => Reply::Watch(vec![bookmark(json!({}))], WATCH),
         }
@@ -169,7 +169,7 @@ async fn a_list_from_the_past_is_not_taken_and_a_newer_one_is() {
             assert_eq!(names(&pods), ["web"], "after {second} s, {streams} {is_careless}");
             assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
         }
-        // Its memory first, and its store only when that does not help.
+        // The memory is asked first, and the store only if the memory stays behind.
         let asked = server.lists_asked();
         assert!(asked.len() >= 3 && asked[..3].iter().all(|version| version == "50"), "{asked:?}");
         assert!(asked.len() < 40, "{asked:?}");
