@@ -48,7 +48,7 @@ pub fn limits(session: &Session, before: Option<Before<'_>>, meter: &Meter, now_
     }
 }
 
-/// The budget of these limits that is used up, if one is.
+/// The budget of these limits that is used up, if any.
 pub fn ended(limits: &Limits, meter: &Meter, now_ns: u64) -> Option<Ended> {
     if is_used_up(meter.packets, limits.packets) {
         Some(Ended::Packets)

@@ -108,7 +108,7 @@ pub fn blindness(picture: &Picture) -> Option<Hidden> {
     if picture.lacks_hook {
         return Some(Hidden::NoHook);
     }
-    // The order of the variants is that of how bad they are.
+    // The variants are in the order of their severity, the worst first.
     picture.ahead.iter().filter_map(Ahead::hides).min()
 }
 

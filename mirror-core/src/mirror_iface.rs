@@ -68,7 +68,7 @@ pub fn refusal(mirror: &Link) -> Option<String> {
     Some(format!("{} cannot be the mirror interface: {why}; choose another --mirror-iface", mirror.name))
 }
 
-/// The mirror interface that is wanted, and what has been learned of it.
+/// The wanted mirror interface, and the facts learned about it.
 #[derive(Debug, Clone)]
 pub struct MirrorIface {
     name: String,

@@ -99,7 +99,7 @@ pub struct Pod {
     pub id: PodId,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
-    /// The annotations of its namespace, for what its own do not say.
+    /// The annotations of its namespace. They hold where the pod has no annotation of its own.
     pub inherited: Arc<BTreeMap<String, String>>,
     /// `spec.hostNetwork`: it has no NIC of its own.
     pub host_network: bool,
@@ -129,7 +129,7 @@ impl Directions {
         }
     }
 
-    /// The inverse of [`Self::bits`]; `None` for anything that it cannot give.
+    /// The inverse of [`Self::bits`]; `None` for any other number.
     pub const fn from_bits(bits: u32) -> Option<Self> {
         match bits {
             1 => Some(Self::Ingress),

@@ -1,4 +1,4 @@
-//! From what is installed to what is wanted, op by op.
+//! From the installed state to the wanted state, op by op.
 //!
 //! Pure and total. [`plan`] makes the ops, [`Failures`] says which of them may still be tried after others have failed,
 //! and [`apply`] says what each op does. The property tests hold for every choice of failing ops:

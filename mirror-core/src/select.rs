@@ -179,14 +179,14 @@ impl fmt::Display for Why {
     }
 }
 
-/// Something that is selected but not tapped.
+/// A pod, a NIC or an interface that is selected but not tapped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skipped {
-    /// The pod; `None`: an interface that was named by itself.
+    /// The pod; `None`: an interface that the user named.
     pub pod: Option<PodId>,
-    /// The NIC, where the reason is about one; or the interface's name.
+    /// The NIC, where the reason concerns a NIC; or the interface's name.
     pub nic: Option<String>,
-    /// The mirror, where the reason is about one.
+    /// The mirror, where the reason concerns a mirror.
     pub mirror: Option<MirrorId>,
     /// Why not.
     pub why: Why,

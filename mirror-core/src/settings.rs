@@ -75,7 +75,7 @@ pub struct Rate {
     pub burst: Duration,
 }
 
-/// After what a mirror ends; the first that is used up ends it.
+/// The bounds after which a mirror ends. The first bound that is reached ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Budget {
     /// Time since it began.
@@ -108,7 +108,7 @@ pub struct SettingError {
 }
 
 impl Settings {
-    /// Sets what `key`, one of [`KEYS`], names.
+    /// Sets the setting `key`, one of [`KEYS`].
     pub fn set(&mut self, key: &'static str, value: &str) -> Result<(), SettingError> {
         self.set_with(key, value, parse_filter)
     }

@@ -62,7 +62,7 @@ impl Facts {
         Some(facts)
     }
 
-    /// The facts that hold whichever of the two holds.
+    /// The facts that hold in either case.
     pub(super) fn either(&self, other: &Self) -> Self {
         let mut values = BTreeMap::new();
         for (key, ranges) in &self.values {

@@ -149,7 +149,7 @@ impl Parser<'_> {
             inner.span = start..parser.end();
             Ok((inner, inherited))
         });
-        // The first of those that came farthest.
+        // The error of the attempt that came farthest.
         group.map_err(|error| [relation, ids].into_iter().fold(error, FilterError::or_farther))
     }
 
@@ -353,7 +353,7 @@ impl Parser<'_> {
         Ok(Some(found))
     }
 
-    /// Takes the next word if `choose` wants what it is.
+    /// Takes the next word if `choose` accepts it.
     fn keyword_of<T>(&mut self, choose: impl FnOnce(Keyword) -> Option<T>) -> Option<T> {
         let Some(TokenKind::Word(word)) = self.peek() else { return None };
         let chosen = choose(keyword(word)?)?;

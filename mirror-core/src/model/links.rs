@@ -13,9 +13,9 @@ pub enum LinkKind {
     Loopback,
     /// An end of a veth pair.
     Veth,
-    /// Drops what it is given: made to be captured on.
+    /// Drops the packets that are sent to it: made for captures.
     Dummy,
-    /// Puts what it is given back into the path that it came from.
+    /// Puts the packets that are sent to it back into their former path.
     Ifb,
     /// Anything else, by the kernel's word for it; empty for a physical device.
     Other(String),

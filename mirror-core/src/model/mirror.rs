@@ -16,7 +16,7 @@ use crate::settings::{NodeLimits, Settings};
 /// kernel uses an ifindex again, and a pod can get a new sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner {
-    /// The pod; `None`: an interface that was named by itself.
+    /// The pod; `None`: an interface that the user named.
     pub pod: Option<PodId>,
     /// The pod's network namespace; zeros without a pod.
     pub netns: NetnsId,

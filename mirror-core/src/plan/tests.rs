@@ -324,7 +324,7 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
         Op::PutTap(device, head) => {
             prop_assert!(entry(device).is_none_or(|tap| tap.owner.is_same(&head.owner)));
         }
-        // Only where nothing is wanted, or nothing of it fits.
+        // Only where no session is wanted, or no wanted session fits.
         Op::Detach(device, Program::TapIngress | Program::TapEgress) => {
             prop_assert!(!fit::fit(desired, before).0.contains_key(device));
         }

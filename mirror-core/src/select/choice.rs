@@ -297,7 +297,7 @@ impl<'a> PodChoice<'_, 'a> {
 
     fn refuse(&mut self, mirror: Option<MirrorId>, why: Why) {
         let pod = Some(self.pod.id.clone());
-        // The mirror without a name needs none in a message either.
+        // A message needs no name for the mirror without a name.
         let mirror = mirror.filter(|mirror| !mirror.0.is_default());
         self.choice.refused.push(Skipped { pod, nic: None, mirror, why });
     }
