@@ -1,4 +1,4 @@
-//! The wire types: what stands in the pinned BPF maps.
+//! The wire types: the contents of the pinned BPF maps.
 //!
 //! No padding, no `bool`, no `enum`, no `Option`: every bit pattern is valid, and `zerocopy` proves it at compile
 //! time. A change of anything here raises [`ABI_VERSION`], which is part of the path of the pins, so that an agent

@@ -26,7 +26,7 @@ pub const MAX_BURST: Duration = Duration::from_secs(10);
 const MAX_PRICE: u64 = 1 << 62;
 /// The longest packet that is priced by its length: twice what the kernel makes (`GSO_MAX_SIZE`, 512 KiB).
 const MAX_LEN: u32 = 1 << 20;
-/// The dearest that a byte can be: 1 bit/s costs 0.93 of it.
+/// The highest price of a byte: at 1 bit/s a byte costs 0.93 of it.
 const MAX_TICKS_PER_BYTE: u64 = (1 << 43) - 1;
 
 /// The limits of use: rates, and budgets as the highest value that the meter may reach. Zeros mean no limit. Only the

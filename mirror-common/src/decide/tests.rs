@@ -194,7 +194,7 @@ proptest! {
         prop_assert!(node.clones.iter().all(|&(_, tc_index, _)| marks::is_copy(tc_index)));
     }
 
-    /// A reader gets each form once, whichever sessions ask for it.
+    /// A reader gets each form once, for any sessions that ask for it.
     #[test]
     fn no_form_is_copied_twice(packet in any_packet(), tap in any_tap(), mut node in any_node()) {
         let (verdicts, _) = node.see(packet, &tap);

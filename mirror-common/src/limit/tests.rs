@@ -37,7 +37,7 @@ proptest! {
         prop_assert!((taken.len() - first) as u64 <= most, "{} of {most}", taken.len() - first);
     }
 
-    /// A sender that is always ready gets what it was promised.
+    /// A sender that is always ready gets the promised rate.
     #[test]
     fn a_limit_is_used_up(rate in 100..50_000u64, overload in 2..10u64) {
         let limits = packets_per_second(rate, SECOND_NS / 20);
