@@ -95,8 +95,8 @@ pub async fn connect() -> anyhow::Result<Client> {
 }
 
 impl KubePods {
-    /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins again after a failure. Must
-    /// be called in a tokio runtime.
+    /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins again after a failure.
+    /// Must be called in a tokio runtime.
     pub fn watch(client: Client, node: &str, restarted: impl Fn(Watched) + Send + Sync + 'static) -> Self {
         let (pods, kept_pods) = Kept::new();
         let (namespaces, kept_namespaces) = Kept::new();
