@@ -1,8 +1,9 @@
 //! `/healthz`, `/readyz`, `/metrics` over HTTP/1.
 //!
-//! It tells and changes nothing. It shares one thread with the reconcile loop, so no client may take much of it: one
-//! request a connection, a deadline for each, a small request, and only so many connections that the newest takes the
-//! place of the oldest. A client that does nothing can so neither hold up the loop nor a probe. Spawned by `cmd::run`.
+//! The server reads state and changes nothing. It shares one thread with the reconcile loop, so the time for clients is
+//! bounded: a connection carries one small request, each request has a deadline, and the number of connections is
+//! limited. When the limit is reached, the newest connection takes the place of the oldest. So a silent client holds up
+//! neither the loop nor a probe. Spawned by `cmd::run`.
 
 use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -40,7 +41,7 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// The pause after a connection could not be accepted, for want of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is told.
+/// The sources of the answers.
 pub struct Admin {
     /// The metrics.
     pub metrics: Metrics,
@@ -50,8 +51,8 @@ pub struct Admin {
     pub source: watch::Receiver<SourceState>,
 }
 
-/// Answers at `address` until it is aborted. As long as the address cannot be used, it is tried again; `trouble` says
-/// why, and the log, once. Mirroring does not depend on it.
+/// Answers at `address` until the task is aborted. While the address cannot be used, the agent tries again; `trouble`
+/// gives the reason, and the log names it once. Mirroring does not depend on this server.
 pub async fn run(address: SocketAddr, admin: Admin, trouble: watch::Sender<Option<String>>) {
     let mut wait = RETRY.0;
     let listener = loop {
@@ -91,7 +92,7 @@ async fn serve(listener: TcpListener, admin: Admin) {
                     oldest.abort();
                 }
                 connections.push_back(tokio::spawn(connection(stream, Arc::clone(&admin))).abort_handle());
-                // Many that come at once must not hold up the loop, nor each other.
+                // Many connections at once must not hold up the loop, nor each other.
                 tokio::task::yield_now().await;
             }
             Err(error) if is_of_client(&error) => {}
@@ -103,7 +104,7 @@ async fn serve(listener: TcpListener, admin: Admin) {
     }
 }
 
-/// The client has gone before it was accepted.
+/// The client has disconnected before it was accepted.
 fn is_of_client(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }

@@ -1,6 +1,6 @@
 //! The commands: each wires the parts together and does one thing.
 //!
-//! Called by `main` with what was typed. Nothing here decides about pods or packets.
+//! Called by `main` with the parsed arguments. This module decides nothing about pods or packets.
 
 pub mod attach;
 pub mod cleanup;
@@ -48,8 +48,8 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
 }
 
 fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
-    // These libraries warn at each attempt of what we tell once, and netlink-proto with kilobytes that a pod chooses;
-    // whoever wants that can ask for it.
+    // These libraries warn at each attempt of an operation whose failure the agent logs once. The warnings of
+    // netlink-proto also hold kilobytes that a pod chooses. The user can switch these logs on.
     let filter = tracing_subscriber::EnvFilter::try_new(format!(
         "kube_runtime=error,kube_client=off,netlink_proto=off,{filter}"
     ))
@@ -80,7 +80,7 @@ fn mirrors(args: &MirrorArgs, targets: &BTreeMap<TargetName, String>) -> BTreeMa
 /// Prints to standard output.
 fn print(text: &str) -> anyhow::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
-        // Whoever read it had enough, as in `status | head`.
+        // The reader has closed the pipe, as in `status | head`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to standard output"),
     }

@@ -1,7 +1,7 @@
-//! What is installed in the kernel: BPF maps, programs and tc hooks.
+//! The objects installed in the kernel: BPF maps, programs and tc hooks.
 //!
-//! The edge to BPF. It carries out ops one by one and reads back what stands; which ops, and in which order, is
-//! decided by [`crate::plan`].
+//! The edge to BPF. This module carries out ops one by one and reads the installed state back. [`crate::plan`] decides
+//! the ops and their order.
 
 pub mod bpf;
 #[cfg(test)]
@@ -21,9 +21,9 @@ use crate::model::{Actual, Op};
 
 /// The kernel's side of the mirror, as the reconcile loop needs it.
 pub trait Dataplane {
-    /// What is installed now, read back from the kernel.
+    /// The installed state, read back from the kernel.
     fn observe(&mut self) -> impl Future<Output = anyhow::Result<Actual>>;
 
-    /// Carries out one op. After an error the state is as before or as after, never between.
+    /// Carries out one op. After an error the state is that before the op or that after it, never between.
     fn apply(&mut self, op: &Op) -> impl Future<Output = anyhow::Result<()>>;
 }

@@ -1,9 +1,9 @@
 //! Kubernetes Events on the pods that are not mirrored, or not as they ask.
 //!
-//! Reads the loop's reports and nothing else, and decides nothing about pods. An Event that cannot be posted holds up
-//! nobody. An Event is refreshed, as a series, as long as it holds: API servers forget Events after an hour by default.
-//! Not `kube::runtime::events`: its Recorder names an Event by the time, so that each agent would post its own, and
-//! forgets a series after six minutes. Called by `cmd::run`.
+//! This module reads the loop's reports and nothing else, and decides nothing about pods. An Event that cannot be
+//! posted delays nothing else. An Event is refreshed, as a series, as long as it holds: API servers forget Events after
+//! an hour by default. `kube::runtime::events` is not used: its Recorder names an Event by the time, so that each agent
+//! would post its own, and it forgets a series after six minutes. Called by `cmd::run`.
 
 mod outbox;
 
@@ -48,7 +48,7 @@ const MOST: usize = 8;
 /// Most bytes of a note that the API takes.
 const NOTE_MAX: usize = 1024;
 
-/// Something that the author of a pod should know.
+/// A fact that the author of a pod should know.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Told {
     pod: PodId,
@@ -70,16 +70,16 @@ impl Told {
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// The name of its Event. An agent that has been restarted finds the Event of the one before.
+    /// The name of its Event. An agent that has been restarted finds the Event of the agent before it.
     fn name(&self) -> String {
         format!("podmirror-{:016x}", self.digest())
     }
 }
 
-/// Posts an Event for whatever is in a report, and refreshes it as long as it is, for ever. `node` names this agent
-/// among others.
+/// Posts an Event for each problem in a report, and refreshes the Event as long as the report holds the problem. Never
+/// ends. `node` is the name by which this agent is known among others.
 ///
-/// What could not be posted is tried again at growing intervals, as long as it is to be told.
+/// An Event that could not be posted is tried again at growing intervals, as long as the report holds its problem.
 pub async fn post(client: Client, node: String, mut reports: Reports) {
     let mut outbox = Outbox::default();
     loop {
@@ -100,7 +100,7 @@ pub async fn post(client: Client, node: String, mut reports: Reports) {
     }
 }
 
-/// Waits until it is time for what is next.
+/// Waits until the next Event is due.
 async fn due(next: Option<(Told, Post, Option<Instant>)>) -> (Told, Post) {
     let Some((told, post, at)) = next else { return pending().await };
     if let Some(at) = at {
@@ -127,7 +127,7 @@ async fn post_one(client: &Client, told: &Told, post: Post, node: &str) -> Answe
     answer
 }
 
-/// Counts once more in the series of an Event that stands, which makes the server keep it on. The new count.
+/// Raises the count in the series of an existing Event, which makes the server keep the Event. Returns the new count.
 async fn refresh(api: &Api<Event>, name: &str, count: Option<i32>) -> kube::Result<i32> {
     let patch = async |change| api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await;
     let before = match count {
@@ -141,13 +141,14 @@ async fn refresh(api: &Api<Event>, name: &str, count: Option<i32>) -> kube::Resu
     patch(json!({ "series": series })).await.map(|_| count)
 }
 
-/// What an error says of the Event.
+/// The meaning of an error for the Event.
 fn answer(error: &kube::Error, post: Post) -> Answer {
     let kube::Error::Api(status) = error else { return Answer::Away };
     match (status.code, post) {
         (409, Post::Create) => Answer::Exists,
         (404, Post::Refresh { .. }) => Answer::Forgotten,
-        // 404: the namespace has gone; 400, 422: not what the server takes; 409: somebody else's change came first.
+        // 404: the namespace has gone. 400, 422: the server does not accept the object. 409: another client changed the
+        // Event first.
         (400 | 404 | 409 | 422, _) => Answer::NotNow,
         (403, _) if is_terminating(status) => Answer::NotNow,
         // The agent may have only the right to create them.
@@ -164,12 +165,12 @@ fn is_terminating(status: &Status) -> bool {
     causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// What of a report the authors of pods should know. What passes by itself, as a pod starts, they need not, nor that
-/// the default does not hold for a pod on the node's network.
+/// The entries of a report that concern the authors of pods. A state that passes by itself while a pod starts is left
+/// out, like the fact that the default does not hold for a pod on the node's network.
 fn tellable(report: &Report) -> BTreeSet<Told> {
     let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, mirror, why }| match why {
         Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface => None,
-        // Every node has some, and nobody expects them to be mirrored.
+        // Every node has such pods, and users do not expect them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,
         Why::HostNetwork { is_asked: true }
         | Why::NoHostInterface(_)
@@ -182,7 +183,7 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
         | Why::TooManyMirrors
         | Why::NoRoom(_)
         | Why::Hidden(..) => {
-            // Of a kind of NIC once: a pod can give each as many names as it likes.
+            // Once for each kind of NIC, without the NIC's name: a pod can choose any number of names.
             let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
             let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
             let by = mirror.as_ref().map_or_else(String::new, |mirror| format!(" by {mirror}"));

@@ -13,11 +13,12 @@ const AWAY: Duration = Duration::from_secs(60);
 /// How long one round may take.
 const ROUND: Duration = Duration::from_secs(180);
 
-/// Ready once everything that a complete list of pods asks for has been tried, and as long as the source is not away
-/// for longer than a minute; else why not.
+/// Ready once everything that a complete list of pods asks for has been tried, and as long as the source has not been
+/// away for longer than a minute. Otherwise the reason.
 ///
-/// Failures of single pods are no reason, nor are later ones: they are tried again, and told by the metrics. A mirror
-/// that stands does not need the source, and what one pod's author does must not stop a rolling update.
+/// Failures of single pods do not make the agent unready, nor do later failures: these are tried again, and the metrics
+/// show them. An installed mirror does not need the source, and the annotations of one pod's author must not stop a
+/// rolling update.
 pub fn ready(report: &Report, source: SourceState, now: Instant) -> Result<(), String> {
     if let SourceState::Away { since } = source
         && let away = now.saturating_duration_since(since)
@@ -35,7 +36,7 @@ pub fn ready(report: &Report, source: SourceState, now: Instant) -> Result<(), S
     Err(format!("the first round has not succeeded yet: {}", failure.replace('\n', " ")))
 }
 
-/// Alive as long as rounds end: the loop makes one at least every [`TICK`]. Depends on nobody outside.
+/// Alive as long as rounds end: the loop makes at least one round each [`TICK`]. Depends on no other process.
 pub fn alive(report: &Report, now: Instant) -> Result<(), String> {
     let silence = now.saturating_duration_since(report.at);
     if silence > TICK + ROUND {

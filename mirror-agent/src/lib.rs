@@ -1,4 +1,4 @@
-//! The agent of podmirror: finds the chosen pods' devices, keeps the tap programs on them, tells what they did.
+//! The agent of podmirror: finds the chosen pods' devices, keeps the tap programs on them, and reports the results.
 //!
 //! ```text
 //! pods/   what pods there are ─┐

@@ -1,7 +1,7 @@
 //! The network devices of the node and of its pods.
 //!
-//! The edge to rtnetlink and `/proc`: reads devices, tells when they change, and makes or deletes the mirror
-//! interface. It touches no tc hook (`dataplane` does) and decides nothing.
+//! The edge to rtnetlink and `/proc`. This module reads devices, reports when they change, and makes or deletes the
+//! mirror interface. It touches no tc hook (`dataplane` does) and decides nothing.
 
 pub mod netlink;
 
@@ -36,7 +36,7 @@ pub struct PodNetns {
     pub path: Option<PathBuf>,
 }
 
-/// Whether an error says nothing about what was to be read: the next attempt may succeed. No tap may be lost for one.
+/// Whether an error is momentary, so that the next attempt may succeed. No tap may be lost for such an error.
 fn is_momentary(error: &io::Error) -> bool {
     use libc::{EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM};
     matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM | ENOBUFS | EINTR | EAGAIN))
@@ -46,14 +46,14 @@ fn is_momentary(error: &io::Error) -> bool {
 pub trait LinkTable {
     /// Reads the devices of the node, and of the network namespaces of `pods`.
     ///
-    /// A namespace that cannot be read is an error of that pod alone, unless the reason is one that passes by itself:
-    /// then there is no snapshot. A pod without a path and without a process is not in the snapshot.
+    /// A namespace that cannot be read is an error of that pod alone. If the reason is momentary, there is no snapshot
+    /// instead. A pod without a path and without a process is not in the snapshot.
     fn snapshot(&mut self, pods: &[PodNetns]) -> impl Future<Output = anyhow::Result<LinkSnapshot>>;
 
     /// Carries out one change of the mirror interface.
     fn apply(&mut self, change: &LinkChange) -> impl Future<Output = anyhow::Result<()>>;
 
-    /// Returns when a device, a tc filter or a namespace id of the node has changed since the last call. May return too often,
-    /// never too seldom. Cancel safe.
+    /// Returns when a device, a tc filter or a namespace id of the node has changed since the last call. May return too
+    /// often, never too seldom. Cancel safe.
     fn changed(&mut self) -> impl Future<Output = ()>;
 }

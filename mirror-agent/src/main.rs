@@ -11,7 +11,7 @@ use clap::Parser as _;
 use mirror_agent::{cli::Cli, cmd};
 
 fn main() -> ExitCode {
-    // As in the release build, which cannot unwind: an agent in which a task has failed must not go on half.
+    // As in the release build, which cannot unwind: an agent must not go on without a task that has failed.
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |panicked| {
         report(panicked);
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     match cmd::execute(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not through the log: it may be the log that could not be set up.
+            // Not through the log, because the error may be that the log could not be set up.
             #[expect(clippy::print_stderr, reason = "the one message of a failed command")]
             {
                 eprintln!("mirror-agent: {error:#}");

@@ -1,8 +1,8 @@
 //! The metrics, in Prometheus' text format.
 //!
-//! Packets, bytes and the state of the mirror are read from the pinned maps and the newest report when somebody asks;
-//! only what passes by (durations, failures) is counted as it happens, by the loop and the source of pods. Nothing
-//! here can change the mirror. Called by `admin`; made by `cmd::run`.
+//! Packets, bytes and the state of the mirror are read from the pinned maps and the newest report at each scrape. Only
+//! events without a lasting state (durations, failures) are counted as they happen, by the loop and the source of pods.
+//! This module cannot change the mirror. Called by `admin`; made by `cmd::run`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 /// Labels of the counters of packets.
 const PACKET_LABELS: [&str; 7] = ["namespace", "pod", "nic", "mirror", "target", "direction", "verdict"];
 
-/// What the loop and the source of pods count as it happens.
+/// The counters that the loop and the source of pods raise as events happen.
 #[derive(Debug, Clone)]
 pub struct LoopMetrics {
     round: Histogram,
@@ -86,7 +86,7 @@ impl LoopMetrics {
         }
     }
 
-    /// A watch of the source of pods, of this name, begins anew.
+    /// The watch of this name, of the source of pods, begins again.
     pub fn watch_restart(&self, watch: &str) {
         self.watch_restarts.with_label_values(&[watch]).inc();
     }
@@ -94,7 +94,7 @@ impl LoopMetrics {
 
 /// All metrics.
 pub struct Metrics {
-    /// What is counted as it happens.
+    /// The counters that are raised as events happen.
     counted: Registry,
     maps: Mutex<Reader>,
     reports: Reports,
@@ -120,7 +120,7 @@ impl Metrics {
         Ok(Self { counted, maps: Mutex::new(maps), reports })
     }
 
-    /// Everything, as it is now.
+    /// The text of all metrics, with the present values.
     pub fn text(&self) -> anyhow::Result<String> {
         let now = Registry::new();
         register_state(&now, &self.maps.lock().unwrap_or_else(PoisonError::into_inner).read()?)?;
@@ -144,7 +144,7 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
     register(registry, &gauge)
 }
 
-/// What stands in the maps.
+/// The values from the maps.
 fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<()> {
     let Readout { targets, taps } = readout;
     let packets = IntCounterVec::new(
@@ -162,7 +162,8 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
             ended += usize::from(budget.is_some());
             let (mirror, target) = (mirror.0.as_str(), session.target.0.as_str());
             for count in counts {
-                // A pod and its successor of the same name may both be there for a moment: one series, the sum.
+                // A pod and its successor of the same name may both exist for a moment: they share one series, whose
+                // value is their sum.
                 let (direction, verdict) = (count.direction.name(), count.verdict.name());
                 let labels = [namespace, pod, &owner.nic, mirror, target, direction, verdict];
                 packets.with_label_values(&labels).inc_by(count.packets);
@@ -192,7 +193,7 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
     )
 }
 
-/// What the last round has told.
+/// The values from the report of the last round.
 fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<()> {
     let Report { at: _, is_listed: _, is_reconciled: _, wanted, attached, skipped, bad, failures } = report;
     let taps = IntGaugeVec::new(

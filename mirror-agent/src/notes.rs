@@ -1,7 +1,8 @@
-//! [`Notes`]: what the running agent knows and no map has, for `mirror-agent status`: what is not mirrored, and why.
+//! [`Notes`]: the agent's knowledge that is in no map, for `mirror-agent status`: the pods that are not mirrored, and
+//! why.
 //!
-//! Told over the agent's socket (`dataplane::lock`), to root alone, as JSON that ends with the connection.
-//! Nothing can be asked or changed. Served by `cmd::run` and `cmd::attach`, read by `cmd::status`.
+//! The notes go over the agent's socket (`dataplane::lock`), to root alone, as JSON that ends with the connection. A
+//! client cannot send a request or change anything. Served by `cmd::run` and `cmd::attach`, read by `cmd::status`.
 
 use std::{
     io::{ErrorKind, Read as _},
@@ -16,28 +17,28 @@ use crate::report::{Report, Reports};
 
 /// How long to wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Most bytes that are read: many times what an agent has to tell of the fullest node.
+/// Most bytes that are read: many times the size of the notes on the fullest node.
 const MOST_BYTES: usize = 16 << 20;
 
-/// What there is to know of the last round of the loop.
+/// The notes on the last round of the loop.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
-    /// What is chosen but not mirrored.
+    /// The pods and interfaces that are chosen but not mirrored.
     pub not_mirrored: Vec<NotMirrored>,
     /// Annotations that are ignored.
     pub bad_annotations: Vec<BadAnnotation>,
-    /// What failed and will be tried again.
+    /// The operations that failed and will be tried again.
     pub failures: Vec<String>,
 }
 
 /// A pod, a NIC or an interface that is chosen but not mirrored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotMirrored {
-    /// Namespace and name; `None`: an interface that was named by itself.
+    /// Namespace and name; `None`: an interface that the user named.
     pub pod: Option<String>,
-    /// The NIC, where the reason is about one; or the interface.
+    /// The NIC, where the reason concerns a NIC; or the interface.
     pub nic: Option<String>,
-    /// The mirror, where the reason is about one that has a name.
+    /// The mirror, where the reason concerns a mirror with a name.
     pub mirror: Option<String>,
     /// The reason in one word.
     pub reason: String,
@@ -45,12 +46,12 @@ pub struct NotMirrored {
     pub message: String,
 }
 
-/// An annotation whose value is none that is known.
+/// An annotation that is invalid, and ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BadAnnotation {
     /// Namespace and name of the pod that it is for.
     pub pod: String,
-    /// What is wrong.
+    /// The problem.
     pub message: String,
 }
 
@@ -73,7 +74,8 @@ impl From<&Report> for Notes {
     }
 }
 
-/// Tells whoever connects, for ever: the newest report, and what is wrong besides. Must be called within the runtime.
+/// Writes the notes to each client that connects, for ever: the newest report, and the other problems. Must be called
+/// within the runtime.
 pub fn serve(
     listener: UnixListener,
     reports: Reports,
@@ -84,17 +86,17 @@ pub fn serve(
     tokio::spawn(async move {
         loop {
             let Ok((mut stream, _)) = listener.accept().await else {
-                // Out of descriptors, for example: others need them more.
+                // For example, there are no descriptors left. Other parts of the agent need them more.
                 tokio::time::sleep(PATIENCE).await;
                 continue;
             };
-            // Nobody but root reaches the socket; should its directory be opened to others, this still holds.
+            // Only root reaches the socket. This check still holds if the socket's directory is opened to other users.
             if stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) {
                 let mut notes = Notes::from(&**reports.borrow());
                 notes.failures.extend(trouble.borrow().clone());
                 let notes = serde_json::to_vec(&notes).unwrap_or_default();
                 tokio::spawn(async move {
-                    // Whoever has gone, or does not read, wanted nothing.
+                    // A client that has disconnected or does not read gets no notes.
                     let _ = timeout(PATIENCE, stream.write_all(&notes)).await;
                 });
             }
@@ -103,13 +105,13 @@ pub fn serve(
     Ok(())
 }
 
-/// What the agent at the other end tells; `None`: nothing that can be read in time and within [`MOST_BYTES`], as from
-/// a `cleanup`.
+/// The notes of the agent at the other end; `None`: no valid notes came in time and within [`MOST_BYTES`], as from a
+/// `cleanup`.
 pub fn read(agent: UnixStream) -> Option<Notes> {
     read_within(agent, PATIENCE, MOST_BYTES)
 }
 
-/// Both bounds are for all that is read together: a byte now and then is too slow as well.
+/// Both bounds hold for the whole answer: a sender of single bytes with pauses is too slow as well.
 fn read_within(mut agent: UnixStream, patience: Duration, most_bytes: usize) -> Option<Notes> {
     let end = Instant::now() + patience;
     let mut text = Vec::new();

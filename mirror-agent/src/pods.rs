@@ -1,6 +1,6 @@
-//! The pods of this node, as a source tells of them.
+//! The pods of this node, as a source lists them.
 //!
-//! The edge to whoever knows the pods: the Kubernetes API, or a file. It selects nothing and knows no device.
+//! The edge to the source of pods: the Kubernetes API, or a file. This module selects nothing and knows no device.
 
 pub mod file;
 pub mod kube;
@@ -20,19 +20,20 @@ pub trait PodSource {
     /// Returns when the pods may have changed since the last call. Cancel safe.
     fn changed(&mut self) -> impl Future<Output = ()>;
 
-    /// How near the source is to what it tells of, for whoever asks while the loop has it. One that lies on this
-    /// machine is never away, and so is what it told last.
+    /// Whether the source's list of pods is up to date. The receiver stays valid while the loop owns the source. A
+    /// source on this machine can always be reached, and its last list is always up to date: so the default is
+    /// `Current`.
     fn state(&self) -> watch::Receiver<SourceState> {
         watch::channel(SourceState::Current).1
     }
 }
 
-/// How near a source is to what it tells of.
+/// Whether a source's list of pods is up to date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceState {
-    /// It has not told of anything yet.
+    /// The source has not given a list yet.
     Starting,
-    /// What it tells is what there is.
+    /// The list is up to date.
     Current,
     /// It cannot be reached; the last good list stays in force.
     Away {

@@ -1,8 +1,8 @@
-//! The loop: wake, look, decide, act, tell.
+//! The loop: wake, look, decide, act, report.
 //!
-//! Level-triggered, and the only owner of the dataplane. An event says only that something may have changed; each
-//! round looks at everything and does what is missing, so a lost or doubled event does no harm. It knows the three
-//! edges by their traits and decides nothing itself. Called by `cmd::run` and `cmd::attach`.
+//! Level-triggered, and the only owner of the dataplane. An event means only that something may have changed; each
+//! round looks at everything and makes the changes that are missing, so a lost or doubled event does no harm. The loop
+//! knows the three edges by their traits and decides nothing itself. Called by `cmd::run` and `cmd::attach`.
 
 mod expected;
 mod held;
@@ -44,31 +44,32 @@ const COALESCE: Duration = Duration::from_millis(10);
 pub(crate) const TICK: Duration = Duration::from_secs(60);
 /// How long events wait, at most, after a round with a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// And at least this often while a session has a budget, to tell when it has ended. The kernel ends it by itself.
+/// The longest wait while a session has a budget, so that the report shows soon that the budget has ended. The kernel
+/// ends it by itself.
 const BUDGET_TICK: Duration = Duration::from_secs(1);
-/// How long a round changes things before the loop looks anew. A hook can cost the kernel some milliseconds, and what is
-/// changed meanwhile, a removal above all, must not wait for hundreds of them.
+/// How long a round changes the installed state before the loop looks again. A hook can cost the kernel some
+/// milliseconds, and a change of the pods meanwhile, a removal above all, must not wait for hundreds of hooks.
 const SLICE: Duration = Duration::from_millis(500);
 /// The wait after a round with a failure: doubled from the first to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// The loop and what it has told already.
+/// The loop and the state that it has logged already.
 pub struct Reconciler<P, L, D> {
     /// Where pods come from.
     pub pods: P,
     /// The devices.
     pub links: L,
-    /// What is installed.
+    /// The edge to the kernel's maps and hooks.
     pub dataplane: D,
     policy: Policy,
     filters: Filters,
     mirrors: BTreeMap<TargetName, MirrorIface>,
     started: bool,
-    /// Some session has a budget, so that one may end without an event.
+    /// Whether a session has a budget, and so may end without an event.
     may_end: bool,
     expected: Expected,
     held: Held,
-    /// How soon to look again for what comes without an event.
+    /// How soon to look again for pods that come without an event.
     look_again: Option<Duration>,
     /// The last round has left something for the next one.
     is_behind: bool,
@@ -109,17 +110,17 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
     }
 
-    /// What the rounds tell.
+    /// The reports of the rounds.
     pub fn reports(&self) -> Reports {
         self.report.subscribe()
     }
 
-    /// Runs rounds until `stop` is ready. What is installed then stays.
+    /// Runs rounds until `stop` is ready. The installed state stays then.
     ///
     /// # Errors
     ///
-    /// Only for what is wrong from the start: a mirror interface that cannot be one, an interface to mirror that
-    /// does not exist. Whatever goes wrong later is logged and tried again.
+    /// Only for problems at the start: a mirror interface that cannot be one, an interface to mirror that does not
+    /// exist. Later problems are logged and tried again.
     pub async fn run(&mut self, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
         tokio::pin!(stop);
         let mut backoff = RETRY.0;
@@ -133,7 +134,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 if self.may_end { BUDGET_TICK } else { TICK }
             };
             if self.is_behind {
-                // Whoever else has something to do on this thread goes first, and so does what has happened.
+                // Other tasks of this thread go first, and so do events that have happened.
                 tokio::select! {
                     biased;
                     () = &mut stop => return Ok(()),
@@ -146,7 +147,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let deadline = Instant::now() + wait.min(self.look_again.unwrap_or(TICK));
             let deadline = self.held.next().map_or(deadline, |held| held.min(deadline));
             if is_blocked {
-                // What failed may make events of its own, which must not have it tried again at once.
+                // The failed operation may cause events of its own, which must not lead to another attempt at once.
                 tokio::select! {
                     () = &mut stop => return Ok(()),
                     () = tokio::time::sleep(wait.min(PATIENCE)) => {}
@@ -169,7 +170,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.woken.get_or_insert_with(Instant::now);
     }
 
-    /// One round. Whether something failed in it that concerns all devices, and not one alone.
+    /// One round. Returns whether an operation failed that concerns all devices, and not a single one.
     async fn round(&mut self) -> Result<bool, Refused> {
         let began = Instant::now();
         self.is_behind = false;
@@ -195,8 +196,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         Ok(is_blocked)
     }
 
-    /// Does what a round does: look, decide, carry out. What fails is in the report, but for what concerns one device
-    /// alone: that is returned.
+    /// The work of a round: look, decide, carry out. Failures are put into the report, except those that concern one
+    /// device alone: these are returned.
     async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
         let pods = self.pods.snapshot();
         report.is_listed = pods.is_some();
@@ -227,7 +228,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         Ok(of_devices)
     }
 
-    /// Reads the devices and what is installed, and selects; changes the mirror interfaces where they must be.
+    /// Reads the devices and the installed state, and selects. Changes the mirror interfaces where necessary.
     async fn look(
         &mut self,
         wanted: &[Wanted<'_>],
@@ -244,7 +245,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if !self.started {
             refuse_mirrors(&self.mirrors, &links)?;
         }
-        // What is wrong from the start must be known before a mirror interface is made.
+        // Problems at the start must be known before a mirror interface is made.
         let mut selection = select(wanted, &links, &self.policy);
         if is_listed && !self.started {
             refuse_selection(&selection, &self.policy)?;
@@ -287,7 +288,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         targets
     }
 
-    /// What is to be installed, and the ops for it.
+    /// The wanted state, and the ops that lead to it.
     fn decide(
         &mut self,
         targets: BTreeMap<TargetName, Target>,
@@ -301,7 +302,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let plan = plan(&desired, actual);
             (desired, plan)
         } else {
-            // No complete list yet: what an earlier agent has installed stays in force.
+            // No complete list yet: the taps that an earlier agent has installed stay in force.
             let plan = Plan { ops: retarget(&targets, actual), unfit: Vec::new() };
             (Desired { targets, limits, taps: BTreeMap::new() }, plan)
         };
@@ -310,7 +311,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         (desired, plan)
     }
 
-    /// Carries the ops of a plan out, as far as they succeed and as long as this round may last.
+    /// Carries out the ops of a plan, as far as they succeed and as long as this round may last.
     async fn carry_out(
         &mut self,
         ops: &[Op],
@@ -323,7 +324,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let Carried { of_devices, incomplete } = &mut carried;
         let mut failures = Failures::default();
         let mut spent = Duration::ZERO;
-        // What belongs to one device stands together, and is told when all of it has succeeded.
+        // The ops of one device are next to each other. They are logged when all of them have succeeded.
         for ops in ops.chunk_by(|a, b| a.device() == b.device()) {
             let device = ops.first().and_then(Op::device);
             let held = device.and_then(|device| self.held.why(device, ops, Instant::now()));
@@ -334,7 +335,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 ops.iter().for_each(|op| failures.add(op));
                 continue;
             }
-            // An op holds the thread for some milliseconds: others may go on between two devices.
+            // An op holds the thread for some milliseconds: other tasks may run between two devices.
             tokio::task::yield_now().await;
             let chunk_began = Instant::now();
             let mut errors = BTreeSet::new();
@@ -366,7 +367,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 }
                 continue;
             }
-            // Not that of failures, or a slow one would keep all others from their turn.
+            // The time of failed ops does not count, or a slow failure would keep all other devices from their turn.
             spent += chunk_began.elapsed();
             if !is_whole {
                 continue;
@@ -388,7 +389,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     ) -> bool {
         let names = self.policy.targets.values().map(String::as_str).collect();
         let mut changes = mirror_iface::abandoned(&names, links, &actual.targets);
-        // Taps of another version may still copy to what that version has made.
+        // Taps of another version may still copy to a device that this version has made.
         if actual.other_versions.is_empty() {
             changes = mirror_iface::left_behind(&names, links);
         }
@@ -402,17 +403,17 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 }
 
-/// What a round has found.
+/// The findings of a round.
 struct Seen {
     links: LinkSnapshot,
     actual: Actual,
     selection: Selection,
 }
 
-/// What came of a plan.
+/// The result of a plan.
 #[derive(Default)]
 struct Carried {
-    /// What failed on one device alone.
+    /// The errors that concern one device alone.
     of_devices: BTreeSet<String>,
     /// The devices for which something is left to do.
     incomplete: BTreeSet<Device>,
@@ -426,7 +427,7 @@ fn no_room(unfit: Unfit, desired: &Desired) -> Skipped {
     Skipped { pod: owner.pod, nic: Some(owner.nic), mirror, why: Why::NoRoom(why) }
 }
 
-/// Wrong from the start: not tried again.
+/// A problem at the start: there is no further attempt.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:#}")]
 struct Refused(anyhow::Error);
@@ -453,7 +454,7 @@ fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()
     }
 }
 
-/// Whether an op gives a device a tap that it did not have: none, or that of another owner.
+/// Whether an op gives a device a tap that it did not have: it had none, or the tap of another owner.
 fn is_new_tap(op: &Op, actual: &Actual) -> bool {
     let Op::PutTap(device, head) = op else { return false };
     let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());

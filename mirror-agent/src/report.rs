@@ -1,7 +1,7 @@
-//! [`Report`]: what a round of the loop tells to others.
+//! [`Report`]: the result of a round of the loop, for the rest of the agent.
 //!
-//! Data only. The loop publishes one at the end of each round; whoever wants to tell people (metrics, readiness,
-//! events) reads the newest, or compares it with the one before. Nobody answers.
+//! Data only. The loop publishes a report at the end of each round. The readers (metrics, readiness, events) take the
+//! newest one, or compare it with the one before. No reader sends an answer to the loop.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::select::{BadAnnotation, Skipped};
 /// The newest report.
 pub type Reports = watch::Receiver<Arc<Report>>;
 
-/// What there is to tell at the end of a round.
+/// The result of a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// When the round ended; before the first one, when the loop was made.
@@ -23,14 +23,15 @@ pub struct Report {
     pub is_reconciled: bool,
     /// Taps that are wanted.
     pub wanted: usize,
-    /// Those of them that stand, as far as this round has seen; without a list of pods, those that an earlier agent
-    /// has left.
+    /// The wanted taps that are installed, as far as this round has seen. Without a list of pods: the taps that an
+    /// earlier agent has left.
     pub attached: usize,
-    /// What is selected but not tapped. A round that could not read the devices leaves it as it was.
+    /// The pods and interfaces that are selected but not tapped. A round that could not read the devices leaves this
+    /// set unchanged.
     pub skipped: BTreeSet<Skipped>,
     /// The annotations that make no sense.
     pub bad: BTreeSet<BadAnnotation>,
-    /// What failed in this round, and will be tried again.
+    /// The operations that failed in this round, and will be tried again.
     pub failures: BTreeSet<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The wire types: what stands in the pinned BPF maps.
+//! The wire types: the contents of the pinned BPF maps.
 //!
 //! No padding, no `bool`, no `enum`, no `Option`: every bit pattern is valid, and `zerocopy` proves it at compile
 //! time. A change of anything here raises [`ABI_VERSION`], which is part of the path of the pins, so that an agent
@@ -22,12 +22,11 @@ pub const MAX_SESSIONS: u32 = 4096;
 /// Targets that one node can have.
 pub const MAX_TARGETS: u32 = 16;
 
-/// The upper four bits of `skb->tc_index` of a packet that has been copied; which forms of it were copied stands in
-/// [`FORM_BITS`].
+/// The upper four bits of `skb->tc_index` of a packet that has been copied. [`FORM_BITS`] say in which forms.
 ///
 /// The lower byte keeps its value: Cilium keeps flags in its bits 0 to 4 ("comes from the proxy", "skip the host
 /// firewall"; bpf/lib/common.h). The kernel itself writes small numbers to the field (the minor of a tc class id, after
-/// a filter that ends with `TC_ACT_OK`); the mark keeps those from being taken for ours.
+/// a filter that ends with `TC_ACT_OK`). The mark distinguishes our values from these numbers.
 pub const COPIED_MARK: u16 = 0xb000;
 /// The same bits in a copy: a copy that comes to a tap is never copied.
 pub const COPY_MARK: u16 = 0xd000;
@@ -49,19 +48,20 @@ pub const SESSION_METERED: u32 = 2;
 
 /// Bit of [`Target::flags`]: the device is up and has a carrier.
 pub const TARGET_UP: u32 = 1;
-/// Bit of [`Target::flags`]: the device has no queue (dummy, veth, bridge), or one that never answers `NET_XMIT_CN`
-/// (pfifo). When such a device goes down, the kernel's `noop_qdisc` answers `NET_XMIT_CN` in the queue's place until the
-/// agent clears [`TARGET_UP`], and only then. See [`outcome`](crate::decide::outcome).
+/// Bit of [`Target::flags`]: the device has no queue (dummy, veth, bridge), or a queue that never answers `NET_XMIT_CN`
+/// (pfifo). When such a device goes down, the kernel's `noop_qdisc` answers `NET_XMIT_CN` in the queue's place until
+/// the agent clears [`TARGET_UP`]. The device gives this answer in no other case. See
+/// [`outcome`](crate::decide::outcome).
 pub const TARGET_QUEUELESS: u32 = 2;
 /// Bit of [`Target::flags`]: the program `deliver` of this ABI version runs at the device's egress hook, so that snap
 /// lengths hold there.
 pub const TARGET_CUTS: u32 = 4;
 
-/// Index in `NODE_LIMITS`: what all copies of the node may use up together (`--max-rate`).
+/// Index in `NODE_LIMITS`: the limit for all copies of the node together (`--max-rate`).
 pub const NODE_LIMIT: u32 = 0;
-/// Index in `NODE_LIMITS`: what the copies of each pod may use up (`--max-pod-rate`).
+/// Index in `NODE_LIMITS`: the limit for the copies of each pod (`--max-pod-rate`).
 pub const POD_LIMIT: u32 = 1;
-/// Index in `NODE_LIMITS`: the share of [`NODE_LIMIT`] that each pod gets, however much the others want.
+/// Index in `NODE_LIMITS`: the share of [`NODE_LIMIT`] that each pod gets, with any traffic of the others.
 pub const SHARE_LIMIT: u32 = 2;
 /// Elements of `NODE_LIMITS`.
 pub const NODE_LIMITS_LEN: usize = 3;
@@ -85,7 +85,7 @@ pub struct DeviceKey {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Session {
-    /// Index of the session in `COUNTERS`, `LIMITS` and `METERS`, and its key in `SESSION_INFO`; below [`MAX_SESSIONS`].
+    /// Index of the session in `COUNTERS`, `LIMITS` and `METERS`, and key in `SESSION_INFO`; below [`MAX_SESSIONS`].
     pub id: u32,
     /// Index of the session's target in `TARGETS`, below [`MAX_TARGETS`].
     pub target: u32,
@@ -112,7 +112,7 @@ pub struct Session {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Tap {
-    /// What the tapped device is to the pod: [`TapKind::wire`].
+    /// The relation of the tapped device to the pod: [`TapKind::wire`].
     pub kind: u32,
     /// [`TAP_LIMITED`].
     pub flags: u32,
@@ -126,7 +126,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// What the tapped device is to the pod.
+    /// The relation of the tapped device to the pod.
     #[inline(always)]
     pub const fn kind(&self) -> TapKind {
         TapKind::from_wire(self.kind)
@@ -154,9 +154,9 @@ pub struct TapOwner {
     pub device: [u8; 16],
 }
 
-/// Value of the map `SESSION_INFO`, whose key is [`Session::id`] (`u32`): what was asked for, in the words of the
-/// settings. Only the agent writes and reads it, so that the settings are known while no agent runs. Texts are UTF-8,
-/// filled up with zeros. A setting that was not asked for is 0.
+/// Value of the map `SESSION_INFO`, whose key is [`Session::id`] (`u32`): the settings, in their own units. Only the
+/// agent writes and reads it, so that the settings are known while no agent runs. Texts are UTF-8, filled up with
+/// zeros. A setting that was not made is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SessionInfo {
@@ -164,7 +164,7 @@ pub struct SessionInfo {
     pub mirror: [u8; MAX_NAME],
     /// Name of the target.
     pub target: [u8; MAX_NAME],
-    /// Where the mirror was asked for; the agent's model gives the numbers their meaning.
+    /// The origin of the request for the mirror; the agent's model gives the numbers their meaning.
     pub origin: u32,
     /// Zero.
     pub reserved: u32,
@@ -180,7 +180,7 @@ pub struct SessionInfo {
     pub budget_packets: u64,
     /// Budget of bytes.
     pub budget_bytes: u64,
-    /// The filter as it was written.
+    /// The filter's text.
     pub filter: [u8; MAX_FILTER_TEXT],
 }
 
@@ -204,12 +204,12 @@ impl Default for Target {
     }
 }
 
-/// Value of the per-CPU array map `DELIVERY`, of one element: what a tap and the second stage, `deliver`, tell each other
-/// about the copy that is being made on this CPU.
+/// Value of the per-CPU array map `DELIVERY`, of one element: the messages between a tap and the second stage,
+/// `deliver`, about the copy that is being made on this CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Delivery {
-    /// Bytes to keep of the copy; 0: there is none that is to be cut.
+    /// Bytes to keep of the copy; 0: no copy is to be cut.
     pub snaplen: u32,
     /// 1: the copy could not be cut, and was dropped. The tap clears it.
     pub uncut: u32,

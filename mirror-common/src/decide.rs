@@ -1,7 +1,7 @@
 //! The decision about one packet at one tap: every step, in order, up to the counter of each session.
 //!
-//! Pure: [`mirror`] is called by the tap programs for every packet, and by tests on the host; what it needs of the
-//! kernel stands behind [`Kernel`]. The steps of a session, each with its own word:
+//! Pure: [`mirror`] is called by the tap programs for every packet, and by tests on the host. [`Kernel`] is its way to
+//! the kernel. The steps of a session, each with its own word:
 //!
 //! 1. screen: is it a packet, of a direction, that the session copies?
 //! 2. sift: does it pass the session's filter, and is its flow in the sample?
@@ -25,20 +25,21 @@ use crate::{
     verdict::{Direction, Hook, Verdict},
 };
 
-/// What the decision needs to know of a packet.
+/// The facts about a packet for the decision.
 #[derive(Debug, Clone, Copy)]
 pub struct Packet {
     /// The hook at which the packet is seen.
     pub hook: Hook,
     /// The device that it is on.
     pub ifindex: u32,
-    /// The device at which the node received it last (`ingress_ifindex` of the context); 0: the node has made it itself.
+    /// The device at which the node received the packet last (`ingress_ifindex` of the context); 0: the node has made
+    /// it itself.
     pub ingress_ifindex: u32,
     /// `skb->tc_index` when the program began.
     pub tc_index: u16,
 }
 
-/// What the decision needs of a target.
+/// The facts about a target for the decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reach {
     /// As [`Target::ifindex`](crate::abi::Target::ifindex).
@@ -47,7 +48,7 @@ pub struct Reach {
     pub flags: u32,
 }
 
-/// What became of a clone.
+/// The outcome of a clone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// The return code of `bpf_clone_redirect`.
@@ -56,7 +57,7 @@ pub struct Answer {
     pub is_uncut: bool,
 }
 
-/// What the decision does to the world, and what it asks of it. The tap programs have the kernel behind it, the tests a
+/// The effects of the decision, and its questions. The tap programs implement it with the kernel, the tests with a
 /// model.
 pub trait Kernel {
     /// Step 2 for a session that has a filter or a sample: [`sift`] on the packet's header.
@@ -74,14 +75,14 @@ pub trait Kernel {
     fn set_tc_index(&mut self, tc_index: u16);
     /// Whether a device has a tap.
     fn is_tap(&mut self, ifindex: u32) -> bool;
-    /// The tap that has copied a packet last on this CPU: what [`Self::set_origin`] got last.
+    /// The tap that has copied a packet last on this CPU: the value of the last [`Self::set_origin`].
     fn origin(&mut self) -> u32;
     /// Notes which tap has copied a packet.
     fn set_origin(&mut self, ifindex: u32);
     /// Counts the packet for a session.
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict);
-    /// 0, in a form that the kernel's verifier does not take for a constant: it would go through all that follows once
-    /// for each set of sessions that have copied the packet.
+    /// 0, in a form that the kernel's verifier does not take for a constant. Otherwise the verifier would go through
+    /// the following code once for each set of sessions that have copied the packet.
     fn no_session(&mut self) -> u32 {
         0
     }
@@ -116,12 +117,12 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     }
 }
 
-/// The copies of a packet that there are already.
+/// The existing copies of a packet.
 #[derive(Debug, Clone, Copy)]
 struct Copies {
-    /// The bits of their forms, as far as these have one: [`Session::mark`].
+    /// The bits of their forms, for forms that have a bit: [`Session::mark`].
     forms: u32,
-    /// The sessions of this tap that have made one, as in [`Session::alike`].
+    /// The sessions of this tap that have made a copy, as in [`Session::alike`].
     sessions: u32,
 }
 
@@ -159,7 +160,7 @@ fn run<K: Kernel>(
     }
 }
 
-/// Step 1: whether the packet is one that the session copies at all.
+/// Step 1: whether the session copies packets of this kind and direction at all.
 #[inline(always)]
 const fn screen(packet: Packet, direction: Direction, session: &Session) -> Result<(), Verdict> {
     if session.directions & direction.bit() == 0 {
@@ -205,31 +206,31 @@ const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Ver
     Ok(())
 }
 
-/// The answers of `bpf_clone_redirect` that speak of the device (include/linux/netdevice.h, errno.h).
+/// The answers of `bpf_clone_redirect` that concern the device (include/linux/netdevice.h, errno.h).
 const NET_XMIT_SUCCESS: i64 = 0;
 const NET_XMIT_CN: i64 = 2;
 const EINVAL: i64 = 22;
 const ENETDOWN: i64 = 100;
 
-/// What became of a clone to a target with these flags.
+/// The outcome of a clone to a target with these flags.
 ///
 /// The codes, from Linux 5.10 to 6.18 (`__bpf_tx_skb()` in net/core/filter.c, `__dev_queue_xmit()` in net/core/dev.c):
 ///
-/// * Negative: the clone reached no queue and no driver. There is no such device (`EINVAL`); it is down, or the kernel
-///   is in its own output path too often already (`ENETDOWN`); or the copy could not be made: no memory, a checksum or
-///   segments that the kernel could not make for a device without offloads (`ENOMEM`), nothing left of it for a device
-///   without link-layer headers (`ERANGE`).
-/// * Positive: `NET_XMIT_*`. They must never reach the verdict of the program: `NET_XMIT_CN` and `TC_ACT_SHOT` are the
-///   same number.
-/// * A device with a queue: 0 says that the queue has taken the copy, or passed it to the driver; what the driver does
-///   with it, or with the segments that the kernel makes of it behind the queue, is not known. `NET_XMIT_DROP`: the queue
-///   is full, as pfifo says it. `NET_XMIT_CN`: the queue has dropped something of this flow (fq_codel, CAKE, RED); or
-///   the device is down, and `noop_qdisc`, which drops all, stands in the queue's place.
-/// * A device without one ([`TARGET_QUEUELESS`]): the answer is the driver's. 0 says that it was called and has taken the
-///   copy or dropped it in silence, `NET_XMIT_DROP` that it did not take it (a veth whose peer's MTU is less). Where the
-///   kernel makes segments of the copy, because the device is without offloads, the answer is that of the last segment.
-///   `NET_XMIT_CN` is `noop_qdisc`'s alone. It is too where the device has a queue that never says so, as pfifo: the
-///   agent may set the flag for such a device.
+/// * Negative: the clone reached no queue and no driver. There is no such device (`EINVAL`). Or it is down, or the
+///   kernel is in its own output path too often already (`ENETDOWN`). Or the copy could not be made: there is no
+///   memory, or the kernel could not make a checksum or segments for a device without offloads (`ENOMEM`), or nothing
+///   is left of the copy for a device without link-layer headers (`ERANGE`).
+/// * Positive: `NET_XMIT_*`. These codes must never reach the verdict of the program: `NET_XMIT_CN` and `TC_ACT_SHOT`
+///   are the same number.
+/// * A device with a queue: 0 says that the queue has taken the copy, or passed it to the driver. The further way of
+///   the copy, or of the segments that the kernel makes of it behind the queue, is not known. `NET_XMIT_DROP`: the
+///   queue is full (pfifo). `NET_XMIT_CN`: the queue has dropped a packet of this flow (fq_codel, CAKE, RED); or the
+///   device is down, and `noop_qdisc`, which drops all packets, stands in the queue's place.
+/// * A device without a queue ([`TARGET_QUEUELESS`]): the answer is the driver's. 0 says that the driver was called and
+///   has taken the copy or dropped it in silence. `NET_XMIT_DROP` says that it did not take the copy (a veth whose
+///   peer's MTU is less). Where the kernel makes segments of the copy, because the device is without offloads, the
+///   answer is that of the last segment. Only `noop_qdisc` answers `NET_XMIT_CN`. The same is true of a device with a
+///   queue that never gives this answer, such as pfifo: the agent may set the flag for such a device.
 #[inline(always)]
 pub const fn outcome(answer: Answer, target_flags: u32) -> Verdict {
     let Answer { code, is_uncut } = answer;

@@ -1,9 +1,9 @@
 //! The compiled capture filter: a bounded program of tests on a frame's first bytes, and its evaluation.
 //!
-//! A program is a list of steps. Each loads a value, masks it, asks whether it lies in a range, and jumps forward, or
-//! accepts, or rejects: what classic BPF would do for the filters of tcpdump, without its arithmetic. The agent
-//! compiles programs (`filter` there); the tap programs and `explain` evaluate them with [`matches`]. Nothing here
-//! knows the language, and nothing here can loop, fail or read outside of the header, whatever a program says.
+//! A program is a list of steps. Each loads a value, masks it, tests whether it lies in a range, and jumps forward,
+//! accepts, or rejects. Classic BPF would do the same for the filters of tcpdump, without its arithmetic. The agent
+//! compiles programs (`filter` there); the tap programs and `explain` evaluate them with [`matches`]. This module does
+//! not know the language. An evaluation cannot loop, fail or read outside of the header, with any program.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -20,7 +20,7 @@ pub const ACCEPT: u8 = 254;
 /// Jump target: the packet does not match.
 pub const REJECT: u8 = 255;
 
-/// One test: whether `load & mask` lies in `low..=low + span`.
+/// A test: whether `load & mask` lies in `low..=low + span`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FilterStep {
@@ -32,15 +32,15 @@ pub struct FilterStep {
     pub span: u32,
     /// Where the load of four bytes begins, in bytes from the start of the frame.
     pub offset: u8,
-    /// Where the value ends that the load is for: a frame that ends before it is rejected. 0 for its length.
+    /// Where the loaded value ends: a frame that ends before it is rejected. 0 for the length of the frame.
     pub end: u8,
     /// Where the IPv4 header begins whose length is added to `offset` and `end`.
     pub ip_header: u8,
     /// 0x0f to add it, 0 not to.
     pub ip_header_mask: u8,
-    /// By how many bits the loaded bytes are shifted right: 24 leaves one of them, 16 two, 0 all four.
+    /// By how many bits the loaded bytes are shifted right: 24 leaves one byte, 16 two, 0 all four.
     pub shift: u8,
-    /// The step to go on with if the test passes, greater than this one's index; or [`ACCEPT`], [`REJECT`].
+    /// The step to go on with if the test passes, greater than this step's index; or [`ACCEPT`], [`REJECT`].
     pub jump_true: u8,
     /// The same if it does not pass.
     pub jump_false: u8,
@@ -50,7 +50,7 @@ pub struct FilterStep {
 
 impl FilterStep {
     /// Loads `size` bytes (1, 2 or 4) at `offset`, behind the IPv4 header that begins at `ip_header` unless that is 0;
-    /// or, with a size of 0, the length of the frame. Tests nothing yet, and leads nowhere.
+    /// or, with a size of 0, the length of the frame. The step has no test and no targets yet.
     pub const fn load(offset: u8, size: u8, ip_header: u8) -> Self {
         let (offset, end) =
             if size == 0 { (LEN_OFFSET as u8, 0) } else { (offset, offset.saturating_add(size)) };
@@ -74,7 +74,7 @@ impl FilterStep {
     }
 }
 
-/// A compiled filter. One of zeros matches nothing.
+/// A compiled filter. A filter of zeros matches nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FilterProgram {
@@ -92,29 +92,29 @@ impl Default for FilterProgram {
 
 /// Whether a frame matches.
 ///
-/// As in classic BPF, a load beyond the frame ends the evaluation: the frame does not match, whatever `not` stands around
-/// the test.
+/// As in classic BPF, a load beyond the frame ends the evaluation: the frame does not match, even if the test stands
+/// inside a `not`.
 #[inline(always)]
 pub fn matches(program: &FilterProgram, header: &Header) -> bool {
     matches_cut(program, header, len(header))
 }
 
-/// Whether a frame matches of which a capture file holds the first `captured` bytes only.
+/// Whether a frame matches whose first `captured` bytes alone are in a capture file.
 ///
 /// As in libpcap, a test of the length sees the length on the wire, which is that of `header`, and a load beyond
 /// `captured` ends the evaluation.
 #[inline(always)]
 pub fn matches_cut(program: &FilterProgram, header: &Header, captured: u32) -> bool {
     let mut next = 0_u8;
-    // Each step leads to a later one, so a program that is not broken ends within the bound.
+    // Each step leads to a later step, so a valid program ends within the bound.
     for _ in 0..=MAX_FILTER_STEPS {
         if next as usize >= MAX_FILTER_STEPS {
             return next == ACCEPT;
         }
-        // The mask must be seen by the eBPF verifier, which does not know what the compiler has concluded already.
+        // The eBPF verifier must see the mask, because it does not know the compiler's conclusions.
         let step = &program.steps[core::hint::black_box(next) as usize & (MAX_FILTER_STEPS - 1)];
-        // Without branches, which the verifier would have to follow in every round: a frame that ends before its
-        // IPv4 header has zeros there, and is rejected for what lies behind.
+        // No branches here, because the verifier would have to follow them in every round. A frame that ends before its
+        // IPv4 header has zeros there, and is rejected for the bytes behind the header.
         let ip_header_bytes = 4 * u32::from(byte(header, step.ip_header.into()) & step.ip_header_mask);
         if ip_header_bytes + u32::from(step.end) > captured {
             return false;
@@ -219,7 +219,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever stands in the map, evaluation ends and reads nothing outside.
+        /// With any contents of the map, evaluation ends and reads nothing outside.
         #[test]
         fn no_program_can_do_harm(bytes in proptest::collection::vec(any::<u8>(), size_of::<FilterProgram>()),
                                   frame in proptest::array::uniform32(any::<u8>()), len: u32) {

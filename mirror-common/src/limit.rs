@@ -1,9 +1,9 @@
-//! Rate limits and budgets: how many copies may be made, and whether another one still may.
+//! Rate limits and budgets: how many copies may be made, and whether one more may.
 //!
-//! Pure: the caller brings the clock, and keeps two CPUs from using one [`Meter`] at once. Nothing here looks at
-//! the packet; what comes here has passed filter and sample.
+//! Pure: the caller brings the clock, and keeps two CPUs from using the same [`Meter`] at once. This module does not
+//! look at the packet, which has passed filter and sample already.
 //!
-//! [`charge`] has the order in which a session, a pod and the node are asked.
+//! [`charge`] defines the order of the checks: session, pod, node.
 
 use core::time::Duration;
 
@@ -18,19 +18,19 @@ pub const TICKS_PER_NS: u64 = 1 << 10;
 
 const TICKS_PER_SECOND: u64 = 1_000_000_000 * TICKS_PER_NS;
 
-/// The longest burst that a rate can have. It is what a rate may exceed itself by, so a longer one would make the rate
-/// mean little; and it keeps a credit (in ticks, 63 bits) away from its bounds.
+/// The longest burst that a rate can have. A rate may be exceeded by its burst, so a longer burst would make the rate
+/// mean little. The bound also keeps a credit (in ticks, 63 bits) away from its limits.
 pub const MAX_BURST: Duration = Duration::from_secs(10);
 
-/// The dearest that anything can be, so that it fits into a credit beside the rest: some 52 days.
+/// The highest price, so that a price fits into a credit beside the rest: some 52 days.
 const MAX_PRICE: u64 = 1 << 62;
 /// The longest packet that is priced by its length: twice what the kernel makes (`GSO_MAX_SIZE`, 512 KiB).
 const MAX_LEN: u32 = 1 << 20;
-/// The dearest that a byte can be: 1 bit/s costs 0.93 of it.
+/// The highest price of a byte: at 1 bit/s a byte costs 0.93 of it.
 const MAX_TICKS_PER_BYTE: u64 = (1 << 43) - 1;
 
-/// What may be used up: rates, and budgets as what the meter may show. Zeros mean no limit. Written by the agent alone,
-/// as [`Meter`] is by the kernel, so that neither undoes what the other does meanwhile.
+/// The limits of use: rates, and budgets as the highest value that the meter may reach. Zeros mean no limit. Only the
+/// agent writes limits, and only the kernel writes a [`Meter`], so that neither undoes a write of the other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Limits {
@@ -49,11 +49,11 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits of a rate, without a budget. A rate of 0 is none; `burst` is at most [`MAX_BURST`], and more counts as
-    /// that.
+    /// The limits of a rate, without a budget. A rate of 0 is no limit; `burst` is at most [`MAX_BURST`], and a longer
+    /// burst counts as that.
     ///
-    /// Prices are whole ticks, rounded up, so that a rate is never exceeded: at 100 Gbit/s 0.1 % less passes than was
-    /// asked for, at 1 Tbit/s 9 %, and never more than 8 Tbit/s.
+    /// Prices are whole ticks, rounded up, so that a rate is never exceeded: at 100 Gbit/s 0.1 % less passes than the
+    /// setting says, at 1 Tbit/s 9 %, and never more than 8 Tbit/s.
     pub const fn of_rate(packets_per_second: u64, bits_per_second: u64, burst: Duration) -> Self {
         let has_rate = packets_per_second != 0 || bits_per_second != 0;
         let burst_ns =
@@ -72,8 +72,8 @@ impl Limits {
         }
     }
 
-    /// The share of each of `pods` pods of this rate: the same burst at so many times the price. No limits, which is no
-    /// share, where that is less than a meter can count.
+    /// The share of each of `pods` pods of this rate: the same burst at so many times the price. If the price is more
+    /// than a meter can count: no limits, and so no share.
     pub const fn share(&self, pods: u32) -> Self {
         let pods = if pods == 0 { 1 } else { pods as u64 };
         let packet = self.ticks_per_packet.saturating_mul(pods);
@@ -101,16 +101,16 @@ impl Limits {
     }
 }
 
-/// The price of one of so many a second, rounded up.
+/// The price of a unit (a packet or a byte) at a rate of so many units a second, rounded up.
 const fn price(ticks_per_second: u64, rate: u64) -> u64 {
     if rate == 0 { 0 } else { ticks_per_second.div_ceil(rate) }
 }
 
-/// What has been used up. One of zeros is new.
+/// The use so far. A meter of zeros is new.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Meter {
-    /// Credit for packets, in ticks. Below zero: a debt, because the last packet was dearer than the credit.
+    /// Credit for packets, in ticks. Below zero: a debt, because the last packet cost more than the credit.
     pub packet_credit: i64,
     /// Credit for bytes, in ticks.
     pub byte_credit: i64,
@@ -122,8 +122,8 @@ pub struct Meter {
     pub bytes: u64,
 }
 
-/// What the copies of one pod have used up: of its ceiling (`POD_LIMIT`) and of its share of the node's rate
-/// (`SHARE_LIMIT`). One of zeros is new.
+/// The use by the copies of one pod: of its ceiling (`POD_LIMIT`) and of its share of the node's rate (`SHARE_LIMIT`).
+/// A meter of zeros is new.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PodMeter {
@@ -140,8 +140,8 @@ pub const fn is_used_up(used: u64, budget: u64) -> bool {
 }
 
 impl Meter {
-    /// Takes one packet of `len` bytes at `now_ns`, or says why not: `Ended` or `Limited`. What is refused costs
-    /// nothing. Time that runs backwards grants nothing.
+    /// Takes one packet of `len` bytes at `now_ns`, or returns the reason why not: `Ended` or `Limited`. A refused
+    /// packet costs nothing. Time that runs backwards grants nothing.
     #[inline(always)]
     pub const fn take(&mut self, limits: &Limits, now_ns: u64, len: u32) -> Result<(), Verdict> {
         if is_used_up(self.packets, limits.packets)
@@ -152,8 +152,8 @@ impl Meter {
         }
         if limits.has_rate() {
             self.count(limits, now_ns);
-            // A packet is let through on any credit and may leave a debt: a rate below one super-frame a burst
-            // would otherwise let none through, and the debt keeps the average exact.
+            // A packet is let through on any credit and may leave a debt. Otherwise a rate below one super-frame a
+            // burst would let no packet through. The debt keeps the average exact.
             let packets_due = limits.ticks_per_packet != 0 && self.packet_credit <= 0;
             let bytes_due = limits.ticks_per_byte != 0 && self.byte_credit <= 0;
             if packets_due || bytes_due {
@@ -164,7 +164,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Takes one packet as [`Self::take`] does, whatever the meter shows: the debt is paid before others get any.
+    /// Takes one packet as [`Self::take`] does, at any state of the meter: the debt is paid before others get any.
     #[inline(always)]
     const fn overdraw(&mut self, limits: &Limits, now_ns: u64, len: u32) {
         if limits.has_rate() {
@@ -173,8 +173,8 @@ impl Meter {
         self.draw(limits, len);
     }
 
-    /// Leaves no more debt than [`Self::take`] makes at these limits: what is above was made at a lower rate, and at a
-    /// very low one would have to be paid for weeks.
+    /// Reduces the debt to the highest debt that [`Self::take`] makes at these limits. A higher debt was made at a
+    /// lower rate, and a debt of a very low rate would have to be paid for weeks.
     #[inline(always)]
     const fn forgive(&mut self, limits: &Limits) {
         let (packet, byte) = limits.prices(MAX_LEN);
@@ -182,7 +182,7 @@ impl Meter {
         self.byte_credit = greatest(self.byte_credit, -byte);
     }
 
-    /// Gives back what [`Self::take`] took for a packet of `len` bytes that was not copied after all.
+    /// Gives back the price that [`Self::take`] took for a packet of `len` bytes that was not copied after all.
     #[inline(always)]
     pub const fn give_back(&mut self, limits: &Limits, len: u32) {
         if limits.has_rate() {

@@ -1,8 +1,8 @@
-//! Marks: what `skb->tc_index` says about the copies of a packet, and when it still holds.
+//! Marks: the information about the copies of a packet in `skb->tc_index`, and when it still holds.
 //!
-//! Two mirrored pods of one node that talk to each other meet two taps, and the reader of the mirror interface is to get
-//! the packet once. So a packet that has been copied carries a mark: a bit for each form, see
-//! [`Session::mark`](crate::abi::Session::mark). A copy itself carries another one, so that it is never copied. Called
+//! A packet between two mirrored pods of one node passes two taps, and the reader of the mirror interface is to get it
+//! once. So a packet that has been copied carries a mark: a bit for each form, see
+//! [`Session::mark`](crate::abi::Session::mark). A copy itself carries another mark, so that it is never copied. Called
 //! by [`decide`](crate::decide).
 
 use crate::{
@@ -38,7 +38,7 @@ pub const fn unmarked(tc_index: u16) -> u16 {
     if is_copy(tc_index) || tc_index & COPIED_MASK == COPIED_MARK { tc_index & !OURS } else { tc_index }
 }
 
-/// `tc_index` of a packet that has been copied in these forms and no others. A copy stays one.
+/// `tc_index` of a packet that has been copied in these forms and no others. The mark of a copy stays.
 #[inline(always)]
 pub const fn with_forms(tc_index: u16, forms: u32) -> u16 {
     if forms != 0 {
@@ -52,9 +52,9 @@ pub const fn with_forms(tc_index: u16, forms: u32) -> u16 {
 
 /// The packet with the marks that still hold.
 ///
-/// None does for what leaves a pod: it has met no tap in its present state, whatever its `tc_index` says. A pod that
-/// routes sends a changed packet, and a pod must not be able to hide its packets by marking them. None does either for
-/// what comes back to the tap that has copied it, see [`came_back`].
+/// No mark holds for a packet that leaves a pod: it has passed no tap in its present state, with any `tc_index`. A pod
+/// that routes sends a changed packet, and a pod must not be able to hide its packets by marking them. No mark holds
+/// either for a packet that comes back to the tap that has copied it, see [`came_back`].
 #[inline(always)]
 pub fn standing<K: Kernel>(kernel: &mut K, packet: Packet, kind: TapKind) -> Packet {
     let is_new = kind.leaves_pod(packet.hook) || forms(packet.tc_index) != 0 && came_back(kernel, packet);
@@ -62,16 +62,16 @@ pub fn standing<K: Kernel>(kernel: &mut K, packet: Packet, kind: TapKind) -> Pac
     Packet { tc_index, ..packet }
 }
 
-/// Whether a marked packet has been copied at this very tap and now comes back to it: answered in place (Cilium's ARP,
-/// ICMP errors and neighbour discovery), or sent back by a service or a bridge. What the tap has copied was the packet
-/// on its way out; what comes back has other addresses at the least.
+/// Whether a marked packet has been copied at this very tap and now comes back to it. It was either answered in place
+/// (Cilium's ARP, ICMP errors and neighbour discovery), or sent back by a service or a bridge. The tap has copied the
+/// packet on its way out. The packet that comes back has at least other addresses.
 ///
-/// The device that received the packet last tells: that is where the mark was made, or a device of the node on the
-/// packet's way up (a bridge, a bond, a VLAN), which stands for the tap that copied last on this CPU, because the kernel
-/// takes a packet from there to here in one go.
+/// The device that received the packet last decides. It is either the device where the mark was made, or a device of
+/// the node on the packet's way up (a bridge, a bond, a VLAN). The latter stands for the tap that copied last on this
+/// CPU, because the kernel takes a packet from there to here without a pause.
 ///
-/// Not told apart, and taken for the one or the other by whichever tap has copied last on this CPU: a packet that went
-/// up through such a device and then changed the CPU (RPS on the bridge, a queue of nftables to user space); and one
+/// Two cases cannot be told apart, and are decided by the tap that has copied last on this CPU: a packet that went up
+/// through such a device and then changed the CPU (RPS on the bridge, a queue of nftables to user space), and a packet
 /// that a pod without a tap has forwarded.
 #[inline(always)]
 pub fn came_back<K: Kernel>(kernel: &mut K, packet: Packet) -> bool {
@@ -83,7 +83,7 @@ pub fn came_back<K: Kernel>(kernel: &mut K, packet: Packet) -> bool {
         // Made by the node: marked on its way out, at the hook of another device.
         0 => false,
         device if device == packet.ifindex => true,
-        // What a tap receives from a pod has no mark but those that it gets there.
+        // A packet that a tap receives from a pod has no marks but those that it gets there.
         device if kernel.is_tap(device) => false,
         _ => kernel.origin() == packet.ifindex,
     }

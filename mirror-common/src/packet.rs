@@ -1,21 +1,21 @@
 //! The beginning of a packet, as filter and sampling see it.
 
-/// How long a [`Header`] is: a power of two, so that an offset can be proven in bounds by a mask.
+/// The length of a [`Header`]: a power of two, so that a mask can prove an offset to be in bounds.
 pub const HEADER_BYTES: usize = 128;
 
-/// How many bytes of a frame can be looked at: enough for two VLAN tags, the longest IPv4 header and a TCP header.
-/// Behind them, in the header's last four bytes, the length of the frame stands in network order.
+/// How many bytes of a frame a filter can load: enough for two VLAN tags, the longest IPv4 header and a TCP header.
+/// Behind them, in the header's last four bytes, is the length of the frame in network order.
 pub const LEN_OFFSET: usize = HEADER_BYTES - 4;
 
 /// The largest snap length, in bytes: the longest that `bpf_skb_change_tail` cuts a packet to on every kernel.
 ///
 /// The helper refuses more than `SKB_MAX_ALLOC` (net/core/filter.c, `BPF_SKB_MAX_LEN`): four pages without the
-/// `skb_shared_info` at their end (include/linux/skbuff.h). With pages of 4 KiB, and the most fragments that a kernel can be
-/// built with (`CONFIG_MAX_SKB_FRAGS=45`), that is 16384 - 768. (Linux 5.10 before 5.10.27 took the MTU of the mirror
-/// interface for this bound; there a longer snap length is refused packet by packet, as `uncut`.)
+/// `skb_shared_info` at their end (include/linux/skbuff.h). With pages of 4 KiB, and the most fragments that a kernel
+/// can be built with (`CONFIG_MAX_SKB_FRAGS=45`), that is 16384 - 768. (Linux 5.10 before 5.10.27 used the MTU of the
+/// mirror interface for this bound; there each packet with a longer snap length is refused, as `uncut`.)
 pub const MAX_SNAPLEN: u32 = 15_616;
 
-/// The first [`LEN_OFFSET`] bytes of a frame as on the wire (a VLAN tag stands in them, not in metadata), filled up with
+/// The first [`LEN_OFFSET`] bytes of a frame as on the wire (with a VLAN tag in them, not in metadata), filled up with
 /// zeros, and the frame's length in bytes.
 pub type Header = [u8; HEADER_BYTES];
 
@@ -30,7 +30,7 @@ pub fn header(bytes: &[u8], len: u32) -> Header {
     header
 }
 
-/// The length in bytes of the frame that a header is of.
+/// The length in bytes of the header's frame.
 #[inline(always)]
 pub const fn len(header: &Header) -> u32 {
     let [.., a, b, c, d] = *header;

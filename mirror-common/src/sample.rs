@@ -1,11 +1,11 @@
 //! Sampling by flow: a share of the connections, each with all of its packets in both directions.
 //!
-//! Pure. The same seed on every node makes the same choice, so a connection that crosses nodes is in or out on all
-//! of them. It knows nothing of rates (`limit` does) and of what is asked for (`filter` does).
+//! Pure. The same seed on every node makes the same choice, so a connection that crosses nodes is in or out on all of
+//! them. This module knows neither rates (`limit` does) nor filters (`filter` does).
 
 use crate::packet::{Header, len};
 
-/// The seed that all nodes share unless told otherwise.
+/// The seed that all nodes share by default.
 pub const DEFAULT_SEED: u32 = 0x706f_646d;
 
 /// Ethertypes and IP protocols that are looked into.
@@ -45,7 +45,7 @@ pub fn flow_hash(header: &Header, seed: u32) -> u32 {
         IPV6 if len as usize >= ip + 40 => ipv6(header, ip, seed),
         _ => (mac(header, 6, seed), mac(header, 0, seed), u32::from(ethertype) << 8),
     };
-    // A sum does not tell which of the two came first.
+    // A sum does not depend on the order of the two.
     finish(mix(from.wrapping_add(to), protocol))
 }
 
@@ -71,7 +71,7 @@ fn ipv6(header: &Header, ip: usize, seed: u32) -> (u32, u32, u32) {
         hash = mix(hash, be32(header, address + 8));
         finish(mix(hash, be32(header, address + 12)))
     };
-    // A fragment's own protocol stands behind its header, so those of one packet are told apart from nothing else.
+    // The protocol of a fragment is behind the fragment header, so fragments count by their addresses alone.
     let protocol = if matches!(protocol, TCP | UDP | SCTP) { protocol } else { 0 };
     (end(ip + 8, from), end(ip + 24, to), protocol.into())
 }
@@ -105,14 +105,14 @@ fn be32(header: &Header, at: usize) -> u32 {
     u32::from(be16(header, at)) << 16 | u32::from(be16(header, at + 2))
 }
 
-/// One round of MurmurHash3 (32 bits, public domain).
+/// A round of MurmurHash3 (32 bits, public domain).
 #[inline(always)]
 const fn mix(hash: u32, word: u32) -> u32 {
     let word = word.wrapping_mul(0xcc9e_2d51).rotate_left(15).wrapping_mul(0x1b87_3593);
     (hash ^ word).rotate_left(13).wrapping_mul(5).wrapping_add(0xe654_6b64)
 }
 
-/// Its end: every bit of the input changes every bit of the output half of the time.
+/// The end of MurmurHash3: every bit of the input changes every bit of the output half of the time.
 #[inline(always)]
 const fn finish(hash: u32) -> u32 {
     let hash = (hash ^ hash >> 16).wrapping_mul(0x85eb_ca6b);

@@ -1,5 +1,5 @@
-//! Where a tap sees a packet: hook, kind of device, direction; and the one named reason with which a packet leaves a
-//! session.
+//! The place where a tap sees a packet: hook, kind of device, direction; and the one named reason with which a packet
+//! leaves a session.
 
 /// A tc hook of a device, as the kernel names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,13 +46,13 @@ impl Direction {
     }
 }
 
-/// What the tapped device is to the pod whose packets the tap sees.
+/// The relation of the tapped device to the pod whose packets the tap sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum TapKind {
     /// The interface itself; directions are as the interface has them.
     Interface = 0,
-    /// The node's end of the pod's veth pair: what it receives has left the pod.
+    /// The node's end of the pod's veth pair: the packets that it receives have left the pod.
     HostVeth = 1,
 }
 
@@ -102,7 +102,7 @@ pub enum Verdict {
     Loop = 3,
     /// The mirror interface is gone or down.
     TargetDown = 4,
-    /// The mirror interface did not take it: its queue is full, or the packet is too long for its MTU.
+    /// The mirror interface did not take the copy: its queue is full, or the packet is too long for its MTU.
     Congested = 5,
     /// The kernel could not make the copy (no memory, for example).
     Failed = 6,
@@ -119,7 +119,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// How many counters a direction has: a power of two, so that an index can be proven in bounds by a mask.
+    /// The number of counters of a direction: a power of two, so that a mask can prove an index to be in bounds.
     pub const SLOTS: usize = 16;
     /// Every verdict, at the index that it has in a session's counters.
     pub const ALL: [Self; 12] = [

@@ -1,10 +1,10 @@
 //! The names of the annotations that choose pods. Constants only: `pods` keeps these annotations, `select` reads them.
 
-/// What our annotations begin with.
+/// The prefix of our annotations.
 pub const PREFIX: &str = "podmirror.io/";
 /// Annotation of a pod or of a namespace: mirrored or not, and which directions.
 pub const MIRROR: &str = "podmirror.io/mirror";
 /// Annotation of a pod or of a namespace: the target of the copies.
 pub const TARGET: &str = "podmirror.io/target";
-/// The annotation of Kube-OVN on a pod, which is honoured where ours does not stand.
+/// The annotation of Kube-OVN on a pod, which holds where our annotation is missing.
 pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";

@@ -1,6 +1,7 @@
 //! Which budgets of a session go on over a change, and which begin again.
 //!
-//! Pure: the caller brings the clock and what the kernel's meter shows. The dataplane calls it when it writes a session.
+//! Pure: the caller brings the clock and the value of the kernel's meter. The dataplane calls it when it writes a
+//! session.
 
 use mirror_common::limit::{Limits, Meter, is_used_up};
 
@@ -12,7 +13,7 @@ use crate::{
 /// A session before a change.
 #[derive(Debug, Clone, Copy)]
 pub struct Before<'a> {
-    /// What it was to do.
+    /// The session as it was.
     pub session: &'a Session,
     /// The limits that were written for it.
     pub limits: Limits,
@@ -21,9 +22,9 @@ pub struct Before<'a> {
 /// The limits of `session`, for a meter that shows `meter` at `now_ns` (`CLOCK_MONOTONIC`).
 ///
 /// * A new session has all its budgets ahead of it.
-/// * A change that leaves a budget alone lets it go on; a budget that is changed, or that is new, begins now.
-/// * A session that has ended begins all its budgets again with the next change of what is asked for. Nothing else
-///   begins them again: not a new name of the NIC or of the device, not a new agent, not a new filter compiler.
+/// * An unchanged budget goes on over a change of the session. A changed or new budget begins now.
+/// * A session that has ended begins all its budgets again with the next change of its settings. Nothing else begins
+///   them again: neither a new name of the NIC or of the device, nor a new agent, nor a new filter compiler.
 pub fn limits(session: &Session, before: Option<Before<'_>>, meter: &Meter, now_ns: u64) -> Limits {
     let rate = session.settings.rate.map_or_else(Limits::default, |rate| rate.limits());
     let goes_on = before.filter(|before| {
@@ -47,7 +48,7 @@ pub fn limits(session: &Session, before: Option<Before<'_>>, meter: &Meter, now_
     }
 }
 
-/// The budget of these limits that is used up, if one is.
+/// The budget of these limits that is used up, if any.
 pub fn ended(limits: &Limits, meter: &Meter, now_ns: u64) -> Option<Ended> {
     if is_used_up(meter.packets, limits.packets) {
         Some(Ended::Packets)

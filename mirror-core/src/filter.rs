@@ -4,9 +4,10 @@
 //! text ─ lexer ─ parse ─► ast ─ generate ─► tree of tests ─► graph ─ optimise ─► FilterProgram ─ explain ─► lines
 //! ```
 //!
-//! Pure, called by `cmd` and by what reads the filters of mirrors. It knows nothing of packets but where fields are;
-//! evaluation is `mirror_common::filter`. No crate does this for us: those that compile the language (`pktbaffle` is
-//! the best of them, and young) make classic BPF with arithmetic and scratch memory, and bind filters less tightly.
+//! Pure, called by `cmd` and by the readers of the mirrors' filters. The compiler knows only the places of fields in
+//! packets; evaluation is `mirror_common::filter`. No crate does this for us: the crates that compile the language
+//! (`pktbaffle` is the best of them, and young) make classic BPF with arithmetic and scratch memory, and bind filters
+//! less tightly.
 
 mod ast;
 mod explain;
@@ -42,7 +43,7 @@ pub struct FilterError {
     pub position: usize,
     /// The part that is wrong; empty: the end.
     pub part: String,
-    /// What is wrong with it.
+    /// The problem.
     pub reason: String,
 }
 
@@ -58,8 +59,8 @@ impl FilterError {
     }
 }
 
-/// Tests that are worth optimising: many more than a program has steps. Filters come from people who may not be
-/// trusted, and must not keep the agent busy.
+/// The largest number of tests that the compiler optimises: many more than a program has steps. Filters come from
+/// authors who may not be trusted, and must not keep the agent busy.
 const MAX_NODES: usize = 2000;
 
 /// Compiles an expression.
@@ -129,7 +130,7 @@ fn laid_out(graph: &Graph) -> Option<FilterProgram> {
     let order = steps(graph);
     let mut program = FilterProgram::default();
     if graph.entry == Target::Accept {
-        // Nothing depends on the frame: one step that every frame passes.
+        // The result does not depend on the frame: a step that every frame passes.
         let test = Test { load: Load::LENGTH, mask: 0, low: 0, high: 0 };
         *program.steps.first_mut()? = step(&test, ACCEPT, ACCEPT);
         program.len = 1;

@@ -1,12 +1,12 @@
-//! What is ahead of our program at a tc hook, and what that hides from it.
+//! The programs and filters ahead of our program at a tc hook, and the packets that they hide from it.
 //!
-//! A packet meets the programs and filters of a hook in order, and each of them may end the way: what it ends is not
-//! seen by those behind it. Two things can be ahead of ours: TCX programs (all of them run before any filter of the
-//! device), and filters of a lower priority number. Ours goes first where it can, and does not fight over the place
-//! with others; so what is ahead is told as a reason.
+//! A packet passes the programs and filters of a hook in order, and each of them may end the way of the packet: then
+//! those behind it do not see the packet. Two kinds can be ahead of ours: TCX programs (all of them run before any
+//! filter of the device), and filters of a lower priority number. Our program goes first where it can, and does not
+//! fight with others over the place. So the agent reports the programs and filters that are ahead as a reason.
 //!
-//! Pure: the dataplane reads the [`Picture`] of a hook from the kernel, [`blindness`] judges it, and the loop tells
-//! the result. How many packets were hidden is not known to anybody but the kernel.
+//! Pure: the dataplane reads the [`Picture`] of a hook from the kernel, [`blindness`] judges it, and the loop reports
+//! the result. Only the kernel knows how many packets were hidden.
 
 use std::fmt;
 
@@ -15,20 +15,20 @@ use crate::{
     select::{Skipped, Why},
 };
 
-/// One hook of a device, as far as it decides whether our program there sees every packet.
+/// The facts about one hook of a device that decide whether our program there sees every packet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Picture {
-    /// Our way to attach needs a hook that the device does not have: the device has an `ingress` qdisc, and the hook
-    /// is that of what it sends.
+    /// Our method of attaching needs a hook that the device does not have: the device has an `ingress` qdisc, and so no
+    /// hook for the packets that it sends.
     pub lacks_hook: bool,
-    /// What others have put ahead of ours, in the order in which a packet meets it.
+    /// The programs and filters of others ahead of ours, in the order in which a packet passes them.
     pub ahead: Vec<Ahead>,
 }
 
-/// A program or a filter of someone else, ahead of ours.
+/// A program or a filter of other software, ahead of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ahead {
-    /// A program: which packets it ends the way of is its own decision.
+    /// A program: it decides itself whose way it ends.
     Program {
         /// Its name in the kernel; may be empty.
         name: String,
@@ -43,7 +43,7 @@ pub enum Ahead {
         priority: u16,
         /// Which packets it matches.
         matches: Matches,
-        /// A packet that it matches goes on to the next filter: its action is `continue`.
+        /// The matched packets go on to the next filter: the filter's action is `continue`.
         goes_on: bool,
     },
 }
@@ -53,20 +53,20 @@ pub enum Ahead {
 pub enum Matches {
     /// Every packet.
     All,
-    /// Those of its condition.
+    /// The packets that meet its condition.
     Some,
 }
 
 /// Why our program at a hook does not see every packet, or may not.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hidden {
-    /// Nothing is seen: there is no such hook.
+    /// No packet is seen: there is no such hook.
     NoHook,
-    /// Nothing is seen: a filter of this kind and priority takes every packet.
+    /// No packet is seen: a filter of this kind and priority takes every packet.
     All(String, u16),
-    /// What a filter of this kind and priority matches is not seen.
+    /// The packets that a filter of this kind and priority matches are not seen.
     Matching(String, u16),
-    /// What a program of this name and id ends the way of is not seen; that may be nothing.
+    /// The packets whose way a program of this name and id ends are not seen. There may be none.
     Program(String, u32),
 }
 
@@ -103,12 +103,12 @@ impl fmt::Display for Hidden {
     }
 }
 
-/// What the picture of a hook hides from our program there: the worst of it; `None`: nothing.
+/// The packets that a hook hides from our program there, by the worst reason; `None`: no packets.
 pub fn blindness(picture: &Picture) -> Option<Hidden> {
     if picture.lacks_hook {
         return Some(Hidden::NoHook);
     }
-    // The order of the variants is that of how bad they are.
+    // The variants are in the order of their severity, the worst first.
     picture.ahead.iter().filter_map(Ahead::hides).min()
 }
 
@@ -127,7 +127,7 @@ impl Ahead {
     }
 }
 
-/// What the taps that stand do not see of the directions that their sessions copy.
+/// For each installed tap: why it does not see all packets of the directions that its sessions copy.
 pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
     let mut skipped = Vec::new();
     for (device, tap) in &desired.taps {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing is passed over: whatever is ahead and can end a packet's way gives a reason.
+        /// Every program or filter ahead of ours that can end a packet's way gives a reason.
         #[test]
         fn there_is_a_reason_where_something_ahead_can_end_the_way(
             ahead in prop::collection::vec(ahead(), 0..4), lacks_hook: bool,
@@ -200,7 +200,7 @@ mod tests {
             prop_assert_eq!(blindness(&picture).is_some(), can_end || lacks_hook);
         }
 
-        /// The worst is told: everything is hidden if one of them hides everything.
+        /// The worst reason is reported: everything is hidden if one of them hides everything.
         #[test]
         fn everything_is_hidden_if_one_of_them_takes_everything(
             ahead in prop::collection::vec(ahead(), 0..4),
@@ -212,7 +212,7 @@ mod tests {
             prop_assert_eq!(hidden.is_some_and(|hidden| hidden.is_everything()), expected);
         }
 
-        /// What is behind what hides nothing does not matter less.
+        /// The order of the programs and filters ahead of ours does not matter.
         #[test]
         fn the_order_of_what_is_ahead_does_not_matter(mut ahead in prop::collection::vec(ahead(), 0..4)) {
             let forwards = judge(ahead.clone());

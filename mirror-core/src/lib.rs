@@ -1,4 +1,4 @@
-//! What podmirror decides, as pure functions over plain data.
+//! The decisions of podmirror, as pure functions over plain data.
 //!
 //! ```text
 //! pods, annotations, policy ─► select ─┐
@@ -6,8 +6,8 @@
 //! what is installed ─────────────────────────────────┘
 //! ```
 //!
-//! No clock, no environment, no I/O and no logging: the manifest names no crate that could. The agent brings what it
-//! has read from the kernel and from Kubernetes, and carries the ops out.
+//! No clock, no environment, no I/O and no logging: the manifest names no crate that could. The agent brings the data
+//! that it has read from the kernel and from Kubernetes, and carries the ops out.
 
 pub mod annotations;
 pub mod budget;

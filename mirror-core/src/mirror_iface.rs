@@ -9,7 +9,7 @@ use std::{
 
 use crate::model::{ALIAS, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target, TargetName};
 
-/// MTU in bytes of a mirror interface that we make: the largest, so that nothing is too long for it.
+/// MTU in bytes of a mirror interface that we make: the largest MTU, so that no packet is too long for it.
 const DEFAULT_MTU: u32 = 65535;
 
 /// Why a device cannot be tapped while another one is the mirror interface.
@@ -21,7 +21,7 @@ pub enum Conflict {
     Master(String),
     /// The mirror interface is the other end of the device's veth.
     Peer(String),
-    /// What the mirror interface sends comes out at a port of the device's bridge.
+    /// The packets that the mirror interface sends arrive at a port of the device's bridge.
     PeerInBridge(String),
 }
 
@@ -58,7 +58,7 @@ pub fn conflict(mirror: &Link, tapped: &Link, links: &LinkSnapshot) -> Option<Co
     }
 }
 
-/// Why a device can never be a mirror interface, whatever is tapped.
+/// Why a device can never be a mirror interface, for any set of taps.
 pub fn refusal(mirror: &Link) -> Option<String> {
     let why = match mirror.kind {
         LinkKind::Loopback => "the loopback device delivers what is sent to it on the node itself",
@@ -68,7 +68,7 @@ pub fn refusal(mirror: &Link) -> Option<String> {
     Some(format!("{} cannot be the mirror interface: {why}; choose another --mirror-iface", mirror.name))
 }
 
-/// The mirror interface that is wanted, and what has been learned of it.
+/// The wanted mirror interface, and the facts learned about it.
 #[derive(Debug, Clone)]
 pub struct MirrorIface {
     name: String,
@@ -80,9 +80,9 @@ pub struct MirrorIface {
 /// Whose device it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// Not looked at yet.
+    /// Not read yet.
     Unknown,
-    /// Ours, or not there when the agent started: we make it whenever it is missing.
+    /// The device is ours, or did not exist when the agent started: we make it whenever it is missing.
     Ours,
     /// It was there before us, so its return is waited for.
     Found,
@@ -94,8 +94,8 @@ impl MirrorIface {
         Self { name: name.to_owned(), mtu, offloads: true, origin: Origin::Unknown }
     }
 
-    /// Whether it takes super-frames and unfinished checksums as they are; else the kernel segments and fills them in
-    /// for each copy.
+    /// Whether the device takes super-frames and unfinished checksums. Otherwise the kernel segments the frames and
+    /// fills in the checksums, for each copy.
     #[must_use]
     pub fn offloads(self, offloads: bool) -> Self {
         Self { offloads, ..self }
@@ -106,12 +106,12 @@ impl MirrorIface {
         &self.name
     }
 
-    /// What must be changed now.
+    /// The changes that are needed now.
     ///
-    /// A device that exists is brought up, and given the MTU that the user told, when the agent starts and never
-    /// later: who takes it down afterwards wants it down. Offloads that are not wanted are switched off whenever they
-    /// are on: with them, copies would be other than they were said to be. Where they are off, a device of ours has a
-    /// queue of ours, so that copies keep their order.
+    /// When the agent starts, and never later, an existing device is brought up and given the MTU that the user set: a
+    /// user who takes it down afterwards wants it down. Unwanted offloads are switched off whenever they are on,
+    /// because they would make the copies differ from the documented form. Where the offloads are off, a device of ours
+    /// has our queue, so that copies keep their order.
     pub fn changes(&mut self, links: &LinkSnapshot) -> Vec<LinkChange> {
         let link = links.by_name(&self.name);
         let first = self.origin == Origin::Unknown;
@@ -145,26 +145,26 @@ impl MirrorIface {
 
     /// The change of a device's offloads, if it needs one.
     ///
-    /// Where they are wanted, they are switched on again on a device of ours alone, when the agent starts: an earlier
-    /// one may have switched them off. What somebody else's device had before is not known.
+    /// Wanted offloads are switched on again on a device of ours alone, when the agent starts: an earlier agent may
+    /// have switched them off. The earlier state of a device of other software is not known.
     fn switch(&self, link: &Link, first: bool) -> Option<LinkChange> {
         let is_due = match (self.offloads, &link.offloads) {
             (false, Some(now)) => !now.on.is_empty(),
-            // It is tried: then there is an error to tell.
+            // Unknown offloads: the change is tried, so that there is an error to report.
             (false, None) => true,
             (true, now) => first && is_ours(link) && now.as_ref().is_some_and(|now| !now.off.is_empty()),
         };
         is_due.then_some(LinkChange::SetOffloads(link.ifindex, self.offloads))
     }
 
-    /// The change of a device's queue, if it needs one: on a device of ours alone, because to give a device a queue
-    /// takes it out of service for some milliseconds, and somebody else's may carry more than copies.
+    /// The change of a device's queue, if it needs one. Only a device of ours gets one: to give a device a queue takes
+    /// it out of service for some milliseconds, and a device of other software may carry more than copies.
     fn queue(&self, link: &Link, first: bool) -> Option<LinkChange> {
         let is_due = if self.offloads { first && !link.queueless } else { link.queueless };
         (is_due && is_ours(link)).then_some(LinkChange::SetQueue(link.ifindex, !self.offloads))
     }
 
-    /// Whether copies can overtake each other: the kernel segments them for a device without a queue that is not ours.
+    /// Whether copies can overtake each other: the kernel segments them for a device that has no queue and is not ours.
     pub fn loses_order(&self, links: &LinkSnapshot) -> bool {
         let link = links.by_name(&self.name);
         !self.offloads && link.is_some_and(|link| link.queueless && !is_ours(link))
@@ -176,7 +176,7 @@ impl MirrorIface {
         offloads.map(|offloads| &offloads.fixed).filter(|fixed| !self.offloads && !fixed.is_empty())
     }
 
-    /// The target that the device makes, as it is now.
+    /// The target with the present state of the device.
     pub fn target(&self, links: &LinkSnapshot) -> Target {
         match links.by_name(&self.name).filter(|link| refusal(link).is_none()) {
             None => Target { device: self.name.clone(), ..Target::default() },
@@ -191,8 +191,8 @@ impl MirrorIface {
     }
 }
 
-/// The devices of ours that no target needs any more: renamed ones, and those that were made for a target that is gone
-/// or has another device now. `previous` are the targets that are installed, `names` the mirror interfaces.
+/// The devices of ours that no target needs any more: renamed devices, and devices made for a target that is gone or
+/// has another device now. `previous` are the installed targets, `names` the mirror interfaces.
 pub fn abandoned(
     names: &BTreeSet<&str>,
     links: &LinkSnapshot,
@@ -204,8 +204,8 @@ pub fn abandoned(
     abandoned.map(|link| LinkChange::Delete(link.ifindex)).collect()
 }
 
-/// The devices of ours that are no mirror interface (those are `names`) any more, whichever agent has made them. For
-/// when no tap of another version runs, which may still copy to one.
+/// The devices of ours that are no mirror interface (`names` are the mirror interfaces) any more, made by any agent.
+/// Used when no tap of another version runs, because such a tap may still copy to one of these devices.
 pub fn left_behind(names: &BTreeSet<&str>, links: &LinkSnapshot) -> Vec<LinkChange> {
     let is_mirror = |link: &Link| names.contains(link.name.as_str());
     // The other end of a veth pair that is a mirror interface has our alias too.

@@ -1,6 +1,6 @@
-//! The words of the design as types: pods, links, taps, what is wanted, what is installed.
+//! The terms of the design as types: pods, links, taps, the wanted state, the installed state.
 //!
-//! Data only. Nothing here decides (`select` and `plan` do) or touches the system (the edges do).
+//! Data only. This module decides nothing (`select` and `plan` do) and does not touch the system (the edges do).
 
 mod installed;
 mod links;
@@ -44,7 +44,7 @@ impl NetnsId {
     pub const NODE: Self = Self { dev: 0, ino: 0 };
 }
 
-/// Identity of a network device that is tapped: an index means nothing without its namespace.
+/// Identity of a tapped network device: an index means nothing without its namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device {
     /// The network namespace that the device is in; [`NetnsId::NODE`] for the node's.
@@ -75,10 +75,10 @@ impl fmt::Display for Device {
     }
 }
 
-/// What identifies a pod, and what people call it.
+/// The identity of a pod, and its names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodId {
-    /// `metadata.uid`: tells a re-created pod from its predecessor.
+    /// `metadata.uid`: distinguishes a re-created pod from its predecessor.
     pub uid: String,
     /// `metadata.namespace`.
     pub namespace: String,
@@ -99,7 +99,7 @@ pub struct Pod {
     pub id: PodId,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
-    /// The annotations of its namespace, for what its own do not say.
+    /// The annotations of its namespace. They hold where the pod has no annotation of its own.
     pub inherited: Arc<BTreeMap<String, String>>,
     /// `spec.hostNetwork`: it has no NIC of its own.
     pub host_network: bool,
@@ -110,9 +110,9 @@ pub struct Pod {
 /// A set of directions, seen from the pod or, without a pod, from the tapped interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Directions {
-    /// What reaches it.
+    /// Packets that reach the pod.
     Ingress,
-    /// What leaves it.
+    /// Packets that leave the pod.
     Egress,
     /// Both.
     #[default]
@@ -129,7 +129,7 @@ impl Directions {
         }
     }
 
-    /// The inverse of [`Self::bits`]; `None` for anything that it cannot give.
+    /// The inverse of [`Self::bits`]; `None` for any other number.
     pub const fn from_bits(bits: u32) -> Option<Self> {
         match bits {
             1 => Some(Self::Ingress),

@@ -1,12 +1,12 @@
-//! From what is installed to what is wanted, op by op.
+//! From the installed state to the wanted state, op by op.
 //!
 //! Pure and total. [`plan`] makes the ops, [`Failures`] says which of them may still be tried after others have failed,
 //! and [`apply`] says what each op does. The property tests hold for every choice of failing ops:
 //!
-//! * a plan whose ops all succeed leads to what is wanted, and then there is nothing left to plan;
-//! * whatever fails, a tap copies for its own pod only, in a form that was asked for, and never a packet whole where
-//!   it is to be cut; counters and budgets of one owner never become those of another;
-//! * the next plan repairs what has failed.
+//! * a plan whose ops all succeed leads to the wanted state, and then the next plan is empty;
+//! * after any failures, a tap copies for its own pod only, in a form that was asked for, and never a whole packet
+//!   where it is to be cut; counters and budgets of one owner never become those of another;
+//! * the next plan repairs the effects of failed ops.
 //!
 //! The reconcile loop calls it.
 
@@ -20,21 +20,22 @@ use crate::model::{
     Target, TargetName,
 };
 
-/// What is to be done, and what cannot be done.
+/// The ops to carry out, and the sessions that do not fit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The ops, in order.
     pub ops: Vec<Op>,
-    /// The sessions that do not fit into the kernel's tables. They are not in place after the plan, also not in an
-    /// older form: a narrower filter that does not fit must not leave the wider one in force.
+    /// The sessions that do not fit into the kernel's tables. After the plan they are not installed in any form: a
+    /// narrower filter that does not fit must not leave the wider filter in force.
     pub unfit: Vec<Unfit>,
 }
 
 /// The plan that turns `actual` into `desired`, as far as it fits.
 ///
-/// The order is: removals; targets and limits; the second stage; what copies; what nobody needs any more. A tap is added
-/// entry first, then sessions, then hooks, and removed in the same order: a program without an entry copies nothing, so
-/// neither a half-added nor a half-removed tap copies for another pod than its own.
+/// The order of the ops is: removals; targets and limits; the second stage; taps and sessions; then the removal of
+/// objects that are not needed any more. A tap is added entry first, then sessions, then hooks, and removed in the same
+/// order: a program without an entry copies nothing, so neither a half-added nor a half-removed tap copies for another
+/// pod than its own.
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     let (taps, unfit) = fit::fit(desired, actual);
     let mut ops = Vec::new();
@@ -73,7 +74,7 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     Plan { ops, unfit }
 }
 
-/// The ops that write the targets: all that may be done before the pods are known.
+/// The ops that write the targets: the only ops before the pods are known.
 pub fn retarget(targets: &BTreeMap<TargetName, Target>, actual: &Actual) -> Vec<Op> {
     let now = targets
         .iter()
@@ -82,8 +83,8 @@ pub fn retarget(targets: &BTreeMap<TargetName, Target>, actual: &Actual) -> Vec<
     changed.map(|(name, target)| Op::SetTarget(name.clone(), target)).collect()
 }
 
-/// Whether copies to a target can be cut, with what is attached now. The program of an earlier agent cuts if that agent
-/// has written so; one of another version of the maps would not know of our copies.
+/// Whether copies to a target can be cut, with the programs attached now. The program of an earlier agent cuts if that
+/// agent has written so. The program of another version of the maps would not know of our copies.
 fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
     let Some(ifindex) = target.ifindex else { return false };
     let before = actual.targets.get(name);
@@ -94,7 +95,7 @@ fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
     }
 }
 
-/// Ops that take away: what changed hands stops copying before anything else is done.
+/// Removals. A tap for a former owner stops copying before all other ops.
 fn remove(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
     for (device, installed) in &actual.taps {
         let wanted = wanted.get(device);
@@ -139,10 +140,10 @@ fn add(device: Device, wanted: &Tap, installed: Option<&ActualTap>, ops: &mut Ve
     ops.extend(missing.map(|program| Op::Attach(device, program)));
 }
 
-/// The ops of a plan that have failed, and what must not be tried after them.
+/// The failed ops of a plan, and the ops that must not be tried after them.
 ///
-/// A failed op stops no other that is safe without it: a removal is always tried, and so is everything of another
-/// device.
+/// A failed op stops no other op that is safe without it: a removal is always tried, and so are all ops of other
+/// devices.
 #[derive(Debug, Clone, Default)]
 pub struct Failures {
     devices: BTreeSet<Device>,
@@ -168,14 +169,14 @@ impl Failures {
             Op::SetTarget(_, Target { cuts: true, ifindex: Some(ifindex), .. }) => {
                 !self.devices.contains(&Device::on_node(*ifindex))
             }
-            // While it has a session that did not get its new target, the old target is needed.
+            // While a session did not get its new target, the old target is needed.
             Op::RemoveTarget(_) => self.devices.is_empty(),
             // Copies would be cut no more.
             Op::Detach(_, Program::Deliver) => self.devices.is_empty() && self.targets.is_empty(),
             Op::PutTap(device, _) | Op::Attach(device, Program::TapIngress | Program::TapEgress) => {
                 is_whole(device)
             }
-            // A new session waits for its target; one that is there is changed, and copies nothing that it could not
+            // A new session waits for its target. An existing session is changed, and copies nothing that it could not
             // cut.
             Op::AddSession(device, _, session) => is_whole(device) && !self.targets.contains(&session.target),
             Op::ChangeSession(device, ..) => is_whole(device),
@@ -189,11 +190,11 @@ impl Failures {
     }
 }
 
-/// What an op does to what is installed: what a plan counts on, and what the dataplane does in the kernel.
+/// The effect of an op on the installed state: a plan counts on it, and the dataplane brings it about in the kernel.
 ///
 /// # Errors
 ///
-/// Where the dataplane refuses the op, because what it builds on is not there.
+/// The dataplane refuses the op if an object that it needs is missing.
 pub fn apply(actual: &mut Actual, op: &Op) -> Result<(), &'static str> {
     match op {
         Op::SetTarget(name, target) => drop(actual.targets.insert(name.clone(), target.clone())),

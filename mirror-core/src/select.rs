@@ -1,7 +1,7 @@
-//! Which devices are tapped, for whom, and why the others are not.
+//! Which devices are tapped, for which pods, and why the others are not.
 //!
 //! Pure: pods, devices and policy in; taps, skips and complaints out. Called by the reconcile loop once a round:
-//! [`choose`] reads annotations, [`select`] finds the devices. It knows nothing of what is installed (`plan` does) and
+//! [`choose`] reads annotations, [`select`] finds the devices. It does not know the installed state (`plan` does) and
 //! reads nothing itself.
 
 mod choice;
@@ -32,7 +32,7 @@ use crate::{
     settings::{NodeLimits, SettingError, Settings},
 };
 
-/// What the user of the agent chose.
+/// The choices of the agent's user.
 #[derive(Debug, Clone)]
 pub struct Policy {
     /// Pods without an annotation are mirrored.
@@ -41,22 +41,22 @@ pub struct Policy {
     pub exclude_namespaces: BTreeSet<String>,
     /// The only namespaces whose pods may choose for themselves; `None`: all.
     pub allow_namespaces: Option<BTreeSet<String>>,
-    /// The targets: the name of the mirror interface of each. No two have the same.
+    /// The targets: the name of the mirror interface of each. No two targets have the same interface.
     pub targets: BTreeMap<TargetName, String>,
-    /// What holds whatever the pods ask for.
+    /// The limits that hold for any request of the pods.
     pub limits: NodeLimits,
     /// Interfaces that are mirrored by name, without a pod.
     pub interfaces: Vec<String>,
     /// Which packets of those.
     pub interface_directions: Directions,
-    /// What is done with the packets, where a pod does not say otherwise.
+    /// The settings of a mirror, where a pod does not ask for others.
     pub settings: Settings,
-    /// A pod whose device is entangled with a mirror interface ends the agent at its start: for pods that were listed
-    /// by the user who starts it. Otherwise such a pod is left out, with a reason.
+    /// If true, a pod whose device is entangled with a mirror interface ends the agent at its start: for pods that the
+    /// user who starts the agent has listed. Otherwise such a pod is left out, with a reason.
     pub is_strict: bool,
 }
 
-/// Nothing is chosen; copies go to `mirror0`.
+/// No pods are chosen; copies go to `mirror0`.
 impl Default for Policy {
     fn default() -> Self {
         Self {
@@ -81,7 +81,7 @@ pub enum Why {
         /// See [`Wanted::is_asked`].
         is_asked: bool,
     },
-    /// No process of it runs on this node yet, and nobody has named its network namespace.
+    /// No process of the pod runs on this node yet, and the source does not name its network namespace.
     NoNetns,
     /// Its network namespace cannot be read, and why.
     NetnsUnreadable(String),
@@ -112,12 +112,12 @@ pub enum Why {
 }
 
 impl Why {
-    /// Whether it is so with every pod for a moment, while it starts.
+    /// Whether this is true of every pod for a moment, while the pod starts.
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::NoNetns | Self::NoNic)
     }
 
-    /// One word for status and metrics.
+    /// A word for status and metrics.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::HostNetwork { .. } => "HostNetwork",
@@ -179,20 +179,20 @@ impl fmt::Display for Why {
     }
 }
 
-/// Something that is selected but not tapped.
+/// A pod, a NIC or an interface that is selected but not tapped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skipped {
-    /// The pod; `None`: an interface that was named by itself.
+    /// The pod; `None`: an interface that the user named.
     pub pod: Option<PodId>,
-    /// The NIC, where the reason is about one; or the interface's name.
+    /// The NIC, where the reason concerns a NIC; or the interface's name.
     pub nic: Option<String>,
-    /// The mirror, where the reason is about one.
+    /// The mirror, where the reason concerns a mirror.
     pub mirror: Option<MirrorId>,
     /// Why not.
     pub why: Why,
 }
 
-/// What a round of the loop wants.
+/// The result of a selection: the wanted taps, and the reasons for missing ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Taps by the device that is tapped.
@@ -203,8 +203,8 @@ pub struct Selection {
 
 /// The taps for the wanted pods and the named interfaces.
 ///
-/// `links` must hold the node's devices and those inside each wanted pod. Of two claims to one device the first in
-/// the order of `wanted` wins.
+/// `links` must hold the node's devices and the devices inside each wanted pod. Of two claims to one device the first
+/// in the order of `wanted` wins.
 pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> Selection {
     let mut selection = Selection::default();
     for wanted in wanted {
@@ -225,7 +225,7 @@ pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> S
     selection
 }
 
-/// The tap of an interface that was named by itself: one mirror, with the node's settings.
+/// The tap of an interface that the user named: one mirror, with the node's settings.
 fn interface_tap(name: &str, policy: &Policy) -> Tap {
     let session = Session {
         directions: policy.interface_directions,
@@ -241,7 +241,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
     }
 }
 
-/// Adds the taps of one pod: one for each of its NICs.
+/// Adds the taps of one pod: a tap for each of its NICs.
 fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
     let Wanted { pod, mirrors, is_asked } = wanted;
     let skip = |nic: Option<&str>, why, selection: &mut Selection| {
@@ -294,8 +294,8 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
     }
 }
 
-/// Whether a device inside a pod is a NIC. A veth is, whatever its state; of the others those that are up: every
-/// namespace has fallback tunnel devices (`tunl0`, `sit0` and so on) that nobody uses.
+/// Whether a device inside a pod is a NIC. A veth is, in any state; another device is if it is up: every namespace has
+/// unused fallback tunnel devices (`tunl0`, `sit0` and so on).
 fn is_nic(link: &Link) -> bool {
     match link.kind {
         LinkKind::Loopback => false,
@@ -304,8 +304,8 @@ fn is_nic(link: &Link) -> bool {
     }
 }
 
-/// Whether a device that leads to no device of the node may be there for containers inside the pod (docker, kind): they
-/// reach the node by another NIC, and there can be many of them, with random names.
+/// Whether a device that leads to no device of the node may serve containers inside the pod (docker, kind). These
+/// containers reach the node by another NIC, and there can be many such devices, with random names.
 fn is_inner(link: &Link) -> bool {
     match &link.kind {
         LinkKind::Veth => true,

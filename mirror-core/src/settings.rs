@@ -1,9 +1,9 @@
-//! What a user can ask of a mirror besides who is mirrored: filter, sample, rate, snap length, budgets.
+//! The settings of a mirror besides the choice of pods: filter, sample, rate, snap length, budgets.
 //!
-//! Pure: texts in, values or one clear error out, and the same texts from the values. Each setting is one [`Setting`] of
-//! [`SETTINGS`]: its key, its texts for people, how it is read and how it is shown. Annotations, flags, `status` and the
-//! reference are all made from that list. What the kernel makes of the values is in `mirror_common`; who may set what is
-//! decided by `select`.
+//! Pure: texts in, values or one clear error out, and the same texts from the values. Each setting is one [`Setting`]
+//! of [`SETTINGS`]: its key, its texts for people, how it is read and how it is shown. Annotations, flags, `status` and
+//! the reference are all made from that list. `mirror_common` decides how the kernel uses the values; `select` decides
+//! who may set which of them.
 
 mod descriptor;
 mod quantity;
@@ -25,7 +25,7 @@ pub use self::{
     },
 };
 
-/// What one mirror does with the packets of the directions that it takes.
+/// The settings of one mirror, for packets of its directions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Settings {
     /// Which packets; `None`: all.
@@ -44,13 +44,13 @@ pub struct Settings {
 
 /// A filter in pcap-filter(7)'s language, compiled.
 ///
-/// Two are equal if text and program are. The program counts, because an agent whose compiler was mended makes another
-/// program of the same text, and the taps must get that one.
+/// Two filters are equal if text and program are. The program counts, because an agent with a corrected compiler makes
+/// another program of the same text, and the taps must get the new program.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CaptureFilter {
     /// As it was written.
     pub text: String,
-    /// What the kernel runs.
+    /// The program for the kernel.
     pub program: Arc<FilterProgram>,
 }
 
@@ -75,7 +75,7 @@ pub struct Rate {
     pub burst: Duration,
 }
 
-/// After what a mirror ends; the first that is used up ends it.
+/// The bounds after which a mirror ends. The first bound that is reached ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Budget {
     /// Time since it began.
@@ -86,7 +86,7 @@ pub struct Budget {
     pub bytes: Option<u64>,
 }
 
-/// What holds for a whole node, whatever annotations say.
+/// The limits of a whole node, with any annotations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeLimits {
     /// For the copies of all pods and interfaces together.
@@ -103,12 +103,12 @@ pub struct SettingError {
     pub key: &'static str,
     /// Its value.
     pub value: String,
-    /// What is wrong, and what would be right.
+    /// The problem, and a valid form.
     pub reason: String,
 }
 
 impl Settings {
-    /// Sets what `key`, one of [`KEYS`], names.
+    /// Sets the setting `key`, one of [`KEYS`].
     pub fn set(&mut self, key: &'static str, value: &str) -> Result<(), SettingError> {
         self.set_with(key, value, parse_filter)
     }
@@ -129,8 +129,7 @@ impl Settings {
         }
     }
 
-    /// What was asked for, as people read it: `filter "tcp port 443"`, `rate 10kpps,50Mbit`; in the order of
-    /// [`SETTINGS`].
+    /// The settings, as people read them: `filter "tcp port 443"`, `rate 10kpps,50Mbit`; in the order of [`SETTINGS`].
     pub fn words(&self) -> Vec<String> {
         let word = |setting: &Setting| {
             let value = setting.show(self)?;
@@ -140,7 +139,7 @@ impl Settings {
         SETTINGS.iter().filter_map(word).collect()
     }
 
-    /// Whether two settings ask for the same: the texts of the filters count, and not the programs.
+    /// Whether two sets of settings are the same request: the texts of the filters count, and not the programs.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         let text = |settings: &Self| settings.filter.as_ref().map(|filter| filter.text.clone());
         let without = |settings: &Self| Self { filter: None, ..settings.clone() };
@@ -168,7 +167,7 @@ impl NodeLimits {
         *self != Self::default()
     }
 
-    /// What the kernel charges while so many pods and interfaces are tapped.
+    /// The limits that the kernel applies while so many pods and interfaces are tapped.
     pub fn ceilings(&self, owners: usize) -> Ceilings {
         let limits = |rate: Option<Rate>| rate.map_or_else(Limits::default, |rate| rate.limits());
         let node = limits(self.max_rate);

@@ -48,7 +48,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
         ..Policy::default()
     };
     let mut reconciler = Reconciler::new(NoPods, links, dataplane, policy, mirrors, LoopMetrics::new()?);
-    // It serves nothing by HTTP, so nothing can be wrong with that.
+    // This command has no HTTP server, so there is no trouble with one to report.
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reconciler.reports(), trouble.subscribe())?;
     info!("mirroring until Ctrl-C");

@@ -30,18 +30,18 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
             false
         }
     };
-    // Copying ends here, whatever fails below. Maps that cannot be read are no reason to leave the rest.
+    // Copying ends here, even if a later step fails. Maps that cannot be read are no reason to skip the other steps.
     if let Ok(mut maps) = Maps::open(pins) {
         for device in maps.taps().unwrap_or_default().into_keys() {
             done(maps.remove_tap(device).map(|()| true));
         }
     }
-    // Those of all versions. Filters are not pinned, and outlive lost pins.
+    // The hooks of all versions. Filters are not pinned, and outlive lost pins.
     let hooks = Hooks::new(pins.clone())?;
     let mut detached = 0;
     let (second_stages, taps): (Vec<_>, Vec<_>) =
         hooks.survey(true).await?.hooks().into_iter().partition(|(_, program)| *program == Program::Deliver);
-    // The taps first: without the second stage, those of another version would go on with whole copies.
+    // The taps first: without the second stage, the taps of another version would go on with whole copies.
     for (ifindex, program) in taps.into_iter().chain(second_stages) {
         detached += usize::from(done(hooks.detach_all(ifindex, program).await));
     }

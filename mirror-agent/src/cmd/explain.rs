@@ -1,8 +1,8 @@
 //! `mirror-agent explain`: what would be copied of a capture, and why the rest would not.
 //!
-//! Evaluates the same program as the tap programs do, on each packet of a file ([`capture`] reads it), and writes a line a
-//! packet while it reads. Needs no kernel and changes nothing. A packet that the capture holds cut is judged as tcpdump
-//! does: its length is that on the wire, and what was not captured decides nothing.
+//! Evaluates the same program as the tap programs do, on each packet of a file ([`capture`] reads it), and writes one
+//! line for each packet while it reads. Needs no kernel and changes nothing. A packet that was cut in the capture is
+//! judged as in tcpdump: its length is the length on the wire, and bytes that were not captured decide nothing.
 
 mod capture;
 #[cfg(test)]
@@ -35,7 +35,7 @@ use crate::{
 /// The link type of Ethernet.
 const ETHERNET: i32 = 1;
 
-/// What a packet is held against.
+/// The settings that a packet is judged by.
 #[derive(Debug, Default)]
 pub struct Criteria {
     /// Which packets; `None`: all.
@@ -61,7 +61,7 @@ pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     let file = File::open(&pcap).with_context(|| format!("cannot read {}", pcap.display()))?;
     let explained = write_verdicts(file, &criteria, output, &mut BufWriter::new(io::stdout().lock()));
     match explained {
-        // Whoever read it had enough, as in `explain | head`.
+        // The reader has closed the pipe, as in `explain | head`.
         Err(error) if is_broken_pipe(&error) => Ok(()),
         explained => {
             explained.with_context(|| format!("{} is no capture that can be explained", pcap.display()))
@@ -73,8 +73,8 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Reads a capture and writes the verdict of each packet as it comes, and the totals. Where the file ends in the middle
-/// or is broken, what stands ahead of that is written, and it is an error.
+/// Reads a capture and writes the verdict of each packet as it comes, and the totals. If the file is broken or ends in
+/// the middle, the verdicts of the packets before that place are written, and an error is returned.
 pub fn write_verdicts(
     file: impl Read + Send,
     criteria: &Criteria,
@@ -103,7 +103,7 @@ pub fn write_verdicts(
         }
         _ => Ok(()),
     });
-    // One error is enough: if nothing can be written, that is the one.
+    // One error is enough: if the output fails, that error is returned.
     if !matches!(&read, Err(error) if error.is::<io::Error>()) {
         totals.write(read.as_ref().err(), output, to)?;
         to.flush()?;
@@ -114,7 +114,7 @@ pub fn write_verdicts(
 impl Criteria {
     fn verdict(&self, bytes: &[u8], length: u32) -> Verdict {
         let header = header(bytes, length);
-        // What a filter cannot see of a longer packet, it does not ask for.
+        // A filter never loads the bytes of a longer packet that it cannot see.
         let captured = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         if self.filter.as_ref().is_some_and(|filter| !matches_cut(filter, &header, captured)) {
             return Verdict::Filtered;
@@ -125,7 +125,8 @@ impl Criteria {
         }
     }
 
-    /// Whether the sample would go by bytes that were not captured: the flow is another with other bytes there.
+    /// Whether the sample would depend on bytes that were not captured: with other bytes there the packet is of another
+    /// flow.
     fn is_uncertain(&self, verdict: Verdict, bytes: &[u8], length: u32) -> bool {
         if self.share == 0 || verdict == Verdict::Filtered {
             return false;
@@ -188,7 +189,7 @@ struct Totals {
     verdicts: BTreeMap<Verdict, Sum>,
     /// Packets that are no Ethernet frames, by their link type.
     skipped: BTreeMap<i32, Sum>,
-    /// Packets whose sample would go by what was not captured.
+    /// Packets whose sample would depend on bytes that were not captured.
     uncertain: u64,
 }
 
@@ -242,7 +243,7 @@ impl Totals {
             };
             let end = serde_json::to_string(&end)?;
             let begin = if verdicts.is_empty() { "{\"packets\":[" } else { "\n" };
-            // The object without its first brace goes on with the one that the packets began.
+            // The object without its first brace continues the object that the packets began.
             return writeln!(to, "{begin}],{}", end.trim_start_matches('{'));
         }
         if !verdicts.is_empty() {

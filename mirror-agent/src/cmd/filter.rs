@@ -1,4 +1,4 @@
-//! `mirror-agent filter check`: compiles a filter and tells what it does, or where it is wrong.
+//! `mirror-agent filter check`: compiles a filter and prints its steps, or the place of its error.
 //!
 //! Needs no kernel and changes nothing.
 
@@ -20,7 +20,7 @@ pub fn filter(args: FilterArgs) -> anyhow::Result<()> {
 
 /// The error, and the expression with a caret under the place.
 pub fn pointed(expression: &str, error: &FilterError) -> String {
-    // One line, with the place where it stands among the characters, not the bytes.
+    // One line, so that the caret can stand below the place. Columns are characters, not bytes.
     let line = expression.replace(['\n', '\r', '\t'], " ");
     let before = expression.get(..error.position).unwrap_or(expression).chars().count();
     let length = error.part.chars().count().max(1);

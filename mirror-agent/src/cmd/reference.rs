@@ -138,7 +138,7 @@ fn usage(arg: &Arg) -> String {
     words.join(" ")
 }
 
-/// What the flag does, with the words that it takes if only those are taken; and what holds without it.
+/// The effect of the flag, with the words that it takes if it takes no others; and its default.
 fn help(arg: &Arg) -> (String, String) {
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
     // A default that is no value of the flag stands in its text.
@@ -166,7 +166,7 @@ fn row(text: &mut String, cells: &[&str]) {
 mod tests {
     use super::*;
 
-    /// All arguments that people see, of all commands.
+    /// All visible arguments of all commands.
     fn arguments(command: &Command) -> Vec<Arg> {
         let below = command.get_subcommands().filter(|command| !command.is_hide_set()).flat_map(arguments);
         command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned().chain(below).collect()

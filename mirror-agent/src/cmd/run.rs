@@ -44,8 +44,8 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Follows a source of pods, and gives the reports of it to `tell`. At the end it leaves the mirror in place, unless
-/// `own` is being uninstalled.
+/// Follows a source of pods, and gives the reports of the loop to `tell`. At the end it leaves the mirror in place,
+/// unless `own` is being uninstalled.
 async fn follow(
     pods: impl PodSource,
     is_strict: bool,

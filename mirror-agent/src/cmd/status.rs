@@ -20,7 +20,7 @@ use crate::{
     settings::{Settings, Share},
 };
 
-/// What `-o json` prints.
+/// The output of `-o json`.
 #[derive(Debug, Serialize)]
 struct Status {
     version: &'static str,
@@ -28,7 +28,7 @@ struct Status {
     agent_running: bool,
     targets: Vec<Target>,
     taps: Vec<Tap>,
-    /// What the agent knows besides; `null` where none runs.
+    /// The notes of the running agent; `null` where no agent runs.
     notes: Option<Notes>,
 }
 
@@ -47,7 +47,7 @@ struct Target {
 struct Tap {
     ifindex: u32,
     device: String,
-    /// `null`: an interface that was named by itself.
+    /// `null`: an interface that the user named.
     pod: Option<Pod>,
     nic: String,
     attached: Attached,
@@ -62,16 +62,16 @@ struct Session {
     origin: &'static str,
     direction: &'static str,
     settings: Asked,
-    /// What was asked for in words, in the order in which it is decided.
+    /// The settings in words, in the order in which they are decided.
     #[serde(skip)]
     words: Vec<String>,
     /// The budget that is used up, so that nothing is copied any more.
     ended: Option<&'static str>,
-    /// Those that are not zero.
+    /// The counters that are not zero.
     counters: Vec<Counter>,
 }
 
-/// What was asked for besides the direction; `null`: nothing.
+/// The settings besides the direction; `null`: not set.
 #[derive(Debug, Serialize)]
 struct Asked {
     filter: Option<String>,
@@ -162,7 +162,7 @@ async fn read(pins: &Pins) -> anyhow::Result<Status> {
     let Readout { targets, taps: entries } = Reader::open(pins)?.read()?;
     let ours = programs_of(pins)?;
     let hooks = Hooks::new(pins.clone())?;
-    // The pinned targets are what the last agent saw; the devices are what there is now.
+    // The pinned targets are those that the last agent saw; the devices are those of now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
     let targets = targets.into_iter().map(|(name, target)| {
         let target = MirrorIface::new(&target.device, None).target(&devices);
@@ -280,7 +280,7 @@ fn table(status: &Status) -> String {
     text
 }
 
-/// What is not as somebody wanted it.
+/// The states that differ from the wishes of a user.
 fn told(notes: &Notes) -> String {
     let Notes { not_mirrored, bad_annotations, failures } = notes;
     let row = |what: &str, about: &str, why: &str| [what, about, why].map(str::to_owned).to_vec();

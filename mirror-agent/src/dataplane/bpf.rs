@@ -1,7 +1,7 @@
 //! The dataplane on the kernel: the programs of this agent, the pinned maps, the hooks.
 //!
-//! Carries out ops and reads back what stands. The programs live as long as a hook has them, so the mirror outlives
-//! the agent; the next agent finds the maps by their pins and puts its programs in the old ones' places.
+//! Carries out ops and reads the installed state back. The programs live as long as a hook has them, so the mirror
+//! outlives the agent. The next agent finds the maps by their pins and puts its programs in the places of the old ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,9 +25,9 @@ pub struct Bpf {
     maps: Maps,
     hooks: Hooks,
     method: Method,
-    /// Filters that no pin knows of have been looked for, and there was none.
+    /// A search for filters that no pin refers to has found none.
     has_no_filters: bool,
-    /// Other versions of the agent of which taps may still run.
+    /// Other versions of the agent whose taps may still run.
     other_versions: BTreeSet<u32>,
     _lock: PinsLock,
 }
@@ -54,7 +54,7 @@ impl Bpf {
         self.method
     }
 
-    /// Removes what is left of versions of which no tap runs any more. What cannot be removed is tried again.
+    /// Removes the remains of the versions that have no running taps. A removal that fails is tried again.
     async fn retire_versions(&mut self) {
         match self.hooks.retire_versions().await {
             Ok(left) => self.other_versions = left,
@@ -68,7 +68,7 @@ impl Dataplane for Bpf {
         self.maps.refresh()?;
         let mut entries = self.maps.taps()?;
         self.hooks.reconnect()?;
-        // Filters outlive lost pins. Where they are not our way and none is left, there will be none.
+        // Filters outlive lost pins. If this agent does not attach filters and none is left, there will be none.
         let with_filters = self.method == Method::Clsact || !self.has_no_filters;
         let survey = self.hooks.survey(with_filters).await?;
         self.has_no_filters = survey.has_no_filters();

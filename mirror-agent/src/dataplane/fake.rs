@@ -15,7 +15,7 @@ pub(crate) struct Fake {
     pub(crate) actual: Actual,
     /// Every op that was tried, in order.
     pub(crate) tried: Vec<Op>,
-    /// Ops that fail, once for each time that they stand here.
+    /// Ops that fail, once for each time that they are listed here.
     pub(crate) failures: VecDeque<Op>,
     /// How long each op takes.
     pub(crate) takes: Duration,

@@ -6,9 +6,9 @@
 //!                       which filters there are, ours and those ahead of them                           filters
 //! ```
 //!
-//! A packet meets the TCX chain of a hook first, then its filters. Where an earlier agent attached in the other way,
-//! both stand for a moment, and the filter is then a program of the second set, which copies nothing that the link's
-//! program ahead of it has copied: so each packet is copied by one of them, and by one only.
+//! A packet passes the TCX chain of a hook first, then its filters. Where an earlier agent attached in the other way,
+//! the link and the filter both exist for a moment. The filter is then a program of the second set, which makes no copy
+//! that the link's program ahead of it has made already. So each packet is copied by exactly one of them.
 //!
 //! ```text
 //! filter to TCX:  filter := second set    attach the link         remove the filter
@@ -45,7 +45,7 @@ use super::{
 };
 use crate::model::{HookState, IfIndex, Program};
 
-/// Handle of our filters ("pmir"): no one else's replacement or removal by handle meets it.
+/// Handle of our filters ("pmir"): other software does not replace or remove them by handle.
 const HANDLE: TcHandle = TcHandle::new(0x706d, 0x6972);
 
 /// How the tap programs are attached.
@@ -100,7 +100,7 @@ const fn attach_type(which: Program) -> TcAttachType {
     }
 }
 
-/// What of ours stands at one hook, and what of others is ahead of it.
+/// Our programs at one hook, and the programs and filters of others ahead of them.
 #[derive(Debug, Clone, Default)]
 pub struct Attached {
     /// The pinned links for it, of all versions.
@@ -114,8 +114,9 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// The state for an agent whose program has the id `current`, if it is loaded, and that attaches by `method`.
-    /// Only one thing of ours at the hook, with that program, of this version and attached in that way, is `Current`.
+    /// The state for an agent whose program has the id `current`, if it is loaded, and that attaches by `method`. The
+    /// hook is `Current` only if it has exactly one link or filter of ours, which runs that program, is of this version
+    /// and is attached by that method.
     fn state(&self, method: Method, current: Option<u32>) -> HookState {
         let Self { pins, chain, filters, .. } = self;
         let runs = |id| chain.iter().any(|program| program.id == id);
@@ -129,7 +130,8 @@ impl Attached {
         }
     }
 
-    /// What is hidden from the program with the id `current`. Nothing is said of a hook that is not as it is to be.
+    /// The reason why packets are hidden from the program with the id `current`. `None` for a hook whose state is not
+    /// `Current`.
     fn hidden(&self, method: Method, current: Option<u32>) -> Option<Hidden> {
         let program = |InChain { id, name }: &InChain| Ahead::Program { name: name.clone(), id: *id };
         let mut picture = Picture { lacks_hook: self.lacks_hook, ahead: Vec::new() };
@@ -153,7 +155,7 @@ impl Attached {
     }
 }
 
-/// What stands at the hooks of the node, as it was read at one moment.
+/// The state of all hooks of the node, read at one moment.
 pub struct Survey {
     pins: BTreeMap<(IfIndex, Program), Vec<LinkPin>>,
     filters: AllFilters,
@@ -171,8 +173,9 @@ impl Survey {
         self.filters.hooks.is_empty() && self.filters.unread.is_empty()
     }
 
-    /// The state of a hook, and what is hidden there, for an agent whose program has the id `current` and that
-    /// attaches by `method`. A hook that cannot be read is `Stale`: to attach or to detach there tells the error.
+    /// The state of a hook, and the reason why packets are hidden there, for an agent whose program has the id
+    /// `current` and that attaches by `method`. A hook that cannot be read is `Stale`: an attempt to attach or to
+    /// detach there returns the error.
     pub fn look(
         &self,
         ifindex: IfIndex,
@@ -203,7 +206,7 @@ impl Survey {
     }
 }
 
-/// With what netlink and the pins have told: asks for the TCX chain, where there may be something of ours.
+/// Completes the information from netlink and the pins: reads the TCX chain, where a program of ours may be in it.
 fn attached(
     pins: Vec<LinkPin>,
     filters: AtHook,
@@ -236,12 +239,12 @@ impl Hooks {
         Ok(())
     }
 
-    /// What stands at the hooks of the node. Filters are asked for only where `filters` says so: that takes a request
-    /// or two for each device with a qdisc for them.
+    /// The state of all hooks of the node. Filters are read only if `filters` is true: that takes a request or two for
+    /// each device with a qdisc for filters.
     ///
     /// # Errors
     ///
-    /// The pins or the qdiscs cannot be listed. What cannot be read of one device fails nothing else.
+    /// The pins or the qdiscs cannot be listed. A device that cannot be read makes nothing else fail.
     pub async fn survey(&self, filters: bool) -> anyhow::Result<Survey> {
         let filters = if filters { self.filters.all().await? } else { AllFilters::default() };
         let mut pins = BTreeMap::<_, Vec<_>>::new();
@@ -251,7 +254,7 @@ impl Hooks {
         Ok(Survey { pins, filters, others: Others::look(&self.pins)? })
     }
 
-    /// What of ours stands at one hook.
+    /// Our programs at one hook.
     ///
     /// # Errors
     ///
@@ -269,14 +272,14 @@ impl Hooks {
         self.pins.links_at(ifindex, which).context("cannot list the pinned links")
     }
 
-    /// Attaches the program at a hook by `method`, in the place of what of ours is there, whichever version of the
-    /// agent has put it there and in whichever way: without a gap, and without a second copy of a packet.
+    /// Attaches the program at a hook by `method`. It takes the place of our program there, of any version and attached
+    /// by any method, without a gap and without a second copy of a packet.
     ///
-    /// A tap's egress hook that the device lacks is no error: [`Survey::look`] tells it as [`Hidden::NoHook`].
+    /// A missing egress hook of a tap is no error: [`Survey::look`] reports it as [`Hidden::NoHook`].
     ///
     /// # Errors
     ///
-    /// The kernel refuses. What stood there then stands there still, or the program does, or both.
+    /// The kernel refuses. Then the old program still runs, or the new one does, or both do.
     pub async fn attach(
         &self,
         pair: &mut impl Pair,
@@ -296,7 +299,7 @@ impl Hooks {
             Method::Clsact => {
                 if ours.is_empty() {
                     clsact::add_qdisc(ifindex)?;
-                    // What is put at the egress of an ingress qdisc would run at its ingress.
+                    // A filter at the egress of an ingress qdisc would run at its ingress.
                     if which.hook() == Hook::Egress && self.filters.is_ingress_only(ifindex).await? {
                         remove_links(&pins, ifindex, which).await?;
                         return match which {
@@ -315,11 +318,11 @@ impl Hooks {
         }
     }
 
-    /// Removes what of ours is at a hook, of every version, also when the device has gone. Whether there was anything.
+    /// Removes our programs of every version from a hook, also when the device has gone. Returns whether there was one.
     ///
     /// # Errors
     ///
-    /// Something cannot be read or removed. What could be is removed.
+    /// A program cannot be read or removed. All others are removed.
     pub async fn detach(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
         let others = if which == Program::Deliver { Others::look(&self.pins)? } else { Others::default() };
         self.detach_but(&others, ifindex, which).await
@@ -348,7 +351,7 @@ impl Hooks {
     }
 }
 
-/// Detaches these links. Goes on where one cannot be.
+/// Detaches these links. Goes on after a failure.
 async fn remove_links(pins: &[LinkPin], ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
     let mut outcome = Ok(());
     for pin in pins {

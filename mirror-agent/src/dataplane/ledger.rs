@@ -1,7 +1,7 @@
-//! What stands in the maps by session and target, and which places in the tables are free.
+//! The contents of the maps by session and target, and the free places in the tables.
 //!
-//! Pure: `maps` fills it with what it has read, asks it for places, and writes what it says. One agent at a time writes
-//! the maps, so what was read stays true until that agent writes again.
+//! Pure. `maps` fills the ledger with the contents that it has read, asks it for places, and writes the result. One
+//! agent at a time writes the maps, so these contents stay true until that agent writes again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use mirror_common::{
 
 use crate::model::{Device, MirrorId, Owner, Session, TapHead, Target, TargetName};
 
-/// What stands in the maps.
+/// The contents of the maps.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ledger {
     /// The taps by device.
@@ -21,7 +21,8 @@ pub(super) struct Ledger {
     pub(super) targets: BTreeMap<u32, (TargetName, Target)>,
     /// The filters that sessions use, by their place in `FILTERS`.
     pub(super) filters: BTreeMap<u32, FilterProgram>,
-    /// Where the search for a free filter begins: a program may still read one that was freed a moment ago.
+    /// Where the search for a free filter begins. A program may still read a filter that was freed a moment ago, so the
+    /// search does not start at the first place.
     next_filter: u32,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Entry {
 /// A session and its places in the tables.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Placed {
-    /// What it is to do.
+    /// The session itself.
     pub(super) session: Session,
     /// Its id.
     pub(super) id: u32,
@@ -80,8 +81,8 @@ impl Ledger {
         free(self.targets.keys().copied().collect(), 0..MAX_TARGETS)
     }
 
-    /// The place of the meters of a tap's pod: that which its other taps have, or a free one. Without a pod each
-    /// interface counts for itself.
+    /// The place of the meters of a tap's pod: the place that the pod's other taps have, or a free one. Without a pod
+    /// each interface has meters of its own.
     pub(super) fn pod_meter(&self, device: Device, owner: &Owner) -> Option<u32> {
         let is_same = |(at, entry): &(&Device, &Entry)| match (&entry.head.owner.pod, &owner.pod) {
             (Some(pod), Some(other)) => pod.uid == other.uid,
@@ -117,15 +118,15 @@ impl Ledger {
         self.filters.retain(|place, _| used.contains(place));
     }
 
-    /// The bit for a form: that which its other sessions have, or a free one; 0 where all are taken. Sessions keep the
-    /// bit that they have, so that the two taps of a packet that is on its way agree.
+    /// The bit for a form: the bit that its other sessions have, or a free one; 0 where all are taken. Sessions keep
+    /// their bit, so that the two taps on the way of a packet agree.
     pub(super) fn mark(&self, device: Device, mirror: &MirrorId, target: u32, snaplen: Option<u32>) -> u32 {
         let is_alike =
             |placed: &&Placed| placed.target == target && placed.session.settings.snaplen == snaplen;
         if let Some(placed) = self.placed().find(is_alike) {
             return placed.mark;
         }
-        // The session that asks leaves the form that it has.
+        // The session that requests a bit leaves its present form.
         let own = self.taps.get(&device).and_then(|entry| entry.sessions.get(mirror));
         let others = self.placed().filter(|placed| Some(placed.id) != own.map(|own| own.id));
         let taken = others.map(|placed| placed.mark).collect();

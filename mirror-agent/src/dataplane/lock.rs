@@ -1,15 +1,16 @@
-//! The lock of the one agent that works in a network namespace, and the socket on which others reach that agent.
+//! The lock of the one agent that works in a network namespace, and the socket by which other processes reach that
+//! agent.
 //!
 //! ```text
-//! /run/podmirror/         root's alone: nobody else can lock, bind or connect to anything in it
+//! /run/podmirror/         root's alone: other users cannot lock, bind or connect to anything in it
 //!   <namespace>.lock      locked (flock) by the agent; <namespace>: inode of the network namespace
 //!   <namespace>.sock      the agent listens here; made and replaced by the holder of the lock only
 //! <bpffs>/podmirror/      locked as well: the same directory may be seen from another network namespace
 //! ```
 //!
-//! One agent a network namespace, because filters and marks on devices do not tell agents apart. Agents of earlier
-//! versions hold the second lock too, so old and new never work at the same time. Paths, files and sockets only; what
-//! is said over the socket is in `notes`. The commands call it, by [`Pins`].
+//! There is one agent in a network namespace, because filters and marks on devices do not tell agents apart. Agents of
+//! earlier versions hold the second lock too, so an old and a new agent never work at the same time. This module deals
+//! with paths, files and sockets only; the contents of the socket are in `notes`. The commands call it, by [`Pins`].
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -39,12 +40,12 @@ use crate::links::netns_of_this_thread;
 
 /// Where locks and sockets are. On a Kubernetes node a directory of the node, mounted into the agent's container.
 const DIRECTORY: &str = "/run/podmirror";
-/// How often something is tried again that another process has changed meanwhile.
+/// How often an operation is tried again after another process has changed its files meanwhile.
 const ATTEMPTS: u32 = 64;
-/// Bits of a mode with which others than the owner can write.
+/// Bits of a mode that let users other than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Held by whoever changes anything below the pins' directory, or on the devices of this network namespace; released
+/// The lock of the process that changes the pins' directory or the devices of this network namespace. It is released
 /// when dropped or when the process ends.
 #[derive(Debug)]
 pub struct PinsLock {
@@ -55,7 +56,7 @@ pub struct PinsLock {
 }
 
 impl PinsLock {
-    /// The socket on which others find that there is an agent.
+    /// The socket by which other processes find the agent.
     pub fn socket(&self) -> io::Result<UnixListener> {
         self.agent.try_clone()
     }
@@ -103,7 +104,8 @@ impl Pins {
         Ok(PinsLock { agent, places, _netns: netns, _pins: pins })
     }
 
-    /// A connection to whoever in this network namespace has the lock; `None`: nobody that root could have started.
+    /// A connection to the process that has the lock in this network namespace; `None`: there is no such process that
+    /// root could have started.
     pub fn connect() -> Option<UnixStream> {
         let directory = Path::new(DIRECTORY);
         check_root_owns(directory).ok()?;
@@ -116,7 +118,7 @@ impl Pins {
             self.evict_strangers()?;
             match DirBuilder::new().mode(0o700).create(self.root()) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                    // Unless it belongs to somebody who has just made it.
+                    // If the directory belongs to another user, who has just made it, the next attempt removes it.
                     if self.is_roots() {
                         return Ok(());
                     }
@@ -135,8 +137,8 @@ impl Pins {
         fs::symlink_metadata(self.root()).is_ok_and(|root| is_roots_directory(&root))
     }
 
-    /// Removes what is in the place of our directory and not root's: where a BPF file system can be written to by
-    /// anybody, another user may have come first, to keep us out or to be read as us.
+    /// Removes an entry in the place of our directory that is not root's. If all users can write to a BPF file system,
+    /// another user may have made such an entry, to keep the agent out or to pass for it.
     fn evict_strangers(&self) -> anyhow::Result<()> {
         let root = self.root();
         let evicted = match fs::symlink_metadata(root) {
@@ -163,7 +165,7 @@ struct Places {
 }
 
 impl Places {
-    /// Those of this network namespace; looks at nothing else.
+    /// The paths for this network namespace. Looks at nothing else.
     fn of(directory: &Path) -> io::Result<Self> {
         let netns = netns_of_this_thread()?.ino;
         let place = |kind: &str| directory.join(format!("{netns}.{kind}"));
@@ -183,14 +185,14 @@ impl Places {
             }
             _ => check_root_owns(directory)?,
         }
-        // A kubelet makes it so that everybody can look into it.
+        // A kubelet makes the directory so that all users can read it.
         let closed = fs::set_permissions(directory, Permissions::from_mode(0o700));
         closed.with_context(|| format!("cannot close {} to others", directory.display()))?;
         Self::of(directory).context("cannot tell in which network namespace this is")
     }
 }
 
-/// An error unless a directory, and the one that it is in, can be changed by root only.
+/// An error unless only root can change a directory and its parent.
 fn check_root_owns(directory: &Path) -> anyhow::Result<()> {
     let parent = directory.parent().unwrap_or(directory);
     for (path, metadata) in [(parent, fs::metadata(parent)), (directory, fs::symlink_metadata(directory))] {
@@ -223,7 +225,8 @@ fn lock_file(path: &Path) -> anyhow::Result<Option<Flock<File>>> {
                 Err((_, errno)) => return Err(errno).with_context(context),
             };
         let locked = file.metadata().with_context(context)?;
-        // Its holder before us removes it at its end, and somebody else may have made and locked another one since.
+        // The previous holder removes the file at its end, and another process may have made and locked a new one
+        // since.
         if fs::symlink_metadata(path).is_ok_and(|there| there.ino() == locked.ino()) {
             return Ok(Some(file));
         }
@@ -231,7 +234,7 @@ fn lock_file(path: &Path) -> anyhow::Result<Option<Flock<File>>> {
     bail!("{} is replaced again and again", path.display())
 }
 
-/// Listens at `path`. The caller holds the lock, so what is there was left by an agent that has ended.
+/// Listens at `path`. The caller holds the lock, so an existing socket was left by an agent that has ended.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -242,7 +245,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Connects to a listener of root's, without waiting for one that is busy.
+/// Connects to a listener of root's, without waiting for a busy one.
 fn call(path: &Path) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -312,7 +315,8 @@ mod tests {
         let path = run.path().join("1.lock");
         let held = lock_file(&path).unwrap().unwrap();
         assert!(lock_file(&path).unwrap().is_none());
-        // As its holder does at its end: whoever waits for the removed file must not take that for the lock.
+        // As the holder does at its end: a process that waits for the removed file must not take that file for the
+        // lock.
         fs::remove_file(&path).unwrap();
         let next = lock_file(&path).unwrap().unwrap();
         drop(held);

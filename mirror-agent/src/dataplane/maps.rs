@@ -1,7 +1,7 @@
 //! The pinned maps: reads and writes their entries.
 //!
-//! Which place an entry gets is decided by `ledger`, how it is written by `wire`, and what becomes of a budget by
-//! `mirror_core::budget`. Used by the dataplane, and by `status` and `cleanup` without any program loaded.
+//! `ledger` decides which place an entry gets, `wire` how it is written, and `mirror_core::budget` how a budget goes
+//! on. Used by the dataplane, and by `status` and `cleanup` without any program loaded.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -38,7 +38,7 @@ type TargetBytes = Bytes<{ size_of::<abi::Target>() }>;
 type CounterBytes = Bytes<{ size_of::<SessionCounters>() }>;
 type FilterBytes = Bytes<{ size_of::<FilterProgram>() }>;
 type LimitBytes = Bytes<{ size_of::<Limits>() }>;
-/// A lock and its padding, and one meter.
+/// A lock with its padding, and a meter.
 type MeterBytes = [u64; 1 + size_of::<Meter>() / 8];
 /// A lock and its padding, and the two meters of a pod.
 type PodMeterBytes = [u64; 1 + size_of::<PodMeter>() / 8];
@@ -64,9 +64,9 @@ pub struct Maps {
 /// A session in the maps.
 #[derive(Debug, Clone)]
 pub struct SessionEntry {
-    /// What it is to do.
+    /// The session itself.
     pub session: Session,
-    /// The budget that it has used up, if one is.
+    /// The budget that it has used up, if any.
     pub ended: Option<Ended>,
     /// Its id.
     pub id: u32,
@@ -139,7 +139,8 @@ impl Maps {
         ledger.taps.clear();
         for key in self.taps.keys() {
             let key = key.context("cannot list the taps")?;
-            // Gone since it was listed: only by somebody else's hand, but no reason to fail.
+            // The tap has gone since it was listed. Only other software can have removed it, and that is no reason to
+            // fail.
             let Some(tap) = found(self.taps.get(&key, 0))? else { continue };
             let entry = self.entry(&key, &transmute!(tap), &mut ledger)?;
             ledger.taps.insert(wire::decode_device(transmute!(key)), entry);
@@ -149,7 +150,7 @@ impl Maps {
         Ok(())
     }
 
-    /// What is known of a tap. Puts the filters of its sessions into the ledger.
+    /// The entry of a tap. Puts the filters of its sessions into the ledger.
     fn entry(&self, key: &KeyBytes, tap: &abi::Tap, ledger: &mut Ledger) -> anyhow::Result<Entry> {
         let owner = found(self.owners.get(key, 0))?.map(|owner| wire::decode_owner(&transmute!(owner)));
         let owner = owner.unwrap_or_default();
@@ -163,7 +164,8 @@ impl Maps {
             let info = found(self.infos.get(&session.id, 0))?;
             let placed = info
                 .and_then(|info| wire::decode_session(session, &transmute!(info), ledger.filter(session)));
-            // One that no agent has written so is not shown, and goes with the next change of its tap.
+            // A session whose description was not written by an agent is not shown, and goes with the next change of
+            // its tap.
             sessions.extend(placed);
         }
         Ok(Entry { head, pod_meter: tap.pod_meter, sessions })
@@ -193,7 +195,7 @@ impl Maps {
         Capacity {
             taps: MAX_TAPS as usize,
             sessions: self.counters.len() as usize,
-            // A session that gets another filter has its old one until it is written.
+            // A session that gets a new filter keeps its old filter until the session is written.
             filters: MAX_FILTERS as usize - 1,
         }
     }
@@ -207,7 +209,7 @@ impl Maps {
         let pod_meter = self.pod_meter(device, &head.owner)?;
         let sessions = self.ledger.taps.get(&device).map(|before| before.sessions.clone());
         let entry = Entry { head: head.clone(), pod_meter, sessions: sessions.unwrap_or_default() };
-        // The owner first: an entry without one could not be told from another pod's.
+        // The owner first: an entry without an owner could be taken for that of another pod.
         self.owners
             .insert(&key(device), &transmute!(wire::encode_owner(&head.owner)), 0)
             .with_context(|| format!("cannot write the owner of device {device}"))?;
@@ -245,8 +247,8 @@ impl Maps {
         self.put_session(device, mirror, session, id, None)
     }
 
-    /// Writes what a session is to do from now on. It keeps its counters, and of its budgets what
-    /// [`budget::limits`] says.
+    /// Writes the new settings of a session. The session keeps its counters; [`budget::limits`] decides which of its
+    /// budgets go on.
     pub fn change_session(
         &mut self,
         device: Device,
@@ -286,7 +288,7 @@ impl Maps {
         self.write(device, entry)
     }
 
-    /// The place of a filter: of an equal one that is in use, or a free one to which it is written.
+    /// The place of a filter: the place of an equal filter in use, or a free one, to which the filter is written.
     fn put_filter(&mut self, program: &FilterProgram) -> anyhow::Result<u32> {
         match self.ledger.filter_place(program) {
             Some(FilterPlace::Shared(place)) => Ok(place),
@@ -342,7 +344,7 @@ impl Maps {
         Ok(transmute!(self.limits.get(&id, 0).context("cannot read the limits")?))
     }
 
-    /// What a session has used.
+    /// The meter of a session.
     fn meter(&self, id: u32) -> anyhow::Result<Meter> {
         let [_lock, meter @ ..] = self.meters.get(&id, LOCKED).context("cannot read a meter")?;
         Ok(transmute!(meter))

@@ -8,12 +8,12 @@
 //!   v3/                          left by an agent of another version, older or newer
 //! ```
 //!
-//! An agent opens the maps of its own version only, because those of another one have another layout. Links have no
-//! layout: `hooks` takes over those of every version, and the dataplane removes a version's directory when nothing
-//! runs with its maps any more.
+//! An agent opens the maps of its own version only, because the maps of another version have another layout. Links have
+//! no layout: `hooks` takes over the links of every version, and the dataplane removes a version's directory when
+//! nothing runs with its maps any more.
 //!
-//! Paths, names and the lock; it attaches nothing and reads no map. What the maps hold is in `maps`, what the links
-//! do in `hooks`. Called by both, and by the commands.
+//! Paths, names and the lock. This module attaches nothing and reads no map: `maps` reads the maps, `hooks` deals with
+//! the links. Called by both, and by the commands.
 
 use std::{
     cmp::Reverse,
@@ -48,9 +48,9 @@ pub struct Pins {
 pub struct LinkPin {
     /// Version of the agent that made the link, or took it over last.
     pub version: u32,
-    /// The device that it was made for. The device may be gone, and another one may have the index now.
+    /// The device that the link was made for. The device may be gone, and another device may have the index now.
     pub ifindex: IfIndex,
-    /// The program that runs there, by its name; in another version's words.
+    /// The program that runs there, by its name. A program of another version has that version's meaning.
     pub program: Program,
     /// Where it is pinned.
     pub path: PathBuf,
@@ -94,7 +94,7 @@ impl Pins {
         self.maps_of(version).join("links")
     }
 
-    /// Where the link of one program is pinned by this version.
+    /// Where this version pins the link of a program.
     pub fn link(&self, ifindex: IfIndex, program: Program) -> PathBuf {
         self.links().join(link_name(ifindex, program))
     }
@@ -117,7 +117,8 @@ impl Pins {
         Ok(pins)
     }
 
-    /// The pinned links of one program at one device: that of this version first, then those of others, newest first.
+    /// The pinned links of one program at one device: the link of this version first, then those of others, newest
+    /// first.
     ///
     /// # Errors
     ///
@@ -135,7 +136,7 @@ impl Pins {
 
     /// The versions of which there is a directory.
     fn versions(&self) -> io::Result<Vec<u32>> {
-        // What another user has put there says nothing of any agent.
+        // A directory that another user has made is not evidence of an agent.
         if !self.is_roots() {
             return Ok(Vec::new());
         }
@@ -193,11 +194,11 @@ impl Pins {
             .with_context(|| format!("cannot make {} (are you root?)", self.links().display()))
     }
 
-    /// Removes the directories of all versions and whatever is pinned there.
+    /// Removes the directories of all versions and all pins in them.
     ///
     /// # Errors
     ///
-    /// One of them cannot be removed.
+    /// A directory cannot be removed.
     pub fn remove(&self) -> anyhow::Result<()> {
         remove_all(&self.root)
     }

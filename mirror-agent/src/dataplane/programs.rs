@@ -18,7 +18,7 @@ use crate::model::Program;
 /// The eBPF object, built by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
 
-/// The name of the variable that makes a program one of the second set; see `mirror-ebpf`.
+/// The name of the variable that makes a program part of the second set; see `mirror-ebpf`.
 const STANDS_BEHIND: &str = "STANDS_BEHIND";
 
 /// Memory for the counters of all sessions, in bytes: each session has 512 bytes of them for every possible CPU.
@@ -38,18 +38,18 @@ pub trait Pair {
     /// The program.
     fn program(&mut self) -> anyhow::Result<&mut SchedClassifier>;
 
-    /// The one that may stand behind another of ours.
+    /// The same program from the second set, which may run behind another program of ours.
     fn behind(&mut self) -> anyhow::Result<&mut SchedClassifier>;
 }
 
-/// The programs for the hook of one of them.
+/// The first and the second form of one program.
 pub struct Of<'a> {
     programs: &'a mut Programs,
     which: Program,
 }
 
 impl Programs {
-    /// Opens the object with the maps that are pinned, or new ones, and loads the programs of the taps.
+    /// Opens the object with the pinned maps, or with new ones, and loads the programs of the taps.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ fn open(pins: &Pins, stands_behind: bool) -> anyhow::Result<Ebpf> {
         .context("cannot load the eBPF object (are you root?)")
 }
 
-/// How many sessions have counters in [`COUNTER_MEMORY`], on a machine with so many possible CPUs.
+/// The number of sessions whose counters fit into [`COUNTER_MEMORY`], on a machine with so many possible CPUs.
 fn sessions_that_fit(cpus: u32) -> u32 {
     let bytes = cpus as usize * size_of::<SessionCounters>();
     u32::try_from(COUNTER_MEMORY / bytes).unwrap_or(u32::MAX).clamp(MIN_SESSIONS, MAX_SESSIONS)
@@ -121,7 +121,7 @@ fn program(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifi
     Ok(program.try_into()?)
 }
 
-/// The program, loaded now if it was not yet: few agents need the second stage, and fewer the second set.
+/// The program, loaded now if it was not yet loaded: few agents need the second stage, and fewer the second set.
 fn loaded(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifier> {
     let program = program(ebpf, which)?;
     if program.fd().is_err() {

@@ -1,6 +1,7 @@
-//! What stands in the pinned maps, read and nothing else.
+//! Reads the contents of the pinned maps, and changes nothing.
 //!
-//! For what shows the mirror and must not be able to change it: `status`, with or without an agent, and the metrics. What is attached to the hooks is not in the maps; `hooks` knows.
+//! For the readers that show the mirror and must not be able to change it: `status`, with or without an agent, and the
+//! metrics. The programs attached to the hooks are not in the maps; `hooks` finds them.
 
 use std::collections::BTreeMap;
 
@@ -45,11 +46,11 @@ pub struct TapReadout {
 pub struct SessionReadout {
     /// The mirror that it belongs to.
     pub mirror: MirrorId,
-    /// What it is to do.
+    /// The session itself.
     pub session: Session,
-    /// The budget that is used up, if one is.
+    /// The budget that is used up, if any.
     pub ended: Option<Ended>,
-    /// What became of its packets: those counts that are not zero.
+    /// The counts of its packets that are not zero.
     pub counts: Vec<Count>,
 }
 

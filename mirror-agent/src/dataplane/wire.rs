@@ -19,7 +19,8 @@ use crate::{
     settings::{Budget, CaptureFilter, Rate, Settings, Share},
 };
 
-/// The key of a device. Of a namespace that is not the node's the inode alone: all are on one file system.
+/// The key of a device. For a namespace other than the node's it has the inode alone: all namespaces are on one file
+/// system.
 pub(super) const fn encode_device(device: Device) -> DeviceKey {
     DeviceKey { netns: device.netns.ino as u32, ifindex: device.ifindex.0 }
 }
@@ -67,7 +68,7 @@ fn encode_session(placed: &Placed, alike: u32) -> abi::Session {
     }
 }
 
-/// What is written of a session for people and for the next agent.
+/// The description of a session, for people and for the next agent.
 pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
     let Session { directions: _, settings, target, origin } = session;
     let Settings { filter, sample: _, seed: _, rate, snaplen: _, budget } = settings;
@@ -88,7 +89,7 @@ pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
     }
 }
 
-/// A session and its mirror, as they were written. `None`: the names in it are none, so nobody has written it.
+/// A session and its mirror, from the written description. `None`: a name in it is invalid, so no agent has written it.
 pub(super) fn decode_session(
     wire: &abi::Session,
     info: &SessionInfo,
@@ -122,7 +123,7 @@ pub(super) fn decode_session(
     Some((MirrorId(text(&info.mirror).parse().ok()?), placed))
 }
 
-/// What the map of owners holds for a tap.
+/// The entry of a tap in the map of owners.
 pub(super) fn encode_owner(owner: &Owner) -> TapOwner {
     let Owner { pod, netns, nic, device } = owner;
     let (uid, namespace, name) =
@@ -175,7 +176,7 @@ pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> 
     Some((TargetName(name), target))
 }
 
-/// A text filled up with zeros. Sources of texts keep within these sizes; a longer one would be cut.
+/// A text filled up with zeros. Sources of texts keep within these sizes; a longer text would be cut.
 fn fixed<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let end = text.floor_char_boundary(N);
@@ -240,7 +241,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is written of an owner is what is read back.
+        /// Decoding an encoded owner gives the same owner.
         #[test]
         fn owners_survive_the_map(
             uid in "[a-f0-9-]{1,64}", namespace in "[a-z]{1,63}", name in "[a-z.]{1,253}",
@@ -265,7 +266,8 @@ mod tests {
             prop_assert_eq!(decode_target(&transmute!(bytes)), Some((name, target)));
         }
 
-        /// Every session comes back with its settings and its places, and knows those ahead of it with its form.
+        /// Every session comes back with its settings and its places, and knows the sessions ahead of it with the same
+        /// form.
         #[test]
         fn sessions_survive_the_map(
             sessions in prop::collection::btree_map("[a-z]{1,8}", (session(), 0..4096u32, 0..2u32, 0..3u32), 1..9),

@@ -1,9 +1,9 @@
 //! [`Outbox`]: which Event is to be posted or refreshed next, and when. Pure; [`post`](super::post) asks it.
 //!
-//! The server, where it cannot be reached or has too much to do, and a namespace that takes no Event (a quota, a policy,
-//! a right), are left alone for a while, and for twice as long after each further failure. Nothing that happens meanwhile
-//! shortens that. An Event that stands is refreshed every 30 to 40 minutes, and a pod gets few new ones at a time,
-//! however often its annotations and devices change.
+//! A server that cannot be reached or has too much to do is left alone for a while, and for twice as long after each
+//! further failure. The same holds for a namespace that takes no Event (because of a quota, a policy or a right). Other
+//! events do not shorten that pause. An existing Event is refreshed every 30 to 40 minutes, and a pod gets few new ones
+//! at a time, however often its annotations and devices change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ const SPREAD_SECONDS: u64 = 10 * 60;
 /// How many new Events a pod gets without a pause, and the pause ahead of each further one.
 const BURST: u32 = 16;
 const PACE: Duration = Duration::from_secs(300);
-/// How many Events are remembered that are no longer to be told.
+/// How many former Events, whose problem has passed, are remembered.
 const MOST_FORMER: usize = 1000;
 
 /// How an Event is posted.
@@ -37,19 +37,19 @@ pub(super) enum Post {
     },
 }
 
-/// What became of an Event.
+/// The outcome of a request to post an Event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It stands, after so many times in its series.
+    /// The Event exists, with this count in its series.
     Stands {
         /// 1: it is no series yet.
         count: i32,
     },
-    /// It stands already, from before a restart of the agent: it is to be refreshed.
+    /// The Event exists already, from before a restart of the agent, and must be refreshed.
     Exists,
-    /// It does not stand any more: it is to be created.
+    /// The Event does not exist any more, and must be created.
     Forgotten,
-    /// The server does not take it as it is. It may change its mind by the next refreshment.
+    /// The server does not take the Event in this form. It may do so by the next refreshment.
     NotNow,
     /// It may be taken later; others may be taken now.
     Refused,
@@ -57,24 +57,24 @@ pub(super) enum Answer {
     Away,
 }
 
-/// What is to be told, and what was told lately.
+/// The Events to post, and those that were posted lately.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     told: BTreeMap<Told, Entry>,
-    /// What is no longer to be told, until its refreshment would have been due: what comes and goes is not posted each
-    /// time.
+    /// The Events whose problem has passed, until their refreshment would have been due: a problem that comes and goes
+    /// is not posted each time.
     former: BTreeMap<Told, Entry>,
-    /// By what takes none for now: a namespace or, without a name, the server.
+    /// The pauses by their cause: a namespace or, without a name, the server.
     pauses: BTreeMap<Option<String>, Pause>,
-    /// By the UID of a pod: when its new Events would all have been paid for, at one each [`PACE`].
+    /// By the UID of a pod: when the pod may have all of [`BURST`] new Events again, at one each [`PACE`].
     paces: BTreeMap<String, Instant>,
 }
 
-/// What is to be done with an Event next.
+/// The next operation for an Event.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     post: Post,
-    /// Not earlier than this.
+    /// The earliest time for it.
     due: Option<Instant>,
 }
 
@@ -85,7 +85,7 @@ struct Pause {
 }
 
 impl Outbox {
-    /// Sets what is to be told.
+    /// Sets the Events to post.
     pub(super) fn set(&mut self, tell: BTreeSet<Told>, now: Instant) {
         let mut before = std::mem::take(&mut self.former);
         before.append(&mut self.told);
@@ -97,7 +97,7 @@ impl Outbox {
         before.retain(|_, entry| entry.due.is_some_and(|due| due > now));
         let mut dues: Vec<_> = before.values().map(|entry| entry.due).collect();
         if let Some(surplus) = dues.len().checked_sub(MOST_FORMER + 1) {
-            // Those that are due first go first.
+            // The Events whose time comes first are forgotten first.
             let (_, last, _) = dues.select_nth_unstable(surplus);
             before.retain(|_, entry| entry.due > *last);
         }
@@ -107,7 +107,7 @@ impl Outbox {
         self.paces.retain(|_, paid| *paid > now);
     }
 
-    /// What is to be posted next, how, and when, if not at once. Namespaces that have refused come after all others.
+    /// The Event to post next, how, and when, if not at once. Namespaces that have refused come after all others.
     pub(super) fn next(&self) -> Option<(Told, Post, Option<Instant>)> {
         let until = |of| self.pauses.get(&of).map(|pause| pause.until);
         let server = until(None);
@@ -130,7 +130,8 @@ impl Outbox {
             }
             Answer::Away => {
                 self.pause(None, now);
-                // It may be for this namespace alone that the server fails (a webhook): the next to be tried is another.
+                // The server may fail for this namespace alone (because of a webhook): the next attempt is for another
+                // namespace.
                 self.pause(namespace, now);
                 return;
             }

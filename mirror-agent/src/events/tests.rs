@@ -1,4 +1,4 @@
-//! What is told, under which name, how often, and what the server's answers mean.
+//! Tests: which Events are posted, under which name, how often, and the meaning of the server's answers.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -101,7 +101,8 @@ fn what_an_error_says_of_an_event() {
         (404, NotNow, Forgotten),
         (409, Exists, NotNow),
         (422, NotNow, NotNow),
-        // Such as a quota that is used up; the right to change Events may be missing alone.
+        // Such as a quota that is used up. The agent may have the right to create Events but not the right to change
+        // them.
         (403, Refused, NotNow),
         (401, Away, Away),
         (429, Away, Away),
@@ -146,7 +147,7 @@ async fn events_are_posted_once_the_server_takes_them_with_or_without_news() {
     });
     let (reports, reader) = watch::channel(report(&[]));
     let agent = tokio::spawn(post(client, "node".into(), reader));
-    // Others come meanwhile, and one goes.
+    // Other Events come meanwhile, and one goes.
     for names in [&["gone"][..], &["gone", "full"], &["full", "shop"]] {
         reports.send(report(names)).unwrap();
         sleep(Duration::from_millis(400)).await;
@@ -163,7 +164,8 @@ async fn events_are_posted_once_the_server_takes_them_with_or_without_news() {
     assert_eq!(seen, [&while_away[..], &afterwards].concat());
 }
 
-/// What a server has of Events that it forgets an hour after their last change, by name: when that was, and the Event.
+/// The Events of a server that forgets an Event an hour after its last change, by name: the time of that change, and
+/// the Event.
 #[derive(Default)]
 struct Events(BTreeMap<String, (Instant, Value)>);
 
@@ -233,7 +235,7 @@ async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent()
     assert_eq!(counts(), [last + 1]);
     assert_eq!(server.lock().unwrap().1, ["POST", "PATCH", "PATCH"]);
 
-    // What no longer holds is left to be forgotten.
+    // An Event whose problem has passed is left to be forgotten.
     reports.send(report(&[])).unwrap();
     sleep(Duration::from_secs(3700)).await;
     assert_eq!(server.lock().unwrap().1.len(), 3);

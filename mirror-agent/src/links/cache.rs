@@ -1,7 +1,7 @@
-//! What was read inside pods' namespaces, for as long as it holds.
+//! The last readings of pods' namespaces, as long as they hold.
 //!
 //! To read a namespace takes a thread that enters it: too much for each pod in each round. A NIC that comes or goes
-//! does so at both ends of its veth, and the node's end is in every snapshot. What happens inside alone (a NIC is
+//! does so at both ends of its veth, and the node's end is in every snapshot. A change that is only inside (a NIC is
 //! renamed, a macvlan is added) is noticed when the reading is too old. Called by `inside`.
 
 use std::{
@@ -13,10 +13,11 @@ use tokio::time::Instant;
 
 use crate::model::{IfIndex, Link, LinkKind, NetnsId, PodLinks};
 
-/// The longest that a reading is believed: as long as the loop may wait for an event.
+/// The longest time that a reading is used: as long as the loop may wait for an event.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
-/// The node's veths that lead into one namespace, and the index of the NIC at the other end, and the name, of each.
+/// The node's veths that lead into one namespace: for each its index, the index of the NIC at the other end, and its
+/// name.
 pub(super) type Veths = Vec<(IfIndex, u32, String)>;
 
 /// The node's veths by the id of the namespace that they lead into.
@@ -45,26 +46,26 @@ struct Reading {
 }
 
 impl Reading {
-    /// Whether it still holds: nothing new leads there.
+    /// Whether the reading still holds: the same veths lead there, and it is not too old.
     ///
-    /// A namespace's identity, its id and the indexes of its veths are given to another one when it has gone (a veth that is
-    /// moved to the node brings its index from the namespace, where each counts from 1). But a CNI gives each pod's
-    /// veth a name of its own on the node. So without veths nothing holds.
+    /// When a namespace has gone, another namespace can get its identity, its id and the indexes of its veths (a veth
+    /// that is moved to the node brings its index from the namespace, where each namespace counts from 1). But a CNI
+    /// gives each pod's veth a name of its own on the node. So a reading without veths does not hold.
     fn holds(&self, veths: &HashMap<i32, Veths>, age: Duration) -> bool {
         !self.veths.is_empty() && veths.get(&self.nsid) == Some(&self.veths) && age < MAX_AGE
     }
 }
 
 impl Cache {
-    /// What was read in a namespace, if it holds.
+    /// The reading of a namespace, if it holds.
     pub(super) fn get(&mut self, netns: NetnsId, veths: &HashMap<i32, Veths>) -> Option<&PodLinks> {
         let reading = self.readings.get_mut(&netns)?;
         reading.is_wanted = reading.holds(veths, reading.read.elapsed());
         reading.is_wanted.then_some(&reading.links)
     }
 
-    /// What was read in a namespace, however long ago, without the veths that are not as they were; if one is, the
-    /// namespace exists still.
+    /// The reading of a namespace, of any age, without the NICs whose veths have changed. `None` if all of its veths
+    /// have changed: only an unchanged veth shows that the namespace still exists.
     pub(super) fn last(&mut self, netns: NetnsId, veths: &HashMap<i32, Veths>) -> Option<PodLinks> {
         let reading = self.readings.get_mut(&netns)?;
         let mut same = reading.veths.clone();
@@ -78,7 +79,7 @@ impl Cache {
         Some(links)
     }
 
-    /// Keeps what was read just now. Without an id of the namespace there is nothing to tell a change by.
+    /// Keeps a new reading. Without an id of the namespace a change could not be noticed.
     pub(super) fn put(&mut self, links: &PodLinks, veths: &HashMap<i32, Veths>) {
         let Some(nsid) = links.nsid else { return };
         let reading = Reading {
@@ -91,7 +92,7 @@ impl Cache {
         self.readings.insert(links.netns, reading);
     }
 
-    /// Forgets what has not been wanted since the last call.
+    /// Forgets the readings that were not wanted since the last call.
     pub(super) fn forget_unwanted(&mut self) {
         self.readings.retain(|_, reading| std::mem::take(&mut reading.is_wanted));
     }

@@ -1,21 +1,21 @@
-//! From the text of `/proc/<pid>/cgroup` to the pod that the process is of. Pure; `procfs` calls it.
+//! From the text of `/proc/<pid>/cgroup` to the pod of the process. Pure; `procfs` calls it.
 //!
-//! The kubelet gives every pod a cgroup that bears its UID, whatever the cgroup version, driver and runtime:
+//! The kubelet gives every pod a cgroup that bears its UID, with every cgroup version, driver and runtime:
 //!
 //! | driver | path |
 //! | --- | --- |
 //! | cgroupfs | `…/kubepods[/burstable\|/besteffort]/pod<uid>/<container>` |
 //! | systemd | `…/[…-]kubepods[-burstable\|-besteffort]-pod<uid, _ for ->.slice/<container>.scope` |
 //!
-//! The runtimes differ in what stands behind it, and clusters (kind, k3s, RKE) in what stands before it; neither is
-//! looked at, except for CRI-O's monitor. A UID is what stands there: a UUID, a static pod's hash, or anything else;
-//! only an underscore would not survive the systemd driver, and a dot is a unit's.
+//! The runtimes differ in the part of the path behind the UID, and clusters (kind, k3s, RKE) in the part before it.
+//! Both parts are ignored, except for CRI-O's monitor. A UID can have any form: a UUID, a static pod's hash, or another
+//! text. Only an underscore would not survive the systemd driver, and a dot ends the name of a unit.
 //!
-//! Where pods are nested (a cluster inside a pod), the outermost is the answer: it is the pod of this node's kubelet.
-//! What is below it is named by whoever is inside, and a pod with a cgroup file system that it can write to must not
-//! be able to call itself another pod.
+//! Where pods are nested (a cluster inside a pod), the outermost pod is the answer: it is the pod of this node's
+//! kubelet. The names below it are chosen by users inside the pod. A pod with a cgroup file system that it can write to
+//! must not be able to call itself another pod.
 
-/// CRI-O's monitor of a container. It may stand in the pod's cgroup, but is the runtime's own, and in the node's
+/// CRI-O's monitor of a container. It may be in the pod's cgroup, but it belongs to the runtime, and is in the node's
 /// namespaces.
 const CRIO_MONITOR: &str = "crio-conmon-";
 
@@ -39,8 +39,8 @@ fn uid_in_path(path: &str) -> Option<String> {
     (!is_monitor).then_some(uid)
 }
 
-/// The name of a slice has those of all slices above it. A runtime that does not know of systemd while the kubelet
-/// does makes one directory of the triple `<slice>:<prefix>:<container>`.
+/// The name of a slice contains the names of all slices above it. If the kubelet uses the systemd driver and the
+/// runtime does not, the runtime makes one directory of the triple `<slice>:<prefix>:<container>`.
 fn systemd(component: &str) -> Option<String> {
     let slice = component.split_once(':').map_or(component, |(slice, _)| slice);
     let (above, uid) = slice.strip_suffix(".slice")?.rsplit_once("-pod")?;
@@ -50,7 +50,7 @@ fn systemd(component: &str) -> Option<String> {
     (is_pod && !uid.is_empty()).then(|| uid.replace('_', "-"))
 }
 
-/// The part above may be out of sight: seen from inside a cgroup namespace, a path begins with `/..`.
+/// The upper part may be missing: seen from inside a cgroup namespace, a path begins with `/..`.
 fn cgroupfs(parent: &str, component: &str) -> Option<String> {
     let uid = component.strip_prefix("pod")?;
     let is_pod = matches!(parent, "kubepods" | "burstable" | "besteffort" | "..");

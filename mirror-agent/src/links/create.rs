@@ -1,6 +1,6 @@
-//! Makes the mirror interface: a dummy device, or a veth pair in its place, on which nothing is said but copies.
+//! Makes the mirror interface: a dummy device, or a veth pair in its place, which carries only copies.
 //!
-//! It does not choose the name or decide when (`mirror_iface` does). `netlink` calls it.
+//! This module does not choose the name or decide when (`mirror_iface` does). `netlink` calls it.
 
 use std::{collections::BTreeSet, io};
 
@@ -47,7 +47,7 @@ pub(super) async fn mirror(
                 .with_context(|| format!("cannot make {peer} drop what it receives"))?;
         }
         if !keeps_offloads {
-            // While it is down: not one copy leaves it otherwise.
+            // The device is still down: so every copy leaves it in the requested form.
             offloads::switch(name, false)?;
             let ifindex = index_of(handle, name).await?;
             queue::give(handle, ifindex).await.with_context(|| format!("cannot give {name} a queue"))?;
@@ -118,9 +118,9 @@ async fn index_of(handle: &Handle, name: &str) -> anyhow::Result<IfIndex> {
 
 /// No ARP, no multicast, and at first too small for IPv6.
 ///
-/// A device is born with multicast on. Where the node forwards IPv6, as nodes do, the kernel would then make it join
-/// the group of all routers and report that to the link, whatever addresses it has. Born without IPv6, the device
-/// gets its IPv6 state when its MTU is raised, with multicast off already, and joins nothing that is reported.
+/// A new device has multicast on. Where the node forwards IPv6, as nodes do, the kernel would then make the device join
+/// the group of all routers and report that to the link, with any addresses. A device that is made without IPv6 gets
+/// its IPv6 state when its MTU is raised. Multicast is off by then, and the device joins no group that is reported.
 fn silent<T>(device: LinkMessageBuilder<T>, mtu: u32) -> LinkMessageBuilder<T> {
     device.mtu(mtu.min(MTU_WITHOUT_IPV6)).arp(false).multicast(false)
 }
@@ -133,7 +133,7 @@ async fn finish(handle: &Handle, name: &str, mtu: u32) -> io::Result<()> {
     let no_address = vec![AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)])];
     let no_address = device().append_extra_attribute(LinkAttribute::AfSpecUnspec(no_address)).build();
     match change(handle, no_address).await {
-        // The kernel has no IPv6, or the device is too small for it: there is nothing to keep quiet.
+        // The kernel has no IPv6, or the device is too small for it: there is nothing to switch off.
         Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
         outcome => outcome?,
     }

@@ -57,7 +57,7 @@ fn kind(flags: LinkFlags, info_kind: Option<InfoKind>) -> LinkKind {
     }
 }
 
-/// A device that was never up has the qdisc `noop`, whatever it gets when it comes up; its kind tells then.
+/// A device that was never up has the qdisc `noop`, and may get another one when it comes up. Then its kind decides.
 fn queueless(qdisc: &str, info_kind: Option<&InfoKind>) -> bool {
     match qdisc {
         "noqueue" => true,
@@ -66,8 +66,8 @@ fn queueless(qdisc: &str, info_kind: Option<&InfoKind>) -> bool {
     }
 }
 
-/// `IFLA_LINK` without a namespace id is 0 for a tunnel without a lower device, and the device itself for some. A
-/// negative id says that the peer is in a namespace that could not be given one: it is nowhere that we could name.
+/// `IFLA_LINK` without a namespace id is 0 for a tunnel without a lower device, and the device itself for some kinds. A
+/// negative id says that the kernel could not give the peer's namespace an id: then the peer has no usable identity.
 fn peer(own: IfIndex, ifindex: u32, nsid: Option<i32>) -> Option<Peer> {
     let other_device = match nsid {
         Some(nsid) => nsid >= 0 && ifindex != 0,

@@ -1,7 +1,8 @@
 //! [`Inside`]: the devices inside the pods' network namespaces.
 //!
-//! It finds the namespace of a pod by its processes where nobody names it, and enters one only if it must. Which of
-//! the devices is tapped it does not decide (`select` does). `netlink` calls it for each snapshot.
+//! This module finds the namespace of a pod by its processes where the source of pods does not name it, and enters a
+//! namespace only if it must. It does not decide which of the devices is tapped (`select` does). `netlink` calls it for
+//! each snapshot.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::model::{IfIndex, Link, NetnsId, PodLinks};
 
-/// What was found inside each pod, by UID; or why it could not be read.
+/// The devices inside each pod, by UID, or why they could not be read.
 type Found = BTreeMap<String, Result<PodLinks, String>>;
 
 /// Finds and reads the namespaces of pods.
@@ -48,7 +49,7 @@ impl Inside {
 
     /// The devices inside `pods`, given those of the node, and a way to ask in the node's namespace.
     ///
-    /// What is wrong with one pod is an error of that pod alone; what is wrong with us or the node, of all.
+    /// A problem of one pod is an error of that pod alone. A problem of the agent or the node fails the whole snapshot.
     pub(super) async fn read(
         &mut self,
         handle: &Handle,
@@ -78,11 +79,12 @@ impl Inside {
         Ok(found)
     }
 
-    /// The devices of the namespace in which processes of the pod are and from which a veth leads to the node; if
-    /// from none, of that with the oldest process, or why it cannot be read. `None` if no process of the pod runs.
+    /// The devices of the pod's namespace. It is the one that has processes of the pod and from which a veth leads to
+    /// the node. If there is none, it is the namespace of the oldest process, or the reason why that cannot be read.
+    /// `None` if no process of the pod runs.
     ///
-    /// Some runtimes (CRI-O) keep no process between two runs of a container. So before that the pod is where it was,
-    /// while a veth of it is as it was: a sandbox is not removed without them.
+    /// Some runtimes (CRI-O) keep no process between two runs of a container. So without a process the pod is still in
+    /// its last namespace, as long as one of its veths is unchanged: a sandbox is not removed without its veths.
     async fn by_process(&mut self, node: &Node<'_>, uid: &str) -> anyhow::Result<Option<PodLinks>> {
         let (candidates, mut oldest) = match self.processes.namespaces(uid, self.host) {
             Ok(candidates) => (candidates, None),
@@ -115,8 +117,8 @@ impl Inside {
         }
     }
 
-    /// The devices of the namespace whose file is at `path`; if they cannot be read, what is still there of those that
-    /// were.
+    /// The devices of the namespace whose file is at `path`. If they cannot be read: those of the last reading that
+    /// still exist.
     async fn at(&mut self, node: &Node<'_>, path: &Path) -> anyhow::Result<PodLinks> {
         let of = || format!("network namespace {}", path.display());
         let id = netns_id(path).with_context(of)?;
@@ -162,10 +164,10 @@ impl Inside {
     }
 }
 
-/// The veth of the node that has led into a namespace, before and after its `links` were read, to none of them.
+/// A veth of the node that led into a namespace before and after its `links` were read, but to none of these links.
 ///
-/// The kernel takes any bytes for a name or an alias, also from whoever is inside; a message with other than UTF-8 is
-/// left out of a dump. To be left out must not be the same as to be gone.
+/// The kernel takes any bytes for a name or an alias, also from users inside a pod. A message with bytes that are not
+/// UTF-8 is left out of a dump. Such a device must not be taken for a device that has gone.
 fn unread<'a>(links: &BTreeMap<IfIndex, Link>, before: &'a Veths, after: &Veths) -> Option<&'a str> {
     let is_unread = |veth: &&_| {
         let (_, peer, _) = veth;
@@ -174,7 +176,7 @@ fn unread<'a>(links: &BTreeMap<IfIndex, Link>, before: &'a Veths, after: &Veths)
     before.iter().find(is_unread).map(|(_, _, device)| device.as_str())
 }
 
-/// What was read before, and why it could not be read again.
+/// The last reading, with the reason why the namespace could not be read again.
 fn stale(last: PodLinks, error: &anyhow::Error) -> PodLinks {
     PodLinks { stale: Some(format!("{error:#}")), ..last }
 }

@@ -1,4 +1,4 @@
-//! [`Netlink`]: the devices as the kernel tells of them over rtnetlink.
+//! [`Netlink`]: the devices as the kernel lists them over rtnetlink.
 //!
 //! It keeps no copy of the node's devices: a snapshot is a fresh dump, an event only wakes. `inside` reads the pods.
 //! The reconcile loop calls it.
@@ -41,7 +41,7 @@ const DUMP_ATTEMPTS: u32 = 16;
 /// The devices of the network namespace that it was made in.
 pub struct Netlink {
     inside: Inside,
-    /// The devices of which a snapshot has the offloads too.
+    /// The devices whose offloads a snapshot includes.
     mirrors: BTreeSet<String>,
     changed: Arc<Notify>,
     /// The task that waits for events; it ends with this value.
@@ -60,7 +60,7 @@ impl Netlink {
         Ok(Self { inside: Inside::new(host), mirrors: BTreeSet::new(), changed, _events: events })
     }
 
-    /// Lets snapshots tell the offloads of this device of the node too. Can be called for several devices.
+    /// Makes snapshots include the offloads of this device of the node. Can be called for several devices.
     #[must_use]
     pub fn with_offloads_of(mut self, mirror: &str) -> Self {
         self.mirrors.insert(mirror.to_owned());
@@ -133,7 +133,7 @@ impl LinkTable for Netlink {
     }
 
     async fn changed(&mut self) {
-        // A `Notify` keeps one wake-up for whoever comes late, and takes it back from one who is cancelled.
+        // A `Notify` keeps one wake-up for a caller that comes late, and takes it back from a caller that is cancelled.
         self.changed.notified().await;
     }
 }
@@ -149,13 +149,13 @@ type Connected = (Connection<RouteNetlinkMessage>, Handle);
 /// Opens a socket in the calling thread's namespace.
 pub(super) fn connect() -> io::Result<Connected> {
     let (mut connection, handle, _) = rtnetlink::new_connection()?;
-    // The end of a dump tells whether it failed half-way.
+    // The end of a dump says whether the dump failed half-way.
     connection.set_forward_done(true);
     Ok((connection, handle))
 }
 
-/// Runs `work` over a connection that lives no longer than it: no pod's namespace is kept alive by a socket, and a
-/// socket that failed is not used again.
+/// Runs `work` over a connection that lives no longer than `work`. So no socket keeps a pod's namespace alive, and a
+/// failed socket is not used again.
 pub(super) async fn serve<T>(
     (connection, handle): Connected,
     work: impl AsyncFnOnce(&Handle) -> anyhow::Result<T>,
@@ -168,8 +168,8 @@ pub(super) async fn serve<T>(
 
 /// Opens an event socket. The future wakes on every event, and ends when the socket fails.
 ///
-/// What happened is not looked at: a snapshot tells it better, also after an overrun of the socket, which comes as an
-/// event of its own.
+/// The contents of the events are ignored: a snapshot gives better information, also after an overrun of the socket,
+/// which is an event too.
 fn listen(changed: Arc<Notify>) -> io::Result<impl Future<Output = ()> + Send + use<>> {
     let (connection, _, events) = rtnetlink::new_multicast_connection(&EVENTS)?;
     Ok(async move {
@@ -188,7 +188,7 @@ async fn watch(first: impl Future<Output = ()>, changed: Arc<Notify>) {
         error!("the socket for changes of network devices failed; opening it again");
         match listen(Arc::clone(&changed)) {
             Ok(listening) => {
-                // What happened meanwhile was heard by nobody.
+                // Changes before this moment were not heard.
                 changed.notify_one();
                 listening.await;
             }
@@ -245,7 +245,7 @@ pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i3
     Ok(id.filter(|id| *id >= 0))
 }
 
-/// All replies to one question, or the kernel's error, also one that ends a dump half-way.
+/// All replies to one request, or the kernel's error, also an error that ends a dump half-way.
 pub(super) async fn ask(
     handle: &Handle,
     question: RouteNetlinkMessage,

@@ -1,7 +1,8 @@
 //! Network namespaces as files: their identity, and sockets inside them.
 //!
-//! Not the way into a namespace for anything else: no thread of the agent ever stays in one, and none is kept open,
-//! because an open namespace file or socket keeps a deleted pod's namespace alive. `inside` reads pods through it.
+//! This is not a way into a namespace for other purposes: no thread of the agent ever stays in a namespace, and none is
+//! kept open, because an open namespace file or socket keeps a deleted pod's namespace alive. `inside` reads pods
+//! through it.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
@@ -22,7 +23,7 @@ use crate::model::NetnsId;
 /// The namespace of the calling thread. `/proc/self` would be that of the process's first thread.
 const CURRENT: &str = "/proc/thread-self/ns/net";
 
-/// Identity of the network namespace whose file is at `path`, if it is one: only [`Netns::open`] can tell.
+/// Identity of the network namespace whose file is at `path`. Only [`Netns::open`] can check that the file is one.
 pub(super) fn netns_id(path: &Path) -> io::Result<NetnsId> {
     path.metadata().map(|metadata| id(&metadata))
 }
@@ -63,7 +64,7 @@ impl Netns {
 
     /// Runs `open`, which opens sockets, in the namespace, with the caller's runtime entered.
     ///
-    /// A socket stays in the namespace that it was opened in, so a thread that ends with it is all that ever enters.
+    /// A socket stays in the namespace in which it was opened. So only a short-lived thread ever enters a namespace.
     pub(super) async fn inside<T: Send + 'static>(
         &self,
         open: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -73,7 +74,7 @@ impl Netns {
         thread::Builder::new().name("netns".into()).spawn(move || {
             let _runtime = runtime.enter();
             let opened = setns(file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from).and_then(|()| open());
-            // Nobody listens any more if the caller was cancelled; the socket is closed then.
+            // If the caller was cancelled, no receiver is left; the socket is closed then.
             let _ = sender.send(opened);
         })?;
         receiver.await.map_err(io::Error::other)?

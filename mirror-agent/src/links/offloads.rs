@@ -1,7 +1,7 @@
 //! The offloads of a device when it sends, as ethtool has them: which are on, and switching them.
 //!
-//! By ioctl, which needs a name: rtnetlink does not tell them, and ethtool's own netlink family is not in every kernel.
-//! It does not decide (`mirror_iface` does). `netlink` and `create` call it.
+//! The module uses an ioctl, which needs a name: rtnetlink does not list the offloads, and ethtool's own netlink family
+//! is not in every kernel. It does not decide (`mirror_iface` does). `netlink` and `create` call it.
 
 use std::{collections::BTreeSet, io, os::fd::AsRawFd as _, os::unix::net::UnixDatagram};
 
@@ -10,7 +10,7 @@ use tracing::info;
 
 use crate::model::Offloads;
 
-/// Of include/uapi/linux/ethtool.h, and so are the layouts of the requests below.
+/// From include/uapi/linux/ethtool.h, like the layouts of the requests below.
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GFEATURES: u32 = 0x3a;
@@ -50,7 +50,7 @@ pub(super) fn switch(device: &str, on: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One of a device's features.
+/// A feature of a device.
 #[derive(Debug, Clone)]
 struct Feature {
     name: String,
@@ -62,8 +62,8 @@ struct Feature {
 
 /// Whether the kernel leaves segments or checksums to a device for this feature.
 ///
-/// Not `tx-generic-segmentation`: with it, sockets make super-frames for a device that cannot take them, and the kernel
-/// segments. That is what is wanted here.
+/// `tx-generic-segmentation` does not count: with it, sockets make super-frames for a device that cannot take them, and
+/// the kernel segments. That is the wanted behaviour here.
 fn is_offload(feature: &str) -> bool {
     let is_segmentation = feature.ends_with("-segmentation") && feature != "tx-generic-segmentation";
     feature.starts_with("tx-checksum-")
@@ -159,12 +159,12 @@ impl<'a> Device<'a> {
         }
         ifreq.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
         // SAFETY: the descriptor is open, and the kernel writes no more than the request holds: the callers make room
-        // for what it has told of itself, which does not change while it runs.
+        // for the number of features and strings that the kernel has reported, which does not change while it runs.
         match unsafe {
             libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut ifreq)
         } {
             -1 => Err(io::Error::last_os_error()),
-            // Setting features answers with what the driver made of them; reading them again tells more.
+            // The answer to setting features has the driver's changes; reading them again gives more.
             _ => Ok(()),
         }
     }

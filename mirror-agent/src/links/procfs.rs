@@ -1,7 +1,7 @@
-//! [`Processes`]: which processes of the node are of which pod, by `/proc`.
+//! [`Processes`]: the pod of each process of the node, by `/proc`.
 //!
-//! `/proc` must be the node's (`hostPID`). A scan lists it each time, and opens the files only of processes that are
-//! new, so that it is cheap enough for many a second. `inside` asks; what a cgroup's path says, `cgroup` knows.
+//! `/proc` must be the node's (`hostPID`). A scan lists it each time, but opens the files of new processes only, so
+//! that it is cheap enough to run many times a second. `inside` asks; `cgroup` interprets a cgroup's path.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -19,12 +19,12 @@ use super::{cgroup::pod_uid, is_momentary, netns::netns_id};
 use crate::model::NetnsId;
 
 const PROC: &str = "/proc";
-/// What `/proc/<pid>/stat` counts time in: `USER_HZ`, 100 a second on every architecture that we run on.
+/// The unit of times in `/proc/<pid>/stat`: `USER_HZ`, 100 a second on every architecture that we run on.
 const TICK: Duration = Duration::from_millis(10);
-/// A process that is older than this has been moved to wherever its runtime wants it. Until then a process in a pod's
-/// cgroup may still be in the node's namespace.
+/// A runtime has put a process that is older than this into its namespaces. A younger process in a pod's cgroup may
+/// still be in the node's namespace.
 const SETTLED: Duration = Duration::from_secs(5);
-/// Most namespaces of a pod that are looked at: it can make itself thousands, and each is entered in each round.
+/// Most namespaces of a pod that are read. A pod can make thousands of namespaces, and each is entered in each round.
 const MOST: usize = 16;
 
 /// The processes as of the last scan.
@@ -37,13 +37,13 @@ pub(super) struct Processes {
     now: Duration,
 }
 
-/// What is known of a process.
+/// The facts about a process.
 struct Process {
-    /// Inode of its directory: another process with the same pid has another one.
+    /// Inode of its directory: another process with the same pid has another inode.
     ino: u64,
     /// Time from the boot to its start.
     started: Duration,
-    /// The pod that it is of.
+    /// The pod that the process belongs to.
     pod: Option<Arc<str>>,
     /// When to look again, as time since the boot.
     until: Duration,
@@ -82,7 +82,7 @@ impl Processes {
                 None => match look(pid, ino, self.now) {
                     Ok(process) => process,
                     Err(error) if is_momentary(&error) => return Err(error),
-                    // It has ended; or it keeps itself to itself, which must not stop the others.
+                    // The process has ended, or its files may not be read, which must not affect the others.
                     Err(_) => continue,
                 },
             };
@@ -100,7 +100,7 @@ impl Processes {
         for (started, pid) in self.pods.get(uid).into_iter().flatten() {
             let path = file(*pid, "ns/net");
             let of = || format!("network namespace {}", path.display());
-            // That of a process that has ended, but not been waited for, is gone too.
+            // The namespace of a process that has ended, but has not been waited for, is gone too.
             match unless_gone(netns_id(&path)) {
                 Ok(None) => {}
                 Ok(Some(netns)) => processes.push((*started, Candidate { netns, pid: *pid })),
@@ -113,20 +113,21 @@ impl Processes {
         candidates(processes, unreadable, host, self.now)
     }
 
-    /// Whether the pid is still that of a process of the pod: what was read of it before was of no other then.
+    /// Whether the pid is still that of a process of the pod. If so, the data read before belong to that process.
     pub(super) fn is_of(pid: u32, uid: &str) -> io::Result<bool> {
         let cgroup = unless_gone(fs::read_to_string(file(pid, "cgroup")))?;
         Ok(cgroup.and_then(|text| pod_uid(&text)).is_some_and(|found| found == uid))
     }
 }
 
-/// The namespaces that may be a pod's, each once and [`MOST`] at most, out of those of its processes (the oldest first,
-/// with the time from the boot to its start); `unreadable` is why one of them could not be looked at.
+/// The namespaces that may be a pod's, each once and [`MOST`] at most. `processes` are its processes, the oldest first,
+/// with the time from the boot to their start; `unreadable` is why one of their namespaces could not be read.
 ///
-/// Containers may have made some of them (docker in a pod), and while a sandbox is made anew the old one may still be
-/// there. The node's own is the answer only if there is no other, and not before the oldest process is settled: a
-/// runtime puts a process into the pod's cgroup first, and then into its namespaces. A process may be kept from us
-/// (AppArmor) while others of the pod are not: so it is an error only where they lead nowhere.
+/// Containers may have made some of these namespaces (docker in a pod), and while a sandbox is made again the old one
+/// may still be there. The node's namespace is the answer only if there is no other, and only if the oldest process is
+/// older than [`SETTLED`]: a runtime puts a process into the pod's cgroup first, and then into its namespaces. The
+/// agent may be denied access to a process (by AppArmor) but not to other processes of the pod. So `unreadable` is an
+/// error only if the others have no namespace to offer.
 fn candidates<E>(
     processes: impl IntoIterator<Item = (Duration, Candidate)>,
     unreadable: Option<E>,
@@ -169,9 +170,9 @@ fn look(pid: u32, ino: u64, now: Duration) -> io::Result<Process> {
 
 /// When to look again at a process that is in no pod's cgroup.
 ///
-/// A runtime makes a process in its own cgroup, and moves it into the pod's a moment later. How much later nobody
-/// promises; so "none" holds for a quarter of the time that it has been true already: hardly at all for a new process,
-/// for hours for an old one. A move is noticed, and in all its life a process is looked at some dozens of times.
+/// A runtime makes a process in its own cgroup, and moves it into the pod's a moment later. There is no promise of how
+/// much later. So the result "no pod" is believed for a quarter of the process's age: hardly at all for a new process,
+/// for hours for an old one. A move is noticed, and in its whole life a process is looked at some dozens of times.
 fn look_again(started: Duration, now: Duration) -> Duration {
     now + now.saturating_sub(started) / 4
 }
@@ -229,7 +230,7 @@ mod tests {
     }
 
     proptest! {
-        /// However often it is looked at, a process that is moved is noticed before its age has grown by a quarter.
+        /// At any interval of scans, the move of a process is noticed before its age has grown by a quarter.
         #[test]
         fn none_is_not_believed_for_ever(started in 0..1_000_000u64, age in 0..1_000_000u64) {
             let (started, now) = (Duration::from_millis(started), Duration::from_millis(started + age));

@@ -1,8 +1,8 @@
-//! The queue of a mirror interface whose copies the kernel segments: it keeps them in order.
+//! The queue of a mirror interface whose copies the kernel segments. The queue keeps the copies in order.
 //!
-//! A device without a queue is sent to by all CPUs at once, and each of them segments its own super-frame: the segments
-//! of two frames mix. Behind a queue one CPU at a time segments and sends. Only the root qdisc that carries our handle
-//! is ever taken away. It does not decide when (`mirror_iface` does). `netlink` and `create` call it.
+//! All CPUs send to a device without a queue at once, and each of them segments its own super-frame: the segments of
+//! two frames mix. Behind a queue one CPU at a time segments and sends. Only a root qdisc with our handle is ever
+//! removed. This module does not decide when (`mirror_iface` does). `netlink` and `create` call it.
 
 use std::io;
 
@@ -27,13 +27,13 @@ const LIMIT: u32 = 1000;
 /// `TCA_OPTIONS` (include/uapi/linux/rtnetlink.h). The crate knows no options of this kind.
 const OPTIONS: u16 = 2;
 
-/// Gives a device our queue. An error if somebody has given it another one.
+/// Gives a device our queue. An error if other software has given it another queue.
 pub(super) async fn give(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     let mut queue = root_of(ifindex)?;
     // `struct tc_fifo_qopt`: the limit.
     let options = DefaultNla::new(OPTIONS, LIMIT.to_ne_bytes().to_vec());
     queue.attributes = vec![TcAttribute::Kind(KIND.to_owned()), TcAttribute::Other(options)];
-    // Without NLM_F_REPLACE it takes the place of the kernel's default alone.
+    // Without NLM_F_REPLACE the request replaces only the kernel's default queue.
     let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
     ask(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await.map(drop)
 }

@@ -1,8 +1,8 @@
-//! Drops whatever arrives at a device: the other end of the veth pair that stands in for a dummy.
+//! Drops every packet that arrives at a device: the other end of the veth pair that stands in for a dummy.
 //!
-//! A dummy swallows what it is sent. A veth hands it to its peer, and there the node's own network stack would take
-//! copies of broadcasts and multicasts for its own packets. `create` calls it. It needs no object of ours and leaves
-//! with the device: one classic BPF instruction in a tc filter.
+//! A dummy drops the packets that are sent to it. A veth hands them to its peer, and there the node's own network stack
+//! would take copies of broadcasts and multicasts for its own packets. `create` calls this module. The sink needs no
+//! object of ours and goes with the device: it is one classic BPF instruction in a tc filter.
 
 use std::io;
 

@@ -220,7 +220,8 @@ fn changes_wake_and_none_is_lost() {
         add(&handle, LinkVeth::new("a", "b").build()).await;
         timeout(DEADLINE, netlink.changed()).await.expect("new devices wake");
 
-        // Until it is quiet; then a wake-up that nobody waits for must be kept, over a cancelled wait too.
+        // First wait until there are no more events. Then a wake-up without a waiter must be kept, over a cancelled
+        // wait too.
         quiet(&mut netlink).await;
         {
             let mut cancelled = std::pin::pin!(netlink.changed());

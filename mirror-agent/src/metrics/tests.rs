@@ -1,4 +1,4 @@
-//! What maps and reports become.
+//! Tests of the metrics that maps and reports become.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

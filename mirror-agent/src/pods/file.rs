@@ -1,9 +1,9 @@
 //! [`PodFile`]: a file of pods, watched for changes.
 //!
-//! The list that it gives is always one that stood in the file as a whole. A bad file is told of once and changes
-//! nothing. A file that is written in place is read when its writer has closed it; one that is a symbolic link is
-//! read again when the link or another link beside it is swapped, as a ConfigMap volume does it, but not when somebody
-//! writes through it into another directory.
+//! The list is always one that was in the file as a whole. A bad file is reported once and changes nothing. A file that
+//! is written in place is read when its writer has closed it. A symbolic link is read again when the link or another
+//! link beside it is swapped, as in a ConfigMap volume, but not when a program writes through it into another
+//! directory.
 
 use std::{
     ffi::OsString,
@@ -32,7 +32,7 @@ pub struct PodFile {
     directory: PathBuf,
     events: Events,
     pods: Option<Arc<[Pod]>>,
-    /// Why the file is bad now, as it was logged.
+    /// Why the file is bad now, as in the log.
     problem: Option<String>,
 }
 
@@ -100,7 +100,7 @@ impl PodFile {
         }
     }
 
-    /// Waits for one piece of news, and tells whether the file is to be read for it.
+    /// Waits for one event, and returns whether the file must be read because of it.
     async fn news(&mut self) -> bool {
         match &mut self.events {
             Events::Watch(events) => match events.next().await {

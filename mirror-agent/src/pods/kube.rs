@@ -1,8 +1,9 @@
 //! [`KubePods`]: the pods of one node and the annotations of their namespaces, from the Kubernetes API.
 //!
-//! Two watches, each into a store; a snapshot joins them. There is none before both have been listed completely. While
-//! the API is away the stores stay as they are. When it is back, each is listed again as a whole, so that no deletion
-//! is believed that a list does not show. It selects nothing, and writes nothing: `crate::events` does that.
+//! Two watches, each with a store; a snapshot joins the stores. There is no snapshot before both have been listed
+//! completely. While the API is away the stores stay unchanged. When it is back, each is listed again as a whole, so
+//! that a deletion is believed only if a list shows it. This module selects nothing, and writes nothing to the API:
+//! `crate::events` does that.
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -40,16 +41,17 @@ use self::{follow::Follower, installation::Installation, kept::Kept, object::Pod
 use super::{PodSource, SourceState};
 use crate::model::{Pod, PodId};
 
-/// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: all that were
-/// cut off at the same moment would else begin their watches again at the same moments, for ever. A watch that is silent
-/// for longer is dead: so an API server that was cut off without a word is noticed after a minute or a little more.
+/// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: otherwise all
+/// agents that were cut off at the same moment would begin their watches again at the same moments, for ever. A watch
+/// that is silent for longer is dead: so an API server that was cut off without notice is noticed after a minute or a
+/// little more.
 const WATCH_TIMEOUT: RangeInclusive<u32> = 60..=75;
 /// How long a connection may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// How long the server may be silent: longer than the longest watch without news.
 const SILENCE: Duration = Duration::from_secs(*WATCH_TIMEOUT.end() as u64 + 15);
 
-/// What is watched.
+/// The watched kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watched {
     /// The pods of the node.
@@ -73,14 +75,14 @@ pub struct KubePods {
     pods: Store<PodObject>,
     namespaces: Store<PartialObjectMeta<Namespace>>,
     shared: Arc<Shared>,
-    /// Those of which it was told that they have the same UID.
+    /// The pods with the same UID that were logged.
     twins: Mutex<BTreeSet<PodId>>,
     /// They end with this value.
     _watches: JoinSet<()>,
 }
 
-/// Connects to the API that the environment names: `KUBECONFIG`, `~/.kube/config`, or the one of the cluster that this
-/// process is a pod of. Nothing is asked of the API yet.
+/// Connects to the API that the environment names: `KUBECONFIG`, `~/.kube/config`, or the API of the cluster that this
+/// process is a pod of. Sends no request yet.
 pub async fn connect() -> anyhow::Result<Client> {
     let mut config = Config::infer().await.context(
         "cannot find the Kubernetes API; set KUBECONFIG, run in a pod with a service account, or use --pods-from",
@@ -93,8 +95,8 @@ pub async fn connect() -> anyhow::Result<Client> {
 }
 
 impl KubePods {
-    /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins again after a failure. Must
-    /// be called in a tokio runtime.
+    /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins again after a failure.
+    /// Must be called in a tokio runtime.
     pub fn watch(client: Client, node: &str, restarted: impl Fn(Watched) + Send + Sync + 'static) -> Self {
         let (pods, kept_pods) = Kept::new();
         let (namespaces, kept_namespaces) = Kept::new();
@@ -169,8 +171,9 @@ impl PodSource for KubePods {
     }
 }
 
-/// The pods in an order (the store has none, and of two claims to a device the first one wins), and apart from them those
-/// that have the same UID: one of them says falsely that it is the picture of a static pod, and nobody can tell which.
+/// The pods in a fixed order, and apart from them the pods that share a UID. The order matters because the store has
+/// none, and the first of two claims to a device wins. Of two pods with one UID, one claims falsely to be the picture
+/// of a static pod, and the agent cannot tell which.
 fn without_twins(mut pods: Vec<Pod>) -> (Vec<Pod>, BTreeSet<PodId>) {
     let mut times = BTreeMap::<_, u32>::new();
     for pod in &pods {
@@ -189,7 +192,7 @@ fn watch_seconds(node: &str) -> u32 {
     WATCH_TIMEOUT.start() + u32::try_from(spread).unwrap_or(0)
 }
 
-/// What the two watches have in common.
+/// The state that the two watches share.
 struct Shared {
     changed: Notify,
     state: watch::Sender<SourceState>,
@@ -204,7 +207,7 @@ impl Shared {
         !matches!(*self.state.borrow(), SourceState::Starting)
     }
 
-    /// Notes how one watch is doing. One that has never been listed stays `Starting`.
+    /// Notes the state of one watch. A watch that has never been listed stays `Starting`.
     fn set(&self, watched: Watched, is_current: bool) {
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut each[watched as usize];

@@ -1,7 +1,7 @@
 //! From Kubernetes objects in YAML or JSON to [`Pod`]s. Pure; `file` and `kube` call it.
 //!
-//! It reads the few fields that the agent needs and ignores all others, so that what `kubectl get pod -o yaml` prints
-//! is good at any version. What a pod's phase is does not matter: a pod that has ended has no devices.
+//! The parser reads the few fields that the agent needs and ignores all others, so that the output of `kubectl get pod
+//! -o yaml` is valid input at any version. The phase of a pod does not matter: a pod that has ended has no devices.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,7 +39,7 @@ pub enum ParseError {
         line: u64,
         /// Column of the object, from 1.
         column: u64,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }
@@ -74,14 +74,14 @@ struct Spec {
 
 /// The pods in `text`: documents that are each a `Pod`, a `List` or a `PodList`.
 ///
-/// Of a text that is cut off it gives an error, or the first of its pods, the last of which may lack what was behind
-/// the cut. Cut JSON is always an error.
+/// A text that is cut off gives an error, or the first of its pods, the last of which may lack the part behind the cut.
+/// Cut JSON is always an error.
 pub fn parse(text: &str) -> Result<Vec<Pod>, ParseError> {
     let options = serde_saphyr::options! {
         with_snippet: false,
         // A few thousand pods as the API server prints them.
         budget: serde_saphyr::budget! { max_events: 16_000_000, max_nodes: 4_000_000, max_documents: 16_384 },
-        // Nobody writes pods with aliases, except to overload the reader.
+        // Pods in practice have no aliases; only an attempt to overload the reader has.
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
     };
     let documents: Vec<Spanned<Object>> = serde_saphyr::from_multiple_with_options(text, options)
@@ -185,7 +185,7 @@ fn pod(object: Object) -> Result<Pod, String> {
     })
 }
 
-/// Checks what is to stand in the BPF maps, where texts have a fixed size and end with a zero, and in log lines.
+/// Checks a text for the BPF maps, where texts have a fixed size and end with a zero, and for log lines.
 fn text(field: &str, value: String, max: usize) -> Result<String, String> {
     if value.is_empty() {
         Err(format!("{field} is empty"))

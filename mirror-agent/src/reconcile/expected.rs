@@ -1,7 +1,7 @@
 //! How soon to look again for pods whose process, or NIC, will appear without an event. Pure; the loop calls it.
 //!
-//! A pod should be tapped before its first container runs, and between its sandbox and that lie some milliseconds;
-//! so the loop polls while it expects one.
+//! A pod should be tapped before its first container runs, and only some milliseconds lie between its sandbox and that
+//! container. So the loop polls while it expects a pod.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,8 +15,8 @@ use crate::{
 /// The shortest and the longest wait. The loop adds some milliseconds, in which it collects events.
 const WAIT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// The UIDs of pods that are found by their processes and have none yet, or no NIC yet. What comes to a pod whose
-/// namespace was named comes with an event.
+/// The UIDs of pods that are found by their processes and have no process yet, or no NIC yet. Changes of a pod with a
+/// named namespace come with an event.
 pub(super) fn of(wanted: &[Wanted<'_>], skipped: &[Skipped]) -> BTreeSet<String> {
     let missing: BTreeSet<_> = skipped
         .iter()
@@ -27,10 +27,11 @@ pub(super) fn of(wanted: &[Wanted<'_>], skipped: &[Skipped]) -> BTreeSet<String>
     by_process.map(|pod| &pod.id.uid).filter(|uid| missing.contains(uid)).cloned().collect()
 }
 
-/// What is expected, and since when.
+/// The pods that are expected, the devices of the node, and the beginning of the wait.
 ///
-/// The wait is as long as it has been in vain, so it doubles. It starts anew with every pod that is expected or no
-/// longer is, and with every device of the node: a CNI makes the veth just before the runtime makes the process.
+/// The next wait is as long as the time waited so far, so the time doubles. The wait starts again when the set of
+/// expected pods changes, and with every new device of the node: a CNI makes the veth just before the runtime makes the
+/// process.
 #[derive(Default)]
 pub(super) struct Expected {
     of: (BTreeSet<String>, BTreeSet<IfIndex>),

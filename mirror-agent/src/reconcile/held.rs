@@ -1,7 +1,7 @@
 //! [`Held`]: devices whose ops have failed, and when they are tried again. Pure; the loop calls it.
 //!
-//! One pod that cannot be tapped must not make all others wait, and what fails may make events of its own, which must
-//! not have it tried again at once.
+//! One pod that cannot be tapped must not make all others wait. A failed operation may cause events of its own, which
+//! must not lead to another attempt at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,8 @@ use crate::model::{Device, Op};
 pub(super) struct Held(BTreeMap<Device, Failed>);
 
 struct Failed {
-    /// What was tried. Those of them that did not fail are not asked for again; something else is tried at once.
+    /// The ops of the last attempt. A subset of them, left after a partial success, waits too; a different op is tried
+    /// at once.
     ops: Vec<Op>,
     why: BTreeSet<String>,
     at: Instant,

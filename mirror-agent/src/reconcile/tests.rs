@@ -31,7 +31,7 @@ impl PodSource for Pods {
     }
 }
 
-/// Devices by hand; the changes that were asked for are carried out on them.
+/// Devices set by hand; requested changes are carried out on them.
 #[derive(Default)]
 struct Table {
     links: LinkSnapshot,
@@ -228,7 +228,7 @@ async fn a_removal_does_not_wait_for_all_taps_of_a_start() {
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     assert!(world.dataplane.actual.taps.is_empty(), "{:?}", world.dataplane.actual);
 
-    // What fails takes its time too, and keeps nobody from his turn.
+    // Failed ops take time too, and keep no other device from its turn.
     let broken = Op::Attach(device(12), Program::TapIngress);
     world.dataplane.failures = vec![broken; 2].into();
     run_for(&mut world, SLICE * 3).await.unwrap();
@@ -274,7 +274,7 @@ async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     assert_eq!((told().is_listed, told().is_reconciled, told().failures.len()), (true, false, 1));
 
-    // What is wrong with one device alone is told, and holds up nothing else.
+    // A problem of one device alone is reported, and holds up nothing else.
     world.links.is_broken = false;
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     let report = told();
@@ -289,7 +289,7 @@ async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
         (true, 1, 1, 0)
     );
 
-    // What was done once stays done; what a round cannot see stays as it was told.
+    // A reached state stays reached; a round that cannot read the devices leaves the report unchanged.
     add_pod(&mut world, 3);
     world.dataplane.failures = vec![Op::Attach(device(13), Program::TapIngress); 2].into();
     world.links.is_broken = true;

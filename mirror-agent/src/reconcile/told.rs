@@ -1,4 +1,4 @@
-//! What the loop logs: once a change, and each thing when it is so.
+//! The log of the loop: each change is logged once, when it happens.
 //!
 //! Logs, and decides nothing. The loop calls it.
 
@@ -11,7 +11,7 @@ use crate::{
     select::{BadAnnotation, Skipped},
 };
 
-/// What has been logged, so that it is logged once a change.
+/// The states that have been logged, so that each change is logged once.
 #[derive(Default)]
 pub(super) struct Told {
     bad: BTreeSet<BadAnnotation>,
@@ -126,7 +126,7 @@ impl Told {
     }
 }
 
-/// Logs an op that changed something for people.
+/// Logs an op that changed something visible to users.
 pub(super) fn tell_op(op: &Op, desired: &Desired, actual: &Actual) {
     let owner = |device| Some(&actual.taps.get(device)?.tap.as_ref()?.owner);
     match op {

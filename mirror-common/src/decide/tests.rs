@@ -22,12 +22,12 @@ const BRIDGE: u32 = 20;
 struct Node {
     targets: Vec<Reach>,
     taps: Vec<u32>,
-    /// Sessions that `sift` refuses, that `charge` refuses, and what becomes of the clones to each target.
+    /// Sessions that `sift` refuses, sessions that `charge` refuses, and the outcome of the clones to each target.
     filtered: Vec<u32>,
     limited: Vec<u32>,
     answers: BTreeMap<u32, Answer>,
     origin: u32,
-    /// What has happened to the packet.
+    /// The packet's present mark.
     tc_index: Option<u16>,
     clones: Vec<(u32, u16, u32)>,
     charged: Vec<u32>,
@@ -83,7 +83,7 @@ impl Kernel for Node {
 }
 
 impl Node {
-    /// What each session of the tap counts, and the packet as it goes on.
+    /// The verdict of each session of the tap, and the packet as it goes on.
     fn see(&mut self, packet: Packet, tap: &Tap) -> (Vec<Verdict>, Packet) {
         (self.tc_index, self.counted) = (None, Vec::new());
         mirror(self, packet, tap);
@@ -163,7 +163,8 @@ fn any_node() -> impl Strategy<Value = Node> {
 }
 
 proptest! {
-    /// Exactly one verdict a session, in the packet's direction; a copy for each that says so; charges for these alone.
+    /// Each session counts one verdict, in the packet's direction. There is a copy for each verdict that says so, and a
+    /// charge for these alone.
     #[test]
     fn every_session_is_counted_once_and_charged_for_its_copy(
         packet in any_packet(), tap in any_tap(), mut node in any_node(),
@@ -185,7 +186,7 @@ proptest! {
             prop_assert!(session.snaplen == 0 || target.flags & TARGET_CUTS != 0, "whole where it was to be cut");
             prop_assert!(session.flags & SESSION_FILTERED == 0 || !node.filtered.contains(&session.id));
         }
-        // The packet goes on with the marks of what was copied, and with what others have in the lower byte.
+        // The packet goes on with the marks of its copies, and with the bits of others in the lower byte.
         let forms = copied().fold(standing, |forms, (session, _)| forms | session.mark);
         prop_assert_eq!(marks::forms(after.tc_index), forms);
         prop_assert_eq!(marks::is_copy(after.tc_index), marks::is_copy(packet.tc_index) && !tap.kind().leaves_pod(packet.hook));
@@ -193,7 +194,7 @@ proptest! {
         prop_assert!(node.clones.iter().all(|&(_, tc_index, _)| marks::is_copy(tc_index)));
     }
 
-    /// A reader gets each form once, whichever sessions ask for it.
+    /// A reader gets each form once, for any sessions that ask for it.
     #[test]
     fn no_form_is_copied_twice(packet in any_packet(), tap in any_tap(), mut node in any_node()) {
         let (verdicts, _) = node.see(packet, &tap);
@@ -205,7 +206,7 @@ proptest! {
         prop_assert_eq!(forms.len(), count);
     }
 
-    /// What a session does that makes no copy changes nothing for the others: as if it were not there.
+    /// A session that makes no copy changes nothing for the others: they act as if it did not exist.
     #[test]
     fn a_session_that_fails_touches_no_other(
         packet in any_packet(), tap in any_tap(), node in any_node(), which: prop::sample::Index,
@@ -267,7 +268,7 @@ fn at(device: u32, from: u32, packet: Packet) -> Packet {
     Packet { hook: Hook::Egress, ifindex: device, ingress_ifindex: from, ..packet }
 }
 
-/// One session to the first target at either tap: what the tap where the packet enters a pod counts.
+/// With one session to the first target at either tap: the verdict of the tap where the packet enters a pod.
 #[track_caller]
 fn sent(snaplens: [u32; 2], device: u32, from: u32) -> Verdict {
     let mut node = node(1);

@@ -1,10 +1,10 @@
-//! What a copy is charged to: its session, then its pod, then the node. What a later one refuses, the earlier ones get
-//! back.
+//! The meters that a copy is charged to: its session's, then its pod's, then the node's. If a later meter refuses, the
+//! charge to the earlier ones is given back.
 //!
-//! A pod has a ceiling, which is a limit like a session's, and a share of the node's rate. Within its share a pod is
-//! never refused for what others take: such a packet may bring the node's meter into debt. Beyond its share it gets only
-//! what the node's meter has left. So, where the shares add up to no more than the node's rate ([`Limits::share`] sees
-//! to that), over any stretch of time the copies of all pods are at most:
+//! A pod has a ceiling, which is a limit like a session's, and a share of the node's rate. The traffic of others never
+//! makes a pod lose a packet within its share: such a packet may bring the node's meter into debt. Beyond its share the
+//! pod gets only the rest of the node's credit. The shares add up to no more than the node's rate ([`Limits::share`]
+//! makes sure of that). So, over any stretch of time, the copies of all pods are at most:
 //!
 //! * the node's rate times the stretch,
 //! * one burst of the node, and one of each share, which together are one more burst of the node,
@@ -15,8 +15,8 @@
 use super::{Limits, Meter, PodMeter};
 use crate::verdict::Verdict;
 
-/// The meters and their limits. Each method lets `change` have one meter at a time, and no other CPU has it meanwhile.
-/// `None`: there is none.
+/// The meters and their limits. Each method gives `change` access to one meter at a time, and no other CPU uses that
+/// meter meanwhile. `None`: there is no such meter.
 pub trait Meters {
     /// The meter of a session.
     fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
@@ -47,7 +47,7 @@ pub struct Paid {
 }
 
 impl Paid {
-    /// Nothing but what the session may have been charged.
+    /// No meter but, possibly, the session's.
     pub const NOTHING: Self = Self { bits: 0 };
     const POD: u32 = 1;
     const SHARE: u32 = 2;
@@ -61,7 +61,7 @@ impl Paid {
         self.bits
     }
 
-    /// What [`Self::to_bits`] gave.
+    /// The reverse of [`Self::to_bits`].
     #[inline(always)]
     pub const fn from_bits(bits: u32) -> Self {
         Self { bits }
@@ -120,7 +120,7 @@ fn charge_pod<M: Meters>(meters: &mut M, index: u32, now_ns: u64, len: u32) -> R
     meters.pod(index, take).unwrap_or(Err(Verdict::Failed))
 }
 
-/// Charges the node: what is within the pod's share in any case, anything else if the node has credit.
+/// Charges the node: always for a packet within the pod's share, for others if the node has credit.
 #[inline(always)]
 fn charge_node<M: Meters>(meters: &mut M, paid: Paid, now_ns: u64, len: u32) -> Result<Paid, Verdict> {
     if !meters.has_node_rate() {

@@ -14,7 +14,7 @@ fn packets_per_second(rate: u64, burst_ns: u64) -> Limits {
 }
 
 proptest! {
-    /// Over any stretch of time no more passes than the rate, one burst and one packet.
+    /// Over any stretch of time at most the rate, one burst and one packet pass.
     #[test]
     fn a_limit_is_never_exceeded(
         rate in 1..1_000_000u64, burst_ns in 1_000..SECOND_NS, pauses in vec(0..2_000_000u64, 1..500), from: prop::sample::Index,
@@ -37,7 +37,7 @@ proptest! {
         prop_assert!((taken.len() - first) as u64 <= most, "{} of {most}", taken.len() - first);
     }
 
-    /// A sender that is always ready gets what it was promised.
+    /// A sender that is always ready gets the promised rate.
     #[test]
     fn a_limit_is_used_up(rate in 100..50_000u64, overload in 2..10u64) {
         let limits = packets_per_second(rate, SECOND_NS / 20);
@@ -82,7 +82,7 @@ proptest! {
         prop_assert_eq!(meter, after);
     }
 
-    /// Whatever stands in the maps, also what no agent writes.
+    /// With any contents of the maps, also contents that no agent writes.
     #[test]
     fn no_time_and_no_price_overflows(
         limits: [u64; 6], credits: [i64; 2], used: [u64; 3], times: [u64; 3], len: u32,
@@ -132,7 +132,7 @@ proptest! {
         for len in lens {
             meter.forgive(&limits);
             prop_assert_eq!(meter.take(&limits, now, len), Ok(()), "{:?}", meter);
-            // What the packet costs at the rate that was asked for, and a tick for each of its bytes.
+            // The price of the packet at the requested rate, and a tick for each of its bytes.
             let seconds_ns = 1_000_000_000_u128;
             let of_packet = (packets != 0).then(|| seconds_ns.div_ceil(packets.into()));
             let of_bytes = (bits != 0).then(|| (seconds_ns * 8 * u128::from(len)).div_ceil(bits.into()));
@@ -141,7 +141,7 @@ proptest! {
         }
     }
 
-    /// At every rate and burst: over any stretch of time no more passes than the rate, one burst and one packet.
+    /// At every rate and burst: over any stretch of time at most the rate, one burst and one packet pass.
     #[test]
     fn no_rate_is_exceeded(
         packets in maybe(any_rate()), bits in maybe(any_rate()), burst in any_burst(),
@@ -172,7 +172,8 @@ proptest! {
         }
     }
 
-    /// A session in debt at a low rate copies again at a higher one after that one's price, not after weeks.
+    /// A session in debt at a low rate copies again at a higher rate after the price of one packet there, not after
+    /// weeks.
     #[test]
     fn a_debt_is_forgotten_with_the_rate_that_it_was_made_at(
         low in 1..1_000_u64, high in 1_000_000..1_u64 << 40, len in any_len(),
@@ -204,7 +205,7 @@ proptest! {
     }
 }
 
-/// What was asked for by hand and copied nothing, ever: its credit was below zero.
+/// A setting that a user made by hand, and that copied nothing, ever: its credit was below zero.
 #[test]
 fn a_burst_of_months_is_one_of_a_minute() {
     let limits = Limits::of_rate(1_000, 0, Duration::from_secs(105 * 24 * 3600));

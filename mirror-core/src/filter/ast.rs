@@ -1,4 +1,4 @@
-//! What an expression says: the tree between the parser and the code generator.
+//! The tree of an expression, between the parser and the code generator.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(super) enum ExprKind {
     Primitive(Primitive),
 }
 
-/// What the language calls a primitive.
+/// A primitive in the sense of the language.
 #[derive(Debug, Clone)]
 pub(super) enum Primitive {
     /// The name of a protocol alone.
@@ -26,13 +26,13 @@ pub(super) enum Primitive {
     Id(Qualifiers, Id),
     Broadcast(Option<Protocol>),
     Multicast(Option<Protocol>),
-    /// `vlan`, with or without a number. What comes after it looks behind the tag.
+    /// `vlan`, with or without a number. The following primitives look behind the tag.
     Vlan(Option<u32>),
     /// `left relation right`, as in `tcp[13] & 2 != 0`.
     Relation(Value, Relation, Value),
 }
 
-/// What an id is to be taken for. An id without qualifiers of its own has those of the id before.
+/// The meaning of an id. An id without qualifiers of its own has those of the id before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Qualifiers {
     pub(super) protocol: Option<Protocol>,
@@ -62,7 +62,7 @@ pub(super) enum Protocol {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// No word stands there: as `SrcOrDst`, but allowed where a direction makes no sense.
+    /// No word stands there: the same as `SrcOrDst`, but allowed where a direction makes no sense.
     Either,
     Src,
     Dst,

@@ -1,10 +1,10 @@
-//! A compiled filter in lines that people can read.
+//! A compiled filter as readable lines.
 
 use std::fmt::Write as _;
 
 use mirror_common::filter::{ACCEPT, FilterProgram, FilterStep, REJECT};
 
-/// One line a step: what is tested, and where either outcome leads.
+/// One line for each step: its test, and the step that each outcome leads to.
 pub fn explain(program: &FilterProgram) -> String {
     let mut text = String::new();
     for (index, step) in program.steps.iter().take(program.len as usize).enumerate() {

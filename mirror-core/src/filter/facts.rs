@@ -1,4 +1,4 @@
-//! What is known of a frame at a place of a program, from the tests on every way that leads there.
+//! The facts about a frame at a place of a program, from the tests on every way that leads there.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use super::tree::{Load, Test};
 /// Facts. More facts fit fewer frames; without any, every frame fits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// Which values a masked load can have. A load without an entry can have any.
+    /// The possible values of a masked load. A load without an entry can have any value.
     values: BTreeMap<(Load, u32), Ranges>,
-    /// How many bytes of the frame are there for sure, because a load that ends there has succeeded. The length says
-    /// nothing of it: of a frame in a cut capture, fewer bytes are there than its length.
+    /// The number of bytes of the frame that exist for sure, because a load that ends there has succeeded. The length
+    /// does not prove it: a frame in a cut capture has fewer bytes than its length.
     there: u32,
     /// How far behind each IPv4 header (by its offset) a load has succeeded.
     behind_ipv4: BTreeMap<u8, u32>,
@@ -30,7 +30,7 @@ impl Facts {
         }
     }
 
-    /// How the test ends, if that is known. Says nothing on whether its load succeeds.
+    /// The outcome of the test, if it is known. It says nothing on whether the load succeeds.
     pub(super) fn outcome(&self, test: &Test) -> Option<bool> {
         let ranges = self.ranges(test);
         let passing = clip(&ranges, test.low, test.high);
@@ -62,7 +62,7 @@ impl Facts {
         Some(facts)
     }
 
-    /// The facts that hold whichever of the two holds.
+    /// The facts that hold in either case.
     pub(super) fn either(&self, other: &Self) -> Self {
         let mut values = BTreeMap::new();
         for (key, ranges) in &self.values {
@@ -97,7 +97,8 @@ impl Facts {
             let known = self.behind_ipv4.entry(load.ip_header).or_default();
             *known = end.max(*known);
         }
-        // Also of a load behind an IPv4 header, whose length may be 0. A frame is at least as long as what is there of it.
+        // Also for a load behind an IPv4 header, whose length may be 0. A frame is at least as long as its bytes that
+        // exist.
         self.there = end.max(self.there);
         let length = self.values.entry((Load::LENGTH, u32::MAX)).or_insert_with(|| vec![(0, u32::MAX)]);
         *length = clip(length, end, u32::MAX);
@@ -105,7 +106,7 @@ impl Facts {
     }
 }
 
-/// What of the ranges lies in `low..=high`.
+/// The part of the ranges in `low..=high`.
 fn clip(ranges: &[(u32, u32)], low: u32, high: u32) -> Ranges {
     let clipped = ranges.iter().map(|(from, to)| (*from.max(&low), *to.min(&high)));
     clipped.filter(|(from, to)| from <= to).collect()

@@ -1,8 +1,8 @@
-//! What each primitive asks of a frame: the tests of libpcap's code generator, in its order.
+//! The tests of each primitive: the tests of libpcap's code generator, in its order.
 //!
 //! The order matters where a frame is truncated: the first load beyond its end rejects the frame. libpcap's own
-//! optimiser does not keep to that (it leaves out and moves loads); ours does, so it is libpcap without its optimiser
-//! that we agree with on truncated frames, and libpcap in any form on whole ones.
+//! optimiser does not keep the order (it leaves out and moves loads), but ours does. So on truncated frames we agree
+//! with libpcap without its optimiser, and on whole frames with libpcap in any form.
 
 use std::ops::Range;
 
@@ -15,13 +15,13 @@ use super::{
     tree::{Load, Test, Tree, directed},
 };
 
-/// What an IPv4 header can have at most; a load behind it can be so much farther on.
+/// The longest IPv4 header; a load behind it can begin so many bytes later.
 const MAX_IPV4_HEADER: u32 = 60;
 /// The greatest value of the field after the addresses that is a length, not a type.
 const MAX_ETHERNET_LENGTH: u32 = 1500;
 
 type Generated = Result<Tree, FilterError>;
-/// What is wrong, for the whole primitive.
+/// The problem, for the whole primitive.
 type Refusal = String;
 
 /// Generates the tests of an expression.
@@ -29,7 +29,7 @@ pub(super) fn generate(text: &str, expr: &Expr) -> Generated {
     Generator { text, link_type: 12, payload: 14 }.expression(expr)
 }
 
-/// Where the Ethernet type and what follows it are for the next primitive: `vlan` moves them.
+/// Where the Ethernet type and the fields after it are for the next primitive: `vlan` moves them.
 struct Generator<'a> {
     text: &'a str,
     link_type: u32,
@@ -261,7 +261,7 @@ impl Generator<'_> {
             Id::Ipv4Net { .. } if kind == Kind::Host => return Err("a host has no mask; use net".to_owned()),
             Id::Ipv4Net { address, mask } => (address, mask),
             Id::Ipv4 { address, bits } => (address, u32::MAX << (32 - bits)),
-            // The number of a class A, B or C network, from the times when there were such.
+            // The number of a class A, B or C network, from the times when networks had classes.
             Id::Number(number @ 1..) if kind == Kind::Net => {
                 let spare = number.leading_zeros() / 8 * 8;
                 (number << spare, u32::MAX << spare)
@@ -340,7 +340,7 @@ impl Generator<'_> {
             let ports4 = ports(self.behind_ipv4(0, 2)?, self.behind_ipv4(2, 2)?);
             v4.push(Tree::All(vec![self.field(9, 1)?.equals(protocol), self.first_fragment()?, ports4]));
         }
-        // libpcap asks for sctp first, and for IPv6; tests of one field can change places.
+        // libpcap tests sctp first, and IPv6 first; tests of one field can change places.
         Ok(Tree::Any(vec![
             Tree::All(vec![self.ethertype(names::IP)?, Tree::Any(v4)]),
             Tree::All(vec![self.ethertype(names::IP6)?, Tree::Any(v6)]),

@@ -1,7 +1,7 @@
 //! The words of the filter language, each with the place where it stands.
 //!
 //! As in libpcap's scanner the longest word wins, so that `80-90` is one word and `aa:bb:cc:dd:ee:ff` is an address.
-//! What a word means is the parser's business, apart from the names of numbers such as `tcp-syn`.
+//! The parser decides the meaning of a word, except for the names of numbers such as `tcp-syn`.
 
 use core::net::Ipv6Addr;
 use std::ops::Range;
@@ -15,12 +15,12 @@ pub(super) struct Token {
     pub(super) span: Range<usize>,
 }
 
-/// What the scanner can tell of a word.
+/// The kinds of words that the scanner distinguishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TokenKind {
-    /// A number, or the name of one (`tcpflags`).
+    /// A number, or the name of a number (`tcpflags`).
     Number(u32),
-    /// Two to four numbers with dots: an IPv4 address or network; how many there are is kept.
+    /// Two to four numbers with dots: an IPv4 address or network. The count of the numbers is kept.
     Ipv4 { address: u32, bits: u32 },
     /// An IPv6 address.
     Ipv6(u128),
@@ -113,8 +113,8 @@ fn run_of(text: &str, belongs: impl Fn(char) -> bool) -> &str {
     text.split(|c| !belongs(c)).next().unwrap_or_default()
 }
 
-/// An IPv6 or Ethernet address at the beginning of `rest`. It is the longest one that there is, for in `ip6[6:1]` the
-/// colon is another one.
+/// The longest IPv6 or Ethernet address at the beginning of `rest`, if there is one. The colon in `ip6[6:1]` belongs to
+/// no address.
 fn with_colons(rest: &str) -> Option<(TokenKind, usize)> {
     let run = run_of(rest, |c| c.is_ascii_hexdigit() || matches!(c, ':' | '.'));
     if !run.contains(':') {
@@ -130,7 +130,7 @@ fn with_colons(rest: &str) -> Option<(TokenKind, usize)> {
     })
 }
 
-/// What a word without colons is.
+/// The kind of a word without colons.
 fn classify(word: &str) -> Result<TokenKind, String> {
     if let Some(address) = mac(word, '-').or_else(|| mac(word, '.')).or_else(|| mac_of_digits(word)) {
         return Ok(TokenKind::Mac(address));

@@ -17,7 +17,7 @@ pub(super) fn ethertype(name: &str) -> Option<u32> {
     find(ETHERTYPES, name)
 }
 
-/// The port of a service, and the one IP protocol that it uses; `None`: any that has ports.
+/// The port of a service, and the one IP protocol that it uses; `None`: any protocol with ports.
 pub(super) fn service(name: &str) -> Option<(u32, Option<u32>)> {
     SERVICES.iter().find(|(known, ..)| *known == name).map(|(_, port, protocol)| (*port, *protocol))
 }

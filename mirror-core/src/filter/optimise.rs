@@ -1,7 +1,7 @@
 //! Makes a program shorter without changing its answer, on truncated frames too.
 //!
-//! A round goes through the graph from its start, gathers what is known of a frame at each test from all ways that
-//! lead there, and sends each way past the tests whose outcome is known. A test is only left out where its load is
+//! A round goes through the graph from its start. It gathers the facts about a frame at each test from all ways that
+//! lead there, and sends each way past the tests whose outcome is known. A test is left out only where its load is
 //! known to succeed, because a load beyond the frame is an answer of its own.
 
 use super::{
@@ -9,7 +9,8 @@ use super::{
     graph::{Graph, Node, Target},
 };
 
-/// Every round makes ways shorter, and the first few make them short; the answer is right after any.
+/// Every round makes ways shorter, and the first few rounds make most of the progress. The answer is right after any
+/// round.
 const MAX_ROUNDS: usize = 16;
 
 /// The shorter program.
@@ -44,7 +45,7 @@ fn round(mut graph: Graph) -> Graph {
         let (on_true, on_false) = match ways {
             [Some(on_true), Some(on_false)] => (on_true, on_false),
             [Some(only), None] | [None, Some(only)] => (only, only),
-            // Nothing can come here with a frame that is long enough.
+            // No frame that is long enough can come here.
             [None, None] => (Target::Reject, Target::Reject),
         };
         if let Some(place) = graph.nodes.get_mut(index) {
@@ -54,7 +55,7 @@ fn round(mut graph: Graph) -> Graph {
     rebuilt(&graph, &known)
 }
 
-/// Where a frame of which `facts` are known comes to a test whose outcome is not.
+/// Where a frame with these `facts` meets a test with an unknown outcome.
 fn follow(graph: &Graph, mut target: Target, facts: &Facts) -> Target {
     while let Some(node) = graph.node(target) {
         let outcome = facts.outcome(&node.test).or((node.on_true == node.on_false).then_some(true));
@@ -78,7 +79,7 @@ fn arrive(known: &mut [Option<Facts>], target: Target, facts: Facts) {
     }
 }
 
-/// The graph anew, without what is not reached, and with equal tests made one.
+/// The graph made again, without unreachable nodes, and with equal tests merged.
 fn rebuilt(graph: &Graph, known: &[Option<Facts>]) -> Graph {
     let mut new = Graph::empty();
     let mut moved: Vec<Target> = Vec::with_capacity(graph.nodes.len());

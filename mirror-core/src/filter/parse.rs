@@ -1,8 +1,8 @@
 //! The grammar of the filter language: words in, a tree out.
 //!
-//! As in libpcap's grammar, `and` and `or` bind alike and to the left, and an id that stands alone after one of them
-//! has the qualifiers of the id before (`tcp port 80 or 443`), also across a group in brackets. A group can be ids, an
-//! expression or arithmetic: the three are tried in turn, and the error of the one that came farthest is told.
+//! As in libpcap's grammar, `and` and `or` bind alike and to the left. An id that stands alone after one of them has
+//! the qualifiers of the id before (`tcp port 80 or 443`), also across a group in brackets. A group can be ids, an
+//! expression or arithmetic: the three are tried in turn, and the error of the attempt that came farthest is reported.
 
 mod arithmetic;
 mod cursor;
@@ -49,7 +49,7 @@ struct Parser<'a> {
     depth: usize,
 }
 
-/// What a keyword of ours is, or that it is libpcap's and none of ours.
+/// The meaning of a keyword: it is ours, or it is libpcap's and not supported.
 enum Keyword {
     Protocol(Protocol),
     Direction(Direction),
@@ -149,7 +149,7 @@ impl Parser<'_> {
             inner.span = start..parser.end();
             Ok((inner, inherited))
         });
-        // The first of those that came farthest.
+        // The error of the attempt that came farthest.
         group.map_err(|error| [relation, ids].into_iter().fold(error, FilterError::or_farther))
     }
 
@@ -267,7 +267,7 @@ impl Parser<'_> {
         Ok((expr, None))
     }
 
-    /// What begins with a protocol, a direction or a kind.
+    /// A primitive that begins with a protocol, a direction or a kind.
     fn qualified(&mut self, start: usize) -> Parsed<(Expr, Option<Qualifiers>)> {
         let protocol = self.keyword_of(|keyword| match keyword {
             Keyword::Protocol(protocol) => Some(protocol),
@@ -353,7 +353,7 @@ impl Parser<'_> {
         Ok(Some(found))
     }
 
-    /// Takes the next word if `choose` wants what it is.
+    /// Takes the next word if `choose` accepts it.
     fn keyword_of<T>(&mut self, choose: impl FnOnce(Keyword) -> Option<T>) -> Option<T> {
         let Some(TokenKind::Word(word)) = self.peek() else { return None };
         let chosen = choose(keyword(word)?)?;
@@ -361,7 +361,7 @@ impl Parser<'_> {
         Some(chosen)
     }
 
-    /// Whether the next word is an id; a number that arithmetic goes on with is not.
+    /// Whether the next word is an id. A number that is part of arithmetic is not.
     fn is_id(&self) -> bool {
         match self.peek() {
             Some(TokenKind::Number(_)) => {

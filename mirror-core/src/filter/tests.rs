@@ -1,5 +1,5 @@
-//! What can be told without libpcap: the sizes of programs, and that no filter keeps the compiler busy. The target
-//! `filter` of the package `mirror-tests` holds the answers against libpcap's.
+//! Tests that do not need libpcap: the sizes of programs, and that no filter keeps the compiler busy. The target
+//! `filter` of the package `mirror-tests` compares the answers with libpcap's.
 #![expect(clippy::expect_used, reason = "tests")]
 
 use mirror_common::filter::{ACCEPT, MAX_FILTER_STEPS};
@@ -72,7 +72,8 @@ fn a_filter_that_is_too_large_says_from_where_on() {
     );
 }
 
-/// Whoever may annotate a pod can write a filter: each of these would keep a compiler without bounds busy for ever.
+/// Any author of a pod's annotations can write a filter: each of these would keep a compiler without bounds busy for
+/// ever.
 #[test]
 fn no_filter_keeps_the_compiler_busy() {
     let texts = [

@@ -11,7 +11,7 @@ pub(super) struct Test {
     pub(super) high: u32,
 }
 
-/// What is loaded; the fields are those of a step.
+/// The load of a test; the fields are those of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Load {
     pub(super) offset: u8,
@@ -61,7 +61,7 @@ impl Tree {
     }
 }
 
-/// One field or the other, as the direction says.
+/// The source field or the destination field, by the direction.
 pub(super) fn directed(direction: Direction, source: Tree, destination: Tree) -> Tree {
     match direction {
         Direction::Src => source,

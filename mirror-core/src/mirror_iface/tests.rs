@@ -1,4 +1,4 @@
-//! Which devices may be the mirror interface, and who makes it.
+//! Tests: which devices may be the mirror interface, and who makes it.
 
 use super::*;
 use crate::model::{ALIAS, Offloads, Peer};
@@ -112,7 +112,8 @@ fn offloads_that_are_not_wanted_are_switched_off_whenever_they_are_on() {
     let unknown = Link { offloads: None, ..dummy() };
     let switch_off = [LinkChange::SetOffloads(IfIndex(9), false)];
     for _ in 0..2 {
-        // Ours or not: it was told so. What cannot be read is tried, so that it is told why it fails.
+        // The user asked for it, for our device and for others. Unreadable offloads are tried, so that the error is
+        // reported.
         assert_eq!(mirror.changes(&world([on.clone()])), switch_off);
         assert_eq!(mirror.changes(&world([off.clone()])), []);
         assert_eq!(mirror.changes(&world([unknown.clone()])), switch_off);
@@ -154,7 +155,7 @@ fn a_device_of_ours_has_a_queue_while_the_kernel_segments_for_it() {
     assert!(!mirror.loses_order(&world([queued(segmented(dummy()))])));
     assert!(!mirror.loses_order(&world([])));
 
-    // An earlier agent gave it one. Whether the queue is that one, its handle tells.
+    // An earlier agent gave the device this queue. Its handle shows whether it is ours.
     let mut mirror = MirrorIface::new("mirror0", None);
     let left = world([queued(ours())]);
     assert_eq!(mirror.changes(&left), [LinkChange::SetQueue(IfIndex(9), false)]);

@@ -1,6 +1,6 @@
-//! What is installed in the kernel, in the words of the model.
+//! The installed state of the kernel, in the terms of the model.
 //!
-//! Data only, as the rest of [`model`](super). The dataplane reads it back, `plan` compares it with what is wanted.
+//! Data only, like the rest of [`model`](super). The dataplane reads it back, `plan` compares it with the wanted state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ pub enum Program {
 impl Program {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::TapIngress, Self::TapEgress, Self::Deliver];
-    /// Those of a tap.
+    /// The programs of a tap.
     pub const TAP: [Self; 2] = [Self::TapIngress, Self::TapEgress];
 
     /// The name in the eBPF object, in the kernel and of the pin.
@@ -44,10 +44,10 @@ impl Program {
     }
 }
 
-/// What stands at one tc hook of a device.
+/// The state of one tc hook of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HookState {
-    /// Nothing of ours.
+    /// No program of ours.
     #[default]
     Absent,
     /// A program of an earlier agent.
@@ -56,7 +56,7 @@ pub enum HookState {
     Current,
 }
 
-/// What is installed for one device.
+/// The installed objects of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ActualTap {
     /// The map entry; `None`: hooks without an entry, which copy nothing.
@@ -67,12 +67,12 @@ pub struct ActualTap {
     pub ingress: HookState,
     /// State of the hook where the device sends.
     pub egress: HookState,
-    /// What our programs do not see at these hooks, and why.
+    /// The packets that our programs do not see at these hooks, and why.
     pub hidden: Vec<(Hook, Hidden)>,
 }
 
 impl ActualTap {
-    /// Whether the device has no hook for one of the tap's programs, so that it cannot be attached.
+    /// Whether the device has no hook for one of the tap's programs, so that the program cannot be attached.
     pub fn lacks_hook(&self, program: Program) -> bool {
         self.hidden.contains(&(program.hook(), Hidden::NoHook))
     }
@@ -127,7 +127,7 @@ pub struct Capacity {
     pub filters: usize,
 }
 
-/// What is installed.
+/// The installed state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actual {
     /// The targets by name.
@@ -138,10 +138,10 @@ pub struct Actual {
     pub taps: BTreeMap<Device, ActualTap>,
     /// The second stage, by the device that it runs at; never `Absent`.
     pub deliver: BTreeMap<IfIndex, HookState>,
-    /// What the tables can hold.
+    /// The capacity of the tables.
     pub capacity: Capacity,
-    /// The other versions of the agent of which taps may still run. Their hooks are `Stale`; whom they mirror, and
-    /// where to, is not known: their maps are not read.
+    /// The other versions of the agent whose taps may still run. Their hooks are `Stale`. The pods and targets of these
+    /// taps are not known, because the maps of these versions are not read.
     pub other_versions: BTreeSet<u32>,
 }
 

@@ -6,16 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{IfIndex, NetnsId};
 
-/// What is special about a device's kind (`IFLA_INFO_KIND`).
+/// The special kind of a device (`IFLA_INFO_KIND`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LinkKind {
     /// The loopback device.
     Loopback,
-    /// One end of a veth pair.
+    /// An end of a veth pair.
     Veth,
-    /// Drops what it is given: made to be captured on.
+    /// Drops the packets that are sent to it: made for captures.
     Dummy,
-    /// Puts what it is given back into the path that it came from.
+    /// Puts the packets that are sent to it back into their former path.
     Ifb,
     /// Anything else, by the kernel's word for it; empty for a physical device.
     Other(String),
@@ -47,18 +47,18 @@ pub struct Link {
     pub master: Option<IfIndex>,
     /// The other end, for a veth; the lower device, for a VLAN and its like.
     pub peer: Option<Peer>,
-    /// Has no queue of its own (`IFLA_QDISC` is `noqueue`), so it cannot be congested.
+    /// The device has no queue of its own (`IFLA_QDISC` is `noqueue`), so it cannot be congested.
     pub queueless: bool,
     /// MTU in bytes.
     pub mtu: u32,
     /// `IFLA_IFALIAS`.
     pub alias: Option<String>,
-    /// What it takes over from the kernel when it sends; `None`: not asked for, or unknown.
+    /// The work that the device takes over from the kernel when it sends; `None`: not requested, or unknown.
     pub offloads: Option<Offloads>,
 }
 
-/// The offloads for the sake of which the kernel hands a device super-frames and unfinished checksums, by their
-/// ethtool names. Those that are off and must stay off are not in it.
+/// The offloads with which the kernel hands a device super-frames and unfinished checksums, by their ethtool names.
+/// Offloads that are off and must stay off are not included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Offloads {
     /// On, and can be switched off.
@@ -76,12 +76,12 @@ pub struct PodLinks {
     pub netns: NetnsId,
     /// It is the node's own namespace.
     pub is_host: bool,
-    /// The id that the node's namespace has for it (`RTM_GETNSID`); `None`: none yet, so no device of it has its
-    /// peer on the node.
+    /// The id that the node's namespace has for this namespace (`RTM_GETNSID`); `None`: none yet, so no device of it
+    /// has its peer on the node.
     pub nsid: Option<i32>,
     /// Its devices, loopback included.
     pub links: Vec<Link>,
-    /// Why they could not be read again: then they are what is still there of those that were read last.
+    /// Why the devices could not be read again. Then `links` holds those of the last reading that still exist.
     pub stale: Option<String>,
 }
 
@@ -97,7 +97,7 @@ impl PodLinks {
     }
 }
 
-/// The devices of the node, and of the pods that were asked for, at one moment.
+/// The devices of the node, and of the pods in the request, at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkSnapshot {
     /// Devices of the node's network namespace.
@@ -113,12 +113,12 @@ impl LinkSnapshot {
     }
 }
 
-/// Alias (`IFLA_IFALIAS`) of the devices that we make: only what carries it may be deleted.
+/// Alias (`IFLA_IFALIAS`) of the devices that we make: only devices with this alias may be deleted.
 pub const ALIAS: &str = "podmirror";
 
 /// A change of the mirror interface, decided by [`mirror_iface`](crate::mirror_iface).
 ///
-/// To change a device that has gone is not an error: the next snapshot tells that it has.
+/// To change a device that has gone is not an error: the next snapshot shows that it has gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkChange {
     /// Makes a dummy device, or a veth pair where the kernel has no dummy driver: no ARP, no multicast, no IPv6
@@ -135,11 +135,12 @@ pub enum LinkChange {
     SetUp(IfIndex),
     /// Changes the MTU of a device, in bytes.
     SetMtu(IfIndex, u32),
-    /// Switches those offloads of a device on or off that can be (see [`Offloads`]). An error if one of
-    /// them does not follow.
+    /// Switches all of a device's changeable offloads (see [`Offloads`]) on or off. An error if one of them does not
+    /// follow.
     SetOffloads(IfIndex, bool),
-    /// Gives a device without a queue one of ours, in which the copies that the kernel segments keep their order; or
-    /// takes it away. A queue that somebody else has set is never replaced: an error if it is to be, nothing otherwise.
+    /// Gives a device without a queue our queue, in which the copies that the kernel segments keep their order; or
+    /// removes our queue. A queue that other software has set is never replaced: an error if it would have to be, and
+    /// no change otherwise.
     SetQueue(IfIndex, bool),
     /// Deletes a device, and with it the other end of a veth pair.
     Delete(IfIndex),

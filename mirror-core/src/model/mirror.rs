@@ -1,6 +1,6 @@
-//! What is wanted: taps, the sessions of each, and the targets of those.
+//! The wanted state: taps, the sessions of each, and the targets of the sessions.
 //!
-//! Data only, as the rest of [`model`](super). `select` makes it, `plan` compares it with what is installed.
+//! Data only, like the rest of [`model`](super). `select` makes it, `plan` compares it with the installed state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,11 +12,11 @@ use mirror_common::{limit::Limits, verdict::TapKind};
 use super::{Device, Directions, IfIndex, MirrorId, NetnsId, PodId, TargetName};
 use crate::settings::{NodeLimits, Settings};
 
-/// The pod or interface that a tap is for. Two taps at the same device with different owners are different taps: an
-/// ifindex is used again, and a pod can get a new sandbox.
+/// The pod or interface that a tap is for. Two taps at the same device with different owners are different taps: the
+/// kernel uses an ifindex again, and a pod can get a new sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner {
-    /// The pod; `None`: an interface that was named by itself.
+    /// The pod; `None`: an interface that the user named.
     pub pod: Option<PodId>,
     /// The pod's network namespace; zeros without a pod.
     pub netns: NetnsId,
@@ -43,7 +43,7 @@ impl Owner {
 pub struct Tap {
     /// The pod and NIC that it is for.
     pub owner: Owner,
-    /// What the tapped device is to the NIC.
+    /// The relation of the tapped device to the NIC.
     pub kind: TapKind,
     /// The limits of pods and of the node hold for it.
     pub is_limited: bool,
@@ -56,7 +56,7 @@ pub struct Tap {
 pub struct Session {
     /// The directions that it copies.
     pub directions: Directions,
-    /// What it does with the packets of those.
+    /// Its settings, for the packets of these directions.
     pub settings: Settings,
     /// Where its copies go.
     pub target: TargetName,
@@ -65,13 +65,13 @@ pub struct Session {
 }
 
 impl Session {
-    /// What its copies look like to a reader.
+    /// The form of its copies.
     pub fn form(&self) -> Form<'_> {
         Form { target: &self.target, snaplen: self.settings.snaplen }
     }
 
-    /// Whether two sessions ask for the same, in the words of the user. A filter that a newer compiler translates in
-    /// another way asks for the same.
+    /// Whether two sessions are the same request, in the terms of the user. A filter that a newer compiler translates
+    /// in another way is the same request.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         self.directions == other.directions
             && self.target == other.target
@@ -79,8 +79,8 @@ impl Session {
     }
 }
 
-/// What a reader gets of a session's copies. A packet that was copied in one form is not copied again in the same
-/// form by another tap.
+/// The form of a session's copies, as a reader gets them. A packet that was copied in a form is not copied again in the
+/// same form by another tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Form<'a> {
     /// Where the copies go.
@@ -89,7 +89,8 @@ pub struct Form<'a> {
     pub snaplen: Option<u32>,
 }
 
-/// Where a mirror was asked for. The order is that in which mirrors get a place on a tap that has too few.
+/// The origin of a request for a mirror. The order is that in which mirrors get a place on a tap that has too few
+/// places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
     /// The agent's own flags.
@@ -156,14 +157,14 @@ pub struct Ceilings {
     pub node: Limits,
     /// For the copies of each pod.
     pub pod: Limits,
-    /// What each pod gets of `node`, however much the others want.
+    /// The share of `node` that each pod gets, with any traffic of the others.
     pub share: Limits,
 }
 
-/// What should be installed.
+/// The wanted state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// The targets by name. [`Target::cuts`] is decided by `plan`: it follows from what is attached.
+    /// The targets by name. `plan` decides [`Target::cuts`]: it follows from the attached programs.
     pub targets: BTreeMap<TargetName, Target>,
     /// The limits of the node.
     pub limits: NodeLimits,
@@ -179,7 +180,7 @@ impl Desired {
         cut.filter_map(|session| self.targets.get(&session.target)?.ifindex).collect()
     }
 
-    /// The pods and interfaces that are tapped, each once, however many NICs it has.
+    /// The pods and interfaces that are tapped, each once, with any number of NICs.
     pub fn owners(&self) -> usize {
         let owners = self.taps.values().map(|tap| match &tap.owner.pod {
             Some(pod) => (pod.uid.as_str(), ""),

@@ -10,7 +10,7 @@ use std::{fmt, str::FromStr};
 pub struct Name(String);
 
 impl Name {
-    /// The name of what was not given one.
+    /// The name of a mirror or target to which the user gave no name.
     pub const DEFAULT: &str = "default";
     /// Most bytes of a name.
     const MAX_BYTES: usize = 63;

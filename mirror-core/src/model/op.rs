@@ -1,4 +1,4 @@
-//! One change of what is installed.
+//! A change of the installed state.
 
 use mirror_common::verdict::TapKind;
 
@@ -21,7 +21,7 @@ impl From<&Tap> for TapHead {
     }
 }
 
-/// One change of what is installed. Each is idempotent, and safe at any moment on its own.
+/// A change of the installed state. Each is idempotent, and safe at any moment on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Writes a target.
@@ -30,20 +30,20 @@ pub enum Op {
     RemoveTarget(TargetName),
     /// Writes the limits of the node.
     SetCeilings(Box<Ceilings>),
-    /// Writes the owner and the kind of a tap: a new one without sessions, or new names for one that keeps its
+    /// Writes the owner and the kind of a tap: a new tap without sessions, or new names for a tap that keeps its
     /// sessions. An error where the device is tapped for another owner ([`Owner::is_same`]).
     PutTap(Device, Box<TapHead>),
     /// Removes a tap with all its sessions and their counters.
     RemoveTap(Device),
     /// Adds a session to a tap, with counters at zero and full budgets.
     AddSession(Device, MirrorId, Box<Session>),
-    /// Writes what a session of a tap is to do from now on; it keeps its counters.
+    /// Writes the new settings of a session of a tap; the session keeps its counters.
     ChangeSession(Device, MirrorId, Box<Session>),
     /// Removes a session of a tap, and its counters.
     RemoveSession(Device, MirrorId),
-    /// Attaches the program at a hook, or puts the current one in the place of an earlier agent's.
+    /// Attaches the program at a hook, or replaces an earlier agent's program by the current one.
     Attach(Device, Program),
-    /// Removes our program from a hook; also after the device has gone, to remove what is left of it.
+    /// Removes our program from a hook; also after the device has gone, to remove the remaining pins.
     Detach(Device, Program),
 }
 
@@ -79,7 +79,7 @@ impl Op {
         Self::NAMES[index]
     }
 
-    /// The device that it is about: one that is tapped, or, for the second stage, a mirror interface.
+    /// The device of the op: a tapped device or, for the second stage, a mirror interface.
     pub const fn device(&self) -> Option<Device> {
         match self {
             Self::PutTap(device, ..)

@@ -1,7 +1,7 @@
-//! What fits into the kernel's tables, and what does not.
+//! The sessions that fit into the kernel's tables, and those that do not.
 //!
-//! What is installed keeps its place; what is new takes what is left, in the order of the devices and, on a device, of
-//! the origins and names of its mirrors. `plan` calls it.
+//! Installed sessions keep their places. New ones take the free places, in the order of the devices and, on a device,
+//! of the origins and names of its mirrors. `plan` calls it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,11 +27,11 @@ pub struct Unfit {
 /// A table that is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoRoom {
-    /// That of taps.
+    /// The table of taps.
     Taps(usize),
-    /// That of sessions.
+    /// The table of sessions.
     Sessions(usize),
-    /// That of different filters.
+    /// The table of different filters.
     Filters(usize),
 }
 
@@ -52,7 +52,7 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
     let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new() };
     let mut fitting = BTreeMap::new();
     let mut unfit = Vec::new();
-    // What goes on keeps its place; then what is new.
+    // Sessions that go on keep their places; new sessions come after them.
     for is_new in [false, true] {
         for (device, tap) in &desired.taps {
             for (mirror, session) in in_order(tap) {
@@ -80,7 +80,7 @@ fn installed<'a>(actual: &'a Actual, device: Device, tap: &Tap, mirror: &MirrorI
     installed.sessions.get(mirror)
 }
 
-/// The sessions of a tap, those first that keep their place where not all fit.
+/// The sessions of a tap. Those that keep their place where not all fit come first.
 fn in_order(tap: &Tap) -> Vec<(&MirrorId, &Session)> {
     let mut sessions: Vec<_> = tap.sessions.iter().collect();
     sessions.sort_by_key(|(mirror, session)| (session.origin, (*mirror).clone()));

@@ -1,4 +1,4 @@
-//! What a plan promises, over all small worlds and whatever fails.
+//! The promises of a plan, over all small worlds and any failures.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 fn owner() -> impl Strategy<Value = Owner> {
-    // Few of each, so that the same device, pod and namespace meet again in other combinations.
+    // Few of each, so that the same device, pod and namespace come again in other combinations.
     (option::weighted(0.8, 0..3u8), 0..2u64, 0..2u8).prop_map(|(pod, ino, name)| Owner {
         pod: pod.map(|uid| PodId {
             uid: format!("uid-{uid}"),
@@ -104,7 +104,7 @@ fn capacity() -> impl Strategy<Value = Capacity> {
     (some(), some(), some()).prop_map(|(taps, sessions, filters)| Capacity { taps, sessions, filters })
 }
 
-/// What an agent has installed for something else, and what others have done to it since.
+/// The state that an agent has installed for other wishes, with later changes by other software.
 fn actual() -> impl Strategy<Value = Actual> {
     let state = || sample::select(vec![HookState::Absent, HookState::Stale, HookState::Current]);
     let change = (state(), state(), prop::bool::weighted(0.8), prop::bool::weighted(0.3));
@@ -134,12 +134,12 @@ fn actual() -> impl Strategy<Value = Actual> {
     )
 }
 
-/// What is installed when all of `desired` is that fits.
+/// The installed state when all of `desired` that fits is installed.
 fn installed(desired: &Desired, capacity: Capacity) -> Actual {
     settled(desired, &Actual::empty(capacity))
 }
 
-/// What is installed after `desired` was put in the place of `before`.
+/// The installed state after `desired` has replaced `before`.
 fn settled(desired: &Desired, before: &Actual) -> Actual {
     let (taps, _) = fit::fit(desired, before);
     let deliver: BTreeMap<_, _> =
@@ -170,8 +170,8 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
     }
 }
 
-/// Carries a plan out as the loop does; each op that may be tried fails where `fails` says so. `watch` looks at the
-/// world ahead of each op.
+/// Carries a plan out as the loop does. Each op that may be tried fails where `fails` says so. `watch` looks at the
+/// world before each op.
 fn carry_out(
     ops: &[Op],
     actual: &mut Actual,
@@ -209,7 +209,7 @@ proptest! {
         prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
     }
 
-    /// What does not fit is named, is nowhere in place, and takes no place from what was there.
+    /// A session that does not fit is named, is nowhere installed, and takes no place from installed sessions.
     #[test]
     fn what_does_not_fit_is_told_and_not_in_place(desired in desired(), before in actual()) {
         let Plan { ops, unfit } = plan(&desired, &before);
@@ -257,7 +257,7 @@ proptest! {
                 prop_assert!(actual.targets.contains_key(&session.target), "its target is gone");
             }
         }
-        // A target says that copies are cut there only where the second stage is, unless that was so before.
+        // A target is marked as cutting only where the second stage is, unless it was marked so before.
         for (name, target) in actual.targets.iter().filter(|(_, target)| target.cuts) {
             let is_there = target.ifindex.is_some_and(|ifindex| actual.deliver.contains_key(&ifindex));
             prop_assert!(is_there || before.targets.get(name) == Some(target));
@@ -269,7 +269,7 @@ proptest! {
         prop_assert_eq!(actual, settled(&desired, &between));
     }
 
-    /// A change of one mirror touches no other, and is written over the session, without a gap and with its counters.
+    /// A change of one mirror touches no other. It is written over the session, without a gap and with its counters.
     #[test]
     fn a_change_of_one_session_is_one_op(device in device(), tap in tap(), targets in (target(), target()), change in session()) {
         let capacity = Capacity { taps: 9, sessions: 99, filters: 99 };
@@ -303,7 +303,7 @@ proptest! {
     }
 }
 
-/// Whether an op is safe in the world that it meets.
+/// Whether an op is safe in the world in which it is carried out.
 fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<(), TestCaseError> {
     let entry = |device: &Device| now.taps.get(device).and_then(|installed| installed.tap.as_ref());
     match op {
@@ -316,7 +316,7 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
                 tap.sessions.iter().all(|(mirror, session)| wanted.sessions.get(mirror) == Some(session))
             );
         }
-        // A new session finds its target, its limits, and the second stage where it needs it.
+        // A new session finds its target, its limits, and the second stage where it needs that.
         Op::AddSession(device, _, session) => {
             let target = &now.targets[&session.target];
             prop_assert!(target.cuts || session.settings.snaplen.is_none() || target.ifindex.is_none());
@@ -328,7 +328,7 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
         Op::PutTap(device, head) => {
             prop_assert!(entry(device).is_none_or(|tap| tap.owner.is_same(&head.owner)));
         }
-        // Only where nothing is wanted, or nothing of it fits.
+        // Only where no session is wanted, or no wanted session fits.
         Op::Detach(device, Program::TapIngress | Program::TapEgress) => {
             prop_assert!(!fit::fit(desired, before).0.contains_key(device));
         }

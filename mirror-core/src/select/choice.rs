@@ -1,10 +1,10 @@
-//! Which pods are wanted, and what of their packets: annotations of the pod, then of its namespace, then the policy.
+//! The wanted pods and their packets: annotations of the pod, then of its namespace, then the policy.
 //!
-//! Pure, and the only reader of annotations. It knows no device; [`select`](super::select) finds those.
+//! Pure, and the only reader of annotations. It knows no device; [`select`](super::select) finds the devices.
 //!
 //! A pod has any number of mirrors. The keys without a name are the mirror `default`; `podmirror.io/mirror.ids`,
-//! `podmirror.io/filter.ids` and so on are the mirror `ids`. Each mirror is decided by itself, so that what one says of
-//! its packets never changes another.
+//! `podmirror.io/filter.ids` and so on are the mirror `ids`. Each mirror is decided by itself, so that the settings of
+//! one mirror never change another.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,14 +34,14 @@ pub struct Wanted<'a> {
     pub is_asked: bool,
 }
 
-/// What the annotations and the policy say of all pods.
+/// The result of the annotations and the policy for all pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choice<'a> {
     /// The pods that are to be mirrored.
     pub wanted: Vec<Wanted<'a>>,
-    /// The mirrors that are asked for in vain.
+    /// The mirrors whose request is refused.
     pub refused: Vec<Skipped>,
-    /// Annotations that made no sense.
+    /// Invalid annotations.
     pub bad: Vec<BadAnnotation>,
 }
 
@@ -50,26 +50,26 @@ pub struct Choice<'a> {
 pub struct BadAnnotation {
     /// The pod.
     pub pod: PodId,
-    /// Where it stands.
+    /// The object that carries it.
     pub place: Place,
     /// The annotation.
     pub key: String,
     /// Its value.
     pub value: String,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: Problem,
 }
 
-/// What is wrong with an annotation.
+/// The problem of an annotation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
-    /// Its value is none of those that it takes.
+    /// The value is none of those that the annotation takes.
     Value,
     /// There is no such annotation.
     Key,
-    /// What stands behind the dot is not the name of a mirror, and why.
+    /// The text behind the dot is not the name of a mirror, and why.
     Name(String),
-    /// It sets something of a mirror for which neither the pod nor its namespace asks.
+    /// The annotation sets a property of a mirror that neither the pod nor its namespace asks for.
     NoMirror,
 }
 
@@ -96,7 +96,7 @@ impl fmt::Display for BadAnnotation {
     }
 }
 
-/// What is asked for by whom. The most specific annotation decides, key by key.
+/// The mirrors of all pods, and the origin of each. The most specific annotation decides, key by key.
 pub fn choose<'a>(pods: &'a [Pod], policy: &Policy, filters: &mut Filters) -> Choice<'a> {
     let mut choice = Choice::default();
     for pod in pods {
@@ -106,7 +106,7 @@ pub fn choose<'a>(pods: &'a [Pod], policy: &Policy, filters: &mut Filters) -> Ch
     choice
 }
 
-/// What the annotations of one place say, by mirror.
+/// The annotations of one place, by mirror.
 type Said<'a> = BTreeMap<MirrorId, BTreeMap<&'a str, &'a str>>;
 
 /// The decision about one pod.
@@ -149,7 +149,7 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
-    /// The directions of a mirror, and where it was asked for; `None`: it is not wanted, or refused.
+    /// The directions of a mirror, and the origin of the request; `None`: it is not wanted, or refused.
     fn asked(
         &mut self,
         mirror: &MirrorId,
@@ -179,7 +179,7 @@ impl<'a> PodChoice<'_, 'a> {
             return None;
         }
         if allow_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(namespace)) {
-            // Nothing that a pod's author writes counts here, but that a pod is left out.
+            // The annotations of a pod's author do not count here, except to leave the pod out.
             return match asked {
                 Some((None, _)) => None,
                 Some((Some(_), _)) if default.is_none() => {
@@ -231,7 +231,7 @@ impl<'a> PodChoice<'_, 'a> {
         Ok(Session { directions, settings, target, origin })
     }
 
-    /// What our annotations of one place say. Those that make no sense are put down as bad.
+    /// Our annotations of one place. The invalid ones are noted as bad.
     fn read(&mut self, place: Place) -> Said<'a> {
         let mut said = Said::new();
         for (key, value) in ours(self.pod, place) {
@@ -265,7 +265,7 @@ impl<'a> PodChoice<'_, 'a> {
         said
     }
 
-    /// Settings of named mirrors for which nobody asks: a name that was mistyped must not go unseen.
+    /// Settings of named mirrors that were not asked for: a mistyped name must not go unseen.
     fn tell_strays(&mut self, own: &Said<'a>, inherited: &Said<'a>) {
         for (mirror, words) in own.iter().filter(|(mirror, _)| !mirror.0.is_default()) {
             let is_there =
@@ -297,13 +297,13 @@ impl<'a> PodChoice<'_, 'a> {
 
     fn refuse(&mut self, mirror: Option<MirrorId>, why: Why) {
         let pod = Some(self.pod.id.clone());
-        // The mirror without a name needs none in a message either.
+        // A message needs no name for the mirror without a name.
         let mirror = mirror.filter(|mirror| !mirror.0.is_default());
         self.choice.refused.push(Skipped { pod, nic: None, mirror, why });
     }
 }
 
-/// Every mirror of which somebody says something, and the mirror `default`, which the policy may want.
+/// Every mirror with an annotation, and the mirror `default`, which the policy may want.
 fn mirrors(own: &Said<'_>, inherited: &Said<'_>) -> BTreeSet<MirrorId> {
     let said = own.keys().chain(inherited.keys()).cloned();
     said.chain([MirrorId::default()]).collect()
@@ -324,7 +324,7 @@ fn key_of(word: &str, mirror: &MirrorId) -> String {
     if mirror.0.is_default() { format!("{PREFIX}{word}") } else { format!("{PREFIX}{word}.{mirror}") }
 }
 
-/// What the value of [`MIRROR`] asks for: `Some(None)` not to be mirrored, `None` nothing that is known.
+/// The meaning of the value of [`MIRROR`]. `Some(None)`: the pod is not to be mirrored. `None`: the value is not known.
 fn parse(value: &str) -> Option<Option<Directions>> {
     match value {
         "true" => Some(Some(Directions::Both)),

@@ -1,7 +1,8 @@
-//! [`Filters`]: what was compiled before, by its text.
+//! [`Filters`]: the filters compiled before, by their texts.
 //!
-//! The same few filters stand on many pods, round after round, and to compile a long one takes the time of reading
-//! a hundred devices. Pure: the same text is the same program, so nobody can tell but by the time. `choice` asks.
+//! The same few filters stand on many pods, round after round, and to compile a long filter takes as much time as to
+//! read a hundred devices. Pure: the same text gives the same program, so the cache changes only the time. `choice`
+//! asks.
 
 use std::collections::HashMap;
 
@@ -18,7 +19,7 @@ struct Known {
 }
 
 impl Filters {
-    /// The filter with this text, or what is wrong with it.
+    /// The filter with this text, or its problem.
     pub(super) fn get(&mut self, text: &str) -> Result<CaptureFilter, String> {
         if let Some(known) = self.0.get_mut(text) {
             known.is_used = true;
@@ -29,7 +30,7 @@ impl Filters {
         filter
     }
 
-    /// Forgets what has not been asked for since the last call.
+    /// Forgets the filters that were not requested since the last call.
     pub(super) fn forget_unused(&mut self) {
         self.0.retain(|_, known| std::mem::take(&mut known.is_used));
     }

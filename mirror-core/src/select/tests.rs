@@ -1,4 +1,4 @@
-//! Who is tapped: by example for each rule, and by property over whole nodes.
+//! Tests of the selected taps: by example for each rule, and by property over whole nodes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -100,7 +100,7 @@ fn every_nic_of_a_pod_gets_a_tap() {
 fn a_device_that_does_not_point_back_is_not_tapped() {
     let (web, db) = (mk_pod("web", &[]), mk_pod("db", &[]));
     let mut links = mk_node(&[(&web, 2, 7), (&db, 2, 8)]);
-    // web's NIC says 8 now, as if the index had been used again: the device there is db's.
+    // web's NIC names the index 8 now, as if the index had been used again: the device there is db's.
     let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
     inside.links[1].peer = Some(Peer { ifindex: 8, nsid: Some(0) });
     let selection = select(&[wanted(&web, Directions::Both)], &links, &policy());
@@ -230,7 +230,7 @@ fn any_inner() -> impl Strategy<Value = Link> {
 }
 
 proptest! {
-    /// What a pod does inside changes nothing, as long as it has a NIC.
+    /// The devices that a pod makes inside change nothing, as long as the pod has a NIC.
     #[test]
     fn devices_inside_a_pod_change_nothing(counts in vec(1..4u32, 1..5), inner in vec(any_inner(), 0..20)) {
         let pods: Vec<_> = (0..counts.len()).map(|number| mk_pod(&format!("pod{number}"), &[])).collect();
@@ -258,7 +258,7 @@ proptest! {
             let annotations: Vec<_> = value.iter().map(|value| (MIRROR, *value)).collect();
             Pod { host_network: *host_network, ..mk_pod(&format!("pod{number}"), &annotations) }
         }).collect();
-        // Indexes inside start at 2 in every pod, so the same ones meet; those on the node are rotated.
+        // Indexes inside start at 2 in every pod, so pods share indexes; those on the node are rotated.
         let total: u32 = shapes.iter().map(|(_, _, nics)| *nics as u32).sum();
         let outside = |number: u32| (number + rotation % total) % total + 100;
         let mut nics = Vec::new();

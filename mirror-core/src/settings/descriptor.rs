@@ -1,7 +1,7 @@
-//! The list of the settings. Pure; one entry a setting, so that nothing can be set, shown or documented in the place of
-//! another.
+//! The list of the settings. Pure. A setting has one entry, so that none can be set, shown or documented in the place
+//! of another.
 //!
-//! It knows no flag parser and no annotation prefix: `cli` and `select` put those around the keys.
+//! The list knows no flag parser and no annotation prefix: `cli` and `select` put those around the keys.
 
 use super::{
     CaptureFilter, SettingError, Settings,
@@ -14,18 +14,18 @@ use super::{
 /// The way to a compiled filter: the compiler itself, or a cache ahead of it.
 pub(super) type Compile<'a> = &'a mut dyn FnMut(&str) -> Result<CaptureFilter, String>;
 
-/// One setting: all that is known of it.
+/// The full description of a setting.
 #[derive(Debug)]
 pub struct Setting {
     /// Its name: with `podmirror.io/` before it an annotation, with `--` a flag.
     pub key: &'static str,
     /// The environment variable of the flag.
     pub env: &'static str,
-    /// What stands for the value in a usage line.
+    /// The placeholder of the value in a usage line.
     pub value_name: &'static str,
-    /// What it does and what it takes, in one sentence or two.
+    /// Its effect and its values, in one sentence or two.
     pub help: &'static str,
-    /// A value that people would write.
+    /// A typical value.
     pub example: &'static str,
     /// Its value is a text of several words, which is shown in quotation marks.
     pub(super) is_quoted: bool,
@@ -126,7 +126,7 @@ impl Setting {
         SETTINGS.iter().find(|setting| setting.key == key)
     }
 
-    /// Reads `value` into `settings`; a filter by `compile`. After an error nothing is changed.
+    /// Reads `value` into `settings`; `compile` compiles a filter. After an error nothing is changed.
     pub fn set(
         &self,
         settings: &mut Settings,
@@ -140,7 +140,7 @@ impl Setting {
         })
     }
 
-    /// The value in short, as it could have been written: [`Self::set`] reads the same from it. `None`: not set.
+    /// The value in short, in a form that [`Self::set`] reads as the same value. `None`: not set.
     pub fn show(&self, settings: &Settings) -> Option<String> {
         (self.show)(settings)
     }

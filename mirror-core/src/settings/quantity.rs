@@ -1,9 +1,9 @@
 //! Whole numbers with a unit, read and shown. Pure; `values` says which units a setting takes.
 
-/// Names of units and how many they stand for. The first name of a size is the one that is shown.
+/// Names of units and their factors. The first name of a size is the one that is shown.
 pub(super) type Units = &'static [(&'static str, u64)];
 
-/// Above any number that is meant, and low enough that what is counted so far can be added to it.
+/// Above any number in practice, and low enough that the count so far can be added to it.
 const END: u64 = u64::MAX >> 16;
 
 /// Packets, and packets or bits a second.
@@ -31,7 +31,7 @@ pub(super) const BYTES: Units = &[
     ("Ti", 1 << 40),
 ];
 
-/// A whole number and a unit; not 0, because that is how the maps say that there is no limit.
+/// A whole number and a unit. Not 0, because 0 in the maps means that there is no limit.
 pub(super) fn parse(text: &str, units: Units) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -43,7 +43,7 @@ pub(super) fn parse(text: &str, units: Units) -> Option<u64> {
 /// The number in the unit in which it has the fewest digits.
 pub(super) fn show(value: u64, units: Units) -> String {
     let whole = units.iter().filter(|(_, factor)| value.is_multiple_of(*factor));
-    // Of equal ones `max_by_key` takes the last, and the first is the name to be shown.
+    // Of equal factors `max_by_key` takes the last, and the first is the name to be shown.
     let (name, factor) = whole.rev().max_by_key(|(_, factor)| *factor).copied().unwrap_or(("", 1));
     format!("{}{name}", value / factor)
 }

@@ -178,7 +178,7 @@ fn values_are_shown_in_few_words() {
     }
 }
 
-/// The same text with another program, as a compiler that was mended makes it.
+/// The same text with another program, as from a corrected compiler.
 #[test]
 fn a_filter_is_its_program_too() {
     let one = parse_filter("tcp").unwrap();
@@ -249,7 +249,8 @@ proptest! {
         prop_assert_eq!(read, settings);
     }
 
-    /// Whatever is accepted, the first packet of a fresh session is copied, and no sum overflows (a test build panics).
+    /// With any accepted settings, the first packet of a fresh session is copied, and no sum overflows (a test build
+    /// panics).
     #[test]
     fn what_is_accepted_copies_a_first_packet_and_goes_on(
         rate in rates(), packets in within(1, MAX_QUANTITY), bytes in within(1, MAX_QUANTITY),
@@ -278,7 +279,7 @@ proptest! {
         prop_assert_eq!(meter.take(&unending, now + debt_ns, len), Ok(()));
     }
 
-    /// Prices are rounded up to whole ticks: a rate is never more than what was asked for, and little less.
+    /// Prices are rounded up to whole ticks: a rate is never more than the setting, and little less.
     #[test]
     fn a_rate_is_never_more_than_was_asked_for(rate in rates()) {
         let limits = rate.limits();
@@ -308,8 +309,8 @@ proptest! {
     }
 }
 
-/// What was seen: a burst that overflowed copied nothing, ever. Such a rate, left in the maps by an older agent, limits as
-/// one with the longest burst.
+/// A bug that was seen: a burst that overflowed copied nothing, ever. Such a rate, left in the maps by an older agent,
+/// limits like a rate with the longest burst.
 #[test]
 fn a_burst_that_overflowed_copies_again() {
     let rate = Rate { packets: Some(1000), bits: None, burst: Duration::from_secs(105 * 86_400) };

@@ -1,7 +1,7 @@
-//! How the value of each setting is read and shown. Pure; `descriptor` lists these functions, `cli` uses the one of the
+//! How the value of each setting is read and shown. Pure. `descriptor` lists these functions, `cli` uses those of the
 //! rate for the limits of the node.
 //!
-//! A reading function says in its error what would be right. A showing function writes a text that reads as the same value.
+//! The error of a reading function names a valid form. A showing function writes a text that reads as the same value.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,23 +14,23 @@ use super::{
 };
 use crate::filter;
 
-/// Shortest snap length in bytes: what the kernel lets a copy be cut to with any transport header in it.
+/// Shortest snap length in bytes: the kernel cuts a copy with any transport header to this length.
 pub const MIN_SNAPLEN: u32 = 64;
 
 /// Most packets a second of a rate. One packet then costs 1024 ticks of
-/// [`TICKS_PER_NS`](mirror_common::limit::TICKS_PER_NS), so a rate is rounded by a thousandth at most; and no device of
-/// today carries more.
+/// [`TICKS_PER_NS`](mirror_common::limit::TICKS_PER_NS), so rounding changes a rate by a thousandth at most. No device
+/// of today carries more.
 pub const MAX_PACKETS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Most bits a second of a rate: 1 Tbit. One byte then costs 8 ticks. Prices are rounded down to whole ticks, so a rate is
-/// too generous by one part in its price at most: 12 % at 1 Tbit, 1.2 % at 100 Gbit, 0.1 % at 10 Gbit.
+/// Most bits a second of a rate: 1 Tbit. One byte then costs 8.2 ticks. Prices are rounded up to whole ticks, so at 1
+/// Tbit 9 % less passes than the setting says, and at 100 Gbit 0.1 % less.
 pub const MAX_BITS_PER_SECOND: u64 = 1_000_000_000_000;
 
-/// Shortest burst. The credit of a meter is full after so long; one shorter than the pauses of a busy CPU would never let
-/// a rate be used up.
+/// Shortest burst. The credit of a meter is full after that time. If it were shorter than the pauses of a busy CPU, a
+/// rate could never be used up.
 pub const MIN_BURST: Duration = Duration::from_millis(1);
 
-/// How long an unused rate is saved up for a burst, unless told otherwise.
+/// How long an unused rate is saved up for a burst, by default.
 const DEFAULT_BURST: Duration = Duration::from_millis(50);
 
 /// Longest time of a budget, in ms: 365 days.
@@ -61,7 +61,7 @@ pub fn parse_sample(text: &str) -> Result<Option<Share>, String> {
         return Err(format!("a share is more than nothing and at most everything; {USE}"));
     }
     let units = (share * (u64::from(u32::MAX) + 1) as f64).round() as u64;
-    // All of them, within what can be told apart.
+    // 2^32 units, which a `u32` cannot hold, are all flows: `None`.
     Ok(u32::try_from(units.max(1)).ok().map(Share))
 }
 

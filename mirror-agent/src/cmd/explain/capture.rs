@@ -1,7 +1,7 @@
 //! The packets of a capture file, one after the other: pcap and pcapng, of either byte order.
 //!
-//! Called by [`explain`](super). It holds one block of the file at a time, so that a file may be larger than the memory;
-//! `pcap-parser` knows the formats. It decides nothing about a packet.
+//! Called by [`explain`](super). It holds one block of the file at a time, so that a file may be larger than the
+//! memory; `pcap-parser` knows the formats. It decides nothing about a packet.
 
 use std::io::{self, ErrorKind, Read};
 
@@ -22,11 +22,11 @@ const OLD_PACKET_BLOCK: [u32; 2] = [2, 2_u32.swap_bytes()];
 
 /// A packet of a capture file.
 pub(super) struct Packet<'a> {
-    /// What was captured of it.
+    /// The captured bytes.
     pub(super) bytes: &'a [u8],
     /// How long it was on the wire, in bytes.
     pub(super) length: u32,
-    /// What it begins with: a number of <https://www.tcpdump.org/linktypes.html>.
+    /// The type of its first header: a number of <https://www.tcpdump.org/linktypes.html>.
     pub(super) link_type: i32,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn each(
             Step::Refill => {
                 let before = reader.data().len();
                 reader.refill().map_err(|_| anyhow!("it cannot be read, behind packet {count}"))?;
-                // A broken block may ask for more than it says to be long.
+                // A broken block may need more bytes than its stated length.
                 if reader.data().len() == before && !reader.reader_exhausted() {
                     bail!("it is broken, behind packet {count}");
                 }
@@ -80,7 +80,7 @@ pub(super) fn each(
     }
 }
 
-/// What to do before the next block can be read.
+/// The step that is necessary before the next block can be read.
 enum Step {
     /// Go behind this many bytes.
     Next(usize),
@@ -88,7 +88,7 @@ enum Step {
     Grow,
 }
 
-/// What the file has said of the interfaces so far.
+/// The interfaces that the file has described so far.
 #[derive(Default)]
 struct Links {
     /// Link type and snap length in bytes (0: none) of each, by its number in the section. A pcap file has one.
@@ -100,7 +100,7 @@ impl Links {
     fn packet<'a>(&mut self, block: PcapBlockOwned<'a>) -> anyhow::Result<Option<Packet<'a>>> {
         match block {
             PcapBlockOwned::LegacyHeader(PcapHeader { network: Linktype(link_type), .. }) => {
-                // The upper bits tell of a frame check sequence.
+                // The upper bits describe a frame check sequence.
                 self.interfaces = vec![(link_type & 0xffff, 0)];
             }
             PcapBlockOwned::Legacy(LegacyPcapBlock { data, origlen, .. }) => {
@@ -121,7 +121,7 @@ impl Links {
                 return Ok(Some(Packet { bytes, length: packet.orig_len(), link_type }));
             }
             PcapBlockOwned::NG(Block::SimplePacket(packet)) => {
-                // It does not say how much was captured; the interface does.
+                // The block does not state the captured length. The snap length of the interface does.
                 let (link_type, snaplen) = self.interface(0)?;
                 let captured = if snaplen == 0 { packet.origlen } else { packet.origlen.min(snaplen) };
                 let bytes = packet.data.get(..captured as usize).unwrap_or(packet.data);
@@ -141,7 +141,7 @@ impl Links {
     }
 }
 
-/// Reads until the buffer is full or the file ends: a pipe gives less at a time than a header is long.
+/// Reads until the buffer is full or the file ends: a pipe can give fewer bytes at a time than a header has.
 struct Filling<R>(R);
 
 impl<R: Read> Read for Filling<R> {

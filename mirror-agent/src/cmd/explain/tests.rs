@@ -1,5 +1,5 @@
-//! What `explain` says of captures that are written here, byte by byte. Those of tcpdump and editcap are in the target
-//! `filter` of the package `mirror-tests`.
+//! The output of `explain` for captures that are written here, byte by byte. The captures of tcpdump and editcap are in
+//! the target `filter` of the package `mirror-tests`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::*;
@@ -71,7 +71,7 @@ fn criteria(filter: &str) -> Criteria {
     Criteria { filter: Some(compile(filter).unwrap()), ..Criteria::default() }
 }
 
-/// What is written, and the error.
+/// The output and the error.
 fn explained(file: &[u8], criteria: &Criteria, output: OutputFormat) -> (String, Option<String>) {
     let mut text = Vec::new();
     let error = write_verdicts(file, criteria, output, &mut text).err();
@@ -146,12 +146,13 @@ fn sections_have_their_own_interfaces_and_byte_order() {
             "skipped      1 packets, 20 bytes: no Ethernet frames (link type 101)",
         ]
     );
-    // What fills a simple packet up to four bytes was not captured.
+    // The bytes that fill a simple packet up to a multiple of four were not captured.
     let text = table(&file.file, &criteria("ether[14] = 0xee"));
     assert!(text.contains("     4  filtered"), "{text}");
 }
 
-/// Seen: `len`, `less` and `greater` went by the captured length of cut packets. tcpdump goes by that on the wire.
+/// A bug that was seen: `len`, `less` and `greater` used the captured length of cut packets. tcpdump uses the length on
+/// the wire.
 #[test]
 fn a_cut_packet_is_as_long_as_it_was_on_the_wire() {
     let question = udp(40000, 53);
@@ -162,7 +163,7 @@ fn a_cut_packet_is_as_long_as_it_was_on_the_wire() {
             ("len = 1514", "copied"),
             ("less 100", "filtered"),
             ("udp and greater 100", if captured >= 24 { "copied" } else { "filtered" }),
-            // What was not captured decides nothing, whatever the length says.
+            // Bytes that were not captured decide nothing, even where the length is known.
             ("greater 100 and udp port 53", if captured >= 38 { "copied" } else { "filtered" }),
             ("greater 100 and not udp[4] = 1", if captured >= 39 { "copied" } else { "filtered" }),
             (
@@ -217,7 +218,7 @@ fn json_holds_the_same() {
         "error": null,
     });
     assert_eq!(json(&file.file), (expected.clone(), None));
-    // A file that is cut off is told so, in a document that is whole.
+    // The output names the error of a file that is cut off, in a document that is complete.
     file.packet(0, &IP, 60);
     file.file.pop();
     let why = "it ends in the middle, behind packet 3";
@@ -249,7 +250,7 @@ fn other_files_are_refused_with_the_reason() {
     let mut broken = Pcapng::new(false);
     broken.interface(1, 0, 6);
     broken.packet(0, &ARP, 60);
-    // A packet that says to be longer than its block, with much behind it.
+    // A packet with a stated length greater than its block, and with much data behind it.
     let at = broken.file.len() - 12 - 16 - 8;
     broken.file[at..at + 4].copy_from_slice(&1_000_000_u32.to_le_bytes());
     broken.file.resize(40 << 20, 0);
@@ -257,7 +258,8 @@ fn other_files_are_refused_with_the_reason() {
     assert!(why.contains("broken") || why.contains("longer than"), "{why}");
 }
 
-/// A file without an end, as a pipe may be: it is not held in memory, and a reader who had enough ends it.
+/// A file without an end, as a pipe may be: it is not held in memory, and a reader that closes the output ends the
+/// command.
 #[test]
 fn a_long_file_is_read_in_pieces_and_left_when_nobody_reads() {
     struct Endless(usize, Vec<u8>);

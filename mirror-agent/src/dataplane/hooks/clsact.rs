@@ -1,7 +1,7 @@
 //! Filters of the clsact qdisc: put under our handle at the lowest free priority, replaced under it, removed.
 //!
-//! Replacing is one step for the kernel: each packet meets the old program or the new one. Which filters there are is
-//! read by `filters`. Called by [`Hooks`](super::Hooks) only.
+//! The kernel replaces a filter in one step: each packet passes either the old program or the new one. `filters` lists
+//! the existing filters. Called by [`Hooks`](super::Hooks) only.
 
 use std::{io, ops::RangeInclusive};
 
@@ -14,11 +14,11 @@ use aya::programs::{
 use super::{HANDLE, attach_type, filters::Filter};
 use crate::model::{IfIndex, Program};
 
-/// Priorities that are tried in turn: the first is taken where a filter of another kind or protocol has it.
+/// Priorities that are tried in turn. The next is tried where a filter of another kind or protocol has the priority.
 const PRIORITIES: RangeInclusive<u16> = 1..=8;
 
 /// Puts `program` at a hook: in the place of the first of these filters of ours, else at a free priority. The other
-/// ones are removed. The device must have the qdisc. Returns the filter that stands now.
+/// filters of ours are removed. The device must have the qdisc. Returns the filter that holds the program now.
 pub(super) fn attach(
     program: &mut SchedClassifier,
     filters: &[Filter],

@@ -1,7 +1,8 @@
 //! The filters at a device's clsact or ingress qdisc, read by netlink: aya attaches and detaches filters, but cannot
 //! list them.
 //!
-//! Finds our own, and what others have put ahead of them. Changes nothing. Called by `hooks`.
+//! This module finds our filters, and the filters that others have put ahead of them. Changes nothing. Called by
+//! `hooks`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +35,7 @@ pub(super) struct Filter {
 pub(super) struct AtHook {
     /// Ours, in the order in which they run.
     pub(super) ours: Vec<Filter>,
-    /// Those of others ahead of the first of ours; empty where there is none of ours.
+    /// Filters of others ahead of our first filter; empty where there is no filter of ours.
     pub(super) ahead: Vec<Ahead>,
 }
 
@@ -73,7 +74,8 @@ impl Filters {
         Ok(at_hook(&self.at(ifindex, program.hook()).await?, program))
     }
 
-    /// Those at all hooks of the node. A device whose filters cannot be read keeps those of no other from being read.
+    /// The filters at all hooks of the node. A device whose filters cannot be read does not hide those of other
+    /// devices.
     pub(super) async fn all(&self) -> anyhow::Result<AllFilters> {
         let qdiscs = self.qdiscs().await?;
         let mut all = AllFilters {
@@ -82,7 +84,7 @@ impl Filters {
         };
         for (ifindex, is_clsact) in qdiscs {
             for hook in Hook::ALL {
-                // An ingress qdisc answers for its ingress hook whatever it is asked for.
+                // An ingress qdisc lists the filters of its ingress hook for every parent.
                 if hook == Hook::Egress && !is_clsact {
                     continue;
                 }
@@ -144,7 +146,8 @@ impl Filters {
     }
 }
 
-/// What of these filters matters to the program at their hook. The kernel lists them in the order in which they run.
+/// The filters in this list that matter to the program at their hook. The kernel lists them in the order in which they
+/// run.
 pub(super) fn at_hook(messages: &[TcMessage], program: Program) -> AtHook {
     let mut at_hook = AtHook::default();
     let mut ahead = Vec::new();
@@ -183,14 +186,15 @@ const ALL_PROTOCOLS: u16 = 3;
 /// `TCA_CLS_FLAGS_SKIP_SW`: a filter that runs in the device's hardware only.
 const SKIP_SW: u32 = 2;
 
-/// A filter of someone else that packets meet.
+/// A filter of other software that packets pass.
 fn of_others(message: &TcMessage) -> Option<Ahead> {
     let handle = u32::from(message.header.handle);
     let chain = message.attributes.iter().find_map(|attribute| match attribute {
         TcAttribute::Chain(chain) => Some(*chain),
         _ => None,
     });
-    // The head of a list of filters, and those of other chains, which are reached from a filter of this one only.
+    // The head of a list of filters is left out, and so are filters of other chains: packets reach these only from a
+    // filter of this chain.
     if handle == 0 || chain.is_some_and(|chain| chain != 0) {
         return None;
     }

@@ -67,7 +67,7 @@ pub(super) fn chain(ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<InCh
     }
 }
 
-/// Puts `program` at a hook: in the place of the first of these links that is there, else first in the chain. The
+/// Puts `program` at a hook: in the place of the first of these links that still exists, else first in the chain. The
 /// other links are detached. `own` is the path where this version pins the link.
 pub(super) async fn attach(
     program: &mut SchedClassifier,
@@ -86,7 +86,8 @@ pub(super) async fn attach(
     Ok(())
 }
 
-/// Puts `program` in the place of the first of these links that is there, and detaches the others. Whether one is.
+/// Puts `program` in the place of the first of these links that still exists, and detaches the others. Returns whether
+/// one exists.
 pub(super) async fn take_over(
     program: &mut SchedClassifier,
     pins: &[LinkPin],
@@ -100,7 +101,7 @@ pub(super) async fn take_over(
         let replaced = !stands
             && replace(program, path)
                 .with_context(|| format!("cannot put the new program in the old one's place at {}", path.display()))?
-            // Else the device is in another namespace now, and another one has the index.
+            // Otherwise the device is in another namespace now, and another device has the index.
             && runs_at(program, ifindex, which)?;
         if !replaced {
             remove(path, ifindex, which).await?;
@@ -115,8 +116,8 @@ pub(super) async fn take_over(
     Ok(stands)
 }
 
-/// Puts `program` in the place of the one that a pinned link runs; `false`: the link's device has gone, or somebody
-/// has detached the link.
+/// Replaces the program of a pinned link by `program`; `false`: the link's device has gone, or other software has
+/// detached the link.
 fn replace(program: &mut SchedClassifier, pin: &Path) -> anyhow::Result<bool> {
     let link = SchedClassifierLink::try_from(FdLink::from(PinnedLink::from_pin(pin)?))?;
     match program.attach_to_link(link) {
@@ -138,7 +139,8 @@ fn runs_at(program: &SchedClassifier, ifindex: IfIndex, which: Program) -> anyho
     Ok(chain(ifindex, which)?.iter().any(|program| program.id == id))
 }
 
-/// Detaches a pinned link and removes its pin. Nothing runs when it returns, even if somebody else holds the link.
+/// Detaches a pinned link and removes its pin. Afterwards the program does not run there, even if another process holds
+/// the link.
 pub(super) async fn remove(pin: &Path, ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
     let removed = || format!("cannot remove {}", pin.display());
     match detach(pin) {
@@ -151,7 +153,8 @@ pub(super) async fn remove(pin: &Path, ifindex: IfIndex, which: Program) -> anyh
     }
 }
 
-/// Removes the pin of a link, and waits until the kernel has detached the link: it does so when nobody holds it.
+/// Removes the pin of a link, and waits until the kernel has detached the link, as it does when no process holds the
+/// link.
 async fn unpin(pin: &Path, ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
     let link = PinnedLink::from_pin(pin).with_context(|| format!("cannot open {}", pin.display()))?;
     let program = FdLink::from(link).info().map(|info| info.program_id()).unwrap_or_default();
@@ -178,14 +181,14 @@ fn detach(pin: &Path) -> io::Result<()> {
         bpf_fd: u32,
         file_flags: u32,
     }
-    /// That of `BPF_LINK_DETACH`.
+    /// The attributes of `BPF_LINK_DETACH`.
     #[repr(C)]
     struct LinkDetach {
         link_fd: u32,
     }
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let get = ObjGet { pathname: path.as_ptr().expose_provenance() as u64, bpf_fd: 0, file_flags: 0 };
-    // SAFETY: the kernel reads as many bytes as it is told, and the string behind the pointer, which lives until the
+    // SAFETY: the kernel reads as many bytes as the call says, and the string behind the pointer, which lives until the
     // end of this function.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw const get, size_of::<ObjGet>()) };
     if fd < 0 {
@@ -194,7 +197,7 @@ fn detach(pin: &Path) -> io::Result<()> {
     // SAFETY: the descriptor is new, and owned by nothing else.
     let link = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     let request = LinkDetach { link_fd: link.as_raw_fd().cast_unsigned() };
-    // SAFETY: the kernel reads as many bytes as it is told.
+    // SAFETY: the kernel reads as many bytes as the call says.
     let detached =
         unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const request, size_of::<LinkDetach>()) };
     if detached == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -1,4 +1,4 @@
-//! What is judged of a hook, from what stands there.
+//! Tests of how a hook is judged by the programs and filters at it.
 
 use mirror_common::abi::ABI_VERSION;
 use mirror_core::hidden::Matches;
@@ -22,7 +22,7 @@ fn in_chain(id: u32) -> InChain {
     InChain { id, name: format!("program{id}") }
 }
 
-/// Whatever can stand at a hook: links of this and other versions, programs of ours and of others, filters.
+/// Any hook: links of this and other versions, programs of ours and of others, filters.
 fn hook() -> impl Strategy<Value = Attached> {
     let id = || prop_oneof![Just(CURRENT), 1..4u32];
     let filter = || id().prop_map(|program| Filter { priority: 1, program });
@@ -43,7 +43,8 @@ fn methods() -> impl Strategy<Value = Method> {
 }
 
 proptest! {
-    /// What `Current` lets stand runs once: there is one thing of ours, with this agent's program and maps.
+    /// At a `Current` hook our program runs once: there is exactly one link or filter of ours, with this agent's
+    /// program and maps.
     #[test]
     fn a_hook_is_current_only_where_one_thing_of_ours_stands(hook in hook(), method in methods()) {
         let things = hook.pins.len() + hook.filters.ours.len();
@@ -61,7 +62,7 @@ proptest! {
         prop_assert_ne!(hook.state(method, None), HookState::Current);
     }
 
-    /// Nothing is said of what a program of ours does not see while it is not in place.
+    /// Hidden packets are reported only where our program is in place.
     #[test]
     fn what_is_hidden_is_judged_where_the_hook_is_current(hook in hook(), method in methods()) {
         let hidden = hook.hidden(method, Some(CURRENT));
@@ -93,7 +94,7 @@ fn a_program_behind_ours_hides_nothing() {
     assert_eq!(hook.hidden(Method::Tcx, Some(CURRENT)), None);
 }
 
-/// What cannot be read of one device is its own matter: the others are judged, and that device is tried again.
+/// A device that cannot be read affects no other: the others are judged, and that device is tried again.
 #[test]
 fn a_device_that_cannot_be_read_fails_no_other() {
     let filters =

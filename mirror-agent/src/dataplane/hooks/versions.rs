@@ -1,8 +1,10 @@
-//! What other versions of the agent, older or newer, have left at the hooks, and when the last of it goes.
+//! The programs that other versions of the agent, older or newer, have left at the hooks, and when the last of them
+//! goes.
 //!
-//! Taps are taken over one by one, as they are wanted. The second stage of another version is not: it cuts the copies
-//! of that version's taps only, and stays beside ours until none of those runs any more. So no copy is whole that was
-//! to be cut. Then it is detached, and the directory of that version goes, with its maps.
+//! Taps are taken over one by one, as they are wanted. The second stage of another version is not taken over: it cuts
+//! the copies of that version's taps only, and stays beside ours until none of those taps runs any more. So no copy
+//! stays whole that was to be cut. Then that second stage is detached, and the directory of its version is removed,
+//! with its maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +22,7 @@ use crate::{
     model::Program,
 };
 
-/// The programs of other versions that are loaded, by id, and whether each is one of a tap.
+/// The loaded programs of other versions, by id, and whether each is a program of a tap.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Others {
     versions: BTreeMap<u32, BTreeMap<u32, bool>>,
@@ -48,7 +50,7 @@ impl Others {
 }
 
 impl Hooks {
-    /// Removes what is left of other versions of which no tap runs any more, and returns the versions that are left.
+    /// Removes the remains of other versions that have no running taps, and returns the versions that are left.
     ///
     /// # Errors
     ///
@@ -102,7 +104,7 @@ fn maps_in(directory: &Path) -> io::Result<BTreeSet<u32>> {
     let mut maps = BTreeSet::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        // What is no map, or goes meanwhile, has no user.
+        // A pin that is no map, or that is removed meanwhile, has no user.
         if !path.is_dir()
             && let Ok(map) = MapInfo::from_pin(&path)
         {
@@ -112,7 +114,7 @@ fn maps_in(directory: &Path) -> io::Result<BTreeSet<u32>> {
     Ok(maps)
 }
 
-/// Ids of the loaded programs that use one of these maps, and whether each is one of a tap, by its name.
+/// Ids of the loaded programs that use one of these maps, and whether each is a program of a tap, by its name.
 fn users_of(maps: &BTreeSet<u32>) -> BTreeMap<u32, bool> {
     let uses = |ids: Option<Vec<u32>>| ids.is_some_and(|ids| ids.iter().any(|id| maps.contains(id)));
     loaded_programs()

@@ -15,7 +15,7 @@ fn told(namespace: &str, name: &str) -> Told {
     Told { pod, reason: "HostNetwork", note: String::new() }
 }
 
-/// Notes an answer to what is next, at the moment when it is due. What it was, and how long that took.
+/// Notes an answer to the next Event, at the moment when the Event is due. Returns its pod, and the wait in seconds.
 fn step(outbox: &mut Outbox, now: &mut Instant, answer: Answer) -> (String, u64) {
     let (pod, _, seconds) = post(outbox, now, answer);
     (pod, seconds)
@@ -31,7 +31,7 @@ fn post(outbox: &mut Outbox, now: &mut Instant, answer: Answer) -> (String, Post
     (told.pod.to_string(), post, waited.as_secs())
 }
 
-/// Nothing is to be posted for half an hour.
+/// Whether no Event is due for half an hour.
 fn is_quiet(outbox: &Outbox, now: Instant) -> bool {
     outbox.next().is_none_or(|(.., at)| at.is_some_and(|at| at >= now + REFRESH))
 }
@@ -173,7 +173,7 @@ fn a_pod_that_always_says_something_else_is_held_back_and_holds_up_no_other() {
     assert_eq!(posted, BURST + 3599 / 300);
     outbox.set([change(9999), told("a", "y")].into(), now);
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 0));
-    // The last word is told in the end.
+    // The last change is posted in the end.
     let (pod, waited) = step(&mut outbox, &mut now, STANDS);
     assert!(pod == "a/x" && waited <= 300, "{waited} s");
     assert!(now - begun < Duration::from_secs(3600 + 301));
@@ -196,8 +196,8 @@ fn what_was_told_is_remembered_within_bounds() {
 }
 
 proptest! {
-    /// Whatever comes and goes and is answered: a server that does not answer has its pause, what stands is not posted
-    /// again before its time, and everything is posted in the end.
+    /// For any Events that come and go, and any answers: a server that does not answer gets its pause, an existing
+    /// Event is not posted again before its time, and every Event is posted in the end.
     #[test]
     fn pauses_are_kept_and_nothing_is_forgotten(
         steps in prop::collection::vec(

@@ -14,7 +14,7 @@ const PATHS: &[&str] = &[
     "/kubepods/besteffort/podUID/ID",
     "/kubepods/podUID/ID",
     "/kubepods/burstable/podUID/crio-ID",
-    // Between the pod's creation and that of its first container nothing stands behind it.
+    // Between the creation of the pod and that of its first container, the path ends with the UID.
     "/kubepods/besteffort/podUID",
     // systemd driver: containerd, CRI-O, docker with cri-dockerd.
     "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podU_ID.slice/cri-containerd-ID.scope",
@@ -38,7 +38,7 @@ const PATHS: &[&str] = &[
     "/../../../burstable/podUID/ID",
     "/../../kubepods-burstable-podU_ID.slice/cri-containerd-ID.scope",
     "/../../../kubepods-besteffort.slice/kubepods-besteffort-podU_ID.slice/crio-ID.scope",
-    // What a container makes below its own cgroup: docker, systemd, a kubelet with pods of its own.
+    // Cgroups that a container makes below its own: docker, systemd, a kubelet with pods of its own.
     "/kubepods/burstable/podUID/ID/docker/ID",
     "/kubepods.slice/kubepods-podU_ID.slice/cri-containerd-ID.scope/init.scope",
     "/kubepods/podUID/ID/kubelet/kubepods/besteffort/pod11111111-2222-3333-4444-555555555555/ID",

@@ -1,4 +1,4 @@
-//! What is read of a pod, by example; and devices that cannot be decoded, on the real kernel.
+//! Readings of a pod, by example; and devices that cannot be decoded, on the real kernel.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,7 +18,7 @@ use crate::model::LinkKind;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_IFALIAS: u16 = 20;
 
-/// Sets a text of a device from inside a pod, whatever its bytes.
+/// Sets a text of a device from inside a pod, to any bytes.
 async fn set(pod: &PodNs, ifindex: u32, attribute: u16, text: &[u8]) {
     let inside = Netns::open(&pod.path).unwrap().inside(connect).await.unwrap();
     let done = serve(inside, async |handle| {
@@ -45,7 +45,7 @@ fn link(ifindex: u32) -> Link {
     }
 }
 
-/// The names of the devices that were read, and whether they are those of an earlier reading.
+/// The names of the devices in the reading, and whether it is an earlier one.
 fn names(read: Result<PodLinks, String>) -> (Vec<String>, bool) {
     let read = read.unwrap();
     let mut names: Vec<_> = read.links.into_iter().map(|link| link.name).collect();

@@ -13,7 +13,7 @@ use crate::model::ALIAS;
 fn the_mirror_interface_is_made_silent_and_ours() {
     on_a_node(|| async {
         let (mut netlink, handle) = (Netlink::new().unwrap(), handle());
-        // As on a node: it is when forwarding that the kernel would report groups on the new device.
+        // As on a node: the kernel would report groups on the new device only when it forwards.
         std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
         netlink
             .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: true })
@@ -81,7 +81,7 @@ fn a_copied_broadcast_does_not_reach_the_node_itself() {
         frame.extend([0, 68, 0, 67, 0, 12, 0, 0]);
         frame.extend(*b"copy");
         send_frame(mirror.ifindex, &frame);
-        // What is sent later arrives later, so nothing that is still on its way can be missed.
+        // This packet is sent last and arrives last, so no earlier packet can be missed.
         UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"last", "127.0.0.1:67").unwrap();
         let mut buffer = [0; 16];
         let (length, _) = server.recv_from(&mut buffer).unwrap();
@@ -102,7 +102,7 @@ fn send_frame(ifindex: IfIndex, frame: &[u8]) {
     assert_eq!(sent, frame.len().cast_signed(), "{}", std::io::Error::last_os_error());
 }
 
-/// The multicast groups that a device is in. Those of all nodes are the two that are never reported to the link.
+/// The multicast groups that a device is in. The two groups of all nodes are never reported to the link.
 fn ipv6_groups(device: &str) -> Vec<String> {
     let table = std::fs::read_to_string("/proc/thread-self/net/igmp6").unwrap();
     let rows = table.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());

@@ -198,7 +198,7 @@ async fn the_links_of_a_config_map_volume_are_followed() {
     fs::remove_dir_all(desk.beside("..1")).unwrap();
     assert_eq!(changed(&mut file).await, ["b"]);
 
-    // A link that is made anew, not renamed.
+    // The link is removed and made again, not renamed.
     fs::remove_file(&desk.path).unwrap();
     bad(&mut file, "No such file").await;
     version("..3", &pods(&["c"]));

@@ -20,7 +20,7 @@ use tower::service_fn;
 
 type Answer = UnsyncBoxBody<Bytes, Infallible>;
 
-/// What it says to a request.
+/// An answer to a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
     /// 200, with an object.

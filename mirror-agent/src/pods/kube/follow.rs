@@ -1,7 +1,8 @@
 //! [`Follower`]: one watch of the Kubernetes API, listed, followed and listed again, for ever.
 //!
-//! Not `kube::runtime::watcher`: that one begins at any version that the server has in its memory, also again. Here
-//! [`Seen`] says which list is asked for and taken. Made by `KubePods`; objects go into [`Kept`], the state to `Shared`.
+//! `kube::runtime::watcher` is not used: it begins at any version that the server has in its memory, also when it
+//! begins again. Here [`Seen`] decides which list is asked for and taken. Made by `KubePods`; objects go into [`Kept`],
+//! the state to `Shared`.
 
 #[cfg(test)]
 mod tests;
@@ -41,7 +42,7 @@ const LIST_END: &str = "k8s.io/initial-events-end";
 
 type Changes<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
 
-/// One watch and where it leads.
+/// One watch, and the receivers of its objects and its state.
 pub(super) struct Follower<K: Keep> {
     pub(super) watched: Watched,
     pub(super) api: Api<K>,
@@ -58,13 +59,13 @@ pub(super) struct Follower<K: Keep> {
 struct Listed<K> {
     version: String,
     objects: Vec<K>,
-    /// What happens from then on, if the list is the beginning of a watch.
+    /// The changes from then on, if the list is the beginning of a watch.
     changes: Option<Changes<K>>,
 }
 
-/// Why a watch is not just gone on with.
+/// Why a watch must begin again.
 enum End {
-    /// It ended in time, but has shown no version: it may wait for one that never comes.
+    /// The watch ended in time, but has shown no version: it may wait for a version that never comes.
     Quiet,
     Failed {
         was_listed: bool,
@@ -97,7 +98,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         }
     }
 
-    /// Lists, and follows until something is wrong. `told` is the failure that was logged last.
+    /// Lists, and follows until the watch fails. `told` is the failure that was logged last.
     async fn list_and_follow(&mut self, told: &mut Option<String>) -> End {
         let (mut version, mut begun) = match self.list().await {
             Ok(begun) => begun,
@@ -131,7 +132,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         }
     }
 
-    /// Takes in a list that is not from the past. Its version, and the watch that has begun with it.
+    /// Takes in a list that is not from the past. Returns its version, and the watch that has begun with it.
     async fn list(&mut self) -> Result<(String, Option<Changes<K>>), Failure> {
         let (ask, listed) = match self.stream_list().await {
             (_, Err(failure)) if failure.is_refusal() => {
@@ -172,7 +173,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         let version = match &ask {
             Ask::NotOlderThan(version) => version,
             Ask::Any => "0",
-            // The server finds out which version that is, and waits for its memory to be there.
+            // The server finds out the newest version, and waits until its memory has it.
             Ask::Newest => "",
         };
         let listed = match self.watch(true, version).await {
@@ -182,8 +183,8 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         (ask, listed)
     }
 
-    /// A plain list; from the server's memory, unless the newest one is asked for. There only if it is not cut into
-    /// pages.
+    /// A plain list; from the server's memory, unless the newest list is asked for. The server reads its memory only if
+    /// the list is not cut into pages.
     async fn plain_list(&self) -> (Ask, Result<Listed<K>, Failure>) {
         let ask = self.seen.ask(false);
         let version = match &ask {
@@ -221,7 +222,8 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         }
     }
 
-    /// Takes in what happens, from `version` on, until the server ends the watch. Whether it has shown any version.
+    /// Takes in the changes, from `version` on, until the server ends the watch. Returns whether the watch has shown
+    /// any version.
     async fn take_in(&mut self, mut changes: Changes<K>, version: &mut String) -> Result<bool, Failure> {
         let silence = Duration::from_secs(self.watch_seconds.into()) + MARGIN;
         let mut is_shown = false;
@@ -249,8 +251,8 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
     }
 }
 
-/// Reads the list that a watch begins with. While the server waits to be as new as it was asked for, it tells of changes
-/// too, deletions among them.
+/// Reads the list that a watch begins with. While the server waits for the requested version, it sends changes too,
+/// deletions among them.
 async fn read_list<K: Keep>(mut changes: Changes<K>) -> Result<Listed<K>, Failure> {
     let mut objects = BTreeMap::new();
     let key = |object: &K| (object.meta().namespace.clone(), object.meta().name.clone());
@@ -300,7 +302,7 @@ enum Failure {
 }
 
 impl Failure {
-    /// The server does not know what it was asked for; or it answers without an end, as one that is older still.
+    /// The server does not support the request. It may also answer without an end, as still older servers do.
     fn is_refusal(&self) -> bool {
         match self {
             Self::Begin(kube::Error::Api(status)) => matches!(status.code, 400 | 422),
@@ -309,7 +311,7 @@ impl Failure {
         }
     }
 
-    /// The server has nothing as new as it was asked for.
+    /// The server's data are older than the request demands.
     fn is_past(&self) -> bool {
         let status = match self {
             Self::List(kube::Error::Api(status)) | Self::Begin(kube::Error::Api(status)) => status,

@@ -1,7 +1,7 @@
-//! Whether an agent that is told to end is being uninstalled, or only makes room for the next one.
+//! Whether an agent that has to end is being uninstalled, or only makes room for the next one.
 //!
-//! The API server alone knows: it is asked for the DaemonSet that the agent is a pod of. It decides nothing else and
-//! changes nothing; `cmd::run` asks at the end, and cleans up the node or leaves the mirror in place.
+//! Only the API server knows. It is asked for the DaemonSet whose pod runs this agent. This module decides nothing else
+//! and changes nothing; `cmd::run` asks at the end, and cleans up the node or leaves the mirror in place.
 
 use std::{
     sync::{
@@ -30,12 +30,12 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const DEADLINE: Duration = Duration::from_secs(15);
 /// How long to wait before asking again at the end, after a denial.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// How many times in a row everything must be denied to be believed: an API server that has just started denies
-/// everything to everybody, until it has read who may do what.
+/// How many times in a row everything must be denied to be believed. An API server that has just started denies every
+/// request until it has read the rights.
 const DENIALS: usize = 6;
 /// How often to ask at most. Rights are removed one after the other, so the first denials may not be of all of them.
 const TRIES: usize = 10;
-/// How long to wait, as long as the DaemonSet has never been seen, after no answer, and after one without it.
+/// The pauses, as long as the DaemonSet has never been seen, after no answer, and after an answer without it.
 const LEARN_AFTER_SILENCE: Duration = Duration::from_secs(10);
 const LEARN_AFTER_NO: Duration = Duration::from_secs(60);
 
@@ -49,7 +49,7 @@ pub struct Installation {
     _asking: JoinSet<()>,
 }
 
-/// What is asked of the API server.
+/// The requests to the API server.
 #[derive(Clone)]
 struct Asked {
     api: Api<DaemonSet>,
@@ -57,24 +57,24 @@ struct Asked {
     name: String,
 }
 
-/// What the API server says of the DaemonSet.
+/// The API server's answer about the DaemonSet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     /// It stands.
     Stands,
     /// It is being deleted, or there is none.
     Gone,
-    /// It is not told to this agent (401, 403), which has other rights.
+    /// The answer is withheld from this agent (401, 403), which has other rights.
     Withheld,
-    /// It is not told to this agent (401, 403), which has no other rights either.
+    /// The answer is withheld from this agent (401, 403), which has no other rights either.
     Denied,
-    /// No answer that says anything.
+    /// No answer that means anything.
     None,
 }
 
 impl Installation {
-    /// The DaemonSet `name` in `namespace`. Asks for it from now on, until it has seen it, to know whether it may. Must
-    /// be called in a tokio runtime.
+    /// The DaemonSet `name` in `namespace`. Asks for it from now on until it has been seen, to know whether the agent
+    /// has the right. Must be called in a tokio runtime.
     pub(super) fn new(
         client: Client,
         namespaces: Store<PartialObjectMeta<Namespace>>,
@@ -112,7 +112,7 @@ impl Asked {
         }
     }
 
-    /// Asks until it knows what to believe.
+    /// Asks until the answers allow a conclusion.
     async fn ask_for_good(&self) -> Answer {
         let mut answers = Vec::new();
         loop {
@@ -124,8 +124,8 @@ impl Asked {
         }
     }
 
-    /// Whether the API server says that a right is gone that was given together with the one to ask. No answer says
-    /// nothing.
+    /// Whether the API server denies another right, which was given together with the right to read the DaemonSet. A
+    /// missing answer proves nothing.
     async fn is_denied_namespaces(&self) -> bool {
         let listed = timeout(PATIENCE, self.namespaces.list(&ListParams::default().limit(1))).await;
         matches!(listed, Ok(Err(error)) if is_denial(&error))
@@ -136,7 +136,7 @@ fn is_denial(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403))
 }
 
-/// What to believe after these answers, the last of which is the newest; `None`: ask again.
+/// The conclusion from these answers, the last of which is the newest; `None`: ask again.
 fn believed(answers: &[Answer]) -> Option<Answer> {
     let newest = *answers.last()?;
     let denials = answers.iter().rev().take_while(|answer| **answer == Answer::Denied).count();
@@ -177,9 +177,9 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
 
 /// Whether an agent that gets this answer at its end is being uninstalled.
 ///
-/// What installs an agent also removes its rights, at the same moment as the DaemonSet: so to lose all rights, having
-/// had them, is an answer too. Where it is a wrong one (a pod that is deleted by force loses them), the next agent
-/// mirrors anew. A namespace that is deleted loses its pods before its DaemonSets.
+/// An uninstallation removes the agent's rights at the same moment as the DaemonSet. So an agent that had rights and
+/// has none any more is being uninstalled. If that is wrong (a pod that is deleted by force loses its rights), the next
+/// agent mirrors again. A namespace that is deleted loses its pods before its DaemonSets.
 const fn is_going(answer: Answer, may_ask: bool, namespace_is_going: bool) -> bool {
     match answer {
         Answer::Stands | Answer::Withheld | Answer::None => namespace_is_going,
@@ -210,7 +210,7 @@ mod tests {
             (None, true, true, true),
             (Gone, true, false, true),
             (Denied, true, false, true),
-            // It never could: the DaemonSet has another name, or there is no right to ask.
+            // The agent could never see it: the DaemonSet has another name, or there is no right to ask.
             (Gone, false, false, false),
             (Denied, false, false, false),
             (Denied, false, true, true),
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(believed(&[[Denied, Withheld]; TRIES / 2].concat()), Some(None));
     }
 
-    /// What an API server says of the DaemonSet and of everything else, at each request of the DaemonSet.
+    /// The answers of an API server about the DaemonSet and about everything else, at each request of the DaemonSet.
     fn asked(says: impl Fn(usize) -> [Reply; 2] + Clone + Send + Sync + 'static) -> Asked {
         let times = Arc::new(AtomicUsize::new(0));
         let client = fake::client(move |request| {

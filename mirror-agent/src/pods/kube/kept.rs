@@ -1,7 +1,7 @@
-//! [`Kept`]: the objects of one watch, and whether what a watch tells changes anything for the agent.
+//! [`Kept`]: the objects of one watch, and whether an event of the watch changes anything for the agent.
 //!
-//! Most of what happens to an object does not: its status, its labels. Every agent hears of it, and none must do more
-//! than that. No clock and no connection; `Follower` hands it what a watch tells.
+//! Most changes of an object change nothing for the agent: its status, its labels. Every agent receives them, and none
+//! must do further work for them. No clock and no connection; `Follower` hands over the events of a watch.
 
 use std::fmt::Debug;
 
@@ -16,7 +16,7 @@ use tracing::warn;
 
 /// An object of the API of which a part is kept.
 pub(super) trait Keep: Resource<DynamicType = ()> + Clone + Debug + 'static {
-    /// Takes away what nobody needs, the resource version too: it is another one with each change.
+    /// Removes the fields that the agent does not need, the resource version too: it differs after each change.
     fn trim(&mut self);
 
     /// Why the object cannot be used, if it cannot.
@@ -26,7 +26,7 @@ pub(super) trait Keep: Resource<DynamicType = ()> + Clone + Debug + 'static {
     fn is_same(&self, other: &Self) -> bool;
 }
 
-/// A store and who writes it.
+/// A store and its writer.
 pub(super) struct Kept<K: Keep> {
     store: Store<K>,
     writer: Writer<K>,
@@ -39,8 +39,8 @@ impl<K: Keep> Kept<K> {
         (reader.clone(), Self { store: reader, writer })
     }
 
-    /// Takes in what a watch tells. Whether that may change what the agent does: a list that is complete and a deletion
-    /// always may, an object only if it is not as it was.
+    /// Takes in an event of a watch. Returns whether it may change the agent's work: a complete list and a deletion
+    /// always may, an object only if it has changed.
     pub(super) fn take_in(&mut self, event: Event<K>) -> bool {
         let event = event.modify(K::trim);
         let changes = match &event {
@@ -63,7 +63,7 @@ impl<K: Keep> Kept<K> {
         changes
     }
 
-    /// Whether the object is not as it is in the store. Tells of one that cannot be used, if so.
+    /// Whether the object differs from the stored one. Logs an object that differs and cannot be used.
     fn is_new(&self, object: &K) -> bool {
         let is_new = self.store.get(&object.to_object_ref(())).is_none_or(|kept| !kept.is_same(object));
         if is_new && let Some(problem) = object.problem() {

@@ -1,4 +1,4 @@
-//! What is kept of an object of the Kubernetes API. Pure; [`kube`](super) stores it.
+//! The kept part of an object of the Kubernetes API. Pure; [`kube`](super) stores it.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -18,17 +18,17 @@ use crate::{
     pods::parse,
 };
 
-/// On the API's picture of a static pod, with the same value: the UID by which the kubelet knows it, and that its
-/// cgroups carry.
+/// On the API's picture of a static pod, with the same value: the UID that the kubelet uses for the pod and that the
+/// pod's cgroups carry.
 const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
 
-/// Most bytes of the annotations of an object that are kept. What the mirrors of a pod can need, filters and all, is half
-/// of that.
+/// Most bytes of the annotations of an object that are kept: twice the most that the mirrors of a pod can need, with
+/// filters.
 const MOST_KEPT: usize = 32 << 10;
 
 /// A pod of the API: the name under which it is stored, and what the agent needs, or why that cannot be read.
 ///
-/// It can be decoded from anything, so that one strange object does not keep all others from being read.
+/// Any JSON can be decoded to this type, so that one strange object does not keep all others from being read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PodObject {
     metadata: ObjectMeta,
@@ -81,19 +81,19 @@ fn pod(object: Value) -> Result<Pod, String> {
     if let Some(uid) = static_uid(&pod) {
         pod.id.uid = uid;
     }
-    // Whoever may write a pod must not be able to have any namespace of the node mirrored.
+    // An author of a pod must not be able to have any namespace of the node mirrored.
     pod.netns = None;
     keep_ours(&mut pod.annotations)?;
     Ok(pod)
 }
 
-/// Leaves the annotations that may say something to the agent. An author may write 256 KiB of them on each object: one
-/// that has more than any choice can need is an error, because what were left out might be a filter.
+/// Keeps the annotations that the agent may read. An author may write 256 KiB of them on each object. An object with
+/// more than any choice can need is an error, because an annotation left out might be a filter.
 fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), String> {
     annotations
         .retain(|key, _| key == OVN_MIRROR || key.starts_with(PREFIX) && key != parse::NETNS_ANNOTATION);
     for value in annotations.values_mut() {
-        // What is cut is too long still, and refused.
+        // A value that is cut here is still too long, and is refused.
         value.truncate(value.floor_char_boundary(2 * MAX_FILTER_TEXT));
     }
     let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
@@ -103,9 +103,9 @@ fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), String> {
     Ok(())
 }
 
-/// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too, so it must not look like the
-/// UID of a pod of the API, or a pod could have another one mirrored. (Of two with the same hash neither is believed:
-/// `without_twins`.)
+/// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too. So the value must not look
+/// like the UID of a pod of the API, or a pod could have another pod mirrored. (Of two pods with the same hash neither
+/// is believed: `without_twins`.)
 fn static_uid(pod: &Pod) -> Option<String> {
     let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
     let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -113,7 +113,7 @@ fn static_uid(pod: &Pod) -> Option<String> {
 }
 
 impl Keep for PartialObjectMeta<Namespace> {
-    /// Leaves its name, our annotations (none at all if they cannot be right), and whether it is being deleted.
+    /// Keeps its name, our annotations (none at all if they are invalid), and whether it is being deleted.
     fn trim(&mut self) {
         let mut annotations = self.metadata.annotations.take().unwrap_or_default();
         let kept = keep_ours(&mut annotations);

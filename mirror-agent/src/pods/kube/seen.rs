@@ -1,32 +1,33 @@
 //! [`Seen`]: what a watch has seen, and which list it therefore takes. Pure; `Follower` asks it.
 //!
-//! An API server answers from its own memory, which may lag behind: after a partition, or while it starts. Behind a load
-//! balancer the next answer may come from another server. A list from the past would remove taps, switch on a mirror that
-//! was revoked, and begin an ended budget again. So no list is taken that is older than what was seen.
+//! An API server answers from its own memory, which may lag behind: after a partition, or while it starts. Behind a
+//! load balancer the next answer may come from another server. A list from the past would remove taps, switch on a
+//! mirror that was revoked, and begin an ended budget again. So a list is taken only if it is not older than the newest
+//! version seen.
 
 use std::{cmp::Ordering, time::Duration};
 
 use tokio::time::Instant;
 
 /// After so many answers from the past in a row, the newest list is asked for. A server that has no streaming list may
-/// read that from its store, so it is not the first resort.
+/// read that list from its store, so this is not the first resort.
 const PAST_ANSWERS: u32 = 3;
-/// For how long the newest list must be older than what was seen, each time that it is asked for, before it is taken.
-/// Versions go back for good where the server's store was restored from a backup.
+/// A list older than the newest version seen is taken if each newest list has been older for this long. Versions go
+/// back for good where the server's store was restored from a backup.
 const BACK_FOR: Duration = Duration::from_secs(300);
 
 /// Which list to ask the API server for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// Any that it has in its memory.
+    /// Any list that the server has in its memory.
     Any,
-    /// One that is not older than this version, from its memory.
+    /// A list that is not older than this version, from the server's memory.
     NotOlderThan(String),
-    /// The newest one: of now, or later.
+    /// The newest list: that of now, or a later one.
     Newest,
 }
 
-/// What to do with a list.
+/// The judgement of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Judgement {
     /// Take it.
@@ -37,7 +38,7 @@ pub(super) enum Judgement {
     Past,
 }
 
-/// The newest resource version that a watch has seen, and how often it was answered from before that.
+/// The newest resource version that a watch has seen, and how many answers in a row were older.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     newest: Option<String>,
@@ -49,8 +50,9 @@ pub(super) struct Seen {
 impl Seen {
     /// Which list to ask for.
     ///
-    /// A new agent has seen nothing, and what stands in the kernel has no version: it asks for the newest list. Where
-    /// lists are not streamed it takes any: there the newest one may cost the store a read of all pods of the cluster.
+    /// A new agent has seen nothing, and the state in the kernel has no version, so the agent asks for the newest list.
+    /// Where lists are not streamed it takes any list: there the newest list may cost the store a read of all pods of
+    /// the cluster.
     pub(super) fn ask(&self, is_streaming: bool) -> Ask {
         match &self.newest {
             None if is_streaming => Ask::Newest,
@@ -60,7 +62,8 @@ impl Seen {
         }
     }
 
-    /// Judges a list of this version, which came as the answer to `ask`, and remembers it if it is taken.
+    /// Judges a list of this version, which came as the answer to `ask`, and remembers the version if the list is
+    /// taken.
     pub(super) fn judge(&mut self, ask: &Ask, version: &str, now: Instant) -> Judgement {
         let is_past = self.newest.as_ref().is_some_and(|newest| is_older(version, newest));
         let mut judgement = Judgement::Take;
@@ -79,7 +82,7 @@ impl Seen {
         judgement
     }
 
-    /// The server itself says that it has nothing as new as it was asked for.
+    /// The server itself answers that its data are older than the request demands.
     pub(super) fn refused(&mut self) {
         self.past_answers = self.past_answers.saturating_add(1);
     }
@@ -99,9 +102,9 @@ impl Seen {
 
 /// Whether version `a` is certainly older than `b`.
 ///
-/// Versions are decimal numbers of any length. Kubernetes says so since 1.35; before, they were opaque by the letter,
-/// and the revisions of its store in fact. Of versions that are something else none is older: there the server alone
-/// sees to it that a list is as new as it was asked for.
+/// Versions are decimal numbers of any length. Kubernetes documents that since 1.35. Before, they were officially
+/// opaque, and in fact the revisions of its store. A version of another form is never older: there only the server's
+/// own check makes sure that a list is new enough.
 fn is_older(a: &str, b: &str) -> bool {
     let number = |text: &str| {
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -172,8 +175,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is answered and when: what is taken is not older than what was seen, unless the newest list was
-        /// older for five minutes without a break. A server that goes on with the newest list is heard in the end.
+        /// For any answers at any time: a list that is taken is not older than the newest version seen, unless the
+        /// newest list was older for five minutes without a break. If a server keeps its newest list, that list is
+        /// taken in the end.
         #[test]
         fn nothing_from_the_past_is_taken_and_nothing_hangs_for_ever(
             steps in prop::collection::vec((0..4_u8, 0..100_u64, 0..120_u64), 1..60),

@@ -1,4 +1,4 @@
-//! What is kept of the API's objects, and how near the source says it is.
+//! Tests of the kept part of the API's objects, and of the state of the source.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -50,7 +50,7 @@ fn a_static_pod_has_the_uid_of_its_cgroups() {
         (Some(HASH), Some(HASH), HASH),
         (Some(HASH), None, "8a2e"),
         (None, Some(HASH), "8a2e"),
-        // Somebody who wants another pod mirrored.
+        // An author who wants another pod mirrored.
         (Some(OTHER), Some(OTHER), "8a2e"),
     ] {
         let annotations = json!({"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": mirror});
@@ -112,7 +112,7 @@ fn every_annotation_of_ours_is_kept_whatever_mirror_it_is_of() {
     let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(object(&several())).unwrap();
     namespace.trim();
     assert_eq!(serde_json::to_value(&namespace.metadata.annotations).unwrap(), several());
-    // A change of one of them counts, and nothing else.
+    // Only a change of one of these annotations counts.
     let (_, mut kept) = Kept::new();
     assert!(kept.take_in(Event::Apply(pod)));
     for key in several().as_object().unwrap().keys() {
@@ -187,7 +187,7 @@ fn the_source_is_as_near_as_its_farther_watch() {
     }
 }
 
-/// A pod as a watch tells of it.
+/// A pod as in an event of a watch.
 fn web(change: impl FnOnce(&mut Value)) -> PodObject {
     let mut object = json!({
         "metadata": {
@@ -232,7 +232,7 @@ fn of_a_pod_only_what_is_kept_wakes_the_loop() {
     assert_eq!(store.state().len(), 1);
     assert!(kept.take_in(Event::Delete(web(|_| {}))), "a deletion");
     assert!(kept.take_in(Event::Apply(web(|_| {}))), "a new pod");
-    // A list that tells nothing new.
+    // A list without news.
     assert!(!kept.take_in(Event::Init) && !kept.take_in(Event::InitApply(web(|_| {}))));
     assert!(kept.take_in(Event::InitDone));
 }
@@ -291,7 +291,7 @@ fn agents_watch_for_times_that_are_spread_and_stay() {
 }
 
 proptest! {
-    /// Whatever an object is like, it can be stored, and is either a pod, or ended, or told of.
+    /// Any object can be stored, and is either a pod, or ended, or reported.
     #[test]
     fn nothing_keeps_the_others_from_being_read(
         field in proptest::sample::select(vec!["metadata", "spec", "status", "kind", "items"]),

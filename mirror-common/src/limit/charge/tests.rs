@@ -54,7 +54,7 @@ impl Meters for Node {
     }
 }
 
-/// What pods send: which pod, and how long after the packet before. Pod 0 floods.
+/// The traffic of pods: which pod sends, and how long after the packet before. Pod 0 floods.
 fn traffic(pods: u32) -> impl Strategy<Value = Vec<(u32, u64)>> {
     let pod = prop_oneof![3 => Just(0), 2 => 0..pods];
     any_vec((pod, prop_oneof![20 => 0..20_000_u64, 1 => 0..60_000_000_u64]), 1..600)
@@ -65,7 +65,8 @@ fn node_and_traffic() -> impl Strategy<Value = (u64, u32, Vec<(u32, u64)>)> {
 }
 
 proptest! {
-    /// Many pods and a flood: what a pod's share has credit for is copied, whatever the others send.
+    /// Many pods and a flood: every packet for which a pod's share has credit is copied, with any traffic of the
+    /// others.
     #[test]
     fn a_pod_within_its_share_is_never_refused((rate, pods, traffic) in node_and_traffic()) {
         let mut node = Node::of(rate, pods);
@@ -81,7 +82,7 @@ proptest! {
         }
     }
 
-    /// The same: over any stretch of time no more than the rate, a burst, the shares' bursts, and a packet for each.
+    /// Over any stretch of time: at most the rate, a burst, the shares' bursts, and a packet for each.
     #[test]
     fn the_nodes_rate_holds((rate, pods, traffic) in node_and_traffic(), from: prop::sample::Index) {
         let mut node = Node::of(rate, pods);
@@ -101,7 +102,7 @@ proptest! {
         prop_assert!(copied.len() as u64 <= most, "{} of {most}", copied.len());
     }
 
-    /// What is charged at last and given back can be charged again, to the same meters.
+    /// A charge that is given back can be taken again, from the same meters.
     #[test]
     fn what_is_given_back_can_be_charged_again(
         rates in prop::array::uniform3(prop_oneof![Just(0), 1..10_000_u64]), budget in 0..3_u64, pods in 1..5_u32,
@@ -129,7 +130,7 @@ proptest! {
         prop_assert_eq!(node, after);
     }
 
-    /// Whoever refuses, nobody is charged.
+    /// If any meter refuses, no meter is charged.
     #[test]
     fn what_is_refused_costs_nothing(
         rates in prop::array::uniform3(prop_oneof![Just(0), 1..1_000_u64]), budget in 0..20_u64, pods in 1..5_u32,

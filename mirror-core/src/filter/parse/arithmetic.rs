@@ -1,7 +1,7 @@
 //! Relations such as `tcp[tcpflags] & (tcp-syn|tcp-ack) != 0`.
 //!
-//! Constants are computed here. Of what stands in the packet, one field can be masked and compared with a constant;
-//! that is all that a step of a program can do.
+//! Constants are computed here. Of the packet, one field can be masked and compared with a constant; a step of a
+//! program cannot do more.
 
 use super::{
     super::ast::{Expr, Primitive, Protocol, Relation, Value},

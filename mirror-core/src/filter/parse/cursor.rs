@@ -1,4 +1,4 @@
-//! How the parser moves over the words, and tells where something is wrong.
+//! How the parser moves over the words, and reports the places of errors.
 
 use super::{FilterError, MAX_DEPTH, Parsed, Parser, TokenKind};
 
@@ -70,7 +70,7 @@ impl Parser<'_> {
         parsed
     }
 
-    /// One level deeper, up to a bound: recursion must not exhaust the stack.
+    /// Parses one level deeper, up to a bound: recursion must not exhaust the stack.
     pub(super) fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         if self.depth == MAX_DEPTH {
             return Err(self.error("too many brackets and 'not's around each other"));

@@ -1,4 +1,4 @@
-//! Who is wanted: by example for each rule, and by property for the order of precedence.
+//! Tests of the wanted pods: by example for each rule, and by property for the order of precedence.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 
@@ -25,7 +25,7 @@ fn pod(own: &[(&str, &str)], inherited: &[(&str, &str)]) -> Pod {
     }
 }
 
-/// The directions in which a pod is mirrored; nothing else may come of the choice.
+/// The directions in which a pod is mirrored; the choice must have no other result.
 fn directions(pod: &Pod, policy: &Policy) -> Option<Directions> {
     let choice = choose(std::slice::from_ref(pod), policy, &mut Filters::default());
     assert_eq!((choice.refused, choice.bad), (vec![], vec![]), "{pod:?}");
@@ -139,7 +139,7 @@ fn a_setting_that_cannot_be_used_keeps_the_pod_out() {
         };
         assert_eq!((id, *of, *key, value.as_str()), (&pods[0].id, place, "filter", "tcp prot 80"));
     }
-    // The pod's own stands before its namespace's.
+    // The pod's own annotation goes before its namespace's.
     assert_eq!(
         directions(&pod(&[(FILTER, "tcp")], &[(FILTER, "tcp prot 80")]), &enabled(true)),
         Some(Directions::Both)
@@ -167,7 +167,7 @@ fn the_policy_stands_above_annotations() {
         (elsewhere(false), &[], Ok(None)),
         (elsewhere(false), &[(MIRROR, "false")], Ok(None)),
         (elsewhere(false), &[(MIRROR, "egress")], Err(Why::NamespaceNotAllowed)),
-        // The node's default is the admin's, and so is what is done with the packets.
+        // The node's default belongs to the admin, and so do the settings of its packets.
         (elsewhere(true), &[(MIRROR, "egress"), ("podmirror.io/packets", "7")], Ok(Some(Both))),
         (elsewhere(true), &[], Ok(Some(Both))),
         (elsewhere(true), &[(MIRROR, "false")], Ok(None)),
@@ -198,7 +198,8 @@ fn any_value() -> impl Strategy<Value = Option<&'static str>> {
 }
 
 proptest! {
-    /// The pod's word stands before its namespace's, that before the node's; no word opens what the policy closes.
+    /// The pod's annotation goes before its namespace's, which goes before the node's. No annotation opens what the
+    /// policy closes.
     #[test]
     fn precedence(own in any_value(), inherited in any_value(), enable_mirror: bool, gate in 0..4) {
         let annotation = |value: Option<&'static str>| value.map(|value| (MIRROR, value));
@@ -228,7 +229,7 @@ proptest! {
     }
 }
 
-/// What comes of the mirrors of one pod: names with filter text and target, and what is wrong.
+/// The mirrors of one pod: names with filter text and target, and the problems.
 fn mirrors_of(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
     let choice = choose(std::slice::from_ref(pod), policy, &mut Filters::default());
     let mirrors = choice.wanted.iter().flat_map(|wanted| &wanted.mirrors);
@@ -312,8 +313,8 @@ fn every_problem_of_an_annotation_is_told_in_words() {
 }
 
 proptest! {
-    /// A mirror is there, or refused, or not asked for, whatever is said of the others; and where not all fit, those
-    /// of the node and the namespace keep their places.
+    /// A mirror is there, or refused, or not asked for, with any annotations of the others. Where not all fit, the
+    /// mirrors of the node and the namespace keep their places.
     #[test]
     fn a_mirror_is_decided_by_itself(
         own in prop::collection::btree_map("[a-f]{1,2}", any_value(), 0..14),
@@ -344,7 +345,7 @@ proptest! {
         if enable_mirror {
             prop_assert!(together.iter().any(|mirror| mirror.starts_with("default ")));
         }
-        // Those that the namespace alone asks for stand before the pod's own.
+        // The mirrors that the namespace alone asks for go before the pod's own.
         let choice = choose(std::slice::from_ref(&whole), &policy, &mut Filters::default());
         let kept: Vec<_> = choice.wanted.iter().flat_map(|wanted| wanted.mirrors.values()).map(|session| session.origin).collect();
         if too_many > 0 && kept.contains(&Origin::Annotation(Place::Pod)) {

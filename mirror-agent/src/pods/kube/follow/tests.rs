@@ -1,4 +1,5 @@
-//! What a follower asks the API server for, and what it believes, on a server of canned answers. Time stands still.
+//! The requests of a follower to the API server, and the answers that it believes, on a server of canned answers. Time
+//! stands still.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -19,7 +20,7 @@ use crate::pods::{
 /// How long a watch of this server lasts.
 const WATCH: Duration = Duration::from_secs(60);
 
-/// What the server has, and how it answers.
+/// The state of the server, and how it answers.
 #[derive(Debug, Default)]
 struct World {
     version: u64,
@@ -28,9 +29,9 @@ struct World {
     is_down: bool,
     /// It streams lists.
     streams: bool,
-    /// It gives what it has, whatever version it is asked for, as a cache on the way does.
+    /// It answers with its state for any requested version, as a cache on the way does.
     is_careless: bool,
-    /// It ends every watch at once, without a word.
+    /// It ends every watch at once, and sends nothing.
     is_brief: bool,
     /// The queries for pods.
     asked: Vec<String>,
@@ -80,7 +81,7 @@ impl World {
                 Reply::Watch(lines, WATCH)
             }
             (Some(_), None) if self.is_brief => Reply::Watch(Vec::new(), Duration::ZERO),
-            // It waits for what is newer, and says nothing.
+            // It waits for a newer version, and sends nothing.
             (Some(_), None) if is_behind => Reply::Watch(Vec::new(), WATCH),
             (Some(_), None) => Reply::Watch(vec![bookmark(json!({}))], WATCH),
         }
@@ -158,7 +159,7 @@ async fn a_list_from_the_past_is_not_taken_and_a_newer_one_is() {
         seconds(2).await;
         assert_eq!((names(&pods), *pods.state().borrow()), (vec!["web".into()], SourceState::Current));
         server.lists_asked();
-        // The server goes away, and another one, which lags behind, takes its place.
+        // The server is replaced by another one, which lags behind.
         server.world().is_down = true;
         seconds(70).await;
         assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
@@ -168,7 +169,7 @@ async fn a_list_from_the_past_is_not_taken_and_a_newer_one_is() {
             assert_eq!(names(&pods), ["web"], "after {second} s, {streams} {is_careless}");
             assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
         }
-        // Its memory first, and its store only when that does not help.
+        // The memory is asked first, and the store only if the memory stays behind.
         let asked = server.lists_asked();
         assert!(asked.len() >= 3 && asked[..3].iter().all(|version| version == "50"), "{asked:?}");
         assert!(asked.len() < 40, "{asked:?}");
