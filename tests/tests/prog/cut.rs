@@ -121,10 +121,18 @@ fn a_super_frame_is_cut_behind_its_unfinished_checksum_only() {
     let copies =
         delivered(&mut bench, frame.len(), Verdict::Copied, |bench| send_super_frame(bench, "tapp", &frame));
     assert_eq!(copies, [&frame[..72]]);
+    // A byte less is refused by Linux 5.10 and 6.18, and not by all between them. No kernel delivers more.
     put_snaplen(&mut bench, 71);
-    let copies =
-        delivered(&mut bench, frame.len(), Verdict::Uncut, |bench| send_super_frame(bench, "tapp", &frame));
-    assert_eq!(copies, Vec::<Vec<u8>>::new());
+    bench.reset(0);
+    let target = bench.listen("target0");
+    send_super_frame(&bench, "tapp", &frame);
+    let is_cut = eventually(SOON, || {
+        let now = bench.counted(0);
+        let is = |verdict| now == counted(frame.len(), &[(Egress, verdict, 1)]);
+        check(is(Verdict::Copied) || is(Verdict::Uncut), || format!("{now:?}")).map(|()| is(Verdict::Copied))
+    });
+    let expected = if is_cut { vec![frame[..71].to_vec()] } else { Vec::new() };
+    assert_eq!(target.packets(), expected);
 }
 
 /// The super-frames of a pod that has a tunnel: the kernel notes where the inner packet begins, and cuts none of them.
