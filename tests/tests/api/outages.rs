@@ -158,7 +158,7 @@ fn a_token_that_is_refused_is_followed_by_the_next_one() {
     // The API server asks for the token when a connection begins to be used, and so does the next watch.
     api.set_way(Way::Refused);
     api.set_way(Way::Open);
-    eventually(UNREADY, || {
+    eventually(NOTICED + SOON, || {
         check(!agent.log_with(&["is away", "Unauthorized"]).is_empty(), || "no 401".into())
     });
     node.is_mirrored(web, db);
