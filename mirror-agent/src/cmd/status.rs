@@ -2,6 +2,8 @@
 //!
 //! Needs no running agent and changes nothing.
 
+use std::collections::BTreeMap;
+
 use anyhow::bail;
 use serde::Serialize;
 
@@ -15,7 +17,7 @@ use crate::{
     },
     links::{LinkTable as _, netlink::Netlink},
     mirror_iface::MirrorIface,
-    model::{Ended, Name, Program},
+    model::{Device, Ended, Name, Program},
     notes::{self, NotMirrored, Notes},
     settings::{Settings, Share},
 };
@@ -119,6 +121,12 @@ struct Attached {
     egress: &'static str,
 }
 
+impl Default for Attached {
+    fn default() -> Self {
+        Self { ingress: "none", egress: "none" }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Counter {
     direction: &'static str,
@@ -159,9 +167,10 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
 }
 
 async fn read(pins: &Pins) -> anyhow::Result<Status> {
-    let Readout { targets, taps: entries } = Reader::open(pins)?.read()?;
-    let ours = programs_of(pins)?;
-    let hooks = Hooks::new(pins.clone())?;
+    let mut reader = Reader::open(pins)?;
+    let mut attached = attached(pins, reader.devices()?).await?;
+    // After the hooks: the agent attaches last, so a hook is never shown beside sessions that are not written yet.
+    let Readout { targets, taps: entries } = reader.read()?;
     // The pinned targets are those that the last agent saw; the devices are those of now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
     let targets = targets.into_iter().map(|(name, target)| {
@@ -169,24 +178,15 @@ async fn read(pins: &Pins) -> anyhow::Result<Status> {
         let ifindex = target.ifindex.map(|ifindex| ifindex.0);
         Target { name: name.to_string(), device: target.device, ifindex, up: target.up }
     });
-    let mut taps = Vec::new();
-    for TapReadout { device, owner, sessions } in entries {
-        let mut attached = ["none"; 2];
-        for (name, program) in attached.iter_mut().zip(Program::TAP) {
-            if let Some(method) = hooks.attached(device.ifindex, program).await?.method(&ours) {
-                *name = method.name();
-            }
-        }
-        let [ingress, egress] = attached;
-        taps.push(Tap {
-            ifindex: device.ifindex.0,
-            device: owner.device,
-            pod: owner.pod.map(|pod| Pod { uid: pod.uid, namespace: pod.namespace, name: pod.name }),
-            nic: owner.nic,
-            attached: Attached { ingress, egress },
-            sessions: sessions.into_iter().map(Session::from).collect(),
-        });
-    }
+    let taps = entries.into_iter().map(|TapReadout { device, owner, sessions }| Tap {
+        ifindex: device.ifindex.0,
+        device: owner.device,
+        pod: owner.pod.map(|pod| Pod { uid: pod.uid, namespace: pod.namespace, name: pod.name }),
+        nic: owner.nic,
+        attached: attached.remove(&device).unwrap_or_default(),
+        sessions: sessions.into_iter().map(Session::from).collect(),
+    });
+    let taps = taps.collect();
     let agent = Pins::connect();
     Ok(Status {
         version: env!("PODMIRROR_VERSION"),
@@ -195,6 +195,22 @@ async fn read(pins: &Pins) -> anyhow::Result<Status> {
         taps,
         notes: agent.and_then(notes::read),
     })
+}
+
+/// How our programs run at the hooks of the devices.
+async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<Device, Attached>> {
+    let ours = programs_of(pins)?;
+    let hooks = Hooks::new(pins.clone())?;
+    let mut attached = BTreeMap::<_, Attached>::new();
+    for device in devices {
+        let Attached { ingress, egress } = attached.entry(device).or_default();
+        for (name, program) in [(ingress, Program::TapIngress), (egress, Program::TapEgress)] {
+            if let Some(method) = hooks.attached(device.ifindex, program).await?.method(&ours) {
+                *name = method.name();
+            }
+        }
+    }
+    Ok(attached)
 }
 
 impl From<SessionReadout> for Session {

@@ -171,6 +171,11 @@ impl Maps {
         Ok(Entry { head, pod_meter: tap.pod_meter, sessions })
     }
 
+    /// The devices that have a tap.
+    pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
+        self.ledger.taps.keys().copied()
+    }
+
     /// Every tap.
     pub fn taps(&self) -> anyhow::Result<BTreeMap<Device, TapEntry>> {
         let now_ns = now_ns()?;

@@ -73,6 +73,12 @@ impl Reader {
         Ok(Self { maps: Maps::open(pins)? })
     }
 
+    /// The devices that have a tap.
+    pub fn devices(&mut self) -> anyhow::Result<Vec<Device>> {
+        self.maps.refresh()?;
+        Ok(self.maps.devices().collect())
+    }
+
     /// Reads everything.
     pub fn read(&mut self) -> anyhow::Result<Readout> {
         self.maps.refresh()?;
