@@ -15,6 +15,7 @@ mod offloads;
 mod procfs;
 mod queue;
 mod sink;
+mod socket;
 #[cfg(test)]
 mod tests;
 

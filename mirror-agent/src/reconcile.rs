@@ -4,6 +4,7 @@
 //! round looks at everything and makes the changes that are missing, so a lost or doubled event does no harm. The loop
 //! knows the three edges by their traits and decides nothing itself. Called by `cmd::run` and `cmd::attach`.
 
+mod carry_out;
 mod expected;
 mod held;
 mod told;
@@ -16,10 +17,11 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use carry_out::Carried;
 use expected::Expected;
 use held::Held;
 use tokio::{sync::watch, time::Instant};
-use told::{Told, tell_op};
+use told::Told;
 
 use mirror_core::hidden;
 
@@ -28,10 +30,8 @@ use crate::{
     links::{LinkTable, PodNetns},
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
-    model::{
-        Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Op, Program, Tap, Target, TargetName,
-    },
-    plan::{Failures, Plan, Unfit, plan, retarget},
+    model::{Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Program, Tap, Target, TargetName},
+    plan::{Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},
     select::{Choice, Filters, Policy, Selection, Skipped, Wanted, Why, choose, select},
@@ -47,9 +47,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest wait while a session has a budget, so that the report shows soon that the budget has ended. The kernel
 /// ends it by itself.
 const BUDGET_TICK: Duration = Duration::from_secs(1);
-/// How long a round changes the installed state before the loop looks again. A hook can cost the kernel some
-/// milliseconds, and a change of the pods meanwhile, a removal above all, must not wait for hundreds of hooks.
-const SLICE: Duration = Duration::from_millis(500);
 /// The wait after a round with a failure: doubled from the first to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
@@ -311,75 +308,6 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         (desired, plan)
     }
 
-    /// Carries out the ops of a plan, as far as they succeed and as long as this round may last.
-    async fn carry_out(
-        &mut self,
-        ops: &[Op],
-        desired: &Desired,
-        actual: &Actual,
-        report: &mut Report,
-    ) -> Carried {
-        self.held.keep(ops);
-        let mut carried = Carried::default();
-        let Carried { of_devices, incomplete } = &mut carried;
-        let mut failures = Failures::default();
-        let mut spent = Duration::ZERO;
-        // The ops of one device are next to each other. They are logged when all of them have succeeded.
-        for ops in ops.chunk_by(|a, b| a.device() == b.device()) {
-            let device = ops.first().and_then(Op::device);
-            let held = device.and_then(|device| self.held.why(device, ops, Instant::now()));
-            self.is_behind |= held.is_none() && spent >= SLICE;
-            if held.is_some() || spent >= SLICE {
-                of_devices.extend(held.into_iter().flatten().cloned());
-                incomplete.extend(device);
-                ops.iter().for_each(|op| failures.add(op));
-                continue;
-            }
-            // An op holds the thread for some milliseconds: other tasks may run between two devices.
-            tokio::task::yield_now().await;
-            let chunk_began = Instant::now();
-            let mut errors = BTreeSet::new();
-            let mut is_whole = true;
-            for op in ops {
-                if !failures.allow(op) {
-                    is_whole = false;
-                    failures.add(op);
-                    continue;
-                }
-                let began = Instant::now();
-                let applied = self.dataplane.apply(op).await;
-                self.metrics.op(op, began.elapsed(), applied.is_err());
-                if let Err(error) = applied {
-                    failures.add(op);
-                    errors.insert(format!("{error:#}"));
-                }
-            }
-            if !is_whole || !errors.is_empty() {
-                incomplete.extend(device);
-            }
-            if !errors.is_empty() {
-                match device {
-                    Some(device) => {
-                        of_devices.extend(errors.iter().cloned());
-                        self.held.failed(device, ops, errors, Instant::now());
-                    }
-                    None => report.failures.extend(errors),
-                }
-                continue;
-            }
-            // The time of failed ops does not count, or a slow failure would keep all other devices from their turn.
-            spent += chunk_began.elapsed();
-            if !is_whole {
-                continue;
-            }
-            ops.iter().for_each(|op| tell_op(op, desired, actual));
-            if let Some(woken) = self.woken.filter(|_| ops.iter().any(|op| is_new_tap(op, actual))) {
-                self.metrics.new_tap(woken.elapsed());
-            }
-        }
-        carried
-    }
-
     /// Changes the mirror interfaces where they must be; whether anything was changed.
     async fn change_links(
         &mut self,
@@ -408,15 +336,6 @@ struct Seen {
     links: LinkSnapshot,
     actual: Actual,
     selection: Selection,
-}
-
-/// The result of a plan.
-#[derive(Default)]
-struct Carried {
-    /// The errors that concern one device alone.
-    of_devices: BTreeSet<String>,
-    /// The devices for which something is left to do.
-    incomplete: BTreeSet<Device>,
 }
 
 /// A session that does not fit, as what is skipped.
@@ -452,13 +371,6 @@ fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()
         Some(error) => bail!(Refused(error)),
         None => Ok(()),
     }
-}
-
-/// Whether an op gives a device a tap that it did not have: it had none, or the tap of another owner.
-fn is_new_tap(op: &Op, actual: &Actual) -> bool {
-    let Op::PutTap(device, head) = op else { return false };
-    let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
-    installed.is_none_or(|installed| !installed.owner.is_same(&head.owner))
 }
 
 #[cfg(test)]

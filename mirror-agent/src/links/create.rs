@@ -14,9 +14,9 @@ use rtnetlink::{
 use tracing::{info, warn};
 
 use super::{
-    netlink::{dump, os_error},
     offloads, queue,
     sink::drop_received,
+    socket::{dump, os_error},
 };
 use crate::model::{ALIAS, IfIndex};
 

@@ -16,9 +16,9 @@ use super::{
     PodNetns,
     cache::{Cache, Veths, veths},
     is_momentary,
-    netlink::{connect, dump, nsid, serve},
     netns::{Netns, netns_id},
     procfs::Processes,
+    socket::{connect, dump, nsid, serve},
 };
 use crate::model::{IfIndex, Link, NetnsId, PodLinks};
 

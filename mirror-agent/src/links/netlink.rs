@@ -3,40 +3,20 @@
 //! It keeps no copy of the node's devices: a snapshot is a fresh dump, an event only wakes. `inside` reads the pods.
 //! The reconcile loop calls it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    os::fd::{AsFd, AsRawFd},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, io, sync::Arc};
 
-use anyhow::{Context, anyhow};
-use futures_util::StreamExt;
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
-use rtnetlink::{
-    Error, Handle, LinkUnspec, MulticastGroup,
-    packet_route::{
-        RouteNetlinkMessage,
-        link::{LinkAttribute, LinkExtentMask, LinkMessage},
-        nsid::{NsidAttribute, NsidMessage},
-    },
-    proto::Connection,
-};
+use anyhow::Context;
+use rtnetlink::LinkUnspec;
 use tokio::{sync::Notify, task::JoinSet};
-use tracing::error;
 
-use super::{LinkTable, PodNetns, create, decode, inside::Inside, netns::Netns, offloads, queue};
-use crate::model::{IfIndex, Link, LinkChange, LinkSnapshot};
-
-/// Devices, tc filters and qdiscs, and ids of namespaces.
-const EVENTS: [MulticastGroup; 3] = [MulticastGroup::Link, MulticastGroup::Tc, MulticastGroup::Nsid];
-
-/// How long to wait before an event socket that could not be opened is tried again.
-const REOPEN_AFTER: Duration = Duration::from_secs(1);
-
-/// How often a dump is tried, when devices change while it runs.
-const DUMP_ATTEMPTS: u32 = 16;
+use super::{
+    LinkTable, PodNetns, create,
+    inside::Inside,
+    netns::Netns,
+    offloads, queue,
+    socket::{connect, dump, listen, os_error, serve, watch},
+};
+use crate::model::{LinkChange, LinkSnapshot};
 
 /// The devices of the network namespace that it was made in.
 pub struct Netlink {
@@ -141,135 +121,4 @@ impl LinkTable for Netlink {
 /// Whether there is no such device, or not any more.
 fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENODEV)
-}
-
-/// A connection that does the work while it is polled, and the handle to ask through.
-type Connected = (Connection<RouteNetlinkMessage>, Handle);
-
-/// Opens a socket in the calling thread's namespace.
-pub(super) fn connect() -> io::Result<Connected> {
-    let (mut connection, handle, _) = rtnetlink::new_connection()?;
-    // The end of a dump says whether the dump failed half-way.
-    connection.set_forward_done(true);
-    Ok((connection, handle))
-}
-
-/// Runs `work` over a connection that lives no longer than `work`. So no socket keeps a pod's namespace alive, and a
-/// failed socket is not used again.
-pub(super) async fn serve<T>(
-    (connection, handle): Connected,
-    work: impl AsyncFnOnce(&Handle) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    tokio::select! {
-        outcome = work(&handle) => outcome,
-        () = connection => Err(anyhow!("the netlink socket failed")),
-    }
-}
-
-/// Opens an event socket. The future wakes on every event, and ends when the socket fails.
-///
-/// The contents of the events are ignored: a snapshot gives better information, also after an overrun of the socket,
-/// which is an event too.
-fn listen(changed: Arc<Notify>) -> io::Result<impl Future<Output = ()> + Send + use<>> {
-    let (connection, _, events) = rtnetlink::new_multicast_connection(&EVENTS)?;
-    Ok(async move {
-        let wake = events.for_each(|_| {
-            changed.notify_one();
-            std::future::ready(())
-        });
-        tokio::join!(connection, wake);
-    })
-}
-
-/// Listens for ever.
-async fn watch(first: impl Future<Output = ()>, changed: Arc<Notify>) {
-    first.await;
-    loop {
-        error!("the socket for changes of network devices failed; opening it again");
-        match listen(Arc::clone(&changed)) {
-            Ok(listening) => {
-                // Changes before this moment were not heard.
-                changed.notify_one();
-                listening.await;
-            }
-            Err(error) => {
-                error!(%error, "cannot listen for changes of network devices; trying again soon");
-                tokio::time::sleep(REOPEN_AFTER).await;
-            }
-        }
-    }
-}
-
-/// All devices of the handle's namespace.
-pub(super) async fn dump(handle: &Handle) -> io::Result<BTreeMap<IfIndex, Link>> {
-    let mut question = LinkMessage::default();
-    question.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-    for _ in 0..DUMP_ATTEMPTS {
-        let question = RouteNetlinkMessage::GetLink(question.clone());
-        let replies = ask(handle, question, NLM_F_REQUEST | NLM_F_DUMP).await?;
-        // Kernels before 6.10 can leave out a device when others come or go while they list them. A tap would be
-        // removed for it.
-        if replies.iter().any(|reply| reply.header.flags & NLM_F_DUMP_INTR != 0) {
-            continue;
-        }
-        return Ok(replies
-            .into_iter()
-            .filter_map(|reply| match reply.payload {
-                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => {
-                    Some(decode::link(message))
-                }
-                _ => None,
-            })
-            .map(|link| (link.ifindex, link))
-            .collect());
-    }
-    Err(io::Error::other(format!(
-        "devices came or went during each of {DUMP_ATTEMPTS} attempts to list them"
-    )))
-}
-
-/// The id that the handle's namespace has for another one.
-pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
-    let mut question = NsidMessage::default();
-    question.attributes.push(NsidAttribute::Fd(netns.as_fd().as_raw_fd().cast_unsigned()));
-    let replies = ask(handle, RouteNetlinkMessage::GetNsId(question), NLM_F_REQUEST).await?;
-    let id = replies.into_iter().find_map(|reply| match reply.payload {
-        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(answer)) => {
-            answer.attributes.into_iter().find_map(|attribute| match attribute {
-                NsidAttribute::Id(id) => Some(id),
-                _ => None,
-            })
-        }
-        _ => None,
-    });
-    Ok(id.filter(|id| *id >= 0))
-}
-
-/// All replies to one request, or the kernel's error, also an error that ends a dump half-way.
-pub(super) async fn ask(
-    handle: &Handle,
-    question: RouteNetlinkMessage,
-    flags: u16,
-) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
-    let mut message = NetlinkMessage::from(question);
-    message.header.flags = flags;
-    let replies: Vec<_> = handle.clone().request(message).map_err(os_error)?.collect().await;
-    for reply in &replies {
-        match &reply.payload {
-            NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
-            NetlinkPayload::Done(done) if done.code < 0 => {
-                return Err(io::Error::from_raw_os_error(-done.code));
-            }
-            _ => {}
-        }
-    }
-    Ok(replies)
-}
-
-/// The kernel's error, where it is one.
-pub(super) fn os_error(error: Error) -> io::Error {
-    match error {
-        Error::NetlinkError(message) => message.to_io(),
-        other => io::Error::other(other),
-    }
 }

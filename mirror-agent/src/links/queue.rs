@@ -15,7 +15,7 @@ use rtnetlink::{
     },
 };
 
-use super::netlink::ask;
+use super::socket::ask;
 use crate::model::IfIndex;
 
 /// First in, first out, counted in frames: part of every kernel that has qdiscs.

@@ -16,7 +16,7 @@ use rtnetlink::{
     },
 };
 
-use super::netlink::os_error;
+use super::socket::os_error;
 
 /// `TCA_BPF_OPS_LEN` and `TCA_BPF_OPS` (include/uapi/linux/pkt_cls.h).
 const OPS_LEN: u16 = 4;

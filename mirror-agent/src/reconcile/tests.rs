@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use mirror_common::verdict::TapKind;
 
-use super::*;
+use super::{carry_out::SLICE, *};
 use crate::{
     dataplane::fake::Fake,
     model::{
-        ALIAS, ActualTap, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId, NetnsId,
+        ALIAS, ActualTap, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId, NetnsId, Op,
         Origin, Owner, Peer, Pod, PodId, PodLinks, Program, Session, Tap,
     },
     select::MIRROR,

@@ -1,0 +1,109 @@
+//! The last step of a round: carries out the ops of a plan, device by device.
+//!
+//! Which op may still be tried after others have failed is decided by `plan`, and how long a failed device rests by
+//! `held`.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Reconciler, told::tell_op};
+use crate::{
+    dataplane::Dataplane,
+    links::LinkTable,
+    model::{Actual, Desired, Device, Op},
+    plan::Failures,
+    pods::PodSource,
+    report::Report,
+};
+
+/// How long a round changes the installed state before the loop looks again. A hook can cost the kernel some
+/// milliseconds, and a change of the pods meanwhile, a removal above all, must not wait for hundreds of hooks.
+pub(super) const SLICE: Duration = Duration::from_millis(500);
+
+/// The result of a plan.
+#[derive(Default)]
+pub(super) struct Carried {
+    /// The errors that concern one device alone.
+    pub(super) of_devices: BTreeSet<String>,
+    /// The devices for which something is left to do.
+    pub(super) incomplete: BTreeSet<Device>,
+}
+
+impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
+    /// Carries out the ops of a plan, as far as they succeed and as long as this round may last.
+    pub(super) async fn carry_out(
+        &mut self,
+        ops: &[Op],
+        desired: &Desired,
+        actual: &Actual,
+        report: &mut Report,
+    ) -> Carried {
+        self.held.keep(ops);
+        let mut carried = Carried::default();
+        let Carried { of_devices, incomplete } = &mut carried;
+        let mut failures = Failures::default();
+        let mut spent = Duration::ZERO;
+        // The ops of one device are next to each other. They are logged when all of them have succeeded.
+        for ops in ops.chunk_by(|a, b| a.device() == b.device()) {
+            let device = ops.first().and_then(Op::device);
+            let held = device.and_then(|device| self.held.why(device, ops, Instant::now()));
+            self.is_behind |= held.is_none() && spent >= SLICE;
+            if held.is_some() || spent >= SLICE {
+                of_devices.extend(held.into_iter().flatten().cloned());
+                incomplete.extend(device);
+                ops.iter().for_each(|op| failures.add(op));
+                continue;
+            }
+            // An op holds the thread for some milliseconds: other tasks may run between two devices.
+            tokio::task::yield_now().await;
+            let chunk_began = Instant::now();
+            let mut errors = BTreeSet::new();
+            let mut is_whole = true;
+            for op in ops {
+                if !failures.allow(op) {
+                    is_whole = false;
+                    failures.add(op);
+                    continue;
+                }
+                let began = Instant::now();
+                let applied = self.dataplane.apply(op).await;
+                self.metrics.op(op, began.elapsed(), applied.is_err());
+                if let Err(error) = applied {
+                    failures.add(op);
+                    errors.insert(format!("{error:#}"));
+                }
+            }
+            if !is_whole || !errors.is_empty() {
+                incomplete.extend(device);
+            }
+            if !errors.is_empty() {
+                match device {
+                    Some(device) => {
+                        of_devices.extend(errors.iter().cloned());
+                        self.held.failed(device, ops, errors, Instant::now());
+                    }
+                    None => report.failures.extend(errors),
+                }
+                continue;
+            }
+            // The time of failed ops does not count, or a slow failure would keep all other devices from their turn.
+            spent += chunk_began.elapsed();
+            if !is_whole {
+                continue;
+            }
+            ops.iter().for_each(|op| tell_op(op, desired, actual));
+            if let Some(woken) = self.woken.filter(|_| ops.iter().any(|op| is_new_tap(op, actual))) {
+                self.metrics.new_tap(woken.elapsed());
+            }
+        }
+        carried
+    }
+}
+
+/// Whether an op gives a device a tap that it did not have: it had none, or the tap of another owner.
+fn is_new_tap(op: &Op, actual: &Actual) -> bool {
+    let Op::PutTap(device, head) = op else { return false };
+    let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
+    installed.is_none_or(|installed| !installed.owner.is_same(&head.owner))
+}
