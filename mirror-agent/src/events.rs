@@ -32,7 +32,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
-use self::outbox::{Answer, Outbox, Post};
+use self::outbox::{Outbox, Outcome, Post};
 use crate::{
     model::PodId,
     report::{Report, Reports},
@@ -50,13 +50,13 @@ const NOTE_MAX: usize = 1024;
 
 /// A fact that the author of a pod should know.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Told {
+struct Fact {
     pod: PodId,
     reason: &'static str,
     note: String,
 }
 
-impl Told {
+impl Fact {
     /// The same for the same text, with every version of the agent and of its compiler.
     fn digest(&self) -> u64 {
         let Self { pod: PodId { uid, namespace, name }, reason, note } = self;
@@ -92,38 +92,38 @@ pub async fn post(client: Client, node: String, mut reports: Reports) {
                 let report = Arc::clone(&reports.borrow_and_update());
                 outbox.set(tellable(&report), Instant::now());
             }
-            (told, post) = due(outbox.next()) => {
-                let answer = post_one(&client, &told, post, &node).await;
-                outbox.note(&told, answer, Instant::now());
+            (fact, post) = due(outbox.next()) => {
+                let answer = post_one(&client, &fact, post, &node).await;
+                outbox.note(&fact, answer, Instant::now());
             }
         }
     }
 }
 
 /// Waits until the next Event is due.
-async fn due(next: Option<(Told, Post, Option<Instant>)>) -> (Told, Post) {
-    let Some((told, post, at)) = next else { return pending().await };
+async fn due(next: Option<(Fact, Post, Option<Instant>)>) -> (Fact, Post) {
+    let Some((fact, post, at)) = next else { return pending().await };
     if let Some(at) = at {
         sleep_until(at).await;
     }
-    (told, post)
+    (fact, post)
 }
 
-async fn post_one(client: &Client, told: &Told, post: Post, node: &str) -> Answer {
-    let api = Api::<Event>::namespaced(client.clone(), &told.pod.namespace);
+async fn post_one(client: &Client, fact: &Fact, post: Post, node: &str) -> Outcome {
+    let api = Api::<Event>::namespaced(client.clone(), &fact.pod.namespace);
     let posted = async {
         match post {
-            Post::Create => api.create(&PostParams::default(), &event(told, node)).await.map(|_| 1),
-            Post::Refresh { count } => refresh(&api, &told.name(), count).await,
+            Post::Create => api.create(&PostParams::default(), &event(fact, node)).await.map(|_| 1),
+            Post::Refresh { count } => refresh(&api, &fact.name(), count).await,
         }
     };
     let error = match timeout(PATIENCE, posted).await {
-        Ok(Ok(count)) => return Answer::Stands { count },
+        Ok(Ok(count)) => return Outcome::Stands { count },
         Ok(Err(error)) => error,
-        Err(_) => return Answer::Away,
+        Err(_) => return Outcome::Away,
     };
     let answer = answer(&error, post);
-    debug!(pod = %told.pod, reason = told.reason, %error, ?answer, "cannot post an Event");
+    debug!(pod = %fact.pod, reason = fact.reason, %error, ?answer, "cannot post an Event");
     answer
 }
 
@@ -142,20 +142,20 @@ async fn refresh(api: &Api<Event>, name: &str, count: Option<i32>) -> kube::Resu
 }
 
 /// The meaning of an error for the Event.
-fn answer(error: &kube::Error, post: Post) -> Answer {
-    let kube::Error::Api(status) = error else { return Answer::Away };
+fn answer(error: &kube::Error, post: Post) -> Outcome {
+    let kube::Error::Api(status) = error else { return Outcome::Away };
     match (status.code, post) {
-        (409, Post::Create) => Answer::Exists,
-        (404, Post::Refresh { .. }) => Answer::Forgotten,
+        (409, Post::Create) => Outcome::Exists,
+        (404, Post::Refresh { .. }) => Outcome::Forgotten,
         // 404: the namespace has gone. 400, 422: the server does not accept the object. 409: another client changed the
         // Event first.
-        (400 | 404 | 409 | 422, _) => Answer::NotNow,
-        (403, _) if is_terminating(status) => Answer::NotNow,
+        (400 | 404 | 409 | 422, _) => Outcome::NotNow,
+        (403, _) if is_terminating(status) => Outcome::NotNow,
         // The agent may have only the right to create them.
-        (403, Post::Refresh { .. }) => Answer::NotNow,
+        (403, Post::Refresh { .. }) => Outcome::NotNow,
         // 401 is about this agent, the others about the server.
-        (401 | 429 | 500.., _) => Answer::Away,
-        _ => Answer::Refused,
+        (401 | 429 | 500.., _) => Outcome::Away,
+        _ => Outcome::Refused,
     }
 }
 
@@ -167,7 +167,7 @@ fn is_terminating(status: &Status) -> bool {
 
 /// The entries of a report that concern the authors of pods. A state that passes by itself while a pod starts is left
 /// out, like the fact that the default does not hold for a pod on the node's network.
-fn tellable(report: &Report) -> BTreeSet<Told> {
+fn tellable(report: &Report) -> BTreeSet<Fact> {
     let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, mirror, why }| match why {
         Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface => None,
         // Every node has such pods, and users do not expect them to be mirrored.
@@ -187,34 +187,34 @@ fn tellable(report: &Report) -> BTreeSet<Told> {
             let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
             let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
             let by = mirror.as_ref().map_or_else(String::new, |mirror| format!(" by {mirror}"));
-            Some(Told {
+            Some(Fact {
                 pod: pod.clone()?,
                 reason: why.name(),
                 note: format!("Not mirrored{by}{nic}: {why}"),
             })
         }
     });
-    let bad = report.bad.iter().map(|bad| Told {
+    let bad = report.bad.iter().map(|bad| Fact {
         pod: bad.pod.clone(),
         reason: "BadAnnotation",
         note: bad.to_string(),
     });
-    let mut told: BTreeSet<_> = skipped.chain(bad).collect();
+    let mut facts: BTreeSet<_> = skipped.chain(bad).collect();
     // A pod can give itself thousands of devices.
     let mut of_pod = BTreeMap::<_, usize>::new();
-    told.retain(|told| {
-        let number = of_pod.entry(told.pod.clone()).or_default();
+    facts.retain(|fact| {
+        let number = of_pod.entry(fact.pod.clone()).or_default();
         *number += 1;
         *number <= MOST
     });
-    told
+    facts
 }
 
-fn event(told: &Told, node: &str) -> Event {
-    let Told { pod: PodId { uid, namespace, name }, reason, note } = told;
+fn event(fact: &Fact, node: &str) -> Event {
+    let Fact { pod: PodId { uid, namespace, name }, reason, note } = fact;
     Event {
         metadata: ObjectMeta {
-            name: Some(told.name()),
+            name: Some(fact.name()),
             namespace: Some(namespace.clone()),
             ..ObjectMeta::default()
         },

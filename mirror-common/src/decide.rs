@@ -50,7 +50,7 @@ pub struct Reach {
 
 /// The outcome of a clone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct Cloned {
     /// The return code of `bpf_clone_redirect`.
     pub code: i64,
     /// The second stage could not cut the clone, and dropped it.
@@ -70,7 +70,7 @@ pub trait Kernel {
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
     /// Clones the packet, with `tc_index` in the clone, to a device, where the clone is cut to `snaplen` bytes (0: not
     /// at all).
-    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Answer;
+    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Cloned;
     /// Writes `skb->tc_index` of the packet itself.
     fn set_tc_index(&mut self, tc_index: u16);
     /// Whether a device has a tap.
@@ -232,8 +232,8 @@ const ENETDOWN: i64 = 100;
 ///   answer is that of the last segment. Only `noop_qdisc` answers `NET_XMIT_CN`. The same is true of a device with a
 ///   queue that never gives this answer, such as pfifo: the agent may set the flag for such a device.
 #[inline(always)]
-pub const fn outcome(answer: Answer, target_flags: u32) -> Verdict {
-    let Answer { code, is_uncut } = answer;
+pub const fn outcome(answer: Cloned, target_flags: u32) -> Verdict {
+    let Cloned { code, is_uncut } = answer;
     let is_down = code == NET_XMIT_CN && target_flags & TARGET_QUEUELESS != 0;
     if is_uncut {
         Verdict::Uncut

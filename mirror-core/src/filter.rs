@@ -29,7 +29,7 @@ use thiserror::Error;
 
 use self::{
     ast::{Expr, ExprKind},
-    graph::{Graph, Node, Target},
+    graph::{Graph, Next, Node},
     tree::{Load, Test},
 };
 
@@ -81,7 +81,7 @@ fn program(text: &str, expr: &Expr) -> Result<Option<FilterProgram>, FilterError
         return Ok(None);
     }
     let graph = optimise::optimise(graph);
-    if graph.entry == Target::Reject {
+    if graph.entry == Next::Reject {
         return Err(FilterError::at(text, expr.span.clone(), "no packet can match this"));
     }
     Ok(laid_out(&graph))
@@ -107,7 +107,7 @@ fn too_much<'a>(text: &str, whole: &'a Expr) -> &'a Expr {
 fn steps(graph: &Graph) -> Vec<(usize, Node)> {
     let mut reached = vec![false; graph.nodes.len()];
     let mark = |reached: &mut [bool], target| {
-        if let Target::Node(index) = target
+        if let Next::Node(index) = target
             && let Some(place) = reached.get_mut(index)
         {
             *place = true;
@@ -129,17 +129,17 @@ fn steps(graph: &Graph) -> Vec<(usize, Node)> {
 fn laid_out(graph: &Graph) -> Option<FilterProgram> {
     let order = steps(graph);
     let mut program = FilterProgram::default();
-    if graph.entry == Target::Accept {
+    if graph.entry == Next::Accept {
         // The result does not depend on the frame: a step that every frame passes.
         let test = Test { load: Load::LENGTH, mask: 0, low: 0, high: 0 };
         *program.steps.first_mut()? = step(&test, ACCEPT, ACCEPT);
         program.len = 1;
         return Some(program);
     }
-    let jump = |target: Target| match target {
-        Target::Accept => Some(ACCEPT),
-        Target::Reject => Some(REJECT),
-        Target::Node(index) => order.iter().position(|(node, _)| *node == index)?.try_into().ok(),
+    let jump = |target: Next| match target {
+        Next::Accept => Some(ACCEPT),
+        Next::Reject => Some(REJECT),
+        Next::Node(index) => order.iter().position(|(node, _)| *node == index)?.try_into().ok(),
     };
     for (place, (_, node)) in order.iter().enumerate() {
         *program.steps.get_mut(place)? = step(&node.test, jump(node.on_true)?, jump(node.on_false)?);

@@ -20,7 +20,7 @@ use mirror_common::{
         Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, MAX_TARGETS, SESSION_FILTERED, Session, SessionCounters,
         SessionInfo, Tap, TapOwner, Target,
     },
-    decide::{self, Answer, Kernel, Packet, Reach},
+    decide::{self, Cloned, Kernel, Packet, Reach},
     filter::{FilterProgram, MAX_FILTERS},
     limit::charge::Paid,
     marks,
@@ -149,7 +149,7 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Answer {
+    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Cloned {
         let before = self.tc_index;
         self.set_tc_index(tc_index);
         let skb = self.skb;
@@ -157,7 +157,7 @@ impl Kernel for Skb {
         let clone = || unsafe { bpf_clone_redirect(skb, ifindex, 0) as i64 };
         let (code, is_uncut) = if snaplen == 0 { (clone(), false) } else { deliver::cutting(snaplen, clone) };
         self.set_tc_index(before);
-        Answer { code, is_uncut }
+        Cloned { code, is_uncut }
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::Told;
+use super::Fact;
 
 /// The pause after the first failure, and the longest one.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
@@ -39,7 +39,7 @@ pub(super) enum Post {
 
 /// The outcome of a request to post an Event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Outcome {
     /// The Event exists, with this count in its series.
     Stands {
         /// 1: it is no series yet.
@@ -60,10 +60,10 @@ pub(super) enum Answer {
 /// The Events to post, and those that were posted lately.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    told: BTreeMap<Told, Entry>,
+    facts: BTreeMap<Fact, Entry>,
     /// The Events whose problem has passed, until their refreshment would have been due: a problem that comes and goes
     /// is not posted each time.
-    former: BTreeMap<Told, Entry>,
+    former: BTreeMap<Fact, Entry>,
     /// The pauses by their cause: a namespace or, without a name, the server.
     pauses: BTreeMap<Option<String>, Pause>,
     /// By the UID of a pod: when the pod may have all of [`BURST`] new Events again, at one each [`PACE`].
@@ -86,14 +86,14 @@ struct Pause {
 
 impl Outbox {
     /// Sets the Events to post.
-    pub(super) fn set(&mut self, tell: BTreeSet<Told>, now: Instant) {
+    pub(super) fn set(&mut self, tell: BTreeSet<Fact>, now: Instant) {
         let mut before = std::mem::take(&mut self.former);
-        before.append(&mut self.told);
-        let with_entry = |told| {
-            let entry = before.remove(&told).unwrap_or(Entry { post: Post::Create, due: None });
-            (told, entry)
+        before.append(&mut self.facts);
+        let with_entry = |fact| {
+            let entry = before.remove(&fact).unwrap_or(Entry { post: Post::Create, due: None });
+            (fact, entry)
         };
-        self.told = tell.into_iter().map(with_entry).collect();
+        self.facts = tell.into_iter().map(with_entry).collect();
         before.retain(|_, entry| entry.due.is_some_and(|due| due > now));
         let mut dues: Vec<_> = before.values().map(|entry| entry.due).collect();
         if let Some(surplus) = dues.len().checked_sub(MOST_FORMER + 1) {
@@ -102,63 +102,63 @@ impl Outbox {
             before.retain(|_, entry| entry.due > *last);
         }
         self.former = before;
-        let namespaces: BTreeSet<_> = self.told.keys().map(|told| &told.pod.namespace).collect();
+        let namespaces: BTreeSet<_> = self.facts.keys().map(|fact| &fact.pod.namespace).collect();
         self.pauses.retain(|of, _| of.as_ref().is_none_or(|namespace| namespaces.contains(namespace)));
         self.paces.retain(|_, paid| *paid > now);
     }
 
     /// The Event to post next, how, and when, if not at once. Namespaces that have refused come after all others.
-    pub(super) fn next(&self) -> Option<(Told, Post, Option<Instant>)> {
+    pub(super) fn next(&self) -> Option<(Fact, Post, Option<Instant>)> {
         let until = |of| self.pauses.get(&of).map(|pause| pause.until);
         let server = until(None);
-        let candidates = self.told.iter().map(|(told, entry)| {
-            let namespace = until(Some(told.pod.namespace.clone()));
-            let pace = (entry.post == Post::Create).then(|| self.pace(told)).flatten();
-            (server.max(namespace).max(pace).max(entry.due), namespace, told, entry.post)
+        let candidates = self.facts.iter().map(|(fact, entry)| {
+            let namespace = until(Some(fact.pod.namespace.clone()));
+            let pace = (entry.post == Post::Create).then(|| self.pace(fact)).flatten();
+            (server.max(namespace).max(pace).max(entry.due), namespace, fact, entry.post)
         });
-        candidates.min().map(|(at, _, told, post)| (told.clone(), post, at))
+        candidates.min().map(|(at, _, fact, post)| (fact.clone(), post, at))
     }
 
     /// Notes what became of an Event.
-    pub(super) fn note(&mut self, told: &Told, answer: Answer, now: Instant) {
-        let namespace = Some(told.pod.namespace.clone());
+    pub(super) fn note(&mut self, fact: &Fact, answer: Outcome, now: Instant) {
+        let namespace = Some(fact.pod.namespace.clone());
         match answer {
-            Answer::Refused => {
+            Outcome::Refused => {
                 self.pauses.remove(&None);
                 self.pause(namespace, now);
                 return;
             }
-            Answer::Away => {
+            Outcome::Away => {
                 self.pause(None, now);
                 // The server may fail for this namespace alone (because of a webhook): the next attempt is for another
                 // namespace.
                 self.pause(namespace, now);
                 return;
             }
-            Answer::Stands { .. } | Answer::Exists | Answer::Forgotten | Answer::NotNow => {
+            Outcome::Stands { .. } | Outcome::Exists | Outcome::Forgotten | Outcome::NotNow => {
                 self.pauses.remove(&None);
                 self.pauses.remove(&namespace);
             }
         }
-        let Some(entry) = self.told.get_mut(told) else { return };
+        let Some(entry) = self.facts.get_mut(fact) else { return };
         if entry.post == Post::Create {
-            let paid = self.paces.entry(told.pod.uid.clone()).or_insert(now);
+            let paid = self.paces.entry(fact.pod.uid.clone()).or_insert(now);
             *paid = (*paid).max(now) + PACE;
         }
-        let refreshment = now + REFRESH + Duration::from_secs(told.digest() % SPREAD_SECONDS);
+        let refreshment = now + REFRESH + Duration::from_secs(fact.digest() % SPREAD_SECONDS);
         *entry = match answer {
-            Answer::Stands { count } => {
+            Outcome::Stands { count } => {
                 Entry { post: Post::Refresh { count: Some(count) }, due: Some(refreshment) }
             }
-            Answer::Exists => Entry { post: Post::Refresh { count: None }, due: None },
-            Answer::Forgotten => Entry { post: Post::Create, due: None },
+            Outcome::Exists => Entry { post: Post::Refresh { count: None }, due: None },
+            Outcome::Forgotten => Entry { post: Post::Create, due: None },
             _ => Entry { due: Some(refreshment), ..*entry },
         };
     }
 
     /// When the pod may get its next new Event, if not at once.
-    fn pace(&self, told: &Told) -> Option<Instant> {
-        self.paces.get(&told.pod.uid)?.checked_sub(PACE * (BURST - 1))
+    fn pace(&self, fact: &Fact) -> Option<Instant> {
+        self.paces.get(&fact.pod.uid)?.checked_sub(PACE * (BURST - 1))
     }
 
     fn pause(&mut self, of: Option<String>, now: Instant) {

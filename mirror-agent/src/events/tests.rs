@@ -44,17 +44,17 @@ fn what_stays_wrong_is_told_and_what_passes_is_not() {
         problem: Problem::Value,
     };
     let report = Report { skipped: skipped.into(), bad: [bad].into(), ..Report::default() };
-    let told = tellable(&report);
-    let told: Vec<_> = told.iter().map(|told| (told.pod.name.as_str(), told.reason)).collect();
+    let facts = tellable(&report);
+    let facts: Vec<_> = facts.iter().map(|fact| (fact.pod.name.as_str(), fact.reason)).collect();
     assert_eq!(
-        told,
+        facts,
         [("a", "HostNetwork"), ("b", "NoHostInterface"), ("e", "BadSetting"), ("f", "BadAnnotation")]
     );
 }
 
 #[test]
 fn a_pod_with_many_devices_is_told_of_some() {
-    let told = |why: fn(u32) -> Why| {
+    let notes = |why: fn(u32) -> Why| {
         let skip = |nic| Skipped {
             pod: Some(pod_id("a")),
             nic: Some(format!("eth{nic}")),
@@ -62,18 +62,18 @@ fn a_pod_with_many_devices_is_told_of_some() {
             why: why(nic),
         };
         let report = Report { skipped: (0..1000).map(skip).collect(), ..Report::default() };
-        tellable(&report).into_iter().map(|told| told.note).collect::<Vec<_>>()
+        tellable(&report).into_iter().map(|fact| fact.note).collect::<Vec<_>>()
     };
     let note = "Not mirrored: an interface of kind \"macvlan\" has no veth end on the node to tap";
-    assert_eq!(told(|_| Why::NoHostInterface("macvlan".into())), [note]);
-    assert_eq!(told(|_| Why::TappedFor(pod_id("b"))).len(), MOST);
-    assert_eq!(told(|nic| Why::NoHostInterface(format!("kind{nic}"))).len(), MOST);
+    assert_eq!(notes(|_| Why::NoHostInterface("macvlan".into())), [note]);
+    assert_eq!(notes(|_| Why::TappedFor(pod_id("b"))).len(), MOST);
+    assert_eq!(notes(|nic| Why::NoHostInterface(format!("kind{nic}"))).len(), MOST);
 }
 
 #[test]
 fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
-    let told = |pod: &str, note: &str| Told { pod: pod_id(pod), reason: "BadSetting", note: note.into() };
-    let name = |pod, note| event(&told(pod, note), "node").metadata.name.unwrap();
+    let fact = |pod: &str, note: &str| Fact { pod: pod_id(pod), reason: "BadSetting", note: note.into() };
+    let name = |pod, note| event(&fact(pod, note), "node").metadata.name.unwrap();
     assert_eq!(name("a", "x"), "podmirror-80cdda601a520562");
     assert_ne!(name("a", "x"), name("a", "y"));
     // Texts that are the same only when they are joined.
@@ -89,7 +89,7 @@ fn a_long_note_is_cut_between_characters() {
 
 #[test]
 fn what_an_error_says_of_an_event() {
-    use Answer::{Away, Exists, Forgotten, NotNow, Refused};
+    use Outcome::{Away, Exists, Forgotten, NotNow, Refused};
     const REFRESH: Post = Post::Refresh { count: Some(3) };
     let error = |code: u16, details: Value| {
         let status = json!({"status": "Failure", "message": "no", "code": code, "details": details});

@@ -25,7 +25,7 @@ struct Node {
     /// Sessions that `sift` refuses, sessions that `charge` refuses, and the outcome of the clones to each target.
     filtered: Vec<u32>,
     limited: Vec<u32>,
-    answers: BTreeMap<u32, Answer>,
+    answers: BTreeMap<u32, Cloned>,
     origin: u32,
     /// The packet's present mark.
     tc_index: Option<u16>,
@@ -56,9 +56,9 @@ impl Kernel for Node {
         assert_eq!(self.charged.pop(), Some(session.id));
     }
 
-    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Answer {
+    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Cloned {
         self.clones.push((ifindex, tc_index, snaplen));
-        self.answers.get(&ifindex).copied().unwrap_or(Answer { code: 0, is_uncut: false })
+        self.answers.get(&ifindex).copied().unwrap_or(Cloned { code: 0, is_uncut: false })
     }
 
     fn set_tc_index(&mut self, tc_index: u16) {
@@ -145,7 +145,7 @@ fn any_tap() -> impl Strategy<Value = Tap> {
 
 fn any_node() -> impl Strategy<Value = Node> {
     let answer = (select(vec![0, 0, 0, 1, 2, -12, -22, -100]), prop::bool::weighted(0.1))
-        .prop_map(|(code, is_uncut)| Answer { code, is_uncut });
+        .prop_map(|(code, is_uncut)| Cloned { code, is_uncut });
     let target =
         (select(vec![0, 101, 102, 103]), 0..8u32).prop_map(|(ifindex, flags)| Reach { ifindex, flags });
     let some = || any_vec(0..8u32, 0..4);
@@ -255,8 +255,8 @@ proptest! {
 
     #[test]
     fn only_zero_means_copied(code: i64, flags in 0..8u32) {
-        prop_assert_eq!(outcome(Answer { code, is_uncut: false }, flags) == Verdict::Copied, code == 0);
-        prop_assert_eq!(outcome(Answer { code, is_uncut: true }, flags), Verdict::Uncut);
+        prop_assert_eq!(outcome(Cloned { code, is_uncut: false }, flags) == Verdict::Copied, code == 0);
+        prop_assert_eq!(outcome(Cloned { code, is_uncut: true }, flags), Verdict::Uncut);
     }
 }
 
@@ -343,7 +343,7 @@ fn every_form_has_its_bit() {
 
 #[test]
 fn a_device_without_a_queue_is_down_where_another_is_congested() {
-    let outcome = |code, flags| outcome(Answer { code, is_uncut: false }, flags);
+    let outcome = |code, flags| outcome(Cloned { code, is_uncut: false }, flags);
     assert_eq!(outcome(2, TARGET_UP), Verdict::Congested);
     assert_eq!(outcome(2, TARGET_UP | TARGET_QUEUELESS), Verdict::TargetDown);
     assert_eq!(outcome(1, TARGET_UP | TARGET_QUEUELESS), Verdict::Congested, "too long for it");

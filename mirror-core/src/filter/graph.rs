@@ -9,7 +9,7 @@ use super::tree::{Test, Tree};
 
 /// Where a test leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Target {
+pub(super) enum Next {
     Accept,
     Reject,
     Node(usize),
@@ -18,29 +18,29 @@ pub(super) enum Target {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Node {
     pub(super) test: Test,
-    pub(super) on_true: Target,
-    pub(super) on_false: Target,
+    pub(super) on_true: Next,
+    pub(super) on_false: Next,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Graph {
     pub(super) nodes: Vec<Node>,
-    pub(super) entry: Target,
+    pub(super) entry: Next,
     known: HashMap<Node, usize>,
 }
 
 impl Graph {
     pub(super) fn empty() -> Self {
-        Self { nodes: Vec::new(), entry: Target::Reject, known: HashMap::new() }
+        Self { nodes: Vec::new(), entry: Next::Reject, known: HashMap::new() }
     }
 
     pub(super) fn of(tree: &Tree) -> Self {
         let mut graph = Self::empty();
-        graph.entry = graph.add_tree(tree, Target::Accept, Target::Reject);
+        graph.entry = graph.add_tree(tree, Next::Accept, Next::Reject);
         graph
     }
 
-    fn add_tree(&mut self, tree: &Tree, on_true: Target, on_false: Target) -> Target {
+    fn add_tree(&mut self, tree: &Tree, on_true: Next, on_false: Next) -> Next {
         match tree {
             Tree::Always(true) => on_true,
             Tree::Always(false) => on_false,
@@ -56,24 +56,24 @@ impl Graph {
     }
 
     /// Adds a node, unless it is there already or nothing depends on it.
-    pub(super) fn add(&mut self, node: Node) -> Target {
+    pub(super) fn add(&mut self, node: Node) -> Next {
         // A load beyond the frame rejects too.
-        if (node.on_true, node.on_false) == (Target::Reject, Target::Reject) {
-            return Target::Reject;
+        if (node.on_true, node.on_false) == (Next::Reject, Next::Reject) {
+            return Next::Reject;
         }
         let next = self.nodes.len();
         let index = *self.known.entry(node).or_insert(next);
         if index == next {
             self.nodes.push(node);
         }
-        Target::Node(index)
+        Next::Node(index)
     }
 
     /// The node at a target, if that is one.
-    pub(super) fn node(&self, target: Target) -> Option<Node> {
+    pub(super) fn node(&self, target: Next) -> Option<Node> {
         match target {
-            Target::Node(index) => self.nodes.get(index).copied(),
-            Target::Accept | Target::Reject => None,
+            Next::Node(index) => self.nodes.get(index).copied(),
+            Next::Accept | Next::Reject => None,
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::{
     facts::Facts,
-    graph::{Graph, Node, Target},
+    graph::{Graph, Next, Node},
 };
 
 /// Every round makes ways shorter, and the first few rounds make most of the progress. The answer is right after any
@@ -30,8 +30,7 @@ fn round(mut graph: Graph) -> Graph {
     graph.entry = follow(&graph, graph.entry, &Facts::default());
     arrive(&mut known, graph.entry, Facts::default());
     for index in (0..graph.nodes.len()).rev() {
-        let (Some(facts), Some(node)) =
-            (known.get(index).cloned().flatten(), graph.node(Target::Node(index)))
+        let (Some(facts), Some(node)) = (known.get(index).cloned().flatten(), graph.node(Next::Node(index)))
         else {
             continue;
         };
@@ -46,7 +45,7 @@ fn round(mut graph: Graph) -> Graph {
             [Some(on_true), Some(on_false)] => (on_true, on_false),
             [Some(only), None] | [None, Some(only)] => (only, only),
             // No frame that is long enough can come here.
-            [None, None] => (Target::Reject, Target::Reject),
+            [None, None] => (Next::Reject, Next::Reject),
         };
         if let Some(place) = graph.nodes.get_mut(index) {
             *place = Node { on_true, on_false, ..node };
@@ -56,7 +55,7 @@ fn round(mut graph: Graph) -> Graph {
 }
 
 /// Where a frame with these `facts` meets a test with an unknown outcome.
-fn follow(graph: &Graph, mut target: Target, facts: &Facts) -> Target {
+fn follow(graph: &Graph, mut target: Next, facts: &Facts) -> Next {
     while let Some(node) = graph.node(target) {
         let outcome = facts.outcome(&node.test).or((node.on_true == node.on_false).then_some(true));
         match outcome {
@@ -68,8 +67,8 @@ fn follow(graph: &Graph, mut target: Target, facts: &Facts) -> Target {
 }
 
 /// Adds another way to those that lead to `target`.
-fn arrive(known: &mut [Option<Facts>], target: Target, facts: Facts) {
-    if let Target::Node(index) = target
+fn arrive(known: &mut [Option<Facts>], target: Next, facts: Facts) {
+    if let Next::Node(index) = target
         && let Some(place) = known.get_mut(index)
     {
         *place = Some(match place.take() {
@@ -82,14 +81,14 @@ fn arrive(known: &mut [Option<Facts>], target: Target, facts: Facts) {
 /// The graph made again, without unreachable nodes, and with equal tests merged.
 fn rebuilt(graph: &Graph, known: &[Option<Facts>]) -> Graph {
     let mut new = Graph::empty();
-    let mut moved: Vec<Target> = Vec::with_capacity(graph.nodes.len());
-    let renamed = |target: Target, moved: &[Target]| match target {
-        Target::Node(index) => moved.get(index).copied().unwrap_or(Target::Reject),
+    let mut moved: Vec<Next> = Vec::with_capacity(graph.nodes.len());
+    let renamed = |target: Next, moved: &[Next]| match target {
+        Next::Node(index) => moved.get(index).copied().unwrap_or(Next::Reject),
         end => end,
     };
     for (node, facts) in graph.nodes.iter().zip(known) {
         let Some(facts) = facts else {
-            moved.push(Target::Reject);
+            moved.push(Next::Reject);
             continue;
         };
         let (on_true, on_false) = (renamed(node.on_true, &moved), renamed(node.on_false, &moved));
@@ -104,7 +103,7 @@ fn rebuilt(graph: &Graph, known: &[Option<Facts>]) -> Graph {
 }
 
 impl Node {
-    fn target(&self, passed: bool) -> Target {
+    fn target(&self, passed: bool) -> Next {
         if passed { self.on_true } else { self.on_false }
     }
 }

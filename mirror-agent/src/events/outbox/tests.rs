@@ -7,28 +7,28 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::PodId;
 
-const STANDS: Answer = Answer::Stands { count: 1 };
+const STANDS: Outcome = Outcome::Stands { count: 1 };
 const MINUTE: u64 = 60;
 
-fn told(namespace: &str, name: &str) -> Told {
+fn fact(namespace: &str, name: &str) -> Fact {
     let pod = PodId { uid: format!("{namespace}-{name}"), namespace: namespace.into(), name: name.into() };
-    Told { pod, reason: "HostNetwork", note: String::new() }
+    Fact { pod, reason: "HostNetwork", note: String::new() }
 }
 
 /// Notes an answer to the next Event, at the moment when the Event is due. Returns its pod, and the wait in seconds.
-fn step(outbox: &mut Outbox, now: &mut Instant, answer: Answer) -> (String, u64) {
+fn step(outbox: &mut Outbox, now: &mut Instant, answer: Outcome) -> (String, u64) {
     let (pod, _, seconds) = post(outbox, now, answer);
     (pod, seconds)
 }
 
 /// As [`step`], and how it was posted.
-fn post(outbox: &mut Outbox, now: &mut Instant, answer: Answer) -> (String, Post, u64) {
-    let (told, post, at) = outbox.next().unwrap();
+fn post(outbox: &mut Outbox, now: &mut Instant, answer: Outcome) -> (String, Post, u64) {
+    let (fact, post, at) = outbox.next().unwrap();
     let at = at.unwrap_or(*now).max(*now);
     let waited = at - *now;
     *now = at;
-    outbox.note(&told, answer, at);
-    (told.pod.to_string(), post, waited.as_secs())
+    outbox.note(&fact, answer, at);
+    (fact.pod.to_string(), post, waited.as_secs())
 }
 
 /// Whether no Event is due for half an hour.
@@ -40,11 +40,11 @@ fn is_quiet(outbox: &Outbox, now: Instant) -> bool {
 fn a_server_that_is_away_is_asked_less_and_less_often_by_one_event() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
-    outbox.set([told("a", "x"), told("a", "y")].into(), now);
-    let waits: Vec<_> = (0..12).map(|_| step(&mut outbox, &mut now, Answer::Away).1).collect();
+    outbox.set([fact("a", "x"), fact("a", "y")].into(), now);
+    let waits: Vec<_> = (0..12).map(|_| step(&mut outbox, &mut now, Outcome::Away).1).collect();
     assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/x".into(), 300));
-    assert_eq!(step(&mut outbox, &mut now, Answer::Away), ("a/y".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, Outcome::Away), ("a/y".into(), 0));
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 1));
     assert!(is_quiet(&outbox, now));
 }
@@ -53,11 +53,11 @@ fn a_server_that_is_away_is_asked_less_and_less_often_by_one_event() {
 fn a_namespace_that_refuses_holds_up_no_other() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
-    outbox.set([told("a", "x"), told("a", "y"), told("b", "z")].into(), now);
-    assert_eq!(step(&mut outbox, &mut now, Answer::Refused), ("a/x".into(), 0));
+    outbox.set([fact("a", "x"), fact("a", "y"), fact("b", "z")].into(), now);
+    assert_eq!(step(&mut outbox, &mut now, Outcome::Refused), ("a/x".into(), 0));
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("b/z".into(), 0));
-    assert_eq!(step(&mut outbox, &mut now, Answer::Refused), ("a/x".into(), 1));
-    outbox.set([told("a", "x"), told("a", "y"), told("b", "z"), told("c", "new")].into(), now);
+    assert_eq!(step(&mut outbox, &mut now, Outcome::Refused), ("a/x".into(), 1));
+    outbox.set([fact("a", "x"), fact("a", "y"), fact("b", "z"), fact("c", "new")].into(), now);
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("c/new".into(), 0));
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/x".into(), 2));
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 0));
@@ -68,11 +68,11 @@ fn a_namespace_that_refuses_holds_up_no_other() {
 fn a_namespace_for_which_the_server_fails_holds_up_no_other() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
-    outbox.set([told("a", "x"), told("b", "y"), told("c", "z")].into(), now);
-    assert_eq!(step(&mut outbox, &mut now, Answer::Away), ("a/x".into(), 0));
+    outbox.set([fact("a", "x"), fact("b", "y"), fact("c", "z")].into(), now);
+    assert_eq!(step(&mut outbox, &mut now, Outcome::Away), ("a/x".into(), 0));
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("b/y".into(), 1));
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("c/z".into(), 0));
-    assert_eq!(step(&mut outbox, &mut now, Answer::Away), ("a/x".into(), 0));
+    assert_eq!(step(&mut outbox, &mut now, Outcome::Away), ("a/x".into(), 0));
 }
 
 #[test]
@@ -80,17 +80,17 @@ fn an_event_that_still_holds_is_refreshed_before_the_server_forgets_it() {
     const TTL: u64 = 60 * MINUTE;
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
-    outbox.set([told("a", "x")].into(), now);
+    outbox.set([fact("a", "x")].into(), now);
     assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/x".into(), Post::Create, 0));
     for count in 1..50 {
         // The same report once more changes nothing.
-        outbox.set([told("a", "x")].into(), now);
-        let (_, how, waited) = post(&mut outbox, &mut now, Answer::Stands { count: count + 1 });
+        outbox.set([fact("a", "x")].into(), now);
+        let (_, how, waited) = post(&mut outbox, &mut now, Outcome::Stands { count: count + 1 });
         assert_eq!(how, Post::Refresh { count: Some(count) });
         assert!((30 * MINUTE..40 * MINUTE).contains(&waited) && waited < TTL, "{waited} s");
     }
     // A server that keeps Events for a shorter time, or a new one.
-    let (_, how, _) = post(&mut outbox, &mut now, Answer::Forgotten);
+    let (_, how, _) = post(&mut outbox, &mut now, Outcome::Forgotten);
     assert_eq!(how, Post::Refresh { count: Some(50) });
     assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/x".into(), Post::Create, 0));
 }
@@ -99,10 +99,10 @@ fn an_event_that_still_holds_is_refreshed_before_the_server_forgets_it() {
 fn an_event_of_an_earlier_agent_is_refreshed_at_once() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
-    outbox.set([told("a", "x")].into(), now);
-    assert_eq!(post(&mut outbox, &mut now, Answer::Exists), ("a/x".into(), Post::Create, 0));
+    outbox.set([fact("a", "x")].into(), now);
+    assert_eq!(post(&mut outbox, &mut now, Outcome::Exists), ("a/x".into(), Post::Create, 0));
     let refresh = Post::Refresh { count: None };
-    assert_eq!(post(&mut outbox, &mut now, Answer::Stands { count: 8 }), ("a/x".into(), refresh, 0));
+    assert_eq!(post(&mut outbox, &mut now, Outcome::Stands { count: 8 }), ("a/x".into(), refresh, 0));
     assert!(is_quiet(&outbox, now));
 }
 
@@ -110,8 +110,8 @@ fn an_event_of_an_earlier_agent_is_refreshed_at_once() {
 fn what_the_server_does_not_take_is_tried_again_with_the_refreshments() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
-    outbox.set([told("a", "x")].into(), now);
-    assert_eq!(post(&mut outbox, &mut now, Answer::NotNow), ("a/x".into(), Post::Create, 0));
+    outbox.set([fact("a", "x")].into(), now);
+    assert_eq!(post(&mut outbox, &mut now, Outcome::NotNow), ("a/x".into(), Post::Create, 0));
     assert!(is_quiet(&outbox, now));
     assert_eq!(post(&mut outbox, &mut now, STANDS).1, Post::Create);
 }
@@ -121,7 +121,7 @@ fn the_refreshments_of_many_events_are_spread() {
     let mut now = Instant::now();
     let begun = now;
     let mut outbox = Outbox::default();
-    let tell: BTreeSet<_> = (0..1000).map(|number| told("a", &number.to_string())).collect();
+    let tell: BTreeSet<_> = (0..1000).map(|number| fact("a", &number.to_string())).collect();
     outbox.set(tell, now);
     (0..1000).for_each(|_| assert_eq!(step(&mut outbox, &mut now, STANDS).1, 0));
     let mut of_minute = [0; 10];
@@ -136,23 +136,23 @@ fn the_refreshments_of_many_events_are_spread() {
 fn what_comes_and_goes_is_not_posted_each_time() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
-    outbox.set([told("a", "x"), told("a", "y")].into(), now);
+    outbox.set([fact("a", "x"), fact("a", "y")].into(), now);
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/x".into(), 0));
-    assert_eq!(step(&mut outbox, &mut now, Answer::Away), ("a/y".into(), 0));
-    outbox.set([told("a", "x")].into(), now);
+    assert_eq!(step(&mut outbox, &mut now, Outcome::Away), ("a/y".into(), 0));
+    outbox.set([fact("a", "x")].into(), now);
     assert!(is_quiet(&outbox, now));
     for _ in 0..100 {
         outbox.set([].into(), now);
         assert_eq!(outbox.next(), None);
-        outbox.set([told("a", "x")].into(), now);
+        outbox.set([fact("a", "x")].into(), now);
         assert!(is_quiet(&outbox, now));
     }
     // Once its refreshment would have been due, it is posted again.
     outbox.set([].into(), now);
     now += Duration::from_secs(50 * MINUTE);
     outbox.set([].into(), now);
-    outbox.set([told("a", "x")].into(), now);
-    assert_eq!(post(&mut outbox, &mut now, Answer::Exists), ("a/x".into(), Post::Create, 0));
+    outbox.set([fact("a", "x")].into(), now);
+    assert_eq!(post(&mut outbox, &mut now, Outcome::Exists), ("a/x".into(), Post::Create, 0));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_pod_that_always_says_something_else_is_held_back_and_holds_up_no_other() {
     let mut now = Instant::now();
     let begun = now;
     let mut outbox = Outbox::default();
-    let change = |number: u32| Told { note: number.to_string(), ..told("a", "x") };
+    let change = |number: u32| Fact { note: number.to_string(), ..fact("a", "x") };
     let mut posted = 0;
     for number in 0..3600 {
         outbox.set([change(number)].into(), now);
@@ -171,7 +171,7 @@ fn a_pod_that_always_says_something_else_is_held_back_and_holds_up_no_other() {
         now += Duration::from_secs(1);
     }
     assert_eq!(posted, BURST + 3599 / 300);
-    outbox.set([change(9999), told("a", "y")].into(), now);
+    outbox.set([change(9999), fact("a", "y")].into(), now);
     assert_eq!(step(&mut outbox, &mut now, STANDS), ("a/y".into(), 0));
     // The last change is posted in the end.
     let (pod, waited) = step(&mut outbox, &mut now, STANDS);
@@ -184,7 +184,7 @@ fn what_was_told_is_remembered_within_bounds() {
     let mut now = Instant::now();
     let mut outbox = Outbox::default();
     for round in 0..200 {
-        let tell: BTreeSet<_> = (0..20).map(|number| told("a", &format!("{round}-{number}"))).collect();
+        let tell: BTreeSet<_> = (0..20).map(|number| fact("a", &format!("{round}-{number}"))).collect();
         outbox.set(tell, now);
         (0..20).for_each(|_| assert_eq!(step(&mut outbox, &mut now, STANDS).1, 0));
         now += Duration::from_secs(1);
@@ -205,14 +205,14 @@ proptest! {
             1..40,
         ),
     ) {
-        use Answer::{Away, Exists, Forgotten, NotNow, Refused};
+        use Outcome::{Away, Exists, Forgotten, NotNow, Refused};
         let mut now = Instant::now();
         let mut outbox = Outbox::default();
         let mut quiet_until = now;
         let mut done = BTreeMap::new();
         for (tell, answer) in &steps {
             let tell: BTreeSet<_> =
-                tell.iter().map(|(namespace, name)| told(&namespace.to_string(), &name.to_string())).collect();
+                tell.iter().map(|(namespace, name)| fact(&namespace.to_string(), &name.to_string())).collect();
             outbox.set(tell.clone(), now);
             let (next, _, at) = outbox.next().unwrap();
             prop_assert!(tell.contains(&next));
@@ -223,12 +223,12 @@ proptest! {
             outbox.note(&next, answer, now);
             match answer {
                 Away => quiet_until = now + PAUSE.0,
-                Answer::Stands { .. } => drop(done.insert(next, now)),
+                Outcome::Stands { .. } => drop(done.insert(next, now)),
                 Refused | NotNow => {}
                 Exists | Forgotten => drop(done.remove(&next)),
             }
         }
-        let last: BTreeSet<_> = outbox.told.keys().cloned().collect();
+        let last: BTreeSet<_> = outbox.facts.keys().cloned().collect();
         let begun = now;
         // With the longest pauses and paces that can have come together.
         while now < begun + 2 * REFRESH {
@@ -237,6 +237,6 @@ proptest! {
             outbox.note(&next, STANDS, now);
             done.insert(next, now);
         }
-        prop_assert!(last.iter().all(|told| done.contains_key(told)));
+        prop_assert!(last.iter().all(|fact| done.contains_key(fact)));
     }
 }

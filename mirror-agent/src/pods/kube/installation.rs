@@ -59,7 +59,7 @@ struct Asked {
 
 /// The API server's answer about the DaemonSet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum Standing {
     /// It stands.
     Stands,
     /// It is being deleted, or there is none.
@@ -69,7 +69,7 @@ enum Answer {
     /// The answer is withheld from this agent (401, 403), which has no other rights either.
     Denied,
     /// No answer that means anything.
-    None,
+    Unknown,
 }
 
 impl Installation {
@@ -91,7 +91,7 @@ impl Installation {
 
     /// Whether the agent is being uninstalled. Within 15 s, and mostly at once.
     pub async fn is_going(&self) -> bool {
-        let answer = timeout(DEADLINE, self.asked.ask_for_good()).await.unwrap_or(Answer::None);
+        let answer = timeout(DEADLINE, self.asked.ask_for_good()).await.unwrap_or(Standing::Unknown);
         let namespace = self.namespaces.get(&ObjectRef::new(&self.namespace));
         let namespace_is_going = namespace.is_some_and(|found| found.metadata.deletion_timestamp.is_some());
         let may_ask = self.may_ask.load(Ordering::Relaxed);
@@ -102,18 +102,18 @@ impl Installation {
 }
 
 impl Asked {
-    async fn ask(&self) -> Answer {
+    async fn ask(&self) -> Standing {
         match timeout(PATIENCE, self.api.get_metadata_opt(&self.name)).await {
-            Ok(Ok(Some(found))) if found.metadata.deletion_timestamp.is_none() => Answer::Stands,
-            Ok(Ok(_)) => Answer::Gone,
-            Ok(Err(error)) if is_denial(&error) && self.is_denied_namespaces().await => Answer::Denied,
-            Ok(Err(error)) if is_denial(&error) => Answer::Withheld,
-            Ok(Err(_)) | Err(_) => Answer::None,
+            Ok(Ok(Some(found))) if found.metadata.deletion_timestamp.is_none() => Standing::Stands,
+            Ok(Ok(_)) => Standing::Gone,
+            Ok(Err(error)) if is_denial(&error) && self.is_denied_namespaces().await => Standing::Denied,
+            Ok(Err(error)) if is_denial(&error) => Standing::Withheld,
+            Ok(Err(_)) | Err(_) => Standing::Unknown,
         }
     }
 
     /// Asks until the answers allow a conclusion.
-    async fn ask_for_good(&self) -> Answer {
+    async fn ask_for_good(&self) -> Standing {
         let mut answers = Vec::new();
         loop {
             answers.push(self.ask().await);
@@ -137,13 +137,13 @@ fn is_denial(error: &kube::Error) -> bool {
 }
 
 /// The conclusion from these answers, the last of which is the newest; `None`: ask again.
-fn believed(answers: &[Answer]) -> Option<Answer> {
+fn believed(answers: &[Standing]) -> Option<Standing> {
     let newest = *answers.last()?;
-    let denials = answers.iter().rev().take_while(|answer| **answer == Answer::Denied).count();
+    let denials = answers.iter().rev().take_while(|answer| **answer == Standing::Denied).count();
     match newest {
-        Answer::Stands | Answer::Gone | Answer::None => Some(newest),
-        Answer::Denied if denials >= DENIALS => Some(Answer::Denied),
-        Answer::Denied | Answer::Withheld => (answers.len() >= TRIES).then_some(Answer::None),
+        Standing::Stands | Standing::Gone | Standing::Unknown => Some(newest),
+        Standing::Denied if denials >= DENIALS => Some(Standing::Denied),
+        Standing::Denied | Standing::Withheld => (answers.len() >= TRIES).then_some(Standing::Unknown),
     }
 }
 
@@ -153,9 +153,9 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
     let mut is_told = false;
     loop {
         let wait = match asked.ask().await {
-            Answer::Stands => break,
-            Answer::None => LEARN_AFTER_SILENCE,
-            answer @ (Answer::Gone | Answer::Withheld | Answer::Denied) => {
+            Standing::Stands => break,
+            Standing::Unknown => LEARN_AFTER_SILENCE,
+            answer @ (Standing::Gone | Standing::Withheld | Standing::Denied) => {
                 if !is_told {
                     warn!(
                         daemonset,
@@ -180,10 +180,10 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
 /// An uninstallation removes the agent's rights at the same moment as the DaemonSet. So an agent that had rights and
 /// has none any more is being uninstalled. If that is wrong (a pod that is deleted by force loses its rights), the next
 /// agent mirrors again. A namespace that is deleted loses its pods before its DaemonSets.
-const fn is_going(answer: Answer, may_ask: bool, namespace_is_going: bool) -> bool {
+const fn is_going(answer: Standing, may_ask: bool, namespace_is_going: bool) -> bool {
     match answer {
-        Answer::Stands | Answer::Withheld | Answer::None => namespace_is_going,
-        Answer::Gone | Answer::Denied => may_ask || namespace_is_going,
+        Standing::Stands | Standing::Withheld | Standing::Unknown => namespace_is_going,
+        Standing::Gone | Standing::Denied => may_ask || namespace_is_going,
     }
 }
 
@@ -201,13 +201,13 @@ mod tests {
 
     #[test]
     fn a_mirror_is_removed_only_if_its_agent_is_known_to_go() {
-        use Answer::{Denied, Gone, None, Stands, Withheld};
+        use Standing::{Denied, Gone, Stands, Unknown, Withheld};
         for (answer, may_ask, namespace_is_going, expected) in [
             (Stands, true, false, false),
             (Stands, true, true, true),
             (Withheld, true, false, false),
-            (None, true, false, false),
-            (None, true, true, true),
+            (Unknown, true, false, false),
+            (Unknown, true, true, true),
             (Gone, true, false, true),
             (Denied, true, false, true),
             // The agent could never see it: the DaemonSet has another name, or there is no right to ask.
@@ -222,19 +222,19 @@ mod tests {
 
     #[test]
     fn what_is_said_is_believed_at_once_and_a_denial_if_it_lasts() {
-        use Answer::{Denied, Gone, None, Stands, Withheld};
-        for answer in [Stands, Gone, None] {
+        use Standing::{Denied, Gone, Stands, Unknown, Withheld};
+        for answer in [Stands, Gone, Unknown] {
             assert_eq!(believed(&[answer]), Some(answer));
             assert_eq!(believed(&[Denied, Withheld, Denied, answer]), Some(answer));
         }
-        let after = |first: &[Answer], denials| believed(&[first, &vec![Denied; denials]].concat());
-        assert_eq!((after(&[], DENIALS - 1), after(&[], DENIALS)), (Option::None, Some(Denied)));
+        let after = |first: &[Standing], denials| believed(&[first, &vec![Denied; denials]].concat());
+        assert_eq!((after(&[], DENIALS - 1), after(&[], DENIALS)), (None, Some(Denied)));
         // Rights that go one after the other.
         let withheld = [Denied, Withheld, Withheld];
-        assert_eq!((after(&withheld, DENIALS - 1), after(&withheld, DENIALS)), (Option::None, Some(Denied)));
-        assert_eq!(believed(&[Withheld; TRIES - 1]), Option::None);
-        assert_eq!(believed(&[Withheld; TRIES]), Some(None));
-        assert_eq!(believed(&[[Denied, Withheld]; TRIES / 2].concat()), Some(None));
+        assert_eq!((after(&withheld, DENIALS - 1), after(&withheld, DENIALS)), (None, Some(Denied)));
+        assert_eq!(believed(&[Withheld; TRIES - 1]), None);
+        assert_eq!(believed(&[Withheld; TRIES]), Some(Unknown));
+        assert_eq!(believed(&[[Denied, Withheld]; TRIES / 2].concat()), Some(Unknown));
     }
 
     /// The answers of an API server about the DaemonSet and about everything else, at each request of the DaemonSet.
@@ -269,7 +269,7 @@ mod tests {
             0..3 => [Reply::Status(403), Reply::Status(403)],
             _ => [stands(), Reply::Status(403)],
         });
-        assert_eq!(asked.ask_for_good().await, Answer::Stands);
+        assert_eq!(asked.ask_for_good().await, Standing::Stands);
     }
 
     #[tokio::test(start_paused = true)]
@@ -280,16 +280,16 @@ mod tests {
             0 => [Reply::Status(403), stands()],
             _ => [Reply::Status(401), Reply::Status(403)],
         });
-        assert_eq!(asked.ask_for_good().await, Answer::Denied);
+        assert_eq!(asked.ask_for_good().await, Standing::Denied);
         assert!(start.elapsed() < DEADLINE, "{:?}", start.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_server_and_a_missing_daemonset_are_asked_once() {
         let start = Instant::now();
-        assert_eq!(asked(|_| [Reply::Never, Reply::Never]).ask_for_good().await, Answer::None);
+        assert_eq!(asked(|_| [Reply::Never, Reply::Never]).ask_for_good().await, Standing::Unknown);
         assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
-        assert_eq!(asked(|_| [Reply::Status(404), Reply::Never]).ask_for_good().await, Answer::Gone);
+        assert_eq!(asked(|_| [Reply::Status(404), Reply::Never]).ask_for_good().await, Standing::Gone);
         assert_eq!(start.elapsed().as_secs(), PATIENCE.as_secs());
     }
 
