@@ -48,10 +48,11 @@ mod pod;
 mod pods_file;
 mod process;
 mod relay;
+mod status;
 mod traffic;
 mod wire;
 
-pub use agent::{Agent, AttachMode, Counts, Exit, PodRef, SessionStatus, Status, TapStatus, Target};
+pub use agent::{Agent, AttachMode, Exit};
 pub use api::Api;
 pub use bpf::{BpfObjects, Neighbour};
 pub use capture::{Capture, Captured, Frames};
@@ -70,6 +71,7 @@ pub use order::{segments, steps_back};
 pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
 pub use relay::Way;
+pub use status::{Counts, PodRef, SessionStatus, Status, TapStatus, Target};
 pub use traffic::{Conversation, Flood, Pinging, while_talking};
 
 /// The mirror interface where nobody names another.

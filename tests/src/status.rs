@@ -1,0 +1,171 @@
+//! What `mirror-agent status -o json` prints, as stories ask for it.
+//!
+//! Types of its own, not those of the agent: the output is an interface, and a change of it must break a story.
+
+use std::{collections::BTreeMap, ops::Deref};
+
+use serde::Deserialize;
+
+/// `mirror-agent status -o json`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Status {
+    /// Version of the agent that answered.
+    pub version: String,
+    /// Whether an agent runs on this node.
+    pub agent_running: bool,
+    /// The targets.
+    pub targets: Vec<Target>,
+    /// The taps.
+    pub taps: Vec<TapStatus>,
+    /// What the running agent adds; `None`: none runs.
+    pub notes: Option<serde_json::Value>,
+}
+
+impl Status {
+    /// The target `default`: the mirror interface. Without a device as long as no agent has written it.
+    pub fn mirror(&self) -> Target {
+        self.target("default")
+    }
+
+    /// The target of this name; without a device as long as no agent has written it.
+    pub fn target(&self, name: &str) -> Target {
+        self.targets.iter().find(|target| target.name == name).cloned().unwrap_or_default()
+    }
+
+    /// The tap on a device.
+    #[track_caller]
+    pub fn tap(&self, device: &str) -> &TapStatus {
+        let found = self.taps.iter().find(|tap| tap.device == device);
+        found.unwrap_or_else(|| panic!("no tap on {device}: {self:#?}"))
+    }
+}
+
+/// A target in the status.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Target {
+    /// Name.
+    pub name: String,
+    /// Its mirror interface.
+    pub device: String,
+    /// ifindex; none if it does not exist.
+    pub ifindex: Option<u32>,
+    /// Up and with a carrier.
+    pub up: bool,
+}
+
+/// A tap in the status.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TapStatus {
+    /// ifindex of the tapped device.
+    pub ifindex: u32,
+    /// Its name.
+    pub device: String,
+    /// The pod that it is for.
+    pub pod: Option<PodRef>,
+    /// The NIC that it is for.
+    pub nic: String,
+    /// By hook: how the program is attached.
+    pub attached: BTreeMap<String, String>,
+    /// Its sessions.
+    pub sessions: Vec<SessionStatus>,
+}
+
+impl TapStatus {
+    /// The session of a mirror.
+    #[track_caller]
+    pub fn session(&self, mirror: &str) -> &SessionStatus {
+        let found = self.sessions.iter().find(|session| session.mirror == mirror);
+        found.unwrap_or_else(|| panic!("no mirror {mirror}: {self:#?}"))
+    }
+}
+
+/// Most stories are about the one mirror of a pod that has no name.
+impl Deref for TapStatus {
+    type Target = SessionStatus;
+
+    #[track_caller]
+    fn deref(&self) -> &SessionStatus {
+        self.session("default")
+    }
+}
+
+/// A session in the status: one mirror at one tap.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionStatus {
+    /// The mirror.
+    pub mirror: String,
+    /// Where its copies go.
+    pub target: String,
+    /// Where it was asked for.
+    pub origin: String,
+    /// Directions that are wanted.
+    pub direction: String,
+    /// What was asked for besides the direction, as JSON.
+    pub settings: serde_json::Value,
+    /// The budget that is used up.
+    pub ended: Option<String>,
+    /// What became of the packets; those that are zero are not there.
+    pub counters: Vec<Counts>,
+}
+
+impl SessionStatus {
+    /// Packets that left with this verdict in this direction.
+    pub fn packets(&self, direction: &str, verdict: &str) -> u64 {
+        self.counts(direction, verdict).map_or(0, |counts| counts.packets)
+    }
+
+    /// Bytes of the packets that left with this verdict in this direction.
+    pub fn bytes(&self, direction: &str, verdict: &str) -> u64 {
+        self.counts(direction, verdict).map_or(0, |counts| counts.bytes)
+    }
+
+    /// Packets of both directions with this verdict.
+    pub fn total(&self, verdict: &str) -> u64 {
+        self.packets("ingress", verdict) + self.packets("egress", verdict)
+    }
+
+    /// Packets of all directions and verdicts.
+    pub fn seen(&self) -> u64 {
+        self.counters.iter().map(|counts| counts.packets).sum()
+    }
+
+    /// The packets, as a map of "direction verdict": for comparing everything at once.
+    pub fn verdicts(&self) -> BTreeMap<String, u64> {
+        let key = |counts: &Counts| (format!("{} {}", counts.direction, counts.verdict), counts.packets);
+        self.counters.iter().map(key).collect()
+    }
+
+    fn counts(&self, direction: &str, verdict: &str) -> Option<&Counts> {
+        self.counters.iter().find(|counts| counts.direction == direction && counts.verdict == verdict)
+    }
+}
+
+/// A pod in the status.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodRef {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+/// A counter in the status.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counts {
+    /// Seen from the pod.
+    pub direction: String,
+    /// The verdict's word.
+    pub verdict: String,
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
