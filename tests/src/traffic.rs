@@ -117,43 +117,14 @@ impl Conversation {
 }
 
 /// Datagrams from one pod to another and back, one after the other as fast as it goes, until stopped.
+///
+/// One thread does it all. Two threads that wake each other for every datagram kept the kernel's RCU thread from its turn
+/// for seconds (Linux 6.18, two CPUs), and attachments and lists of devices of all tests wait for that thread.
 #[derive(Debug)]
 pub struct Flood {
     rounds: Arc<AtomicUsize>,
-    ask: Party,
-    answer: Party,
-}
-
-/// A thread that runs until it is told to stop.
-#[derive(Debug)]
-struct Party {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-}
-
-impl Party {
-    fn start(mut step: impl FnMut() + Send + 'static) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let work = move || {
-            while !stopped.load(Ordering::Relaxed) {
-                step();
-            }
-        };
-        Self { stop, thread: Some(thread::spawn(work)) }
-    }
-
-    fn end(&mut self) -> thread::Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().map_or(Ok(()), JoinHandle::join)
-    }
-}
-
-impl Drop for Party {
-    fn drop(&mut self) {
-        // A failure of the thread is reported where it is stopped; here the test has failed already.
-        let _ = self.end();
-    }
 }
 
 impl Flood {
@@ -163,25 +134,27 @@ impl Flood {
         let (client, server) = (udp_socket(from, from.v4()), udp_socket(to, to.v4()));
         client.connect(server.local_addr().unwrap()).unwrap();
         server.connect(client.local_addr().unwrap()).unwrap();
-        // So that the answering side ends soon after it was told to.
-        server.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let rounds = Arc::new(AtomicUsize::new(0));
-        let done = Arc::clone(&rounds);
-        let mut buffer = [0; 64];
-        let answer = Party::start(move || {
-            if let Ok(len) = server.recv(&mut buffer) {
-                server.send(&buffer[..len]).unwrap();
+        let (rounds, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let (done, stopped) = (Arc::clone(&rounds), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let mut buffer = [0; 64];
+            for round in 0_usize.. {
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                client.send(&round.to_be_bytes()).unwrap();
+                for (receiver, answer) in [(&server, true), (&client, false)] {
+                    let received = receiver.recv(&mut buffer);
+                    let len = received.unwrap_or_else(|error| panic!("datagram {round} is lost: {error}"));
+                    assert_eq!(buffer[..len], round.to_be_bytes(), "datagrams arrive in order");
+                    if answer {
+                        receiver.send(&buffer[..len]).unwrap();
+                    }
+                }
+                done.store(round + 1, Ordering::Relaxed);
             }
         });
-        let ask = Party::start(move || {
-            let round = done.load(Ordering::Relaxed);
-            client.send(&round.to_be_bytes()).unwrap();
-            let received = client.recv(&mut buffer);
-            let len = received.unwrap_or_else(|error| panic!("datagram {round} is lost: {error}"));
-            assert_eq!(buffer[..len], round.to_be_bytes(), "datagrams come back in order");
-            done.store(round + 1, Ordering::Relaxed);
-        });
-        Self { rounds, ask, answer }
+        Self { rounds, stop, thread: Some(thread) }
     }
 
     /// Waits until `more` datagrams have gone there and back from now on.
@@ -197,9 +170,20 @@ impl Flood {
     /// Ends it, and returns how many datagrams were sent and came back. A lost one is a failure.
     #[track_caller]
     pub fn stop(mut self) -> usize {
-        self.ask.end().expect("no datagram is lost");
-        self.answer.end().expect("every datagram is answered");
+        self.end().expect("no datagram is lost");
         self.rounds.load(Ordering::Relaxed)
+    }
+
+    fn end(&mut self) -> thread::Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map_or(Ok(()), JoinHandle::join)
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        // A failure of the thread is reported where it is stopped; here the test has failed already.
+        let _ = self.end();
     }
 }
 

@@ -323,6 +323,11 @@ fn an_ended_budget_stays_ended_under_another_name_of_the_device() {
         lab.node().ip(&format!("link set {device} {command}"));
     }
     lab.node().ip("link set renamed0 up");
+    // A bridge forwards when it hears of the carrier, which the kernel tells up to a second later.
+    eventually(SOON, || {
+        let port = lab.node().ip("-d link show renamed0");
+        check(port.contains("state forwarding"), || format!("not forwarding: {port}"))
+    });
     let named =
         lab.wait_status(|status| check(status.taps[0].device == "renamed0", || "its old name".into()));
     let seen = named.taps[0].seen();
