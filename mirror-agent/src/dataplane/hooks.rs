@@ -290,10 +290,10 @@ impl Hooks {
         let Attached { pins, filters: AtHook { ours, .. }, .. } = self.attached(ifindex, which).await?;
         let own = self.pins.link(ifindex, which);
         match method {
-            Method::Tcx if ours.is_empty() => tcx::attach(pair.program()?, &pins, &own, ifindex, which).await,
+            Method::Tcx if ours.is_empty() => tcx::attach(pair.program()?, &pins, &own, ifindex, which),
             Method::Tcx => {
                 let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
-                tcx::attach(pair.program()?, &pins, &own, ifindex, which).await?;
+                tcx::attach(pair.program()?, &pins, &own, ifindex, which)?;
                 clsact::remove(&[behind], ifindex, which)
             }
             Method::Clsact => {
@@ -301,18 +301,18 @@ impl Hooks {
                     clsact::add_qdisc(ifindex)?;
                     // A filter at the egress of an ingress qdisc would run at its ingress.
                     if which.hook() == Hook::Egress && self.filters.is_ingress_only(ifindex).await? {
-                        remove_links(&pins, ifindex, which).await?;
+                        remove_links(&pins)?;
                         return match which {
                             Program::Deliver => Err(anyhow!("{}", Hidden::NoHook)),
                             Program::TapIngress | Program::TapEgress => Ok(()),
                         };
                     }
                 }
-                if !tcx::take_over(pair.program()?, &pins, &own, ifindex, which).await? {
+                if !tcx::take_over(pair.program()?, &pins, &own, ifindex, which)? {
                     return clsact::attach(pair.program()?, &ours, ifindex, which).map(drop);
                 }
                 let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
-                tcx::remove(&own, ifindex, which).await?;
+                tcx::remove(&own)?;
                 clsact::attach(pair.program()?, &[behind], ifindex, which).map(drop)
             }
         }
@@ -342,7 +342,7 @@ impl Hooks {
         let mut filters = AtHook::default();
         let mut pins = self.links_at(ifindex, which)?;
         others.leave_out(&mut pins, &mut filters);
-        let unlinked = remove_links(&pins, ifindex, which).await;
+        let unlinked = remove_links(&pins);
         filters = self.filters.of(ifindex, which).await?;
         others.leave_out(&mut Vec::new(), &mut filters);
         clsact::remove(&filters.ours, ifindex, which)?;
@@ -352,10 +352,10 @@ impl Hooks {
 }
 
 /// Detaches these links. Goes on after a failure.
-async fn remove_links(pins: &[LinkPin], ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
+fn remove_links(pins: &[LinkPin]) -> anyhow::Result<()> {
     let mut outcome = Ok(());
     for pin in pins {
-        let removed = tcx::remove(&pin.path, ifindex, which).await;
+        let removed = tcx::remove(&pin.path);
         outcome = outcome.and(removed);
     }
     outcome

@@ -12,16 +12,14 @@ use std::{
         unix::ffi::OsStrExt as _,
     },
     path::Path,
-    time::Duration,
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use aya::programs::{
     LinkOrder, ProgramError, SchedClassifier, TcAttach,
     links::{FdLink, PinnedLink},
     tc::SchedClassifierLink,
 };
-use tracing::debug;
 
 use super::attach_type;
 use crate::{
@@ -29,8 +27,6 @@ use crate::{
     model::{IfIndex, Program},
 };
 
-/// The kernel detaches an unpinned link from a work queue: a matter of milliseconds.
-const DETACH_DEADLINE: Duration = Duration::from_secs(2);
 /// A program can go between the list of a chain and the look at it.
 const LOOKS: usize = 4;
 
@@ -69,14 +65,14 @@ pub(super) fn chain(ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<InCh
 
 /// Puts `program` at a hook: in the place of the first of these links that still exists, else first in the chain. The
 /// other links are detached. `own` is the path where this version pins the link.
-pub(super) async fn attach(
+pub(super) fn attach(
     program: &mut SchedClassifier,
     pins: &[LinkPin],
     own: &Path,
     ifindex: IfIndex,
     which: Program,
 ) -> anyhow::Result<()> {
-    if take_over(program, pins, own, ifindex, which).await? {
+    if take_over(program, pins, own, ifindex, which)? {
         return Ok(());
     }
     let attach = TcAttach::Tcx { attach_type: attach_type(which), order: LinkOrder::first() };
@@ -88,7 +84,7 @@ pub(super) async fn attach(
 
 /// Puts `program` in the place of the first of these links that still exists, and detaches the others. Returns whether
 /// one exists.
-pub(super) async fn take_over(
+pub(super) fn take_over(
     program: &mut SchedClassifier,
     pins: &[LinkPin],
     own: &Path,
@@ -104,7 +100,7 @@ pub(super) async fn take_over(
             // Otherwise the device is in another namespace now, and another device has the index.
             && runs_at(program, ifindex, which)?;
         if !replaced {
-            remove(path, ifindex, which).await?;
+            remove(path)?;
             continue;
         }
         stands = true;
@@ -141,33 +137,12 @@ fn runs_at(program: &SchedClassifier, ifindex: IfIndex, which: Program) -> anyho
 
 /// Detaches a pinned link and removes its pin. Afterwards the program does not run there, even if another process holds
 /// the link.
-pub(super) async fn remove(pin: &Path, ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
-    let removed = || format!("cannot remove {}", pin.display());
+pub(super) fn remove(pin: &Path) -> anyhow::Result<()> {
     match detach(pin) {
-        Ok(()) => fs::remove_file(pin).with_context(removed),
+        Ok(()) => fs::remove_file(pin).with_context(|| format!("cannot remove {}", pin.display())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => {
-            debug!(pin = %pin.display(), %error, "the link cannot be detached; it is unpinned");
-            unpin(pin, ifindex, which).await
-        }
+        Err(error) => Err(error).with_context(|| format!("cannot detach the link {}", pin.display())),
     }
-}
-
-/// Removes the pin of a link, and waits until the kernel has detached the link, as it does when no process holds the
-/// link.
-async fn unpin(pin: &Path, ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
-    let link = PinnedLink::from_pin(pin).with_context(|| format!("cannot open {}", pin.display()))?;
-    let program = FdLink::from(link).info().map(|info| info.program_id()).unwrap_or_default();
-    fs::remove_file(pin).with_context(|| format!("cannot remove {}", pin.display()))?;
-    let still_there =
-        || chain(ifindex, which).is_ok_and(|chain| chain.iter().any(|there| there.id == program));
-    tokio::time::timeout(DETACH_DEADLINE, async {
-        while still_there() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    })
-    .await
-    .map_err(|_| anyhow!("the kernel has not detached the link {}: another process holds it", pin.display()))
 }
 
 /// Detaches a pinned link from its device, wherever that is: aya has no call for `BPF_LINK_DETACH` (5.9 and newer).

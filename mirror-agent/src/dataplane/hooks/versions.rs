@@ -65,8 +65,8 @@ impl Hooks {
                 left.insert(version);
                 continue;
             }
-            for LinkPin { path, ifindex, program, .. } in deliver {
-                tcx::remove(&path, ifindex, program).await?;
+            for pin in deliver {
+                tcx::remove(&pin.path)?;
             }
             if !programs.is_empty() {
                 self.remove_filters_of(&programs).await?;
