@@ -9,8 +9,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::verdict::{Direction, TapKind, Verdict};
 
-/// Version of everything that is pinned: the maps, and the types in this module, `filter` and `limit`.
-pub const ABI_VERSION: u32 = 4;
+/// Version of everything that is pinned: the maps, and the types in this module, `filter`, `limit` and `stream`.
+pub const ABI_VERSION: u32 = 5;
 
 /// Sessions that one tap can have.
 pub const MAX_SESSIONS_PER_TAP: usize = 8;
@@ -56,6 +56,9 @@ pub const TARGET_QUEUELESS: u32 = 2;
 /// Bit of [`Target::flags`]: the program `deliver` of this ABI version runs at the device's egress hook, so that snap
 /// lengths hold there.
 pub const TARGET_CUTS: u32 = 4;
+/// Bit of [`Target::flags`]: copies are records in the ring that `STREAMS` has at the target's index, and go to no
+/// device. See [`stream`](crate::stream).
+pub const TARGET_STREAM: u32 = 8;
 
 /// Index in `NODE_LIMITS`: the limit for all copies of the node together (`--max-rate`).
 pub const NODE_LIMIT: u32 = 0;
@@ -99,6 +102,8 @@ pub struct Session {
     pub sample: u32,
     /// Seed of the sample.
     pub seed: u32,
+    /// Number that no other session of this node has had, for the records of a stream: `id` is used again.
+    pub serial: u32,
     /// Bytes that are kept of a copy; 0: all of them. At most [`MAX_SNAPLEN`](crate::packet::MAX_SNAPLEN).
     pub snaplen: u32,
     /// The bit of [`FORM_BITS`] that stands for the form of this session's copies. 0: the form has none, so that a copy
@@ -188,9 +193,9 @@ pub struct SessionInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Target {
-    /// ifindex of the mirror interface; 0: there is none now.
+    /// ifindex of the mirror interface; 0: there is none now, or the target is a stream.
     pub ifindex: u32,
-    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`].
+    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`].
     pub flags: u32,
     /// Name of the target. The programs do not read it.
     pub name: [u8; MAX_NAME],

@@ -6,6 +6,8 @@
 //! goes on to the next program as if we were not there.
 #![no_std]
 #![no_main]
+// The atomic addition of `stream`.
+#![feature(asm_experimental_arch)]
 
 use aya_ebpf::{
     EbpfContext as _, Global,
@@ -30,6 +32,7 @@ use mirror_common::{
 mod deliver;
 mod header;
 mod meter;
+mod stream;
 
 /// A number in a map's flags: not preallocated. A freed element of a preallocated map is used again at once, and a
 /// program that still reads it could see another tap.
@@ -158,6 +161,11 @@ impl Kernel for Skb {
         let (code, is_uncut) = if snaplen == 0 { (clone(), false) } else { deliver::cutting(snaplen, clone) };
         self.set_tc_index(before);
         Cloned { code, is_uncut }
+    }
+
+    #[inline(always)]
+    fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict> {
+        stream::record(self.skb, session, direction)
     }
 
     #[inline(always)]

@@ -24,6 +24,8 @@ pub(super) struct Ledger {
     /// Where the search for a free filter begins. A program may still read a filter that was freed a moment ago, so the
     /// search does not start at the first place.
     next_filter: u32,
+    /// The greatest number that was given to a session.
+    last_serial: u32,
 }
 
 /// An entry of the map of taps.
@@ -44,6 +46,8 @@ pub(super) struct Placed {
     pub(super) session: Session,
     /// Its id.
     pub(super) id: u32,
+    /// Its number, which no other session has had.
+    pub(super) serial: u32,
     /// The place of its target.
     pub(super) target: u32,
     /// The place of its filter.
@@ -69,6 +73,13 @@ impl Ledger {
     /// An id below `most` that no session has.
     pub(super) fn free_id(&self, most: u32) -> Option<u32> {
         free(self.placed().map(|placed| placed.id).collect(), 0..most)
+    }
+
+    /// A number for a new session.
+    pub(super) fn new_serial(&mut self) -> u32 {
+        let last = self.placed().map(|placed| placed.serial).max().unwrap_or_default();
+        self.last_serial = last.max(self.last_serial) + 1;
+        self.last_serial
     }
 
     /// The place of a target.
@@ -199,7 +210,7 @@ mod tests {
         let head = TapHead { owner, kind: TapKind::HostVeth, is_limited: false };
         let entry = Entry { head, pod_meter, sessions: BTreeMap::new() };
         let sessions = &mut ledger.taps.entry(device).or_insert(entry).sessions;
-        sessions.insert(mirror, Placed { session, id, target, filter, mark });
+        sessions.insert(mirror, Placed { session, id, serial: 0, target, filter, mark });
     }
 
     proptest! {

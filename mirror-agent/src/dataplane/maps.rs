@@ -249,7 +249,8 @@ impl Maps {
         let zeros = PerCpuValues::try_from(vec![[0; size_of::<SessionCounters>()]; cpus])?;
         self.counters.set(id, zeros, 0).context("cannot clear the counters")?;
         self.meters.set(id, &MeterBytes::default(), LOCKED).context("cannot clear a meter")?;
-        self.put_session(device, mirror, session, id, None)
+        let serial = self.ledger.new_serial();
+        self.put_session(device, mirror, session, (id, serial), None)
     }
 
     /// Writes the new settings of a session. The session keeps its counters; [`budget::limits`] decides which of its
@@ -262,7 +263,8 @@ impl Maps {
     ) -> anyhow::Result<()> {
         let before = self.entry_of(device)?.sessions.get(mirror).cloned();
         let before = before.ok_or_else(|| anyhow!("device {device} has no mirror {mirror}"))?;
-        self.put_session(device, mirror, session, before.id, Some(&before.session))
+        let place = (before.id, before.serial);
+        self.put_session(device, mirror, session, place, Some(&before.session))
     }
 
     fn put_session(
@@ -270,7 +272,7 @@ impl Maps {
         device: Device,
         mirror: &MirrorId,
         session: &Session,
-        id: u32,
+        (id, serial): (u32, u32),
         before: Option<&Session>,
     ) -> anyhow::Result<()> {
         let target = self.ledger.target(&session.target);
@@ -288,7 +290,7 @@ impl Maps {
             .with_context(|| format!("cannot write the mirror {mirror} of device {device}"))?;
         let mark = self.ledger.mark(device, mirror, target, session.settings.snaplen);
         let mut entry = self.entry_of(device)?.clone();
-        let placed = Placed { session: session.clone(), id, target, filter, mark };
+        let placed = Placed { session: session.clone(), id, serial, target, filter, mark };
         entry.sessions.insert(mirror.clone(), placed);
         self.write(device, entry)
     }

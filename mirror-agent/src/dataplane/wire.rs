@@ -52,7 +52,7 @@ pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
 }
 
 fn encode_session(placed: &Placed, alike: u32) -> abi::Session {
-    let Placed { session: Session { directions, settings, .. }, id, target, filter, mark } = placed;
+    let Placed { session: Session { directions, settings, .. }, id, serial, target, filter, mark } = placed;
     let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
     abi::Session {
         id: *id,
@@ -62,6 +62,7 @@ fn encode_session(placed: &Placed, alike: u32) -> abi::Session {
         filter: filter.unwrap_or(0),
         sample: settings.sample.map_or(0, |Share(share)| share),
         seed: settings.seed,
+        serial: *serial,
         snaplen: settings.snaplen.unwrap_or(0),
         mark: *mark,
         alike,
@@ -119,7 +120,8 @@ pub(super) fn decode_session(
         origin: *Origin::ALL.get(info.origin as usize)?,
     };
     let filter = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
-    let placed = Placed { session, id: wire.id, target: wire.target, filter, mark: wire.mark };
+    let placed =
+        Placed { session, id: wire.id, serial: wire.serial, target: wire.target, filter, mark: wire.mark };
     Some((MirrorId(text(&info.mirror).parse().ok()?), placed))
 }
 
@@ -277,7 +279,7 @@ mod tests {
                 let settings = Settings { snaplen, ..session.settings };
                 let filter = settings.filter.as_ref().map(|_| id / 4);
                 let session = Session { settings, ..session };
-                (MirrorId(mirror.parse().unwrap()), Placed { session, id, target, filter, mark: 0x100 })
+                (MirrorId(mirror.parse().unwrap()), Placed { session, id, serial: id * 3, target, filter, mark: 0x100 })
             };
             let head = TapHead { owner: Owner::default(), kind: TapKind::HostVeth, is_limited: true };
             let sessions: BTreeMap<_, _> = sessions.into_iter().map(place).collect();

@@ -30,6 +30,8 @@ struct Node {
     /// The packet's present mark.
     tc_index: Option<u16>,
     clones: Vec<(u32, u16, u32)>,
+    records: Vec<(u32, Direction)>,
+    is_ring_full: bool,
     charged: Vec<u32>,
     counted: Vec<(u32, Direction, Verdict)>,
 }
@@ -59,6 +61,14 @@ impl Kernel for Node {
     fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Cloned {
         self.clones.push((ifindex, tc_index, snaplen));
         self.answers.get(&ifindex).copied().unwrap_or(Cloned { code: 0, is_uncut: false })
+    }
+
+    fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict> {
+        if self.is_ring_full {
+            return Err(Verdict::Lost);
+        }
+        self.records.push((session.serial, direction));
+        Ok(())
     }
 
     fn set_tc_index(&mut self, tc_index: u16) {
@@ -255,8 +265,8 @@ proptest! {
 
     #[test]
     fn only_zero_means_copied(code: i64, flags in 0..8u32) {
-        prop_assert_eq!(outcome(Cloned { code, is_uncut: false }, flags) == Verdict::Copied, code == 0);
-        prop_assert_eq!(outcome(Cloned { code, is_uncut: true }, flags), Verdict::Uncut);
+        prop_assert_eq!(outcome(Cloned { code, is_uncut: false }, flags).is_ok(), code == 0);
+        prop_assert_eq!(outcome(Cloned { code, is_uncut: true }, flags), Err(Verdict::Uncut));
     }
 }
 
@@ -344,11 +354,11 @@ fn every_form_has_its_bit() {
 #[test]
 fn a_device_without_a_queue_is_down_where_another_is_congested() {
     let outcome = |code, flags| outcome(Cloned { code, is_uncut: false }, flags);
-    assert_eq!(outcome(2, TARGET_UP), Verdict::Congested);
-    assert_eq!(outcome(2, TARGET_UP | TARGET_QUEUELESS), Verdict::TargetDown);
-    assert_eq!(outcome(1, TARGET_UP | TARGET_QUEUELESS), Verdict::Congested, "too long for it");
+    assert_eq!(outcome(2, TARGET_UP), Err(Verdict::Congested));
+    assert_eq!(outcome(2, TARGET_UP | TARGET_QUEUELESS), Err(Verdict::TargetDown));
+    assert_eq!(outcome(1, TARGET_UP | TARGET_QUEUELESS), Err(Verdict::Congested), "too long for it");
     for gone in [-EINVAL, -ENETDOWN] {
-        assert_eq!(outcome(gone, TARGET_UP), Verdict::TargetDown);
+        assert_eq!(outcome(gone, TARGET_UP), Err(Verdict::TargetDown));
     }
-    assert_eq!(outcome(-12, TARGET_UP), Verdict::Failed);
+    assert_eq!(outcome(-12, TARGET_UP), Err(Verdict::Failed));
 }

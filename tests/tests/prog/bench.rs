@@ -8,7 +8,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader, TestRun, TestRunOptions,
-    maps::{Array, HashMap, PerCpuArray, PerCpuValues},
+    maps::{Array, ArrayOfMaps, HashMap, MapData, PerCpuArray, PerCpuValues, RingBuf},
     programs::{SchedClassifier, TcAttach, TcAttachType, tc::NlOptions},
     util::nr_cpus,
 };
@@ -131,6 +131,25 @@ impl Bench {
     /// Writes a target that is a device of the bench.
     pub(crate) fn put_device(&mut self, index: u32, device: &str, flags: u32) -> Target {
         self.put_target(index, self.lab.ifindex(device), flags)
+    }
+
+    /// Gives a target a ring.
+    pub(crate) fn put_ring(&mut self, index: u32, ring: &RingBuf<MapData>) {
+        let mut streams: ArrayOfMaps<_, RingBuf<MapData>> =
+            self.ebpf.map_mut("STREAMS").unwrap().try_into().unwrap();
+        streams.set(index, ring, 0).unwrap();
+    }
+
+    /// Bytes that a session has taken of its ring.
+    pub(crate) fn taken(&self, session: u32) -> u64 {
+        let taken: Array<_, u64> = self.ebpf.map("TAKEN").unwrap().try_into().unwrap();
+        taken.get(&session, 0).unwrap()
+    }
+
+    /// Writes how many of them the reader has returned.
+    pub(crate) fn put_returned(&mut self, session: u32, bytes: u64) {
+        let mut returned: Array<_, u64> = self.ebpf.map_mut("RETURNED").unwrap().try_into().unwrap();
+        returned.set(session, &bytes, 0).unwrap();
     }
 
     /// Writes a filter.
@@ -290,6 +309,7 @@ pub(crate) const fn session(id: u32, target: u32, directions: u32) -> Session {
         filter: 0,
         sample: 0,
         seed: 0,
+        serial: 0,
         snaplen: 0,
         mark: if target < MAX_FORMS as u32 { 0x100 << target } else { 0 },
         alike: 0,

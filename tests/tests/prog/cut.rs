@@ -180,7 +180,7 @@ fn the_second_stage_leaves_other_packets_alone() {
 }
 
 /// A segment of TCP over IPv6 for nobody, in a frame of so many bytes.
-fn tcp_over_ipv6(len: usize) -> Vec<u8> {
+pub(crate) fn tcp_over_ipv6(len: usize) -> Vec<u8> {
     let payload = u16::try_from(len - 54).unwrap().to_be_bytes();
     let address = |last| [&[0xfd][..], &[0; 14], &[last]].concat();
     let ports = [0x30, 0x39, 1, 0xbb];
@@ -195,7 +195,7 @@ fn tcp_over_ipv6(len: usize) -> Vec<u8> {
 /// Sends TCP over IPv6 as a super-frame with an unfinished checksum, as a pod's own stack does (packet(7),
 /// `struct virtio_net_hdr`).
 #[track_caller]
-fn send_super_frame(bench: &Bench, device: &str, frame: &[u8]) {
+pub(crate) fn send_super_frame(bench: &Bench, device: &str, frame: &[u8]) {
     const NEEDS_CHECKSUM: u8 = 1;
     const TCP_OVER_IPV6: u8 = 4;
     let ifindex = bench.lab.ifindex(device);

@@ -14,4 +14,5 @@ mod packets;
 mod random;
 mod returns;
 mod sessions;
+mod stream;
 mod verdicts;
