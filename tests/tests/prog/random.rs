@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use mirror_common::{
     abi::{Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target},
-    decide::{self, Answer, Kernel, Packet, Reach},
+    decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
     verdict::{Direction, Hook, Verdict},
 };
@@ -110,14 +110,14 @@ impl Kernel for Model<'_> {
         unreachable!("no session has limits")
     }
 
-    fn clone_to(&mut self, ifindex: u32, _: u16, _: u32) -> Answer {
+    fn clone_to(&mut self, ifindex: u32, _: u16, _: u32) -> Cloned {
         let aim = self.targets.iter().position(|target| target.ifindex == ifindex).unwrap();
         let code = match self.aims[aim].device {
             "idle" => 2,
             "missing" => -i64::from(libc::EINVAL),
             _ => 0,
         };
-        Answer { code, is_uncut: false }
+        Cloned { code, is_uncut: false }
     }
 
     fn set_tc_index(&mut self, tc_index: u16) {
