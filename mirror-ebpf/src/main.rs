@@ -17,11 +17,11 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, MAX_TARGETS, SESSION_FILTERED, Session, SessionCounters,
-        SessionInfo, Tap, TapOwner, Target,
+        Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, SESSION_FILTERED, Session, SessionCounters, SessionInfo,
+        TARGET_PLACES, Tap, TapOwner, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
-    filter::{FilterProgram, MAX_FILTERS},
+    filter::{FILTER_PLACES, FilterProgram},
     limit::charge::Paid,
     marks,
     verdict::{Direction, Hook, Verdict},
@@ -49,11 +49,11 @@ static SESSION_INFO: HashMap<u32, SessionInfo, { MAX_SESSIONS as usize }, NO_PRE
 
 /// Where copies go.
 #[btf_map(pin_by_name)]
-static TARGETS: Array<Target, { MAX_TARGETS as usize }> = Array::new();
+static TARGETS: Array<Target, { TARGET_PLACES as usize }> = Array::new();
 
 /// The filters of the sessions; those with the same filter share one.
 #[btf_map(pin_by_name)]
-static FILTERS: Array<FilterProgram, { MAX_FILTERS as usize }> = Array::new();
+static FILTERS: Array<FilterProgram, { FILTER_PLACES as usize }> = Array::new();
 
 /// What became of the packets of each session. The agent makes it as large as the node needs.
 #[btf_map(pin_by_name)]

@@ -12,7 +12,7 @@ use mirror_common::{
         self, Counter, DeviceKey, MAX_TAPS, NODE_LIMIT, POD_LIMIT, SESSION_FILTERED, SHARE_LIMIT,
         SessionCounters, SessionInfo, TapOwner,
     },
-    filter::{FilterProgram, MAX_FILTERS},
+    filter::{FILTER_PLACES, FilterProgram, MAX_FILTERS},
     limit::{Limits, Meter, PodMeter},
 };
 use mirror_core::budget::{self, Before};
@@ -57,6 +57,7 @@ pub struct Maps {
     limits: Array<MapData, LimitBytes>,
     meters: Array<MapData, MeterBytes>,
     node_limits: Array<MapData, LimitBytes>,
+    node_meter: Array<MapData, MeterBytes>,
     pod_meters: Array<MapData, PodMeterBytes>,
     ledger: Ledger,
 }
@@ -119,6 +120,7 @@ impl Maps {
             limits: get("LIMITS")?.try_into()?,
             meters: get("METERS")?.try_into()?,
             node_limits: get("NODE_LIMITS")?.try_into()?,
+            node_meter: get("NODE_METER")?.try_into()?,
             pod_meters: get("POD_METERS")?.try_into()?,
             ledger: Ledger::default(),
         };
@@ -200,8 +202,7 @@ impl Maps {
         Capacity {
             taps: MAX_TAPS as usize,
             sessions: self.counters.len() as usize,
-            // A session that gets a new filter keeps its old filter until the session is written.
-            filters: MAX_FILTERS as usize - 1,
+            filters: MAX_FILTERS as usize,
         }
     }
 
@@ -277,20 +278,41 @@ impl Maps {
         let target = target.ok_or_else(|| anyhow!("there is no target {}", session.target))?;
         let filter = session.settings.filter.as_ref().map(|filter| self.put_filter(&filter.program));
         let filter = filter.transpose()?;
+        let is_new = before.is_none();
+        let old_info = before.map(|session| wire::encode_info(mirror, session));
         let before = match before {
             Some(session) => Some(Before { session, limits: self.limits_of(id)? }),
             None => None,
         };
         let limits = budget::limits(session, before, &self.meter(id)?, now_ns()?);
-        self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")?;
-        self.infos
-            .insert(&id, &transmute!(wire::encode_info(mirror, session)), 0)
-            .with_context(|| format!("cannot write the mirror {mirror} of device {device}"))?;
         let mark = self.ledger.mark(device, mirror, target, session.settings.snaplen);
         let mut entry = self.entry_of(device)?.clone();
         let placed = Placed { session: session.clone(), id, target, filter, mark };
         entry.sessions.insert(mirror.clone(), placed);
-        self.write(device, entry)
+        // The entry of the tap decides, in one step, which session runs. Until then the old session must have no more
+        // than its old budgets; a new session has its limits before it runs.
+        if is_new {
+            self.write_limits(id, limits)?;
+        }
+        self.write_info(id, &wire::encode_info(mirror, session))
+            .with_context(|| format!("cannot write the mirror {mirror} of device {device}"))?;
+        if let Err(error) = self.write(device, entry) {
+            // What is shown must be what runs.
+            let restored = old_info.map_or(Ok(()), |info| self.write_info(id, &info));
+            return Err(match restored {
+                Ok(()) => error,
+                Err(why) => error.context(why),
+            });
+        }
+        if is_new { Ok(()) } else { self.write_limits(id, limits) }
+    }
+
+    fn write_limits(&mut self, id: u32, limits: Limits) -> anyhow::Result<()> {
+        self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")
+    }
+
+    fn write_info(&mut self, id: u32, info: &SessionInfo) -> Result<(), MapError> {
+        self.infos.insert(&id, &transmute!(*info), 0)
     }
 
     /// The place of a filter: the place of an equal filter in use, or a free one, to which the filter is written.
@@ -303,7 +325,7 @@ impl Maps {
                 self.ledger.put_filter(place, *program);
                 Ok(place)
             }
-            None => bail!("this node has {MAX_FILTERS} different filters, and no more fit"),
+            None => bail!("no place is free for a filter: {FILTER_PLACES} are in use"),
         }
     }
 
@@ -367,6 +389,13 @@ impl Maps {
     /// Writes the limits of the node.
     pub fn set_ceilings(&mut self, ceilings: &Ceilings) -> anyhow::Result<()> {
         let Ceilings { node, pod, share } = *ceilings;
+        // The packets that pods may send within their shares can bring the node into a debt that lasts for minutes at a
+        // low rate. It is not owed at another rate.
+        if node != self.ceilings()?.node {
+            self.node_meter
+                .set(0, &MeterBytes::default(), LOCKED)
+                .context("cannot clear the node's meter")?;
+        }
         for (index, limits) in [(NODE_LIMIT, node), (POD_LIMIT, pod), (SHARE_LIMIT, share)] {
             let written = self.node_limits.set(index, &transmute!(limits), 0);
             written.context("cannot write the node's limits")?;
@@ -382,8 +411,8 @@ impl Maps {
     /// Writes a target.
     pub fn set_target(&mut self, name: &TargetName, target: &Target) -> anyhow::Result<()> {
         let place = self.ledger.target(name).or_else(|| self.ledger.free_target());
-        let place =
-            place.ok_or_else(|| anyhow!("this node has {} targets, and no more fit", abi::MAX_TARGETS))?;
+        let place = place
+            .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
         let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
         self.ledger.targets.insert(place, (name.clone(), target.clone()));

@@ -1,7 +1,7 @@
 //! Each verdict: what leads to it, and that nothing else is counted or copied.
 
 use mirror_common::{
-    abi::{MAX_TARGETS, TARGET_UP},
+    abi::{TARGET_PLACES, TARGET_UP},
     verdict::{
         Direction::{self, Egress, Ingress},
         Hook, Verdict,
@@ -194,7 +194,7 @@ fn an_uncopied_packet_is_not_marked() {
 #[test]
 fn a_session_of_a_target_that_cannot_be_fails() {
     let mut bench = one_session("bad-target", false);
-    bench.put_tap(at(false), &[session(0, MAX_TARGETS, BOTH), session(1, 0, BOTH)]);
+    bench.put_tap(at(false), &[session(0, TARGET_PLACES, BOTH), session(1, 0, BOTH)]);
     bench.run(Hook::Ingress, &packet(), 1);
     assert_eq!(bench.counted(0), Counted::from([((Ingress, Verdict::Failed), (1, 60))]));
     assert_eq!(bench.counted(1), counted(&[(Ingress, Verdict::Copied, 1)]));
