@@ -256,15 +256,37 @@ mod tests {
         let marks: Vec<_> = ledger.placed().map(|placed| placed.mark).collect();
         assert_eq!(marks, [0x200, 0x400, 0x800, 0x100, 0]);
         put(&mut ledger, 9, 9, "default", 0, session(Some(65), None));
-        assert_eq!(ledger.placed().last().unwrap().mark, 0x200, "as at the other tap");
+        assert_eq!(ledger.placed().last().unwrap().mark, 0x400, "as at the other tap");
         ledger.taps.remove(&Device::on_node(IfIndex(1)));
         let mark = |ifindex, snaplen| {
             ledger.mark(Device::on_node(IfIndex(ifindex)), &MirrorId::default(), 0, Some(snaplen))
         };
-        assert_eq!(mark(20, 70), 0x100);
+        assert_eq!(mark(20, 70), 0x200);
         assert_eq!(mark(20, 68), 0, "the sessions of that form have none");
-        assert_eq!(mark(3, 66), 0x400, "a session that keeps its form keeps its bit");
-        assert_eq!(mark(1, 70), 0x100);
+        assert_eq!(mark(3, 66), 0x800, "a session that keeps its form keeps its bit");
+        assert_eq!(mark(1, 70), 0x200);
+    }
+
+    #[test]
+    fn whole_copies_to_the_default_target_have_the_bit_of_version_3() {
+        let mut ledger = Ledger::default();
+        ledger.targets.insert(1, (TargetName::default(), Target::default()));
+        put(&mut ledger, 1, 1, "default", 1, session(Some(96), None));
+        put(&mut ledger, 2, 2, "default", 0, session(None, None));
+        put(&mut ledger, 3, 3, "default", 1, session(None, None));
+        let marks: Vec<_> = ledger.placed().map(|placed| placed.mark).collect();
+        assert_eq!(marks, [0x200, 0x400, 0x100]);
+    }
+
+    #[test]
+    fn an_id_is_not_given_again_at_once() {
+        let mut ledger = Ledger::default();
+        for expected in [0, 1, 2, 0, 1] {
+            assert_eq!(ledger.free_id(3), Some(expected));
+        }
+        put(&mut ledger, 1, 1, "default", 0, session(None, None));
+        assert_eq!(ledger.placed().next().unwrap().id, 2);
+        assert_eq!([ledger.free_id(3), ledger.free_id(3), ledger.free_id(3)], [Some(0), Some(1), Some(0)]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use mirror_common::{
     packet::HEADER_BYTES,
     verdict::{Direction, TapKind, Verdict},
 };
+use mirror_core::model::Origin;
 
 use crate::btf::Btf;
 
@@ -128,6 +129,9 @@ fn describe() -> String {
     }
     for kind in [TapKind::Interface, TapKind::HostVeth] {
         writeln!(text, "  kind of a tap {} {kind:?}", kind.wire()).unwrap();
+    }
+    for (number, origin) in Origin::ALL.iter().enumerate() {
+        writeln!(text, "  origin of a session {number} {}", origin.name()).unwrap();
     }
     for verdict in Verdict::ALL {
         writeln!(text, "  verdict {} {}", verdict as u32, verdict.name()).unwrap();
