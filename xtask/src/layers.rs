@@ -72,7 +72,7 @@ const FORBIDDEN: &[Forbidden] = &[
         why: "the edge to BPF takes values, and not flags",
     },
     Forbidden {
-        files: &["mirror-agent/src/reconcile.rs"],
+        files: &["mirror-agent/src/reconcile.rs", "mirror-agent/src/reconcile/"],
         paths: &[
             "rtnetlink",
             "netlink_*",
