@@ -1,4 +1,4 @@
-//! Programs and filters of others that come first at a hook, and hide packets from the mirror: it is told.
+//! Other programs and filters that come first at a hook and hide packets from the mirror: the agent reports them.
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Lab, Neighbour, PodNs, PodSpec, PodsFile, SOON, check, eventually,
@@ -179,7 +179,7 @@ fn a_filter_for_some_packets_is_told_and_one_behind_ours_is_not() {
     assert!(left.iter().all(|filters| filters.contains("u32")), "{left:?}");
 }
 
-/// Another program ends the way of every packet ahead of ours.
+/// A program ahead of ours ends the chain for every packet.
 fn a_program_ahead_is_told(mode: AttachMode, story: &str) {
     if !AttachMode::Tcx.is_applicable() {
         return;

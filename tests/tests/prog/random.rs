@@ -1,4 +1,4 @@
-//! Random taps, targets and packets: the kernel does what the pure decision says.
+//! Random taps, targets and packets: the programs in the kernel do the same as the pure decision.
 
 use std::{cell::RefCell, collections::BTreeMap};
 
@@ -19,14 +19,14 @@ use crate::bench::{Bench, Counted, at, session, tap};
 const CASES: u32 = 300;
 const NO_DEVICE: u32 = 0x7fff_fff0;
 
-/// What a target points to, and with which flags.
+/// The device and the flags of a target.
 #[derive(Debug, Clone, Copy)]
 struct Aim {
     device: &'static str,
     flags: u32,
 }
 
-/// Where the node has received the packet last.
+/// The device where the node has received the packet last.
 #[derive(Debug, Clone, Copy)]
 enum From {
     Nowhere,
@@ -82,7 +82,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// The kernel as the bench has it.
+/// A model of the kernel for the pure decision, with the maps and devices of the bench.
 struct Model<'a> {
     targets: &'a [Target],
     aims: &'a [Aim],

@@ -1,4 +1,4 @@
-//! Each verdict: what leads to it, and that nothing else is counted or copied.
+//! Each verdict: the condition that leads to it. No other counter changes, and no other copy is made.
 
 use mirror_common::{
     abi::{TARGET_PLACES, TARGET_UP},
@@ -19,7 +19,7 @@ fn counted(expected: &[(Direction, Verdict, u64)]) -> Counted {
     bench::counted(packet().len(), expected)
 }
 
-/// A bench with one session, of both directions, to a target that takes copies.
+/// A bench with one session of both directions, and a target that takes copies.
 fn one_session(story: &str, peer: bool) -> Bench {
     let mut bench = Bench::new(story);
     bench.put_device(0, "target0", READY);
