@@ -96,7 +96,7 @@ impl Dataplane for Bpf {
         let on_node = taps.into_iter().map(|(ifindex, _)| Device::on_node(ifindex));
         let mut actual = Actual {
             targets: self.maps.targets(),
-            ceilings: self.maps.ceilings()?,
+            ceilings: self.maps.meters.ceilings()?,
             other_versions: self.other_versions.clone(),
             ..Actual::empty(self.maps.capacity())
         };
@@ -130,7 +130,7 @@ impl Dataplane for Bpf {
         match op {
             Op::SetTarget(name, target) => self.maps.set_target(name, target),
             Op::RemoveTarget(name) => self.maps.remove_target(name),
-            Op::SetCeilings(ceilings) => self.maps.set_ceilings(ceilings),
+            Op::SetCeilings(ceilings) => self.maps.meters.set_ceilings(ceilings),
             Op::PutTap(device, head) => self.maps.put_tap(*device, head),
             Op::RemoveTap(device) => self.maps.remove_tap(*device),
             Op::AddSession(device, mirror, session) => self.maps.add_session(*device, mirror, session),

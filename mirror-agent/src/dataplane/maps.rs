@@ -1,32 +1,26 @@
 //! The pinned maps: reads and writes their entries.
 //!
 //! `ledger` decides which place an entry gets, `wire` how it is written, and `mirror_core::budget` how a budget goes
-//! on. Used by the dataplane, and by `status` and `cleanup` without any program loaded.
+//! on. `meters` has the maps of limits. Used by the dataplane, and by `status` and `cleanup` without any program loaded.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use mirror_common::{
-    abi::{
-        self, Counter, DeviceKey, MAX_TAPS, NODE_LIMIT, POD_LIMIT, SESSION_FILTERED, SHARE_LIMIT,
-        SessionCounters, SessionInfo, TapOwner,
-    },
+    abi::{self, Counter, DeviceKey, MAX_TAPS, SESSION_FILTERED, SessionCounters, SessionInfo, TapOwner},
     filter::{FILTER_PLACES, FilterProgram, MAX_FILTERS},
-    limit::{Limits, Meter, PodMeter},
 };
 use mirror_core::budget::{self, Before};
-use nix::time::{ClockId, clock_gettime};
 use zerocopy::transmute;
 
 use super::{
     ledger::{Entry, FilterPlace, Ledger, Placed},
+    meters::{Meters, now_ns},
     pins::Pins,
     wire,
 };
-use crate::model::{
-    Capacity, Ceilings, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName,
-};
+use crate::model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName};
 
 /// Bytes of a wire type: aya takes arrays of bytes without a look inside, and `zerocopy` proves the conversion.
 type Bytes<const N: usize> = [u8; N];
@@ -37,14 +31,6 @@ type InfoBytes = Bytes<{ size_of::<SessionInfo>() }>;
 type TargetBytes = Bytes<{ size_of::<abi::Target>() }>;
 type CounterBytes = Bytes<{ size_of::<SessionCounters>() }>;
 type FilterBytes = Bytes<{ size_of::<FilterProgram>() }>;
-type LimitBytes = Bytes<{ size_of::<Limits>() }>;
-/// A lock with its padding, and a meter.
-type MeterBytes = [u64; 1 + size_of::<Meter>() / 8];
-/// A lock and its padding, and the two meters of a pod.
-type PodMeterBytes = [u64; 1 + size_of::<PodMeter>() / 8];
-
-/// `BPF_F_LOCK`: the kernel holds the element's lock while it copies.
-const LOCKED: u64 = 4;
 
 /// The maps.
 pub struct Maps {
@@ -54,11 +40,8 @@ pub struct Maps {
     targets: Array<MapData, TargetBytes>,
     counters: PerCpuArray<MapData, CounterBytes>,
     filters: Array<MapData, FilterBytes>,
-    limits: Array<MapData, LimitBytes>,
-    meters: Array<MapData, MeterBytes>,
-    node_limits: Array<MapData, LimitBytes>,
-    node_meter: Array<MapData, MeterBytes>,
-    pod_meters: Array<MapData, PodMeterBytes>,
+    /// Limits and meters.
+    pub(super) meters: Meters,
     ledger: Ledger,
 }
 
@@ -117,11 +100,7 @@ impl Maps {
             targets: get("TARGETS")?.try_into()?,
             counters: get("COUNTERS")?.try_into()?,
             filters: get("FILTERS")?.try_into()?,
-            limits: get("LIMITS")?.try_into()?,
-            meters: get("METERS")?.try_into()?,
-            node_limits: get("NODE_LIMITS")?.try_into()?,
-            node_meter: get("NODE_METER")?.try_into()?,
-            pod_meters: get("POD_METERS")?.try_into()?,
+            meters: Meters::from_fn(&mut get)?,
             ledger: Ledger::default(),
         };
         maps.refresh()?;
@@ -183,7 +162,9 @@ impl Maps {
         let now_ns = now_ns()?;
         let session = |placed: &Placed| {
             let ended = match placed.session.settings.is_metered() {
-                true => budget::ended(&self.limits_of(placed.id)?, &self.meter(placed.id)?, now_ns),
+                true => {
+                    budget::ended(&self.meters.limits(placed.id)?, &self.meters.meter(placed.id)?, now_ns)
+                }
                 false => None,
             };
             anyhow::Ok(SessionEntry { session: placed.session.clone(), ended, id: placed.id })
@@ -227,8 +208,7 @@ impl Maps {
         let place = self.ledger.pod_meter(device, owner);
         let place = place.ok_or_else(|| anyhow!("this node has {MAX_TAPS} pods, and no more fit"))?;
         if !self.ledger.has_pod_meter(place) {
-            let full = PodMeterBytes::default();
-            self.pod_meters.set(place, &full, LOCKED).context("cannot clear the meters of a pod")?;
+            self.meters.clear_pod(place)?;
         }
         Ok(place)
     }
@@ -249,7 +229,7 @@ impl Maps {
         let cpus = self.counters.get(&id, 0).context("cannot read the counters")?.len();
         let zeros = PerCpuValues::try_from(vec![[0; size_of::<SessionCounters>()]; cpus])?;
         self.counters.set(id, zeros, 0).context("cannot clear the counters")?;
-        self.meters.set(id, &MeterBytes::default(), LOCKED).context("cannot clear a meter")?;
+        self.meters.clear(id)?;
         self.put_session(device, mirror, session, id, None)
     }
 
@@ -281,10 +261,10 @@ impl Maps {
         let is_new = before.is_none();
         let old_info = before.map(|session| wire::encode_info(mirror, session));
         let before = match before {
-            Some(session) => Some(Before { session, limits: self.limits_of(id)? }),
+            Some(session) => Some(Before { session, limits: self.meters.limits(id)? }),
             None => None,
         };
-        let limits = budget::limits(session, before, &self.meter(id)?, now_ns()?);
+        let limits = budget::limits(session, before, &self.meters.meter(id)?, now_ns()?);
         let mark = self.ledger.mark(device, mirror, target, session.settings.snaplen);
         let mut entry = self.entry_of(device)?.clone();
         let placed = Placed { session: session.clone(), id, target, filter, mark };
@@ -292,7 +272,7 @@ impl Maps {
         // The entry of the tap decides, in one step, which session runs. Until then the old session must have no more
         // than its old budgets; a new session has its limits before it runs.
         if is_new {
-            self.write_limits(id, limits)?;
+            self.meters.set_limits(id, limits)?;
         }
         self.write_info(id, &wire::encode_info(mirror, session))
             .with_context(|| format!("cannot write the mirror {mirror} of device {device}"))?;
@@ -304,11 +284,7 @@ impl Maps {
                 Err(why) => error.context(why),
             });
         }
-        if is_new { Ok(()) } else { self.write_limits(id, limits) }
-    }
-
-    fn write_limits(&mut self, id: u32, limits: Limits) -> anyhow::Result<()> {
-        self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")
+        if is_new { Ok(()) } else { self.meters.set_limits(id, limits) }
     }
 
     fn write_info(&mut self, id: u32, info: &SessionInfo) -> Result<(), MapError> {
@@ -366,43 +342,6 @@ impl Maps {
         self.ledger.taps.get(&device).ok_or_else(|| anyhow!("device {device} is not tapped"))
     }
 
-    /// The limits that are written for a session.
-    fn limits_of(&self, id: u32) -> anyhow::Result<Limits> {
-        Ok(transmute!(self.limits.get(&id, 0).context("cannot read the limits")?))
-    }
-
-    /// The meter of a session.
-    fn meter(&self, id: u32) -> anyhow::Result<Meter> {
-        let [_lock, meter @ ..] = self.meters.get(&id, LOCKED).context("cannot read a meter")?;
-        Ok(transmute!(meter))
-    }
-
-    /// The limits of the node.
-    pub fn ceilings(&self) -> anyhow::Result<Ceilings> {
-        let read = |index| {
-            let limits = self.node_limits.get(&index, 0).context("cannot read the node's limits")?;
-            anyhow::Ok(transmute!(limits))
-        };
-        Ok(Ceilings { node: read(NODE_LIMIT)?, pod: read(POD_LIMIT)?, share: read(SHARE_LIMIT)? })
-    }
-
-    /// Writes the limits of the node.
-    pub fn set_ceilings(&mut self, ceilings: &Ceilings) -> anyhow::Result<()> {
-        let Ceilings { node, pod, share } = *ceilings;
-        // The packets that pods may send within their shares can bring the node into a debt that lasts for minutes at a
-        // low rate. It is not owed at another rate.
-        if node != self.ceilings()?.node {
-            self.node_meter
-                .set(0, &MeterBytes::default(), LOCKED)
-                .context("cannot clear the node's meter")?;
-        }
-        for (index, limits) in [(NODE_LIMIT, node), (POD_LIMIT, pod), (SHARE_LIMIT, share)] {
-            let written = self.node_limits.set(index, &transmute!(limits), 0);
-            written.context("cannot write the node's limits")?;
-        }
-        Ok(())
-    }
-
     /// The targets.
     pub fn targets(&self) -> BTreeMap<TargetName, Target> {
         self.ledger.targets.values().cloned().collect()
@@ -446,12 +385,6 @@ impl Maps {
 
 fn key(device: Device) -> KeyBytes {
     transmute!(wire::encode_device(device))
-}
-
-/// The clock of the meters.
-fn now_ns() -> anyhow::Result<u64> {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
-    Ok(Duration::from(now).as_nanos() as u64)
 }
 
 /// `None` where the map has no such key.
