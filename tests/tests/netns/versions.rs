@@ -125,7 +125,7 @@ fn a_mirror_of_a_newer_version_is_taken_over(mode: AttachMode) {
 fn copies_of_version_3_stay_cut_while_they_are_taken_over(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("version-3-cut");
     with_qdisc(lab, web, mode);
-    let (kept, sent) = (64, 500);
+    let (kept, sent) = (96, 500);
     EarlierAgent::mirroring(lab, mode, &[web], Some(kept)).end();
     let inside = Inside::of(web);
     let mirror = Capture::start(lab.node(), MIRROR);
