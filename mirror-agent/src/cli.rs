@@ -75,7 +75,8 @@ pub struct MirrorArgs {
     /// repeated.
     #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DEVICE", value_delimiter = ',', value_parser = target)]
     pub targets: Vec<(TargetName, String)>,
-    /// MTU of the mirror interface in bytes [default: 65535 for one that is made; that of an existing one is left].
+    /// MTU of the mirror interface in bytes [default: 65535 for a device that the agent makes; an existing device keeps
+    /// its MTU].
     #[arg(long, env = "MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mirror_iface_mtu: Option<u32>,
     /// Offloads of the mirror interface: off makes the kernel segment super-frames and fill in checksums, for the

@@ -10,6 +10,7 @@ pub mod hooks;
 mod ledger;
 pub mod lock;
 pub mod maps;
+mod meters;
 pub mod pins;
 pub mod programs;
 pub mod readout;

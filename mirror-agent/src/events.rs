@@ -182,7 +182,8 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NoSuchTarget(_)
         | Why::TooManyMirrors
         | Why::NoRoom(_)
-        | Why::Hidden(..) => {
+        | Why::Hidden(..)
+        | Why::Uncut(..) => {
             // Once for each kind of NIC, without the NIC's name: a pod can choose any number of names.
             let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
             let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
@@ -190,7 +191,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
             Some(Fact {
                 pod: pod.clone()?,
                 reason: why.name(),
-                note: format!("Not mirrored{by}{nic}: {why}"),
+                note: capitalized(&format!("{}{by}{nic}: {why}", why.effect())),
             })
         }
     });
@@ -208,6 +209,12 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         *number <= MOST
     });
     facts
+}
+
+/// The text with a capital letter at its beginning.
+fn capitalized(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
 fn event(fact: &Fact, node: &str) -> Event {

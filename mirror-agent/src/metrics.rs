@@ -61,7 +61,10 @@ impl LoopMetrics {
             )?,
             op_failures,
             watch_restarts: IntCounterVec::new(
-                Opts::new("podmirror_watch_restarts_total", "How often a watch of the source began anew."),
+                Opts::new(
+                    "podmirror_watch_restarts_total",
+                    "How often a watch of the Kubernetes API was restarted after a failure.",
+                ),
                 &["watch"],
             )?,
         })

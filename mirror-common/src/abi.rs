@@ -21,6 +21,8 @@ pub const MAX_TAPS: u32 = 4096;
 pub const MAX_SESSIONS: u32 = 4096;
 /// Targets that one node can have.
 pub const MAX_TARGETS: u32 = 16;
+/// Places for them in `TARGETS`: all targets can get new names before the places of the old ones are free.
+pub const TARGET_PLACES: u32 = 2 * MAX_TARGETS;
 
 /// The upper four bits of `skb->tc_index` of a packet that has been copied. [`FORM_BITS`] say in which forms.
 ///
@@ -90,7 +92,7 @@ pub struct DeviceKey {
 pub struct Session {
     /// Index of the session in `COUNTERS`, `LIMITS` and `METERS`, and key in `SESSION_INFO`; below [`MAX_SESSIONS`].
     pub id: u32,
-    /// Index of the session's target in `TARGETS`, below [`MAX_TARGETS`].
+    /// Index of the session's target in `TARGETS`, below [`TARGET_PLACES`].
     pub target: u32,
     /// The directions that the session copies: a bit each, see [`Direction::bit`].
     pub directions: u32,

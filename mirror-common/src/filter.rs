@@ -14,6 +14,8 @@ pub const MAX_FILTER_STEPS: usize = 128;
 
 /// Filters that one node can have; equal ones are one.
 pub const MAX_FILTERS: u32 = 1024;
+/// Places for them in `FILTERS`: all filters can be replaced before the places of the old ones are free.
+pub const FILTER_PLACES: u32 = 2 * MAX_FILTERS;
 
 /// Jump target: the packet matches.
 pub const ACCEPT: u8 = 254;

@@ -190,8 +190,9 @@ impl Meter {
             self.packet_credit = self.packet_credit.saturating_add(packet);
             self.byte_credit = self.byte_credit.saturating_add(byte);
         }
-        self.packets = self.packets.wrapping_sub(1);
-        self.bytes = self.bytes.wrapping_sub(len as u64);
+        // Not below zero: the meter may have been cleared for another session since the charge.
+        self.packets = self.packets.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(len as u64);
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@
 use std::fmt;
 
 use crate::{
-    model::{Actual, Desired},
+    model::{Actual, Desired, MirrorId},
     select::{Skipped, Why},
 };
 
@@ -66,8 +66,8 @@ pub enum Hidden {
     All(String, u16),
     /// The packets that a filter of this kind and priority matches are not seen.
     Matching(String, u16),
-    /// The packets whose way a program of this name and id ends are not seen. There may be none.
-    Program(String, u32),
+    /// The packets whose way a program of this name ends are not seen. There may be none.
+    Program(String),
 }
 
 impl Hidden {
@@ -94,9 +94,10 @@ impl fmt::Display for Hidden {
                 "another filter ({kind} at priority {priority}) is ahead of the mirror: packets that it matches \
                  are not seen"
             ),
-            Self::Program(name, id) => write!(
+            // Without the program's id: other software loads its programs again and again.
+            Self::Program(name) => write!(
                 f,
-                "another program ({name:?}, id {id}) is ahead of the mirror: packets that it redirects, drops or \
+                "another program ({name:?}) is ahead of the mirror: packets that it redirects, drops or \
                  accepts for good are not seen"
             ),
         }
@@ -115,7 +116,7 @@ pub fn blindness(picture: &Picture) -> Option<Hidden> {
 impl Ahead {
     fn hides(&self) -> Option<Hidden> {
         match self {
-            Self::Program { name, id } => Some(Hidden::Program(name.clone(), *id)),
+            Self::Program { name, .. } => Some(Hidden::Program(name.clone())),
             Self::Filter { goes_on: true, .. } => None,
             Self::Filter { kind, priority, matches: Matches::All, .. } => {
                 Some(Hidden::All(kind.clone(), *priority))
@@ -127,7 +128,8 @@ impl Ahead {
     }
 }
 
-/// For each installed tap: why it does not see all packets of the directions that its sessions copy.
+/// For each installed tap: why it does not see all packets of the directions that its sessions copy, and why copies of a
+/// session cannot be cut.
 pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
     let mut skipped = Vec::new();
     for (device, tap) in &desired.taps {
@@ -139,6 +141,15 @@ pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
                 let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
                 skipped.push(Skipped { pod, nic, mirror: None, why: Why::Hidden(direction, hidden.clone()) });
             }
+        }
+        let cut = tap.sessions.iter().filter(|(_, session)| session.settings.snaplen.is_some());
+        for (mirror, session) in cut {
+            let ifindex = desired.targets.get(&session.target).and_then(|target| target.ifindex);
+            let Some(hidden) = ifindex.and_then(|ifindex| actual.passed_by.get(&ifindex)) else { continue };
+            let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
+            let mirror = Some(mirror.clone()).filter(|mirror| *mirror != MirrorId::default());
+            let why = Why::Uncut(session.target.clone(), hidden.clone());
+            skipped.push(Skipped { pod, nic, mirror, why });
         }
     }
     skipped
@@ -185,7 +196,7 @@ mod tests {
     fn a_program_may_hide_what_it_ends() {
         let program = Ahead::Program { name: "cil_from_container".into(), id: 7 };
         let hidden = judge(vec![program]);
-        assert_eq!(hidden, Some(Hidden::Program("cil_from_container".into(), 7)));
+        assert_eq!(hidden, Some(Hidden::Program("cil_from_container".into())));
         assert!(hidden.is_some_and(|hidden| !hidden.is_everything()));
     }
 

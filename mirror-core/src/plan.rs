@@ -33,13 +33,18 @@ pub struct Plan {
 /// The plan that turns `actual` into `desired`, as far as it fits.
 ///
 /// The order of the ops is: removals; targets and limits; the second stage; taps and sessions; then the removal of
-/// objects that are not needed any more. A tap is added entry first, then sessions, then hooks, and removed in the same
+/// objects that are not needed any more. A target that no installed session needs is removed before new ones are
+/// written, which may need its place. A tap is added entry first, then sessions, then hooks, and removed in the same
 /// order: a program without an entry copies nothing, so neither a half-added nor a half-removed tap copies for another
 /// pod than its own.
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     let (taps, unfit) = fit::fit(desired, actual);
     let mut ops = Vec::new();
     remove(&taps, actual, &mut ops);
+    let in_use = targets_in_use(actual);
+    let forgotten = actual.targets.keys().filter(|name| !desired.targets.contains_key(name));
+    let (needed, unused): (Vec<_>, Vec<_>) = forgotten.partition(|name| in_use.contains_key(name));
+    ops.extend(unused.into_iter().cloned().map(Op::RemoveTarget));
     ops.extend(retarget(&desired.targets, actual));
     let ceilings = desired.limits.ceilings(desired.owners());
     if actual.ceilings != ceilings {
@@ -69,9 +74,19 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
         );
         ops.push(Op::Detach(Device::on_node(*ifindex), Program::Deliver));
     }
-    let forgotten = actual.targets.keys().filter(|name| !desired.targets.contains_key(name));
-    ops.extend(forgotten.map(|name| Op::RemoveTarget(name.clone())));
+    ops.extend(needed.into_iter().cloned().map(Op::RemoveTarget));
     Plan { ops, unfit }
+}
+
+/// The targets of the installed sessions, each with the devices of these sessions.
+fn targets_in_use(actual: &Actual) -> BTreeMap<TargetName, BTreeSet<Device>> {
+    let mut in_use = BTreeMap::<_, BTreeSet<_>>::new();
+    for (device, installed) in &actual.taps {
+        for session in installed.tap.iter().flat_map(|tap| tap.sessions.values()) {
+            in_use.entry(session.target.clone()).or_default().insert(*device);
+        }
+    }
+    in_use
 }
 
 /// The ops that write the targets: the only ops before the pods are known.
@@ -89,9 +104,9 @@ fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
     let Some(ifindex) = target.ifindex else { return false };
     let before = actual.targets.get(name);
     match actual.deliver.get(&ifindex) {
-        Some(HookState::Current) => true,
+        Some(HookState::Current) => !actual.passed_by.contains_key(&ifindex),
         Some(HookState::Stale) => before.is_some_and(|before| before.cuts && before.ifindex == Some(ifindex)),
-        Some(HookState::Absent) | None => false,
+        Some(HookState::Absent | HookState::Dead) | None => false,
     }
 }
 
@@ -143,34 +158,60 @@ fn add(device: Device, wanted: &Tap, installed: Option<&ActualTap>, ops: &mut Ve
 /// The failed ops of a plan, and the ops that must not be tried after them.
 ///
 /// A failed op stops no other op that is safe without it: a removal is always tried, and so are all ops of other
-/// devices.
-#[derive(Debug, Clone, Default)]
+/// devices. A second stage that fails stops only the sessions that are to be cut.
+#[derive(Debug, Clone)]
 pub struct Failures {
     devices: BTreeSet<Device>,
+    /// Targets that were not written.
     targets: BTreeSet<TargetName>,
+    /// Targets that were written, and whose second stage failed.
+    uncut: BTreeSet<TargetName>,
     limits: bool,
+    in_use: BTreeMap<TargetName, BTreeSet<Device>>,
 }
 
 impl Failures {
+    /// No failures yet, of a plan for this state.
+    pub fn none(actual: &Actual) -> Self {
+        Self {
+            devices: BTreeSet::new(),
+            targets: BTreeSet::new(),
+            uncut: BTreeSet::new(),
+            limits: false,
+            in_use: targets_in_use(actual),
+        }
+    }
+
     /// An op has failed, or was not tried.
     pub fn add(&mut self, op: &Op) {
         match op {
-            Op::SetTarget(name, _) => drop(self.targets.insert(name.clone())),
+            Op::SetTarget(name, target) => {
+                let failed =
+                    if self.lacks_second_stage(target) { &mut self.uncut } else { &mut self.targets };
+                failed.insert(name.clone());
+            }
             Op::SetCeilings(_) => self.limits = true,
+            // The other sessions of the device do not depend on it.
+            Op::AddSession(..) => {}
             _ => self.devices.extend(op.device()),
         }
+    }
+
+    /// Whether a target is to be marked as cutting, and the second stage could not be attached.
+    fn lacks_second_stage(&self, target: &Target) -> bool {
+        let device = target.ifindex.filter(|_| target.cuts).map(Device::on_node);
+        device.is_some_and(|device| self.devices.contains(&device))
     }
 
     /// Whether an op may be tried.
     pub fn allow(&self, op: &Op) -> bool {
         let is_whole = |device: &Device| !self.limits && !self.devices.contains(device);
         match op {
-            // The second stage is not attached, so nothing is cut there.
-            Op::SetTarget(_, Target { cuts: true, ifindex: Some(ifindex), .. }) => {
-                !self.devices.contains(&Device::on_node(*ifindex))
-            }
+            Op::SetTarget(_, target) => !self.lacks_second_stage(target),
             // While a session did not get its new target, the old target is needed.
-            Op::RemoveTarget(_) => self.devices.is_empty(),
+            Op::RemoveTarget(name) => {
+                self.in_use.get(name).is_none_or(|devices| devices.is_disjoint(&self.devices))
+            }
             // Copies would be cut no more.
             Op::Detach(_, Program::Deliver) => self.devices.is_empty() && self.targets.is_empty(),
             Op::PutTap(device, _) | Op::Attach(device, Program::TapIngress | Program::TapEgress) => {
@@ -178,10 +219,12 @@ impl Failures {
             }
             // A new session waits for its target. An existing session is changed, and copies nothing that it could not
             // cut.
-            Op::AddSession(device, _, session) => is_whole(device) && !self.targets.contains(&session.target),
+            Op::AddSession(device, _, session) => {
+                let is_uncut = session.settings.snaplen.is_some() && self.uncut.contains(&session.target);
+                is_whole(device) && !is_uncut && !self.targets.contains(&session.target)
+            }
             Op::ChangeSession(device, ..) => is_whole(device),
-            Op::SetTarget(..)
-            | Op::SetCeilings(_)
+            Op::SetCeilings(_)
             | Op::RemoveTap(_)
             | Op::RemoveSession(..)
             | Op::Attach(_, Program::Deliver)
@@ -203,7 +246,10 @@ pub fn apply(actual: &mut Actual, op: &Op) -> Result<(), &'static str> {
         Op::Attach(device, Program::Deliver) => {
             actual.deliver.insert(device.ifindex, HookState::Current);
         }
-        Op::Detach(device, Program::Deliver) => drop(actual.deliver.remove(&device.ifindex)),
+        Op::Detach(device, Program::Deliver) => {
+            actual.deliver.remove(&device.ifindex);
+            actual.passed_by.remove(&device.ifindex);
+        }
         Op::PutTap(device, head) => {
             let tap = &mut actual.taps.entry(*device).or_default().tap;
             match tap {

@@ -105,6 +105,8 @@ pub enum Why {
     NoSuchTarget(String),
     /// Another program or filter of the device comes first, so that not every packet of this direction is seen.
     Hidden(Direction, Hidden),
+    /// Copies to this target cannot be cut, because another program or filter of its device comes first.
+    Uncut(TargetName, Hidden),
     /// The pod has as many mirrors as fit before it.
     TooManyMirrors,
     /// A table of the kernel is full.
@@ -115,6 +117,16 @@ impl Why {
     /// Whether this is true of every pod for a moment, while the pod starts.
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::NoNetns | Self::NoNic)
+    }
+
+    /// What it means for the mirror, in two or three words.
+    pub const fn effect(&self) -> &'static str {
+        match self {
+            Self::Hidden(_, Hidden::Program(_)) => "perhaps partly mirrored",
+            Self::Hidden(..) => "partly mirrored",
+            Self::NoNetns | Self::NoNic => "not mirrored yet",
+            _ => "not mirrored",
+        }
     }
 
     /// A word for status and metrics.
@@ -133,6 +145,7 @@ impl Why {
             Self::NamespaceNotAllowed => "NamespaceNotAllowed",
             Self::NoSuchTarget(_) => "NoSuchTarget",
             Self::Hidden(..) => "Hidden",
+            Self::Uncut(..) => "Uncut",
             Self::TooManyMirrors => "TooManyMirrors",
             Self::NoRoom(_) => "NoRoom",
         }
@@ -168,6 +181,10 @@ impl fmt::Display for Why {
                 write!(f, "its namespace is none of those that may ask for a mirror (--allow-namespaces)")
             }
             Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
+            Self::Uncut(target, hidden) => write!(
+                f,
+                "copies cannot be cut to the snap length at the mirror interface of target {target}: {hidden}"
+            ),
             Self::NoSuchTarget(name) => {
                 write!(f, "there is no target {name:?} on this node; --target {name}=DEVICE makes one")
             }

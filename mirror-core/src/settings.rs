@@ -139,10 +139,12 @@ impl Settings {
         SETTINGS.iter().filter_map(word).collect()
     }
 
-    /// Whether two sets of settings are the same request: the texts of the filters count, and not the programs.
+    /// Whether two sets of settings are the same request: the texts of the filters count, and not the programs; the seed
+    /// counts where there is a sample.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         let text = |settings: &Self| settings.filter.as_ref().map(|filter| filter.text.clone());
-        let without = |settings: &Self| Self { filter: None, ..settings.clone() };
+        let seed = |settings: &Self| settings.sample.map_or(0, |_| settings.seed);
+        let without = |settings: &Self| Self { filter: None, seed: seed(settings), ..settings.clone() };
         text(self) == text(other) && without(self) == without(other)
     }
 

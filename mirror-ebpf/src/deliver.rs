@@ -1,8 +1,9 @@
 //! The second stage: cuts the copy, at the egress hook of the mirror interface.
 //!
-//! Cutting the pod's own packet would damage it; the copy is ours. The tap program announces the length on this CPU,
-//! clones, and takes the announcement back; everything between happens on the same CPU, because the egress hook
-//! runs in the sender's context, ahead of any queue. What others send through the device finds no announcement.
+//! A tap cannot cut the pod's own packet, because that would damage it. So the tap program announces the length on this
+//! CPU, clones the packet, and takes the announcement back. Everything between happens on the same CPU, because the
+//! egress hook runs in the sender's context, ahead of any queue. For a packet of another sender no length is announced,
+//! so `deliver` does not change it.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -14,14 +15,16 @@ use aya_ebpf::{
 };
 use mirror_common::abi::Delivery;
 
-/// What the tap and the second stage tell each other about the copy that is being made on this CPU.
+/// The length that the tap announces to `deliver`, and whether `deliver` could cut the copy; for the copy that is being
+/// made on this CPU.
 #[btf_map(pin_by_name)]
 static DELIVERY: PerCpuArray<Delivery, 1> = PerCpuArray::new();
 
-/// Has the second stage cut the copy that `clone` makes, and says whether the copy could not be cut.
+/// Announces `snaplen` to the second stage while `clone` makes a copy. Returns the code of `clone`, and whether the
+/// second stage could not cut the copy.
 #[inline(always)]
 pub(crate) fn cutting(snaplen: u32, clone: impl FnOnce() -> i64) -> (i64, bool) {
-    // Never happens; and a copy that nobody can be told to cut is not made.
+    // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
     unsafe { *delivery = Delivery { snaplen, uncut: 0 } };
@@ -33,7 +36,7 @@ pub(crate) fn cutting(snaplen: u32, clone: impl FnOnce() -> i64) -> (i64, bool) 
     (code, is_uncut)
 }
 
-/// Cuts a copy to the length that was announced, or drops it. Anything else passes.
+/// Cuts a copy to the announced length. Drops the copy if the kernel cannot cut it. All other packets pass.
 #[classifier]
 fn deliver(ctx: TcContext) -> i32 {
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return TC_ACT_UNSPEC };
@@ -52,6 +55,6 @@ fn deliver(ctx: TcContext) -> i32 {
     }
     // SAFETY: as above.
     unsafe { (*delivery).uncut = 1 };
-    // The copy of a tap, which has announced it: never the packet of anybody else.
+    // Only a copy of our tap is dropped here, because only a tap announces a length.
     TC_ACT_SHOT
 }

@@ -9,12 +9,13 @@ use mirror_common::packet::{HEADER_BYTES, Header, LEN_OFFSET};
 const MACS: u32 = 12;
 const TAG: u32 = 4;
 
-/// A scratch on each CPU: the stack could not be read at an offset that is not a constant (before Linux 5.12). The
-/// header is its first half; the second is never used, see `load`. In words, so that it can be cleared by the word.
+/// A buffer for each CPU, because before Linux 5.12 a program cannot read the stack at a variable offset. The header is
+/// the first half; the second half is never used, see `load`. The type is in words, so that the program can clear it
+/// word by word.
 #[btf_map]
 static HEADER: PerCpuArray<[[u64; HEADER_BYTES / 8]; 2], 1> = PerCpuArray::new();
 
-/// The beginning of the packet, with a VLAN tag that stands in metadata put back.
+/// Returns the beginning of the packet. If the VLAN tag is in metadata, `read` puts it back into its place.
 #[inline(always)]
 pub(crate) fn read(skb: *mut __sk_buff) -> Option<&'static Header> {
     let words: *mut u64 = HEADER.get_ptr_mut(0)?.cast();
@@ -48,7 +49,7 @@ pub(crate) fn read(skb: *mut __sk_buff) -> Option<&'static Header> {
 
 /// # Safety
 ///
-/// `header` is valid and nobody else's.
+/// `header` is valid, and no other code uses it at the same time.
 #[inline(always)]
 unsafe fn with_len(header: *mut Header, len: u32) -> &'static Header {
     // SAFETY: as the caller says; the length stands in the last four bytes.
@@ -58,7 +59,7 @@ unsafe fn with_len(header: *mut Header, len: u32) -> &'static Header {
     }
 }
 
-/// Loads what there is at `offset`, `available` bytes, up to `most`.
+/// Loads the `available` bytes at `offset`, but not more than `most`.
 ///
 /// # Safety
 ///

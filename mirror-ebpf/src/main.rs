@@ -1,9 +1,9 @@
 //! The tap programs: glue between the kernel and the decision in `mirror-common`.
 //!
-//! The agent attaches `tap_ingress` and `tap_egress` to the tc hooks of every tapped device. They look the device up and
-//! let `mirror_common::decide` take the packet through the tap's sessions; here is what the decision needs of the kernel:
-//! maps and helpers. They decide nothing themselves, and whatever happens they return `TC_ACT_UNSPEC`: the pod's packet
-//! goes on to the next program as if we were not there.
+//! The agent attaches `tap_ingress` and `tap_egress` to the tc hooks of every tapped device. The programs look up the
+//! device's tap, and `mirror_common::decide` decides about the packet for each of the tap's sessions. This file
+//! implements `Kernel` with maps and helpers. The programs always return `TC_ACT_UNSPEC`, so the next program gets the
+//! packet.
 #![no_std]
 #![no_main]
 // The atomic addition of `stream`.
@@ -19,11 +19,11 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, MAX_TARGETS, SESSION_FILTERED, Session, SessionCounters,
-        SessionInfo, Tap, TapOwner, Target,
+        Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, SESSION_FILTERED, Session, SessionCounters, SessionInfo,
+        TARGET_PLACES, Tap, TapOwner, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
-    filter::{FilterProgram, MAX_FILTERS},
+    filter::{FILTER_PLACES, FilterProgram},
     limit::charge::Paid,
     marks,
     verdict::{Direction, Hook, Verdict},
@@ -34,62 +34,62 @@ mod header;
 mod meter;
 mod stream;
 
-/// A number in a map's flags: not preallocated. A freed element of a preallocated map is used again at once, and a
-/// program that still reads it could see another tap.
+/// Flag of a map: the kernel does not preallocate the elements. It reuses a freed element of a preallocated map at
+/// once, so a program that still reads the element could see another tap.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
-/// Device to tap.
+/// From a device to its tap.
 #[btf_map(pin_by_name)]
 static TAPS: HashMap<DeviceKey, Tap, { MAX_TAPS as usize }, NO_PREALLOC> = HashMap::new();
 
-/// Device to the pod and NIC that its tap is for. The programs do not use it; it is here to be pinned with the rest.
+/// From a device to the pod and NIC of its tap. The programs do not use this map; here it is pinned with the others.
 #[btf_map(pin_by_name)]
 static TAP_OWNERS: HashMap<DeviceKey, TapOwner, { MAX_TAPS as usize }, NO_PREALLOC> = HashMap::new();
 
-/// Session to what was asked for. The programs do not use it either.
+/// From a session to its names and settings, for the reports of the agent. The programs do not use this map either.
 #[btf_map(pin_by_name)]
 static SESSION_INFO: HashMap<u32, SessionInfo, { MAX_SESSIONS as usize }, NO_PREALLOC> = HashMap::new();
 
-/// Where copies go.
+/// The targets, by their index in a session.
 #[btf_map(pin_by_name)]
-static TARGETS: Array<Target, { MAX_TARGETS as usize }> = Array::new();
+static TARGETS: Array<Target, { TARGET_PLACES as usize }> = Array::new();
 
-/// The filters of the sessions; those with the same filter share one.
+/// The filters of the sessions. Sessions with the same filter share one element.
 #[btf_map(pin_by_name)]
-static FILTERS: Array<FilterProgram, { MAX_FILTERS as usize }> = Array::new();
+static FILTERS: Array<FilterProgram, { FILTER_PLACES as usize }> = Array::new();
 
-/// What became of the packets of each session. The agent makes it as large as the node needs.
+/// The counters of each session. The agent sets the size of the map from the number of CPUs.
 #[btf_map(pin_by_name)]
 static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCpuArray::new();
 
-/// The tap that has copied a packet last on this CPU, by ifindex. Not pinned: it matters for less than a packet's way
-/// through the node.
+/// The ifindex of the tap that last copied a packet on this CPU. The map is not pinned, because its value matters only
+/// while one packet crosses the node.
 #[btf_map]
 static ORIGIN: PerCpuArray<u32, 1> = PerCpuArray::new();
 
-/// The network namespace in the keys of `TAPS`: that of the agent.
+/// The network namespace in the keys of `TAPS`; 0 is that of the agent.
 const NETNS: u32 = 0;
 
-/// Not 0 in a program that stands behind another one of ours at the same hook, while the agent changes the way to
-/// attach. Such a program leaves alone what the one ahead of it has copied, and so marked: also what leaves a pod.
+/// Not 0 in a program that runs behind another tap program of ours at the same hook, while the agent changes the way to
+/// attach. Such a program ignores every packet that carries a mark, also a packet that leaves a pod.
 #[unsafe(no_mangle)]
 static STANDS_BEHIND: Global<u32> = Global::new(0);
 
-/// At the hook where the device has received a packet.
+/// Runs at the hook where the device has received a packet.
 #[classifier]
 fn tap_ingress(ctx: TcContext) -> i32 {
     mirror(&ctx, Hook::Ingress);
     TC_ACT_UNSPEC
 }
 
-/// At the hook where the device is about to send a packet.
+/// Runs at the hook where the device is about to send a packet.
 #[classifier]
 fn tap_egress(ctx: TcContext) -> i32 {
     mirror(&ctx, Hook::Egress);
     TC_ACT_UNSPEC
 }
 
-/// Runs every session of the device's tap. Returns nothing, so that no code of a helper can become a verdict.
+/// Runs every session of the device's tap. It returns nothing, so the code of a helper cannot become a verdict.
 #[inline(always)]
 fn mirror(ctx: &TcContext, hook: Hook) {
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
@@ -114,10 +114,10 @@ fn tap(ifindex: u32) -> Option<&'static Tap> {
     unsafe { TAPS.get(&DeviceKey { netns: NETNS, ifindex }) }
 }
 
-/// The packet, and through it the kernel.
+/// The packet, with the kernel's helpers for it.
 struct Skb {
     skb: *mut __sk_buff,
-    /// What its `tc_index` was when the program began.
+    /// Its `tc_index` at the start of the program.
     tc_index: u16,
     /// Its length in bytes.
     len: u32,
@@ -217,10 +217,10 @@ const FILTERED: u32 = 1;
 const SAMPLED_OUT: u32 = 2;
 const FAILED: u32 = 3;
 
-/// Whether the packet passes the filter and the sample of a session, which are given by the session's fields.
+/// Whether the packet passes the filter and the sample of a session. The arguments are fields of the session.
 ///
-/// A global function, so that the verifier goes through its loop once, and not again for every way that leads to it:
-/// a context and numbers are all that such a function can be given (before Linux 5.12).
+/// This is a global function, so the verifier goes through its loop once, and not again for every path that leads to
+/// it. Before Linux 5.12, a global function takes only the context and numbers.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn sift(skb: *mut __sk_buff, flags: u32, filter: u32, share: u32, seed: u32) -> u32 {

@@ -1,6 +1,6 @@
 //! Limits and budgets in the kernel: the meters, each used by one CPU at a time.
 //!
-//! The rules are `mirror_common::limit`; here are the maps and the locks. Called by the tap programs.
+//! `mirror_common::limit` has the rules; this file has the maps and the locks. The tap programs call it.
 
 use aya_ebpf::{
     bindings::bpf_spin_lock,
@@ -20,27 +20,27 @@ use mirror_common::{
     verdict::Verdict,
 };
 
-/// What each session may use up. Written by the agent.
+/// The limits of each session. The agent writes them.
 #[btf_map(pin_by_name)]
 static LIMITS: Array<Limits, { MAX_SESSIONS as usize }> = Array::new();
 
-/// What each session has used up.
+/// The use of each session.
 #[btf_map(pin_by_name)]
 static METERS: Array<LockedMeter, { MAX_SESSIONS as usize }> = Array::new();
 
-/// What the node, each pod, and each pod's share of the node's rate may use up. Written by the agent.
+/// The limits of the node, of each pod, and of each pod's share of the node's rate. The agent writes them.
 #[btf_map(pin_by_name)]
 static NODE_LIMITS: Array<Limits, NODE_LIMITS_LEN> = Array::new();
 
-/// What the node has used up.
+/// The use of the node.
 #[btf_map(pin_by_name)]
 static NODE_METER: Array<LockedMeter, 1> = Array::new();
 
-/// What each pod has used up.
+/// The use of each pod.
 #[btf_map(pin_by_name)]
 static POD_METERS: Array<LockedPodMeter, { MAX_TAPS as usize }> = Array::new();
 
-/// A meter and its lock, which the kernel finds by its type.
+/// A meter and its lock. The kernel finds the lock by its type.
 #[repr(C)]
 struct LockedMeter {
     lock: bpf_spin_lock,
@@ -56,7 +56,7 @@ struct LockedPodMeter {
     meter: PodMeter,
 }
 
-/// The maps.
+/// The meters in the maps.
 struct Maps;
 
 impl Meters for Maps {
@@ -103,7 +103,7 @@ impl Meters for Maps {
     }
 }
 
-/// Charges a packet of `len` bytes to the session, the pod and the node, as far as they have limits.
+/// Charges a packet of `len` bytes to the session, the pod and the node, if they have limits.
 #[inline(always)]
 pub(crate) fn take(tap: &Tap, session: &Session, len: u32) -> Result<Paid, Verdict> {
     let answer = charge_packet(session.id, limited(tap, session), tap.pod_meter, len);
@@ -115,7 +115,7 @@ pub(crate) fn take(tap: &Tap, session: &Session, len: u32) -> Result<Paid, Verdi
     }
 }
 
-/// Gives back what [`take`] took for a packet that was not copied after all.
+/// Gives back the charge of [`take`] for a packet that was not copied after all.
 #[inline(always)]
 pub(crate) fn give_back(tap: &Tap, session: &Session, len: u32, paid: Paid) {
     let limited = limited(tap, session) | paid.to_bits() << PAID_SHIFT;
@@ -127,10 +127,10 @@ const LIMITED: u32 = 1 << 8;
 const ENDED: u32 = 2 << 8;
 const FAILED: u32 = 3 << 8;
 
-/// Bits of the argument `limited`: the session has limits; the tap's pod and the node have.
+/// Bits of the argument `limited`: the session has limits; the tap's pod or the node has limits.
 const BY_SESSION: u32 = 1;
 const BY_POD: u32 = 2;
-/// Where what was paid stands in the argument `limited`.
+/// Position of the bits of [`Paid`] in the argument `limited`.
 const PAID_SHIFT: u32 = 8;
 
 #[inline(always)]
@@ -149,9 +149,9 @@ const fn bill(session: u32, limited: u32, pod: u32, len: u32) -> Bill {
     }
 }
 
-/// Charges a packet; the bits of [`Paid`], or another answer.
+/// Charges a packet. Returns the bits of [`Paid`], or one of the other answers.
 ///
-/// A global function, and of numbers alone, as `sift` is: the verifier goes through it once.
+/// This is a global function with numbers as arguments, as `sift` is, so the verifier goes through it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn charge_packet(session: u32, limited: u32, pod: u32, len: u32) -> u32 {
@@ -166,7 +166,7 @@ extern "C" fn charge_packet(session: u32, limited: u32, pod: u32, len: u32) -> u
     }
 }
 
-/// Takes a charge back. A global function as well.
+/// Takes a charge back. This is a global function too.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn refund_packet(session: u32, limited: u32, pod: u32, len: u32) -> u32 {

@@ -1,7 +1,7 @@
-//! Programs that tests and benchmarks hold against ours: a bare clone, a neighbour that only counts, one that answers
-//! in place, and one that ends the way of every packet.
+//! Programs that tests and benchmarks compare with the tap programs: one only clones, one only counts, one answers in
+//! place, and one ends the chain for every packet.
 //!
-//! No part of the product: the agent never loads this object.
+//! They are no part of the product: the agent never loads this object.
 #![no_std]
 #![no_main]
 
@@ -22,7 +22,7 @@ static TARGET: Global<u32> = Global::new(0);
 #[map]
 static SEEN: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
-/// Clones every packet and does nothing else: the least that a mirror by `bpf_clone_redirect` can cost.
+/// Clones every packet and does nothing else. This is the lowest possible cost of a mirror by `bpf_clone_redirect`.
 #[classifier]
 fn bare_clone(ctx: TcContext) -> i32 {
     // SAFETY: the context is a valid `__sk_buff`, and no packet pointer is held.
@@ -30,7 +30,7 @@ fn bare_clone(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Another program on the same hook: counts and lets the next one run.
+/// A program at the same hook that only counts, and lets the next program run.
 #[classifier]
 fn neighbour(_ctx: TcContext) -> i32 {
     if let Some(seen) = SEEN.get_ptr_mut(0) {
@@ -40,8 +40,8 @@ fn neighbour(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Sends every packet back to the device that it came from, with the sender's address as the receiver's: as a CNI does
-/// that answers in place.
+/// Sends every packet back to the device that it came from, with the sender's MAC address as the destination, as a CNI
+/// does that answers at the hook.
 #[classifier]
 fn answer(ctx: TcContext) -> i32 {
     const MAC: usize = 6;
@@ -54,7 +54,7 @@ fn answer(ctx: TcContext) -> i32 {
     unsafe { bpf_redirect((*skb).ifindex, 0) as i32 }
 }
 
-/// Another program that ends the way of every packet at its hook: what is behind it sees nothing.
+/// A program that ends the chain for every packet: the programs behind it see no packet.
 #[classifier]
 fn last_word(_ctx: TcContext) -> i32 {
     TC_ACT_OK

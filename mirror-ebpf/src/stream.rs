@@ -13,7 +13,7 @@ use aya_ebpf::{
 };
 use core::{arch::asm, ffi::c_void, hint::black_box, ptr};
 use mirror_common::{
-    abi::{MAX_SESSIONS, MAX_TARGETS, Session},
+    abi::{MAX_SESSIONS, Session, TARGET_PLACES},
     stream::{self, HEAD, MAX_CAPTURE, RecordHead, SIZES},
     verdict::{Direction, Verdict},
 };
@@ -23,7 +23,7 @@ const EXAMPLE: usize = 1 << 16;
 
 /// The ring of each target that is a stream, by the target's index.
 #[btf_map(pin_by_name)]
-static STREAMS: ArrayOfMaps<RingBuf<u8, EXAMPLE>, { MAX_TARGETS as usize }> = ArrayOfMaps::new();
+static STREAMS: ArrayOfMaps<RingBuf<u8, EXAMPLE>, { TARGET_PLACES as usize }> = ArrayOfMaps::new();
 
 /// Bytes that each session has taken of its ring since it was first used.
 #[btf_map(pin_by_name)]

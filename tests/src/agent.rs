@@ -1,4 +1,4 @@
-//! The built agent on a node of the test, and what it tells of itself.
+//! Runs the built agent on a node of the test, and reads its log.
 
 use std::{
     env,
@@ -21,7 +21,7 @@ pub enum AttachMode {
 }
 
 impl AttachMode {
-    /// The word of the flag and of the status.
+    /// The word for the mode in the flag and in the status.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcx => "tcx",
@@ -29,13 +29,13 @@ impl AttachMode {
         }
     }
 
-    /// Whether the kernel has it: TCX came with 6.6.
+    /// Whether the kernel supports the mode. TCX came with Linux 6.6.
     pub fn is_applicable(self) -> bool {
         self == Self::Clsact || kernel_is_at_least(6, 6)
     }
 }
 
-/// A running `mirror-agent run` or `mirror-agent attach`. Killed on drop; its log is shown if the test fails.
+/// A running `mirror-agent run` or `mirror-agent attach`. It is killed on drop; its log is printed if the test fails.
 #[derive(Debug)]
 pub struct Agent {
     process: Process,
@@ -53,12 +53,12 @@ impl Agent {
         Self::start(lab, &[&["attach", "--attach", mode.name()][..], arguments].concat())
     }
 
-    /// Starts any command that stays.
+    /// Starts any command that runs until it is stopped.
     pub fn start(lab: &Lab, arguments: &[&str]) -> Self {
         Self::with_environment(lab, arguments, &[])
     }
 
-    /// As [`Agent::start`], with a log for people.
+    /// As [`Agent::start`], with the log as text instead of JSON.
     pub fn readable(lab: &Lab, arguments: &[&str]) -> Self {
         Self { process: Process::start(&mut lab.agent(arguments)) }
     }
@@ -75,7 +75,7 @@ impl Agent {
         self.process.pid()
     }
 
-    /// Waits until it has told of this many taps.
+    /// Waits until the log says that the agent has this many taps.
     #[track_caller]
     pub fn wait_for_taps(&self, taps: usize) {
         eventually(crate::SOON, || {
@@ -84,7 +84,7 @@ impl Agent {
         });
     }
 
-    /// Its log so far, a JSON object a line.
+    /// Its log so far, one JSON object a line.
     pub fn log(&self) -> Vec<String> {
         self.process.lines()
     }
@@ -102,13 +102,13 @@ impl Agent {
         })
     }
 
-    /// Asks it to stop (SIGTERM) and waits; it must end well.
+    /// Sends SIGTERM and waits for the end. The agent must exit without an error.
     #[track_caller]
     pub fn stop(self) {
         self.end_well(Signal::SIGTERM);
     }
 
-    /// Stops it as Ctrl-C does (SIGINT) and waits; it must end well.
+    /// Sends SIGINT, as Ctrl-C does, and waits for the end. The agent must exit without an error.
     #[track_caller]
     pub fn interrupt(self) {
         self.end_well(Signal::SIGINT);
@@ -121,14 +121,14 @@ impl Agent {
         assert_eq!(status.code(), Some(0), "{:#?}", self.log());
     }
 
-    /// Kills it (SIGKILL), so that it can do nothing more.
+    /// Kills the agent by SIGKILL, so that it cannot do anything more.
     #[track_caller]
     pub fn kill(mut self) {
         assert!(self.process.ended().is_none(), "the agent has ended by itself: {:#?}", self.log());
         self.process.end(Signal::SIGKILL);
     }
 
-    /// Waits for it to end by itself.
+    /// Waits until the agent ends by itself.
     #[track_caller]
     pub fn wait(mut self) -> ExitStatus {
         self.process.wait()
@@ -156,8 +156,8 @@ pub struct Exit {
 }
 
 impl Lab {
-    /// The agent's binary with these arguments, on this node, with this node's `--bpffs` and no environment of the
-    /// tests' own.
+    /// The command for the agent's binary with these arguments, on this node, with this node's `--bpffs` and without
+    /// the environment of the tests.
     pub fn agent(&self, arguments: &[&str]) -> Command {
         let mut command = self.node().command(binary());
         env::vars_os().for_each(|(name, _)| {
@@ -169,7 +169,7 @@ impl Lab {
         command
     }
 
-    /// Runs a command of the agent to its end.
+    /// Runs a command of the agent, and waits for its end.
     #[track_caller]
     pub fn agent_exit(&self, arguments: &[&str]) -> Exit {
         // A file, not a pipe: nobody has to read it while the command runs.
@@ -195,14 +195,14 @@ impl Lab {
         self.try_status().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`Lab::status`]; an error as long as no agent has set anything up.
+    /// As [`Lab::status`]. An error if no agent has set anything up yet.
     fn try_status(&self) -> Result<Status, String> {
         let exit = self.agent_exit(&["status", "-o", "json"]);
         crate::check(exit.code == Some(0), || format!("{exit:?}"))?;
         Ok(serde_json::from_str(&exit.stdout).unwrap_or_else(|error| panic!("{error}: {}", exit.stdout)))
     }
 
-    /// Waits until the status is as `condition` wants it, and returns it.
+    /// Waits until `condition` accepts the status, and returns the status.
     #[track_caller]
     pub fn wait_status(&self, condition: impl Fn(&Status) -> Result<(), String>) -> Status {
         eventually(crate::SOON, || {
@@ -214,14 +214,14 @@ impl Lab {
         })
     }
 
-    /// Waits until the taps are on the node's ends of `eth0` of exactly these pods, and the mirror interface is up.
+    /// Waits until exactly these pods have a tap on the node's end of `eth0`, and the mirror interface is up.
     #[track_caller]
     pub fn wait_mirrored(&self, pods: &[&PodNs]) -> Status {
         let devices: Vec<&str> = pods.iter().map(|pod| pod.veth_host()).collect();
         self.wait_taps(&devices)
     }
 
-    /// Waits until the taps are on exactly these devices, and the mirror interface is up.
+    /// Waits until exactly these devices have a tap, and the mirror interface is up.
     #[track_caller]
     pub fn wait_taps(&self, devices: &[&str]) -> Status {
         let mut expected = devices.to_vec();
@@ -237,7 +237,7 @@ impl Lab {
     }
 }
 
-/// The agent's binary: named by the environment variable `MIRROR_AGENT`, else the debug build.
+/// The agent's binary: the path in the environment variable `MIRROR_AGENT`, else the debug build.
 fn binary() -> PathBuf {
     let named = env::var_os("MIRROR_AGENT").map(PathBuf::from);
     let path =

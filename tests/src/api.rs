@@ -1,7 +1,8 @@
-//! A real API server, and a node of the test that is one of its nodes.
+//! Connects a real API server and a node of the test, which is one of the server's nodes.
 //!
-//! There is no kubelet: the story itself makes the namespaces and processes of its pods, and tells of them. `cargo xtask
-//! test --level api` brings the server up. Each story has an agent and a node of its own, so that they run in parallel.
+//! There is no kubelet. The story itself makes the namespaces and processes of its pods, and creates the pods at the
+//! API server. `cargo xtask test --level api` starts the server. Each story has an agent and a node of its own, so
+//! stories run in parallel.
 
 use std::ops::Deref;
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 use crate::{Agent, Container, Kubectl, Lab, LaggingApi, PodNs, Way, pod_object, relay::Relay};
 
-/// An API server as a node reaches it, and a namespace for one story.
+/// An API server as a node reaches it, and a Kubernetes namespace for one story.
 #[derive(Debug)]
 pub struct Api {
     relay: Relay,
@@ -18,7 +19,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Connects a node.
+    /// Connects a node to the API server.
     #[track_caller]
     pub fn new(lab: &Lab, story: &str) -> Self {
         let kubectl = Kubectl::new(story);
@@ -35,13 +36,13 @@ impl Api {
         self.agent_as(lab, kubeconfig.to_str().unwrap(), arguments)
     }
 
-    /// As [`Api::agent`], with a kubeconfig of one's own.
+    /// As [`Api::agent`], with this kubeconfig.
     pub fn agent_as(&self, lab: &Lab, kubeconfig: &str, arguments: &[&str]) -> Agent {
         let words = [&["run", "--node-name", &self.node], arguments].concat();
         Agent::with_environment(lab, &words, &[("KUBECONFIG", kubeconfig)])
     }
 
-    /// What the API server has of a pod of this node, before it is made.
+    /// The object for a pod of this node.
     pub fn object(&self, name: &str, annotations: &[(&str, &str)]) -> Value {
         let mut object = pod_object(name, "exec sleep 3600");
         object["spec"]["nodeName"] = self.node.as_str().into();
@@ -51,32 +52,33 @@ impl Api {
         object
     }
 
-    /// Makes a pod in the story's namespace, and starts a process of it where `pod` is.
+    /// Creates a pod in the story's namespace, and starts a process of the pod in the network namespace of `pod`.
     #[track_caller]
     pub fn run(&self, lab: &Lab, pod: &PodNs, annotations: &[(&str, &str)]) -> Container {
         self.apply(&self.object(pod.name(), annotations));
         self.start(lab, pod)
     }
 
-    /// Starts a process of the pod that has been made by that name.
+    /// Starts a process of the pod with the name of `pod`, which the API server must have.
     #[track_caller]
     pub fn start(&self, lab: &Lab, pod: &PodNs) -> Container {
         let uid = self.kubectl(&format!("get pod {} -o jsonpath={{.metadata.uid}}", pod.name()));
         lab.container(pod.netns(), &format!("kubepods/burstable/pod{uid}/1"))
     }
 
-    /// Changes what becomes of what the node and the API server send each other. The story itself is not concerned.
+    /// Changes how the relay treats the traffic between the node and the API server. The story's own `kubectl` does not
+    /// use the relay.
     pub fn set_way(&self, way: Way) {
         self.relay.set(way);
     }
 
-    /// Starts another API server, which knows what there is now and can be made to lag behind.
+    /// Starts another API server, which has the present objects and can be made to lag behind.
     #[track_caller]
     pub fn lagging(&self) -> LaggingApi {
         LaggingApi::start(&self.kubectl)
     }
 
-    /// Closes the node's connections, and leads the next ones to another API server, as a load balancer does.
+    /// Closes the node's connections, and connects new ones to another API server, as a load balancer does.
     pub fn lead_to(&self, server: &LaggingApi) {
         self.relay.lead_to(server.address());
     }

@@ -1,4 +1,4 @@
-//! BPF objects around the agent: those that it has made, and another program on the same hooks.
+//! Finds the BPF objects that the agent has made, and attaches other programs to the same hooks.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,7 @@ use aya::{
 
 use crate::Lab;
 
-/// ids of BPF objects. An id is not used again soon, so an id that has gone names an object that has gone.
+/// The ids of BPF objects. The kernel does not reuse an id soon, so if an id does not exist, its object does not exist.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BpfObjects {
     /// Maps.
@@ -34,8 +34,8 @@ pub struct BpfObjects {
 }
 
 impl BpfObjects {
-    /// The objects that are pinned below the node's directory, and the programs that are behind pinned links or use
-    /// pinned maps.
+    /// The objects that are pinned below the node's directory, and the programs that are attached by pinned links or
+    /// use pinned maps.
     pub fn of(lab: &Lab) -> Self {
         let mut objects = Self::default();
         for pin in lab.pins() {
@@ -59,14 +59,14 @@ impl BpfObjects {
         objects
     }
 
-    /// Opens every link that is pinned below the node's directory, as another process may: a link that somebody holds
-    /// outlives its pin.
+    /// Opens every link that is pinned below the node's directory, as another process may do. A link that a process
+    /// holds outlives its pin.
     pub fn hold_links(lab: &Lab) -> Vec<OwnedFd> {
         let is_link = |pin: &PathBuf| pin.parent().is_some_and(|directory| directory.ends_with("links"));
         lab.pins().iter().filter(|pin| is_link(pin)).map(|pin| open_pin(pin).unwrap()).collect()
     }
 
-    /// Those of the objects that are still there.
+    /// The objects that still exist.
     pub fn remaining(&self) -> Self {
         let of =
             |wanted: &BTreeSet<u32>, there: BTreeSet<u32>| wanted.intersection(&there).copied().collect();
@@ -99,7 +99,8 @@ fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Another program on a device of the node: counts the packets at both hooks and lets them pass. Gone on drop.
+/// A program on a device of the node that is not ours. It counts the packets at both hooks and lets them pass. It is
+/// removed on drop.
 #[derive(Debug)]
 pub struct Neighbour {
     ebpf: Ebpf,
@@ -127,7 +128,7 @@ impl Neighbour {
         Self::attach(lab, device, |attach_type| TcAttach::Tcx { attach_type, order: LinkOrder::first() })
     }
 
-    /// Attaches one by TCX, ahead of the programs that are there, that lets no packet pass to what is behind it.
+    /// Attaches a program by TCX, ahead of the programs that are there, that ends the chain for every packet.
     #[track_caller]
     pub fn with_the_last_word(lab: &Lab, device: &str) -> Self {
         Self::attach_program("last_word", lab, device, |attach_type| TcAttach::Tcx {
@@ -160,7 +161,7 @@ impl Neighbour {
         Self { ebpf }
     }
 
-    /// Packets that it has seen.
+    /// The number of packets that the program has seen.
     pub fn seen(&self) -> u64 {
         let seen: PerCpuArray<_, u64> = self.ebpf.map("SEEN").unwrap().try_into().unwrap();
         seen.get(&0, 0).unwrap().iter().sum()

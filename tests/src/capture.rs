@@ -1,4 +1,4 @@
-//! tcpdump on a device, and the frames that it wrote.
+//! Runs tcpdump on a device, and reads the frames that it has written.
 
 use std::{collections::BTreeMap, fmt, fs, process::Command};
 
@@ -7,13 +7,13 @@ use tempfile::TempDir;
 
 use crate::{Frame, Netns, SOON, check, eventually, process::Process};
 
-/// Larger than any frame of these tests: a super-frame has at most 65 549 bytes. tcpdump's own default would cut
-/// its ring into four times larger slots.
+/// Snap length that is larger than any frame of these tests: a super-frame has at most 65 549 bytes. With tcpdump's
+/// default, the slots of its ring would be four times larger.
 const SUPER_FRAME_BYTES: &str = "65600";
-/// Larger than any frame of these tests on a wire.
+/// Snap length that is larger than any frame of these tests on a wire.
 const WIRE_FRAME_BYTES: &str = "2000";
 
-/// All headers of the frames of these tests, and some data.
+/// Snap length for all headers of the frames of these tests, and some data.
 const HEADER_BYTES: &str = "128";
 
 /// A running capture. It has begun when [`Capture::start`] returns.
@@ -30,14 +30,15 @@ impl Capture {
         Self::with_snap_length(netns, device, SUPER_FRAME_BYTES)
     }
 
-    /// As [`Capture::start`], where there must be no super-frame. tcpdump's ring has as many slots as frames of the
-    /// snap length fit into it: too few for what becomes of a burst of super-frames, with that of [`Capture::start`].
+    /// As [`Capture::start`], for a device that must show no super-frames. The shorter snap length gives tcpdump's ring
+    /// more slots. With the snap length of [`Capture::start`] they are too few for the segments of a burst of
+    /// super-frames.
     #[track_caller]
     pub fn of_wire(netns: &Netns, device: &str) -> Self {
         Self::with_snap_length(netns, device, WIRE_FRAME_BYTES)
     }
 
-    /// As [`Capture::start`], of the first bytes of each frame: for many frames in little time.
+    /// As [`Capture::start`], but keeps only the first bytes of each frame, for many frames in little time.
     #[track_caller]
     pub fn of_headers(netns: &Netns, device: &str) -> Self {
         Self::with_snap_length(netns, device, HEADER_BYTES)
@@ -55,7 +56,7 @@ impl Capture {
         Self { tcpdump, directory }
     }
 
-    /// The frames that the device has had so far. One that tcpdump did not get is a failure.
+    /// The frames that the device has had so far. Panics if tcpdump has lost a frame.
     #[track_caller]
     pub fn frames(&self) -> Frames {
         let mut frames = Frames::default();
@@ -66,14 +67,14 @@ impl Capture {
         frames
     }
 
-    /// The frames that the device has had so far, in that order.
+    /// The frames that the device has had so far, in their order.
     #[track_caller]
     pub fn in_order(&self) -> Vec<Captured> {
         self.drain();
         parse(&fs::read(self.directory.path().join("pcap")).unwrap())
     }
 
-    /// What tcpdump writes of the frames so far that match a filter, a line each.
+    /// tcpdump's text for the frames so far that match a filter, one line each.
     #[track_caller]
     pub fn text(&self, filter: &str) -> String {
         self.drain();
@@ -92,8 +93,8 @@ impl Capture {
         frames
     }
 
-    /// Waits until tcpdump has written what the kernel has for it: it lags behind on a busy machine, and at its end
-    /// it leaves the rest unread.
+    /// Waits until tcpdump has written all frames that the kernel has for it. On a busy machine tcpdump is late, and
+    /// when it ends, it does not read the rest.
     #[track_caller]
     fn drain(&self) {
         eventually(SOON, || {
@@ -121,9 +122,9 @@ impl Capture {
 /// A frame of a capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Captured {
-    /// What was kept of it.
+    /// The bytes that were kept.
     pub bytes: Vec<u8>,
-    /// How many bytes it had.
+    /// The length of the whole frame in bytes.
     pub length: usize,
 }
 
@@ -131,7 +132,7 @@ pub struct Captured {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Frames(BTreeMap<Vec<u8>, usize>);
 
-/// The frames of a pcap file. One that is still being written may end in the middle of a frame.
+/// The frames of a pcap file. If tcpdump still writes the file, it may end in the middle of a frame.
 fn parse(pcap: &[u8]) -> Vec<Captured> {
     let u32_at = |offset: usize| {
         let bytes = pcap.get(offset..offset + 4)?;
@@ -153,27 +154,27 @@ impl Frames {
         *self.0.entry(frame).or_default() += times;
     }
 
-    /// How many frames, each as often as it is there.
+    /// The number of frames. Equal frames count separately.
     pub fn len(&self) -> usize {
         self.0.values().sum()
     }
 
-    /// Whether there is none.
+    /// Whether there are no frames.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many bytes, over all frames.
+    /// The number of bytes of all frames.
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|(frame, times)| frame.len() * times).sum()
     }
 
-    /// How often this frame is there.
+    /// How often this frame occurs.
     pub fn count(&self, frame: &[u8]) -> usize {
         self.0.get(frame).copied().unwrap_or(0)
     }
 
-    /// Each frame, and how often it is there.
+    /// Each frame, and how often it occurs.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], usize)> {
         self.0.iter().map(|(frame, times)| (frame.as_slice(), *times))
     }
@@ -183,12 +184,13 @@ impl Frames {
         Self(self.0.iter().filter(|(frame, _)| wanted(frame)).map(|(f, n)| (f.clone(), *n)).collect())
     }
 
-    /// Those that are IPv4.
+    /// The IPv4 frames.
     pub fn ipv4(&self) -> Self {
         self.only(|frame| frame[12..14] == [0x08, 0x00])
     }
 
-    /// The frames of two captures together, where what both saw was the same packet.
+    /// The frames of two captures together. A frame that is in both counts as often as in the capture that has it more
+    /// often.
     pub fn or(&self, other: &Self) -> Self {
         let mut union = self.clone();
         for (frame, times) in &other.0 {
@@ -198,14 +200,14 @@ impl Frames {
         union
     }
 
-    /// The frames of two captures together, each as often as both saw it.
+    /// The frames of two captures together. A frame that is in both counts as often as in both captures together.
     pub fn and(&self, other: &Self) -> Self {
         let mut sum = self.clone();
         other.0.iter().for_each(|(frame, times)| sum.add(frame.clone(), *times));
         sum
     }
 
-    /// The frames and this one, `times` times.
+    /// The frames, and this frame `times` times more.
     #[must_use]
     pub fn with(mut self, frame: &[u8], times: usize) -> Self {
         self.add(frame.to_vec(), times);
@@ -221,7 +223,8 @@ impl Frames {
         Self(self.0.iter().filter_map(rest).collect())
     }
 
-    /// `Ok` if the frames are the same, each as often; else what is missing and what is too much.
+    /// `Ok` if both have the same frames equally often. Otherwise the error lists the missing frames and the extra
+    /// frames.
     pub fn same_as(&self, expected: &Self) -> Result<(), String> {
         if self == expected {
             return Ok(());

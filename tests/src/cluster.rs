@@ -1,8 +1,8 @@
-//! A real Kubernetes node, with the agent on it as people install it, and what people do to both.
+//! Installs the agent on a real Kubernetes node as users do, and lets stories change the node and the agent.
 //!
-//! `cargo xtask test --level cluster` brings the node up, or takes a cluster that exists (`--kubeconfig`): which it is
-//! matters to nothing but [`Cluster::stop`], [`Cluster::bring_back`] and [`Cluster::runtime`]. One story at a time: they
-//! share the node, its agent and its mirror interface.
+//! `cargo xtask test --level cluster` starts the node, or uses an existing cluster (`--kubeconfig`). The difference
+//! matters only to [`Cluster::stop`], [`Cluster::bring_back`] and [`Cluster::runtime`]. One story runs at a time,
+//! because stories share the node, its agent and its mirror interface.
 
 use std::{
     env, fs,
@@ -22,10 +22,11 @@ use crate::{
 
 /// The namespace that the agent is installed in, and the name of its DaemonSet.
 pub const AGENT: &str = "podmirror";
-/// How long Kubernetes may take over something that it has to begin from nothing.
+/// How long Kubernetes may take to start something from nothing.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The node, and a namespace for one story. What the story stopped is brought back if it fails; the agent stays.
+/// The node, and a namespace for one story. If the story fails, the components that it has stopped are started again.
+/// The agent stays.
 #[derive(Debug)]
 pub struct Cluster {
     host: Lab,
@@ -35,7 +36,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Installs the agent unless it is, waits until it works and nothing is mirrored, and makes the namespace.
+    /// Installs the agent if it is not installed, waits until it works and mirrors nothing, and makes the namespace.
     #[track_caller]
     pub fn new(story: &str) -> Self {
         static SWEPT: Once = Once::new();
@@ -58,7 +59,7 @@ impl Cluster {
         cluster
     }
 
-    /// Applies the manifests that are handed out, and waits until the agent is ready.
+    /// Applies the published manifests, and waits until the agent is ready.
     #[track_caller]
     pub fn install(&self) {
         self.kubectl(&format!("apply -f {}", Self::manifests()));
@@ -76,7 +77,7 @@ impl Cluster {
         eventually(PATIENCE, || check(self.agent_pid().is_none(), || "the agent still runs".into()));
     }
 
-    /// Waits until no agent runs, and checks that none has left anything on the node.
+    /// Waits until no agent runs, and checks that nothing of an agent is left on the node.
     #[track_caller]
     pub fn has_left_nothing(&self) {
         self.wait_ended();
@@ -88,12 +89,12 @@ impl Cluster {
         assert!(!state.iter().any(is_ours), "{state:#?}");
     }
 
-    /// The manifests that are handed out.
+    /// The published manifests.
     pub fn manifests() -> &'static str {
         concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/rendered/podmirror.yaml")
     }
 
-    /// Waits until the agent that the DaemonSet now asks for is ready.
+    /// Waits until the agent of the present DaemonSet is ready.
     #[track_caller]
     pub fn wait_rolled_out(&self) {
         self.kubectl(&format!(
@@ -112,7 +113,7 @@ impl Cluster {
         self.address
     }
 
-    /// `helm` with these words, as it is for the chart's own checks. It must succeed. What it says.
+    /// Runs `helm` with these arguments, as the checks of the chart do, and returns its output. It must succeed.
     #[track_caller]
     pub fn helm(&self, words: &str) -> String {
         let helm = env::var_os("MIRROR_HELM").expect("MIRROR_HELM names the program of helm");
@@ -125,8 +126,8 @@ impl Cluster {
         succeeded("helm", words, &helm.output().unwrap()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The container runtime's own client (containerd's `ctr`) with these words, on a cluster that was built here. It
-    /// must succeed.
+    /// Runs the client of the container runtime (containerd's `ctr`) with these arguments, on a cluster that was built
+    /// here. It must succeed.
     #[track_caller]
     pub fn runtime(&self, words: &str) -> String {
         let output = with_words(self.components().runtime(), words).output().unwrap();
@@ -140,7 +141,7 @@ impl Cluster {
             .expect("stories of a cluster that was built here are in the module `built`")
     }
 
-    /// The log of the agent that runs now since the story began, a JSON object a line.
+    /// The log of the running agent since the start of the story, one JSON object a line.
     fn agent_log(&self) -> Result<String, String> {
         let seconds = self.begun.elapsed().as_secs() + 1;
         self.try_kubectl(&format!("-n {AGENT} logs daemonset/{AGENT} --since={seconds}s"))
@@ -166,14 +167,14 @@ impl Cluster {
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_agent)
     }
 
-    /// Stops a component of a cluster that was built here, as a service manager does: in order, or else by force. The
-    /// API server waits for its clients, up to a minute.
+    /// Stops a component of a cluster that was built here, by SIGTERM or, if that does not help, by SIGKILL. The API
+    /// server waits for its clients, for up to a minute.
     #[track_caller]
     pub fn stop(&self, component: &str) {
         self.components().stop(component).unwrap_or_else(|error| panic!("{error:#}"));
     }
 
-    /// Brings back what was stopped, and waits until the node works.
+    /// Starts the components that were stopped, and waits until the node works.
     #[track_caller]
     pub fn bring_back(&self) {
         self.components().bring_back().unwrap_or_else(|error| panic!("{error:#}"));

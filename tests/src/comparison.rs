@@ -1,9 +1,9 @@
-//! What a pod says and hears, and what the mirror interface shows meanwhile.
+//! Compares the packets of a pod with the packets on the mirror interface.
 
 use crate::{Capture, Frames, Lab, MIRROR, Netns, SOON, eventually};
 
-/// Two captures that must be equal. Of IPv4 alone: ARP and IPv6 say something whenever they want to, also between the
-/// beginnings of two captures.
+/// Two captures that must be equal. They compare IPv4 alone, because a host can send ARP and IPv6 at any time, also
+/// between the start of the first and of the second capture.
 #[derive(Debug)]
 pub struct Comparison {
     inside: Capture,
@@ -11,14 +11,14 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Begins to capture at the pod's `eth0` and at the node's mirror interface.
+    /// Starts captures at the pod's `eth0` and at the node's mirror interface.
     #[track_caller]
     pub fn of(pod: &Netns, lab: &Lab) -> Self {
         Self { inside: Capture::start(pod, "eth0"), mirror: Capture::start(lab.node(), MIRROR) }
     }
 
-    /// Waits until the mirror interface has shown what the pod has sent and received, each packet once and as it was,
-    /// and nothing else; returns those packets.
+    /// Waits until the mirror interface has shown exactly the packets that the pod has sent and received, each once and
+    /// unchanged. Returns these packets.
     #[track_caller]
     pub fn is_equal(&self) -> Frames {
         eventually(SOON, || {

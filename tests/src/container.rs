@@ -1,4 +1,4 @@
-//! A process of a pod, in a cgroup as a kubelet and a runtime would make it.
+//! Starts a process of a pod in a cgroup, as a kubelet and a runtime do.
 
 use std::{
     fs,
@@ -9,20 +9,20 @@ use std::{
 
 use crate::{Lab, Netns, SOON, eventually, process::Process};
 
-/// A process that does nothing, in a network namespace and in a cgroup of its own. Ended, and the cgroup removed, on
-/// drop.
+/// A process that does nothing, in a network namespace and in a cgroup of its own. On drop, the process is ended and
+/// the cgroup is removed.
 #[derive(Debug)]
 pub struct Container {
     process: Process,
-    /// From the container's to that of all of this test's.
+    /// The cgroups from that of the container up to that of this test process.
     cgroups: Vec<PathBuf>,
 }
 
 impl Lab {
-    /// Starts a process in `netns`, and moves it to `cgroup`, a path like
-    /// `kubepods/burstable/pod<uid>/<container>`, a moment later, as a runtime does.
+    /// Starts a process in `netns`. A moment later, as a runtime does, moves it to `cgroup`, a path like
+    /// `kubepods/burstable/pod<uid>/<container>`.
     ///
-    /// The cgroup stands below one that is this test's alone.
+    /// The cgroup is below a cgroup of this test process.
     #[track_caller]
     pub fn container(&self, netns: &Netns, cgroup: &str) -> Container {
         static CONTAINERS: AtomicU32 = AtomicU32::new(0);
@@ -53,7 +53,7 @@ impl Drop for Container {
     }
 }
 
-/// Where the cgroups of version 2 are mounted: every kernel that we run on has them, beside version 1 or alone.
+/// Mount point of the cgroups of version 2. Every kernel of the tests has them, with or without version 1.
 pub(crate) fn root() -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -61,7 +61,7 @@ pub(crate) fn root() -> PathBuf {
     cgroup2.expect("a cgroup2 file system is mounted")[1].into()
 }
 
-/// Removes a cgroup and those below it.
+/// Removes a cgroup and the cgroups below it.
 pub(crate) fn remove(path: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(path)?.flatten().filter(|entry| entry.path().is_dir()) {
         remove(&entry.path())?;

@@ -1,9 +1,9 @@
-//! What an agent of ABI version 3 has left on a node: its programs at the hooks, its maps and links pinned.
+//! Sets up what an agent of ABI version 3 leaves on a node: programs at the hooks, pinned maps and links.
 //!
-//! `fixtures/mirror-v3.o` is the eBPF object of commit cfe38f3, the last one of that version, as its agent embedded
-//! it, without debug information (`fixtures/README.md`). It is loaded, pinned and attached here as that agent did it:
-//! the same directories, names, handle and order. The bytes of the maps are written out, because the types of that
-//! version are gone from the sources.
+//! `fixtures/mirror-v3.o` is the eBPF object of commit cfe38f3, the last commit of that version, without debug
+//! information (`fixtures/README.md`). This module loads, pins and attaches it as that agent did: with the same
+//! directories, names, handle and order. It writes the bytes of the maps itself, because the sources no longer have the
+//! types of that version.
 
 use std::{ffi::CString, fs, path::PathBuf};
 
@@ -26,7 +26,7 @@ const TAP_BYTES: usize = 4 * (2 + 4 * 8);
 /// Size of a value of `TARGETS`: ifindex, flags, a name of 16 bytes.
 const TARGET_BYTES: usize = 4 * 2 + 16;
 
-/// What the agent of version 3 has left. Nothing of it goes on drop.
+/// What an agent of version 3 has left. Nothing is removed on drop.
 #[derive(Debug)]
 pub struct EarlierAgent {
     ebpf: Ebpf,
@@ -35,7 +35,7 @@ pub struct EarlierAgent {
 }
 
 impl EarlierAgent {
-    /// Makes the mirror interface, and mirrors these pods, whole or the first `snaplen` bytes of each packet.
+    /// Makes the mirror interface, and mirrors these pods: whole packets, or the first `snaplen` bytes of each packet.
     #[track_caller]
     pub fn mirroring(lab: &Lab, mode: AttachMode, pods: &[&PodNs], snaplen: Option<u32>) -> Self {
         let node = lab.node();
@@ -104,11 +104,11 @@ impl EarlierAgent {
         });
     }
 
-    /// Ends its process: what it has pinned and attached stays.
+    /// Ends the agent's process. The objects that it has pinned and attached stay.
     pub fn end(self) {}
 }
 
-/// Writes numbers as the kernel reads them.
+/// Writes numbers in the kernel's byte order.
 fn write(bytes: &mut [u8], numbers: &[u32]) {
     for (bytes, number) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(numbers) {
         *bytes = number.to_ne_bytes();

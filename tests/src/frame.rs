@@ -1,11 +1,11 @@
-//! Ethernet frames for the tests to send, and a line that tells what a frame is.
+//! Builds Ethernet frames that tests send, and describes a frame in one line.
 
 use std::net::Ipv4Addr;
 
 /// A MAC address.
 pub type Mac = [u8; 6];
 
-/// Bytes of a frame, made piece by piece.
+/// The bytes of a frame, which is built piece by piece.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// Destination, source and VLAN tags.
@@ -15,9 +15,9 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Where every station listens.
+    /// The broadcast address.
     pub const BROADCAST: Mac = [0xff; 6];
-    /// "Local experimental" (IEEE 802): no protocol of the kernel takes it.
+    /// "Local experimental" (IEEE 802): the kernel has no protocol for this ethertype.
     pub const EXPERIMENTAL: u16 = 0x88b5;
 
     /// A frame of an experimental ethertype, without payload.
@@ -25,13 +25,13 @@ impl Frame {
         Self { head: [to, from].concat(), ethertype: Self::EXPERIMENTAL, payload: Vec::new() }
     }
 
-    /// Adds an 802.1Q tag, inside of those that are there.
+    /// Adds an 802.1Q tag behind the present tags.
     #[must_use]
     pub fn vlan(self, id: u16) -> Self {
         self.tag(0x8100, id)
     }
 
-    /// Adds a tag with this ethertype, inside of those that are there.
+    /// Adds a tag with this ethertype behind the present tags.
     #[must_use]
     pub fn tag(mut self, ethertype: u16, id: u16) -> Self {
         self.head.extend(ethertype.to_be_bytes());
@@ -39,7 +39,7 @@ impl Frame {
         self
     }
 
-    /// Sets the payload so that the frame has `len` bytes, of a pattern that `seed` chooses.
+    /// Sets the payload so that the frame has `len` bytes. `seed` chooses the pattern of the payload.
     #[must_use]
     pub fn filled(mut self, len: usize, seed: usize) -> Self {
         let length = len.checked_sub(self.head.len() + 2).expect("a frame is not shorter than its header");
@@ -85,7 +85,7 @@ impl Frame {
         [&self.head[..], &self.ethertype.to_be_bytes(), &self.payload].concat()
     }
 
-    /// What a frame is, in a line.
+    /// Describes a frame in one line.
     pub fn describe(frame: &[u8]) -> String {
         let mac = |at: usize| frame.get(at..at + 6).map_or_else(String::new, |mac| format!("{mac:02x?}"));
         let ethertype = frame.get(12..14).unwrap_or_default();
@@ -94,7 +94,7 @@ impl Frame {
     }
 }
 
-/// `len` bytes that differ from those of another `seed`.
+/// `len` bytes that differ for each `seed`.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     let mut bytes = seed.to_be_bytes().to_vec();
     bytes.extend((8..len.max(8)).map(|index| (index.wrapping_mul(31) ^ seed.wrapping_mul(17)) as u8));

@@ -1,4 +1,4 @@
-//! What the agent on a node tells over HTTP, and what others answer.
+//! Sends HTTP requests from a node to the agent, and reads the answers.
 
 use std::{
     collections::BTreeMap,
@@ -8,10 +8,10 @@ use std::{
 
 use crate::{Lab, SOON, check, eventually, scaled};
 
-/// Where the agent listens where nobody chooses another address.
+/// The agent's default address.
 pub const LISTEN: &str = "127.0.0.1:10706";
 
-/// An answer.
+/// An answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Status code.
@@ -23,7 +23,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The answer to a request, on a connection that it ends; an error if none comes.
+    /// Sends a request, and reads the answer to the end of the connection. An error if there is no answer.
     pub fn to(request: &str, mut connection: TcpStream) -> Result<Self, String> {
         let mut text = String::new();
         connection
@@ -37,11 +37,11 @@ impl Answer {
     }
 }
 
-/// The values of a scrape: by name and labels, as they are written.
+/// The values of a scrape, by name and labels as in the text.
 pub type Metrics = BTreeMap<String, f64>;
 
 impl Lab {
-    /// A connection to the agent; an error if nobody listens.
+    /// Connects to the agent. An error if no process listens there.
     pub fn connect(&self) -> Result<TcpStream, String> {
         let address: SocketAddr = LISTEN.parse().unwrap();
         let stream = self
@@ -52,12 +52,12 @@ impl Lab {
         Ok(stream)
     }
 
-    /// A request, whose answer must come; an error if nobody listens.
+    /// Sends a request and returns its answer. An error if no process listens there.
     pub fn request(&self, method: &str, path: &str) -> Result<Answer, String> {
         Answer::to(&format!("{method} {path} HTTP/1.1\r\nHost: agent\r\n\r\n"), self.connect()?)
     }
 
-    /// `GET`, which must be answered.
+    /// Sends `GET`, and returns the answer, which must come.
     #[track_caller]
     pub fn get(&self, path: &str) -> Answer {
         self.request("GET", path).unwrap_or_else(|error| panic!("{error}"))
@@ -73,13 +73,13 @@ impl Lab {
         })
     }
 
-    /// Scrapes the metrics. Every one must say what it is, and no series may stand there twice.
+    /// Scrapes the metrics. Every metric must have a help text, and no series may occur twice.
     #[track_caller]
     pub fn metrics(&self) -> Metrics {
         self.try_metrics().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`Lab::metrics`]; an error if nobody listens.
+    /// As [`Lab::metrics`]. An error if no process listens there.
     fn try_metrics(&self) -> Result<Metrics, String> {
         let answer = self.request("GET", "/metrics")?;
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -97,7 +97,7 @@ impl Lab {
         Ok(metrics)
     }
 
-    /// Waits until the metrics are as `condition` wants them, and returns them.
+    /// Waits until `condition` accepts the metrics, and returns the metrics.
     #[track_caller]
     pub fn wait_metrics(&self, condition: impl Fn(&Metrics) -> bool) -> Metrics {
         eventually(SOON, || {

@@ -1,6 +1,6 @@
-//! A pod of a real cluster: how it is asked for, and where it is on the node.
+//! Creates pods in a real cluster, and finds them on the node.
 //!
-//! Where it is comes from the pod itself or from its runtime, and not from what the agent reads.
+//! The harness finds a pod through the pod itself or its runtime, not through anything that the agent reads.
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{Cluster, Lab, Netns, cluster::PATIENCE, eventually};
 
-/// A pod with one container that runs a command line of the shell, and ends at once when it is told to.
+/// The object of a pod with one container that runs a shell command line and ends at once when the runtime stops it.
 pub fn pod_object(name: &str, shell: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -31,12 +31,12 @@ pub fn pod_object(name: &str, shell: &str) -> Value {
     })
 }
 
-/// Several objects as one.
+/// Several objects in one list.
 pub fn list(objects: &[Value]) -> Value {
     json!({ "apiVersion": "v1", "kind": "List", "items": objects })
 }
 
-/// A pod that runs, in a network namespace of its own.
+/// A running pod with a network namespace of its own.
 #[derive(Debug)]
 pub struct KubePod {
     /// `metadata.name`.
@@ -52,7 +52,8 @@ pub struct KubePod {
 }
 
 impl Cluster {
-    /// Makes pods that do nothing, with or without the annotation `podmirror.io/mirror`, and waits until they run.
+    /// Creates pods that do nothing, with the given value of the annotation `podmirror.io/mirror` or without it. Waits
+    /// until they run.
     #[track_caller]
     pub fn pods<const N: usize>(&self, pods: [(&str, Option<&str>); N]) -> [KubePod; N] {
         let object = |(name, mirror): (&str, Option<&str>)| {
@@ -66,7 +67,7 @@ impl Cluster {
         pods.map(|(name, _)| self.running(name))
     }
 
-    /// The pod of this name, as soon as it is ready.
+    /// Waits until the pod of this name is ready, and returns it.
     #[track_caller]
     pub fn running(&self, name: &str) -> KubePod {
         let timeout = PATIENCE.as_secs();
@@ -77,8 +78,8 @@ impl Cluster {
         KubePod::of(self.host(), name, &uid, process)
     }
 
-    /// The same pod, as soon as its container runs in another sandbox than it did. Asks the runtime alone: the API
-    /// server may be away, and knows it later.
+    /// Waits until the pod's container runs in another sandbox than before, and returns the pod. Asks only the runtime,
+    /// because the API server may be away, and learns it later.
     #[track_caller]
     pub fn with_new_sandbox(&self, name: &str, uid: &str, former: i32) -> KubePod {
         let sandbox = eventually(PATIENCE, || {
@@ -89,7 +90,7 @@ impl Cluster {
         KubePod::of(self.host(), name, uid, sandbox)
     }
 
-    /// The process of a pod's sandbox, or of its container, that runs now.
+    /// The running process of a pod's sandbox or container.
     pub fn task(&self, uid: &str, kind: &str) -> Option<i32> {
         let filter =
             format!("labels.\"io.kubernetes.pod.uid\"=={uid},labels.\"io.cri-containerd.kind\"=={kind}");
@@ -102,7 +103,7 @@ impl Cluster {
         tasks.lines().find_map(pid)
     }
 
-    /// Kills the process of a pod's sandbox or container behind everybody's back.
+    /// Kills the process of a pod's sandbox or container, unknown to kubelet and the runtime.
     #[track_caller]
     pub fn kill_task(&self, pod: &KubePod, kind: &str) {
         let pid = self.task(&pod.uid, kind).unwrap();
@@ -121,13 +122,13 @@ impl KubePod {
         Self { name: name.into(), uid: uid.into(), ip, netns, device }
     }
 
-    /// Pings an address some times from inside; every ping must be answered.
+    /// Pings an address `count` times from inside the pod. Every ping must be answered.
     #[track_caller]
     pub fn ping(&self, to: IpAddr, count: usize) {
         self.netns.ping_every(Duration::from_millis(2), to, count, 56);
     }
 
-    /// Its own MAC address.
+    /// The MAC address of the pod.
     #[track_caller]
     pub fn mac(&self) -> [u8; 6] {
         let line = self.netns.ip("-o link show dev eth0");
@@ -137,7 +138,7 @@ impl KubePod {
     }
 }
 
-/// What stands between the first `start` and the `end` that follows.
+/// The text between the first `start` and the next `end`.
 #[track_caller]
 fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
     let rest = text.split_once(start).unwrap_or_else(|| panic!("no {start:?} in {text}")).1;

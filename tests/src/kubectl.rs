@@ -1,6 +1,6 @@
-//! `kubectl` as the administrator of a real cluster, in a namespace that is one story's own.
+//! Runs `kubectl` as the administrator of a real cluster, in the namespace of one story.
 //!
-//! `cargo xtask test` names the cluster by `KUBECONFIG`; `mirror-test-cluster` knows how it is used.
+//! `cargo xtask test` names the cluster by `KUBECONFIG`. `mirror-test-cluster` has the functions for it.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use mirror_test_cluster::TestCluster;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The label of the stories' namespaces.
+/// The label of the namespaces of stories.
 pub(crate) const LABEL: &str = "podmirror-story";
 
 /// `kubectl`, and the namespace of one story. The namespace and its pods are removed on drop.
@@ -26,7 +26,7 @@ pub struct Kubectl {
 }
 
 impl Kubectl {
-    /// For the cluster of `KUBECONFIG`. The namespace is still to be made.
+    /// Uses the cluster of `KUBECONFIG`. Does not make the namespace yet.
     #[track_caller]
     pub(crate) fn new(story: &str) -> Self {
         static STORIES: AtomicU32 = AtomicU32::new(0);
@@ -61,30 +61,30 @@ impl Kubectl {
         &*self.cluster
     }
 
-    /// The administrator's kubeconfig, in which the story's namespace is the usual one.
+    /// The administrator's kubeconfig, with the story's namespace as the default.
     pub fn kubeconfig(&self) -> PathBuf {
         self.files.path().join("kubeconfig")
     }
 
-    /// `kubectl` with these words, in the story's namespace unless they name another. It must succeed.
+    /// Runs `kubectl` with these arguments, in the story's namespace unless they name another one. It must succeed.
     #[track_caller]
     pub fn kubectl(&self, words: &str) -> String {
         self.try_kubectl(words).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`Cluster::kubectl`]; what it complains of, if it fails.
+    /// As [`Cluster::kubectl`]. If it fails, the error is its message.
     pub fn try_kubectl(&self, words: &str) -> Result<String, String> {
         let output = self.command(words).output().unwrap();
         succeeded("kubectl", words, &output)
     }
 
-    /// `kubectl apply` of an object, in the story's namespace unless it names another.
+    /// Runs `kubectl apply` for an object, in the story's namespace unless the object names another one.
     #[track_caller]
     pub fn apply(&self, object: &Value) {
         self.kubectl_with("apply -f -", &object.to_string());
     }
 
-    /// As [`Cluster::kubectl`], with text for `-f -`.
+    /// As [`Cluster::kubectl`], with text for the argument `-f -`.
     #[track_caller]
     pub fn kubectl_with(&self, words: &str, input: &str) -> String {
         let mut command = self.command(words);
@@ -95,7 +95,7 @@ impl Kubectl {
         succeeded("kubectl", words, &output).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// `kubectl` with these words, for who wants to do more with it.
+    /// The command `kubectl` with these arguments, which the caller can change and run.
     pub fn command(&self, words: &str) -> Command {
         let mut kubectl = with_words(self.cluster.kubectl(), words);
         kubectl.env("KUBECONFIG", self.kubeconfig());
@@ -103,13 +103,13 @@ impl Kubectl {
     }
 }
 
-/// A program with these words, that reads nothing from ours.
+/// Adds these arguments to a program that gets no standard input.
 pub(crate) fn with_words(mut program: Command, words: &str) -> Command {
     program.stdin(Stdio::null()).args(words.split_whitespace());
     program
 }
 
-/// Its standard output, or what it complains of.
+/// The standard output of a program, or its message if it has failed.
 pub(crate) fn succeeded(program: &str, words: &str, output: &Output) -> Result<String, String> {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() {

@@ -1,4 +1,4 @@
-//! The node of one test.
+//! Makes the node of one test: a network namespace, a directory for BPF objects, and files.
 
 use std::{
     cell::Cell,
@@ -23,10 +23,10 @@ use crate::{
 
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// A node: network namespace, BPF file system directory, files. One of its own for one test, removed on drop, unless it
-/// is that of a cluster ([`Lab::at`]).
+/// A node: a network namespace, a directory of the BPF file system, and files. Each test has a node of its own, which
+/// is removed on drop, or uses the node of a cluster ([`Lab::at`]).
 ///
-/// Declare it before everything that runs on it, so that it goes last.
+/// Declare it ahead of everything that runs on it, so that it is dropped last.
 #[derive(Debug)]
 pub struct Lab {
     node: Netns,
@@ -37,14 +37,14 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// The node of a cluster: its network namespace, and its BPF file system. Nothing of it is removed on drop.
+    /// Uses the node of a cluster: its network namespace and its BPF file system. Nothing of it is removed on drop.
     #[track_caller]
     pub fn at(netns: &Path, bpffs: &Path) -> Self {
         let files = tempfile::tempdir().unwrap();
         Self { node: Netns::at(netns), bpffs: bpffs.to_owned(), files, pods: Cell::new(0), is_ours: false }
     }
 
-    /// Makes a node. `story` is for people who look at `/run/netns` meanwhile.
+    /// Makes a node. `story` is in the names in `/run/netns`, so that a person can find the node.
     #[track_caller]
     pub fn new(story: &str) -> Self {
         static LABS: AtomicU32 = AtomicU32::new(0);
@@ -91,7 +91,7 @@ impl Lab {
         PodNs::new(self, name, self.next_number(), &Topology::Bridge(bridge))
     }
 
-    /// Makes a pod behind a route to its address alone and proxy ARP, as Calico does, with IPv4 and IPv6.
+    /// Makes a pod to which the node has a route, with proxy ARP, as Calico does, with IPv4 and IPv6.
     #[track_caller]
     pub fn routed_pod(&self, name: &str) -> PodNs {
         PodNs::new(self, name, self.next_number(), &Topology::Routed)
@@ -117,8 +117,8 @@ impl Lab {
         self.node.enter(|| nix::net::if_::if_nametoindex(device)).unwrap()
     }
 
-    /// Everything of tc on the node, and every device with its settings, a line each: to compare before and after.
-    /// Without the clsact qdiscs, which may stay: others may have begun to use them.
+    /// All tc objects of the node, and every device with its settings, one line each, to compare the state before and
+    /// after. Clsact qdiscs are left out, because they may stay: other programs may use them.
     pub fn network_state(&self) -> Vec<String> {
         let qdiscs = self.node.tc("qdisc show");
         let mut state: Vec<String> =
@@ -135,7 +135,7 @@ impl Lab {
         state
     }
 
-    /// Checks that the network is as it was at [`Lab::network_state`].
+    /// Checks that the network is the same as in an earlier [`Lab::network_state`].
     #[track_caller]
     pub fn network_is_as(&self, before: &[String]) {
         let now = self.network_state();
@@ -162,7 +162,7 @@ impl Lab {
     }
 }
 
-/// A line of `ip` without what the kernel finds out by itself, and writes up to a second later (linkwatch).
+/// A line of `ip` without the fields that the kernel determines itself, up to a second later (linkwatch).
 fn without_carrier(line: &str) -> String {
     let line = line.replace(",LOWER_UP", "").replace("NO-CARRIER,", "");
     ["UNKNOWN", "UP", "DOWN", "LOWERLAYERDOWN", "DORMANT"]
@@ -170,7 +170,7 @@ fn without_carrier(line: &str) -> String {
         .fold(line, |line, state| line.replace(&format!(" state {state} "), " "))
 }
 
-/// Removes what test processes have left that were killed, so that they could not remove it themselves.
+/// Removes the namespaces, BPF directories and cgroups of test processes that were killed.
 fn sweep() {
     let cgroups = container::root();
     for directory in [Path::new(NETNS_DIRECTORY), Path::new(BPFFS), &cgroups] {

@@ -1,6 +1,7 @@
-//! Another API server of the same cluster, whose view of the store can be stopped: it then answers from the past.
+//! Starts another API server of the same cluster. A test can cut its connection to the store, and then the server
+//! answers with old objects.
 //!
-//! The same program with the same arguments, but for its port and a way to etcd that can be cut. Made by [`Api`].
+//! It is the same program with the same arguments, except for its port and its connection to etcd. [`Api`] makes it.
 
 use std::{
     fs,
@@ -15,7 +16,7 @@ use crate::{Kubectl, Way, check, eventually, process::Process, relay::Relay};
 /// How long an API server may take to start.
 const START: Duration = Duration::from_secs(90);
 
-/// An API server that can be made to lag behind. Killed on drop.
+/// An API server that can be made to lag behind. It is killed on drop.
 #[derive(Debug)]
 pub struct LaggingApi {
     // It goes ahead of its way to etcd.
@@ -25,7 +26,7 @@ pub struct LaggingApi {
 }
 
 impl LaggingApi {
-    /// Starts it, and waits until it has the story's pods.
+    /// Starts the server, and waits until it has the story's pods.
     #[track_caller]
     pub(crate) fn start(kubectl: &Kubectl) -> Self {
         let components = kubectl.cluster().components().expect("the cluster was built here");
@@ -64,7 +65,8 @@ impl LaggingApi {
         lagging
     }
 
-    /// Changes what it hears of the store. What it has in its memory stays there.
+    /// Changes how the relay treats the traffic between the server and the store. The objects in the server's memory
+    /// stay there.
     pub fn set_store(&self, way: Way) {
         self.store.set(way);
     }

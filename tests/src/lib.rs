@@ -8,10 +8,10 @@
 //! Cluster ─ a real Kubernetes node, with the agent on it    KubePod ─ a pod of it
 //! ```
 //!
-//! Everything is real (veths, tcpdump, the built agent) and private to one test, so that tests run in parallel and
-//! never touch the host's network (but for a cluster, which is this machine); everything is removed on drop, also when
-//! the test fails. The harness panics instead of returning errors: what cannot be done is a failed test. Called by
-//! `tests/` only.
+//! Veths, tcpdump and the agent are real. Each test has its own node, so tests run in parallel and never touch the
+//! host's network. (The node of a cluster is this machine, so its stories run one after the other.) Everything is
+//! removed on drop, also if the test fails. The harness panics instead of returning errors: if a step cannot be done,
+//! the test has failed. Only `tests/` calls it.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -74,12 +74,12 @@ pub use relay::Way;
 pub use status::{Counts, PodRef, SessionStatus, Status, TapStatus, Target};
 pub use traffic::{Conversation, Flood, Pinging, while_talking};
 
-/// The mirror interface where nobody names another.
+/// The default mirror interface.
 pub const MIRROR: &str = "mirror0";
-/// How long something may take that is done at once on an idle machine.
+/// How long an action may take that an idle machine does at once.
 pub const SOON: Duration = Duration::from_secs(10);
 
-/// `duration`, times the factor in the environment variable `MIRROR_TEST_SLOW` (an emulated machine sets it).
+/// `duration` times the factor in the environment variable `MIRROR_TEST_SLOW`, which is set for an emulated machine.
 pub fn scaled(duration: Duration) -> Duration {
     static FACTOR: OnceLock<f64> = OnceLock::new();
     let factor = *FACTOR.get_or_init(|| match std::env::var("MIRROR_TEST_SLOW") {
@@ -92,7 +92,8 @@ pub fn scaled(duration: Duration) -> Duration {
 /// Set by [`interrupt`].
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Ends every wait by a panic, so that what was made is removed on the way out: for a person who presses Ctrl-C.
+/// Ends every wait by a panic, for a person who presses Ctrl-C. The panic drops the objects of the test, which removes
+/// them.
 pub fn interrupt() {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
@@ -114,7 +115,7 @@ pub fn eventually<T>(deadline: Duration, mut condition: impl FnMut() -> Result<T
     }
 }
 
-/// `Ok` if it holds, else the message: for [`eventually`].
+/// `Ok` if `holds`, else the message. For [`eventually`].
 pub fn check(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(message()) }
 }

@@ -1,7 +1,7 @@
-//! A network namespace: made for one test, entered, removed; or one that is there.
+//! Makes, enters and removes network namespaces, and enters existing ones.
 //!
-//! Commands and closures enter it by setns(2). `ip netns exec` would mount a new /sys over the old one, and with it
-//! hide the BPF file system.
+//! Commands and closures enter a namespace by setns(2). `ip netns exec` would mount a new /sys over the old one, which
+//! hides the BPF file system.
 
 use std::{
     fs::{self, File},
@@ -25,8 +25,8 @@ use nix::{
 
 pub(crate) const DIRECTORY: &str = "/run/netns";
 
-/// A network namespace. One that was made here is bound to a file in `/run/netns` as `ip netns` does, and removed on
-/// drop.
+/// A network namespace. A namespace that was made here is bound to a file in `/run/netns`, as with `ip netns`, and is
+/// removed on drop.
 #[derive(Debug)]
 pub struct Netns {
     name: String,
@@ -36,7 +36,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// One that others have made, by any file that leads to it. It stays on drop.
+    /// Uses an existing namespace, by any file that leads to it. It stays on drop.
     #[track_caller]
     pub fn at(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
@@ -44,7 +44,7 @@ impl Netns {
         Self { name: path.display().to_string(), path, file, is_ours: false }
     }
 
-    /// Makes one, with the loopback device up.
+    /// Makes a namespace, with the loopback device up.
     pub fn new(name: &str) -> Self {
         assert!(Uid::effective().is_root(), "this test makes network namespaces: run it as root");
         fs::create_dir_all(DIRECTORY).unwrap();
@@ -64,7 +64,7 @@ impl Netns {
         netns
     }
 
-    /// Its name in `/run/netns`, or the path of what leads to it.
+    /// Its name in `/run/netns`, or the path of the file that leads to it.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -74,7 +74,7 @@ impl Netns {
         &self.path
     }
 
-    /// Runs `f` on a thread inside. A socket that it returns stays inside.
+    /// Runs `f` on a thread in the namespace. A socket that `f` returns stays in the namespace.
     pub fn enter<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             setns(&self.file, CloneFlags::CLONE_NEWNET).unwrap();
@@ -86,7 +86,7 @@ impl Netns {
         }
     }
 
-    /// A command that will run inside.
+    /// A command that will run in the namespace.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         let fd = self.file.as_raw_fd();
@@ -118,13 +118,13 @@ impl Netns {
         text(&output.stdout)
     }
 
-    /// `ip` with these words.
+    /// Runs `ip` with these arguments.
     #[track_caller]
     pub fn ip(&self, words: &str) -> String {
         self.run(&format!("ip {words}"))
     }
 
-    /// `tc` with these words.
+    /// Runs `tc` with these arguments.
     #[track_caller]
     pub fn tc(&self, words: &str) -> String {
         self.run(&format!("tc {words}"))
@@ -156,8 +156,8 @@ impl Netns {
         self.enter(|| FrameSocket::open(device, libc::ETH_P_ALL as u16))
     }
 
-    /// Stops devices that will appear here from sending anything by themselves: no duplicate address detection, no
-    /// router solicitation, no late multicast report.
+    /// Stops new devices of the namespace from sending packets by themselves: no duplicate address detection, no router
+    /// solicitation, no late multicast report.
     pub(crate) fn keep_quiet(&self) {
         for scope in ["all", "default"] {
             for (key, value) in [
@@ -174,7 +174,7 @@ impl Netns {
         }
     }
 
-    /// Lets a device keep the neighbours that it has found, without a probe within the test.
+    /// Lets a device keep its neighbour entries, so that it sends no probe during the test.
     pub(crate) fn keep_neighbours(&self, device: &str) {
         for family in ["ipv4", "ipv6"] {
             self.sysctl(&format!("{family}/neigh/{device}/base_reachable_time_ms"), "3600000");
@@ -201,12 +201,12 @@ pub fn as_nobody<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     }
 }
 
-/// A packet socket at one device (packet(7)), for whole frames.
+/// A packet socket for the whole frames of one device (packet(7)).
 #[derive(Debug)]
 pub struct FrameSocket(UdpSocket);
 
 impl FrameSocket {
-    /// Opens one in the caller's network namespace; with the protocol 0 it receives nothing.
+    /// Opens a socket in the caller's network namespace. With the protocol 0 it receives nothing.
     fn open(device: &str, protocol: u16) -> Self {
         let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
         // SAFETY: the descriptor is checked, and owned by nobody else.
@@ -237,14 +237,14 @@ impl FrameSocket {
         self.0.send(frame)
     }
 
-    /// Waits for a frame, for so long at most, and returns how much of it fits into the buffer.
+    /// Waits for a frame until the timeout, and returns the number of its bytes in the buffer.
     pub fn receive(&self, frame: &mut [u8], timeout: Duration) -> io::Result<usize> {
         self.0.set_read_timeout(Some(timeout))?;
         self.0.recv(frame)
     }
 }
 
-/// Removes a namespace's file; with the last process and socket in it, the namespace goes.
+/// Removes a namespace's file. The namespace goes with its last process and socket.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     umount2(path, MntFlags::MNT_DETACH)?;
     fs::remove_file(path)

@@ -1,15 +1,16 @@
-//! The order in which frames were captured: how often a connection's bytes go back.
+//! Measures the order of captured frames: how often the bytes of a connection go back.
 
 use std::collections::BTreeMap;
 
 use crate::Captured;
 
-/// The connection and direction that a TCP segment is of: addresses and ports, as they stand in the frame.
+/// The connection and direction of a TCP segment: the addresses and ports in the frame.
 type Flow = Vec<u8>;
 
-/// How often, over all connections and directions, a TCP segment over IPv4 with data comes after one with later data.
+/// How often, over all connections and directions, a TCP segment over IPv4 with data comes after a segment with later
+/// data.
 ///
-/// A segment that is sent again counts as well, so compare it with the same count of another capture.
+/// A retransmission counts as well, so compare the number with that of another capture.
 pub fn steps_back(frames: &[Captured]) -> usize {
     let mut newest: BTreeMap<Flow, u32> = BTreeMap::new();
     let mut steps = 0;
@@ -22,7 +23,7 @@ pub fn steps_back(frames: &[Captured]) -> usize {
     steps
 }
 
-/// How many of the frames are such segments.
+/// The number of TCP segments over IPv4 with data.
 pub fn segments(frames: &[Captured]) -> usize {
     frames.iter().filter(|frame| segment(&frame.bytes).is_some()).count()
 }

@@ -1,4 +1,4 @@
-//! A pod as its node sees it: a network namespace and veths, on a bridge or routed.
+//! Makes pods as their node sees them: a network namespace and veths, on a bridge or routed.
 
 use std::{
     fs,
@@ -31,8 +31,8 @@ pub struct Nic {
     pub v6: Ipv6Addr,
 }
 
-/// A pod's network namespace, with `eth0` and as many more NICs as were asked for. Removed on drop, and its veths
-/// with it.
+/// A pod's network namespace, with `eth0` and the other NICs of the test. The namespace and its veths are removed on
+/// drop.
 #[derive(Debug)]
 pub struct PodNs {
     name: String,
@@ -162,7 +162,7 @@ impl PodNs {
     }
 }
 
-/// How many multicast listener reports a device has sent.
+/// The number of multicast listener reports that a device has sent.
 fn multicast_reports(netns: &Netns, device: &str) -> u64 {
     // Without IPv6 there is no such file.
     let statistics = netns.enter(|| fs::read_to_string(format!("/proc/thread-self/net/dev_snmp6/{device}")));

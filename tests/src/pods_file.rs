@@ -1,4 +1,4 @@
-//! The file for `--pods-from`.
+//! Writes the file for `--pods-from`.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use crate::{Lab, PodNs};
 const MIRROR: &str = "podmirror.io/mirror";
 const NETNS: &str = "podmirror.io/netns";
 
-/// A pod as the file tells of it.
+/// A pod in the file.
 #[derive(Debug, Clone)]
 pub struct PodSpec {
     name: String,
@@ -34,7 +34,7 @@ impl PodSpec {
         }
     }
 
-    /// The pod that has this network namespace.
+    /// The pod with this network namespace.
     pub fn of(pod: &PodNs) -> Self {
         Self::named(pod.name()).annotated(NETNS, pod.netns().path().to_str().unwrap())
     }
@@ -46,7 +46,7 @@ impl PodSpec {
         self
     }
 
-    /// Sets our annotation.
+    /// Sets the annotation `podmirror.io/mirror`.
     #[must_use]
     pub fn mirror(self, value: &str) -> Self {
         self.annotated(MIRROR, value)
@@ -104,22 +104,22 @@ impl PodsFile {
         documents.join("---\n")
     }
 
-    /// Puts a file with these pods in the place of the one that is there.
+    /// Replaces the file by a file with these pods.
     pub fn write(&self, pods: &[PodSpec]) {
         let new = self.path.with_extension("new");
         fs::write(&new, Self::yaml(pods)).unwrap();
         fs::rename(new, &self.path).unwrap();
     }
 
-    /// Writes these pods, and one more that nobody wants mirrored and that is another one each time: a list that is new
-    /// wakes the agent.
+    /// Writes these pods, and a pod that is not to be mirrored and is different each time. So the list is new, and a
+    /// new list wakes the agent.
     pub fn write_to_wake(&self, pods: &[PodSpec]) {
         static WAKES: AtomicUsize = AtomicUsize::new(0);
         let wake = PodSpec::named("wake").uid(&format!("wake-{}", WAKES.fetch_add(1, Ordering::Relaxed)));
         self.write(&[pods, &[wake.mirror("false")]].concat());
     }
 
-    /// Writes text into the file that is there.
+    /// Writes text into the existing file.
     pub fn write_in_place(&self, text: &str) {
         fs::write(&self.path, text).unwrap();
     }

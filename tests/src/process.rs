@@ -1,6 +1,6 @@
-//! A child process whose lines on standard error are kept, with an end by signal and a deadline.
+//! Runs a child process, keeps its lines on standard error, and ends it by a signal with a deadline.
 //!
-//! For the agent and for tcpdump; whatever is left running is killed, by its own pid, on drop.
+//! The agent and tcpdump are such processes. A process that still runs on drop is killed by its pid.
 
 use std::{
     io::{BufRead, BufReader},
@@ -47,7 +47,7 @@ impl Process {
         self.lines.lock().unwrap().clone()
     }
 
-    /// How the process ended, if it has.
+    /// The exit status, if the process has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().unwrap();
@@ -99,7 +99,7 @@ impl Process {
         })
     }
 
-    /// Ends it, whatever it does.
+    /// Kills the process by SIGKILL.
     pub(crate) fn kill(&mut self) {
         if self.ended().is_none() {
             // Both fail only where the process has just ended.

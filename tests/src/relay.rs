@@ -1,4 +1,4 @@
-//! A way to a server that can be cut: what stands between a node and its API server.
+//! Relays the connections of a node to its API server, and can cut them.
 
 use std::{
     fmt,
@@ -13,19 +13,19 @@ use nix::sys::socket;
 
 use crate::Netns;
 
-/// What becomes of what is sent.
+/// How the relay treats the traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// It arrives.
+    /// All traffic passes.
     Open,
-    /// Connections are closed, and so are new ones.
+    /// The relay closes all connections, also new ones.
     Refused,
-    /// Nothing arrives, and nobody is told. It arrives when the way is open again.
+    /// The relay holds all traffic back, and closes no connection. The traffic passes when the way is open again.
     Silent,
 }
 
-/// Listens, mostly in a network namespace and at the server's address, for what is meant for a server in the tests' own.
-/// Closed on drop.
+/// Listens, mostly in a node's network namespace at the server's address, and connects to a server in the tests' own
+/// namespace. Closed on drop.
 pub(crate) struct Relay {
     listener: TcpListener,
     road: Arc<Road>,
@@ -37,7 +37,7 @@ impl Relay {
         Self::with_listener(netns.enter(|| TcpListener::bind(server)).unwrap(), server)
     }
 
-    /// With a listener of one's own.
+    /// As [`Relay::start`], with this listener.
     #[track_caller]
     pub(crate) fn with_listener(listener: TcpListener, server: SocketAddr) -> Self {
         let road = Arc::new(Road {
@@ -60,13 +60,13 @@ impl Relay {
         Self { listener, road }
     }
 
-    /// Leads new connections to another server, and closes those that there are.
+    /// Connects new connections to another server, and closes the present connections.
     pub(crate) fn lead_to(&self, server: SocketAddr) {
         *self.road.server.lock().unwrap() = server;
         self.road.close();
     }
 
-    /// Changes what becomes of everything from now on.
+    /// Changes how the relay treats the traffic from now on.
     pub(crate) fn set(&self, way: Way) {
         *self.road.way.lock().unwrap() = way;
         self.road.changed.notify_all();
@@ -89,17 +89,17 @@ impl fmt::Debug for Relay {
     }
 }
 
-/// What all connections share.
+/// The state that all connections share.
 struct Road {
     way: Mutex<Way>,
     changed: Condvar,
-    /// Of all connections, to close them.
+    /// The sockets of all connections, to close them.
     ends: Mutex<Vec<TcpStream>>,
     server: Mutex<SocketAddr>,
 }
 
 impl Road {
-    /// Copies between two ends, both ways.
+    /// Copies bytes between two ends, in both directions.
     fn join(self: &Arc<Self>, a: TcpStream, b: TcpStream) -> std::io::Result<()> {
         self.ends.lock().unwrap().extend([a.try_clone()?, b.try_clone()?]);
         for (from, to) in [(a.try_clone()?, b.try_clone()?), (b, a)] {

@@ -1,6 +1,6 @@
-//! What `mirror-agent status -o json` prints, as stories ask for it.
+//! The output of `mirror-agent status -o json`, and questions of stories about it.
 //!
-//! Types of its own, not those of the agent: the output is an interface, and a change of it must break a story.
+//! These are not the agent's types: the output is an interface, and if it changes, a story must fail.
 
 use std::{collections::BTreeMap, ops::Deref};
 
@@ -18,17 +18,17 @@ pub struct Status {
     pub targets: Vec<Target>,
     /// The taps.
     pub taps: Vec<TapStatus>,
-    /// What the running agent adds; `None`: none runs.
+    /// The part that only a running agent has. `None` if none runs.
     pub notes: Option<serde_json::Value>,
 }
 
 impl Status {
-    /// The target `default`: the mirror interface. Without a device as long as no agent has written it.
+    /// The target `default`, which is the mirror interface. It has no device until an agent has written it.
     pub fn mirror(&self) -> Target {
         self.target("default")
     }
 
-    /// The target of this name; without a device as long as no agent has written it.
+    /// The target of this name. It has no device until an agent has written it.
     pub fn target(&self, name: &str) -> Target {
         self.targets.iter().find(|target| target.name == name).cloned().unwrap_or_default()
     }
@@ -82,7 +82,7 @@ impl TapStatus {
     }
 }
 
-/// Most stories are about the one mirror of a pod that has no name.
+/// For the mirror without a name, which most stories use.
 impl Deref for TapStatus {
     type Target = SessionStatus;
 
@@ -100,25 +100,25 @@ pub struct SessionStatus {
     pub mirror: String,
     /// Where its copies go.
     pub target: String,
-    /// Where it was asked for.
+    /// The place of the request for the mirror.
     pub origin: String,
     /// Directions that are wanted.
     pub direction: String,
-    /// What was asked for besides the direction, as JSON.
+    /// The settings, as JSON.
     pub settings: serde_json::Value,
     /// The budget that is used up.
     pub ended: Option<String>,
-    /// What became of the packets; those that are zero are not there.
+    /// The counters that are not zero.
     pub counters: Vec<Counts>,
 }
 
 impl SessionStatus {
-    /// Packets that left with this verdict in this direction.
+    /// Packets with this verdict in this direction.
     pub fn packets(&self, direction: &str, verdict: &str) -> u64 {
         self.counts(direction, verdict).map_or(0, |counts| counts.packets)
     }
 
-    /// Bytes of the packets that left with this verdict in this direction.
+    /// Bytes of the packets with this verdict in this direction.
     pub fn bytes(&self, direction: &str, verdict: &str) -> u64 {
         self.counts(direction, verdict).map_or(0, |counts| counts.bytes)
     }
@@ -133,7 +133,7 @@ impl SessionStatus {
         self.counters.iter().map(|counts| counts.packets).sum()
     }
 
-    /// The packets, as a map of "direction verdict": for comparing everything at once.
+    /// The packets as a map by "direction verdict", to compare all counters at once.
     pub fn verdicts(&self) -> BTreeMap<String, u64> {
         let key = |counts: &Counts| (format!("{} {}", counts.direction, counts.verdict), counts.packets);
         self.counters.iter().map(key).collect()
@@ -160,7 +160,7 @@ pub struct PodRef {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counts {
-    /// Seen from the pod.
+    /// The direction, seen from the pod.
     pub direction: String,
     /// The verdict's word.
     pub verdict: String,

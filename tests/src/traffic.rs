@@ -1,4 +1,4 @@
-//! What pods say to each other. Every exchange checks that what arrives is what was sent.
+//! Sends traffic between pods. Every function checks that the data arrives unchanged.
 
 use std::{
     fs::File,
@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 use crate::{Netns, PodNs, SOON, check, eventually, frame::pattern, process::Process, scaled};
 
 impl Netns {
-    /// Pings an address from inside `count` times with `size` bytes of data; every ping must be answered.
+    /// Pings an address from inside `count` times with `size` bytes of data. Every ping must be answered.
     #[track_caller]
     pub fn ping_every(&self, interval: Duration, to: IpAddr, count: usize, size: usize) {
         // A deadline for each answer that an emulated machine meets too: a lost ping is waited for, not hidden.
@@ -29,7 +29,7 @@ impl Netns {
 }
 
 impl PodNs {
-    /// Pings an address `count` times with `size` bytes of data; every ping must be answered.
+    /// Pings an address `count` times with `size` bytes of data. Every ping must be answered.
     #[track_caller]
     pub fn ping(&self, to: IpAddr, count: usize, size: usize) {
         self.ping_every(Duration::from_millis(2), to, count, size);
@@ -88,7 +88,7 @@ impl Conversation {
         Self { client, server }
     }
 
-    /// The client says something, which the server answers in capital letters; the answer. Both have closed then.
+    /// The client sends text, the server answers in capital letters, and both close. Returns the answer.
     #[track_caller]
     pub fn ask(mut self, words: &str) -> String {
         self.client.write_all(words.as_bytes()).unwrap();
@@ -101,7 +101,7 @@ impl Conversation {
         answer
     }
 
-    /// Sends `len` bytes there and back.
+    /// Sends `len` bytes to the server and back.
     #[track_caller]
     pub fn exchange(&self, len: usize) {
         let bytes = pattern(len, len);
@@ -116,10 +116,10 @@ impl Conversation {
     }
 }
 
-/// Datagrams from one pod to another and back, one after the other as fast as it goes, until stopped.
+/// Sends datagrams from one pod to another and back, one after the other as fast as possible, until it is stopped.
 ///
-/// One thread does it all. Two threads that wake each other for every datagram kept the kernel's RCU thread from its turn
-/// for seconds (Linux 6.18, two CPUs), and attachments and lists of devices of all tests wait for that thread.
+/// One thread does all work. With two threads that wake each other for every datagram, the kernel's RCU thread did not
+/// run for seconds (Linux 6.18, two CPUs). Attachments and lists of devices of all tests wait for that thread.
 #[derive(Debug)]
 pub struct Flood {
     rounds: Arc<AtomicUsize>,
@@ -128,7 +128,7 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Starts it, over IPv4.
+    /// Starts to send, over IPv4.
     #[track_caller]
     pub fn start(from: &PodNs, to: &PodNs) -> Self {
         let (client, server) = (udp_socket(from, from.v4()), udp_socket(to, to.v4()));
@@ -157,7 +157,7 @@ impl Flood {
         Self { rounds, stop, thread: Some(thread) }
     }
 
-    /// Waits until `more` datagrams have gone there and back from now on.
+    /// Waits until `more` datagrams have been sent and have come back from now on.
     #[track_caller]
     pub fn go_on(&self, more: usize) {
         let goal = self.rounds.load(Ordering::Relaxed) + more;
@@ -167,7 +167,7 @@ impl Flood {
         });
     }
 
-    /// Ends it, and returns how many datagrams were sent and came back. A lost one is a failure.
+    /// Stops, and returns how many datagrams were sent and came back. Panics if one is lost.
     #[track_caller]
     pub fn stop(mut self) -> usize {
         self.end().expect("no datagram is lost");
@@ -187,8 +187,8 @@ impl Drop for Flood {
     }
 }
 
-/// Runs `work` while one pod pings the other a thousand times a second: slow enough for captures to get every frame.
-/// Every ping must be answered.
+/// Runs `work` while one pod pings the other a thousand times a second. That is slow enough for captures to get every
+/// frame. Every ping must be answered.
 #[track_caller]
 pub fn while_talking<T>(from: &PodNs, to: &PodNs, work: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
@@ -206,7 +206,7 @@ pub fn while_talking<T>(from: &PodNs, to: &PodNs, work: impl FnOnce() -> T) -> T
     })
 }
 
-/// Pings, 20 a second, from inside a network namespace until stopped.
+/// Pings 20 times a second from inside a network namespace until it is stopped.
 #[derive(Debug)]
 pub struct Pinging {
     ping: Process,
@@ -214,7 +214,7 @@ pub struct Pinging {
 }
 
 impl Pinging {
-    /// Starts it, and waits for the first answer.
+    /// Starts to ping, and waits for the first answer.
     #[track_caller]
     pub fn start(netns: &Netns, to: IpAddr) -> Self {
         let summary = tempfile::tempfile().unwrap();
@@ -229,7 +229,7 @@ impl Pinging {
         pinging
     }
 
-    /// Ends it, and returns how many pings were sent. One that was not answered is a failure.
+    /// Stops, and returns how many pings were sent. Panics if a ping was not answered.
     #[track_caller]
     pub fn stop(mut self) -> usize {
         self.ping.end(Signal::SIGINT);
@@ -243,7 +243,7 @@ impl Pinging {
     }
 }
 
-/// What a file has, from its beginning; where its writer stands in it does not matter.
+/// The whole content of a file, independent of the position of its writer.
 fn text_of(file: &File) -> String {
     let mut text = Vec::new();
     let mut buffer = [0; 4096];

@@ -1,8 +1,8 @@
-//! What a NIC makes of a frame before it is on the wire: segments, and checksums.
+//! Computes what a NIC makes of a frame before it is on the wire: segments and checksums.
 //!
-//! The oracle for copies without offloads: TCP super-frames are cut at an MTU of 1500 bytes, checksums of TCP and UDP
-//! are filled in, and everything else stays as it is. Frames with a VLAN tag, IP options, extension headers or
-//! tunnels are not looked into: the stories do not send them.
+//! It is the oracle for copies without offloads: TCP super-frames are cut at an MTU of 1500 bytes, checksums of TCP and
+//! UDP are filled in, and everything else stays as it is. It does not look into frames with a VLAN tag, IP options,
+//! extension headers or tunnels, because the stories do not send them.
 
 use crate::Frames;
 

@@ -1,13 +1,13 @@
-//! `cargo xtask build-ebpf`: the eBPF objects alone, and the tools that they need.
+//! `cargo xtask build-ebpf`: installs the tools for the eBPF objects, and builds the objects.
 //!
-//! Run once on a new machine, it is also what makes plain `cargo build` work: the agent's build script builds the same
-//! objects, but brings no tools.
+//! Run it once on a new machine, so that plain `cargo build` works: the agent's build script builds the same objects,
+//! but does not install tools.
 
 use anyhow::{Result, anyhow};
 
 use crate::{ebpf, process::step, tools, workspace};
 
-/// Brings what is missing and builds.
+/// Installs the missing tools, and builds.
 pub(crate) fn run() -> Result<()> {
     tools::bpf()?;
     step("building the eBPF programs");

@@ -1,7 +1,7 @@
-//! The Helm chart: rendering it, and checking what it renders to.
+//! Renders the Helm chart, and checks the result.
 //!
-//! Talks to no cluster: that the API server takes the result, and that the agent runs with it, is for the tests on a
-//! cluster. Called by `generate` and `lint`.
+//! This module does not talk to a cluster. The tests on a cluster check that the API server accepts the result, and
+//! that the agent runs with it. `generate` and `lint` call this module.
 
 use std::{fs, process::Command};
 
@@ -12,12 +12,12 @@ use crate::{
     tools, workspace,
 };
 
-/// That of `kubeVersion` in the chart.
+/// The oldest version in the chart's `kubeVersion`.
 const OLDEST_KUBERNETES: &str = "1.25.0";
-/// From this one on Kubernetes takes everything as the chart has it in the manifests that are handed out.
+/// The manifest in `deploy/rendered` is for this version and newer ones.
 const RENDERED_FOR: &str = "1.30.0";
 
-/// Values, with what must be in the result because of them.
+/// Accepted values, and text that the result must have because of them.
 const TAKEN: &[(&[&str], &str)] = &[
     (&[], "container.apparmor.security.beta.kubernetes.io/agent: unconfined"),
     (&["securityContext.appArmorProfile=null"], "kubectl.kubernetes.io/default-container: agent\n    spec:"),
@@ -49,7 +49,7 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["extraEnv[0].name=MIRROR_ATTACH", "extraEnv[0].value=tcx"], "- name: MIRROR_ATTACH"),
 ];
 
-/// Values that are refused, with a part of the message.
+/// Refused values, and a part of the error message.
 const REFUSED: &[(&[&str], &str)] = &[
     (&["mirrorInterface=mirror0"], "mirrorInterface"),
     (&["mirrorIface=longer-than-15-bytes"], "mirrorIface"),
@@ -64,12 +64,12 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["targets.ids=a=b"], "targets"),
 ];
 
-/// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` would.
+/// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` does.
 pub(crate) fn rendered() -> Result<String> {
     template(&[], RENDERED_FOR)?.read()
 }
 
-/// Checks the chart with helm's own rules, and against values that people give.
+/// Checks the chart with helm's own rules, and with the values above.
 pub(crate) fn check() -> Result<()> {
     step("chart");
     let version = env!("CARGO_PKG_VERSION");
@@ -109,7 +109,7 @@ fn template(values: &[&str], kubernetes: &str) -> Result<Command> {
     Ok(template)
 }
 
-/// helm in the work tree, without the settings and repositories of whoever runs it.
+/// helm in the work tree, without the user's settings and repositories.
 fn helm() -> Result<Command> {
     let mut helm = tools::helm()?;
     helm.current_dir(workspace::root()).env("KUBECONFIG", "/dev/null");

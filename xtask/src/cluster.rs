@@ -1,5 +1,5 @@
-//! `cargo xtask cluster`: a real Kubernetes node on this machine (`mirror-test-cluster` makes it), and the levels of
-//! tests that use a cluster.
+//! `cargo xtask cluster`: starts and removes a real Kubernetes node on this machine, with `mirror-test-cluster`. The
+//! submodule has the levels of tests that use a cluster.
 
 pub(crate) mod level;
 
@@ -20,18 +20,18 @@ pub(crate) struct ClusterArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Bring up what is not running; what runs is left alone.
+    /// Start the components that do not run, and leave the others alone.
     Up {
-        /// How pods are wired [default: as the cluster that there is, or bridge].
+        /// How pods are wired [default: as in the present cluster, or bridge].
         #[arg(long, value_parser = ["bridge", "ptp"])]
         cni: Option<String>,
-        /// Only etcd and the API server: objects, and nobody who acts on them.
+        /// Start only etcd and the API server.
         #[arg(long, conflicts_with = "cni")]
         api_only: bool,
     },
-    /// Stop everything and undo every change, the cluster's objects included.
+    /// Stop everything and undo every change. The cluster's objects are lost.
     Down,
-    /// Run two pods, ping, and look for what they leave.
+    /// Run two pods and a ping, and check that they leave nothing.
     Smoke,
     /// Import an image, from an archive as `docker save` writes it; pods name it with `imagePullPolicy: Never`.
     Import {
@@ -40,7 +40,7 @@ enum Action {
     },
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(args: ClusterArgs) -> Result<()> {
     if !is_root() {
         bail!("the cluster needs root, for network namespaces, cgroups and mounts");

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: builds the agent and the story `tests/tests/demo`, and becomes the story.
+//! `cargo xtask demo`: builds the agent and the story `tests/tests/demo`, and replaces itself by the story.
 
 use std::os::unix::process::CommandExt as _;
 
@@ -12,7 +12,7 @@ use crate::{
     workspace::{self, Tested},
 };
 
-/// Returns only if it cannot be shown.
+/// Runs the demo. Returns only if it cannot run.
 pub(crate) fn run() -> Result<()> {
     if !is_root() {
         bail!("the demo needs root, to load programs and to make network namespaces");

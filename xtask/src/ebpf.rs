@@ -1,8 +1,8 @@
 //! Builds the eBPF objects with the pinned nightly and bpf-linker.
 //!
-//! Needs nothing but std and `pins`, because it is shared: `cargo xtask build-ebpf` calls it, and the build scripts of
-//! `mirror-agent` and `mirror-tests` include this very file, so that there is one way to build the objects. It does
-//! not bring the tools (`tools` does): where one is missing it says which command brings it.
+//! This file needs only std and `pins`, because it is shared: `cargo xtask build-ebpf` calls it, and the build scripts
+//! of `mirror-agent` and `mirror-tests` include it. So there is one way to build the objects. It does not install tools
+//! (`tools` does). If a tool is missing, the error names the command that installs it.
 
 use std::{
     env, fs,
@@ -12,10 +12,10 @@ use std::{
 
 use crate::pins::{BPF_LINKER, NIGHTLY};
 
-/// The target: little-endian BPF, as on every machine that is supported.
+/// The target: little-endian BPF. Every supported machine is little-endian.
 const TARGET: &str = "bpfel-unknown-none";
 
-/// What to have cargo do with the programs.
+/// The task of cargo.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Action {
     /// Build the objects.
@@ -29,11 +29,11 @@ pub(crate) enum Action {
 pub(crate) struct Objects {
     /// The tap programs: part of the agent.
     pub(crate) mirror: PathBuf,
-    /// Programs that tests and benchmarks hold against ours.
+    /// Programs that tests and benchmarks compare with the tap programs.
     pub(crate) probes: PathBuf,
 }
 
-/// The directory that keeps what was brought: shared by all clones, outside of the work tree.
+/// The directory for installed tools. All clones share it, so it is outside of the work tree.
 pub(crate) fn cache_dir() -> Result<PathBuf, String> {
     if let Some(dir) = env::var_os("PODMIRROR_CACHE") {
         return Ok(dir.into());
@@ -45,12 +45,12 @@ pub(crate) fn cache_dir() -> Result<PathBuf, String> {
     Ok(base.join("podmirror"))
 }
 
-/// Where bpf-linker is, or is to be.
+/// Path of bpf-linker, whether it is installed or not.
 pub(crate) fn bpf_linker() -> Result<PathBuf, String> {
     Ok(cache_dir()?.join("tools/bin/bpf-linker"))
 }
 
-/// Whether the pinned nightly is here with the sources of `core`.
+/// Whether the pinned nightly is installed with the sources of `core`.
 pub(crate) fn has_nightly() -> bool {
     let mut rustc = Command::new("rustup");
     rustc.args(["run", NIGHTLY, "rustc", "--print", "sysroot"]).stderr(Stdio::null());
@@ -59,7 +59,7 @@ pub(crate) fn has_nightly() -> bool {
     output.status.success() && Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core").is_dir()
 }
 
-/// Whether bpf-linker is here in the pinned version.
+/// Whether bpf-linker is installed in the pinned version.
 pub(crate) fn has_bpf_linker() -> bool {
     let Ok(path) = bpf_linker() else { return false };
     let output = Command::new(path).arg("--version").output();
@@ -113,7 +113,7 @@ pub(crate) fn run(root: &Path, action: Action, to: &Path) -> Result<Objects, Str
     Ok(objects)
 }
 
-/// Flags of rustc that keep this machine's directories out of what is built: they would stand in BTF and in messages.
+/// Flags of rustc that keep this machine's directories out of BTF and messages.
 pub(crate) fn remapped_paths(root: &Path) -> Vec<String> {
     let home = |variable: &str, name: &str| {
         let dir = env::var_os(variable).map(PathBuf::from);
@@ -129,7 +129,7 @@ pub(crate) fn remapped_paths(root: &Path) -> Vec<String> {
     .collect()
 }
 
-/// Tells cargo to run the calling build script again when anything changes that the objects are made from.
+/// Tells cargo to run the calling build script again when a source of the objects changes.
 pub(crate) fn rerun_if_changed(root: &Path) {
     for path in
         ["mirror-ebpf", "mirror-common", "xtask/src/ebpf.rs", "xtask/src/pins.rs", "Cargo.toml", "Cargo.lock"]
@@ -141,7 +141,7 @@ pub(crate) fn rerun_if_changed(root: &Path) {
     }
 }
 
-/// Removes what an outer cargo or rustup tells its children, and what an inner one must not take for its own.
+/// Removes the environment variables that an outer cargo or rustup sets, because an inner one would use them.
 pub(crate) fn without_outer_cargo(command: &mut Command) -> &mut Command {
     for name in [
         "CARGO",

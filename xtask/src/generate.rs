@@ -1,7 +1,7 @@
-//! `cargo xtask gen`: what is generated and committed, so that people can use it without our tools: the manifest that the
-//! chart renders to, and the reference of flags and annotations that the agent prints.
+//! `cargo xtask gen`: writes the files that are generated and committed, so that users need none of our tools: the
+//! rendered manifest of the chart, and the agent's reference of flags and annotations.
 //!
-//! `--check` changes nothing, and fails where a file is not what would be generated. Called by `lint` that way.
+//! `--check` changes nothing, and fails if a file is not up to date. `lint` calls it that way.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ const RENDERED: &str = "deploy/rendered/podmirror.yaml";
 /// Flags and annotations, as `mirror-agent reference` prints them.
 const REFERENCE: &str = "docs/reference.md";
 
-/// Ahead of the rendered chart: what Helm's user does by `--create-namespace`.
+/// Text ahead of the rendered chart. It makes the namespace, as Helm does with `--create-namespace`.
 const HEAD: &str = "\
 # Generated from deploy/chart by `cargo xtask gen`: do not edit.
 #
@@ -57,7 +57,7 @@ pub(crate) fn run(args: GenArgs) -> Result<()> {
     self::check()
 }
 
-/// Fails where a file is not what would be generated.
+/// Fails if the manifest is not up to date.
 pub(crate) fn check() -> Result<()> {
     step("generated files");
     let path = workspace::root().join(RENDERED);
@@ -67,7 +67,7 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// The same for what the agent prints. Needs no Go, but builds the agent.
+/// Fails if the reference is not up to date. Needs no Go, but builds the agent.
 pub(crate) fn check_reference() -> Result<()> {
     step("the reference of flags and annotations");
     let path = workspace::root().join(REFERENCE);
@@ -90,7 +90,8 @@ fn write_file(file: &str, text: &str) -> Result<()> {
     fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
-/// What the built agent prints. xtask cannot ask the agent's crate: it builds with older Rust.
+/// The reference, as the built agent prints it. xtask does not depend on the agent's crate, because xtask builds with
+/// older Rust.
 fn reference() -> Result<String> {
     tools::stable()?;
     tools::bpf()?;
@@ -101,7 +102,7 @@ fn rendered() -> Result<String> {
     Ok(HEAD.to_owned() + &without_helm(&chart::rendered()?))
 }
 
-/// Leaves out what would claim that Helm manages the objects.
+/// Removes the lines that say that Helm manages the objects.
 fn without_helm(rendered: &str) -> String {
     const HELMS: [&str; 3] = ["app.kubernetes.io/managed-by: ", "helm.sh/chart: ", "# Source: "];
     let ours = |line: &&str| !HELMS.iter().any(|helms| line.trim_start().starts_with(helms));

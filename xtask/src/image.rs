@@ -1,7 +1,7 @@
-//! `cargo xtask image`: the agent as a container image, without a container engine.
+//! `cargo xtask image`: builds the agent's container image, without a container engine.
 //!
-//! A static binary (musl) alone in an empty file system. The same sources are to make the same image: no time, no
-//! path and no name of the machine gets into it. What happens to the image afterwards is the caller's affair.
+//! The image is a static binary (musl) in an empty file system. The same sources give the same image: it contains no
+//! time, no path and no name of the machine. The caller decides what to do with the image.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ use crate::{
 /// Name and tag of the image: those of the chart's defaults.
 pub(crate) const REFERENCE: &str = concat!("localhost/mirror-agent:", env!("CARGO_PKG_VERSION"));
 
-/// What a node should have to take in at most.
+/// The largest size of an image that is acceptable for a node.
 const MAX_BYTES: u64 = 20_000_000;
 
 /// The command line of `cargo xtask image`.
@@ -37,7 +37,7 @@ pub(crate) struct ImageArgs {
     output: Option<PathBuf>,
 }
 
-/// Builds, and says what to do with the result.
+/// Builds the image, and prints what to do with it.
 pub(crate) fn run(args: ImageArgs) -> Result<()> {
     let ImageArgs { arch, output } = args;
     let arch = arch.map_or_else(Arch::host, |name| name.parse())?;
@@ -51,7 +51,7 @@ pub(crate) fn run(args: ImageArgs) -> Result<()> {
     Ok(())
 }
 
-/// An image, and what it was made of.
+/// An image, and the agent in it.
 pub(crate) struct Image {
     /// The archive.
     pub(crate) archive: PathBuf,
@@ -108,8 +108,8 @@ fn static_agent(arch: Arch) -> Result<Built> {
     workspace::built_by(cargo)
 }
 
-/// What registries and people read of an image (the OCI's annotations). `version` is what the agent's build script
-/// told it: the binary may not run here, and git may meanwhile say something else.
+/// The labels for registries and people (annotations of the OCI). `version` is that of the agent's build script: the
+/// binary may not run here, and git may have changed since.
 fn labels(version: &str) -> Value {
     let mut labels = json!({
         "org.opencontainers.image.title": "podmirror",

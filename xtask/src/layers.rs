@@ -1,7 +1,8 @@
-//! Who may use what: the layers of the design, as far as the crates' manifests and the compiler do not enforce them.
+//! Checks which modules may name which crates and modules, where the manifests and the compiler do not.
 //!
-//! Checks which crates `mirror-core` is made of, and which paths the sources name. Reads the sources as syntax, so that grouped imports, paths in code and in macros are found, and comments are not.
-//! Modules for tests are free. Called by `lint`.
+//! It also checks the dependencies of `mirror-common` and `mirror-core`. It parses the sources, so it finds grouped
+//! imports, paths in code and paths in macros, and it ignores comments. Test modules may name everything. Called by
+//! `lint`.
 
 use std::{fs, path::Path};
 
@@ -15,15 +16,15 @@ use syn::{
 
 use crate::workspace;
 
-/// In these files, these paths must not be named. A file pattern is the beginning of a path in the work tree; a path
-/// pattern is the beginning of a Rust path, with `*` for the rest of a name; `async` stands for the keyword.
+/// These files must not name these paths. A file pattern is the beginning of a path in the work tree. A path pattern is
+/// the beginning of a Rust path, with `*` for the rest of a name; `async` stands for the keyword.
 struct Forbidden {
     files: &'static [&'static str],
     paths: &'static [&'static str],
     why: &'static str,
 }
 
-/// In the agent, these paths may be named in these files only.
+/// In the agent, only these files may name these paths.
 struct Reserved {
     paths: &'static [&'static str],
     files: &'static [&'static str],
@@ -72,7 +73,7 @@ const FORBIDDEN: &[Forbidden] = &[
         why: "the edge to BPF takes values, and not flags",
     },
     Forbidden {
-        files: &["mirror-agent/src/reconcile.rs"],
+        files: &["mirror-agent/src/reconcile.rs", "mirror-agent/src/reconcile/"],
         paths: &[
             "rtnetlink",
             "netlink_*",
@@ -151,20 +152,20 @@ const RESERVED: &[Reserved] = &[
     },
 ];
 
-/// A member, and all crates that it may be made of.
+/// A member, and all crates that it may depend on.
 type MadeOf = (&'static str, &'static [&'static str]);
 
-/// The members that must reach neither the system nor a runtime. `mirror-common` is `no_std` besides, so that the
-/// compiler refuses the rest.
+/// The members that must use neither the system nor a runtime. `mirror-common` is also `no_std`, so the compiler
+/// refuses the rest.
 const MADE_OF: [MadeOf; 2] =
-    [("mirror-common", &["zerocopy"]), ("mirror-core", &["mirror-common", "serde", "thiserror", "zerocopy"])];
+    [("mirror-common", &["zerocopy"]), ("mirror-core", &["mirror-common", "thiserror", "zerocopy"])];
 
-/// The eBPF programs are glue; what grows beyond this belongs into `mirror-common`.
+/// The eBPF programs are glue code. If they need more lines, the logic belongs into `mirror-common`.
 const EBPF_LINES: usize = 600;
-/// What a reader takes in as one file.
+/// The number of lines that a reader can take in as one file.
 const FILE_LINES: usize = 400;
 
-/// Checks every source of the work tree; lists long files, which is no error.
+/// Checks every source of the work tree. Prints long files, which are no error.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut violations = Vec::new();
     let mut ebpf_lines = 0;
@@ -190,7 +191,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The crates that a member is made of and must not be. Its tests may use any.
+/// The crates that a member depends on and must not. Its tests may use any crate.
 fn beyond(metadata: &Value, (member, may_use): &MadeOf) -> Vec<String> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let own = packages.filter(|package| package["name"] == *member);
@@ -220,7 +221,7 @@ fn sources(root: &Path) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// What `file` names and must not. A file of tests, or of a twin for tests, is free.
+/// The forbidden paths in `file`. Files of tests and of fakes may name everything.
 fn violations_in(file: &str, text: &str) -> Result<Vec<String>> {
     if ["/tests.rs", "/fake.rs"].iter().any(|name| file.ends_with(name)) || file.contains("/tests/") {
         return Ok(Vec::new());
@@ -280,7 +281,8 @@ impl Named {
         }
     }
 
-    /// The arguments of a macro are no syntax yet: whatever looks like a path counts as one.
+    /// Reads the arguments of a macro, which are not parsed. Every token sequence that looks like a path counts as a
+    /// path.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path = String::new();
         for token in tokens {

@@ -1,7 +1,7 @@
-//! `cargo xtask lint`: what can be told without running the product.
+//! `cargo xtask lint`: the checks that need not run the product.
 //!
-//! Format, clippy, the lints that every crate opts into, who may use what (`layers`), dependencies, spelling, the chart,
-//! the core on other systems.
+//! The checks are: format, clippy, the lints that every crate opts into, the layers (`layers`), dependencies, spelling,
+//! the chart, and the core on other systems.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use crate::{
     tools, workspace,
 };
 
-/// Runs every check; ends at the first that fails.
+/// Runs every check. Ends at the first check that fails.
 pub(crate) fn run() -> Result<()> {
     tools::stable()?;
     step("format");
@@ -32,7 +32,10 @@ pub(crate) fn run() -> Result<()> {
     deployment()?;
     step("clippy");
     tools::bpf()?;
-    workspace::members("clippy").args(["--all-targets", "--", "-Dwarnings"]).run()?;
+    // The second run is for the levels: all targets are without those with `test = false`.
+    for targets in [["--all-targets"].as_slice(), &["--test", "*"]] {
+        workspace::members("clippy").args(targets).args(["--", "-Dwarnings"]).run()?;
+    }
     generate::check_reference()?;
     other_systems()?;
     step("clippy of the eBPF programs");
@@ -43,7 +46,8 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// A plugin for laptops uses the core. To check takes no linker and nothing of the system's.
+/// Checks the core for other systems, because a plugin for laptops uses it. The check needs no linker and no library of
+/// the system.
 fn other_systems() -> Result<()> {
     for target in ["x86_64-pc-windows-gnu", "x86_64-apple-darwin", "aarch64-apple-darwin"] {
         step(&format!("mirror-core for {target}"));
@@ -53,7 +57,7 @@ fn other_systems() -> Result<()> {
     Ok(())
 }
 
-/// Cargo has no way to make a workspace's lints hold for every member.
+/// Checks that every member opts into the lints of the workspace. Cargo cannot enforce that.
 fn opted_in() -> Result<()> {
     let metadata = workspace::metadata()?;
     let members = metadata["packages"].as_array().context("a workspace has members")?;
@@ -65,7 +69,7 @@ fn opted_in() -> Result<()> {
     Ok(())
 }
 
-/// The chart and what is rendered from it: helm is needed, and Go to build it.
+/// Checks the chart and the files that it renders to. This needs helm, and Go to build helm.
 fn deployment() -> Result<()> {
     if let Err(why) = tools::helm() {
         if is_ci() {
@@ -78,7 +82,7 @@ fn deployment() -> Result<()> {
     generate::check()
 }
 
-/// Licences, bans and sources need nothing but the crates; advisories need a database that has to be fetched.
+/// Checks licences, bans and sources from the crates alone, and advisories with a database that has to be fetched.
 fn dependencies() -> Result<()> {
     step("dependencies: licences, bans, sources");
     let deny = || -> Result<std::process::Command> {

@@ -1,7 +1,7 @@
 //! `cargo xtask`: the tasks of podmirror's developers, one file each.
 //!
-//! Parses the command line and calls the task. Builds with any stable Rust from 1.90 on, and brings the toolchains and
-//! programs that the tasks need by itself (`tools`).
+//! It parses the command line and calls the task. It builds with any stable Rust from 1.90 on, and installs the
+//! toolchains and programs that the tasks need (`tools`).
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for people")]
 
@@ -45,13 +45,13 @@ struct Cli {
 enum Task {
     /// Measure, and print figures.
     Bench(bench::BenchArgs),
-    /// Build the eBPF objects, and bring the tools for it.
+    /// Build the eBPF objects, and install the tools for them.
     BuildEbpf,
-    /// A real Kubernetes node on this machine.
+    /// Start and remove a real Kubernetes node on this machine.
     Cluster(cluster::ClusterArgs),
-    /// Show it: two pods, one of them mirrored.
+    /// Run the demo: two pods, one of them mirrored.
     Demo,
-    /// Write what is generated and committed.
+    /// Write the files that are generated and committed.
     Gen(generate::GenArgs),
     /// Build the agent's container image.
     Image(image::ImageArgs),

@@ -1,13 +1,13 @@
-//! The pinned versions of everything that the tasks bring: the one place to raise them.
+//! The pinned versions of everything that the tasks install. This is the only place to change them.
 //!
-//! Constants only, so that the build scripts can include this file as well.
+//! The file has only constants, so that the build scripts can include it too.
 
 /// Rust for the host: builds, tests and lints everything but the eBPF programs.
 pub(crate) const STABLE: &str = "1.99.1";
 /// Rust for the eBPF programs. Its LLVM must be of [`LLVM_MAJOR`]: nightlies from August 2026 on have LLVM 23, for
 /// which there is no Debian package.
 pub(crate) const NIGHTLY: &str = "nightly-2026-07-15";
-/// The LLVM that bpf-linker is built against, and whose clang compiles for other architectures.
+/// The LLVM for bpf-linker. Its clang compiles for other architectures.
 pub(crate) const LLVM_MAJOR: &str = "22";
 /// Links the eBPF programs and makes their BTF.
 pub(crate) const BPF_LINKER: &str = "0.13.0";

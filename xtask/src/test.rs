@@ -1,8 +1,7 @@
 //! `cargo xtask test`: the levels of tests, from the pure parts to other kernels.
 //!
-//! Without a word more, those that need nothing but this machine's kernel; with `--all`, those too that bring programs
-//! and kernels. A level that this machine cannot run is never passed over in silence: it is told loudly, and where
-//! nobody watches (`CI=true`), or where the level was asked for, it is a failure.
+//! Without options the command runs unit, prog and netns. `--all` adds the levels that install programs and kernels. If
+//! a level cannot run, the command prints that. With `CI=true`, or if the level was named, it fails.
 
 use std::{fs, path::PathBuf, process::Command, time::Instant};
 
@@ -17,7 +16,7 @@ use crate::{
     programs, tools, vm, workspace,
 };
 
-/// What is tested, and how near to the real thing.
+/// The levels of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Level {
     /// The pure parts, on the host; the filter against libpcap.
@@ -32,7 +31,7 @@ pub(crate) enum Level {
     Cluster,
     /// The levels prog and netns on other kernels, in qemu.
     Vm,
-    /// Millions of random filters and frames against libpcap; only where it is asked for.
+    /// Millions of random filters and frames against libpcap. Runs only if it is named.
     Fuzz,
 }
 
@@ -42,14 +41,14 @@ pub(crate) struct TestArgs {
     /// What to run [default: unit, prog and netns].
     #[arg(long = "level", value_name = "LEVEL")]
     levels: Vec<Level>,
-    /// Run every level but fuzz: api, cluster and vm too, which bring what they need.
+    /// Run every level but fuzz: also api, cluster and vm, which install what they need.
     #[arg(long, conflicts_with = "levels")]
     all: bool,
     /// Run the level cluster on a cluster that exists, whose only node is this machine or a container on it.
     #[arg(long, value_name = "FILE", requires = "levels")]
     kubeconfig: Option<PathBuf>,
-    /// How an image gets onto that cluster's node, but for the archive's path: `kind load image-archive`, for example
-    /// [default: images are taken to be there].
+    /// The command that brings an image onto that cluster's node, without the archive's path, as in `kind load
+    /// image-archive` [default: the images are already there].
     #[arg(long, value_name = "COMMAND", requires = "kubeconfig")]
     import: Option<String>,
     /// For the tests themselves: a filter, --nocapture, ...
@@ -95,16 +94,16 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     Ok(())
 }
 
-/// Pairs of a filter and a frame that the level fuzz compares.
+/// The number of pairs of a filter and a frame in the level fuzz.
 const FUZZ_PAIRS: &str = "5000000";
 
 impl Level {
-    /// The levels that need nothing but this machine's kernel.
+    /// The levels that run without options. They need only this machine's kernel.
     const USUAL: [Self; 3] = [Self::Unit, Self::Prog, Self::Netns];
-    /// The levels of a whole run.
+    /// The levels of `--all`.
     const ALL: [Self; 6] = [Self::Unit, Self::Prog, Self::Netns, Self::Api, Self::Cluster, Self::Vm];
 
-    /// The word of the command line, and the name of the test binary.
+    /// The name of the level on the command line, and of its test binary.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Unit => "unit",
@@ -165,7 +164,7 @@ impl Level {
     }
 }
 
-/// Why this machine cannot run a level, if so.
+/// An error if this machine cannot run a level.
 fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
     match level {
         Level::Unit | Level::Fuzz => Ok(()),
@@ -177,7 +176,7 @@ fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
     }
 }
 
-/// Says what a whole run brings, and how long it takes.
+/// Prints what `--all` installs, and how long it takes.
 fn announce() {
     step("every level: some 25 minutes on 2 cores, and the first time as much again for what it brings:");
     let kubernetes = if built::has_programs() {
@@ -202,7 +201,7 @@ fn test_target(name: &str) -> Command {
     test
 }
 
-/// Mounts the BPF file system where the machine has not.
+/// Mounts the BPF file system if it is not mounted.
 pub(crate) fn bpffs() -> Result<()> {
     const DIR: &str = "/sys/fs/bpf";
     let mounts = fs::read_to_string("/proc/self/mounts")?;

@@ -1,7 +1,7 @@
-//! Brings the tools that a task needs: toolchains by rustup, Rust programs by cargo, helm by Go.
+//! Installs the tools that a task needs: toolchains by rustup, Rust programs by cargo, helm by Go.
 //!
-//! Each function looks first and does nothing when all is there; else it says what it installs. What cannot be had is
-//! one message that says what is missing and what would bring it. Called by the tasks, each for its own needs.
+//! Each function looks first, and does nothing if the tools are there. Otherwise it prints what it installs. If a tool
+//! cannot be installed, one message names it and the command that installs it. The tasks call these functions.
 
 use std::{fs, process::Command};
 
@@ -13,12 +13,12 @@ use mirror_test_tools::{
 
 use crate::{ebpf, pins};
 
-/// The pinned stable toolchain with clippy and rustfmt.
+/// Installs the pinned stable toolchain with clippy and rustfmt.
 pub(crate) fn stable() -> Result<()> {
     toolchain(pins::STABLE, &["clippy", "rustfmt"])
 }
 
-/// The pinned nightly with the sources of `core`, and bpf-linker.
+/// Installs the pinned nightly with the sources of `core`, and bpf-linker.
 pub(crate) fn bpf() -> Result<()> {
     if !ebpf::has_nightly() {
         toolchain(pins::NIGHTLY, &["rust-src"])?;
@@ -38,7 +38,7 @@ pub(crate) fn bpf() -> Result<()> {
     cargo_install("bpf-linker", pins::BPF_LINKER, &["--no-default-features", "--features", &features], &llvm)
 }
 
-/// The name of a C compiler for every architecture: that of the LLVM that bpf-linker is built against.
+/// Installs a C compiler for every architecture, and returns its name. It is that of bpf-linker's LLVM.
 pub(crate) fn clang() -> Result<String> {
     let name = format!("clang-{}", pins::LLVM_MAJOR);
     if find(&name).is_none() {
@@ -47,12 +47,12 @@ pub(crate) fn clang() -> Result<String> {
     Ok(name)
 }
 
-/// clippy for the pinned nightly.
+/// Installs clippy for the pinned nightly.
 pub(crate) fn nightly_clippy() -> Result<()> {
     toolchain(pins::NIGHTLY, &["rust-src", "clippy"])
 }
 
-/// The pinned stable toolchain's standard library for another target.
+/// Installs the pinned stable toolchain's standard library for another target.
 pub(crate) fn target(name: &str) -> Result<()> {
     stable()?;
     let rustup = || {
@@ -70,7 +70,7 @@ pub(crate) fn target(name: &str) -> Result<()> {
     add.run().with_context(|| format!("Rust for {name} could not be installed; is the network there?"))
 }
 
-/// A program from crates.io, in the project's cache; `name` is that of the program.
+/// Installs a program from crates.io into the project's cache. `name` is the name of the program.
 pub(crate) fn cargo_program(package: &str, name: &str, version: &str) -> Result<Command> {
     let path = cache_dir()?.join("tools/bin").join(name);
     let has = command(&path).arg("--version").output();
@@ -83,7 +83,7 @@ pub(crate) fn cargo_program(package: &str, name: &str, version: &str) -> Result<
     Ok(command(path))
 }
 
-/// helm, built from source by Go, in the project's cache.
+/// Builds helm from source with Go, in the project's cache.
 pub(crate) fn helm() -> Result<Command> {
     let dir = cache_dir()?.join("tools/bin");
     let path = dir.join("helm");
@@ -108,7 +108,7 @@ pub(crate) fn helm() -> Result<Command> {
     Ok(command(path))
 }
 
-/// A toolchain with components.
+/// Installs a toolchain with components.
 fn toolchain(name: &str, components: &[&str]) -> Result<()> {
     if find("rustup").is_none() {
         bail!("rustup is needed to bring Rust {name}, and is not here: see https://rustup.rs");

@@ -1,8 +1,9 @@
-//! `cargo xtask vm`: the levels prog and netns on Debian's stock kernels, in qemu.
+//! `cargo xtask vm`: runs the levels prog and netns on Debian's stock kernels, in qemu.
 //!
-//! The guest sees this machine's file system, read-only, and runs the test binaries that were built here; nothing is
-//! installed, neither there nor here. Emulated, not KVM, so that it works in a virtual machine too; therefore no time
-//! that is measured there means anything. `debian` brings kernel and qemu, `guest` boots.
+//! The guest mounts this machine's file system, read-only, and runs test binaries that were built here. Nothing is
+//! installed on the machine or in the guest. qemu emulates the CPU without KVM, so this also works in a virtual
+//! machine, but no time that is measured in the guest is meaningful. `debian` fetches the kernel and qemu, `guest`
+//! boots.
 
 mod debian;
 mod guest;
@@ -21,7 +22,7 @@ use crate::{
     workspace::{self, Tested},
 };
 
-/// The kernels: the oldest that is supported, with clsact, and one with TCX.
+/// The kernels: the oldest supported kernel, with clsact, and a kernel with TCX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kernel {
     /// Debian 11.
@@ -56,7 +57,7 @@ pub(crate) struct VmArgs {
     /// The kernel to boot.
     #[arg(long)]
     kernel: Kernel,
-    /// What to run there [default: prog and netns].
+    /// The levels to run [default: prog and netns].
     #[arg(long = "level", value_name = "LEVEL", value_parser = ["prog", "netns"])]
     levels: Vec<String>,
     /// Run a shell command instead of tests.
@@ -67,7 +68,7 @@ pub(crate) struct VmArgs {
     arguments: Vec<String>,
 }
 
-/// Runs on one kernel.
+/// Runs the levels, or the shell command, on one kernel.
 pub(crate) fn run(args: VmArgs) -> Result<()> {
     let VmArgs { kernel, levels, exec, arguments } = args;
     apt::can_unpack()?;
@@ -120,7 +121,7 @@ fn script(levels: &[Level], arguments: &[String]) -> Result<String> {
     Ok(script)
 }
 
-/// A word for the shell.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -1,4 +1,4 @@
-//! Where the workspace is, and what cargo builds in it. Called by the tasks.
+//! Finds the workspace, and runs cargo in it. The tasks call this module.
 
 use std::{
     collections::BTreeMap,
@@ -24,43 +24,43 @@ pub(crate) fn rustup_cargo(subcommand: &str) -> Command {
     cargo
 }
 
-/// The same for a subcommand that resolves dependencies, with the lock file as it is.
+/// The pinned stable cargo for a subcommand that resolves dependencies. It uses the lock file as it is.
 pub(crate) fn cargo(subcommand: &str) -> Command {
     let mut cargo = rustup_cargo(subcommand);
     cargo.arg("--locked");
     cargo
 }
 
-/// The same for all members that are built for the host. Whatever is built for tests is built through this: cargo would
-/// build a dependency once more for each selection of members that asks for other features of it.
+/// The same cargo for all members that are built for the host. All builds of tests use this selection, because cargo
+/// builds a dependency again for each selection of members that needs other features of it.
 pub(crate) fn members(subcommand: &str) -> Command {
     let mut cargo = cargo(subcommand);
     cargo.args(["--workspace", "--exclude", "mirror-ebpf"]);
     cargo
 }
 
-/// What cargo knows of the members (`cargo metadata`).
+/// cargo's metadata of the members (`cargo metadata`).
 pub(crate) fn metadata() -> Result<Value> {
     let metadata = rustup_cargo("metadata").args(["--no-deps", "--format-version=1"]).read()?;
     serde_json::from_str(&metadata).context("cargo's metadata")
 }
 
-/// What came out of a build.
+/// The result of a build.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Built {
     /// The executables.
     pub(crate) executables: Vec<PathBuf>,
-    /// What build scripts told the compiler: the variables that the code reads with `env!`.
+    /// The environment variables that build scripts set for the compiler, which the code reads with `env!`.
     pub(crate) variables: BTreeMap<String, String>,
 }
 
 impl Built {
-    /// The executable, where one is built.
+    /// The executable of a build that makes one.
     pub(crate) fn executable(&self) -> Result<PathBuf> {
         self.executables.first().cloned().context("cargo built no executable")
     }
 
-    /// The executable whose file has such a name.
+    /// The executable with such a file name.
     fn named(&self, is_it: impl Fn(&str) -> bool) -> Result<PathBuf> {
         let name = |path: &&PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(&is_it);
         self.executables.iter().find(name).cloned().context("cargo did not build what it was asked for")
@@ -82,7 +82,7 @@ impl Built {
     }
 }
 
-/// A test target (`tests/tests/<name>`), and the agent as for development.
+/// A test target (`tests/tests/<name>`), and the agent's debug build.
 pub(crate) struct Tested {
     /// The executable of the test.
     pub(crate) test: PathBuf,
@@ -90,7 +90,7 @@ pub(crate) struct Tested {
     pub(crate) agent: PathBuf,
 }
 
-/// Builds both.
+/// Builds a test target and the agent.
 pub(crate) fn tested(name: &str) -> Result<Tested> {
     let mut build = members("build");
     build.args(["--bin", "mirror-agent", "--test", name]);
@@ -101,7 +101,7 @@ pub(crate) fn tested(name: &str) -> Result<Tested> {
     })
 }
 
-/// Runs a cargo that builds at least one executable.
+/// Runs a cargo command that builds at least one executable.
 pub(crate) fn built_by(mut build: Command) -> Result<Built> {
     let built = Built::of(&build.arg("--message-format=json-render-diagnostics").read()?)?;
     if built.executables.is_empty() {
@@ -110,7 +110,7 @@ pub(crate) fn built_by(mut build: Command) -> Result<Built> {
     Ok(built)
 }
 
-/// Builds the agent as for development, in the same way, and returns its path.
+/// Builds the agent as for development, with the same selection, and returns its path.
 pub(crate) fn agent() -> Result<PathBuf> {
     Ok(tested("demo")?.agent)
 }

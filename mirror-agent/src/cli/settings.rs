@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn a_wrong_value_is_wrong_usage_that_says_why() {
         for (flag, value, why) in [
-            ("--snaplen", "20000", "from 64 to 15616"),
+            ("--snaplen", "20000", "from 76 to 15616"),
             ("--rate", "1pps,burst=105d", "a burst is from 1ms to 10s"),
             ("--max-pod-rate", "many", "use packets and bits"),
             ("--bytes", "1K", "Ki, Mi, Gi or Ti"),

@@ -60,8 +60,8 @@ const OTHERS: [Annotation; 4] = [
     Annotation {
         key: OVN_MIRROR,
         stands_on: "pod",
-        help: "The annotation of Kube-OVN: `true` or `false`; heeded where `podmirror.io/mirror` does not stand on the \
-               pod",
+        help: "The annotation of Kube-OVN: `true` or `false`; used if the pod has no annotation \
+               `podmirror.io/mirror`",
         example: "true",
     },
     Annotation {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use mirror_common::verdict::Hook;
 use tracing::debug;
 
@@ -63,6 +63,18 @@ impl Bpf {
     }
 }
 
+impl Bpf {
+    /// An error if copies may pass by the second stage, which was attached just now.
+    async fn check_second_stage(&mut self, device: Device) -> anyhow::Result<()> {
+        let current = self.programs.id(Program::Deliver)?;
+        let attached = self.hooks.attached(device.ifindex, Program::Deliver).await?;
+        match attached.hidden(self.method, current) {
+            Some(hidden) => bail!("copies cannot be cut at the mirror interface {device}: {hidden}"),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Dataplane for Bpf {
     async fn observe(&mut self) -> anyhow::Result<Actual> {
         self.maps.refresh()?;
@@ -84,7 +96,7 @@ impl Dataplane for Bpf {
         let on_node = taps.into_iter().map(|(ifindex, _)| Device::on_node(ifindex));
         let mut actual = Actual {
             targets: self.maps.targets(),
-            ceilings: self.maps.ceilings()?,
+            ceilings: self.maps.meters.ceilings()?,
             other_versions: self.other_versions.clone(),
             ..Actual::empty(self.maps.capacity())
         };
@@ -105,9 +117,10 @@ impl Dataplane for Bpf {
             }
         }
         for (ifindex, which) in deliver {
-            let (state, _) = look(ifindex, which);
+            let (state, hidden) = look(ifindex, which);
             if state != HookState::Absent {
                 actual.deliver.insert(ifindex, state);
+                actual.passed_by.extend(hidden.map(|hidden| (ifindex, hidden)));
             }
         }
         Ok(actual)
@@ -117,7 +130,7 @@ impl Dataplane for Bpf {
         match op {
             Op::SetTarget(name, target) => self.maps.set_target(name, target),
             Op::RemoveTarget(name) => self.maps.remove_target(name),
-            Op::SetCeilings(ceilings) => self.maps.set_ceilings(ceilings),
+            Op::SetCeilings(ceilings) => self.maps.meters.set_ceilings(ceilings),
             Op::PutTap(device, head) => self.maps.put_tap(*device, head),
             Op::RemoveTap(device) => self.maps.remove_tap(*device),
             Op::AddSession(device, mirror, session) => self.maps.add_session(*device, mirror, session),
@@ -129,7 +142,11 @@ impl Dataplane for Bpf {
                 if !self.other_versions.is_empty() {
                     self.retire_versions().await;
                 }
-                attached.with_context(|| format!("{} at device {device}", which.name()))
+                attached.with_context(|| format!("{} at device {device}", which.name()))?;
+                if *which == Program::Deliver {
+                    self.check_second_stage(*device).await?;
+                }
+                Ok(())
             }
             Op::Detach(device, which) => {
                 let detached = self.hooks.detach(device.ifindex, *which).await;

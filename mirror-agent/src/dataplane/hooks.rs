@@ -111,6 +111,9 @@ pub struct Attached {
     filters: AtHook,
     /// A clsact filter cannot be put here: the device has an ingress qdisc, and this is its egress.
     lacks_hook: bool,
+    /// None of the links runs: other software has detached them, or their device is in another namespace now. Read for
+    /// the second stage only: an entry of a target says that it cuts, also while no agent runs.
+    is_dead: bool,
 }
 
 impl Attached {
@@ -126,13 +129,14 @@ impl Attached {
                 HookState::Current
             }
             (Method::Clsact, [], [filter]) if Some(filter.program) == current => HookState::Current,
+            (_, _, []) if self.is_dead => HookState::Dead,
             _ => HookState::Stale,
         }
     }
 
     /// The reason why packets are hidden from the program with the id `current`. `None` for a hook whose state is not
     /// `Current`.
-    fn hidden(&self, method: Method, current: Option<u32>) -> Option<Hidden> {
+    pub fn hidden(&self, method: Method, current: Option<u32>) -> Option<Hidden> {
         let program = |InChain { id, name }: &InChain| Ahead::Program { name: name.clone(), id: *id };
         let mut picture = Picture { lacks_hook: self.lacks_hook, ahead: Vec::new() };
         if self.state(method, current) == HookState::Current {
@@ -218,7 +222,8 @@ fn attached(
         true => Vec::new(),
         false => tcx::chain(ifindex, which)?,
     };
-    Ok(Attached { pins, chain, filters, lacks_hook })
+    let is_dead = which == Program::Deliver && !pins.iter().any(|pin| tcx::runs(&pin.path, &chain));
+    Ok(Attached { pins, chain, filters, lacks_hook, is_dead })
 }
 
 /// The hooks of the node.

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::{
-    abi::{self, FORM_BITS, MAX_FORMS, MAX_SESSIONS_PER_TAP, MAX_TAPS, MAX_TARGETS, SESSION_FILTERED},
-    filter::{FilterProgram, MAX_FILTERS},
+    abi::{self, FORM_BITS, MAX_FORMS, MAX_SESSIONS_PER_TAP, MAX_TAPS, SESSION_FILTERED, TARGET_PLACES},
+    filter::{FILTER_PLACES, FilterProgram},
 };
 
 use crate::model::{Device, MirrorId, Owner, Session, TapHead, Target, TargetName};
@@ -26,6 +26,8 @@ pub(super) struct Ledger {
     next_filter: u32,
     /// The greatest number that was given to a session.
     last_serial: u32,
+    /// Where the search for a free id begins.
+    next_id: u32,
 }
 
 /// An entry of the map of taps.
@@ -70,9 +72,13 @@ impl Ledger {
         self.taps.values().flat_map(|entry| entry.sessions.values())
     }
 
-    /// An id below `most` that no session has.
-    pub(super) fn free_id(&self, most: u32) -> Option<u32> {
-        free(self.placed().map(|placed| placed.id).collect(), 0..most)
+    /// An id below `most` that no session has. The search goes on behind the last id that was given: a program may still
+    /// count or charge a packet for a session that was removed a moment ago.
+    pub(super) fn free_id(&mut self, most: u32) -> Option<u32> {
+        let ids = (0..most).map(|offset| (self.next_id + offset) % most);
+        let id = free(self.placed().map(|placed| placed.id).collect(), ids)?;
+        self.next_id = (id + 1) % most;
+        Some(id)
     }
 
     /// A number for a new session.
@@ -89,7 +95,7 @@ impl Ledger {
 
     /// A place that no target has.
     pub(super) fn free_target(&self) -> Option<u32> {
-        free(self.targets.keys().copied().collect(), 0..MAX_TARGETS)
+        free(self.targets.keys().copied().collect(), 0..TARGET_PLACES)
     }
 
     /// The place of the meters of a tap's pod: the place that the pod's other taps have, or a free one. Without a pod
@@ -113,14 +119,14 @@ impl Ledger {
         if let Some((place, _)) = self.filters.iter().find(|(_, of)| *of == program) {
             return Some(FilterPlace::Shared(*place));
         }
-        let places = (0..MAX_FILTERS).map(|offset| (self.next_filter + offset) % MAX_FILTERS);
+        let places = (0..FILTER_PLACES).map(|offset| (self.next_filter + offset) % FILTER_PLACES);
         free(self.filters.keys().copied().collect(), places).map(FilterPlace::Free)
     }
 
     /// A filter was written.
     pub(super) fn put_filter(&mut self, place: u32, program: FilterProgram) {
         self.filters.insert(place, program);
-        self.next_filter = (place + 1) % MAX_FILTERS;
+        self.next_filter = (place + 1) % FILTER_PLACES;
     }
 
     /// Forgets the filters that no session uses.
@@ -142,7 +148,12 @@ impl Ledger {
         let others = self.placed().filter(|placed| Some(placed.id) != own.map(|own| own.id));
         let taken = others.map(|placed| placed.mark).collect();
         let lowest = FORM_BITS.trailing_zeros();
-        free(taken, (0..MAX_FORMS as u32).map(|number| 1 << (lowest + number))).unwrap_or(0)
+        let bits = (0..MAX_FORMS as u32).map(|number| 1 << (lowest + number));
+        // Version 3 had one target, and the first bit said that a packet was copied to it. While taps of that version
+        // still run, whole copies to the default target are known to both by that bit. Other forms take it last.
+        let is_plain = self.target(&TargetName::default()) == Some(target) && snaplen.is_none();
+        if is_plain { free(taken, bits) } else { free(taken, bits.clone().skip(1).chain(bits.take(1))) }
+            .unwrap_or(0)
     }
 
     /// The filter of a session that was read.
@@ -254,28 +265,50 @@ mod tests {
             put(&mut ledger, number + 1, number, "default", 0, session(Some(64 + number), None));
         }
         let marks: Vec<_> = ledger.placed().map(|placed| placed.mark).collect();
-        assert_eq!(marks, [0x100, 0x200, 0x400, 0x800, 0]);
+        assert_eq!(marks, [0x200, 0x400, 0x800, 0x100, 0]);
         put(&mut ledger, 9, 9, "default", 0, session(Some(65), None));
-        assert_eq!(ledger.placed().last().unwrap().mark, 0x200, "as at the other tap");
+        assert_eq!(ledger.placed().last().unwrap().mark, 0x400, "as at the other tap");
         ledger.taps.remove(&Device::on_node(IfIndex(1)));
         let mark = |ifindex, snaplen| {
             ledger.mark(Device::on_node(IfIndex(ifindex)), &MirrorId::default(), 0, Some(snaplen))
         };
-        assert_eq!(mark(20, 70), 0x100);
+        assert_eq!(mark(20, 70), 0x200);
         assert_eq!(mark(20, 68), 0, "the sessions of that form have none");
-        assert_eq!(mark(3, 66), 0x400, "a session that keeps its form keeps its bit");
-        assert_eq!(mark(1, 70), 0x100);
+        assert_eq!(mark(3, 66), 0x800, "a session that keeps its form keeps its bit");
+        assert_eq!(mark(1, 70), 0x200);
+    }
+
+    #[test]
+    fn whole_copies_to_the_default_target_have_the_bit_of_version_3() {
+        let mut ledger = Ledger::default();
+        ledger.targets.insert(1, (TargetName::default(), Target::default()));
+        put(&mut ledger, 1, 1, "default", 1, session(Some(96), None));
+        put(&mut ledger, 2, 2, "default", 0, session(None, None));
+        put(&mut ledger, 3, 3, "default", 1, session(None, None));
+        let marks: Vec<_> = ledger.placed().map(|placed| placed.mark).collect();
+        assert_eq!(marks, [0x200, 0x400, 0x100]);
+    }
+
+    #[test]
+    fn an_id_is_not_given_again_at_once() {
+        let mut ledger = Ledger::default();
+        for expected in [0, 1, 2, 0, 1] {
+            assert_eq!(ledger.free_id(3), Some(expected));
+        }
+        put(&mut ledger, 1, 1, "default", 0, session(None, None));
+        assert_eq!(ledger.placed().next().unwrap().id, 2);
+        assert_eq!([ledger.free_id(3), ledger.free_id(3), ledger.free_id(3)], [Some(0), Some(1), Some(0)]);
     }
 
     #[test]
     fn a_full_table_of_filters_has_no_place_but_for_an_equal_one() {
         let program = |port: u32| parse_filter(&format!("port {port}")).unwrap().program;
         let mut ledger = Ledger::default();
-        for port in 0..MAX_FILTERS {
+        for port in 0..FILTER_PLACES {
             let Some(FilterPlace::Free(place)) = ledger.filter_place(&program(port)) else { unreachable!() };
             ledger.put_filter(place, *program(port));
         }
-        assert_eq!(ledger.filter_place(&program(MAX_FILTERS)), None);
+        assert_eq!(ledger.filter_place(&program(FILTER_PLACES)), None);
         assert_eq!(ledger.filter_place(&program(3)), Some(FilterPlace::Shared(3)));
     }
 }

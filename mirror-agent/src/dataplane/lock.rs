@@ -145,7 +145,12 @@ impl Pins {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Ok(metadata) if is_roots_directory(&metadata) => return Ok(()),
             Ok(metadata) => {
-                warn!(path = %root.display(), uid = metadata.uid(), "removing what is in the agent's place, and not root's alone");
+                warn!(
+                    path = %root.display(),
+                    uid = metadata.uid(),
+                    "removing a file or directory that does not belong to root alone and is in the place of the agent's \
+                     pins"
+                );
                 if metadata.is_dir() { fs::remove_dir_all(root) } else { fs::remove_file(root) }
             }
             Err(error) => Err(error),

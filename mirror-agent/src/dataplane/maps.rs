@@ -1,32 +1,26 @@
 //! The pinned maps: reads and writes their entries.
 //!
 //! `ledger` decides which place an entry gets, `wire` how it is written, and `mirror_core::budget` how a budget goes
-//! on. Used by the dataplane, and by `status` and `cleanup` without any program loaded.
+//! on. `meters` has the maps of limits. Used by the dataplane, and by `status` and `cleanup` without any program loaded.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use mirror_common::{
-    abi::{
-        self, Counter, DeviceKey, MAX_TAPS, NODE_LIMIT, POD_LIMIT, SESSION_FILTERED, SHARE_LIMIT,
-        SessionCounters, SessionInfo, TapOwner,
-    },
-    filter::{FilterProgram, MAX_FILTERS},
-    limit::{Limits, Meter, PodMeter},
+    abi::{self, Counter, DeviceKey, MAX_TAPS, SESSION_FILTERED, SessionCounters, SessionInfo, TapOwner},
+    filter::{FILTER_PLACES, FilterProgram, MAX_FILTERS},
 };
 use mirror_core::budget::{self, Before};
-use nix::time::{ClockId, clock_gettime};
 use zerocopy::transmute;
 
 use super::{
     ledger::{Entry, FilterPlace, Ledger, Placed},
+    meters::{Meters, now_ns},
     pins::Pins,
     wire,
 };
-use crate::model::{
-    Capacity, Ceilings, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName,
-};
+use crate::model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName};
 
 /// Bytes of a wire type: aya takes arrays of bytes without a look inside, and `zerocopy` proves the conversion.
 type Bytes<const N: usize> = [u8; N];
@@ -37,14 +31,6 @@ type InfoBytes = Bytes<{ size_of::<SessionInfo>() }>;
 type TargetBytes = Bytes<{ size_of::<abi::Target>() }>;
 type CounterBytes = Bytes<{ size_of::<SessionCounters>() }>;
 type FilterBytes = Bytes<{ size_of::<FilterProgram>() }>;
-type LimitBytes = Bytes<{ size_of::<Limits>() }>;
-/// A lock with its padding, and a meter.
-type MeterBytes = [u64; 1 + size_of::<Meter>() / 8];
-/// A lock and its padding, and the two meters of a pod.
-type PodMeterBytes = [u64; 1 + size_of::<PodMeter>() / 8];
-
-/// `BPF_F_LOCK`: the kernel holds the element's lock while it copies.
-const LOCKED: u64 = 4;
 
 /// The maps.
 pub struct Maps {
@@ -54,10 +40,8 @@ pub struct Maps {
     targets: Array<MapData, TargetBytes>,
     counters: PerCpuArray<MapData, CounterBytes>,
     filters: Array<MapData, FilterBytes>,
-    limits: Array<MapData, LimitBytes>,
-    meters: Array<MapData, MeterBytes>,
-    node_limits: Array<MapData, LimitBytes>,
-    pod_meters: Array<MapData, PodMeterBytes>,
+    /// Limits and meters.
+    pub(super) meters: Meters,
     ledger: Ledger,
 }
 
@@ -116,10 +100,7 @@ impl Maps {
             targets: get("TARGETS")?.try_into()?,
             counters: get("COUNTERS")?.try_into()?,
             filters: get("FILTERS")?.try_into()?,
-            limits: get("LIMITS")?.try_into()?,
-            meters: get("METERS")?.try_into()?,
-            node_limits: get("NODE_LIMITS")?.try_into()?,
-            pod_meters: get("POD_METERS")?.try_into()?,
+            meters: Meters::from_fn(&mut get)?,
             ledger: Ledger::default(),
         };
         maps.refresh()?;
@@ -181,7 +162,9 @@ impl Maps {
         let now_ns = now_ns()?;
         let session = |placed: &Placed| {
             let ended = match placed.session.settings.is_metered() {
-                true => budget::ended(&self.limits_of(placed.id)?, &self.meter(placed.id)?, now_ns),
+                true => {
+                    budget::ended(&self.meters.limits(placed.id)?, &self.meters.meter(placed.id)?, now_ns)
+                }
                 false => None,
             };
             anyhow::Ok(SessionEntry { session: placed.session.clone(), ended, id: placed.id })
@@ -200,8 +183,7 @@ impl Maps {
         Capacity {
             taps: MAX_TAPS as usize,
             sessions: self.counters.len() as usize,
-            // A session that gets a new filter keeps its old filter until the session is written.
-            filters: MAX_FILTERS as usize - 1,
+            filters: MAX_FILTERS as usize,
         }
     }
 
@@ -226,8 +208,7 @@ impl Maps {
         let place = self.ledger.pod_meter(device, owner);
         let place = place.ok_or_else(|| anyhow!("this node has {MAX_TAPS} pods, and no more fit"))?;
         if !self.ledger.has_pod_meter(place) {
-            let full = PodMeterBytes::default();
-            self.pod_meters.set(place, &full, LOCKED).context("cannot clear the meters of a pod")?;
+            self.meters.clear_pod(place)?;
         }
         Ok(place)
     }
@@ -248,7 +229,7 @@ impl Maps {
         let cpus = self.counters.get(&id, 0).context("cannot read the counters")?.len();
         let zeros = PerCpuValues::try_from(vec![[0; size_of::<SessionCounters>()]; cpus])?;
         self.counters.set(id, zeros, 0).context("cannot clear the counters")?;
-        self.meters.set(id, &MeterBytes::default(), LOCKED).context("cannot clear a meter")?;
+        self.meters.clear(id)?;
         let serial = self.ledger.new_serial();
         self.put_session(device, mirror, session, (id, serial), None)
     }
@@ -279,20 +260,37 @@ impl Maps {
         let target = target.ok_or_else(|| anyhow!("there is no target {}", session.target))?;
         let filter = session.settings.filter.as_ref().map(|filter| self.put_filter(&filter.program));
         let filter = filter.transpose()?;
+        let is_new = before.is_none();
+        let old_info = before.map(|session| wire::encode_info(mirror, session));
         let before = match before {
-            Some(session) => Some(Before { session, limits: self.limits_of(id)? }),
+            Some(session) => Some(Before { session, limits: self.meters.limits(id)? }),
             None => None,
         };
-        let limits = budget::limits(session, before, &self.meter(id)?, now_ns()?);
-        self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")?;
-        self.infos
-            .insert(&id, &transmute!(wire::encode_info(mirror, session)), 0)
-            .with_context(|| format!("cannot write the mirror {mirror} of device {device}"))?;
+        let limits = budget::limits(session, before, &self.meters.meter(id)?, now_ns()?);
         let mark = self.ledger.mark(device, mirror, target, session.settings.snaplen);
         let mut entry = self.entry_of(device)?.clone();
         let placed = Placed { session: session.clone(), id, serial, target, filter, mark };
         entry.sessions.insert(mirror.clone(), placed);
-        self.write(device, entry)
+        // The entry of the tap decides, in one step, which session runs. Until then the old session must have no more
+        // than its old budgets; a new session has its limits before it runs.
+        if is_new {
+            self.meters.set_limits(id, limits)?;
+        }
+        self.write_info(id, &wire::encode_info(mirror, session))
+            .with_context(|| format!("cannot write the mirror {mirror} of device {device}"))?;
+        if let Err(error) = self.write(device, entry) {
+            // What is shown must be what runs.
+            let restored = old_info.map_or(Ok(()), |info| self.write_info(id, &info));
+            return Err(match restored {
+                Ok(()) => error,
+                Err(why) => error.context(why),
+            });
+        }
+        if is_new { Ok(()) } else { self.meters.set_limits(id, limits) }
+    }
+
+    fn write_info(&mut self, id: u32, info: &SessionInfo) -> Result<(), MapError> {
+        self.infos.insert(&id, &transmute!(*info), 0)
     }
 
     /// The place of a filter: the place of an equal filter in use, or a free one, to which the filter is written.
@@ -305,7 +303,7 @@ impl Maps {
                 self.ledger.put_filter(place, *program);
                 Ok(place)
             }
-            None => bail!("this node has {MAX_FILTERS} different filters, and no more fit"),
+            None => bail!("no place is free for a filter: {FILTER_PLACES} are in use"),
         }
     }
 
@@ -346,36 +344,6 @@ impl Maps {
         self.ledger.taps.get(&device).ok_or_else(|| anyhow!("device {device} is not tapped"))
     }
 
-    /// The limits that are written for a session.
-    fn limits_of(&self, id: u32) -> anyhow::Result<Limits> {
-        Ok(transmute!(self.limits.get(&id, 0).context("cannot read the limits")?))
-    }
-
-    /// The meter of a session.
-    fn meter(&self, id: u32) -> anyhow::Result<Meter> {
-        let [_lock, meter @ ..] = self.meters.get(&id, LOCKED).context("cannot read a meter")?;
-        Ok(transmute!(meter))
-    }
-
-    /// The limits of the node.
-    pub fn ceilings(&self) -> anyhow::Result<Ceilings> {
-        let read = |index| {
-            let limits = self.node_limits.get(&index, 0).context("cannot read the node's limits")?;
-            anyhow::Ok(transmute!(limits))
-        };
-        Ok(Ceilings { node: read(NODE_LIMIT)?, pod: read(POD_LIMIT)?, share: read(SHARE_LIMIT)? })
-    }
-
-    /// Writes the limits of the node.
-    pub fn set_ceilings(&mut self, ceilings: &Ceilings) -> anyhow::Result<()> {
-        let Ceilings { node, pod, share } = *ceilings;
-        for (index, limits) in [(NODE_LIMIT, node), (POD_LIMIT, pod), (SHARE_LIMIT, share)] {
-            let written = self.node_limits.set(index, &transmute!(limits), 0);
-            written.context("cannot write the node's limits")?;
-        }
-        Ok(())
-    }
-
     /// The targets.
     pub fn targets(&self) -> BTreeMap<TargetName, Target> {
         self.ledger.targets.values().cloned().collect()
@@ -384,8 +352,8 @@ impl Maps {
     /// Writes a target.
     pub fn set_target(&mut self, name: &TargetName, target: &Target) -> anyhow::Result<()> {
         let place = self.ledger.target(name).or_else(|| self.ledger.free_target());
-        let place =
-            place.ok_or_else(|| anyhow!("this node has {} targets, and no more fit", abi::MAX_TARGETS))?;
+        let place = place
+            .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
         let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
         self.ledger.targets.insert(place, (name.clone(), target.clone()));
@@ -419,12 +387,6 @@ impl Maps {
 
 fn key(device: Device) -> KeyBytes {
     transmute!(wire::encode_device(device))
-}
-
-/// The clock of the meters.
-fn now_ns() -> anyhow::Result<u64> {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
-    Ok(Duration::from(now).as_nanos() as u64)
 }
 
 /// `None` where the map has no such key.

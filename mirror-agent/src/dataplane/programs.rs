@@ -9,7 +9,12 @@
 //! Attaches nothing: `hooks` does. Called by `bpf`.
 
 use anyhow::{Context as _, anyhow};
-use aya::{Ebpf, EbpfLoader, maps::Map, programs::SchedClassifier, util::nr_cpus};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Map, MapInfo},
+    programs::SchedClassifier,
+    util::nr_cpus,
+};
 use mirror_common::abi::{MAX_SESSIONS, SessionCounters};
 
 use super::pins::Pins;
@@ -101,9 +106,11 @@ impl Pair for Of<'_> {
 /// Opens the object, and with it the pinned maps.
 fn open(pins: &Pins, stands_behind: bool) -> anyhow::Result<Ebpf> {
     let cpus = nr_cpus().map_err(|(what, error)| anyhow!("cannot read {what}: {error}"))?.get();
+    // A map that is pinned keeps the size that an earlier agent gave it.
+    let pinned = MapInfo::from_pin(pins.maps().join("COUNTERS")).ok().map(|info| info.max_entries());
     EbpfLoader::new()
         .default_map_pin_directory(pins.maps())
-        .map_max_entries("COUNTERS", sessions_that_fit(cpus))
+        .map_max_entries("COUNTERS", pinned.unwrap_or_else(|| sessions_that_fit(cpus)))
         .override_global(STANDS_BEHIND, &u32::from(stands_behind), true)
         .load(OBJECT)
         .context("cannot load the eBPF object (are you root?)")

@@ -112,7 +112,7 @@ impl PodFile {
                     self.concerns(&event)
                 }
                 Some(Err(error)) => {
-                    error!(directory = %self.directory.display(), %error, "cannot read inotify events; watching anew");
+                    error!(directory = %self.directory.display(), %error, "cannot read inotify events; opening a new watch");
                     self.events = Events::Gone(Instant::now() + LOOK_AGAIN_AFTER);
                     true
                 }

@@ -27,7 +27,7 @@ const NAME_MAX: usize = 253;
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
     /// There is no object in it. A file that is being written begins like that.
-    #[error("it is empty; that no pods are wanted is said by a List without items")]
+    #[error("the file is empty; to mirror no pods, write a List with `items: []`")]
     Empty,
     /// It is not YAML, or a field has not the type that it has in Kubernetes.
     #[error("{}", one_line(.0))]

@@ -42,7 +42,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.held.keep(ops);
         let mut carried = Carried::default();
         let Carried { of_devices, incomplete } = &mut carried;
-        let mut failures = Failures::default();
+        let mut failures = Failures::none(actual);
         let mut spent = Duration::ZERO;
         // The ops of one device are next to each other. They are logged when all of them have succeeded.
         for ops in ops.chunk_by(|a, b| a.device() == b.device()) {
@@ -90,6 +90,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             // The time of failed ops does not count, or a slow failure would keep all other devices from their turn.
             spent += chunk_began.elapsed();
             if !is_whole {
+                device.into_iter().for_each(|device| self.held.forget(device));
                 continue;
             }
             ops.iter().for_each(|op| tell_op(op, desired, actual));

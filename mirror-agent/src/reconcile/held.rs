@@ -52,6 +52,11 @@ impl Held {
         self.0.retain(|device, _| busy.contains(device));
     }
 
+    /// Forgets a device whose ops wait for those of another device, and have not failed themselves.
+    pub(super) fn forget(&mut self, device: Device) {
+        self.0.remove(&device);
+    }
+
     /// When the first of them is tried again.
     pub(super) fn next(&self) -> Option<Instant> {
         self.0.values().map(|failed| failed.at + failed.wait).min()
@@ -85,8 +90,11 @@ mod tests {
             now += ms(wait);
             assert_eq!(held.why(device, &attach, now), None);
         }
-        held.failed(device, &detach, why, now);
+        held.failed(device, &detach, why.clone(), now);
         assert_eq!(held.next(), Some(now + ms(100)));
+        held.forget(device);
+        assert_eq!((held.why(device, &detach, now), held.next()), (None, None), "nobody is woken for it");
+        held.failed(device, &detach, why, now);
         held.keep(&detach);
         assert!(held.next().is_some());
         held.keep(&[]);

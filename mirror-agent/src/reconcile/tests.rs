@@ -212,6 +212,70 @@ async fn a_failed_op_stops_no_other_and_is_tried_again_later_and_later() {
     assert_eq!((tries(&world), tapped(&world)), (4, vec![11, 12]));
 }
 
+/// Gives the newest pod an annotation more.
+fn annotate(world: &mut World, key: &str, value: &str) {
+    let pod = world.pods.0.as_mut().unwrap().last_mut().unwrap();
+    pod.annotations.insert(format!("podmirror.io/{key}"), value.to_owned());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_does_not_fit_is_reported_and_the_others_stay() {
+    let mut world = world();
+    world.dataplane.actual.capacity.taps = 1;
+    add_pod(&mut world, 1);
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    add_pod(&mut world, 2);
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [11]);
+    let report = Report::clone(&world.reports().borrow());
+    let skipped: Vec<_> = report.skipped.iter().map(|skipped| (&skipped.pod, &skipped.why)).collect();
+    assert!(matches!(skipped[..], [(Some(pod), Why::NoRoom(_))] if pod.name == "pod-2"), "{skipped:?}");
+    assert!(report.is_reconciled);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_stage_that_fails_keeps_only_its_own_mirrors_waiting() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    annotate(&mut world, "snaplen", "96");
+    let broken = Op::Attach(device(90), Program::Deliver);
+    world.dataplane.failures = vec![broken.clone(); 1000].into();
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    add_pod(&mut world, 2);
+    run_for(&mut world, Duration::from_secs(100)).await.unwrap();
+    let sessions = |device: &Device| world.dataplane.actual.taps[device].tap.as_ref().unwrap().sessions.len();
+    assert_eq!([device(11), device(12)].each_ref().map(sessions), [0, 1], "a copy would be whole");
+    assert_eq!((tapped(&world), target(&world).cuts), (vec![11, 12], false));
+    let failures = world.reports().borrow().failures.clone();
+    assert!(failures.iter().any(|failure| failure.contains("Deliver")), "{failures:?}");
+    // 0.1, 0.2, 0.4 and so on up to 30 s, and nothing in between.
+    let tries = world.dataplane.tried.iter().filter(|op| **op == broken).count();
+    assert!((9..=14).contains(&tries), "{tries} attempts in 100 s");
+    assert!(world.links.asked.len() < 60, "{} rounds in 100 s", world.links.asked.len());
+
+    world.dataplane.failures.clear();
+    run_for(&mut world, Duration::from_secs(31)).await.unwrap();
+    assert!(target(&world).cuts);
+    assert_eq!(world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap().sessions.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_that_waits_for_another_one_does_not_keep_the_loop_busy() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    annotate(&mut world, "snaplen", "96");
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    let put = world.dataplane.tried.iter().find(|op| matches!(op, Op::PutTap(..))).unwrap().clone();
+    world.dataplane.actual = Actual::empty(world.dataplane.actual.capacity);
+    // The tap fails once, and then its session waits for the second stage.
+    world.dataplane.failures = vec![Op::Attach(device(90), Program::Deliver); 1000].into();
+    world.dataplane.failures.push_back(put);
+    let before = world.links.asked.len();
+    run_for(&mut world, Duration::from_secs(100)).await.unwrap();
+    let rounds = world.links.asked.len() - before;
+    assert!(rounds < 60, "{rounds} rounds in 100 s");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_removal_does_not_wait_for_all_taps_of_a_start() {
     let mut world = world();

@@ -48,9 +48,9 @@ impl Told {
             let pod = pod.as_ref().map(tracing::field::display);
             let mirror = mirror.as_ref().map(tracing::field::display);
             if why.is_passing() {
-                info!(pod, nic, mirror, reason = why.name(), "not mirrored yet: {why}");
+                info!(pod, nic, mirror, reason = why.name(), "{}: {why}", why.effect());
             } else {
-                warn!(pod, nic, mirror, reason = why.name(), "not mirrored: {why}");
+                warn!(pod, nic, mirror, reason = why.name(), "{}: {why}", why.effect());
             }
         }
         self.skipped.clone_from(&skipped);

@@ -50,6 +50,8 @@ pub enum HookState {
     /// No program of ours.
     #[default]
     Absent,
+    /// A pinned link of ours that other software has detached: no program of ours runs.
+    Dead,
     /// A program of an earlier agent.
     Stale,
     /// The program of this agent.
@@ -138,6 +140,8 @@ pub struct Actual {
     pub taps: BTreeMap<Device, ActualTap>,
     /// The second stage, by the device that it runs at; never `Absent`.
     pub deliver: BTreeMap<IfIndex, HookState>,
+    /// The devices at which copies may pass by the current second stage, and why. Nothing is cut there.
+    pub passed_by: BTreeMap<IfIndex, Hidden>,
     /// The capacity of the tables.
     pub capacity: Capacity,
     /// The other versions of the agent whose taps may still run. Their hooks are `Stale`. The pods and targets of these
@@ -153,6 +157,7 @@ impl Actual {
             ceilings: Ceilings::default(),
             taps: BTreeMap::new(),
             deliver: BTreeMap::new(),
+            passed_by: BTreeMap::new(),
             capacity,
             other_versions: BTreeSet::new(),
         }

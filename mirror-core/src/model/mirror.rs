@@ -189,3 +189,26 @@ impl Desired {
         owners.collect::<BTreeSet<_>>().len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name of a NIC or a device can change while the pod runs. Its mirror goes on, with its budgets.
+    #[test]
+    fn a_pod_is_the_same_under_other_names_of_its_devices() {
+        let pod = |uid: &str| Some(PodId { uid: uid.into(), ..PodId::default() });
+        let netns = NetnsId { dev: 4, ino: 7 };
+        let owner = Owner { pod: pod("a"), netns, nic: "eth0".into(), device: "veth1".into() };
+        assert!(owner.is_same(&Owner { nic: "net0".into(), ..owner.clone() }));
+        assert!(owner.is_same(&Owner { device: "other".into(), ..owner.clone() }));
+        assert!(!owner.is_same(&Owner { pod: pod("b"), ..owner.clone() }));
+        assert!(
+            !owner.is_same(&Owner { netns: NetnsId { dev: 4, ino: 8 }, ..owner.clone() }),
+            "a new sandbox"
+        );
+        let interface = Owner { pod: None, netns: NetnsId::default(), ..owner.clone() };
+        assert!(!interface.is_same(&owner) && interface.is_same(&interface));
+        assert!(!interface.is_same(&Owner { nic: "eth1".into(), ..interface.clone() }));
+    }
+}

@@ -1,7 +1,7 @@
 //! The sessions that fit into the kernel's tables, and those that do not.
 //!
-//! Installed sessions keep their places. New ones take the free places, in the order of the devices and, on a device,
-//! of the origins and names of its mirrors. `plan` calls it.
+//! Installed sessions that are wanted as they are keep their places. Then come changed sessions, then new ones; each in
+//! the order of the devices and, on a device, of the origins and names of its mirrors. `plan` calls it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,12 +52,15 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
     let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new() };
     let mut fitting = BTreeMap::new();
     let mut unfit = Vec::new();
-    // Sessions that go on keep their places; new sessions come after them.
-    for is_new in [false, true] {
+    for pass in [Pass::Unchanged, Pass::Changed, Pass::New] {
         for (device, tap) in &desired.taps {
             for (mirror, session) in in_order(tap) {
-                let installed = installed(actual, *device, tap, mirror);
-                if installed.is_none() != is_new {
+                let of = match installed(actual, *device, tap, mirror) {
+                    Some(installed) if installed == session => Pass::Unchanged,
+                    Some(_) => Pass::Changed,
+                    None => Pass::New,
+                };
+                if of != pass {
                     continue;
                 }
                 let has_tap = fitting.contains_key(device);
@@ -73,6 +76,14 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
         }
     }
     (fitting, unfit)
+}
+
+/// The order in which sessions get places.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Unchanged,
+    Changed,
+    New,
 }
 
 fn installed<'a>(actual: &'a Actual, device: Device, tap: &Tap, mirror: &MirrorId) -> Option<&'a Session> {

@@ -2,137 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use mirror_common::verdict::TapKind;
-use proptest::{
-    collection::{btree_map, vec},
-    option,
-    prelude::*,
-    sample,
-};
+mod worlds;
+
+use proptest::{collection::vec, prelude::*};
+use worlds::{actual, desired, device, session, tap, target};
 
 use super::*;
 use crate::{
-    model::{Capacity, Ceilings, Directions, Ended, NetnsId, Origin, Owner, Place, PodId},
-    settings::{CaptureFilter, NodeLimits, Rate, Settings, parse_filter},
+    model::{Capacity, Owner},
+    settings::{NodeLimits, Settings},
 };
-
-fn owner() -> impl Strategy<Value = Owner> {
-    // Few of each, so that the same device, pod and namespace come again in other combinations.
-    (option::weighted(0.8, 0..3u8), 0..2u64, 0..2u8).prop_map(|(pod, ino, name)| Owner {
-        pod: pod.map(|uid| PodId {
-            uid: format!("uid-{uid}"),
-            namespace: "default".into(),
-            name: format!("pod-{}", uid / 2),
-        }),
-        netns: if pod.is_some() { NetnsId { dev: 4, ino } } else { NetnsId::default() },
-        nic: format!("eth{name}"),
-        device: format!("veth{name}"),
-    })
-}
-
-fn target_name() -> impl Strategy<Value = TargetName> {
-    sample::select(vec!["default", "ids"]).prop_map(|name| TargetName(name.parse().unwrap()))
-}
-
-fn filter() -> impl Strategy<Value = Option<CaptureFilter>> {
-    option::of(sample::select(vec!["tcp", "udp", "icmp"]).prop_map(|text| parse_filter(text).unwrap()))
-}
-
-fn session() -> impl Strategy<Value = Session> {
-    let directions = sample::select(Directions::ALL.to_vec());
-    let origin = sample::select(vec![Origin::Policy, Origin::Annotation(Place::Pod)]);
-    (directions, option::of(Just(96)), filter(), target_name(), origin).prop_map(
-        |(directions, snaplen, filter, target, origin)| Session {
-            directions,
-            settings: Settings { snaplen, filter, ..Settings::default() },
-            target,
-            origin,
-        },
-    )
-}
-
-fn tap() -> impl Strategy<Value = Tap> {
-    let mirror = sample::select(vec!["a", "b", "c"]).prop_map(|name| MirrorId(name.parse().unwrap()));
-    (owner(), any::<bool>(), btree_map(mirror, session(), 1..4)).prop_map(|(owner, is_limited, sessions)| {
-        let kind = if owner.pod.is_some() { TapKind::HostVeth } else { TapKind::Interface };
-        Tap { owner, kind, is_limited, sessions }
-    })
-}
-
-fn target() -> impl Strategy<Value = Target> {
-    (option::of(100..103u32), any::<bool>(), any::<bool>()).prop_map(|(ifindex, up, queueless)| Target {
-        device: "mirror0".into(),
-        ifindex: ifindex.map(IfIndex),
-        up,
-        queueless,
-        cuts: false,
-    })
-}
-
-fn device() -> impl Strategy<Value = Device> {
-    (1..6u32, 0..2u64)
-        .prop_map(|(ifindex, ino)| Device { netns: NetnsId { dev: ino * 4, ino }, ifindex: IfIndex(ifindex) })
-}
-
-fn limits() -> impl Strategy<Value = NodeLimits> {
-    let rate = || option::of(sample::select(vec![10, 1000]).prop_map(rate));
-    (rate(), rate()).prop_map(|(max_rate, max_pod_rate)| NodeLimits { max_rate, max_pod_rate })
-}
-
-fn rate(packets: u64) -> Rate {
-    Rate { packets: Some(packets), bits: None, burst: std::time::Duration::from_millis(50) }
-}
-
-fn desired() -> impl Strategy<Value = Desired> {
-    (target(), option::weighted(0.7, target()), limits(), btree_map(device(), tap(), 0..5)).prop_map(
-        |(first, second, limits, mut taps)| {
-            let mut targets = BTreeMap::from([(TargetName::default(), first)]);
-            targets.extend(second.map(|second| (TargetName("ids".parse().unwrap()), second)));
-            // A session names a target that exists: `select` refuses others.
-            for session in taps.values_mut().flat_map(|tap| tap.sessions.values_mut()) {
-                if !targets.contains_key(&session.target) {
-                    session.target = TargetName::default();
-                }
-            }
-            Desired { targets, limits, taps }
-        },
-    )
-}
-
-fn capacity() -> impl Strategy<Value = Capacity> {
-    let some = || prop_oneof![Just(100usize), 1..6usize];
-    (some(), some(), some()).prop_map(|(taps, sessions, filters)| Capacity { taps, sessions, filters })
-}
-
-/// The state that an agent has installed for other wishes, with later changes by other software.
-fn actual() -> impl Strategy<Value = Actual> {
-    let state = || sample::select(vec![HookState::Absent, HookState::Stale, HookState::Current]);
-    let change = (state(), state(), prop::bool::weighted(0.8), prop::bool::weighted(0.3));
-    let deliver = btree_map((100..103u32).prop_map(IfIndex), state(), 0..3);
-    (desired(), capacity(), vec(change, 5), deliver, any::<bool>()).prop_map(
-        |(desired, capacity, changes, deliver, forgot_ceilings)| {
-            let mut actual = installed(&desired, capacity);
-            for (installed, (ingress, egress, has_entry, has_ended)) in actual.taps.values_mut().zip(changes)
-            {
-                (installed.ingress, installed.egress) = (ingress, egress);
-                if has_ended {
-                    let sessions = installed.tap.iter().flat_map(|tap| tap.sessions.keys());
-                    installed.ended = sessions.map(|mirror| (mirror.clone(), Ended::Packets)).collect();
-                }
-                if !has_entry {
-                    (installed.tap, installed.ended) = (None, BTreeMap::new());
-                }
-            }
-            actual.taps.retain(|_, installed| *installed != ActualTap::default());
-            actual.deliver.extend(deliver);
-            actual.deliver.retain(|_, state| *state != HookState::Absent);
-            if forgot_ceilings {
-                actual.ceilings = Ceilings::default();
-            }
-            actual
-        },
-    )
-}
 
 /// The installed state when all of `desired` that fits is installed.
 fn installed(desired: &Desired, capacity: Capacity) -> Actual {
@@ -144,7 +23,10 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
     let (taps, _) = fit::fit(desired, before);
     let deliver: BTreeMap<_, _> =
         desired.deliver().into_iter().map(|ifindex| (ifindex, HookState::Current)).collect();
-    let cuts = |target: &Target| target.ifindex.is_some_and(|ifindex| deliver.contains_key(&ifindex));
+    let passed_by: BTreeMap<_, _> =
+        before.passed_by.clone().into_iter().filter(|(ifindex, _)| deliver.contains_key(ifindex)).collect();
+    let is_cutting = |ifindex| deliver.contains_key(&ifindex) && !passed_by.contains_key(&ifindex);
+    let cuts = |target: &Target| target.ifindex.is_some_and(is_cutting);
     let with_cuts = |target: &Target| Target { cuts: cuts(target), ..target.clone() };
     let taps = taps.into_iter().map(|(device, tap)| {
         let old = before.taps.get(&device);
@@ -165,22 +47,23 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
         ceilings: desired.limits.ceilings(desired.owners()),
         taps: taps.collect(),
         deliver: deliver.clone(),
+        passed_by: passed_by.clone(),
         capacity: before.capacity,
         other_versions: before.other_versions.clone(),
     }
 }
 
-/// Carries a plan out as the loop does. Each op that may be tried fails where `fails` says so. `watch` looks at the
+/// Carries a plan out as the loop does. An op that may be tried fails where `fails` says so. `watch` looks at the
 /// world before each op.
 fn carry_out(
     ops: &[Op],
     actual: &mut Actual,
-    mut fails: impl FnMut() -> bool,
+    mut fails: impl FnMut(&Op) -> bool,
     mut watch: impl FnMut(&Actual, &Op),
 ) -> Failures {
-    let mut failures = Failures::default();
+    let mut failures = Failures::none(actual);
     for op in ops {
-        let is_done = failures.allow(op) && !fails() && {
+        let is_done = failures.allow(op) && !fails(op) && {
             watch(actual, op);
             let done = apply(actual, op);
             // A session cannot get a target that could not be written. Nothing else may be refused.
@@ -204,7 +87,7 @@ proptest! {
     #[test]
     fn a_plan_leads_to_what_is_wanted_and_then_there_is_no_more_to_do(desired in desired(), before in actual()) {
         let mut actual = before.clone();
-        carry_out(&plan(&desired, &before).ops, &mut actual, || false, |_, _| {});
+        carry_out(&plan(&desired, &before).ops, &mut actual, |_| false, |_, _| {});
         prop_assert_eq!(&actual, &settled(&desired, &before));
         prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
     }
@@ -214,7 +97,7 @@ proptest! {
     fn what_does_not_fit_is_told_and_not_in_place(desired in desired(), before in actual()) {
         let Plan { ops, unfit } = plan(&desired, &before);
         let mut actual = before.clone();
-        carry_out(&ops, &mut actual, || false, |_, _| {});
+        carry_out(&ops, &mut actual, |_| false, |_, _| {});
         let in_place = |device: &Device, mirror: &MirrorId| {
             let tap = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
             tap.is_some_and(|tap| tap.sessions.contains_key(mirror))
@@ -240,7 +123,7 @@ proptest! {
         let mut actual = before.clone();
         let mut failing = failing.into_iter();
         let mut all = Ok(());
-        let fails = || failing.next().unwrap_or(false);
+        let fails = |_: &Op| failing.next().unwrap_or(false);
         let failures = carry_out(&plan(&desired, &before).ops, &mut actual, fails, |now, op| {
             if all.is_ok() {
                 all = is_safe(now, op, &desired, &before);
@@ -259,14 +142,62 @@ proptest! {
         }
         // A target is marked as cutting only where the second stage is, unless it was marked so before.
         for (name, target) in actual.targets.iter().filter(|(_, target)| target.cuts) {
-            let is_there = target.ifindex.is_some_and(|ifindex| actual.deliver.contains_key(&ifindex));
-            prop_assert!(is_there || before.targets.get(name) == Some(target));
+            prop_assert!(is_cut_at(target, &actual) || before.targets.get(name) == Some(target));
         }
         // The next round repairs everything.
         drop(failures);
         let between = actual.clone();
-        carry_out(&plan(&desired, &between).ops, &mut actual, || false, |_, _| {});
+        carry_out(&plan(&desired, &between).ops, &mut actual, |_| false, |_, _| {});
         prop_assert_eq!(actual, settled(&desired, &between));
+    }
+
+    /// A second stage that cannot be attached stops the new sessions that it would have to cut, and nothing else.
+    #[test]
+    fn a_second_stage_that_fails_stops_no_session_that_is_not_cut(desired in desired(), before in actual()) {
+        let mut actual = before.clone();
+        let fails = |op: &Op| matches!(op, Op::Attach(_, Program::Deliver));
+        carry_out(&plan(&desired, &before).ops, &mut actual, fails, |_, _| {});
+        for (device, tap) in fit::fit(&desired, &before).0 {
+            let installed = &actual.taps[&device];
+            prop_assert!(Program::TAP.into_iter().all(|program| installed.state(program) == HookState::Current));
+            for (mirror, session) in tap.sessions {
+                let is_installed = installed.tap.as_ref().unwrap().sessions.get(&mirror) == Some(&session);
+                prop_assert!(is_installed || session.settings.snaplen.is_some(), "{:?}", session);
+            }
+        }
+        prop_assert!(actual.targets.keys().eq(desired.targets.keys()));
+    }
+
+    /// Targets may all get new names at once, and the table holds both.
+    #[test]
+    fn no_more_targets_are_installed_than_there_are_before_or_after(desired in desired(), before in actual()) {
+        let in_use = targets_in_use(&before);
+        let mut actual = before.clone();
+        let mut most = 0;
+        carry_out(&plan(&desired, &before).ops, &mut actual, |_| false, |now, op| {
+            if matches!(op, Op::SetTarget(..)) {
+                most = most.max(now.targets.len());
+            }
+        });
+        prop_assert!(most <= in_use.len() + desired.targets.len());
+    }
+
+    /// Of two sessions that do not both fit, the installed one stays that nobody has changed.
+    #[test]
+    fn an_unchanged_session_keeps_its_place(desired in desired(), before in actual()) {
+        let unfit = plan(&desired, &before).unfit;
+        for Unfit { device, mirror, .. } in unfit {
+            let wanted = &desired.taps[&device];
+            let was = same_owner(&before, &device, &wanted.owner).and_then(|tap| tap.sessions.get(&mirror));
+            // Everything that is installed fits, unless tables have become smaller.
+            let sessions = before.taps.values().flat_map(|installed| &installed.tap).flat_map(|tap| tap.sessions.values());
+            let filters: BTreeSet<_> =
+                sessions.clone().filter_map(|session| Some(&session.settings.filter.as_ref()?.text)).collect();
+            let fitted = sessions.count() <= before.capacity.sessions
+                && filters.len() <= before.capacity.filters
+                && before.taps.len() <= before.capacity.taps;
+            prop_assert!(!fitted || was != Some(&wanted.sessions[&mirror]));
+        }
     }
 
     /// A change of one mirror touches no other. It is written over the session, without a gap and with its counters.
@@ -294,13 +225,25 @@ proptest! {
     #[test]
     fn targets_are_kept_right_before_the_pods_are_known(desired in desired(), before in actual()) {
         let mut actual = before.clone();
-        carry_out(&retarget(&desired.targets, &before), &mut actual, || false, |_, _| {});
-        prop_assert_eq!(actual.taps, before.taps);
+        carry_out(&retarget(&desired.targets, &before), &mut actual, |_| false, |_, _| {});
+        prop_assert_eq!(&actual.taps, &before.taps);
         prop_assert_eq!(&actual.deliver, &before.deliver);
+        for target in desired.targets.keys().map(|name| &actual.targets[name]).filter(|target| target.cuts) {
+            prop_assert!(is_cut_at(target, &actual));
+        }
         for (name, target) in &desired.targets {
             prop_assert_eq!(&Target { cuts: false, ..actual.targets[name].clone() }, target);
         }
     }
+}
+
+/// Whether a second stage that cuts every copy may run at a target.
+fn is_cut_at(target: &Target, actual: &Actual) -> bool {
+    target.ifindex.is_some_and(|ifindex| {
+        let state = actual.deliver.get(&ifindex);
+        matches!(state, Some(HookState::Current | HookState::Stale))
+            && !actual.passed_by.contains_key(&ifindex)
+    })
 }
 
 /// Whether an op is safe in the world in which it is carried out.
@@ -319,7 +262,9 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
         // A new session finds its target, its limits, and the second stage where it needs that.
         Op::AddSession(device, _, session) => {
             let target = &now.targets[&session.target];
-            prop_assert!(target.cuts || session.settings.snaplen.is_none() || target.ifindex.is_none());
+            let is_passed_by = target.ifindex.is_some_and(|ifindex| now.passed_by.contains_key(&ifindex));
+            let is_cut = target.cuts || session.settings.snaplen.is_none() || target.ifindex.is_none();
+            prop_assert!(is_cut || is_passed_by);
             prop_assert_eq!(target.ifindex, desired.targets[&session.target].ifindex);
             prop_assert_eq!(now.ceilings, desired.limits.ceilings(desired.owners()));
             prop_assert!(entry(device).unwrap().owner == desired.taps[device].owner);

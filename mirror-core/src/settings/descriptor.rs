@@ -70,7 +70,7 @@ pub static SETTINGS: [Setting; 7] = [
         key: "snaplen",
         env: "MIRROR_SNAPLEN",
         value_name: "BYTES",
-        help: "Bytes that are kept of each copy, from 64 to 15616",
+        help: "Bytes that are kept of each copy, from 76 to 15616",
         example: "96",
         is_quoted: false,
         parse: |settings, text, _| parse_snaplen(text).map(|bytes| settings.snaplen = Some(bytes)),

@@ -74,9 +74,9 @@ fn what_is_wrong_is_told_with_what_would_be_right() {
         ("rate", "1pps,burst=0ms", "a burst is from 1ms to 10s"),
         ("rate", "1pps,burst=105d", "a burst is from 1ms to 10s"),
         ("rate", "1pps,burst=soon", "a burst is from 1ms to 10s"),
-        ("snaplen", "63", "from 64 to 15616"),
+        ("snaplen", "75", "from 76 to 15616"),
         ("snaplen", "16001", "to a longer length the kernel cuts no packet"),
-        ("snaplen", "20000", "from 64 to 15616"),
+        ("snaplen", "20000", "from 76 to 15616"),
         ("duration", "15", "use a time"),
         ("duration", "0s", "use a time"),
         ("duration", "366d", "at most 365d"),
@@ -93,7 +93,7 @@ fn what_is_wrong_is_told_with_what_would_be_right() {
 
 #[test]
 fn the_bounds_themselves_are_taken() {
-    assert_eq!(parse_snaplen("64"), Ok(MIN_SNAPLEN));
+    assert_eq!(parse_snaplen("76"), Ok(MIN_SNAPLEN));
     assert_eq!(parse_snaplen("15616"), Ok(MAX_SNAPLEN));
     assert_eq!(parse_rate("1pps,burst=1ms").map(|rate| rate.burst), Ok(MIN_BURST));
     assert_eq!(parse_rate("1pps,burst=10s").map(|rate| rate.burst), Ok(MAX_BURST));

@@ -14,8 +14,9 @@ use super::{
 };
 use crate::filter;
 
-/// Shortest snap length in bytes: the kernel cuts a copy with any transport header to this length.
-pub const MIN_SNAPLEN: u32 = 64;
+/// Shortest snap length in bytes. The kernel refuses to cut into an unfinished checksum: that of TCP over IPv6 without
+/// extension headers ends at byte 72, and a VLAN tag takes 4 more.
+pub const MIN_SNAPLEN: u32 = 76;
 
 /// Most packets a second of a rate. One packet then costs 1024 ticks of
 /// [`TICKS_PER_NS`](mirror_common::limit::TICKS_PER_NS), so rounding changes a rate by a thousandth at most. No device

@@ -1,9 +1,10 @@
-//! A real Kubernetes node on this machine, brought up and taken down without a trace.
+//! Starts a real Kubernetes node on this machine, and removes it without a trace.
 //!
-//! etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd, kubelet and kube-proxy, as processes of
-//! their own, from binaries that `binaries` brings into the cache. Everything that they write lies in `state::DIR`; the
-//! few things beyond it are in `machine`. For tests against Kubernetes, and for trying the agent; not for production.
-//! Called by `cargo xtask cluster` and the levels `api` and `cluster`; by stories as a [`TestCluster`].
+//! The node is etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd, kubelet and kube-proxy. They
+//! run as processes of their own, from binaries that `binaries` puts into the cache. Everything that they write is in
+//! `state::DIR`; `machine` has the few exceptions. The node is for tests against Kubernetes and for trying the agent,
+//! not for production. `cargo xtask cluster` and the levels `api` and `cluster` call this module; stories use it as a
+//! [`TestCluster`].
 
 mod binaries;
 mod component;
@@ -42,18 +43,18 @@ pub use state::{Cni, KUBECONFIG, Mode};
 const NODE: &str = "podmirror-node";
 /// The node's address, on loopback: the same on every machine and in every network.
 const NODE_IP: &str = "10.245.0.1";
-/// The addresses of pods, and those of them that the node gives out.
+/// The addresses of all pods, and the part of them that this node gives out.
 const POD_CIDR: &str = "10.244.0.0/16";
 const NODE_CIDR: &str = "10.244.0.0/24";
-/// The addresses of services, and the first of them, the API server's.
+/// The addresses of services, and the first of them, which is the API server's.
 const SERVICE_CIDR: &str = "10.96.0.0/16";
 const SERVICE_IP: &str = "10.96.0.1";
 /// Where the API server listens.
 const API_PORT: u16 = 6443;
-/// The bridge that pods are joined by.
+/// The bridge that connects the pods.
 const BRIDGE: &str = "podmirror-cni0";
 
-/// Why this machine cannot have such a cluster, if so.
+/// An error if this machine cannot run such a cluster.
 pub fn can_be_brought() -> Result<()> {
     if !is_root() {
         bail!("the cluster needs root, for network namespaces, cgroups and mounts");
@@ -67,46 +68,46 @@ pub fn has_programs() -> bool {
     Binaries::locate().is_ok_and(|binaries| binaries.built("kubelet").exists())
 }
 
-/// Brings up what is not running; what runs is left alone. `api_only`: etcd and the API server alone. Without `cni`, pods
-/// are wired as in the cluster that there is, or by a bridge.
+/// Starts the components that do not run, and leaves the others alone. With `api_only`, the components are etcd and the
+/// API server. Without `cni`, pods are wired as in the present cluster, or by a bridge.
 pub fn up(api_only: bool, cni: Option<Cni>) -> Result<()> {
     let _lock = Lock::take()?;
     start(api_only, cni)
 }
 
-/// Stops everything and undoes every change, the cluster's objects included.
+/// Stops everything and undoes every change. The cluster's objects are lost.
 pub fn down() -> Result<()> {
     let _lock = Lock::take()?;
     end()
 }
 
-/// Runs two pods, pings, and looks for what they leave.
+/// Runs two pods, pings from one to the other, and checks that they leave nothing.
 pub fn smoke() -> Result<()> {
     let _lock = Lock::take()?;
     smoke::run(&Binaries::locate()?)
 }
 
-/// Writes the image [`BUSYBOX`] as an archive, for a node that is not ours.
+/// Writes the image [`BUSYBOX`] as an archive, for a node that this crate has not built.
 pub fn write_busybox(archive: &Path) -> Result<()> {
     let binaries = Binaries::locate()?;
     binaries.unpack()?;
     images::write(&binaries, BUSYBOX, archive)
 }
 
-/// kubectl, where it has been built.
+/// kubectl, if it has been built.
 pub(crate) fn kubectl_program() -> Option<PathBuf> {
     let program = Binaries::locate().ok()?.built("kubectl");
     program.exists().then_some(program)
 }
 
-/// The cluster that is up.
+/// The cluster that `up` has made.
 #[derive(Debug)]
 pub struct Built {
     binaries: Binaries,
 }
 
 impl Built {
-    /// The one that has been brought up, which must have this kubeconfig.
+    /// The cluster that `up` has made. An error if there is none, or if `kubeconfig` is not its kubeconfig.
     pub fn at(kubeconfig: &Path) -> Result<Self> {
         if kubeconfig != Path::new(KUBECONFIG) || Mode::present()?.is_none() {
             bail!(

@@ -1,7 +1,8 @@
-//! A cluster that others have made, by its kubeconfig.
+//! A cluster that was not built here, by its kubeconfig.
 //!
 //! Its only node must be this machine or a container on it (kind, k3d), because stories capture on the node and enter
-//! the pods. How its components are stopped is not known, so stories that stop them cannot run on it.
+//! the pods. This crate does not know how to stop the components of such a cluster, so stories that stop them cannot
+//! run on it.
 
 use std::{
     fs,
@@ -21,7 +22,7 @@ use crate::{
     built::{apply, kubectl_program},
 };
 
-/// How long a pod that only prints something may take.
+/// How long a pod may run that only prints some text.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A cluster that exists.
@@ -33,8 +34,8 @@ pub struct Existing {
 }
 
 impl Existing {
-    /// The cluster of a kubeconfig's current context. `import` is a command line of the shell that brings an image onto
-    /// the node, to which the archive's path is appended; without it, images are taken to be there.
+    /// Connects to the cluster of a kubeconfig's current context. `import` is a shell command line that brings an image
+    /// onto the node; the archive's path is appended to it. Without `import`, the images must be there.
     pub fn connect(kubeconfig: &Path, import: Option<String>) -> Result<Self> {
         let path = fs::canonicalize(kubeconfig).with_context(|| kubeconfig.display().to_string())?;
         let kubectl =
@@ -42,7 +43,7 @@ impl Existing {
         Ok(Self { kubeconfig: path, kubectl, import })
     }
 
-    /// What a container prints that runs once, on the node's network. The image must be on the node.
+    /// Runs a container once on the node's network, and returns its output. The image must be on the node.
     pub fn output_of(&self, image: &str, words: &[&str]) -> Result<String> {
         let name = format!("podmirror-probe-{}", std::process::id());
         apply(self.kubectl(), &probe(&name, image, words))?;
@@ -79,7 +80,8 @@ impl TestCluster for Existing {
         &self.kubeconfig
     }
 
-    /// With our environment: a kubeconfig may name a program that brings the credentials.
+    /// kubectl with the environment of this process, because a kubeconfig may name a program that fetches the
+    /// credentials.
     fn kubectl(&self) -> Command {
         let mut kubectl = command(&self.kubectl);
         kubectl.env("KUBECONFIG", &self.kubeconfig);
@@ -126,7 +128,7 @@ impl TestCluster for Existing {
     }
 }
 
-/// The first process of this machine that is in a network namespace, by what `/proc/<pid>/ns/net` leads to.
+/// The first process of this machine in a network namespace, which is given as in the link `/proc/<pid>/ns/net`.
 pub fn process_in_netns(netns: &str) -> Option<i32> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());

@@ -1,8 +1,8 @@
-//! Kubernetes clusters that stories can use: one that this crate builds on this machine ([`built`]), or one that exists
-//! ([`Existing`]: kind, k3d, one with Cilium or Calico).
+//! Kubernetes clusters for stories: a cluster that this crate builds on this machine ([`built`]), or one that exists
+//! ([`Existing`]: kind, k3d, a cluster with Cilium or Calico).
 //!
-//! A story knows its cluster by the trait [`TestCluster`] alone. Called by `xtask`, which brings clusters up, and by the
-//! harness of the stories (`mirror-tests`). It knows nothing of the agent.
+//! A story uses its cluster only through the trait [`TestCluster`]. `xtask` calls this crate to start clusters, and so
+//! does the harness of the stories (`mirror-tests`). The crate knows nothing of the agent.
 
 #![expect(clippy::print_stdout, reason = "says what it starts and stops, on a command line tool's output")]
 
@@ -23,7 +23,7 @@ pub use existing::{Existing, process_in_netns};
 
 /// The environment variable that says which kind of cluster `KUBECONFIG` names.
 pub const KIND_VARIABLE: &str = "MIRROR_TEST_CLUSTER";
-/// Its value for a cluster that is not ours: what its components are, and how they are stopped, is not known.
+/// Its value for a cluster that this crate has not built, and whose components it cannot stop.
 pub const EXISTING: &str = "existing";
 
 /// A cluster that stories can use.
@@ -34,29 +34,29 @@ pub trait TestCluster: fmt::Debug + Send + Sync {
     /// `kubectl` with that kubeconfig.
     fn kubectl(&self) -> Command;
 
-    /// The node on which the stories run: this machine, or a container on it. An error where there is none, or where
+    /// The node on which the stories run: this machine, or a container on it. An error if there is no such node, or if
     /// pods could also go to other nodes.
     fn node(&self) -> Result<Node>;
 
     /// Brings an image onto that node, from an archive as `docker save` writes it.
     fn import(&self, archive: &Path) -> Result<()>;
 
-    /// The cluster's components, where stories can stop them.
+    /// The cluster's components, if stories can stop them.
     fn components(&self) -> Option<&dyn Components>;
 }
 
-/// The components of a cluster: its control plane, and what runs on its node.
+/// The components of a cluster: its control plane and the programs of its node.
 pub trait Components {
-    /// The process of one, if it runs.
+    /// The process of a component, if it runs.
     fn pid(&self, component: &str) -> Option<i32>;
 
-    /// Stops one as a service manager does: in order, or else by force.
+    /// Stops a component as a service manager does: by SIGTERM, and if that does not help, by SIGKILL.
     fn stop(&self, component: &str) -> Result<()>;
 
-    /// Starts whatever does not run, and waits until the cluster works.
+    /// Starts the components that do not run, and waits until the cluster works.
     fn bring_back(&self) -> Result<()>;
 
-    /// The own client of the container runtime (containerd's `ctr`).
+    /// The client of the container runtime (containerd's `ctr`).
     fn runtime(&self) -> Command;
 }
 

@@ -1,4 +1,4 @@
-//! What the authors of pods are told, as the API server keeps it.
+//! Events: what the API server stores for the authors of pods.
 
 use mirror_tests::{SOON, check, eventually};
 use serde_json::Value;

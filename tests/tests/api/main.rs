@@ -1,6 +1,6 @@
-//! Stories of the built agent, a node of its own, and a real API server: what needs no kubelet.
+//! Stories that need an API server and no kubelet: the built agent on a node of its own, with a real API server.
 //!
-//! `cargo xtask test --level api` runs them, in parallel.
+//! `cargo xtask test --level api` runs the stories in parallel.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use mirror_tests::{Api, Comparison, Lab, PodNs};
@@ -11,7 +11,7 @@ mod outages;
 mod selection;
 mod watching;
 
-/// A node of a real API server, with a bridge for pods. The node goes last.
+/// A node of a real API server, with a bridge for pods. The node is the last field, so it is dropped last.
 struct Node {
     api: Api,
     lab: Lab,
@@ -30,7 +30,7 @@ impl Node {
         names.map(|name| self.lab.pod(name, "br0"))
     }
 
-    /// Checks that what `pod` and `other` say to each other is mirrored, each packet once and as it was.
+    /// Checks that the mirror interface shows all packets between `pod` and `other`, each once and unchanged.
     #[track_caller]
     fn is_mirrored(&self, pod: &PodNs, other: &PodNs) {
         let comparison = Comparison::of(pod.netns(), &self.lab);

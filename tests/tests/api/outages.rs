@@ -1,4 +1,4 @@
-//! The API server cannot be reached, or says no. What is mirrored stays mirrored.
+//! The API server is away or refuses requests. Mirrored pods stay mirrored.
 
 use std::{fs, time::Duration};
 
@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use crate::Node;
 
 const MIRROR: [(&str, &str); 1] = [("podmirror.io/mirror", "true")];
-/// How long it may take to notice that a silent server is none: a watch lasts 75 s at most, and then 10 s go by.
+/// How long the agent may take to notice that a server is silent: a watch lasts 75 s at most, and then 10 s pass.
 const NOTICED: Duration = Duration::from_secs(100);
-/// How long it may take to be told not ready since then: a minute. To be back takes a pause, of half a minute at most.
+/// How long the agent may take after that to become unready: a minute. To be ready again takes half a minute at most.
 const UNREADY: Duration = Duration::from_secs(75);
 
 #[test]

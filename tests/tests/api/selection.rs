@@ -1,4 +1,4 @@
-//! Who is mirrored: the pod's word, its namespace's, the agent's; and the administrator above all.
+//! Which pods are mirrored: annotations of the pod, of its namespace, and flags of the agent, which limit them all.
 
 use mirror_tests::{SOON, check, eventually};
 use serde_json::Value;

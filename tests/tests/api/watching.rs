@@ -1,4 +1,4 @@
-//! Pods that come, change and go, as the API server tells of it.
+//! Pods that are created, changed and deleted at the API server.
 
 use mirror_tests::{SOON, check, eventually};
 

@@ -1,5 +1,5 @@
-//! Stories that stop the cluster's components, or go behind its runtime's back: only on a cluster that was built here.
-//! `cargo xtask test` knows this module by its name.
+//! Stories that stop the cluster's components, or act without the knowledge of its runtime. They run only on a cluster
+//! that was built here. `cargo xtask test` uses the name of this module.
 
 mod outages;
 mod sandboxes;

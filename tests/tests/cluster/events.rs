@@ -1,9 +1,9 @@
-//! Who is chosen by whom, and what those are told who are not mirrored.
+//! Events: which pods get one, and with which reason.
 
 use mirror_tests::{AGENT, Cluster, SOON, check, eventually, pod_object};
 use serde_json::Value;
 
-/// The messages of a pod's Events of a reason.
+/// The messages of the pod's Events with this reason.
 fn messages(cluster: &Cluster, namespace: &str, pod: &str, reason: &str) -> Vec<String> {
     let events = cluster.kubectl(&format!("get events -o json --namespace {namespace}"));
     let events: Value = serde_json::from_str(&events).unwrap();
@@ -12,7 +12,7 @@ fn messages(cluster: &Cluster, namespace: &str, pod: &str, reason: &str) -> Vec<
     events.map(|event| event["message"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Waits for an Event with this in its message; there must be one of its reason.
+/// Waits for an Event with this text in its message. It must be the only Event with its reason.
 #[track_caller]
 fn one_event(cluster: &Cluster, namespace: &str, pod: &str, reason: &str, text: &str) {
     eventually(SOON, || {

@@ -1,4 +1,4 @@
-//! Upgraded and uninstalled.
+//! The agent is installed, upgraded and uninstalled, and lacks one of its rights.
 
 use std::fs;
 

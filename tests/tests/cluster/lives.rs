@@ -1,4 +1,4 @@
-//! Pods that end or come back under their names, and an agent that is killed.
+//! Pods that end or are created again under the same name, and an agent that is killed.
 
 use mirror_tests::{Cluster, PATIENCE, check, eventually, pod_object};
 use nix::{

@@ -1,7 +1,8 @@
-//! Stories of a cluster: the agent as people install it, real pods, and a control plane that fails.
+//! Stories on a cluster: the agent as users install it, real pods, and a control plane that fails.
 //!
-//! `cargo xtask test --level cluster` runs them, one after the other. With the CNI plugin `ptp` it leaves out what does
-//! not depend on how pods are wired; with `--kubeconfig`, on a cluster that exists, it leaves out the module `built`.
+//! `cargo xtask test --level cluster` runs the stories one after the other. With the CNI plugin `ptp`, it leaves out
+//! stories that do not depend on the wiring of pods. On an existing cluster (`--kubeconfig`), it leaves out the module
+//! `built`.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use mirror_tests::{Cluster, Comparison, KubePod, Pinging};
@@ -13,8 +14,8 @@ mod lives;
 mod many;
 mod mirroring;
 
-/// Pings from one pod to another all the while that `outage` takes. Each ping and each answer must be on the mirror
-/// interface, once; how many they are.
+/// Pings from one pod to another while `outage` runs. Each ping and each answer must be on the mirror interface once.
+/// Returns the number of these packets.
 #[track_caller]
 fn nothing_is_lost_during(cluster: &Cluster, [from, to]: [&KubePod; 2], outage: impl FnOnce()) -> u64 {
     let comparison = Comparison::of(&from.netns, cluster.host());

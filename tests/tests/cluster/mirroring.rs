@@ -1,4 +1,4 @@
-//! Pods that are annotated are mirrored, and nothing else is.
+//! Pods with the annotation are mirrored, and no other pods.
 
 use std::fs;
 
@@ -93,7 +93,7 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
     }
 }
 
-/// How many IPv4 packets have left a pod, by the kernel's own count.
+/// The number of IPv4 packets that have left a pod, by the kernel's counter.
 fn ipv4_sent(pod: &mirror_tests::KubePod) -> usize {
     let text = pod.netns.enter(|| fs::read_to_string("/proc/thread-self/net/snmp")).unwrap();
     // A line of names, and one of values.

@@ -1,8 +1,8 @@
-//! The demo: two pods, one of them mirrored, and what then stands on the mirror interface.
+//! The demo: two pods, one of them mirrored, and the packets on the mirror interface.
 //!
-//! `cargo xtask demo` shows it to people, and the level netns runs it. Everything happens in network namespaces of its
-//! own, the node's included, so that this machine's network stays as it is. Whatever the end, also Ctrl-C, all that was
-//! made is removed.
+//! `cargo xtask demo` shows it to people, and the level netns runs it. The node and the pods are network namespaces of
+//! their own, so this machine's network stays as it is. At the end the demo removes everything that it has made, also
+//! after Ctrl-C.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it is there to be read")]
 #![expect(clippy::expect_used, reason = "a demo that cannot go on has failed")]
 
@@ -19,7 +19,7 @@ use mirror_tests::{
     eventually,
 };
 
-/// Echo requests of each ping.
+/// The number of echo requests of each ping.
 const PINGS: usize = 3;
 const BRIDGE: &str = "br0";
 
@@ -97,7 +97,7 @@ fn talk(from: &PodNs, to: &PodNs) {
     println!("    {} says \"hello\" to {} over TCP, and {0} hears {heard:?}", from.name(), to.name());
 }
 
-/// What stands on the mirror interface, in numbers.
+/// The numbers of packets on the mirror interface.
 #[derive(Debug, Default)]
 struct Seen {
     requests: usize,
@@ -108,7 +108,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Of IPv4 frames without options, as those of these pods are.
+    /// Counts IPv4 frames without options. These pods send no others.
     fn of(frames: &Frames, web: &PodNs) -> Self {
         const ICMP: u8 = 1;
         const TCP: u8 = 6;
@@ -129,7 +129,7 @@ impl Seen {
         seen
     }
 
-    /// The handshake, the words and the ends of the connection are at least four segments from web, and three to it.
+    /// Whether all pings are there, and as many segments as a TCP connection has at least: four from web, three to it.
     fn is_complete(&self) -> bool {
         let Self { requests, replies, tcp_from_web, tcp_to_web, .. } = *self;
         requests >= PINGS && replies >= PINGS && tcp_from_web >= 4 && tcp_to_web >= 3

@@ -1,4 +1,4 @@
-//! Capture files that tcpdump and editcap write: what `explain` says of them is what tcpdump says.
+//! Compares `explain` with tcpdump on capture files that tcpdump and editcap have written.
 
 use std::{
     collections::BTreeSet,
@@ -17,9 +17,9 @@ use tempfile::TempDir;
 
 use crate::{expressions::expression, frames::frame, random::Random};
 
-/// Packets of a file.
+/// The number of packets of a file.
 const PACKETS: usize = 200;
-/// What people write of lengths, alone and with the rest.
+/// Typical filters on lengths, alone and together with others.
 const FILTERS: [&str; 9] = [
     "len > 100",
     "less 100",
@@ -39,7 +39,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// A pcap file of the frames. The packet of number n was seen in second n.
+/// Writes a pcap file of the frames. The time of packet n is second n.
 fn write_pcap(path: &Path, frames: &[(usize, Vec<u8>)]) {
     let mut file: Vec<u8> = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 262_144, 1].map(u32::to_le_bytes).concat();
     for (number, frame) in frames {
@@ -50,7 +50,7 @@ fn write_pcap(path: &Path, frames: &[(usize, Vec<u8>)]) {
     fs::write(path, file).unwrap();
 }
 
-/// The same packets in files of every kind that people have: whole and cut.
+/// Writes the same packets, whole and cut, to files of all usual kinds.
 fn files(dir: &TempDir, random: &mut Random) -> Vec<PathBuf> {
     let at = |name: &str| dir.path().join(name);
     let mut frames: Vec<(usize, Vec<u8>)> = Vec::new();
@@ -91,7 +91,7 @@ fn files(dir: &TempDir, random: &mut Random) -> Vec<PathBuf> {
     files
 }
 
-/// The numbers of the packets that tcpdump takes.
+/// The numbers of the packets that match the filter, by tcpdump.
 fn tcpdump(file: &Path, filter: &str, optimise: &[&str]) -> BTreeSet<u64> {
     let mut command = Command::new("tcpdump");
     command.args(optimise).args(["-r", "-", "-w", "-", filter]).stdin(Stdio::from(File::open(file).unwrap()));
@@ -105,7 +105,7 @@ fn tcpdump(file: &Path, filter: &str, optimise: &[&str]) -> BTreeSet<u64> {
     numbers
 }
 
-/// The numbers of the packets that `explain` takes.
+/// The numbers of the packets that match the filter, by `explain`.
 fn explained(file: &Path, filter: &str) -> BTreeSet<u64> {
     let criteria = Criteria { filter: Some(compile(filter).unwrap()), ..Criteria::default() };
     let mut text = Vec::new();

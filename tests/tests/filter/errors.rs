@@ -1,4 +1,4 @@
-//! Messages: what is wrong, and where.
+//! Error messages: each names the wrong part of the filter and its position.
 
 use mirror_core::filter::compile;
 

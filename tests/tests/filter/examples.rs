@@ -1,4 +1,4 @@
-//! Fixed examples: those of the manual page, and what people write.
+//! Fixed examples: those of the manual page, and typical filters.
 
 use crate::oracle::{Pair, from_hex};
 
@@ -96,7 +96,8 @@ fn a_vlan_moves_what_comes_after_it() {
     holds("vlan 7 and vlan 100 and tcp", &frame, true);
 }
 
-/// The section EXAMPLES of pcap-filter(7), with addresses for the names, without what is not supported.
+/// The section EXAMPLES of pcap-filter(7), with addresses instead of names, and without the parts that are not
+/// supported.
 #[test]
 fn the_examples_of_the_manual_compile_to_the_same() {
     let frames = [
@@ -132,7 +133,7 @@ fn the_examples_of_the_manual_compile_to_the_same() {
     }
 }
 
-/// A filter of sixteen ports fits, and looks at a packet without ports only as long as it must.
+/// A filter of sixteen ports fits, and ends early for a packet without ports.
 #[test]
 fn sixteen_ports_fit() {
     let ports: Vec<String> = (1..=16).map(|port| (port * 1111).to_string()).collect();
@@ -146,7 +147,7 @@ fn sixteen_ports_fit() {
     }
 }
 
-/// A pair that a random run has printed: libpcap's optimiser finds that nothing can match.
+/// A pair that a random run has found: libpcap's optimiser says that no packet can match.
 #[test]
 fn the_same_network_twice() {
     let frame = from_hex(

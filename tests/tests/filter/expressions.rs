@@ -1,4 +1,4 @@
-//! Random expressions of the supported language, in the forms in which people write them.
+//! Makes random expressions of the supported language, in the usual forms.
 
 use std::net::Ipv4Addr;
 

@@ -1,4 +1,5 @@
-//! Random frames: every protocol of the language, whole, truncated and broken, with values that expressions ask for.
+//! Makes random frames: every protocol of the language, whole, truncated and broken, with the values that expressions
+//! use.
 
 use crate::random::Random;
 

@@ -1,7 +1,8 @@
-//! The filter compiler and its evaluation, held against libpcap on the same expressions and frames.
+//! Compares the filter compiler and the evaluation of its programs with libpcap, on the same expressions and frames.
 //!
-//! libpcap is loaded at run time: tcpdump brings it. Captures are written by tcpdump, editcap and mergecap. `MIRROR_FUZZ_PAIRS` says how many random pairs are compared,
-//! `MIRROR_FUZZ_SEED` repeats a run. Needs no root.
+//! The tests load libpcap at run time; the package of tcpdump brings it. tcpdump, editcap and mergecap write the
+//! captures. `MIRROR_FUZZ_PAIRS` is the number of random pairs, `MIRROR_FUZZ_SEED` repeats a run. The tests need no
+//! root.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! libpcap, and the one question that is asked of it and of us.
+//! Compiles an expression with libpcap and with our compiler, and compares the answers of both programs.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
@@ -13,7 +13,7 @@ use mirror_common::{
 use mirror_core::filter;
 
 const DLT_EN10MB: c_int = 1;
-/// With this mask, `ip broadcast` is all ones or all zeros.
+/// With this mask, `ip broadcast` matches the addresses with all bits one or all bits zero.
 const NO_NETMASK: c_uint = 0;
 
 /// `struct bpf_program`.
@@ -70,7 +70,7 @@ fn libpcap() -> &'static Libpcap {
 pub(crate) struct Theirs(BpfProgram);
 
 impl Theirs {
-    /// Compiles `text`, or tells why not.
+    /// Compiles `text`. The error is libpcap's message.
     pub(crate) fn compile(text: &str, optimise: bool) -> Result<Self, String> {
         let library = libpcap();
         let text = CString::new(text).unwrap();
@@ -89,12 +89,12 @@ impl Theirs {
         }
     }
 
-    /// Whether the frame passes.
+    /// Whether libpcap's program accepts the frame.
     pub(crate) fn matches(&self, frame: &[u8]) -> bool {
         self.matches_cut(frame, frame.len())
     }
 
-    /// Whether the frame passes of which the first `captured` bytes are there.
+    /// Whether libpcap's program accepts a frame of which only the first `captured` bytes are present.
     fn matches_cut(&self, frame: &[u8], captured: usize) -> bool {
         let (captured, length) = (captured.try_into().unwrap(), frame.len().try_into().unwrap());
         let header = PacketHeader { seconds: 0, microseconds: 0, captured, length };
@@ -110,7 +110,7 @@ impl Drop for Theirs {
     }
 }
 
-/// Whether the frame passes by our program.
+/// Whether our program accepts the frame.
 pub(crate) fn our_answer(program: &FilterProgram, frame: &[u8]) -> bool {
     matches(program, &header(frame, frame.len().try_into().unwrap()))
 }
@@ -120,12 +120,12 @@ pub(crate) struct Pair {
     text: String,
     ours: FilterProgram,
     plain: Theirs,
-    /// Nothing: libpcap has found that no packet can match.
+    /// `None`: libpcap has found that no packet can match.
     optimised: Option<Theirs>,
 }
 
 impl Pair {
-    /// Panics if libpcap refuses what we take; an error if we refuse it.
+    /// Compiles `text` with both. An error if our compiler refuses it. Panics if only libpcap refuses it.
     pub(crate) fn compile(text: &str) -> Result<Self, filter::FilterError> {
         let ours = filter::compile(text)?;
         let theirs = |optimise| match Theirs::compile(text, optimise) {
@@ -136,12 +136,12 @@ impl Pair {
         Ok(Self { text: text.to_owned(), ours, plain: theirs(false).unwrap(), optimised: theirs(true) })
     }
 
-    /// How many steps our program has.
+    /// The number of steps of our program.
     pub(crate) fn steps(&self) -> u32 {
         self.ours.len
     }
 
-    /// The answer of libpcap without its optimiser, which must be ours.
+    /// The answer of libpcap without its optimiser. Panics if our answer differs.
     #[track_caller]
     pub(crate) fn answer(&self, frame: &[u8]) -> bool {
         let Self { text, ours, plain, .. } = self;
@@ -156,7 +156,7 @@ impl Pair {
         expected
     }
 
-    /// The same of the frame as a capture file holds it that keeps `captured` bytes of each.
+    /// Compares the answers for the frame in a capture file that keeps `captured` bytes of each frame.
     #[track_caller]
     pub(crate) fn answer_of_cut(&self, frame: &[u8], captured: usize) {
         let Self { text, ours, plain, .. } = self;
@@ -171,23 +171,23 @@ impl Pair {
         );
     }
 
-    /// Whether libpcap's optimiser has left the answer as it was.
+    /// Whether libpcap gives the same answer with its optimiser.
     ///
-    /// It leaves out and moves loads, so on a truncated frame its program can accept what the expression as it is
-    /// written rejects. On whole frames libpcap 1.10.3 is wrong about some that mask the same bits twice: of
-    /// `net 2001:db8::/45 and 2001:db8::/45` it says that no packet can match.
+    /// The optimiser removes and moves loads, so on a truncated frame its program can accept a frame that the
+    /// expression rejects. libpcap 1.10.3 is also wrong about whole frames if an expression masks the same bits twice:
+    /// it says that no packet can match `net 2001:db8::/45 and 2001:db8::/45`.
     pub(crate) fn optimiser_agrees(&self, frame: &[u8]) -> bool {
         let answer = self.optimised.as_ref().is_some_and(|optimised| optimised.matches(frame));
         answer == self.plain.matches(frame)
     }
 }
 
-/// The bytes as `from_hex` reads them.
+/// The bytes as text that `from_hex` reads.
 pub(crate) fn hex(frame: &[u8]) -> String {
     frame.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A frame from a line that a failed comparison has printed.
+/// A frame from the text that a failed comparison has printed.
 pub(crate) fn from_hex(text: &str) -> Vec<u8> {
     let digits: Vec<u32> = text.chars().map(|digit| digit.to_digit(16).unwrap()).collect();
     digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()

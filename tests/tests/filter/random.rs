@@ -1,4 +1,4 @@
-//! Random expressions of the supported language on random frames: the same answers as libpcap's.
+//! Random expressions of the supported language on random frames: our answers must be those of libpcap.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,21 +10,21 @@ use crate::{
     oracle::{Pair, Theirs, hex},
 };
 
-/// Frames for each expression.
+/// The number of frames for each expression.
 const FRAMES: usize = 40;
-/// What we say of an expression that contradicts itself.
+/// Our error for an expression that contradicts itself.
 const NOTHING_MATCHES: &str = "no packet can match this";
 
-/// splitmix64: a seed repeats a run.
+/// A generator of random numbers (splitmix64). The same seed gives the same numbers.
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The same numbers each time.
+    /// A generator with a fixed seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A run's random numbers; says how to have them again.
+    /// A generator with a seed from the clock or from `MIRROR_FUZZ_SEED`. Prints the seed, which repeats the run.
     pub(crate) fn from_clock(test: &str) -> Self {
         let seed = from_environment("MIRROR_FUZZ_SEED", || {
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64
@@ -131,7 +131,7 @@ fn random_expressions_give_the_answers_of_libpcap() {
     assert!(too_large * 10 < expressions, "{too_large} of {expressions} expressions do not fit");
 }
 
-/// Words taken out, doubled and exchanged: what we take, libpcap takes too, and means the same by it.
+/// Removes, doubles and exchanges words: what our compiler accepts, libpcap accepts too, with the same meaning.
 #[test]
 fn damaged_expressions_mean_what_libpcap_takes_them_for() {
     let mut random = Random::from_clock("damaged expressions");

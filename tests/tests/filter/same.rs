@@ -1,7 +1,7 @@
-//! The same text is the same program, whichever process compiles it.
+//! The same text gives the same program in every process.
 //!
-//! The agent compares the programs of standing taps with what it compiles: if they differed without a reason, every start
-//! of an agent would write all filters again.
+//! The agent compares the programs of present taps with those that it compiles. If they differed without a reason,
+//! every new agent would write all filters again.
 
 use std::process::Command;
 
@@ -10,11 +10,11 @@ use zerocopy::IntoBytes as _;
 
 use crate::{expressions::expression, random::Random};
 
-/// Asks this test to print, and not to compare.
+/// If this variable is set, the test prints its programs and does not compare them.
 const PRINT: &str = "MIRROR_TEST_PRINT_PROGRAMS";
 const TEXTS: usize = 300;
 
-/// One number for the programs of many texts (FNV-1a).
+/// A hash of the programs of many texts (FNV-1a).
 fn programs() -> String {
     let mut random = Random::new(1);
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;

@@ -1,4 +1,4 @@
-//! What the agent tells over HTTP: metrics, readiness, health; and clients that mean no good.
+//! The agent's HTTP server: metrics, readiness, health, and malicious clients.
 
 use std::{collections::BTreeMap, io::Write as _, net::TcpListener};
 
@@ -24,7 +24,7 @@ const OPS: [&str; 10] = [
     "detach",
 ];
 
-/// What the metrics of packets and bytes must be, by the status.
+/// The expected metrics of packets and bytes, from the status.
 fn counters_of(status: &Status) -> Metrics {
     let mut counters = Metrics::new();
     for tap in &status.taps {
@@ -48,7 +48,7 @@ fn counters_of(status: &Status) -> Metrics {
     counters
 }
 
-/// Those of `metrics` whose names begin so.
+/// The metrics whose names begin with one of `starts`.
 fn only(metrics: &Metrics, starts: &[&str]) -> Metrics {
     let is_one = |series: &String| starts.iter().any(|start| series.starts_with(start));
     metrics
@@ -58,7 +58,7 @@ fn only(metrics: &Metrics, starts: &[&str]) -> Metrics {
         .collect()
 }
 
-/// The values that are no time and no packet.
+/// The metrics that are neither times nor counters of packets and bytes.
 fn states(metrics: &Metrics) -> BTreeMap<&str, f64> {
     let is_other = |series: &str| series.contains("_seconds") || series.contains("s_total{direction");
     metrics

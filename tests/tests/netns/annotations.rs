@@ -1,4 +1,4 @@
-//! Who is mirrored: annotations, the default, and what cannot be mirrored.
+//! Which pods are mirrored: annotations, the default, and pods that cannot be mirrored.
 
 use mirror_tests::{Agent, Lab, Netns, PodSpec, PodsFile};
 

@@ -1,4 +1,4 @@
-//! How programs come to a hook, move from one way to attach to the other, and go from it.
+//! Programs are attached to a hook, change the way to attach, and are detached.
 
 use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, PodSpec, PodsFile, check, while_talking};
 

@@ -1,4 +1,4 @@
-//! Which packets of a pod are mirrored: filter, sample, and how much of each. The rest is counted, and goes on.
+//! Which packets of a pod are mirrored: filter, sample and snap length. All other packets are counted, and go on.
 
 use std::{collections::BTreeMap, ffi::CString};
 
@@ -22,13 +22,13 @@ in_both_modes!(
 
 const FILTER: &str = "podmirror.io/filter";
 
-/// What a tap has counted: packets by direction and verdict.
+/// The counters of a tap: packets by direction and verdict.
 pub(crate) type Verdicts = BTreeMap<String, u64>;
 
-/// Whether a frame is one that a filter must let through.
+/// Whether a filter must accept the frame.
 type Matches = fn(&[u8]) -> bool;
 
-/// Adds what a pod has sent and received to what its tap must have counted.
+/// Adds a pod's sent and received packets to the expected counters of its tap.
 pub(crate) fn count(
     verdicts: &mut Verdicts,
     (sent, received): &(Frames, Frames),
@@ -63,12 +63,12 @@ fn is_ipv4(frame: &[u8], protocol: u8) -> bool {
     frame[12..14] == [8, 0] && frame[23] == protocol
 }
 
-/// Whether a frame is one that [`Frame::ipv4`] has made: UDP from and to port 12345.
+/// Whether [`Frame::ipv4`] has made the frame: UDP from and to port 12345.
 fn is_our_udp(frame: &[u8]) -> bool {
     is_ipv4(frame, 17) && frame[34..38] == [0x30, 0x39, 0x30, 0x39]
 }
 
-/// All that two pods say to each other in IP, and a few datagrams from port to port of their own.
+/// All kinds of IP traffic between two pods, and some datagrams from port to port of their own.
 fn talk(web: &PodNs, db: &PodNs) {
     for address in [db.v4(), db.v6()] {
         web.ping(address, 10, 56);
@@ -320,7 +320,7 @@ fn a_sample_takes_whole_flows(mode: AttachMode) {
     assert!((share - 0.5).abs() < off, "{} of {} flows", kept.len(), all.len());
 }
 
-/// Packets of each UDP flow, by its two ends in their order.
+/// The number of packets of each UDP flow, by its two ends in a fixed order.
 fn flows(frames: &Frames) -> BTreeMap<[Vec<u8>; 2], usize> {
     let mut flows = BTreeMap::new();
     for (frame, times) in frames.iter() {

@@ -1,4 +1,4 @@
-//! The commands: `attach`, `status`, `cleanup`, wrong usage; and an agent that is killed, restarted, started twice.
+//! The commands `attach`, `status` and `cleanup`, wrong usage, and an agent that is killed, restarted or started twice.
 
 use mirror_tests::{
     Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, Lab, PodSpec, PodsFile, SOON, check,
@@ -13,7 +13,7 @@ in_both_modes!(
     cleanup_leaves_nothing_of_ours,
 );
 
-/// Waits until nothing of these objects is loaded.
+/// Waits until none of these objects exists.
 #[track_caller]
 fn wait_gone(objects: &BpfObjects) {
     assert!(!objects.maps.is_empty() && !objects.programs.is_empty(), "{objects:?}");
@@ -65,7 +65,7 @@ fn attach_to_an_interface_that_does_not_exist_fails_and_leaves_nothing() {
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
-/// How many programs of ours are at the hooks of a device.
+/// The number of our programs at the hooks of a device.
 fn attachments(lab: &Lab, device: &str) -> usize {
     let filters = |hook| lab.node().tc(&format!("filter show dev {device} {hook}")).matches(" bpf ").count();
     let clsact: usize = ["ingress", "egress"]

@@ -1,4 +1,4 @@
-//! Everything that a mirrored pod sends and receives is on the mirror interface, once and byte for byte.
+//! The mirror interface shows all packets that a mirrored pod sends and receives, once and byte for byte.
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Conversation, Frame, Frames, Lab, PodNs, PodSpec, PodsFile, check,
@@ -17,7 +17,7 @@ in_both_modes!(
     only_what_a_pod_sends_is_mirrored,
 );
 
-/// What pods say in IP, in both directions and in many sizes.
+/// IP traffic in both directions and in many sizes.
 fn talk(web: &PodNs, db: &PodNs) {
     for (address, back) in [(db.v4(), web.v4()), (db.v6(), web.v6())] {
         web.ping(address, 10, 56);
@@ -32,7 +32,7 @@ fn talk(web: &PodNs, db: &PodNs) {
     }
 }
 
-/// What is not IP unicast: tags, other protocols, multicast, ARP.
+/// Traffic that is not IP unicast: tags, other protocols, multicast, ARP.
 fn talk_in_frames(from: &PodNs, to: &PodNs) {
     let (source, destination) = (from.eth0(), to.eth0());
     let frame = || Frame::new(destination.mac, source.mac);
@@ -53,13 +53,13 @@ fn talk_in_frames(from: &PodNs, to: &PodNs) {
     }
 }
 
-/// Bytes as the counters have them: without the outer VLAN tag, which the kernel keeps beside the packet.
+/// The bytes that the counters have: without the outer VLAN tag, which the kernel keeps beside the packet.
 fn counted_bytes(frames: &Frames) -> u64 {
     let tagged = frames.only(|frame| matches!(frame[12..14], [0x81, 0] | [0x88, 0xa8])).len();
     (frames.bytes() - 4 * tagged) as u64
 }
 
-/// Waits until a tap has counted what its pod sent and received, all of it copied.
+/// Waits until a tap has counted all packets that its pod has sent and received, all of them as copied.
 #[track_caller]
 fn all_copied(lab: &Lab, pod: &PodNs, inside: &Inside) {
     lab.wait_status(|status| {
@@ -107,7 +107,7 @@ fn a_routed_pod_is_mirrored_completely(mode: AttachMode) {
     a_pod_is_mirrored_completely(mode, Node::routed("routed"));
 }
 
-/// Two pods, and what of the one's received frames is not of the other: the node's own answers.
+/// Two mirrored pods. `by_the_node` selects the received frames that the node has sent, not the other pod.
 fn two_pods_are_mirrored_once(mode: AttachMode, node: Node, by_the_node: fn(&[u8]) -> bool) {
     let Node { web, db, lab } = &node;
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("both")]);
@@ -218,7 +218,7 @@ fn only_what_a_pod_sends_is_mirrored(mode: AttachMode) {
     one_direction(mode, "egress", |sent, received| (sent, received));
 }
 
-/// `choose` returns what must be copied and what not, of what was sent and received.
+/// `choose` gets the sent and the received frames, and returns those that must be copied, and those that must not.
 fn one_direction(mode: AttachMode, direction: &str, choose: fn(Frames, Frames) -> (Frames, Frames)) {
     let Node { web, db, lab } = &Node::bridged(direction);
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror(direction)]);

@@ -1,4 +1,4 @@
-//! The harness itself: what the stories rely on.
+//! Tests of the harness: the properties that the stories rely on.
 
 use std::{fs, path::Path};
 

@@ -1,8 +1,12 @@
-//! Programs and filters of others that come first at a hook, and hide packets from the mirror: it is told.
+//! Other programs and filters that come first at a hook and hide packets from the mirror: the agent reports them.
 
-use mirror_tests::{Agent, AttachMode, Capture, Lab, Neighbour, PodNs, PodSpec, PodsFile, check};
+use mirror_tests::{
+    Agent, AttachMode, Capture, Lab, Neighbour, PodNs, PodSpec, PodsFile, SOON, check, eventually,
+};
 
 use crate::{Inside, MIRROR, Node, shows};
+
+in_both_modes!(copies_that_pass_by_the_second_stage_are_not_made);
 
 /// The reasons of the kind `Hidden` for a pod: direction and text.
 #[track_caller]
@@ -27,6 +31,90 @@ fn wait_for_hidden(lab: &Lab, pods: &PodsFile, specs: &[PodSpec], expected: &[(&
             format!("{reasons:?} instead of {expected:?}")
         })
     });
+}
+
+/// Waits until the pod's mirror is reported as one whose copies cannot be cut, or until it is not.
+#[track_caller]
+fn wait_for_uncut(lab: &Lab, pods: &PodsFile, specs: &[PodSpec], expected: bool) {
+    lab.wait_status(|status| {
+        pods.write_to_wake(specs);
+        let notes = status.notes.as_ref().ok_or("no agent")?;
+        let is_uncut = notes["not_mirrored"].as_array().is_some_and(|notes| {
+            notes.iter().any(|note| {
+                note["reason"] == "Uncut" && note["message"].as_str().unwrap().contains("ahead of the mirror")
+            })
+        });
+        check(is_uncut == expected && notes["failures"] == serde_json::json!([]), || format!("{notes}"))
+    });
+}
+
+/// The lengths of the copies of ten pings of 1000 bytes and their answers.
+#[track_caller]
+fn lengths_of_copies(lab: &Lab, web: &PodNs, db: &PodNs, expected: usize) -> Vec<usize> {
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.ping(db.v4(), 10, 1000);
+    eventually(SOON, || {
+        let copies = mirror.frames().len();
+        check(copies >= expected, || format!("{copies} copies"))
+    });
+    mirror.stop().iter().map(|(frame, _)| frame.len()).collect()
+}
+
+/// A filter of priority 1 is ours, and nothing but a TCX program can get ahead of it.
+fn copies_that_pass_by_the_second_stage_are_not_made(mode: AttachMode) {
+    if !AttachMode::Tcx.is_applicable() {
+        return;
+    }
+    let Node { web, db, lab } = &Node::bridged("passed-by");
+    let of_web = PodSpec::of(web).mirror("true").annotated("podmirror.io/filter", "icmp");
+    let cut = [of_web.annotated("podmirror.io/snaplen", "96"), PodSpec::of(db)];
+    let pods = PodsFile::new(lab, &cut);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    assert_eq!(lengths_of_copies(lab, web, db, 20), [96; 20]);
+
+    let neighbour = Neighbour::with_the_last_word(lab, MIRROR);
+    wait_for_uncut(lab, &pods, &cut, true);
+    let uncut = || lab.status().tap(web.veth_host()).total("uncut");
+    let before = uncut();
+    assert_eq!(lengths_of_copies(lab, web, db, 0), [0; 0]);
+    assert_eq!(uncut(), before + 20);
+    drop(neighbour);
+    wait_for_uncut(lab, &pods, &cut, false);
+    assert_eq!(lengths_of_copies(lab, web, db, 20), [96; 20]);
+    agent.stop();
+}
+
+/// A filter of other software is there first. The mirror of a second pod, which is not cut, does not wait for the first.
+#[test]
+fn a_second_stage_that_cannot_be_ahead_stops_only_what_it_would_cut() {
+    let Node { web, db, lab } = &Node::bridged("not-first");
+    let whole = [PodSpec::of(web).mirror("true"), PodSpec::of(db)];
+    let pods = PodsFile::new(lab, &whole);
+    let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    lab.node().tc(&format!("qdisc add dev {MIRROR} clsact"));
+    let filter = "egress pref 1 protocol all u32 match u32 0 0 flowid 1:1";
+    lab.node().tc(&format!("filter add dev {MIRROR} {filter}"));
+    let cut = PodSpec::of(web)
+        .annotated("podmirror.io/mirror.cut", "true")
+        .annotated("podmirror.io/snaplen.cut", "96");
+    let both = [cut, PodSpec::of(db).mirror("true").annotated("podmirror.io/filter", "icmp")];
+    pods.write(&both);
+    lab.wait_mirrored(&[web, db]);
+    agent.wait_for_log(&["cannot be cut at the mirror interface", "u32 at priority 1"]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.ping(db.v4(), 10, 1000);
+    eventually(SOON, || {
+        let copies = mirror.frames().len();
+        check(copies >= 20, || format!("{copies} copies"))
+    });
+    let status = lab.status();
+    let [of_web, of_db] = [web, db].map(|pod| status.tap(pod.veth_host()));
+    assert!(of_web.sessions.iter().all(|session| session.total("copied") == 0), "{of_web:?}");
+    assert_eq!(of_db.total("copied"), 20, "{of_db:?}");
+    assert_eq!(mirror.stop().len(), 20);
+    agent.stop();
 }
 
 /// Everything that the pod says and hears is mirrored.
@@ -91,7 +179,7 @@ fn a_filter_for_some_packets_is_told_and_one_behind_ours_is_not() {
     assert!(left.iter().all(|filters| filters.contains("u32")), "{left:?}");
 }
 
-/// Another program ends the way of every packet ahead of ours.
+/// A program ahead of ours ends the chain for every packet.
 fn a_program_ahead_is_told(mode: AttachMode, story: &str) {
     if !AttachMode::Tcx.is_applicable() {
         return;

@@ -1,4 +1,4 @@
-//! What others on the node do to keep the agent out or to speak in its name; and agents that meet.
+//! Other processes on the node keep the agent out or speak in its name. Several agents meet on one node.
 
 use std::{
     fs::{self, File, Permissions},
@@ -18,8 +18,8 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::{Node, any_mode};
 
-/// Takes, as user nobody in the node's network namespace, what an agent of an earlier version or of this one may want
-/// to have: the abstract name, on which it tells lies to everybody, and the directory of the pins.
+/// Takes the names of the agent, as user nobody in the node's network namespace: the abstract name of an agent of an
+/// earlier version, where it gives false answers, and the directory of the pins.
 fn intrude(lab: &Lab) -> Flock<File> {
     // As `mount -t bpf` makes it, where systemd has not.
     fs::set_permissions(lab.bpffs(), Permissions::from_mode(0o1777)).unwrap();
@@ -41,7 +41,7 @@ fn intrude(lab: &Lab) -> Flock<File> {
     Flock::lock(directory, FlockArg::LockExclusiveNonblock).unwrap()
 }
 
-/// Lock and socket of the agent in a node's network namespace.
+/// The paths of the agent's lock and socket for a node's network namespace.
 fn places(lab: &Lab) -> [String; 2] {
     let netns = fs::metadata(lab.node().path()).unwrap().ino();
     ["lock", "sock"].map(|kind| format!("/run/podmirror/{netns}.{kind}"))

@@ -1,6 +1,6 @@
-//! How much of a pod is mirrored: rates and budgets, held against floods from both sides on all CPUs.
+//! Rates and budgets, tested with floods from both sides on all CPUs.
 //!
-//! A flood is counted by the devices themselves: a capture of it would lose some.
+//! The counters of the devices count a flood, because a capture would lose packets.
 
 use std::time::{Duration, Instant};
 
@@ -36,13 +36,13 @@ impl Floods {
         self.0.iter().for_each(|flood| flood.go_on(more));
     }
 
-    /// Ends them: no datagram is lost, whatever became of the copies.
+    /// Ends the floods. No datagram may be lost, whether the copies were made or not.
     fn stop(self) -> usize {
         self.0.into_iter().map(Flood::stop).sum()
     }
 }
 
-/// Waits until the mirror of a pod has ended by this budget.
+/// Waits until the mirror of a pod has ended by this budget, or runs.
 #[track_caller]
 fn wait_ended(lab: &Lab, pod: &PodNs, budget: Option<&str>) -> Status {
     lab.wait_status(|status| {
@@ -51,7 +51,7 @@ fn wait_ended(lab: &Lab, pod: &PodNs, budget: Option<&str>) -> Status {
     })
 }
 
-/// The pings of a flooded pod pass a limit that is far below the flood: the filter comes first.
+/// A limit far below the flood still lets all pings of the pod pass, because the filter comes before the limit.
 fn sixty_pings_in_a_flood_are_all_mirrored(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("sixty");
     let pods = PodsFile::new(lab, &[chosen(web, &[("filter", "icmp"), ("rate", "100pps")])]);
@@ -186,7 +186,7 @@ fn a_budget_of_time_ends_within_a_second() {
     assert_eq!(tap.seen(), copied + tap.total("ended"), "{tap:?}");
 }
 
-/// Floods for 3 s, and checks the sum of all copies against a rate with so many default bursts.
+/// Floods for 3 s, and checks the number of all copies against the rate and this number of default bursts.
 fn flooded_at(lab: &Lab, web: &PodNs, db: &PodNs, rate: f64, bursts: f64) -> Status {
     let mirrored = packets(lab, MIRROR);
     let begin = Instant::now();
@@ -285,7 +285,7 @@ fn the_limit_of_a_pod_stands_above_its_annotations() {
     }
 }
 
-/// Two pods that flood each other leave a third one its share of the node's rate.
+/// Two pods flood each other, and a third pod still gets its share of the node's rate.
 #[test]
 fn a_flood_takes_no_other_pods_share() {
     let Node { web, db, lab } = &Node::bridged("share");
@@ -309,7 +309,7 @@ fn a_flood_takes_no_other_pods_share() {
     assert!(flooded > 1000, "no flood: {status:?}");
 }
 
-/// A budget is that of the session: another name of the node's device does not begin it again.
+/// A budget belongs to the session: if the node's device gets another name, the budget does not start again.
 #[test]
 fn an_ended_budget_stays_ended_under_another_name_of_the_device() {
     let Node { web, db, lab } = &Node::bridged("renamed");

@@ -1,7 +1,7 @@
-//! Stories of the built agent on a node with pods: what people do, and everything that follows from it.
+//! Stories of the built agent on a node with pods: the actions of users, and their effects.
 //!
-//! Stories about the data path run once for each way to attach; where the kernel has no TCX (older than 6.6), the
-//! `tcx` ones do not apply.
+//! Stories about the data path run once for each way to attach. On kernels without TCX (older than 6.6), the stories in
+//! the modules `tcx` do nothing.
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::print_stderr, reason = "tells which stories do not apply")]
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mirror_tests::{AttachMode, Capture, Frames, Lab, MIRROR, Mac, PodNs, eventually};
 
-/// Makes a test of each story for each way to attach.
+/// Makes a test of each story and each way to attach.
 macro_rules! in_both_modes {
     ($($story:ident),+ $(,)?) => {
         mod tcx {
@@ -50,22 +50,22 @@ fn in_mode(mode: AttachMode, story: fn(AttachMode)) {
     }
 }
 
-/// The way to attach for stories that are the same in both.
+/// The way to attach for stories that do not depend on it.
 fn any_mode() -> AttachMode {
     if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact }
 }
 
-/// Makes a pod ready for stories in which it talks while it is first mirrored.
+/// Prepares a pod that sends packets while the agent attaches to it.
 ///
-/// The kernel itself drops what is sent to a device while it gets its first clsact qdisc (`qdisc_graft()` takes every
-/// qdisc of the device out of service for some milliseconds), whoever adds it; so here it gets it before.
+/// The kernel drops packets to a device while the device gets its first clsact qdisc (`qdisc_graft()` takes every qdisc
+/// of the device out of service for some milliseconds). So the device gets the qdisc before the story starts.
 fn with_qdisc(lab: &Lab, pod: &PodNs, mode: AttachMode) {
     if mode == AttachMode::Clsact {
         lab.node().tc(&format!("qdisc add dev {} clsact", pod.veth_host()));
     }
 }
 
-/// Two pods on a bridge. The node goes last.
+/// Two pods and their node. The node is the last field, so it is dropped last.
 struct Node {
     web: PodNs,
     db: PodNs,
@@ -96,7 +96,7 @@ impl Inside {
         Self { capture: Capture::start(pod.netns(), "eth0"), mac: pod.eth0().mac }
     }
 
-    /// What the pod has sent, and what it has received.
+    /// The frames that the pod has sent, and those that it has received.
     fn frames(&self) -> (Frames, Frames) {
         split(self.mac, &self.capture.frames())
     }
@@ -108,7 +108,7 @@ impl Inside {
     }
 }
 
-/// Frames that come from `mac`, and all others.
+/// The frames that come from `mac`, and all other frames.
 fn split(mac: Mac, frames: &Frames) -> (Frames, Frames) {
     let sent = |frame: &[u8]| frame[6..12] == mac;
     (frames.only(sent), frames.only(|frame| !sent(frame)))

@@ -1,4 +1,4 @@
-//! The mirror interface: made or found, refused, down, gone, renamed; and the pods' packets meanwhile.
+//! The mirror interface is made or exists, is refused, down, gone or renamed. The pods' packets are not disturbed.
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Flood, Lab, PodSpec, PodsFile, SOON, Status, check, eventually,
@@ -13,14 +13,14 @@ in_both_modes!(
     no_packet_is_lost_while_the_mirror_interface_goes_down_without_an_agent,
 );
 
-/// What `ip` tells of a device of the node, as JSON.
+/// The output of `ip` for a device of the node, as JSON.
 fn device(lab: &Lab, name: &str) -> serde_json::Value {
     let devices: serde_json::Value =
         serde_json::from_str(&lab.node().ip(&format!("-j -d -s link show {name}"))).unwrap();
     devices[0].clone()
 }
 
-/// Packets that a device has received and sent.
+/// The number of packets that a device has received and sent.
 pub(crate) fn packets(lab: &Lab, name: &str) -> u64 {
     let device = device(lab, name);
     ["rx", "tx"].iter().map(|side| device["stats64"][side]["packets"].as_u64().unwrap()).sum()
@@ -142,8 +142,8 @@ fn devices_that_would_bring_copies_back_are_refused() {
     }
 }
 
-/// Lets a pod talk as fast as it can while `disturb` does something to the mirror interface, and checks the bill:
-/// every datagram came back, and every packet is counted once.
+/// Lets a pod send as fast as it can while `disturb` changes the mirror interface. Checks that every datagram came
+/// back, and that every packet is counted once.
 fn under_load(mode: AttachMode, story: &str, disturb: impl Fn(&Lab, &Flood)) -> Status {
     let Node { web, db, lab } = &Node::bridged(story);
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
@@ -169,14 +169,14 @@ fn under_load(mode: AttachMode, story: &str, disturb: impl Fn(&Lab, &Flood)) -> 
     status
 }
 
-/// Waits until the status shows the mirror interface up or not.
+/// Waits until the status shows the mirror interface as up or as down.
 fn wait_mirror(lab: &Lab, up: bool) {
     lab.wait_status(|status| {
         check(status.mirror().up == up, || format!("the mirror interface is not up: {up}"))
     });
 }
 
-/// Waits until copies arrive on the mirror interface again. By its own counters: a capture of a flood would lose some.
+/// Waits until copies arrive on the mirror interface again, by its own counters: a capture of a flood would lose some.
 fn copies_go_on(lab: &Lab, flood: &Flood, mirror: &str) {
     let before = packets(lab, mirror);
     flood.go_on(10);

@@ -1,4 +1,4 @@
-//! Several mirrors of one pod: each gets what it asks for, at its own target, and counts for itself.
+//! Several mirrors of one pod: each has its own settings, target and counters.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,8 @@ fn is_icmp(frame: &[u8]) -> bool {
     frame[12..14] == [8, 0] && frame[23] == 1
 }
 
-/// The IDS gets everything at its own interface; the engineer gets what leaves the pod by ICMP, cut, at `mirror0`.
+/// The mirror of the IDS gets all packets at its own interface. The mirror of the engineer gets outgoing ICMP packets,
+/// cut, at `mirror0`.
 fn each_mirror_of_a_pod_gets_its_own_packets(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("mirrors");
     let spec = PodSpec::of(web)
@@ -76,7 +77,7 @@ fn each_mirror_of_a_pod_gets_its_own_packets(mode: AttachMode) {
     assert!(!devices.contains(&"ids0".to_owned()) && !devices.contains(&MIRROR.to_owned()), "{devices:?}");
 }
 
-/// While one mirror of a pod comes, changes and goes, the other one loses nothing and copies nothing twice.
+/// While one mirror of a pod is added, changed and removed, the other mirror loses no packet and copies none twice.
 fn a_mirror_that_changes_touches_no_other(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("mirrors-change");
     let ids = || PodSpec::of(web).mirror("true");

@@ -1,4 +1,4 @@
-//! Other programs on the same hooks: unharmed by us, and we by them.
+//! Other programs at the same hooks: we do not disturb them, and they do not disturb us.
 
 use mirror_tests::{Agent, AttachMode, Lab, Neighbour, PodSpec, PodsFile};
 
@@ -40,7 +40,7 @@ fn other_filters_live_beside_ours(mode: AttachMode) {
     assert_eq!([0, 2].map(|index| counts(0)[index] - start[index]), [20; 2]);
 }
 
-/// Attaches another TCX program before or after our agent comes, and ahead of ours or behind it.
+/// Attaches another TCX program before or after our agent starts, ahead of our program or behind it.
 fn another_tcx_program(story: &str, attach: fn(&Lab, &str) -> Neighbour, comes_first: bool) {
     let Node { web, db, lab } = &Node::bridged(story);
     let device = web.veth_host();

@@ -1,4 +1,4 @@
-//! `--mirror-offloads`: copies as they would be on a wire, and the pods' own packets as ever.
+//! `--mirror-offloads`: the copies are as on a wire, and the pods' own packets are unchanged.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,8 @@ fn features(lab: &Lab, device: &str) -> BTreeMap<String, String> {
     lines.map(|(name, state)| (name.to_owned(), state.to_owned())).collect()
 }
 
-/// Whether a device leaves no segments and checksums to do, or, with `on`, takes those of TCP.
+/// Checks that a device takes no segmentation and no checksums off the kernel, or with `on`, that it takes those of
+/// TCP.
 fn offloads_are(lab: &Lab, device: &str, on: bool) -> Result<(), String> {
     let features = features(lab, device);
     let named = |name: &str| features[name].starts_with("on");
@@ -45,7 +46,7 @@ fn offloads_are(lab: &Lab, device: &str, on: bool) -> Result<(), String> {
     check(right, || format!("{device} has these offloads: {features:#?}"))
 }
 
-/// Bulk transfers, datagrams that are fragmented and others, and pings.
+/// Bulk transfers, datagrams with and without fragments, and pings.
 fn talk(web: &PodNs, db: &PodNs) {
     for address in [db.v4(), db.v6()] {
         // The bytes that arrive are compared with those that were sent.
@@ -55,8 +56,8 @@ fn talk(web: &PodNs, db: &PodNs) {
     }
 }
 
-/// Lets two pods talk while the first is mirrored, and checks the copies: `expected` tells what must be shown of what
-/// the pod has sent and received. Returns that.
+/// Lets two pods talk while the first is mirrored, and checks the copies. `expected` computes them from the frames of
+/// the pod. Returns the frames that the pod has sent, and those that it has received.
 #[track_caller]
 fn shown(node: &Node, mirror: Capture, expected: impl Fn(&Frames) -> Frames) -> (Frames, Frames) {
     let Node { web, db, .. } = node;

@@ -1,5 +1,5 @@
-//! With `--mirror-offloads=off`: copies come in the order in which the tap saw the packets, and of a super-frame all
-//! segments come, one after the other, or none.
+//! With `--mirror-offloads=off`, copies come in the order in which the tap saw the packets. The segments of a
+//! super-frame come one after the other, or not at all.
 
 use std::{collections::BTreeMap, net::UdpSocket, ops::Range, thread};
 
@@ -17,10 +17,10 @@ use crate::{MIRROR, Node, any_mode};
 
 in_both_modes!(copies_do_not_overtake_each_other_without_offloads);
 
-/// Bytes that each connection carries in each direction.
+/// The number of bytes of each connection in each direction.
 const BYTES: usize = 5_000_000;
 const CONNECTIONS: usize = 4;
-/// Steps back that may come in between the tap and the queue, where two CPUs are at work.
+/// The number of steps back that two CPUs may cause between the tap and the queue.
 const MARGIN: usize = 3;
 
 /// Bytes of data in a segment.
@@ -29,10 +29,10 @@ const SEGMENTS: Range<u16> = 0..40;
 const SUPER_FRAMES: Range<u32> = 0..300;
 const SENDERS: Range<u8> = 0..2;
 
-/// What a segment of [`burst`] says of itself: its sender, the number of its super-frame, and its place therein.
+/// The label in a segment of [`burst`]: its sender, the number of its super-frame, and its place in the super-frame.
 type Label = (u8, u32, u16);
 
-/// Whether a veth takes super-frames of UDP: before Linux 5.11 their sender segments them.
+/// Whether a veth takes super-frames of UDP. Before Linux 5.11, the sender segments them.
 fn carries_bursts() -> bool {
     let carries = kernel_is_at_least(5, 11);
     if !carries {
@@ -41,7 +41,7 @@ fn carries_bursts() -> bool {
     carries
 }
 
-/// Sends super-frames from one UDP socket, from two CPUs at once where there are two.
+/// Sends super-frames from one UDP socket, from two CPUs at once if there are two.
 fn burst(from: &PodNs, to: &PodNs) {
     let server = to.netns().enter(|| UdpSocket::bind((to.v4(), 0))).unwrap();
     let client = from.netns().enter(|| UdpSocket::bind((from.v4(), 0))).unwrap();
@@ -82,7 +82,7 @@ fn labels(capture: &Capture) -> Vec<Label> {
     capture.in_order().iter().filter_map(label).collect()
 }
 
-/// The super-frames that segments make, by sender: each must be whole and in one piece, those of a sender in order.
+/// The super-frames of the segments, by sender. Each must be whole and in one piece, and those of a sender in order.
 #[track_caller]
 fn in_one_piece(shown: &[Label]) -> BTreeMap<u8, Vec<u32>> {
     let mut whole: BTreeMap<u8, Vec<u32>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Pods come, change and go; the file that tells of them breaks and heals.
+//! Pods appear, change and disappear, and the file with the pods is broken and repaired.
 
 use std::{fs, thread, time::Duration};
 

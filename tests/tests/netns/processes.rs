@@ -1,4 +1,4 @@
-//! Pods of which nobody says where their network namespace is: found by the cgroups of their processes.
+//! Pods without an annotation for their network namespace: the agent finds it by the cgroups of their processes.
 
 use std::time::{Duration, Instant};
 
@@ -6,26 +6,26 @@ use mirror_tests::{Agent, Capture, PodNs, PodSpec, PodsFile, check, eventually, 
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
 
-/// How long a pod may be without a tap when its process is there.
+/// How long a pod may have a process and no tap.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// A UID that no other test of this machine has, nor a pod: it begins with the pid of this process.
+/// A UID that no other test of this machine and no pod has: it begins with the pid of this process.
 fn uid(number: u8) -> String {
     format!("{:08x}-0000-4000-8000-0000000000{number:02x}", std::process::id())
 }
 
-/// As the kubelet names it for the cgroupfs driver.
+/// The cgroup of a container, as the kubelet names it for the cgroupfs driver.
 fn cgroupfs(uid: &str, container: &str) -> String {
     format!("kubepods/burstable/pod{uid}/{container}")
 }
 
-/// As the kubelet names it for the systemd driver.
+/// The cgroup of a container, as the kubelet names it for the systemd driver.
 fn systemd(uid: &str, container: &str) -> String {
     let uid = uid.replace('-', "_");
     format!("kubepods.slice/kubepods-pod{uid}.slice/cri-containerd-{container}.scope")
 }
 
-/// Checks that everything that a pod says and hears, and nothing else, is on the mirror interface.
+/// Checks that the mirror interface shows all packets of a pod, and no others.
 #[track_caller]
 fn is_mirrored(node: &Node, pod: &PodNs) {
     let Node { db, lab, .. } = node;

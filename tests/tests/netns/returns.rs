@@ -1,4 +1,5 @@
-//! What the node sends back to the pod that sent it is mirrored both times: the pod says it, and the pod hears it.
+//! The node sends a packet back to the pod that sent it: the copy at egress and the copy at ingress are both on the
+//! mirror interface.
 
 use mirror_tests::{Agent, AttachMode, Comparison, Lab, PodNs, PodSpec, PodsFile};
 
@@ -9,13 +10,13 @@ in_both_modes!(
     what_goes_up_through_a_bridge_and_back_is_mirrored_both_ways,
 );
 
-/// An address that the node routes to the pod itself, as a service does whose only endpoint is the pod that calls it.
+/// An address that the node routes to the pod itself, like a service whose only endpoint is the pod that calls it.
 const SERVICE: &str = "203.0.113.1";
-/// The node's own address, where the pod needs one.
+/// The node's own address, for stories in which the pod needs one.
 const NODE: &str = "192.0.2.1";
 const PINGS: usize = 20;
 
-/// Has the pod send to the service, and compares what the pod has sent and heard with what is mirrored.
+/// Sends from the pod to the service, and compares the packets of the pod with the mirrored packets.
 fn sends_to_itself(lab: &Lab, web: &PodNs, mode: AttachMode) {
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let _agent = Agent::run(lab, mode, &pods, &[]);

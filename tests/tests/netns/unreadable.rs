@@ -1,4 +1,4 @@
-//! Pods with devices of which the agent cannot read everything: by accident, or because the pod wants it so.
+//! Pods with devices that the agent cannot read completely, by accident or because the pod causes it.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
@@ -6,7 +6,7 @@ use mirror_tests::{Agent, Capture, Lab, PodNs, PodSpec, PodsFile, Status, check}
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
 
-/// Sets the alias of `eth0` from inside the pod. The kernel takes any bytes.
+/// Sets the alias of `eth0` from inside the pod. The kernel accepts any bytes.
 #[track_caller]
 fn set_alias(pod: &PodNs, alias: &[u8]) {
     let mut ip = pod.netns().command("ip");
@@ -14,14 +14,14 @@ fn set_alias(pod: &PodNs, alias: &[u8]) {
     assert!(done.unwrap().success());
 }
 
-/// What is told of pods that are not mirrored: the reasons, and the messages.
+/// The pods that are not mirrored, by the status: reasons and messages.
 fn not_mirrored(status: &Status) -> Vec<(String, String)> {
     let text = |note: &serde_json::Value, key: &str| note[key].as_str().unwrap().to_owned();
     let notes = status.notes.as_ref().unwrap()["not_mirrored"].as_array().unwrap();
     notes.iter().map(|note| (text(note, "reason"), text(note, "message"))).collect()
 }
 
-/// Waits until nothing is told any more.
+/// Waits until the status reports no pod as not mirrored.
 #[track_caller]
 fn all_is_mirrored(lab: &Lab) {
     lab.wait_status(|status| check(not_mirrored(status).is_empty(), || "it is still told".into()));

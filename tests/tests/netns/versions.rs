@@ -1,5 +1,5 @@
-//! An agent finds what one of another version has left, older or newer, and takes it over: without a gap, without a
-//! second copy, and until nothing of it is left.
+//! An agent takes over the objects of an agent of an older or newer version: without a gap and without a second copy.
+//! Afterwards nothing of the other version is left.
 
 use std::{fs, path::PathBuf};
 
@@ -23,8 +23,8 @@ fn directory(lab: &Lab, version: u32) -> PathBuf {
     lab.bpffs().join(format!("podmirror/v{version}"))
 }
 
-/// Waits until no pin of another version than the agent's is there. A new list of the same pods wakes the agent, should
-/// it have looked just before the kernel let the last program go.
+/// Waits until there is no pin of another version than the agent's. A new list of the same pods wakes the agent, in
+/// case it looked just before the kernel released the last program.
 #[track_caller]
 fn wait_for_own_pins_alone(lab: &Lab, pods: &PodsFile, specs: &[PodSpec]) {
     let own = directory(lab, ABI_VERSION);
@@ -80,7 +80,7 @@ fn a_mirror_of_version_3_is_taken_over(mode: AttachMode) {
     agent.stop();
 }
 
-/// Renames what an agent of this version has left, as if it were of `version`, and starts another agent.
+/// Renames the pins of an agent of this version to those of `version`, and starts another agent.
 fn a_mirror_of(version: u32, mode: AttachMode, story: &str) {
     let Node { web, db, lab } = &Node::bridged(story);
     [web, db].iter().for_each(|pod| with_qdisc(lab, pod, mode));
@@ -125,7 +125,7 @@ fn a_mirror_of_a_newer_version_is_taken_over(mode: AttachMode) {
 fn copies_of_version_3_stay_cut_while_they_are_taken_over(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("version-3-cut");
     with_qdisc(lab, web, mode);
-    let (kept, sent) = (64, 500);
+    let (kept, sent) = (96, 500);
     EarlierAgent::mirroring(lab, mode, &[web], Some(kept)).end();
     let inside = Inside::of(web);
     let mirror = Capture::start(lab.node(), MIRROR);

@@ -1,4 +1,4 @@
-//! The loaded programs in a network namespace of their own, with devices to tap and devices to copy to.
+//! Loads the programs in a network namespace of its own, with devices to tap and devices for the copies.
 
 use std::{
     collections::BTreeMap,
@@ -25,19 +25,19 @@ use mirror_tests::Lab;
 /// Return value of the programs: `TC_ACT_UNSPEC`, the next program decides.
 const UNSPEC: u32 = -1_i32 as u32;
 
-/// Counted packets and bytes by direction and verdict; what is zero is not in it.
+/// Counted packets and bytes by direction and verdict. Counters that are zero are left out.
 pub(crate) type Counted = BTreeMap<(Direction, Verdict), (u64, u64)>;
 
 /// Both directions, as in [`Session::directions`].
 pub(crate) const BOTH: u32 = 3;
-/// Flags of a target that takes copies, whole ones and cut ones.
+/// Flags of a target that takes whole copies and cut copies.
 pub(crate) const READY: u32 = TARGET_UP | TARGET_QUEUELESS | TARGET_CUTS;
 
-/// The value of a map, as the kernel has it.
+/// The value of a map, with the kernel's layout.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 struct Value<T>(T);
-/// What stands behind a lock.
+/// A value behind its lock.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Locked<T> {
@@ -61,8 +61,8 @@ unsafe impl aya::Pod for Value<Locked<Meter>> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<Locked<PodMeter>> {}
 
-/// Programs, maps and devices of one test. The devices are veths: `tap` is where the packets are, `target0` and
-/// `target1` are up, `idle` is not.
+/// Programs, maps and devices of one test. The devices are veths: the tests send packets through `tap`, `target0` and
+/// `target1` are up, and `idle` is down.
 pub(crate) struct Bench {
     ebpf: Ebpf,
     pub(crate) lab: Lab,
@@ -94,7 +94,7 @@ impl Bench {
         Self { ebpf, lab, tap }
     }
 
-    /// Writes the entry of the tapped device. Sessions of the same target and snap length are alike.
+    /// Writes the entry of the tapped device. Sessions with the same target and snap length have the same form.
     pub(crate) fn put_tap(&mut self, kind: TapKind, sessions: &[Session]) -> Tap {
         let mut sessions = sessions.to_vec();
         for place in 0..sessions.len() {
@@ -165,13 +165,13 @@ impl Bench {
         all.set(index, &Value(limits), 0).unwrap();
     }
 
-    /// Packets that a session's meter shows.
+    /// The number of packets in a session's meter.
     pub(crate) fn used(&self, session: u32) -> u64 {
         let meters: Array<_, Value<Locked<Meter>>> = self.ebpf.map("METERS").unwrap().try_into().unwrap();
         meters.get(&session, 0).unwrap().0.value.packets
     }
 
-    /// Packets that the meters of a pod's ceiling and share show, and the node's.
+    /// The numbers of packets in the meters of a pod's ceiling, of its share, and of the node.
     pub(crate) fn used_by_pod(&self, pod: u32) -> [u64; 3] {
         let pods: Array<_, Value<Locked<PodMeter>>> =
             self.ebpf.map("POD_METERS").unwrap().try_into().unwrap();
@@ -180,7 +180,7 @@ impl Bench {
         [ceiling.packets, share.packets, node.get(&0, 0).unwrap().0.value.packets]
     }
 
-    /// Attaches a program to a hook of a device, as a filter of the qdisc clsact, which every kernel has.
+    /// Attaches a program to a hook of a device, as a filter of the clsact qdisc, which every kernel has.
     pub(crate) fn attach(&mut self, name: &str, device: &str, hook: Hook) {
         let program: &mut SchedClassifier = self.ebpf.program_mut(name).unwrap().try_into().unwrap();
         if program.fd().is_err() {
@@ -197,7 +197,7 @@ impl Bench {
         self.lab.node().enter(|| program.attach(ifindex, how)).unwrap();
     }
 
-    /// How many instructions the verifier has gone through, where the kernel says.
+    /// The number of instructions that the verifier has processed, if the kernel reports it.
     pub(crate) fn verified(&mut self, name: &str) -> Option<u32> {
         let program: &mut SchedClassifier = self.ebpf.program_mut(name).unwrap().try_into().unwrap();
         program.info().unwrap().verified_instruction_count()
@@ -211,7 +211,7 @@ impl Bench {
         counters.set(session, PerCpuValues::try_from(zeros).unwrap(), 0).unwrap();
     }
 
-    /// What a session has counted, over all CPUs. A counter that stands for no verdict must be zero.
+    /// The counters of a session, over all CPUs. A counter without a verdict must be zero.
     pub(crate) fn counted(&self, session: u32) -> Counted {
         let counters: PerCpuArray<_, Value<SessionCounters>> =
             self.ebpf.map("COUNTERS").unwrap().try_into().unwrap();
@@ -231,15 +231,16 @@ impl Bench {
         counted
     }
 
-    /// Lets the program of `hook` see `packet` on the tapped device, `times` times: the same packet each time, so
-    /// that it meets its own mark. Checks what must hold for every packet: the verdict of the program, and that the
-    /// packet is as it was.
+    /// Runs the program of `hook` on `packet` on the tapped device, `times` times. It is the same packet each time, so
+    /// it carries its mark in the next run. After each run the verdict of the program must be right, and the packet
+    /// must be unchanged.
     #[track_caller]
     pub(crate) fn run(&self, hook: Hook, packet: &[u8], times: u32) {
         self.try_run(hook, packet, times).unwrap_or_else(|error| panic!("{} bytes: {error}", packet.len()));
     }
 
-    /// As [`Bench::run`], for a packet that the node has received last at the device `from`; 0: it has made it.
+    /// As [`Bench::run`], for a packet that the node has received last at the device `from`, or has made if `from` is
+    /// 0.
     #[track_caller]
     pub(crate) fn run_from(&self, from: u32, hook: Hook, packet: &[u8], times: u32) {
         self.try_run_from(from, hook, packet, times)
@@ -284,7 +285,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Listens on a device: for the copies that arrive there.
+    /// Listens on a device for the copies that arrive there.
     pub(crate) fn listen(&self, device: &str) -> Listener {
         let ifindex = self.lab.ifindex(device);
         let socket = self.lab.node().enter(|| packet_socket(ifindex));
@@ -292,14 +293,14 @@ impl Bench {
     }
 }
 
-/// Counts of packets that have this length.
+/// The expected counters for packets of this length.
 pub(crate) fn counted(bytes: usize, expected: &[(Direction, Verdict, u64)]) -> Counted {
     let count = |&(direction, verdict, packets)| ((direction, verdict), (packets, packets * bytes as u64));
     expected.iter().map(count).collect()
 }
 
-/// A session of the directions `directions` with the counters `id` that copies whole packets to target `target`. The
-/// first targets have a mark.
+/// A session of `directions` with the counters `id`, which copies whole packets to target `target`. The first targets
+/// have a mark.
 pub(crate) const fn session(id: u32, target: u32, directions: u32) -> Session {
     Session {
         id,
@@ -323,7 +324,7 @@ pub(crate) fn tap(kind: TapKind, sessions: &[Session]) -> Tap {
     tap
 }
 
-/// The kind of a tap by where it is.
+/// The kind of a tap: on a pod's peer on the node, or on an interface.
 pub(crate) const fn at(peer: bool) -> TapKind {
     if peer { TapKind::HostVeth } else { TapKind::Interface }
 }
@@ -334,8 +335,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// The packets since the last call. Those that a test run has sent are all there when the run returns: a veth
-    /// sends in the sender's own context, and a packet socket sees what is sent at once.
+    /// The packets since the last call. When a test run returns, all its packets are there: a veth sends in the
+    /// sender's context, and a packet socket gets the packet at once.
     pub(crate) fn packets(&self) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         let mut buffer = vec![0_u8; 1 << 17];

@@ -1,4 +1,4 @@
-//! The wire types as the eBPF object has them (its BTF) against the same types as this host compiles them.
+//! Compares the wire types in the eBPF object (its BTF) with the same types on this host.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ struct Layout {
     fields: BTreeMap<String, Field>,
 }
 
-/// The layout of a struct on this host. Does not compile if a field is forgotten.
+/// The layout of a struct on this host. The macro does not compile if a field is missing.
 macro_rules! layout {
     ($type:ident { $($field:ident),+ }) => {{
         let _exhaustive = |$type { $($field: _),+ }: $type| ();
@@ -141,7 +141,7 @@ impl Btf {
         Self { types }
     }
 
-    /// Size of a type in bytes: of those that a wire type may have for a field.
+    /// Size in bytes of a type that a field of a wire type may have.
     fn size(&self, id: u32) -> usize {
         let Type { name, kind, size_or_type, array: [element, _, length], .. } = &self.types[id as usize];
         match *kind {
@@ -151,7 +151,7 @@ impl Btf {
         }
     }
 
-    /// How a type is written in Rust.
+    /// The name of a type in Rust.
     pub(crate) fn type_name(&self, id: u32) -> String {
         let Type { name, kind, array: [element, _, length], .. } = &self.types[id as usize];
         match *kind {

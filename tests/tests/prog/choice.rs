@@ -1,6 +1,6 @@
-//! Filters and samples in the kernel: on random frames the same answer as the pure decision.
+//! Filters and samples in the kernel: on random frames they give the same answer as the pure decision.
 //!
-//! Whether the pure decision is the right one is tested elsewhere: the compiler against libpcap, the sample next to it.
+//! Other tests check the pure decision: the compiler is compared with libpcap, the sample has tests of its own.
 
 use std::cell::RefCell;
 
@@ -22,10 +22,10 @@ use proptest::{
 use crate::bench::{BOTH, Bench, Counted, READY, at, session};
 
 const CASES: u32 = 200;
-/// Frames on which each program is tried.
+/// The number of frames for each program.
 const FRAMES: usize = 8;
 
-/// What people ask for.
+/// Typical filters.
 const EXPRESSIONS: [&str; 12] = [
     "icmp",
     "tcp port 443 and not net 10.0.0.0/8",
@@ -121,7 +121,7 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![6 => made, 1 => vec(any::<u8>(), 15..400)]
 }
 
-/// Any program that leads on: what no compiler makes too.
+/// Any program whose steps lead forward, also a program that no compiler makes.
 fn program() -> impl Strategy<Value = FilterProgram> {
     let step = (
         (any::<u32>(), any::<u32>(), any::<u32>()),

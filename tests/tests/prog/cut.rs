@@ -1,4 +1,4 @@
-//! Snap lengths: a copy is never longer. What the kernel cannot cut is not delivered, and is counted.
+//! Snap lengths: no copy is longer. A copy that the kernel cannot cut is dropped and counted.
 
 use std::{io, os::fd::AsRawFd as _};
 
@@ -17,7 +17,7 @@ use crate::bench::{BOTH, Bench, Listener, READY, at, counted, packet_socket, ses
 const ROUTER: [u8; 6] = [2; 6];
 const POD: [u8; 6] = [4; 6];
 
-/// A pod's device with a session that cuts to so many bytes, the second stage at the target.
+/// A pod's device with a session that cuts to `snaplen` bytes, and the second stage at the target.
 fn bench(story: &str, snaplen: u32) -> Bench {
     let mut bench = Bench::new(story);
     bench.put_device(0, "target0", READY);
@@ -32,8 +32,8 @@ fn put_snaplen(bench: &mut Bench, snaplen: u32) {
     bench.put_tap(at(true), &[Session { snaplen, ..session(0, 0, BOTH) }]);
 }
 
-/// What arrives at the target of one packet of `len` bytes that `send` has the pod send, which must be counted as
-/// `verdict`.
+/// Returns the packets that arrive at the target when `send` lets the pod send one packet of `len` bytes. The packet
+/// must be counted as `verdict`.
 #[track_caller]
 fn delivered(bench: &mut Bench, len: usize, verdict: Verdict, send: impl FnOnce(&Bench)) -> Vec<Vec<u8>> {
     bench.reset(0);
@@ -47,7 +47,7 @@ fn delivered(bench: &mut Bench, len: usize, verdict: Verdict, send: impl FnOnce(
     target.packets()
 }
 
-/// The same of this frame.
+/// As [`delivered`], for this frame.
 #[track_caller]
 fn delivered_of(bench: &mut Bench, frame: &[u8], verdict: Verdict) -> Vec<Vec<u8>> {
     delivered(bench, frame.len(), verdict, |bench| bench.lab.node().send_frame("tapp", frame))
@@ -108,8 +108,8 @@ fn less_than_the_headers_cannot_be_kept() {
     assert_eq!(copies, Vec::<Vec<u8>>::new());
 }
 
-/// Where a pod leaves the checksum of TCP to the device, the packet cannot be cut ahead of the end of that field: with
-/// IPv6 it ends at byte 72.
+/// If a pod leaves the checksum of TCP to the device, the kernel does not cut the packet ahead of the end of that
+/// field. With IPv6, the field ends at byte 72.
 #[test]
 fn a_super_frame_is_cut_behind_its_unfinished_checksum_only() {
     let mut bench = bench("super", 96);
@@ -135,7 +135,7 @@ fn a_super_frame_is_cut_behind_its_unfinished_checksum_only() {
     assert_eq!(target.packets(), expected);
 }
 
-/// The super-frames of a pod that has a tunnel: the kernel notes where the inner packet begins, and cuts none of them.
+/// The kernel cuts no super-frame of a pod's tunnel, because it notes where the inner packet begins.
 #[test]
 fn a_tunnels_super_frame_is_not_delivered() {
     let mut bench = bench("tunnel", 96);
@@ -168,7 +168,7 @@ fn without_a_second_stage_nothing_is_cut_and_nothing_delivered() {
     assert_eq!(target.packets(), [frame]);
 }
 
-/// What others send through the mirror interface is none of ours, also right behind a copy that was dropped.
+/// The second stage does not change packets of other senders, even right after a copy that was dropped.
 #[test]
 fn the_second_stage_leaves_other_packets_alone() {
     let mut bench = bench("others", 13);
@@ -179,7 +179,7 @@ fn the_second_stage_leaves_other_packets_alone() {
     assert_eq!(target.packets(), [frame]);
 }
 
-/// A segment of TCP over IPv6 for nobody, in a frame of so many bytes.
+/// A TCP segment over IPv6 without a receiver, in a frame of `len` bytes.
 pub(crate) fn tcp_over_ipv6(len: usize) -> Vec<u8> {
     let payload = u16::try_from(len - 54).unwrap().to_be_bytes();
     let address = |last| [&[0xfd][..], &[0; 14], &[last]].concat();

@@ -1,8 +1,8 @@
-//! Everything that is pinned, described from the eBPF object and compared with the file of its ABI version.
+//! Describes all pinned maps of the eBPF object, and compares the description with the file of its ABI version.
 //!
-//! An agent reads the maps of another agent where both have the same ABI version, so whatever is pinned under a version
-//! must never change. The description has every pinned map and every type in it, down to the last field, and what the
-//! numbers in the fields mean.
+//! An agent reads the maps of another agent if both have the same ABI version. So the pinned maps of a version must
+//! never change. The description has every pinned map, every type in it with all fields, and the meaning of the numbers
+//! in the fields.
 
 use std::{collections::BTreeSet, env, fmt::Write as _, fs, path::Path};
 
@@ -14,10 +14,11 @@ use mirror_common::{
     packet::HEADER_BYTES,
     verdict::{Direction, TapKind, Verdict},
 };
+use mirror_core::model::Origin;
 
 use crate::btf::Btf;
 
-/// Set it to write the file of a new version.
+/// Set this variable to write the file of a new version.
 const WRITE: &str = "PODMIRROR_WRITE_ABI";
 
 #[test]
@@ -50,7 +51,7 @@ fn the_versions_before_are_still_described() {
 /// The first version that has a file.
 const FIRST_DESCRIBED: u32 = 4;
 
-/// The lines that are not in both texts.
+/// The lines that only one of the texts has.
 fn difference(old: &str, new: &str) -> String {
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
     let (before, after) = (lines(old), lines(new));
@@ -129,13 +130,16 @@ fn describe() -> String {
     for kind in [TapKind::Interface, TapKind::HostVeth] {
         writeln!(text, "  kind of a tap {} {kind:?}", kind.wire()).unwrap();
     }
+    for (number, origin) in Origin::ALL.iter().enumerate() {
+        writeln!(text, "  origin of a session {number} {}", origin.name()).unwrap();
+    }
     for verdict in Verdict::ALL {
         writeln!(text, "  verdict {} {}", verdict as u32, verdict.name()).unwrap();
     }
     text
 }
 
-/// The kernel's types of maps that are used (include/uapi/linux/bpf.h).
+/// The names of the kernel's map types that are used (include/uapi/linux/bpf.h).
 fn kind(number: u32) -> &'static str {
     match number {
         1 => "hash",

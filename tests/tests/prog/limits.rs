@@ -1,5 +1,5 @@
-//! Limits in the kernel: sessions, pods, shares and the node, and what is given back. The rules themselves are tested
-//! in `mirror-common`; here, that the programs keep to them.
+//! Limits in the kernel: sessions, pods, shares and the node, and charges that are given back. `mirror-common` has the
+//! tests of the rules; these tests check that the programs follow them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use mirror_tests::Frame;
 use crate::bench::{BOTH, Bench, READY, at, counted, session, tap};
 
 const LEN: usize = 60;
-/// No second packet passes at this rate: the next one does in 11 days.
+/// A rate at which the second packet passes only after 11 days.
 const RARE: Limits = Limits {
     ticks_per_packet: 1_000_000_000_000_000 << 10,
     ..Limits::of_rate(1, 0, Duration::from_millis(50))
@@ -23,7 +23,7 @@ fn packet() -> Vec<u8> {
     Frame::new([2; 6], [4; 6]).filled(LEN, 0).bytes()
 }
 
-/// A tap whose packets each session copies, whatever their marks; of the pod with these meters.
+/// A tap of the pod with these meters. Each session copies its packets, whatever their marks.
 fn put_pod(bench: &mut Bench, pod_meter: u32, flags: u32, sessions: &[Session]) {
     let sessions: Vec<_> = sessions.iter().map(|session| Session { mark: 0, ..*session }).collect();
     bench.put_entry(&Tap { flags, pod_meter, ..tap(at(true), &sessions) });

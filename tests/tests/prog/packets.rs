@@ -1,4 +1,5 @@
-//! Packets of every kind and size: each is copied byte for byte, counted with its bytes, and goes on unchanged.
+//! Packets of every kind and size: the program copies each byte for byte, counts it with its bytes, and does not change
+//! it.
 
 use std::net::Ipv4Addr;
 

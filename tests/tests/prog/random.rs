@@ -1,10 +1,10 @@
-//! Random taps, targets and packets: the kernel does what the pure decision says.
+//! Random taps, targets and packets: the programs in the kernel do the same as the pure decision.
 
 use std::{cell::RefCell, collections::BTreeMap};
 
 use mirror_common::{
     abi::{Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target},
-    decide::{self, Answer, Kernel, Packet, Reach},
+    decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
     verdict::{Direction, Hook, Verdict},
 };
@@ -19,14 +19,14 @@ use crate::bench::{Bench, Counted, at, session, tap};
 const CASES: u32 = 300;
 const NO_DEVICE: u32 = 0x7fff_fff0;
 
-/// What a target points to, and with which flags.
+/// The device and the flags of a target.
 #[derive(Debug, Clone, Copy)]
 struct Aim {
     device: &'static str,
     flags: u32,
 }
 
-/// Where the node has received the packet last.
+/// The device where the node has received the packet last.
 #[derive(Debug, Clone, Copy)]
 enum From {
     Nowhere,
@@ -82,7 +82,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// The kernel as the bench has it.
+/// A model of the kernel for the pure decision, with the maps and devices of the bench.
 struct Model<'a> {
     targets: &'a [Target],
     aims: &'a [Aim],
@@ -110,14 +110,14 @@ impl Kernel for Model<'_> {
         unreachable!("no session has limits")
     }
 
-    fn clone_to(&mut self, ifindex: u32, _: u16, _: u32) -> Answer {
+    fn clone_to(&mut self, ifindex: u32, _: u16, _: u32) -> Cloned {
         let aim = self.targets.iter().position(|target| target.ifindex == ifindex).unwrap();
         let code = match self.aims[aim].device {
             "idle" => 2,
             "missing" => -i64::from(libc::EINVAL),
             _ => 0,
         };
-        Answer { code, is_uncut: false }
+        Cloned { code, is_uncut: false }
     }
 
     fn set_tc_index(&mut self, tc_index: u16) {

@@ -1,4 +1,4 @@
-//! What comes back to the tap that has copied it is copied again; what another tap has copied is not.
+//! A packet that comes back to the tap that copied it is copied again. A packet that another tap has copied is not.
 
 use aya::{
     Ebpf,
@@ -26,8 +26,8 @@ fn bench(story: &str) -> Bench {
     bench
 }
 
-/// A program behind ours sends the packet back where it came from, as Cilium does with its answers to ARP and with its
-/// ICMP errors.
+/// A program behind ours sends the packet back to its device, as Cilium does with its answers to ARP and with its ICMP
+/// errors.
 #[test]
 fn a_packet_that_is_answered_in_place_is_copied_both_ways() {
     let mut bench = bench("in-place");
@@ -55,7 +55,7 @@ fn a_packet_that_is_answered_in_place_is_copied_both_ways() {
     });
 }
 
-/// A bridge that reflects: the packet is the pod's own, and the pod gets it.
+/// A bridge sends the packet back to the pod that sent it.
 #[test]
 fn a_packet_that_a_bridge_sends_back_is_copied_both_ways() {
     let mut bench = bench("hairpin");

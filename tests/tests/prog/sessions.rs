@@ -1,4 +1,4 @@
-//! Several sessions at one tap: each counts every packet once, and none gets in another's way.
+//! Several sessions at one tap: each counts every packet once, and none disturbs another.
 
 use mirror_common::{
     abi::{MAX_SESSIONS_PER_TAP, SESSION_FILTERED, Session},
@@ -17,7 +17,7 @@ fn packet() -> Vec<u8> {
     Frame::new([2; 6], [4; 6]).filled(LEN, 0).bytes()
 }
 
-/// Two targets that take copies, the second stage at each.
+/// Two targets that take copies, each with the second stage.
 fn bench(story: &str) -> Bench {
     let mut bench = Bench::new(story);
     for (index, device) in (0..).zip(["target0", "target1"]) {
@@ -51,7 +51,7 @@ fn each_session_counts_every_packet_once() {
     }
 }
 
-/// What leaves a pod is always new, but not to the second session of the same form.
+/// A packet that leaves a pod is new to each form, but only to the first session of the form.
 #[test]
 fn a_form_is_copied_once_also_of_what_leaves_a_pod() {
     let mut bench = bench("alike");
@@ -123,7 +123,7 @@ fn a_session_that_fails_leaves_the_others_alone() {
     assert_eq!(targets.map(|target| target.packets()), [[packet()], [packet()]]);
 }
 
-/// The kernel goes through a program of at most a million instructions, each as often as there are ways to it.
+/// The verifier processes at most a million instructions of a program, and each instruction once for every path to it.
 #[test]
 fn the_verifier_has_room_for_eight_sessions() {
     let mut bench = Bench::new("verifier");

@@ -1,7 +1,7 @@
-//! Each verdict: what leads to it, and that nothing else is counted or copied.
+//! Each verdict: the condition that leads to it. No other counter changes, and no other copy is made.
 
 use mirror_common::{
-    abi::{MAX_TARGETS, TARGET_UP},
+    abi::{TARGET_PLACES, TARGET_UP},
     verdict::{
         Direction::{self, Egress, Ingress},
         Hook, Verdict,
@@ -19,7 +19,7 @@ fn counted(expected: &[(Direction, Verdict, u64)]) -> Counted {
     bench::counted(packet().len(), expected)
 }
 
-/// A bench with one session, of both directions, to a target that takes copies.
+/// A bench with one session of both directions, and a target that takes copies.
 fn one_session(story: &str, peer: bool) -> Bench {
     let mut bench = Bench::new(story);
     bench.put_device(0, "target0", READY);
@@ -194,7 +194,7 @@ fn an_uncopied_packet_is_not_marked() {
 #[test]
 fn a_session_of_a_target_that_cannot_be_fails() {
     let mut bench = one_session("bad-target", false);
-    bench.put_tap(at(false), &[session(0, MAX_TARGETS, BOTH), session(1, 0, BOTH)]);
+    bench.put_tap(at(false), &[session(0, TARGET_PLACES, BOTH), session(1, 0, BOTH)]);
     bench.run(Hook::Ingress, &packet(), 1);
     assert_eq!(bench.counted(0), Counted::from([((Ingress, Verdict::Failed), (1, 60))]));
     assert_eq!(bench.counted(1), counted(&[(Ingress, Verdict::Copied, 1)]));

@@ -1,7 +1,7 @@
 //! Programs of this machine: found, or installed with the distribution's packages.
 //!
-//! Each function looks first and does nothing when all is there; else it says what it installs. What cannot be had is
-//! one message that says what is missing and what would bring it.
+//! Each function looks first, and does nothing if the programs are there. Otherwise it prints what it installs. If a
+//! program cannot be installed, one message names it and the command that installs it.
 
 use std::{collections::BTreeSet, path::PathBuf};
 

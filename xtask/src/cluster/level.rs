@@ -1,6 +1,6 @@
-//! The levels `api` and `cluster` of `cargo xtask test`: the stories in `tests/tests/api`, with an API server alone, and
-//! those in `tests/tests/cluster`, on a node. A cluster is built for them, once for each way to wire pods; or they run on
-//! one that exists.
+//! The levels `api` and `cluster` of `cargo xtask test`: the stories in `tests/tests/api`, with an API server alone,
+//! and the stories in `tests/tests/cluster`, on a node. The command builds a cluster for them, once for each way to
+//! wire pods, or uses an existing cluster.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,9 +20,10 @@ use crate::{
     tools, workspace,
 };
 
-/// Stories that are the same however pods are wired: they run with the first way alone.
+/// Stories that do not depend on the wiring of pods. They run with the first way alone.
 const ANY_WIRING: [&str; 5] = [BUILT_ONLY, "events::", "helm", "lives::", "many::"];
-/// Stories that stop components of the cluster, or go behind its runtime's back: only one that was built here can do it.
+/// Stories that stop components of the cluster, or act without the knowledge of its runtime. They run only on a cluster
+/// that was built here.
 const BUILT_ONLY: &str = "built::";
 
 /// A cluster that exists, as the command line names it.
@@ -30,11 +31,11 @@ const BUILT_ONLY: &str = "built::";
 pub(crate) struct Given {
     /// Its kubeconfig.
     pub(crate) kubeconfig: PathBuf,
-    /// The command line that brings an image onto its node, but for the archive's path.
+    /// The command line that brings an image onto its node, without the archive's path.
     pub(crate) import: Option<String>,
 }
 
-/// Why this machine cannot run the level `api`, if so.
+/// An error if this machine cannot run the level `api`.
 pub(crate) fn can_run_api() -> Result<()> {
     if let Some(mode @ Mode::Node(_)) = Mode::present()? {
         bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it");
@@ -42,7 +43,7 @@ pub(crate) fn can_run_api() -> Result<()> {
     built::can_be_brought()
 }
 
-/// Why this machine cannot run the level `cluster`, if so.
+/// An error if this machine cannot run the level `cluster`.
 pub(crate) fn can_run(given: Option<&Given>) -> Result<()> {
     match given {
         Some(_) if is_root() => Ok(()),
@@ -51,7 +52,7 @@ pub(crate) fn can_run(given: Option<&Given>) -> Result<()> {
     }
 }
 
-/// Runs `test` with an API server: one that is up is used, and left up. Also for benches.
+/// Runs `test` with an API server. If the server already runs, it is used and keeps running. Benches use this too.
 pub(crate) fn with_api(test: &mut Command) -> Result<()> {
     can_run_api()?;
     let is_up = Mode::present()?.is_some();
@@ -64,8 +65,8 @@ pub(crate) fn with_api(test: &mut Command) -> Result<()> {
         .and(built::down())
 }
 
-/// Builds the image, and runs `test`, with more arguments for the tests, on a cluster that is given, or else on a node
-/// that is built. A cluster that is up is used, and left up.
+/// Builds the image, and runs `test` with `arguments` on the given cluster, or on a node that is built. If the node
+/// already runs, it is used and keeps running.
 pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: &[String]) -> Result<()> {
     let image = image::build(Arch::host()?, &target("level-cluster.tar"))?;
     if let Some(given) = given {
@@ -124,7 +125,7 @@ fn on_existing(given: &Given, image: &Image, test: impl Fn() -> Command, argumen
     outcome
 }
 
-/// An image that was imported some time ago may hold another agent.
+/// Checks that the node's image has the agent that was built. An image that was imported before may have another one.
 fn same_agent(cluster: &Existing, image: &Image) -> Result<()> {
     let there = cluster.output_of(image::REFERENCE, &["/mirror-agent", "--version"])?;
     let here = Command::new(&image.agent).arg("--version").read()?;
@@ -152,7 +153,7 @@ fn stories(cluster: &dyn TestCluster, image: &Image, test: &mut Command) -> Resu
     outcome.and(uninstalled)
 }
 
-/// Where archives of images are built.
+/// Path of an archive of an image.
 fn target(name: &str) -> PathBuf {
     workspace::root().join("target/image").join(name)
 }

@@ -1,4 +1,4 @@
-//! What is found in sources, and what is not.
+//! Tests of the paths that the check finds in sources, and of those that it ignores.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! The guests' kernels, their initramfs, and qemu, in the cache. `apt` brings what is of Debian.
+//! Prepares the guests' kernels, their initramfs and qemu in the cache. `apt` fetches Debian's packages.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{
     programs::{self, Program},
 };
 
-/// What prepares a guest's image.
+/// The programs that prepare a guest's image.
 const PROGRAMS: [Program; 6] = [
     Program::of("busybox-static", "busybox"),
     Program::of("cpio", "cpio"),
@@ -26,13 +26,13 @@ const PROGRAMS: [Program; 6] = [
     Program::of("zstd", "zstd"),
 ];
 
-/// Modules that a guest can load, with all that they need: the way to the host's files, and what the tests make.
+/// The kernel modules of a guest, to which their dependencies are added: for the host's files, and for the tests.
 const MODULES: &str = "virtio_pci 9pnet_virtio 9p overlay \
     dummy veth ifb bridge 8021q macvlan ipvlan tun vxlan \
     sch_ingress cls_bpf cls_matchall cls_u32 act_mirred act_gact act_bpf act_vlan sch_netem sch_htb sch_prio \
     nf_tables nf_conntrack af_packet_diag inet_diag tcp_diag unix_diag crc32c_generic crc32c_intel";
 
-/// What qemu is started with.
+/// The files with which qemu starts.
 pub(super) struct Image {
     /// The kernel.
     pub(super) kernel: PathBuf,
@@ -40,12 +40,12 @@ pub(super) struct Image {
     pub(super) initramfs: PathBuf,
 }
 
-/// The directory in the cache that all of this is in.
+/// The directory of these files in the cache.
 pub(super) fn dir() -> Result<PathBuf> {
     Ok(programs::cache_dir()?.join("vm"))
 }
 
-/// The image of a kernel; prepared once, and again when its packing list or the guest's init have changed.
+/// The image of a kernel. It is prepared once, and again if its packing list or the guest's init has changed.
 pub(super) fn image(kernel: Kernel) -> Result<Image> {
     let dir = dir()?.join(kernel.series());
     let image = Image { kernel: dir.join("vmlinuz"), initramfs: dir.join("initramfs.cpio") };
@@ -76,14 +76,14 @@ pub(super) fn image(kernel: Kernel) -> Result<Image> {
 
 const INIT: &str = include_str!("../../vm/init.sh");
 
-/// The kernel's release, as `uname -r` prints it, by the directory of its modules.
+/// The kernel's release as `uname -r` prints it, from the name of its directory of modules.
 fn release(unpacked: &Path) -> Result<String> {
     let entry =
         fs::read_dir(unpacked.join("lib/modules"))?.next().context("a kernel package without modules")??;
     Ok(entry.file_name().to_string_lossy().into_owned())
 }
 
-/// Packs the initramfs: uncompressed, because the emulated CPU would take longer to unpack it than to read it.
+/// Packs the initramfs without compression, because the emulated CPU would take longer to unpack it than to read it.
 fn initramfs(kernel: &Path, release: &str, root: &Path, to: &Path) -> Result<()> {
     if root.exists() {
         fs::remove_dir_all(root)?;
@@ -130,7 +130,7 @@ fn initramfs(kernel: &Path, release: &str, root: &Path, to: &Path) -> Result<()>
     pack.current_dir(root).run()
 }
 
-/// Copies a module, and unpacks it: busybox's modprobe wants it plain.
+/// Copies a module uncompressed, because busybox's modprobe needs that.
 fn add_module(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to.parent().unwrap_or(to))?;
     let unpacker = match from.extension().and_then(|end| end.to_str()) {
@@ -142,7 +142,7 @@ fn add_module(from: &Path, to: &Path) -> Result<()> {
     command(unpacker).args(["--decompress", "--stdout"]).arg(from).stdout(plain).run()
 }
 
-/// qemu, at least 10.0: 7.2 crashes guests with two CPUs while their kernel patches its own code.
+/// qemu 10.0 or newer. qemu 7.2 crashes guests with two CPUs while their kernel patches its own code.
 pub(super) fn qemu() -> Result<Command> {
     const NAME: &str = "qemu-system-x86_64";
     const PACKAGE: &str = "qemu-system-x86";
@@ -177,7 +177,7 @@ pub(super) fn qemu() -> Result<Command> {
     Ok(qemu)
 }
 
-/// The major version; nothing if the program does not even start.
+/// The major version of qemu. `None` if the program does not start.
 fn version(qemu: &mut Command) -> Option<u32> {
     let output = qemu.arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! Boots a guest, shows what it prints, and takes the outcome from the line that its init prints last.
+//! Boots a guest, prints its console, and reads the outcome from the last line of its init.
 
 use std::{
     fs,
@@ -14,9 +14,9 @@ use anyhow::{Context as _, Result, bail};
 use super::{Kernel, debian};
 use crate::process::step;
 
-/// A guest that takes longer hangs.
+/// If a guest takes longer, it hangs.
 const TIME_LIMIT: Duration = Duration::from_secs(30 * 60);
-/// How the line of the outcome begins.
+/// The beginning of the line with the outcome.
 const MARKER: &str = "podmirror-vm: ";
 
 /// Runs a shell script in a guest with this kernel.
@@ -55,7 +55,7 @@ pub(super) fn boot(kernel: Kernel, script: &str) -> Result<()> {
     outcome.with_context(|| format!("on Linux {}", kernel.series()))
 }
 
-/// Shows the console until qemu ends or the time is over.
+/// Prints the console until qemu ends or the time is over.
 fn watch(qemu: &mut std::process::Command) -> Result<()> {
     let started = Instant::now();
     let mut child = qemu.spawn().context("qemu")?;

@@ -129,6 +129,13 @@ fn replace(program: &mut SchedClassifier, pin: &Path) -> anyhow::Result<bool> {
     }
 }
 
+/// Whether the program of a pinned link stands in a chain.
+pub(super) fn runs(pin: &Path, chain: &[InChain]) -> bool {
+    let link = PinnedLink::from_pin(pin).map(FdLink::from);
+    let program = link.ok().and_then(|link| Some(link.info().ok()?.program_id()));
+    chain.iter().any(|there| Some(there.id) == program)
+}
+
 /// Whether a program stands in the chain of a device of this namespace.
 fn runs_at(program: &SchedClassifier, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
     let id = program.info()?.id();

@@ -33,9 +33,12 @@ fn hook() -> impl Strategy<Value = Attached> {
     let pins = prop::collection::vec((ABI_VERSION - 1..=ABI_VERSION + 1).prop_map(pin), 0..3);
     let chain = prop::collection::vec(id().prop_map(in_chain), 0..3);
     let filters = prop::collection::vec(filter(), 0..3);
-    (pins, chain, filters, ahead(), any::<bool>()).prop_map(|(pins, chain, ours, ahead, lacks_hook)| {
-        Attached { pins, chain, filters: AtHook { ours, ahead }, lacks_hook }
-    })
+    (pins, chain, filters, ahead(), any::<bool>(), any::<bool>()).prop_map(
+        |(pins, chain, ours, ahead, lacks_hook, is_dead)| {
+            let is_dead = is_dead && chain.iter().all(|program| program.id != CURRENT);
+            Attached { pins, chain, filters: AtHook { ours, ahead }, lacks_hook, is_dead }
+        },
+    )
 }
 
 fn methods() -> impl Strategy<Value = Method> {
@@ -50,6 +53,7 @@ proptest! {
         let things = hook.pins.len() + hook.filters.ours.len();
         match hook.state(method, Some(CURRENT)) {
             HookState::Absent => prop_assert_eq!(things, 0),
+            HookState::Dead => prop_assert!(hook.is_dead && things > 0 && hook.filters.ours.is_empty()),
             HookState::Stale => prop_assert!(things > 0),
             HookState::Current => {
                 prop_assert_eq!(things, 1);
@@ -83,7 +87,7 @@ fn every_tcx_program_is_ahead_of_a_filter() {
     let filters = AtHook { ours, ahead: Vec::new() };
     let hook = Attached { chain: vec![in_chain(7)], filters, ..Attached::default() };
     let hidden = hook.hidden(Method::Clsact, Some(CURRENT));
-    assert_eq!(hidden, Some(Hidden::Program("program7".into(), 7)));
+    assert_eq!(hidden, Some(Hidden::Program("program7".into())));
 }
 
 #[test]

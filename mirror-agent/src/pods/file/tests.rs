@@ -143,7 +143,7 @@ async fn a_file_that_is_missing_or_bad_at_first_gives_no_list() {
     let mut file = desk.file();
     assert_eq!(file.snapshot(), None);
     fs::write(&desk.path, "").unwrap();
-    bad(&mut file, "it is empty").await;
+    bad(&mut file, "the file is empty").await;
     assert_eq!(file.snapshot(), None);
     let errors = desk.errors();
     assert_eq!(errors.len(), 2, "{errors:?}");

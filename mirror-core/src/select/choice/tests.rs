@@ -107,12 +107,12 @@ fn settings_are_taken_key_by_key() {
     for (key, value) in [("snaplen", "256"), ("packets", "9"), ("bytes", "5000")] {
         node.set(key, value).unwrap();
     }
-    let pods = [pod(&[(MIRROR, "true"), (SNAPLEN, "64")], &[(SNAPLEN, "128"), (PACKETS, "7")])];
+    let pods = [pod(&[(MIRROR, "true"), (SNAPLEN, "80")], &[(SNAPLEN, "128"), (PACKETS, "7")])];
     let choice = choose(&pods, &Policy { settings: node, ..Policy::default() }, &mut Filters::default());
     let settings = &choice.wanted[0].mirrors[&MirrorId::default()].settings;
     assert_eq!(
         (settings.snaplen, settings.budget.packets, settings.budget.bytes),
-        (Some(64), Some(7), Some(5000))
+        (Some(80), Some(7), Some(5000))
     );
 }
 

@@ -1,5 +1,5 @@
-//! The cluster's programs, in the cache: Kubernetes and etcd built from source by Go, the rest unpacked from Debian's
-//! packages. No image registry and no download site is needed, only Go's module proxy and Debian's archive.
+//! Puts the cluster's programs into the cache. Go builds Kubernetes and etcd from source; the other programs come from
+//! Debian's packages. Only Go's module proxy and Debian's archive are needed, no image registry and no download site.
 
 use std::{
     fs,
@@ -18,11 +18,11 @@ use super::Mode;
 /// The Go module whose `tool` lines are the programs; it pins every version.
 const GO_MOD: &str = include_str!("../../go/go.mod");
 const GO_SUM: &str = include_str!("../../go/go.sum");
-/// The process of a pod's sandbox.
+/// Source of the program that is the process of a pod's sandbox.
 const PAUSE: &str = include_str!("../../go/pause/main.go");
-/// The oldest suite whose containerd this kubelet still talks to: its programs also run on what is newer.
+/// The oldest Debian suite whose containerd works with this kubelet. Its programs also run on newer systems.
 const SUITE: &str = "bookworm";
-/// containerd, runc, the CNI plugins and nft, with the libraries of the last, and a busybox for images.
+/// The packages of containerd, runc, the CNI plugins, nft with its libraries, and busybox for images.
 const PACKAGES: [&str; 14] = [
     "busybox-static",
     "containerd",
@@ -40,7 +40,7 @@ const PACKAGES: [&str; 14] = [
     "runc",
 ];
 
-/// Where the programs are.
+/// The directories of the programs.
 #[derive(Debug)]
 pub(super) struct Binaries {
     built: PathBuf,
@@ -48,14 +48,14 @@ pub(super) struct Binaries {
 }
 
 impl Binaries {
-    /// Where they are to be; brings nothing.
+    /// Returns the directories of the programs, and installs nothing.
     pub(super) fn locate() -> Result<Self> {
         let cache = programs::cache_dir()?.join("cluster");
         let built = cache.join(format!("kubernetes-{}", version("k8s.io/kubernetes")?));
         Ok(Self { built, debian: cache.join(format!("debian-{SUITE}")) })
     }
 
-    /// Brings what is not there yet.
+    /// Installs the programs that are missing.
     pub(super) fn bring(mode: Mode) -> Result<Self> {
         let binaries = Self::locate()?;
         binaries.build()?;
@@ -65,7 +65,7 @@ impl Binaries {
         Ok(binaries)
     }
 
-    /// Brings Debian's part of them, unless it is there.
+    /// Unpacks Debian's packages, unless they are there.
     pub(super) fn unpack(&self) -> Result<()> {
         apt::can_unpack()?;
         programs::bring(&[Program::of("dpkg", "dpkg-deb")])?;
@@ -75,17 +75,17 @@ impl Binaries {
         })
     }
 
-    /// Why they cannot be had on this machine, if so and they are not there.
+    /// An error if the programs are missing and cannot be installed on this machine.
     pub(super) fn can_be_brought(&self) -> Result<()> {
         if self.built("kubelet").exists() { Ok(()) } else { go().map(drop) }
     }
 
-    /// A program that Go has built: a component of Kubernetes, kubectl, etcd, pause.
+    /// Path of a program that Go has built: a component of Kubernetes, kubectl, etcd, pause.
     pub(super) fn built(&self, name: &str) -> PathBuf {
         self.built.join("bin").join(name)
     }
 
-    /// A file of Debian's packages.
+    /// Path of a file of Debian's packages.
     pub(super) fn debian(&self, path: &str) -> PathBuf {
         self.debian.join("root").join(path)
     }
@@ -128,7 +128,7 @@ impl Binaries {
     }
 }
 
-/// Makes what belongs into a directory, unless it has been made of the same.
+/// Fills a directory by `make`, unless it was filled before from the same sources (`of`).
 fn once(dir: &Path, of: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
     let stamp = dir.join("made-of");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == of) {
@@ -147,7 +147,7 @@ fn go() -> Result<PathBuf> {
     programs::go(&format!("Kubernetes, in version {} or newer", go_version()))
 }
 
-/// The oldest Go that can build it.
+/// The oldest version of Go that can build Kubernetes.
 fn go_version() -> &'static str {
     GO_MOD.lines().find_map(|line| line.strip_prefix("go ")).unwrap_or("1.25")
 }
@@ -159,7 +159,7 @@ fn version(module: &str) -> Result<&'static str> {
     Ok(rest.split(' ').next().unwrap_or(rest))
 }
 
-/// What Kubernetes' own build writes into its programs: without it they take themselves for version 0.
+/// The linker flags of Kubernetes' own build, which set the version. Without them the programs report version 0.
 fn ldflags(version: &str) -> Result<String> {
     let mut numbers = version.split('.');
     let (major, minor) =

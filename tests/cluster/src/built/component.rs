@@ -1,7 +1,7 @@
-//! The cluster's processes: started once, known by a pid file each, stopped one by one.
+//! Starts and stops the cluster's processes. Each has a pid file.
 //!
-//! A pid file (`pid/<name>`) holds the pid and the process's start time; only a process with both is ever taken for the
-//! component, so that a pid that the kernel has given to somebody else is never killed.
+//! A pid file (`pid/<name>`) holds the pid and the process's start time. Only a process with both is taken for the
+//! component. So if the kernel has given the pid to another process, that process is never killed.
 
 use std::{
     fs::{self, File},
@@ -22,23 +22,23 @@ use nix::{
 use super::state;
 use mirror_test_tools::process::command;
 
-/// How long a component may take to answer, or to leave, on a slow machine.
+/// How long a component may take to answer or to end, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// How long a port may be in use by what has ended.
+/// How long a port may stay in use after its process has ended.
 const RELEASE: Duration = Duration::from_secs(3);
-/// How long it may take over an orderly end.
+/// How long a component may take to end after SIGTERM.
 const ORDERLY: Duration = Duration::from_secs(5);
 
-/// A process, told from others that have had its pid.
+/// A process. Its start time tells it from other processes that have had the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) pid: i32,
-    /// In clock ticks since the machine's start.
+    /// Start time, in clock ticks since the machine's start.
     started: u64,
 }
 
 impl Process {
-    /// The process that has this pid now; none if it is a zombie, which only waits for its parent.
+    /// The process that has this pid now. `None` for a zombie, which only waits for its parent.
     pub(super) fn of(pid: i32) -> Option<Self> {
         let started = alive_since(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
         Some(Self { pid, started })
@@ -48,14 +48,14 @@ impl Process {
         Self::of(self.pid) == Some(self)
     }
 
-    /// Sends a signal; that it has ended by itself is no error.
+    /// Sends a signal. It is no error if the process has ended by itself.
     pub(super) fn signal(self, signal: Signal) {
         if self.runs() {
             let _ = signal::kill(Pid::from_raw(self.pid), signal);
         }
     }
 
-    /// Kills it, and waits until it has ended.
+    /// Kills the process, and waits until it has ended.
     pub(super) fn kill(self) -> Result<()> {
         self.signal(Signal::SIGKILL);
         eventually(PATIENCE, || Ok((!self.runs()).then_some(())))?
@@ -74,12 +74,12 @@ fn alive_since(stat: &str) -> Option<u64> {
     fields.nth(1)?.parse().ok()
 }
 
-/// One of the cluster's programs, with how it is started.
+/// One of the cluster's programs, and how to start it.
 pub(super) struct Component {
     name: &'static str,
     program: PathBuf,
     arguments: Vec<String>,
-    /// Directories before the system's, in which it looks for programs.
+    /// Directories in which the program looks for other programs, ahead of the system's directories.
     path: Vec<PathBuf>,
     /// Ports that it will listen on.
     ports: &'static [u16],
@@ -90,7 +90,7 @@ impl Component {
         Self { name, program, arguments: Vec::new(), path: Vec::new(), ports }
     }
 
-    /// Arguments, one a word: no argument of ours has a space in it.
+    /// Adds arguments, which are separated by spaces.
     pub(super) fn arguments(mut self, words: &str) -> Self {
         self.arguments.extend(words.split_whitespace().map(str::to_owned));
         self
@@ -101,7 +101,7 @@ impl Component {
         self
     }
 
-    /// Starts it unless it runs, and waits until `is_ready`.
+    /// Starts the component unless it runs, and waits until `is_ready`.
     pub(super) fn up(&self, mut is_ready: impl FnMut() -> bool) -> Result<()> {
         let begun = Instant::now();
         let running = process(self.name);
@@ -159,7 +159,7 @@ impl Component {
         state::path("log").join(format!("{}.log", self.name))
     }
 
-    /// The end of its log, to be read after what went wrong.
+    /// The end of the component's log, for an error message.
     fn last_words(&self) -> String {
         let text = fs::read(self.log()).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -177,7 +177,7 @@ pub(super) fn process(name: &str) -> Option<Process> {
     process.runs().then_some(process)
 }
 
-/// Stops a component if it runs: in order, or else by force.
+/// Stops a component if it runs: by SIGTERM, and if that does not help, by SIGKILL.
 pub(super) fn stop(name: &str) -> Result<()> {
     if let Some(process) = process(name) {
         let begun = Instant::now();
@@ -199,7 +199,7 @@ fn pid_file(name: &str) -> PathBuf {
     Path::new(state::DIR).join("pid").join(name)
 }
 
-/// Asks until there is an answer, or the time is over.
+/// Calls `ask` until it returns an answer or the time is over.
 pub(super) fn eventually<T>(
     limit: Duration,
     mut ask: impl FnMut() -> Result<Option<T>>,

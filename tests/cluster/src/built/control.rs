@@ -1,4 +1,4 @@
-//! The control plane: etcd, the API server, the controller manager and the scheduler, and kubectl to talk to them.
+//! Runs the control plane: etcd, the API server, the controller manager and the scheduler. Calls kubectl.
 
 use std::{
     io::{Read as _, Write as _},
@@ -20,7 +20,7 @@ use mirror_test_tools::process::{Run as _, command};
 pub(super) const COMPONENTS: [&str; 4] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
-/// Starts what does not run, and waits until all answer.
+/// Starts the components that do not run, and waits until all answer.
 pub(super) fn up(binaries: &Binaries, mode: Mode) -> Result<()> {
     etcd(binaries).up(|| answers(2379, "/health"))?;
     api_server(binaries, mode).up(|| kubectl(binaries).args(["get", "--raw", "/readyz"]).succeeds())?;
@@ -31,14 +31,14 @@ pub(super) fn up(binaries: &Binaries, mode: Mode) -> Result<()> {
     scheduler(binaries).up(|| is_healthy(binaries, 10259))
 }
 
-/// Waits until pods can be made: a namespace's are refused until it has this.
+/// Waits for the service account `default`. Without it, the API server refuses pods in the namespace.
 pub(super) fn wait_for_service_account(binaries: &Binaries) -> Result<()> {
     wait_for("the service account `default`", || {
         kubectl(binaries).args(["get", "serviceaccount", "default", "--namespace=default"]).succeeds()
     })
 }
 
-/// kubectl as the administrator, with nothing from our environment.
+/// kubectl as the administrator, without the environment of this process.
 pub(super) fn kubectl(binaries: &Binaries) -> Command {
     let mut kubectl = command(binaries.built("kubectl"));
     kubectl.env_clear().env("HOME", state::DIR).env("KUBECONFIG", state::KUBECONFIG);
@@ -56,7 +56,7 @@ pub(crate) fn apply(mut kubectl: Command, object: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Waits for what needs no more than asking again.
+/// Waits until `is_so` is true.
 pub(super) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     const PATIENCE: Duration = Duration::from_secs(90);
     eventually(PATIENCE, || Ok(is_so().then_some(())))?.with_context(|| {
@@ -64,7 +64,7 @@ pub(super) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()
     })
 }
 
-/// On loopback without TLS, and without waiting for the disk: what it holds is thrown away.
+/// etcd on loopback, without TLS. It does not wait for the disk, because its data is deleted with the cluster.
 fn etcd(binaries: &Binaries) -> Component {
     let data = state::text("etcd");
     Component::new("etcd", binaries.built("etcd"), &[2379, 2380]).arguments(&format!(
@@ -123,14 +123,14 @@ fn scheduler(binaries: &Binaries) -> Component {
     ))
 }
 
-/// Whether a component that has made itself a certificate says that it is well.
+/// Whether a component with a self-signed certificate reports that it is healthy.
 fn is_healthy(binaries: &Binaries, port: u16) -> bool {
     let mut get = kubectl(binaries);
     get.args([&format!("--server=https://127.0.0.1:{port}"), "--insecure-skip-tls-verify"]);
     get.args(["get", "--raw", "/healthz"]).succeeds()
 }
 
-/// Whether an HTTP server on loopback answers 200.
+/// Whether the HTTP server at this port of loopback answers 200.
 pub(super) fn answers(port: u16, path: &str) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;

@@ -1,7 +1,7 @@
-//! The machine's packet filter: pods are let through where it drops what is forwarded, and nothing of ours stays.
+//! Changes the machine's packet filter so that it forwards the packets of pods, and removes these changes.
 //!
-//! Docker and others give iptables' chain FORWARD the policy to drop. No rule elsewhere overrules that, so that ours
-//! have to stand in the same chain. Called by the node, and by `down`.
+//! Docker and other programs set the policy of iptables' chain FORWARD to drop. A rule in another chain cannot overrule
+//! that, so our rules are in the same chain. The node and `down` call this module.
 
 use std::process::Command;
 
@@ -10,14 +10,14 @@ use anyhow::Result;
 use super::{NODE_CIDR, state};
 use mirror_test_tools::process::{Run as _, command, step};
 
-/// iptables' chain, as nft calls it.
+/// iptables' chain, by the names that nft uses.
 const FORWARD: [&str; 3] = ["ip", "filter", "FORWARD"];
-/// Our rules' comment, by which they are found again.
+/// The comment of our rules, by which `clear` finds them.
 const COMMENT: &str = "\"podmirror-cluster\"";
-/// kube-proxy's tables, which it leaves behind.
+/// kube-proxy's tables. kube-proxy does not remove them when it ends.
 const TABLES: [(&str, &str); 2] = [("ip", "kube-proxy"), ("ip6", "kube-proxy")];
 
-/// Lets packets of pods through, if the chain would drop them.
+/// Adds rules that let the packets of pods through, if the chain would drop them.
 pub(super) fn let_pods_through() -> Result<()> {
     let chain = forward()?;
     if !chain.contains("policy drop") || chain.contains(COMMENT) {
@@ -50,7 +50,7 @@ pub(super) fn clear() -> Result<()> {
     Ok(())
 }
 
-/// The chain with its rules and their handles; empty where there is none.
+/// The chain with its rules and their handles. Empty if there is no such chain.
 fn forward() -> Result<String> {
     let output = nft().args(["--handle", "list", "chain"]).args(FORWARD).output()?;
     Ok(if output.status.success() {
@@ -60,7 +60,7 @@ fn forward() -> Result<String> {
     })
 }
 
-/// nft of the cluster's own: the machine may have none.
+/// nft from the cluster's programs, because the machine may have none.
 fn nft() -> Command {
     command(state::path("bin/nft"))
 }

@@ -1,4 +1,4 @@
-//! The images that pods on this node can have: none is ever pulled.
+//! The images for pods on this node. The node never pulls an image.
 
 use std::{fs, path::Path};
 
@@ -12,9 +12,9 @@ use serde_json::json;
 
 use super::{binaries::Binaries, node::ctr, state};
 
-/// The process of every pod's sandbox.
+/// The image of every pod's sandbox.
 pub(super) const PAUSE: &str = "localhost/pause:cluster";
-/// A shell and its tools, for tests.
+/// An image with a shell and its tools, for tests.
 pub const BUSYBOX: &str = "localhost/busybox:cluster";
 
 /// Makes and imports the images that containerd does not have.

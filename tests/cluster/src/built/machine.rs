@@ -1,7 +1,7 @@
-//! What the cluster changes on the machine outside of its own directory, and how `down` undoes it.
+//! Changes the machine outside of the cluster's own directory, and undoes these changes for `down`.
 //!
-//! What was there before the first `up` is written down, so that only what is ours is removed, and settings get their
-//! old values back.
+//! The first `up` records the state of the machine. So `down` removes only what the cluster has added, and gives the
+//! settings their old values.
 
 use std::{
     fs,
@@ -28,11 +28,11 @@ const SYSCTLS: [&str; 6] = [
     "vm/overcommit_memory",
 ];
 
-/// What shows bridged packets to the packet filter, and where it has its settings.
+/// The kernel module that passes bridged packets to the packet filter, and the directory of its settings.
 const MODULE: &str = "br_netfilter";
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge";
 
-/// Directories that programs of the cluster make at fixed places; the inner ones first.
+/// Directories that the cluster's programs make at fixed places, the inner ones first.
 const DIRS: [&str; 15] = [
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet",
@@ -51,7 +51,7 @@ const DIRS: [&str; 15] = [
     "/opt/containerd",
 ];
 
-/// Checks that no other node is in the way, and writes down what there is; once.
+/// Checks that no other node is in the way, and records the state of the machine, unless it is recorded.
 pub(super) fn record() -> Result<()> {
     let file = state::path("before.json");
     if file.exists() {
@@ -80,7 +80,7 @@ pub(super) fn record() -> Result<()> {
     Ok(())
 }
 
-/// Gives the machine the node's address, which is the same everywhere, and shows bridged packets to kube-proxy's rules.
+/// Gives the machine the address of the node, and passes bridged packets to kube-proxy's rules.
 pub(super) fn prepare(cni: Cni) -> Result<()> {
     if cni == Cni::Bridge && !Path::new(BRIDGE_FILTER).exists() && !command("modprobe").arg(MODULE).succeeds()
     {
@@ -91,7 +91,8 @@ pub(super) fn prepare(cni: Cni) -> Result<()> {
     command("ip").args(["address", "replace", &format!("{NODE_IP}/32"), "dev", "lo"]).run()
 }
 
-/// Kills what still runs in pods, and the shims that hold them. The cgroups of pods were none of anybody's before.
+/// Kills the processes in the cgroups of pods, and containerd's shims. `record` has checked that there were no such
+/// cgroups before.
 pub(super) fn kill_pods() -> Result<()> {
     let left = || {
         let mut pids = Vec::new();
@@ -106,7 +107,7 @@ pub(super) fn kill_pods() -> Result<()> {
     empty.with_context(|| format!("processes of pods cannot be killed: {:?}", left()))
 }
 
-/// Kills containerd's shims: they outlive it, so that it can be restarted.
+/// Kills containerd's shims. They outlive containerd, so that containerd can be restarted.
 pub(super) fn kill_shims() -> Result<()> {
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
@@ -122,7 +123,7 @@ pub(super) fn kill_shims() -> Result<()> {
     Ok(())
 }
 
-/// Undoes everything but the state's directory; goes on after an error, and returns the first.
+/// Undoes everything except the state's directory. Goes on after an error, and returns the first error.
 pub(super) fn restore() -> Result<()> {
     let mut outcomes = vec![unmount(), remove_cgroups()];
     if Path::new("/sys/class/net").join(BRIDGE).exists() {
@@ -146,7 +147,7 @@ pub(super) fn restore() -> Result<()> {
     outcomes.into_iter().collect()
 }
 
-/// Removes the state's directory. Not while anything is mounted in it: that may be somebody's data.
+/// Removes the state's directory, unless a file system is mounted in it: that may hold data of another program.
 pub(super) fn remove_state() -> Result<()> {
     if let Some(mount) = mounts()?.first() {
         bail!("{} is still mounted, and {} is left as it is", mount.display(), state::DIR);
@@ -154,7 +155,7 @@ pub(super) fn remove_state() -> Result<()> {
     fs::remove_dir_all(state::DIR).context(state::DIR)
 }
 
-/// What is mounted in the state's directory, the innermost first.
+/// The mount points in the state's directory, the innermost first.
 fn mounts() -> Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mounts")?;
     let paths = table.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
@@ -170,7 +171,7 @@ fn unmount() -> Result<()> {
     Ok(())
 }
 
-/// The cgroup of all pods, in each hierarchy: version 2 has one, version 1 one a controller.
+/// The cgroup of all pods in each hierarchy: one for version 2, one for each controller with version 1.
 fn kubepods() -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -203,7 +204,8 @@ fn remove_cgroups() -> Result<()> {
     Ok(())
 }
 
-/// Removes what was made at fixed places, as far as it is ours: a directory that was not there before, and is empty.
+/// Removes what the cluster's programs have left at fixed places: their files, and the directories that did not exist
+/// before and are empty now.
 fn remove_files(before: &Value) {
     let absent: Vec<_> =
         before["absent"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -241,7 +243,7 @@ fn sysctl(name: &str) -> PathBuf {
     Path::new("/proc/sys").join(name)
 }
 
-/// Sets it only if it differs: writing some of them has effects of its own.
+/// Sets a sysctl if its value differs, because writing the same value to some of them has an effect.
 fn set_sysctl(name: &str, value: &str) -> Result<()> {
     let file = sysctl(name);
     if fs::read_to_string(&file)?.trim() != value {

@@ -1,4 +1,4 @@
-//! The node: containerd with runc and CNI, kubelet, kube-proxy.
+//! Runs the node: containerd with runc and CNI, kubelet, kube-proxy.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, process::Command};
 
@@ -20,7 +20,7 @@ pub(super) const COMPONENTS: [&str; 3] = ["containerd", "kubelet", "kube-proxy"]
 /// The name under which CNI keeps its records.
 pub(super) const NETWORK: &str = "podmirror-cluster";
 
-/// Starts what does not run, and waits until the node takes pods.
+/// Starts the components that do not run, and waits until the node takes pods.
 pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
     configure(binaries, cni)?;
     filter::let_pods_through()?;
@@ -51,7 +51,7 @@ pub(super) fn is_up() -> bool {
     COMPONENTS.into_iter().all(|name| process(name).is_some())
 }
 
-/// When the node has last said that it is ready, if the controller manager lets pods onto it.
+/// Time of the last heartbeat of the ready node. `None` if the node is not ready, or if it has a taint.
 fn ready_since(binaries: &Binaries) -> Option<String> {
     const READY: &str = r#"jsonpath={range .status.conditions[?(@.type=="Ready")]}{.status} {.lastHeartbeatTime}{end} {.spec.taints}"#;
     let node =
@@ -63,7 +63,7 @@ fn ready_since(binaries: &Binaries) -> Option<String> {
     }
 }
 
-/// Writes the configurations, and the programs that stand in `bin`.
+/// Writes the configurations, and the scripts in `bin`.
 fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
     for dir in ["bin", "cni/net.d"] {
         fs::create_dir_all(state::path(dir))?;
@@ -89,7 +89,7 @@ fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
     write("kube-proxy.json", &kube_proxy_config().to_string(), 0o644)
 }
 
-/// Writes a file of the state if it says something else: kube-proxy ends when its configuration is written.
+/// Writes a file of the state if its text differs. kube-proxy ends when its configuration file is written.
 fn write(name: &str, text: &str, mode: u32) -> Result<()> {
     let path = state::path(name);
     if !fs::read_to_string(&path).is_ok_and(|present| present == text) {
@@ -99,12 +99,12 @@ fn write(name: &str, text: &str, mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// A program that is a line of shell.
+/// Writes a program that is one line of shell.
 fn script(name: &str, line: &str) -> Result<()> {
     write(name, &format!("#!/bin/sh\n{line}\n"), 0o755)
 }
 
-/// kubectl at a place that no version changes.
+/// Makes a link to kubectl at a path that does not depend on the version.
 pub(super) fn link_kubectl(binaries: &Binaries) -> Result<()> {
     let link = state::path("bin/kubectl");
     fs::create_dir_all(state::path("bin"))?;
@@ -120,8 +120,8 @@ fn containerd(binaries: &Binaries) -> Component {
         .finds_in(binaries.debian("usr/bin"))
 }
 
-/// `restrict_oom_score_adj`: without CAP_SYS_RESOURCE, as in a virtual machine's container, runc would fail otherwise,
-/// and say nothing of why.
+/// The setting `restrict_oom_score_adj` is for machines without CAP_SYS_RESOURCE, such as some containers. Without the
+/// setting, runc fails there and prints no reason.
 fn containerd_config(binaries: &Binaries) -> String {
     let (dir, socket, pause) = (state::DIR, state::CONTAINERD, images::PAUSE);
     let runc = binaries.debian("usr/sbin/runc");
@@ -189,7 +189,8 @@ fn kubelet(binaries: &Binaries) -> Component {
     ))
 }
 
-/// Nothing is collected or evicted for want of space: the machine is somebody's, and may be nearly full.
+/// The limits for evicting pods and for collecting images are almost zero, because this machine also serves other
+/// purposes and its disk may be nearly full.
 fn kubelet_config() -> Value {
     let pki = |name: &str| state::text(&format!("pki/{name}"));
     json!({
@@ -231,7 +232,7 @@ fn kube_proxy(binaries: &Binaries) -> Component {
         .finds_in(state::path("bin"))
 }
 
-/// The machine's own settings of connection tracking are left alone.
+/// kube-proxy does not change the machine's settings of connection tracking.
 fn kube_proxy_config() -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -1,4 +1,4 @@
-//! Certificates, keys and kubeconfigs: an authority of this cluster alone, made with openssl at the first `up`.
+//! Makes certificates, keys and kubeconfigs with openssl at the first `up`. The authority is for this cluster alone.
 
 use std::{fs, path::Path};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{API_PORT, NODE, NODE_IP, SERVICE_IP, state};
 
-/// A certificate: whom it names, what it may be used for, and the addresses of a server.
+/// A certificate: its subject, its purpose, and the addresses of a server.
 struct Certificate {
     name: &'static str,
     subject: String,
@@ -29,7 +29,7 @@ impl Certificate {
     }
 }
 
-/// The components that talk to the API server, with the subject that RBAC knows each by.
+/// The components that talk to the API server, each with its subject for RBAC.
 fn clients() -> [(&'static str, String); 5] {
     [
         ("admin", "/O=system:masters/CN=admin".to_owned()),
@@ -40,7 +40,7 @@ fn clients() -> [(&'static str, String); 5] {
     ]
 }
 
-/// Makes what is not there yet.
+/// Makes the files that are missing.
 pub(super) fn make() -> Result<()> {
     let dir = state::path("pki");
     let done = dir.join("made");
@@ -94,7 +94,7 @@ pub(super) fn make() -> Result<()> {
     Ok(())
 }
 
-/// Where the kubeconfig of a client is.
+/// Path of the kubeconfig of a client.
 pub(super) fn kubeconfig(client: &str) -> String {
     match client {
         "admin" => state::KUBECONFIG.to_owned(),
@@ -102,7 +102,7 @@ pub(super) fn kubeconfig(client: &str) -> String {
     }
 }
 
-/// JSON, which is YAML too.
+/// Text of a kubeconfig. It is JSON, which is also YAML.
 fn kubeconfig_of(client: &str) -> String {
     let file = |name: &str| state::text(&format!("pki/{name}"));
     let name = "podmirror-cluster";
@@ -125,7 +125,7 @@ fn kubeconfig_of(client: &str) -> String {
     .to_string()
 }
 
-/// Makes a key and a certificate for it: by the authority that `by` names, or by itself.
+/// Makes a key and its certificate, signed by the authority in `by` or self-signed.
 fn issue(dir: &Path, name: &str, subject: &str, extensions: &[&str], by: &[&str]) -> Result<()> {
     let mut request = command("openssl");
     request.current_dir(dir).args([

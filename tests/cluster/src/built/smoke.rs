@@ -1,4 +1,4 @@
-//! Two pods, a ping, and nothing left: shows that the node does what a node has to.
+//! Runs two pods and a ping, and checks that nothing is left. This shows that the node works.
 
 use std::{collections::BTreeSet, fs, process::Stdio, time::Instant};
 
@@ -13,10 +13,10 @@ use super::{
 };
 use mirror_test_tools::process::{Run as _, step};
 
-/// Pods that nobody else has, in the namespace `default`: a namespace of their own would take seconds to go.
+/// Names of the pods. They are in the namespace `default`, because the deletion of a namespace takes seconds.
 const PODS: [&str; 2] = ["podmirror-smoke-a", "podmirror-smoke-b"];
 
-/// Runs it, and removes what it made also after a failure.
+/// Runs the check. Removes the pods also after a failure.
 pub(super) fn run(binaries: &Binaries) -> Result<()> {
     if !node::is_up() {
         bail!("there is no running node: `cargo xtask cluster up` brings one up");
@@ -83,7 +83,7 @@ fn remove(binaries: &Binaries) -> Result<()> {
     delete.stdout(Stdio::null()).run()
 }
 
-/// What a pod leaves on the machine if it is not removed properly.
+/// What stays on the machine if a pod is not removed completely.
 #[derive(Debug, PartialEq, Eq)]
 struct Traces {
     devices: BTreeSet<String>,

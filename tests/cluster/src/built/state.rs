@@ -1,4 +1,4 @@
-//! Where the cluster's state lies, what kind of cluster it is, and that one task at a time works on it.
+//! The directory of the cluster's state, the kind of the cluster, and a lock so that one task at a time works on it.
 
 use std::{
     fmt, fs,
@@ -12,20 +12,20 @@ use anyhow::{Context as _, Result, bail};
 
 use super::component::eventually;
 
-/// Everything that the cluster writes lies here, at a fixed place so that `down` finds it, and not under `/run`, from
-/// which many systems run no programs.
+/// The directory for everything that the cluster writes. The place is fixed, so that `down` finds it. It is not below
+/// `/run`, because many systems mount `/run` without the right to run programs.
 pub(super) const DIR: &str = "/var/lib/podmirror-cluster";
 /// The administrator's kubeconfig.
 pub const KUBECONFIG: &str = "/var/lib/podmirror-cluster/kubeconfig";
-/// Where containerd listens.
+/// The socket of containerd.
 pub(super) const CONTAINERD: &str = "/var/lib/podmirror-cluster/containerd.sock";
 
-/// A file of the state.
+/// Path of a file of the state.
 pub(super) fn path(name: &str) -> PathBuf {
     Path::new(DIR).join(name)
 }
 
-/// The same for a command line or a configuration.
+/// The same path as text, for a command line or a configuration.
 pub(super) fn text(name: &str) -> String {
     format!("{DIR}/{name}")
 }
@@ -40,7 +40,7 @@ pub enum Cni {
 }
 
 impl Cni {
-    /// All of them.
+    /// All ways to wire pods.
     pub const ALL: [Self; 2] = [Self::Bridge, Self::Ptp];
 }
 
@@ -53,17 +53,18 @@ impl FromStr for Cni {
     }
 }
 
-/// What kind of cluster it is.
+/// The kind of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// etcd and the API server: objects, and nobody who acts on them.
+    /// Only etcd and the API server: they store objects, and no controller acts on them.
     ApiOnly,
     /// A node that runs pods.
     Node(Cni),
 }
 
 impl Mode {
-    /// What the command line asks for; where it leaves it open, what there is.
+    /// The mode that the command line asks for. Without `cni`, pods are wired as in the present cluster, or by a
+    /// bridge.
     pub(super) fn wanted(api_only: bool, cni: Option<Cni>, present: Option<Self>) -> Result<Self> {
         let wanted = match (api_only, cni, present) {
             (true, _, _) => Self::ApiOnly,
@@ -79,7 +80,7 @@ impl Mode {
         }
     }
 
-    /// The mode of the cluster that there is, running or not.
+    /// The mode of the present cluster, running or not.
     pub fn present() -> Result<Option<Self>> {
         let file = path("mode");
         if !file.exists() {
@@ -109,11 +110,11 @@ impl FromStr for Mode {
     }
 }
 
-/// Held while a task works on the cluster; the kernel takes it back whatever the task's end.
+/// A lock that a task holds while it works on the cluster. The kernel releases it when the task ends for any reason.
 pub(super) struct Lock(#[expect(dead_code, reason = "held, not used")] net::UnixListener);
 
 impl Lock {
-    /// Waits for its turn.
+    /// Waits until no other task holds the lock.
     pub(super) fn take() -> Result<Self> {
         let address = net::SocketAddr::from_abstract_name("podmirror-cluster")?;
         eventually(Duration::from_secs(120), || Ok(net::UnixListener::bind_addr(&address).ok().map(Self)))?

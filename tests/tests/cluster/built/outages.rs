@@ -1,4 +1,4 @@
-//! What fails around the agent. Mirroring goes on meanwhile.
+//! Outages of the components around the agent. Mirroring goes on meanwhile.
 
 use std::time::{Duration, Instant};
 

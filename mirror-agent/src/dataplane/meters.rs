@@ -1,0 +1,107 @@
+//! The maps of limits and meters: what may be used up, and what has been.
+//!
+//! Reads and writes numbers. `mirror_core::budget` decides how a budget goes on, and the programs charge the meters.
+//! `maps` calls it.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use aya::maps::{Array, Map, MapData};
+use mirror_common::{
+    abi::{NODE_LIMIT, POD_LIMIT, SHARE_LIMIT},
+    limit::{Limits, Meter, PodMeter},
+};
+use nix::time::{ClockId, clock_gettime};
+use zerocopy::transmute;
+
+use crate::model::Ceilings;
+
+type LimitBytes = [u8; size_of::<Limits>()];
+/// A lock with its padding, and a meter.
+type MeterBytes = [u64; 1 + size_of::<Meter>() / 8];
+/// A lock and its padding, and the two meters of a pod.
+type PodMeterBytes = [u64; 1 + size_of::<PodMeter>() / 8];
+
+/// `BPF_F_LOCK`: the kernel holds the element's lock while it copies.
+const LOCKED: u64 = 4;
+
+/// The maps.
+pub(super) struct Meters {
+    limits: Array<MapData, LimitBytes>,
+    meters: Array<MapData, MeterBytes>,
+    node_limits: Array<MapData, LimitBytes>,
+    node_meter: Array<MapData, MeterBytes>,
+    pod_meters: Array<MapData, PodMeterBytes>,
+}
+
+impl Meters {
+    /// The maps that `get` gives for their names.
+    pub(super) fn from_fn(get: &mut impl FnMut(&str) -> anyhow::Result<Map>) -> anyhow::Result<Self> {
+        Ok(Self {
+            limits: get("LIMITS")?.try_into()?,
+            meters: get("METERS")?.try_into()?,
+            node_limits: get("NODE_LIMITS")?.try_into()?,
+            node_meter: get("NODE_METER")?.try_into()?,
+            pod_meters: get("POD_METERS")?.try_into()?,
+        })
+    }
+
+    /// The limits that are written for a session.
+    pub(super) fn limits(&self, id: u32) -> anyhow::Result<Limits> {
+        Ok(transmute!(self.limits.get(&id, 0).context("cannot read the limits")?))
+    }
+
+    /// Writes the limits of a session.
+    pub(super) fn set_limits(&mut self, id: u32, limits: Limits) -> anyhow::Result<()> {
+        self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")
+    }
+
+    /// The meter of a session.
+    pub(super) fn meter(&self, id: u32) -> anyhow::Result<Meter> {
+        let [_lock, meter @ ..] = self.meters.get(&id, LOCKED).context("cannot read a meter")?;
+        Ok(transmute!(meter))
+    }
+
+    /// Clears the meter of a session.
+    pub(super) fn clear(&mut self, id: u32) -> anyhow::Result<()> {
+        self.meters.set(id, &MeterBytes::default(), LOCKED).context("cannot clear a meter")
+    }
+
+    /// Clears the meters of a pod.
+    pub(super) fn clear_pod(&mut self, place: u32) -> anyhow::Result<()> {
+        let full = PodMeterBytes::default();
+        self.pod_meters.set(place, &full, LOCKED).context("cannot clear the meters of a pod")
+    }
+
+    /// The limits of the node.
+    pub(super) fn ceilings(&self) -> anyhow::Result<Ceilings> {
+        let read = |index| {
+            let limits = self.node_limits.get(&index, 0).context("cannot read the node's limits")?;
+            anyhow::Ok(transmute!(limits))
+        };
+        Ok(Ceilings { node: read(NODE_LIMIT)?, pod: read(POD_LIMIT)?, share: read(SHARE_LIMIT)? })
+    }
+
+    /// Writes the limits of the node.
+    pub(super) fn set_ceilings(&mut self, ceilings: &Ceilings) -> anyhow::Result<()> {
+        let Ceilings { node, pod, share } = *ceilings;
+        // The packets that pods may send within their shares can bring the node into a debt that lasts for minutes at a
+        // low rate. It is not owed at another rate.
+        if node != self.ceilings()?.node {
+            self.node_meter
+                .set(0, &MeterBytes::default(), LOCKED)
+                .context("cannot clear the node's meter")?;
+        }
+        for (index, limits) in [(NODE_LIMIT, node), (POD_LIMIT, pod), (SHARE_LIMIT, share)] {
+            let written = self.node_limits.set(index, &transmute!(limits), 0);
+            written.context("cannot write the node's limits")?;
+        }
+        Ok(())
+    }
+}
+
+/// The clock of the meters.
+pub(super) fn now_ns() -> anyhow::Result<u64> {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
+    Ok(Duration::from(now).as_nanos() as u64)
+}

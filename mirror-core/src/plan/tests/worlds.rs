@@ -1,0 +1,140 @@
+//! Small worlds: wishes, and installed states that came of other wishes.
+
+use mirror_common::verdict::TapKind;
+use proptest::{
+    collection::{btree_map, vec},
+    option,
+    prelude::*,
+    sample,
+};
+
+use super::{super::*, installed};
+use crate::{
+    hidden::Hidden,
+    model::{Capacity, Ceilings, Directions, Ended, NetnsId, Origin, Owner, Place, PodId},
+    settings::{CaptureFilter, NodeLimits, Rate, Settings, parse_filter},
+};
+
+fn owner() -> impl Strategy<Value = Owner> {
+    // Few of each, so that the same device, pod and namespace come again in other combinations.
+    (option::weighted(0.8, 0..3u8), 0..2u64, 0..2u8).prop_map(|(pod, ino, name)| Owner {
+        pod: pod.map(|uid| PodId {
+            uid: format!("uid-{uid}"),
+            namespace: "default".into(),
+            name: format!("pod-{}", uid / 2),
+        }),
+        netns: if pod.is_some() { NetnsId { dev: 4, ino } } else { NetnsId::default() },
+        nic: format!("eth{name}"),
+        device: format!("veth{name}"),
+    })
+}
+
+fn target_name() -> impl Strategy<Value = TargetName> {
+    sample::select(vec!["default", "ids"]).prop_map(|name| TargetName(name.parse().unwrap()))
+}
+
+fn filter() -> impl Strategy<Value = Option<CaptureFilter>> {
+    option::of(sample::select(vec!["tcp", "udp", "icmp"]).prop_map(|text| parse_filter(text).unwrap()))
+}
+
+pub(super) fn session() -> impl Strategy<Value = Session> {
+    let directions = sample::select(Directions::ALL.to_vec());
+    let origin = sample::select(vec![Origin::Policy, Origin::Annotation(Place::Pod)]);
+    (directions, option::of(Just(96)), filter(), target_name(), origin).prop_map(
+        |(directions, snaplen, filter, target, origin)| Session {
+            directions,
+            settings: Settings { snaplen, filter, ..Settings::default() },
+            target,
+            origin,
+        },
+    )
+}
+
+pub(super) fn tap() -> impl Strategy<Value = Tap> {
+    let mirror = sample::select(vec!["a", "b", "c"]).prop_map(|name| MirrorId(name.parse().unwrap()));
+    (owner(), any::<bool>(), btree_map(mirror, session(), 1..4)).prop_map(|(owner, is_limited, sessions)| {
+        let kind = if owner.pod.is_some() { TapKind::HostVeth } else { TapKind::Interface };
+        Tap { owner, kind, is_limited, sessions }
+    })
+}
+
+pub(super) fn target() -> impl Strategy<Value = Target> {
+    (option::of(100..103u32), any::<bool>(), any::<bool>()).prop_map(|(ifindex, up, queueless)| Target {
+        device: "mirror0".into(),
+        ifindex: ifindex.map(IfIndex),
+        up,
+        queueless,
+        cuts: false,
+    })
+}
+
+pub(super) fn device() -> impl Strategy<Value = Device> {
+    (1..6u32, 0..2u64)
+        .prop_map(|(ifindex, ino)| Device { netns: NetnsId { dev: ino * 4, ino }, ifindex: IfIndex(ifindex) })
+}
+
+fn limits() -> impl Strategy<Value = NodeLimits> {
+    let rate = || option::of(sample::select(vec![10, 1000]).prop_map(rate));
+    (rate(), rate()).prop_map(|(max_rate, max_pod_rate)| NodeLimits { max_rate, max_pod_rate })
+}
+
+fn rate(packets: u64) -> Rate {
+    Rate { packets: Some(packets), bits: None, burst: std::time::Duration::from_millis(50) }
+}
+
+pub(super) fn desired() -> impl Strategy<Value = Desired> {
+    (target(), option::weighted(0.7, target()), limits(), btree_map(device(), tap(), 0..5)).prop_map(
+        |(first, second, limits, mut taps)| {
+            let mut targets = BTreeMap::from([(TargetName::default(), first)]);
+            targets.extend(second.map(|second| (TargetName("ids".parse().unwrap()), second)));
+            // A session names a target that exists: `select` refuses others.
+            for session in taps.values_mut().flat_map(|tap| tap.sessions.values_mut()) {
+                if !targets.contains_key(&session.target) {
+                    session.target = TargetName::default();
+                }
+            }
+            Desired { targets, limits, taps }
+        },
+    )
+}
+
+fn capacity() -> impl Strategy<Value = Capacity> {
+    let some = || prop_oneof![Just(100usize), 1..6usize];
+    (some(), some(), some()).prop_map(|(taps, sessions, filters)| Capacity { taps, sessions, filters })
+}
+
+/// The state that an agent has installed for other wishes, with later changes by other software.
+pub(super) fn actual() -> impl Strategy<Value = Actual> {
+    let state =
+        || sample::select(vec![HookState::Absent, HookState::Dead, HookState::Stale, HookState::Current]);
+    let change = (state(), state(), prop::bool::weighted(0.8), prop::bool::weighted(0.3));
+    let deliver = btree_map((100..103u32).prop_map(IfIndex), state(), 0..3);
+    let passed_by = sample::subsequence(vec![100, 101, 102], 0..=3);
+    (desired(), capacity(), vec(change, 5), deliver, passed_by, any::<bool>()).prop_map(
+        |(desired, capacity, changes, deliver, passed_by, forgot_ceilings)| {
+            let mut actual = installed(&desired, capacity);
+            for (installed, (ingress, egress, has_entry, has_ended)) in actual.taps.values_mut().zip(changes)
+            {
+                (installed.ingress, installed.egress) = (ingress, egress);
+                if has_ended {
+                    let sessions = installed.tap.iter().flat_map(|tap| tap.sessions.keys());
+                    installed.ended = sessions.map(|mirror| (mirror.clone(), Ended::Packets)).collect();
+                }
+                if !has_entry {
+                    (installed.tap, installed.ended) = (None, BTreeMap::new());
+                }
+            }
+            actual.taps.retain(|_, installed| *installed != ActualTap::default());
+            actual.deliver.extend(deliver);
+            actual.deliver.retain(|_, state| *state != HookState::Absent);
+            let passed_by = passed_by.into_iter().map(IfIndex);
+            let passed_by =
+                passed_by.filter(|ifindex| actual.deliver.get(ifindex) == Some(&HookState::Current));
+            actual.passed_by = passed_by.map(|ifindex| (ifindex, Hidden::NoHook)).collect();
+            if forgot_ceilings {
+                actual.ceilings = Ceilings::default();
+            }
+            actual
+        },
+    )
+}
