@@ -15,6 +15,7 @@ pub mod filter;
 pub mod hidden;
 pub mod mirror_iface;
 pub mod model;
+pub mod pcapng;
 pub mod plan;
 pub mod select;
 pub mod settings;
