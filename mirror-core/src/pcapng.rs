@@ -4,7 +4,7 @@
 //! Interfaces can be added at any time, and packets name an interface that was added before them. All numbers are
 //! little endian, and all times are in nanoseconds since the epoch.
 //!
-//! What makes capture files calls it, with the frames of `frame`. It appends to a `Vec` and does no
+//! What makes capture files calls it, with the frames of [`frame`](crate::frame). It appends to a `Vec` and does no
 //! I/O, so it cannot fail. It reads no files and compresses nothing, and it writes no other kinds of blocks: no names,
 //! no secrets, no process information.
 //!
