@@ -18,3 +18,4 @@ pub mod model;
 pub mod plan;
 pub mod select;
 pub mod settings;
+pub mod status;

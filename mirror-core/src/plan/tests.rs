@@ -9,7 +9,7 @@ use worlds::{actual, desired, device, session, tap, target};
 
 use super::*;
 use crate::{
-    model::{Capacity, Owner},
+    model::{Capacity, NoRoom, Owner},
     settings::{NodeLimits, Settings},
 };
 

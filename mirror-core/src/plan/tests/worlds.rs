@@ -10,9 +10,8 @@ use proptest::{
 
 use super::{super::*, installed};
 use crate::{
-    hidden::Hidden,
-    model::{Capacity, Ceilings, Directions, Ended, NetnsId, Origin, Owner, Place, PodId},
-    settings::{CaptureFilter, NodeLimits, Rate, Settings, parse_filter},
+    model::{Capacity, Directions, Ended, Hidden, NetnsId, Origin, Owner, Place, PodId},
+    settings::{CaptureFilter, Ceilings, NodeLimits, Rate, Settings, parse_filter},
 };
 
 fn owner() -> impl Strategy<Value = Owner> {
