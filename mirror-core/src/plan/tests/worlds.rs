@@ -97,7 +97,7 @@ pub(super) fn desired() -> impl Strategy<Value = Desired> {
     )
 }
 
-fn capacity() -> impl Strategy<Value = Capacity> {
+pub(super) fn capacity() -> impl Strategy<Value = Capacity> {
     let some = || prop_oneof![Just(100usize), 1..6usize];
     (some(), some(), some()).prop_map(|(taps, sessions, filters)| Capacity { taps, sessions, filters })
 }
