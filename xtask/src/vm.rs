@@ -8,9 +8,9 @@
 mod debian;
 mod guest;
 
-use std::{fmt::Write as _, thread};
+use std::fmt::Write as _;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
@@ -73,12 +73,12 @@ pub(crate) fn run(args: VmArgs) -> Result<()> {
     let VmArgs { kernel, levels, exec, arguments } = args;
     apt::can_unpack()?;
     if let Some(command) = exec {
-        return guest::boot(kernel, &format!("{command}\n"), "");
+        return guest::boot(kernel, &format!("{command}\n"));
     }
     let chosen = |level: &Level| levels.is_empty() || levels.iter().any(|name| name == level.name());
     let levels: Vec<_> = [Level::Prog, Level::Netns].into_iter().filter(chosen).collect();
     let script = script(&levels, &arguments)?;
-    guest::boot(kernel, &script, "")
+    guest::boot(kernel, &script)
 }
 
 /// Whether the kernels are in the cache.
@@ -88,24 +88,13 @@ pub(crate) fn has_kernels() -> bool {
     Kernel::value_variants().iter().all(has)
 }
 
-/// Runs both levels on every kernel. The guests run side by side: one keeps little more than one CPU busy.
+/// Runs both levels on every kernel.
 pub(crate) fn run_all(arguments: &[String]) -> Result<()> {
     let script = script(&[Level::Prog, Level::Netns], arguments)?;
-    let kernels = Kernel::value_variants();
-    // Before they start, so that two guests do not fetch the same program.
-    kernels.iter().try_for_each(|kernel| guest::prepare(*kernel))?;
-    let outcomes: Vec<Result<()>> = thread::scope(|scope| {
-        let boot = |kernel: &Kernel| {
-            let (kernel, script) = (*kernel, &script);
-            scope.spawn(move || guest::boot(kernel, script, &format!("{}: ", kernel.series())))
-        };
-        let guests: Vec<_> = kernels.iter().map(boot).collect();
-        guests
-            .into_iter()
-            .map(|guest| guest.join().unwrap_or_else(|_| bail!("a guest's thread panicked")))
-            .collect()
-    });
-    outcomes.into_iter().collect()
+    for kernel in Kernel::value_variants() {
+        guest::boot(*kernel, &script)?;
+    }
+    Ok(())
 }
 
 /// Builds the tests here, and writes the shell script that runs them there.

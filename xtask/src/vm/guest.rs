@@ -19,17 +19,11 @@ const TIME_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// The beginning of the line with the outcome.
 const MARKER: &str = "podmirror-vm: ";
 
-/// Brings the kernel and the emulator.
-pub(super) fn prepare(kernel: Kernel) -> Result<()> {
-    debian::image(kernel)?;
-    debian::qemu().map(drop)
-}
-
-/// Runs a shell script in a guest with this kernel. Each line of the guest's console is printed with `prefix`.
-pub(super) fn boot(kernel: Kernel, script: &str, prefix: &str) -> Result<()> {
+/// Runs a shell script in a guest with this kernel.
+pub(super) fn boot(kernel: Kernel, script: &str) -> Result<()> {
     let image = debian::image(kernel)?;
     let mut qemu = debian::qemu()?;
-    let share = debian::dir()?.join(format!("share-{}-{}", std::process::id(), kernel.series()));
+    let share = debian::dir()?.join(format!("share-{}", std::process::id()));
     fs::create_dir_all(&share)?;
     fs::write(share.join("run"), script)?;
 
@@ -56,13 +50,13 @@ pub(super) fn boot(kernel: Kernel, script: &str, prefix: &str) -> Result<()> {
     qemu.args(["-device", "virtio-rng-pci"]);
 
     step(&format!("booting Linux {}", kernel.series()));
-    let outcome = watch(qemu.stdin(Stdio::null()).stdout(Stdio::piped()), prefix);
+    let outcome = watch(qemu.stdin(Stdio::null()).stdout(Stdio::piped()));
     fs::remove_dir_all(&share)?;
     outcome.with_context(|| format!("on Linux {}", kernel.series()))
 }
 
 /// Prints the console until qemu ends or the time is over.
-fn watch(qemu: &mut std::process::Command, prefix: &str) -> Result<()> {
+fn watch(qemu: &mut std::process::Command) -> Result<()> {
     let started = Instant::now();
     let mut child = qemu.spawn().context("qemu")?;
     let console = child.stdout.take().context("qemu has no output")?;
@@ -79,7 +73,7 @@ fn watch(qemu: &mut std::process::Command, prefix: &str) -> Result<()> {
         match lines.recv_timeout(TIME_LIMIT.saturating_sub(started.elapsed())) {
             Ok(line) => match line.split_once(MARKER) {
                 Some((_, outcome)) => last = Some(outcome.to_owned()),
-                None => println!("{prefix}{line}"),
+                None => println!("{line}"),
             },
             Err(mpsc::RecvTimeoutError::Disconnected) => break last,
             Err(mpsc::RecvTimeoutError::Timeout) => {
