@@ -1,7 +1,6 @@
-//! [`Notes`]: the agent's knowledge that is in no map, for `mirror-agent status`: the pods that are not mirrored, and
-//! why.
+//! [`Notes`] over the agent's socket: the agent's knowledge that is in no map, for `mirror-agent status`.
 //!
-//! The notes go over the agent's socket (`dataplane::lock`), to root alone, as JSON that ends with the connection. A
+//! They go to root alone (`dataplane::lock` has the socket), as JSON that ends with the connection. A
 //! client cannot send a request or change anything. Served by `cmd::run` and `cmd::attach`, read by `cmd::status`.
 
 use std::{
@@ -10,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::{Deserialize, Serialize};
+use mirror_core::status::{BadAnnotation, NotMirrored, Notes};
 use tokio::{io::AsyncWriteExt as _, sync::watch, time::timeout};
 
 use crate::report::{Report, Reports};
@@ -19,41 +18,6 @@ use crate::report::{Report, Reports};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most bytes that are read: many times the size of the notes on the fullest node.
 const MOST_BYTES: usize = 16 << 20;
-
-/// The notes on the last round of the loop.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Notes {
-    /// The pods and interfaces that are chosen but not mirrored.
-    pub not_mirrored: Vec<NotMirrored>,
-    /// Annotations that are ignored.
-    pub bad_annotations: Vec<BadAnnotation>,
-    /// The operations that failed and will be tried again.
-    pub failures: Vec<String>,
-}
-
-/// A pod, a NIC or an interface that is chosen but not mirrored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NotMirrored {
-    /// Namespace and name; `None`: an interface that the user named.
-    pub pod: Option<String>,
-    /// The NIC, where the reason concerns a NIC; or the interface.
-    pub nic: Option<String>,
-    /// The mirror, where the reason concerns a mirror with a name.
-    pub mirror: Option<String>,
-    /// The reason in one word.
-    pub reason: String,
-    /// The reason.
-    pub message: String,
-}
-
-/// An annotation that is invalid, and ignored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BadAnnotation {
-    /// Namespace and name of the pod that it is for.
-    pub pod: String,
-    /// The problem.
-    pub message: String,
-}
 
 impl From<&Report> for Notes {
     fn from(report: &Report) -> Self {

@@ -8,10 +8,8 @@
 //! Pure: the dataplane reads the [`Picture`] of a hook from the kernel, [`blindness`] judges it, and the loop reports
 //! the result. Only the kernel knows how many packets were hidden.
 
-use std::fmt;
-
 use crate::{
-    model::{Actual, Desired, MirrorId},
+    model::{Actual, Desired, Hidden, MirrorId},
     select::{Skipped, Why},
 };
 
@@ -55,53 +53,6 @@ pub enum Matches {
     All,
     /// The packets that meet its condition.
     Some,
-}
-
-/// Why our program at a hook does not see every packet, or may not.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Hidden {
-    /// No packet is seen: there is no such hook.
-    NoHook,
-    /// No packet is seen: a filter of this kind and priority takes every packet.
-    All(String, u16),
-    /// The packets that a filter of this kind and priority matches are not seen.
-    Matching(String, u16),
-    /// The packets whose way a program of this name ends are not seen. There may be none.
-    Program(String),
-}
-
-impl Hidden {
-    /// Whether nothing at all is seen, so that the direction is not mirrored.
-    pub const fn is_everything(&self) -> bool {
-        matches!(self, Self::NoHook | Self::All(..))
-    }
-}
-
-impl fmt::Display for Hidden {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoHook => write!(
-                f,
-                "the device has an ingress qdisc, which has no hook for the packets that the device sends; \
-                 a clsact qdisc in its place has one"
-            ),
-            Self::All(kind, priority) => write!(
-                f,
-                "another filter ({kind} at priority {priority}) takes every packet ahead of the mirror"
-            ),
-            Self::Matching(kind, priority) => write!(
-                f,
-                "another filter ({kind} at priority {priority}) is ahead of the mirror: packets that it matches \
-                 are not seen"
-            ),
-            // Without the program's id: other software loads its programs again and again.
-            Self::Program(name) => write!(
-                f,
-                "another program ({name:?}) is ahead of the mirror: packets that it redirects, drops or \
-                 accepts for good are not seen"
-            ),
-        }
-    }
 }
 
 /// The packets that a hook hides from our program there, by the worst reason; `None`: no packets.

@@ -23,3 +23,4 @@ pub mod pcapng;
 pub mod plan;
 pub mod select;
 pub mod settings;
+pub mod status;

@@ -13,9 +13,9 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
 use mirror_common::verdict::Direction;
 
 pub use self::{
-    installed::{Actual, ActualTap, Capacity, Ended, HookState, Program},
+    installed::{Actual, ActualTap, Capacity, Ended, Hidden, HookState, NoRoom, Program},
     links::{ALIAS, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks},
-    mirror::{Ceilings, Desired, Form, Origin, Owner, Place, Session, Tap, Target},
+    mirror::{Desired, Form, Origin, Owner, Place, Session, Tap, Target},
     name::{MirrorId, Name, TargetName},
     op::{Op, TapHead},
 };

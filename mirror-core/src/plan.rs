@@ -14,7 +14,7 @@ mod fit;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use self::fit::{NoRoom, Unfit};
+pub use self::fit::Unfit;
 use crate::model::{
     Actual, ActualTap, Desired, Device, HookState, IfIndex, MirrorId, Op, Program, Session, Tap, TapHead,
     Target, TargetName,

@@ -22,13 +22,11 @@ use mirror_common::{
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
 use crate::{
-    hidden::Hidden,
     mirror_iface::{self, Conflict},
     model::{
-        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, Origin, Owner, Place, PodId,
-        Session, Tap, TargetName,
+        Device, Directions, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, NoRoom, Origin, Owner,
+        Place, PodId, Session, Tap, TargetName,
     },
-    plan::NoRoom,
     settings::{NodeLimits, SettingError, Settings},
 };
 

@@ -15,8 +15,6 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use mirror_common::{filter::FilterProgram, limit::Limits};
 
-use crate::model::Ceilings;
-
 pub use self::{
     descriptor::{KEYS, SETTINGS, Setting},
     values::{
@@ -93,6 +91,17 @@ pub struct NodeLimits {
     pub max_rate: Option<Rate>,
     /// For the copies of each pod.
     pub max_pod_rate: Option<Rate>,
+}
+
+/// [`NodeLimits`] in the kernel's prices; zeros: no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ceilings {
+    /// For all copies together.
+    pub node: Limits,
+    /// For the copies of each pod.
+    pub pod: Limits,
+    /// The share of `node` that each pod gets, with any traffic of the others.
+    pub share: Limits,
 }
 
 /// A value that cannot be used.

@@ -158,7 +158,7 @@ type MadeOf = (&'static str, &'static [&'static str]);
 /// The members that must use neither the system nor a runtime. `mirror-common` is also `no_std`, so the compiler
 /// refuses the rest.
 const MADE_OF: [MadeOf; 2] =
-    [("mirror-common", &["zerocopy"]), ("mirror-core", &["mirror-common", "thiserror", "zerocopy"])];
+    [("mirror-common", &["zerocopy"]), ("mirror-core", &["mirror-common", "serde", "thiserror", "zerocopy"])];
 
 /// The eBPF programs are glue code. If they need more lines, the logic belongs into `mirror-common`.
 const EBPF_LINES: usize = 600;

@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, anyhow, bail};
 use aya::programs::{SchedClassifier, TcAttachType, tc::TcHandle};
 use mirror_common::verdict::Hook;
-use mirror_core::hidden::{Ahead, Hidden, Picture, blindness};
+use mirror_core::hidden::{Ahead, Picture, blindness};
 
 pub use self::versions::programs_of;
 use self::{
@@ -43,7 +43,7 @@ use super::{
     pins::{LinkPin, Pins},
     programs::Pair,
 };
-use crate::model::{HookState, IfIndex, Program};
+use crate::model::{Hidden, HookState, IfIndex, Program};
 
 /// Handle of our filters ("pmir"): other software does not replace or remove them by handle.
 const HANDLE: TcHandle = TcHandle::new(0x706d, 0x6972);

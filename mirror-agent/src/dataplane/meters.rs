@@ -14,7 +14,7 @@ use mirror_common::{
 use nix::time::{ClockId, clock_gettime};
 use zerocopy::transmute;
 
-use crate::model::Ceilings;
+use crate::settings::Ceilings;
 
 type LimitBytes = [u8; size_of::<Limits>()];
 /// A lock with its padding, and a meter.

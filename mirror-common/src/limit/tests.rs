@@ -237,3 +237,14 @@ fn a_share_is_a_part_of_the_rate() {
     assert_eq!(little.share(4096), Limits::default(), "less than can be counted is no share");
     assert_eq!(Limits::default().share(7), Limits::default());
 }
+
+/// The meter was cleared between the charge of a packet and its refund: another session has it now.
+#[test]
+fn a_refund_to_a_cleared_meter_takes_nothing_from_the_next_session() {
+    let limits = Limits { packets: 1, bytes: 64, ..Limits::default() };
+    let mut meter = Meter::default();
+    meter.give_back(&limits, 64);
+    assert_eq!((meter.packets, meter.bytes), (0, 0));
+    assert_eq!(meter.take(&limits, 1, 64), Ok(()));
+    assert_eq!(meter.take(&limits, 1, 64), Err(Verdict::Ended));
+}

@@ -2,12 +2,15 @@
 //!
 //! Data only, like the rest of [`model`](super). The dataplane reads it back, `plan` compares it with the wanted state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use mirror_common::verdict::Hook;
 
-use super::{Ceilings, Device, IfIndex, MirrorId, Tap, Target, TargetName};
-use crate::hidden::Hidden;
+use super::{Device, IfIndex, MirrorId, Tap, Target, TargetName};
+use crate::settings::Ceilings;
 
 /// A program of ours, each for one tc hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,6 +99,53 @@ impl ActualTap {
     }
 }
 
+/// Why our program at a hook does not see every packet, or may not.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Hidden {
+    /// No packet is seen: there is no such hook.
+    NoHook,
+    /// No packet is seen: a filter of this kind and priority takes every packet.
+    All(String, u16),
+    /// The packets that a filter of this kind and priority matches are not seen.
+    Matching(String, u16),
+    /// The packets whose way a program of this name ends are not seen. There may be none.
+    Program(String),
+}
+
+impl Hidden {
+    /// Whether nothing at all is seen, so that the direction is not mirrored.
+    pub const fn is_everything(&self) -> bool {
+        matches!(self, Self::NoHook | Self::All(..))
+    }
+}
+
+impl fmt::Display for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoHook => write!(
+                f,
+                "the device has an ingress qdisc, which has no hook for the packets that the device sends; \
+                 a clsact qdisc in its place has one"
+            ),
+            Self::All(kind, priority) => write!(
+                f,
+                "another filter ({kind} at priority {priority}) takes every packet ahead of the mirror"
+            ),
+            Self::Matching(kind, priority) => write!(
+                f,
+                "another filter ({kind} at priority {priority}) is ahead of the mirror: packets that it matches \
+                 are not seen"
+            ),
+            // Without the program's id: other software loads its programs again and again.
+            Self::Program(name) => write!(
+                f,
+                "another program ({name:?}) is ahead of the mirror: packets that it redirects, drops or \
+                 accepts for good are not seen"
+            ),
+        }
+    }
+}
+
 /// A budget that is used up: the session copies nothing any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ended {
@@ -127,6 +177,29 @@ pub struct Capacity {
     pub sessions: usize,
     /// Different filters of the node.
     pub filters: usize,
+}
+
+/// A table that is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NoRoom {
+    /// The table of taps.
+    Taps(usize),
+    /// The table of sessions.
+    Sessions(usize),
+    /// The table of different filters.
+    Filters(usize),
+}
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Taps(most) => write!(f, "this node has {most} taps, and no more fit"),
+            Self::Sessions(most) => {
+                write!(f, "this node has {most} sessions (mirrors of NICs), and no more fit")
+            }
+            Self::Filters(most) => write!(f, "this node has {most} different filters, and no more fit"),
+        }
+    }
 }
 
 /// The installed state.

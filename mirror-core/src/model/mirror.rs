@@ -7,7 +7,7 @@ use std::{
     fmt,
 };
 
-use mirror_common::{limit::Limits, verdict::TapKind};
+use mirror_common::verdict::TapKind;
 
 use super::{Device, Directions, IfIndex, MirrorId, NetnsId, PodId, TargetName};
 use crate::settings::{NodeLimits, Settings};
@@ -148,17 +148,6 @@ pub struct Target {
     pub queueless: bool,
     /// The second stage runs there, so that copies can be cut.
     pub cuts: bool,
-}
-
-/// [`NodeLimits`] in the kernel's prices; zeros: no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Ceilings {
-    /// For all copies together.
-    pub node: Limits,
-    /// For the copies of each pod.
-    pub pod: Limits,
-    /// The share of `node` that each pod gets, with any traffic of the others.
-    pub share: Limits,
 }
 
 /// The wanted state.

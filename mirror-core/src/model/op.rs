@@ -2,7 +2,8 @@
 
 use mirror_common::verdict::TapKind;
 
-use super::{Ceilings, Device, MirrorId, Owner, Program, Session, Tap, Target, TargetName};
+use super::{Device, MirrorId, Owner, Program, Session, Tap, Target, TargetName};
+use crate::settings::Ceilings;
 
 /// A tap without its sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]

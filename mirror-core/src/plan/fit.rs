@@ -5,13 +5,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::Arc,
 };
 
 use mirror_common::{abi::MAX_SESSIONS_PER_TAP, filter::FilterProgram};
 
-use crate::model::{Actual, Desired, Device, MirrorId, Session, Tap};
+use crate::model::{Actual, Desired, Device, MirrorId, NoRoom, Session, Tap};
 
 /// A session that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,29 +21,6 @@ pub struct Unfit {
     pub mirror: MirrorId,
     /// The table that is full.
     pub why: NoRoom,
-}
-
-/// A table that is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NoRoom {
-    /// The table of taps.
-    Taps(usize),
-    /// The table of sessions.
-    Sessions(usize),
-    /// The table of different filters.
-    Filters(usize),
-}
-
-impl fmt::Display for NoRoom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Taps(most) => write!(f, "this node has {most} taps, and no more fit"),
-            Self::Sessions(most) => {
-                write!(f, "this node has {most} sessions (mirrors of NICs), and no more fit")
-            }
-            Self::Filters(most) => write!(f, "this node has {most} different filters, and no more fit"),
-        }
-    }
 }
 
 /// The taps with the sessions that fit, and the sessions that do not.

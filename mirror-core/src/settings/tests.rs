@@ -189,6 +189,15 @@ fn a_filter_is_its_program_too() {
 }
 
 /// A number near either end of a range, or somewhere within.
+#[test]
+fn a_seed_counts_where_there_is_a_sample() {
+    let seeded = |sample: Option<Share>, seed| Settings { sample, seed, ..Settings::default() };
+    assert!(seeded(None, 1).asks_the_same(&seeded(None, 2)));
+    let share = Some(Share(1 << 31));
+    assert!(!seeded(share, 1).asks_the_same(&seeded(share, 2)));
+    assert!(!seeded(share, 1).asks_the_same(&seeded(None, 1)));
+}
+
 fn within(least: u64, most: u64) -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(least),

@@ -10,9 +10,8 @@ use proptest::{
 
 use super::{super::*, installed};
 use crate::{
-    hidden::Hidden,
-    model::{Capacity, Ceilings, Directions, Ended, NetnsId, Origin, Owner, Place, PodId},
-    settings::{CaptureFilter, NodeLimits, Rate, Settings, parse_filter},
+    model::{Capacity, Directions, Ended, Hidden, NetnsId, Origin, Owner, Place, PodId},
+    settings::{CaptureFilter, Ceilings, NodeLimits, Rate, Settings, parse_filter},
 };
 
 fn owner() -> impl Strategy<Value = Owner> {
@@ -98,7 +97,7 @@ pub(super) fn desired() -> impl Strategy<Value = Desired> {
     )
 }
 
-fn capacity() -> impl Strategy<Value = Capacity> {
+pub(super) fn capacity() -> impl Strategy<Value = Capacity> {
     let some = || prop_oneof![Just(100usize), 1..6usize];
     (some(), some(), some()).prop_map(|(taps, sessions, filters)| Capacity { taps, sessions, filters })
 }

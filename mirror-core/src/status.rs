@@ -1,0 +1,195 @@
+//! What a node mirrors, as `mirror-agent status` shows it: the types of `-o json`, and the table.
+//!
+//! The types are an interface: a field is added, and never renamed. The agent fills them from the pinned maps and from
+//! its notes. A program on another machine reads the JSON into the same types and prints the same table.
+
+mod table;
+
+use serde::{Deserialize, Serialize};
+
+use crate::settings::{Settings, Share};
+
+/// What a node mirrors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Version of the agent that answered.
+    pub version: String,
+    /// An agent holds the lock of the pins.
+    pub agent_running: bool,
+    /// The targets.
+    pub targets: Vec<TargetStatus>,
+    /// The taps.
+    pub taps: Vec<TapStatus>,
+    /// The notes of the running agent; `None` where no agent runs.
+    pub notes: Option<Notes>,
+}
+
+/// A target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetStatus {
+    /// Its name.
+    pub name: String,
+    /// The mirror interface.
+    pub device: String,
+    /// `None`: there is no such interface now.
+    pub ifindex: Option<u32>,
+    /// It takes copies.
+    pub up: bool,
+}
+
+/// A tap.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TapStatus {
+    /// ifindex of the tapped device.
+    pub ifindex: u32,
+    /// Its name.
+    pub device: String,
+    /// `None`: an interface that the user named.
+    pub pod: Option<PodStatus>,
+    /// The NIC inside the pod.
+    pub nic: String,
+    /// How our programs run at its hooks.
+    pub attached: AttachedStatus,
+    /// Its sessions.
+    pub sessions: Vec<SessionStatus>,
+}
+
+/// A mirror at one tap.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// The mirror.
+    pub mirror: String,
+    /// Where its copies go.
+    pub target: String,
+    /// Where the mirror was asked for.
+    pub origin: String,
+    /// The directions that it copies.
+    pub direction: String,
+    /// What was asked for besides.
+    pub settings: SettingsStatus,
+    /// The settings in words, in the order in which they are decided. For the table alone.
+    #[serde(skip)]
+    pub words: Vec<String>,
+    /// The budget that is used up, so that nothing is copied any more.
+    pub ended: Option<String>,
+    /// The counters that are not zero.
+    pub counters: Vec<CounterStatus>,
+}
+
+/// The settings besides the direction; `None`: not set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SettingsStatus {
+    /// The filter's text.
+    pub filter: Option<String>,
+    /// Share of the flows, up to 1.
+    pub sample: Option<f64>,
+    /// Packets a second.
+    pub rate_packets: Option<u64>,
+    /// Bits a second.
+    pub rate_bits: Option<u64>,
+    /// Bytes of a copy.
+    pub snaplen: Option<u32>,
+    /// Seconds.
+    pub duration: Option<f64>,
+    /// Packets until the mirror ends.
+    pub packets: Option<u64>,
+    /// Bytes until the mirror ends.
+    pub bytes: Option<u64>,
+}
+
+impl From<Settings> for SettingsStatus {
+    fn from(settings: Settings) -> Self {
+        let Settings { filter, sample, seed: _, rate, snaplen, budget } = settings;
+        Self {
+            filter: filter.map(|filter| filter.text),
+            sample: sample.map(|Share(share)| f64::from(share) / (f64::from(u32::MAX) + 1.0)),
+            rate_packets: rate.and_then(|rate| rate.packets),
+            rate_bits: rate.and_then(|rate| rate.bits),
+            snaplen,
+            duration: budget.duration.map(|time| time.as_secs_f64()),
+            packets: budget.packets,
+            bytes: budget.bytes,
+        }
+    }
+}
+
+/// A pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodStatus {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+/// How our program runs at each tc hook: `tcx`, `clsact` or `none`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachedStatus {
+    /// Where the device receives.
+    pub ingress: String,
+    /// Where the device sends.
+    pub egress: String,
+}
+
+impl Default for AttachedStatus {
+    fn default() -> Self {
+        Self { ingress: "none".to_owned(), egress: "none".to_owned() }
+    }
+}
+
+/// Packets of a session with one verdict in one direction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CounterStatus {
+    /// The direction, seen from the pod.
+    pub direction: String,
+    /// The verdict.
+    pub verdict: String,
+    /// How many.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The notes on the last round of the loop.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notes {
+    /// The pods and interfaces that are chosen but not mirrored.
+    pub not_mirrored: Vec<NotMirrored>,
+    /// Annotations that are ignored.
+    pub bad_annotations: Vec<BadAnnotation>,
+    /// The operations that failed and will be tried again.
+    pub failures: Vec<String>,
+}
+
+/// A pod, a NIC or an interface that is chosen but not mirrored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotMirrored {
+    /// Namespace and name; `None`: an interface that the user named.
+    pub pod: Option<String>,
+    /// The NIC, where the reason concerns a NIC; or the interface.
+    pub nic: Option<String>,
+    /// The mirror, where the reason concerns a mirror with a name.
+    pub mirror: Option<String>,
+    /// The reason in one word.
+    pub reason: String,
+    /// The reason.
+    pub message: String,
+}
+
+/// An annotation that is invalid, and ignored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BadAnnotation {
+    /// Namespace and name of the pod that it is for.
+    pub pod: String,
+    /// The problem.
+    pub message: String,
+}
+
+impl NodeStatus {
+    /// The table for people.
+    pub fn table(&self) -> String {
+        table::table(self)
+    }
+}

@@ -1,0 +1,151 @@
+//! The status as a table for people.
+
+use super::{NodeStatus, NotMirrored, Notes, TargetStatus};
+use crate::model::Name;
+
+const COLUMNS: [&str; 11] = [
+    "POD",
+    "NIC",
+    "DEVICE",
+    "HOOKS",
+    "MIRROR",
+    "TARGET",
+    "MIRRORED",
+    "DIRECTION",
+    "VERDICT",
+    "PACKETS",
+    "BYTES",
+];
+/// How many of [`COLUMNS`] say which session a row is about.
+const HEAD: usize = 7;
+
+pub(super) fn table(status: &NodeStatus) -> String {
+    let NodeStatus { version, agent_running, targets, taps, notes } = status;
+    let agent = if *agent_running { "running" } else { "not running" };
+    let mut text = format!("agent             {agent} (this is version {version})\n");
+    for TargetStatus { name, device, ifindex, up } in targets {
+        let state = match ifindex {
+            None => "missing".to_owned(),
+            Some(ifindex) if *up => format!("up, ifindex {ifindex}"),
+            Some(ifindex) => format!("down, ifindex {ifindex}"),
+        };
+        let target = if name == Name::DEFAULT { String::new() } else { format!(", target {name}") };
+        text.push_str(&format!("mirror interface  {device} ({state}){target}\n"));
+    }
+    text.push_str(&format!("taps              {}\n", taps.len()));
+    let sessions = || taps.iter().flat_map(|tap| tap.sessions.iter().map(move |session| (tap, session)));
+    let mut rows = vec![COLUMNS.map(str::to_owned).to_vec()];
+    for (tap, session) in sessions() {
+        let pod = tap.pod.as_ref().map_or("-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
+        let hooks = format!("{}/{}", tap.attached.ingress, tap.attached.egress);
+        let mut head = vec![pod, tap.nic.clone(), tap.device.clone(), hooks];
+        head.extend([session.mirror.clone(), session.target.clone(), session.direction.clone()]);
+        for counter in &session.counters {
+            let numbers = [counter.packets.to_string(), counter.bytes.to_string()];
+            head.extend([counter.direction.clone(), counter.verdict.clone()]);
+            head.extend(numbers);
+            rows.push(std::mem::replace(&mut head, vec![String::new(); HEAD]));
+        }
+        if session.counters.is_empty() {
+            head.extend(["-", "-", "0", "0"].map(str::to_owned));
+            rows.push(head);
+        }
+    }
+    if !taps.is_empty() {
+        text.push('\n');
+        text.push_str(&columns(&rows));
+    }
+    for (tap, session) in sessions() {
+        let mut words = session.words.clone();
+        words.extend(session.ended.as_ref().map(|budget| format!("ENDED: {budget} used up")));
+        if !words.is_empty() {
+            let mirror =
+                if session.mirror == Name::DEFAULT { String::new() } else { format!(" {}", session.mirror) };
+            let line = format!("{}{mirror}: {}", tap.device, words.join(", "));
+            text.push_str(&format!("\n{}\n", printable(&line)));
+        }
+    }
+    if let Some(notes) = notes {
+        text.push_str(&told(notes));
+    }
+    text
+}
+
+/// The states that differ from the wishes of a user.
+fn told(notes: &Notes) -> String {
+    let Notes { not_mirrored, bad_annotations, failures } = notes;
+    let row = |what: &str, about: &str, why: &str| [what, about, why].map(str::to_owned).to_vec();
+    let mut rows = Vec::new();
+    for NotMirrored { pod, nic, mirror, reason, message } in not_mirrored {
+        let mirror = mirror.as_ref().map(|mirror| format!("({mirror})"));
+        let about = [pod.as_deref(), nic.as_deref(), mirror.as_deref()]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(" ");
+        rows.push(row(reason, &about, message));
+    }
+    rows.extend(bad_annotations.iter().map(|bad| row("BadAnnotation", &bad.pod, &bad.message)));
+    rows.extend(failures.iter().map(|failure| row("failed", "-", failure)));
+    if rows.is_empty() {
+        return String::new();
+    }
+    rows.insert(0, row("NOT AS ASKED", "POD", "WHY"));
+    format!("\n{}", columns(&rows))
+}
+
+/// Left-justified columns, two spaces apart.
+fn columns(rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
+    let count = rows.first().map_or(0, Vec::len);
+    let widths: Vec<usize> = (0..count)
+        .map(|column| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for row in &rows {
+        let line: String = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// The text with escapes for what does not print: a pod chooses the names of its NICs, and the kernel takes control
+/// characters in them, which a terminal would obey.
+fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char {
+            '"' | '\'' | '\\' => printable.push(char),
+            _ => printable.extend(char.escape_debug()),
+        }
+    }
+    printable
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_speak_to_the_terminal() {
+        let row = |nic: &str| ["default/web", nic, "it's \"é\" \\"].map(str::to_owned).to_vec();
+        assert_eq!(
+            columns(&[row("NIC"), row("\x1b[2Jx"), row("a\u{202e}b")]),
+            "default/web  NIC         it's \"é\" \\\n\
+             default/web  \\u{1b}[2Jx  it's \"é\" \\\n\
+             default/web  a\\u{202e}b  it's \"é\" \\\n"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_table_has_its_own_lines_and_no_control_characters(cells in prop::collection::vec(any::<String>(), 1..5)) {
+            let text = columns(&[cells.clone(), cells]);
+            prop_assert_eq!(text.lines().count(), 2);
+            prop_assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{:?}", text);
+        }
+    }
+}
