@@ -8,9 +8,10 @@
 //! * It finishes the TCP or UDP checksum that Linux left unfinished.
 //! * It cuts TCP and UDP super-frames into segments.
 //!
-//! A frame that needs none of this comes out unchanged. What reads the kernel's ring buffer calls it, before the frames
-//! go into a file. It does not read packets, write files ([`pcapng`](crate::pcapng) does), filter or count. It never
-//! panics, whatever the bytes are, and each frame ends after a bounded number of steps.
+//! A frame that needs none of this comes out unchanged. For readers that want frames as the kernel has them,
+//! [`Wire::tagged`] does the first of these and nothing else. What reads the kernel's ring buffer calls it, before the
+//! frames go into a file. It does not read packets, write files ([`pcapng`](crate::pcapng) does), filter or count. It
+//! never panics, whatever the bytes are, and each frame ends after a bounded number of steps.
 //!
 //! # Checksums
 //!
@@ -121,8 +122,16 @@ pub struct Wire {
 impl Wire {
     /// The wire frames of `frame`, in their order: one, or one for each segment of a super-frame.
     pub fn frames<'a>(&'a mut self, frame: &Frame<'a>) -> Frames<'a> {
-        let len = frame.len.max(u32::try_from(frame.bytes.len()).unwrap_or(u32::MAX));
+        let len = whole(frame);
         let step = first_step(&Frame { len, ..*frame }, &mut self.buffer);
+        Frames { bytes: frame.bytes, buffer: &mut self.buffer, step }
+    }
+
+    /// The frame as the kernel has it, with the VLAN tag of its metadata in its bytes: always one. A super-frame stays
+    /// whole, and an unfinished checksum stays unfinished.
+    pub fn tagged<'a>(&'a mut self, frame: &Frame<'a>) -> Frames<'a> {
+        let len = whole(frame);
+        let step = tag_and_finish(&Frame { len, ..*frame }, None, &mut self.buffer);
         Frames { bytes: frame.bytes, buffer: &mut self.buffer, step }
     }
 }
@@ -168,6 +177,11 @@ impl Frames<'_> {
     }
 }
 
+/// The length of a frame before the capture length cut it.
+fn whole(frame: &Frame<'_>) -> u32 {
+    frame.len.max(u32::try_from(frame.bytes.len()).unwrap_or(u32::MAX))
+}
+
 /// Decides what becomes of a frame, and begins with it.
 fn first_step(frame: &Frame<'_>, buffer: &mut Vec<u8>) -> Step {
     let (bytes, len) = (frame.bytes, frame.len as usize);
@@ -180,10 +194,15 @@ fn first_step(frame: &Frame<'_>, buffer: &mut Vec<u8>) -> Step {
         },
     };
     let finished = if may_finish { unfinished(bytes, len, frame.gso_size > 0) } else { None };
+    tag_and_finish(frame, finished, buffer)
+}
+
+/// The frame as one, with its tag and with its finished checksum: the offset of the field in the bytes, and the value.
+fn tag_and_finish(frame: &Frame<'_>, finished: Option<(usize, u16)>, buffer: &mut Vec<u8>) -> Step {
     if frame.vlan.is_none() && finished.is_none() {
         return Step::Unchanged { len: frame.len };
     }
-    let shift = begin_with_tag(frame, bytes.len(), buffer);
+    let shift = begin_with_tag(frame, frame.bytes.len(), buffer);
     if let Some((field, value)) = finished {
         bytes::put(buffer, field + shift, &value.to_be_bytes());
     }

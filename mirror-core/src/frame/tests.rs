@@ -123,6 +123,20 @@ proptest! {
         prop_assert_eq!(all, vec![(tagged(&bytes, Some(tag)), len + 4)]);
     }
 
+    /// Without the work of a card only the tag is put in, whatever the bytes are.
+    #[test]
+    fn a_tagged_frame_is_as_the_kernel_has_it(
+        bytes in hostile(), more in 0..9_u32, gso_size: u16, tag in option::of(tag()),
+    ) {
+        let len = bytes.len() as u32 + more;
+        let mut wire = Wire::default();
+        let mut frames = wire.tagged(&Frame { bytes: &bytes, len, gso_size, vlan: tag });
+        let expected = tagged(&bytes, tag);
+        let len = len + if tag.is_some() { 4 } else { 0 };
+        prop_assert_eq!(frames.next_frame(), Some(WireFrame { bytes: &expected, len }));
+        prop_assert_eq!(frames.next_frame(), None);
+    }
+
     /// The very bytes come out, not a copy of them.
     #[test]
     fn a_finished_frame_is_unchanged(spec in spec(200), padding in 0..9_usize) {
