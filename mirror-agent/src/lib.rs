@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod notes;
 pub mod pods;
 pub mod reconcile;
+pub mod recording;
 pub mod report;
 
 use mirror_core::{annotations, filter, mirror_iface, model, plan, select, settings};
