@@ -12,6 +12,7 @@ use pcap_parser::{Block, InterfaceDescriptionBlock, OptionCode, PcapNGOption};
 use super::*;
 
 mod files;
+mod model;
 
 /// The recording begins at this moment. A record with the time 5000 comes a second and some after the epoch.
 const STARTED: Clock = Clock { wall_ns: 1_000_000_000, monotonic_ns: 1000 };
