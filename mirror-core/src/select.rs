@@ -122,7 +122,7 @@ impl Why {
         match self {
             Self::Hidden(_, Hidden::Program(_)) => "perhaps partly mirrored",
             Self::Hidden(..) => "partly mirrored",
-            Self::NoNetns | Self::NoNic => "not mirrored yet",
+            why if why.is_passing() => "not mirrored yet",
             _ => "not mirrored",
         }
     }

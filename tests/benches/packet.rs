@@ -10,12 +10,7 @@
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
 
-use std::{
-    io,
-    net::Ipv4Addr,
-    os::fd::{AsRawFd as _, OwnedFd},
-    time::Instant,
-};
+use std::{net::Ipv4Addr, time::Instant};
 
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
@@ -32,10 +27,9 @@ use mirror_common::{
     verdict::TapKind,
 };
 use mirror_core::filter::compile;
-use mirror_tests::{Frame, Lab, kernel_is_at_least};
+use mirror_tests::{Frame, FrameSocket, Lab, kernel_is_at_least, super_frame};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
-    sys::socket::{AddressFamily, SockFlag, SockType, socket},
     unistd::Pid,
 };
 use zerocopy::transmute;
@@ -169,10 +163,10 @@ struct Rig {
 /// The node's end of a pod's veth.
 struct Device {
     ifindex: u32,
-    /// The pod's end.
-    pod: u32,
+    /// The name of the pod's end.
+    pod: String,
     /// Sends into it from the pod's end.
-    socket: OwnedFd,
+    socket: FrameSocket,
 }
 
 impl Rig {
@@ -193,8 +187,8 @@ impl Rig {
             node.ip(&format!("link add {name} type veth peer name {pod}"));
             node.ip(&format!("link set {name} arp off up"));
             node.ip(&format!("link set {pod} arp off up"));
-            let pod = lab.ifindex(&pod);
-            Device { ifindex: lab.ifindex(name), pod, socket: node.enter(|| packet_socket(pod)) }
+            let socket = node.sender(&pod);
+            Device { ifindex: lab.ifindex(name), pod, socket }
         };
         let (tapped, untapped) = (device("tapped"), device("untapped"));
         let target = lab.ifindex(TARGETS[0]);
@@ -303,19 +297,8 @@ impl Rig {
         let (lab, program, device) = self.candidate(name);
         let link =
             (name != "no program").then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
-        let socket = lab.node().enter(|| packet_socket(device.pod));
-        let on: libc::c_int = 1;
-        let length = size_of_val(&on) as u32;
-        // SAFETY: pointer and length are of one number.
-        let set = unsafe {
-            let on = (&raw const on).cast();
-            libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, on, length)
-        };
-        assert_eq!(set, 0, "{}", io::Error::last_os_error());
-        // `struct virtio_net_hdr`: the checksum is unfinished, GSO of TCP over IPv4; lengths of the headers and of a
-        // segment, where the checksum begins and where it stands.
-        let lengths = [54_u16, 1460, 34, 16].map(u16::to_ne_bytes).concat();
-        let frame = [&[1, 1][..], &lengths, &tcp_frame(SUPER_FRAME)].concat();
+        let socket = lab.node().sender(&device.pod).with_super_frames();
+        let frame = super_frame(&tcp_frame(SUPER_FRAME), 1460);
         let time = send(&socket, &frame, SUPER_PACKETS);
         drop(link);
         time
@@ -323,12 +306,10 @@ impl Rig {
 }
 
 /// ns per frame that is sent `times` times.
-fn send(socket: &OwnedFd, frame: &[u8], times: u32) -> f64 {
+fn send(socket: &FrameSocket, frame: &[u8], times: u32) -> f64 {
     let start = Instant::now();
     for _ in 0..times {
-        // SAFETY: pointer and length are of one slice.
-        let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        assert_eq!(sent, frame.len().cast_signed(), "{}", io::Error::last_os_error());
+        assert_eq!(socket.send(frame).unwrap(), frame.len());
     }
     start.elapsed().as_nanos() as f64 / f64::from(times)
 }
@@ -393,18 +374,4 @@ fn pin_to_cpu(cpu: usize) {
     let mut cpus = CpuSet::new();
     cpus.set(cpu).unwrap();
     sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
-}
-
-/// A socket that sends whole frames out of a device.
-fn packet_socket(ifindex: u32) -> OwnedFd {
-    let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    // SAFETY: every field of a `sockaddr_ll` is a number.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = libc::AF_PACKET as u16;
-    address.sll_ifindex = ifindex.cast_signed();
-    let length = size_of::<libc::sockaddr_ll>() as u32;
-    // SAFETY: pointer and length are of one `sockaddr_ll`.
-    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    assert_eq!(bound, 0, "{}", io::Error::last_os_error());
-    socket
 }

@@ -50,7 +50,7 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
 
 async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     let mut reader = Reader::open(pins)?;
-    let mut attached = attached(pins, reader.devices()?).await?;
+    let mut attached = attached(pins, reader.devices()).await?;
     // After the hooks: the agent attaches last, so a hook is never shown beside sessions that are not written yet.
     let Readout { targets, taps: entries } = reader.read()?;
     // The pinned targets are those that the last agent saw; the devices are those of now.

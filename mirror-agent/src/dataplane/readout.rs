@@ -74,9 +74,8 @@ impl Reader {
     }
 
     /// The devices that have a tap.
-    pub fn devices(&mut self) -> anyhow::Result<Vec<Device>> {
-        self.maps.refresh()?;
-        Ok(self.maps.devices().collect())
+    pub fn devices(&self) -> Vec<Device> {
+        self.maps.devices().collect()
     }
 
     /// Reads everything.

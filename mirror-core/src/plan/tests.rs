@@ -185,7 +185,7 @@ proptest! {
         prop_assert!(most <= in_use.len() + desired.targets.len());
     }
 
-    /// Changes and newcomers take no place from a session that nobody has changed, in full tables.
+    /// Changes and newcomers take no place from an unchanged session, in full tables.
     #[test]
     fn an_unchanged_session_keeps_its_place(
         first in desired(), changes in btree_map(device(), tap(), 1..5), capacity in worlds::capacity(),

@@ -207,7 +207,7 @@ fn a_packet_is_in_a_stream_once_and_on_the_device_besides() {
     bench.run(Hook::Ingress, &frame, 1);
     let [(seen, bytes)] = &reader.records()[..] else { panic!("not one record") };
     assert_eq!((seen.serial, bytes), (SERIAL, &frame));
-    assert_eq!(target.packets(), [frame]);
+    assert_eq!(target.arrived(), [frame]);
     assert_eq!(bench.counted(0), counted(300, &[(Egress, Verdict::Copied, 1)]));
     assert_eq!(bench.counted(1), counted(300, &[(Egress, Verdict::Copied, 1)]));
     assert_eq!(bench.counted(2), counted(300, &[(Egress, Verdict::Duplicate, 1)]));
