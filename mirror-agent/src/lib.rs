@@ -11,6 +11,7 @@
 pub mod admin;
 pub mod cli;
 pub mod cmd;
+pub mod control;
 pub mod dataplane;
 pub mod events;
 pub mod health;

@@ -21,6 +21,8 @@ pub struct Report {
     pub is_listed: bool,
     /// This round, or one before it, had a complete list of pods and no failure.
     pub is_reconciled: bool,
+    /// The numbers of the captures that this round knows.
+    pub captures: BTreeSet<u32>,
     /// Taps that are wanted.
     pub wanted: usize,
     /// The wanted taps that are installed, as far as this round has seen. Without a list of pods: the taps that an
@@ -42,6 +44,7 @@ impl Default for Report {
             at: Instant::now(),
             is_listed: false,
             is_reconciled: false,
+            captures: BTreeSet::new(),
             wanted: 0,
             attached: 0,
             skipped: BTreeSet::new(),

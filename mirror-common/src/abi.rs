@@ -199,6 +199,8 @@ pub struct Target {
     pub ifindex: u32,
     /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`].
     pub flags: u32,
+    /// The kernel's id of the ring that a stream writes to; 0: there is none now. The programs do not read it.
+    pub ring: u32,
     /// Name of the target. The programs do not read it.
     pub name: [u8; MAX_NAME],
     /// Name of the mirror interface. The programs do not read it.
@@ -207,7 +209,7 @@ pub struct Target {
 
 impl Default for Target {
     fn default() -> Self {
-        Self { ifindex: 0, flags: 0, name: [0; MAX_NAME], device: [0; 16] }
+        Self { ifindex: 0, flags: 0, ring: 0, name: [0; MAX_NAME], device: [0; 16] }
     }
 }
 

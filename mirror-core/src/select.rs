@@ -4,6 +4,7 @@
 //! [`choose`] reads annotations, [`select`] finds the devices. It does not know the installed state (`plan` does) and
 //! reads nothing itself.
 
+mod captures;
 mod choice;
 mod filters;
 #[cfg(test)]
@@ -19,6 +20,7 @@ use mirror_common::{
     verdict::{Direction, TapKind},
 };
 
+pub use self::captures::Capture;
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
 use crate::{
@@ -93,6 +95,8 @@ pub enum Why {
     MirrorInterface(Conflict),
     /// There is no interface of this name.
     NoSuchInterface,
+    /// This node has no pod of this namespace and name.
+    NoSuchPod(String),
     /// An annotation cannot be used: a broken filter must not become "everything".
     BadSetting(Place, SettingError),
     /// The node's policy leaves out its namespace.
@@ -138,6 +142,7 @@ impl Why {
             Self::TappedFor(_) => "TappedForOther",
             Self::MirrorInterface(_) => "MirrorInterface",
             Self::NoSuchInterface => "NoSuchInterface",
+            Self::NoSuchPod(_) => "NoSuchPod",
             Self::BadSetting(..) => "BadSetting",
             Self::NamespaceExcluded => "NamespaceExcluded",
             Self::NamespaceNotAllowed => "NamespaceNotAllowed",
@@ -171,6 +176,7 @@ impl fmt::Display for Why {
             Self::TappedFor(pod) => write!(f, "the device is tapped for pod {pod} already"),
             Self::MirrorInterface(conflict) => conflict.fmt(f),
             Self::NoSuchInterface => write!(f, "there is no such interface"),
+            Self::NoSuchPod(pod) => write!(f, "this node has no pod {pod}"),
             Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
             Self::NamespaceExcluded => {
                 write!(f, "its namespace is one of those that are never mirrored (--exclude-namespaces)")
@@ -216,11 +222,16 @@ pub struct Selection {
     pub skipped: Vec<Skipped>,
 }
 
-/// The taps for the wanted pods and the named interfaces.
+/// The taps for the wanted pods, the named interfaces and the interfaces of captures.
 ///
 /// `links` must hold the node's devices and the devices inside each wanted pod. Of two claims to one device the first
 /// in the order of `wanted` wins.
-pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> Selection {
+pub fn select(
+    wanted: &[Wanted<'_>],
+    captures: &[Capture],
+    links: &LinkSnapshot,
+    policy: &Policy,
+) -> Selection {
     let mut selection = Selection::default();
     for wanted in wanted {
         select_pod(wanted, links, policy, &mut selection);
@@ -236,6 +247,9 @@ pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> S
                 }
             }
         }
+    }
+    for capture in captures {
+        capture.select(links, policy, &mut selection);
     }
     selection
 }

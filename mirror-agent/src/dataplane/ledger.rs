@@ -137,7 +137,12 @@ impl Ledger {
 
     /// The bit for a form: the bit that its other sessions have, or a free one; 0 where all are taken. Sessions keep
     /// their bit, so that the two taps on the way of a packet agree.
+    ///
+    /// A capture has no bit: each of its taps shows every packet, and it takes no bit from a mirror.
     pub(super) fn mark(&self, device: Device, mirror: &MirrorId, target: u32, snaplen: Option<u32>) -> u32 {
+        if mirror.0.is_capture() {
+            return 0;
+        }
         let is_alike =
             |placed: &&Placed| placed.target == target && placed.session.settings.snaplen == snaplen;
         if let Some(placed) = self.placed().find(is_alike) {
@@ -281,7 +286,7 @@ mod tests {
     #[test]
     fn whole_copies_to_the_default_target_have_the_bit_of_version_3() {
         let mut ledger = Ledger::default();
-        ledger.targets.insert(1, (TargetName::default(), Target::default()));
+        ledger.targets.insert(1, (TargetName::default(), Target::Stream(None)));
         put(&mut ledger, 1, 1, "default", 1, session(Some(96), None));
         put(&mut ledger, 2, 2, "default", 0, session(None, None));
         put(&mut ledger, 3, 3, "default", 1, session(None, None));

@@ -5,6 +5,7 @@
 //! /run/podmirror/         root's alone: other users cannot lock, bind or connect to anything in it
 //!   <namespace>.lock      locked (flock) by the agent; <namespace>: inode of the network namespace
 //!   <namespace>.sock      the agent listens here; made and replaced by the holder of the lock only
+//!   <namespace>.control   the same, for programs that ask the agent for a capture
 //! <bpffs>/podmirror/      locked as well: the same directory may be seen from another network namespace
 //! ```
 //!
@@ -50,6 +51,7 @@ const OTHERS_WRITE: u32 = 0o022;
 #[derive(Debug)]
 pub struct PinsLock {
     agent: UnixListener,
+    control: UnixListener,
     places: Places,
     _netns: Flock<File>,
     _pins: Option<Flock<File>>,
@@ -60,11 +62,17 @@ impl PinsLock {
     pub fn socket(&self) -> io::Result<UnixListener> {
         self.agent.try_clone()
     }
+
+    /// The control socket.
+    pub fn control(&self) -> io::Result<UnixListener> {
+        self.control.try_clone()
+    }
 }
 
 impl Drop for PinsLock {
     fn drop(&mut self) {
         // Still under the lock, so they are this agent's own. Files that stay do no harm: the next agent takes them.
+        let _ = fs::remove_file(&self.places.control);
         let _ = fs::remove_file(&self.places.socket);
         let _ = fs::remove_file(&self.places.lock);
     }
@@ -99,17 +107,20 @@ impl Pins {
                 return Err(errno).with_context(|| format!("cannot lock {}", self.root().display()));
             }
         };
-        let agent = listen(&places.socket)
-            .with_context(|| format!("cannot listen on {}", places.socket.display()))?;
-        Ok(PinsLock { agent, places, _netns: netns, _pins: pins })
+        let open = |path: &Path| listen(path).with_context(|| format!("cannot listen on {}", path.display()));
+        let (agent, control) = (open(&places.socket)?, open(&places.control)?);
+        Ok(PinsLock { agent, control, places, _netns: netns, _pins: pins })
     }
 
     /// A connection to the process that has the lock in this network namespace; `None`: there is no such process that
     /// root could have started.
     pub fn connect() -> Option<UnixStream> {
-        let directory = Path::new(DIRECTORY);
-        check_root_owns(directory).ok()?;
-        call(&Places::of(directory).ok()?.socket).ok()
+        connect_to(|places| &places.socket)
+    }
+
+    /// The same, to its control socket.
+    pub fn connect_control() -> Option<UnixStream> {
+        connect_to(|places| &places.control)
     }
 
     /// Makes the directory of the pins, which is root's alone.
@@ -162,11 +173,18 @@ impl Pins {
     }
 }
 
-/// Where lock and socket of one network namespace are.
+fn connect_to(socket: impl Fn(&Places) -> &Path) -> Option<UnixStream> {
+    let directory = Path::new(DIRECTORY);
+    check_root_owns(directory).ok()?;
+    call(socket(&Places::of(directory).ok()?)).ok()
+}
+
+/// Where lock and sockets of one network namespace are.
 #[derive(Debug)]
 struct Places {
     lock: PathBuf,
     socket: PathBuf,
+    control: PathBuf,
 }
 
 impl Places {
@@ -174,7 +192,7 @@ impl Places {
     fn of(directory: &Path) -> io::Result<Self> {
         let netns = netns_of_this_thread()?.ino;
         let place = |kind: &str| directory.join(format!("{netns}.{kind}"));
-        Ok(Self { lock: place("lock"), socket: place("sock") })
+        Ok(Self { lock: place("lock"), socket: place("sock"), control: place("control") })
     }
 
     /// The same, in a directory that is made if it has to be.

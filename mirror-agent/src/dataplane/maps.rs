@@ -18,6 +18,7 @@ use super::{
     ledger::{Entry, FilterPlace, Ledger, Placed},
     meters::{Meters, now_ns},
     pins::Pins,
+    rings::{Rings, Streams},
     wire,
 };
 use crate::model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName};
@@ -42,6 +43,7 @@ pub struct Maps {
     filters: Array<MapData, FilterBytes>,
     /// Limits and meters.
     pub(super) meters: Meters,
+    streams: Streams,
     ledger: Ledger,
 }
 
@@ -54,6 +56,8 @@ pub struct SessionEntry {
     pub ended: Option<Ended>,
     /// Its id.
     pub id: u32,
+    /// Its number, in the records of a stream.
+    pub serial: u32,
 }
 
 /// A tap in the maps.
@@ -101,6 +105,7 @@ impl Maps {
             counters: get("COUNTERS")?.try_into()?,
             filters: get("FILTERS")?.try_into()?,
             meters: Meters::from_fn(&mut get)?,
+            streams: Streams::from_fn(&mut get)?,
             ledger: Ledger::default(),
         };
         maps.refresh()?;
@@ -167,7 +172,12 @@ impl Maps {
                 }
                 false => None,
             };
-            anyhow::Ok(SessionEntry { session: placed.session.clone(), ended, id: placed.id })
+            anyhow::Ok(SessionEntry {
+                session: placed.session.clone(),
+                ended,
+                id: placed.id,
+                serial: placed.serial,
+            })
         };
         let taps = self.ledger.taps.iter().map(|(device, entry)| {
             let sessions = entry.sessions.iter();
@@ -230,6 +240,7 @@ impl Maps {
         let zeros = PerCpuValues::try_from(vec![[0; size_of::<SessionCounters>()]; cpus])?;
         self.counters.set(id, zeros, 0).context("cannot clear the counters")?;
         self.meters.clear(id)?;
+        self.streams.clear(id)?;
         let serial = self.ledger.new_serial();
         self.put_session(device, mirror, session, (id, serial), None)
     }
@@ -349,13 +360,20 @@ impl Maps {
         self.ledger.targets.values().cloned().collect()
     }
 
-    /// Writes a target.
-    pub fn set_target(&mut self, name: &TargetName, target: &Target) -> anyhow::Result<()> {
+    /// Writes a target. The rings of streams are in `rings`.
+    pub fn set_target(&mut self, name: &TargetName, target: &Target, rings: &Rings) -> anyhow::Result<()> {
         let place = self.ledger.target(name).or_else(|| self.ledger.free_target());
         let place = place
             .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
         let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
+        // A stream that is up has its ring; a ring goes when nothing writes to it.
+        if let Target::Stream(Some(ring)) = target {
+            self.streams.set_ring(place, *ring, rings)?;
+        }
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
+        if *target == Target::Stream(None) {
+            self.streams.drop_ring(place)?;
+        }
         self.ledger.targets.insert(place, (name.clone(), target.clone()));
         Ok(())
     }
@@ -365,8 +383,10 @@ impl Maps {
         let Some(place) = self.ledger.target(name) else { return Ok(()) };
         let bytes = [0; size_of::<abi::Target>()];
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot forget the target {name}"))?;
-        self.ledger.targets.remove(&place);
-        Ok(())
+        match self.ledger.targets.remove(&place) {
+            Some((_, Target::Stream(_))) => self.streams.drop_ring(place),
+            _ => Ok(()),
+        }
     }
 
     /// The counters of a session since it began, summed over the CPUs.

@@ -48,6 +48,8 @@ pub struct SessionReadout {
     pub mirror: MirrorId,
     /// The session itself.
     pub session: Session,
+    /// Its number, in the records of a stream.
+    pub serial: u32,
     /// The budget that is used up, if any.
     pub ended: Option<Ended>,
     /// The counts of its packets that are not zero.
@@ -84,9 +86,9 @@ impl Reader {
         let mut taps = Vec::new();
         for (device, TapEntry { head, sessions: entries }) in self.maps.taps()? {
             let mut sessions = Vec::new();
-            for (mirror, SessionEntry { session, ended, id }) in entries {
+            for (mirror, SessionEntry { session, ended, id, serial }) in entries {
                 let counts = counts(&self.maps.counters(id)?);
-                sessions.push(SessionReadout { mirror, session, ended, counts });
+                sessions.push(SessionReadout { mirror, session, serial, ended, counts });
             }
             taps.push(TapReadout { device, owner: head.owner, sessions });
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mirror_common::{
     abi::{
         self, DeviceKey, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SessionInfo, TAP_LIMITED, TARGET_CUTS,
-        TARGET_QUEUELESS, TARGET_UP, TapOwner,
+        TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
     },
     filter::FilterProgram,
 };
@@ -13,8 +13,8 @@ use mirror_common::{
 use super::ledger::{Entry, Placed};
 use crate::{
     model::{
-        Device, Directions, IfIndex, MirrorId, Name, NetnsId, Origin, Owner, PodId, Session, Target,
-        TargetName,
+        Device, DeviceTarget, Directions, IfIndex, MirrorId, Name, NetnsId, Origin, Owner, PodId, RingId,
+        Session, Target, TargetName,
     },
     settings::{Budget, CaptureFilter, Rate, Settings, Share},
 };
@@ -116,13 +116,13 @@ pub(super) fn decode_session(
     let session = Session {
         directions: Directions::from_bits(wire.directions)?,
         settings,
-        target: TargetName(text(&info.target).parse().ok()?),
+        target: TargetName(Name::of_written(&text(&info.target))?),
         origin: *Origin::ALL.get(info.origin as usize)?,
     };
     let filter = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
     let placed =
         Placed { session, id: wire.id, serial: wire.serial, target: wire.target, filter, mark: wire.mark };
-    Some((MirrorId(text(&info.mirror).parse().ok()?), placed))
+    Some((MirrorId(Name::of_written(&text(&info.mirror))?), placed))
 }
 
 /// The entry of a tap in the map of owners.
@@ -155,27 +155,39 @@ pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
 
 /// A target in the map.
 pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
-    let Target { device, ifindex, up, queueless, cuts } = target;
-    let flags = [(*up, TARGET_UP), (*queueless, TARGET_QUEUELESS), (*cuts, TARGET_CUTS)];
-    abi::Target {
-        ifindex: ifindex.map_or(0, |IfIndex(index)| index),
-        flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag),
-        name: fixed::<MAX_NAME>(name.0.as_str()),
-        device: fixed(device),
+    let name = fixed::<MAX_NAME>(name.0.as_str());
+    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    match target {
+        Target::Device(DeviceTarget { device, ifindex, up, queueless, cuts }) => abi::Target {
+            ifindex: ifindex.map_or(0, |IfIndex(index)| index),
+            flags: flag(*up, TARGET_UP) | flag(*queueless, TARGET_QUEUELESS) | flag(*cuts, TARGET_CUTS),
+            ring: 0,
+            name,
+            device: fixed(device),
+        },
+        Target::Stream(ring) => abi::Target {
+            flags: TARGET_STREAM | flag(ring.is_some(), TARGET_UP),
+            ring: ring.map_or(0, |RingId(id)| id),
+            name,
+            ..abi::Target::default()
+        },
     }
 }
 
 /// The target in it; `None`: its place is free.
 pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> {
-    let name: Name = text(&wire.name).parse().ok()?;
-    let target = Target {
+    let name = Name::of_written(&text(&wire.name))?;
+    if wire.flags & TARGET_STREAM != 0 {
+        return Some((TargetName(name), Target::Stream((wire.ring != 0).then_some(RingId(wire.ring)))));
+    }
+    let target = DeviceTarget {
         device: text(&wire.device),
         ifindex: (wire.ifindex != 0).then_some(IfIndex(wire.ifindex)),
         up: wire.flags & TARGET_UP != 0,
         queueless: wire.flags & TARGET_QUEUELESS != 0,
         cuts: wire.flags & TARGET_CUTS != 0,
     };
-    Some((TargetName(name), target))
+    Some((TargetName(name), Target::Device(target)))
 }
 
 /// A text filled up with zeros. Sources of texts keep within these sizes; a longer text would be cut.
@@ -260,9 +272,12 @@ mod tests {
         #[test]
         fn targets_survive_the_map(
             name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX), flags: [bool; 3],
+            is_stream: bool,
         ) {
             let [up, queueless, cuts] = flags;
-            let target = Target { device, ifindex: ifindex.map(IfIndex), up, queueless, cuts };
+            let stream = Target::Stream(ifindex.map(RingId));
+            let target = DeviceTarget { device, ifindex: ifindex.map(IfIndex), up, queueless, cuts };
+            let target = if is_stream { stream } else { Target::Device(target) };
             let name = TargetName(name.parse().unwrap());
             let bytes: [u8; size_of::<abi::Target>()] = transmute!(encode_target(&name, &target));
             prop_assert_eq!(decode_target(&transmute!(bytes)), Some((name, target)));

@@ -33,7 +33,8 @@ fn world(links: impl IntoIterator<Item = Link>) -> LinkSnapshot {
 }
 
 fn installed(link: &Link) -> Target {
-    Target { device: link.name.clone(), ifindex: Some(link.ifindex), up: true, queueless: true, cuts: false }
+    let (device, ifindex) = (link.name.clone(), Some(link.ifindex));
+    Target::Device(DeviceTarget { device, ifindex, up: true, queueless: true, cuts: false })
 }
 
 fn create(mtu: u32) -> LinkChange {

@@ -29,8 +29,8 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
     let passed_by: BTreeMap<_, _> =
         before.passed_by.clone().into_iter().filter(|(ifindex, _)| deliver.contains_key(ifindex)).collect();
     let is_cutting = |ifindex| deliver.contains_key(&ifindex) && !passed_by.contains_key(&ifindex);
-    let cuts = |target: &Target| target.ifindex.is_some_and(is_cutting);
-    let with_cuts = |target: &Target| Target { cuts: cuts(target), ..target.clone() };
+    let cuts = |target: &Target| target.ifindex().is_some_and(is_cutting);
+    let with_cuts = |target: &Target| target.with_cuts(cuts(target));
     let taps = taps.into_iter().map(|(device, tap)| {
         let old = before.taps.get(&device);
         let goes_on = |mirror: &MirrorId| {
@@ -144,7 +144,7 @@ proptest! {
             }
         }
         // A target is marked as cutting only where the second stage is, unless it was marked so before.
-        for (name, target) in actual.targets.iter().filter(|(_, target)| target.cuts) {
+        for (name, target) in actual.targets.iter().filter(|(_, target)| cuts(target)) {
             prop_assert!(is_cut_at(target, &actual) || before.targets.get(name) == Some(target));
         }
         // The next round repairs everything.
@@ -232,18 +232,22 @@ proptest! {
         carry_out(&retarget(&desired.targets, &before), &mut actual, |_| false, |_, _| {});
         prop_assert_eq!(&actual.taps, &before.taps);
         prop_assert_eq!(&actual.deliver, &before.deliver);
-        for target in desired.targets.keys().map(|name| &actual.targets[name]).filter(|target| target.cuts) {
+        for target in desired.targets.keys().map(|name| &actual.targets[name]).filter(|target| cuts(target)) {
             prop_assert!(is_cut_at(target, &actual));
         }
         for (name, target) in &desired.targets {
-            prop_assert_eq!(&Target { cuts: false, ..actual.targets[name].clone() }, target);
+            prop_assert_eq!(&actual.targets[name].with_cuts(false), target);
         }
     }
 }
 
+fn cuts(target: &Target) -> bool {
+    target.device().is_some_and(|device| device.cuts)
+}
+
 /// Whether a second stage that cuts every copy may run at a target.
 fn is_cut_at(target: &Target, actual: &Actual) -> bool {
-    target.ifindex.is_some_and(|ifindex| {
+    target.ifindex().is_some_and(|ifindex| {
         let state = actual.deliver.get(&ifindex);
         matches!(state, Some(HookState::Current | HookState::Stale))
             && !actual.passed_by.contains_key(&ifindex)
@@ -266,10 +270,10 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
         // A new session finds its target, its limits, and the second stage where it needs that.
         Op::AddSession(device, _, session) => {
             let target = &now.targets[&session.target];
-            let is_passed_by = target.ifindex.is_some_and(|ifindex| now.passed_by.contains_key(&ifindex));
-            let is_cut = target.cuts || session.settings.snaplen.is_none() || target.ifindex.is_none();
+            let is_passed_by = target.ifindex().is_some_and(|ifindex| now.passed_by.contains_key(&ifindex));
+            let is_cut = cuts(target) || session.settings.snaplen.is_none() || target.ifindex().is_none();
             prop_assert!(is_cut || is_passed_by);
-            prop_assert_eq!(target.ifindex, desired.targets[&session.target].ifindex);
+            prop_assert_eq!(target.with_cuts(false), desired.targets[&session.target].with_cuts(false));
             prop_assert_eq!(now.ceilings, desired.limits.ceilings(desired.owners()));
             prop_assert!(entry(device).unwrap().owner == desired.taps[device].owner);
         }
