@@ -26,6 +26,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use mirror_common::abi::MAX_CAPTURES;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -50,8 +51,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const ROUND: Duration = Duration::from_secs(30);
 /// Most bytes of a request or an answer.
 const MOST_BYTES: u64 = 1 << 20;
-/// Captures at one time: each has a target, for which the kernel's table has a place.
-pub const MAX_CAPTURES: usize = 8;
 
 /// What a program asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,7 +107,7 @@ impl Captures {
             let key = key.ok_or_else(|| anyhow!("there is no such setting: {asked:?}"))?;
             settings.set(key, value)?;
         }
-        if self.all.borrow().len() >= MAX_CAPTURES {
+        if self.all.borrow().len() >= MAX_CAPTURES as usize {
             bail!("this agent has {MAX_CAPTURES} captures, and no more fit");
         }
         let (ring, fd) = self.rings.make(ring_bytes)?;

@@ -22,7 +22,9 @@ pub const MAX_SESSIONS: u32 = 4096;
 /// Targets that one node can have.
 pub const MAX_TARGETS: u32 = 16;
 /// Places for them in `TARGETS`: all targets can get new names before the places of the old ones are free.
-pub const TARGET_PLACES: u32 = 2 * MAX_TARGETS;
+pub const TARGET_PLACES: u32 = 2 * MAX_TARGETS + MAX_CAPTURES;
+/// Captures at one time: programs that read a stream. Each has a target of its own.
+pub const MAX_CAPTURES: u32 = 8;
 
 /// The upper four bits of `skb->tc_index` of a packet that has been copied. [`FORM_BITS`] say in which forms.
 ///

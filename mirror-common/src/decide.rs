@@ -154,9 +154,10 @@ fn run<K: Kernel>(
         outcome(cloned, target.flags)
     };
     match copied {
-        Ok(()) => kernel.set_origin(packet.ifindex),
+        // Only a mark is read together with the origin.
+        Ok(()) if session.mark != 0 => kernel.set_origin(packet.ifindex),
         Err(_) if has_limits => kernel.give_back(tap, session, paid),
-        Err(_) => {}
+        _ => {}
     }
     copied
 }

@@ -50,6 +50,7 @@ mod pods_file;
 mod process;
 mod relay;
 mod status;
+mod tail;
 mod traffic;
 mod wire;
 
@@ -74,6 +75,7 @@ pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
 pub use relay::Way;
 pub use status::{Counts, PodRef, SessionStatus, Status, TapStatus, Target};
+pub use tail::{FilePacket, PacketFile, Tail};
 pub use traffic::{Conversation, Flood, Pinging, while_talking};
 
 /// The default mirror interface.
