@@ -10,21 +10,29 @@
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
 
-use std::{net::Ipv4Addr, time::Instant};
+use std::{
+    hint::black_box,
+    io::{BufRead as _, BufReader},
+    net::Ipv4Addr,
+    os::fd::AsRawFd as _,
+    process::{Child, Stdio},
+    thread,
+    time::Instant,
+};
 
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
-    maps::{Array, HashMap},
+    maps::{Array, ArrayOfMaps, HashMap, MapData, PerCpuArray, RingBuf},
     programs::{LinkOrder, SchedClassifier, TcAttach, TcAttachType, tc::SchedClassifierLink},
 };
 use mirror_common::{
     abi::{
-        DeviceKey, SESSION_FILTERED, SESSION_METERED, Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap,
-        Target,
+        DeviceKey, SESSION_FILTERED, SESSION_METERED, Session, SessionCounters, TARGET_CUTS,
+        TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target,
     },
     filter::FilterProgram,
     limit::{Limits, TICKS_PER_NS},
-    verdict::TapKind,
+    verdict::{TapKind, Verdict},
 };
 use mirror_core::filter::compile;
 use mirror_tests::{Frame, FrameSocket, Lab, kernel_is_at_least, super_frame};
@@ -56,7 +64,7 @@ const SUPER_PACKETS: u32 = 2_000;
 /// The targets: the first is that of every candidate with one session.
 const TARGETS: [&str; 4] = ["target", "target1", "target2", "target3"];
 /// The program alone.
-const ALONE: [&str; 14] = [
+const ALONE: [&str; 17] = [
     "bare clone",
     "no tap entry",
     "mirrored",
@@ -71,7 +79,24 @@ const ALONE: [&str; 14] = [
     "1400: bare clone",
     "1400: mirrored",
     "1400: cut to 96",
+    "streamed",
+    "1400: streamed",
+    "1400: stream, 96",
 ];
+/// Frames of 64 bytes over the whole path.
+const PATH: [&str; 6] =
+    ["no program", "no tap entry", "bare clone", "mirrored", "streamed", "tcpdump in the pod"];
+/// The same with long frames.
+const LONG_PATH: [&str; 5] =
+    ["1400: no program", "1400: bare clone", "1400: streamed", "1400: stream, 96", "1400: tcpdump, 96"];
+/// The index of the target that is a stream.
+const STREAM: u32 = 7;
+/// The session of the candidates that are streamed.
+const STREAMED: u32 = 9;
+/// Bytes of its ring.
+const RING: u32 = 16 << 20;
+/// How often the ring is read, at least.
+const LOOK_MS: i32 = 10;
 /// The filters, and whether the frames match: each of rules for a port that are or'ed, at their index in the map.
 const FILTERS: [(usize, bool); 4] = [(1, true), (16, true), (1, false), (16, false)];
 
@@ -102,11 +127,13 @@ fn main() {
     }
     println!();
     if has_tcx {
-        let path = ["no program", "no tap entry", "bare clone", "mirrored"];
-        report("the whole path", &path, "bare clone", &rounds(&path, |name| rig.path(name)));
+        report("the whole path", &PATH, "bare clone", &rounds(&PATH, |name| rig.path(name)));
+        let measured = rounds(&LONG_PATH, |name| rig.path(name));
+        report("the whole path", &LONG_PATH, "1400: bare clone", &measured);
         let supers = ["no program", "bare clone", "mirrored", "mirrored, wire"];
         let measured = rounds(&supers, |name| rig.super_path(name));
         report(&format!("{SUPER_FRAME} bytes"), &supers, "bare clone", &measured);
+        rig.report_loss();
         compare(&supers, "mirrored, wire", "mirrored", &measured);
     }
 }
@@ -218,6 +245,15 @@ impl Rig {
             let wire = Target { ifindex: lab.ifindex(name), flags, ..Target::default() };
             targets.set(index, &transmute!(wire), 0).unwrap();
         }
+        let wire = Target { flags: TARGET_UP | TARGET_STREAM, ..Target::default() };
+        targets.set(STREAM, &transmute!(wire), 0).unwrap();
+        let ring = RingBuf::create(RING, 0).unwrap();
+        let mut streams: ArrayOfMaps<_, RingBuf<MapData>> =
+            ours.map_mut("STREAMS").unwrap().try_into().unwrap();
+        streams.set(STREAM, &ring, 0).unwrap();
+        let mut numbers = |name| -> Array<MapData, u64> { ours.take_map(name).unwrap().try_into().unwrap() };
+        let (taken, returned) = (numbers("TAKEN"), numbers("RETURNED"));
+        thread::spawn(move || read(ring, &taken, returned));
 
         let mut probes = EbpfLoader::new()
             .override_global("TARGET", &target, true)
@@ -245,13 +281,32 @@ impl Rig {
         let mut tap = Tap { kind: TapKind::HostVeth.wire(), session_count, ..Tap::default() };
         for (index, place) in (0..).zip(&mut tap.sessions[..session_count as usize]) {
             // Each to a target of its own, or there would be one copy.
-            *place = Session { id: index, target: index, mark: 0x100 << index, ..session(name) };
+            let session = session(name);
+            *place = match session.target {
+                STREAM => Session { id: STREAMED, ..session },
+                _ => Session { id: index, target: index, mark: 0x100 << index, ..session },
+            };
         }
         let key = DeviceKey { netns: 0, ifindex: tapped.ifindex };
         let mut taps: HashMap<_, [u8; size_of::<DeviceKey>()], [u8; size_of::<Tap>()]> =
             ours.map_mut("TAPS").unwrap().try_into().unwrap();
         taps.insert(&transmute!(key), &transmute!(tap), 0).unwrap();
         (lab, program(ours, "tap_ingress"), tapped)
+    }
+
+    /// Prints how much of what was streamed the ring had no room for: that costs less than a record.
+    fn report_loss(&self) {
+        let counters: PerCpuArray<_, [u8; size_of::<SessionCounters>()]> =
+            self.ours.map("COUNTERS").unwrap().try_into().unwrap();
+        let of_cpus = counters.get(&STREAMED, 0).unwrap();
+        let count = |verdict: Verdict| -> u64 {
+            let of_cpu = |cpu: &[u8; size_of::<SessionCounters>()]| {
+                let counters: SessionCounters = transmute!(*cpu);
+                counters.counters.iter().map(|counters| counters[verdict as usize].packets).sum::<u64>()
+            };
+            of_cpus.iter().map(of_cpu).sum()
+        };
+        println!("streamed packets: {} in the ring, {} lost", count(Verdict::Copied), count(Verdict::Lost));
     }
 
     /// ns per packet of one program, timed by the kernel.
@@ -283,10 +338,15 @@ impl Rig {
     /// ns per frame from the pod's `send` until the node has dropped it, with one program at the node's end.
     fn path(&mut self, name: &str) -> f64 {
         let (lab, program, device) = self.candidate(name);
-        let link =
-            (name != "no program").then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
-        let time = send(&device.socket, &[0; FRAME], PATH_PACKETS);
-        drop(link);
+        let tcpdump = name.contains("tcpdump").then(|| Tcpdump::start(lab, &device.pod));
+        let has_program = !name.contains("no program") && tcpdump.is_none();
+        let link = has_program.then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
+        let (frame, packets) = match name.starts_with("1400") {
+            true => (&[0; LONG_FRAME][..], PATH_PACKETS / 2),
+            false => (&[0; FRAME][..], PATH_PACKETS),
+        };
+        let time = send(&device.socket, frame, packets);
+        drop((link, tcpdump));
         time
     }
 
@@ -302,6 +362,45 @@ impl Rig {
         let time = send(&socket, &frame, SUPER_PACKETS);
         drop(link);
         time
+    }
+}
+
+/// tcpdump on another CPU, as an engineer would start it inside the pod.
+struct Tcpdump(Child);
+
+impl Tcpdump {
+    fn start(lab: &Lab, device: &str) -> Self {
+        let mut command = lab.node().command("taskset");
+        command.args(["-c", "1", "tcpdump", "-n", "-s", &CUT_TO.to_string(), "-B", "65536", "-Z", "root"]);
+        command.args(["-i", device, "-w", "/dev/null"]).stderr(Stdio::piped());
+        let mut tcpdump = command.spawn().unwrap();
+        // "listening on ...": it captures.
+        BufReader::new(tcpdump.stderr.as_mut().unwrap()).lines().next().unwrap().unwrap();
+        Self(tcpdump)
+    }
+}
+
+impl Drop for Tcpdump {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Reads the ring on another CPU to the end of the bench, as `tail` does.
+fn read(mut ring: RingBuf<MapData>, taken: &Array<MapData, u64>, mut returned: Array<MapData, u64>) {
+    pin_to_cpu(1);
+    loop {
+        let mut wait = libc::pollfd { fd: ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the pointer is to one `pollfd`.
+        unsafe { libc::poll(&raw mut wait, 1, LOOK_MS) };
+        let mut bytes = 0;
+        while let Some(record) = ring.next() {
+            bytes += record.len();
+        }
+        black_box(bytes);
+        let now = taken.get(&STREAMED, 0).unwrap();
+        returned.set(STREAMED, &now, 0).unwrap();
     }
 }
 
@@ -339,6 +438,8 @@ fn session(name: &str) -> Session {
         "sampled out" => Session { sample: 1, ..plain },
         "limited" => Session { flags: SESSION_METERED, ..plain },
         "1400: cut to 96" => Session { snaplen: CUT_TO, ..plain },
+        "streamed" | "1400: streamed" => Session { target: STREAM, ..plain },
+        "1400: stream, 96" => Session { target: STREAM, snaplen: CUT_TO, ..plain },
         _ => plain,
     }
 }

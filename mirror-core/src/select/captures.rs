@@ -122,3 +122,6 @@ impl Capture {
         claim(link, tap, links, policy, selection)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,7 +28,7 @@ fn directions(tap: &Tap) -> Directions {
     tap.sessions[&MirrorId::default()].directions
 }
 
-fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
+pub(super) fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
     Pod {
         id: PodId { uid: format!("uid-{name}"), namespace: "default".into(), name: name.into() },
         annotations: annotations.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
@@ -54,7 +54,7 @@ fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link
 }
 
 /// A node whose pods each have veth pairs: `(pod, index of the NIC inside, index of the device on the node)`.
-fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
+pub(super) fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
     let mut links = LinkSnapshot::default();
     for (pod, inside, outside) in nics {
         let nsid =
