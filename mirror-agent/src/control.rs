@@ -18,10 +18,7 @@ use std::{
         fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
         unix::net::{UnixListener as StdListener, UnixStream as StdStream},
     },
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -42,7 +39,7 @@ use crate::{
     model::{Directions, RingId},
     report::{Report, Reports},
     select::Capture,
-    settings::{KEYS, Settings},
+    settings::Settings,
 };
 
 /// How long a program may take to write its request, or to read the answer.
@@ -51,6 +48,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const ROUND: Duration = Duration::from_secs(30);
 /// Most bytes of a request or an answer.
 const MOST_BYTES: u64 = 1 << 20;
+
+/// The settings of a capture, by the keys of annotations.
+const SETTINGS: [&str; 3] = ["filter", "sample", "snaplen"];
 
 /// What a program asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ pub struct Request {
     pub interfaces: BTreeSet<String>,
     /// [`Directions::name`].
     pub direction: String,
-    /// The settings, by the keys of annotations.
+    /// The settings: [`SETTINGS`].
     pub settings: BTreeMap<String, String>,
     /// Size of the ring in bytes: a power of two, of at least a page.
     pub ring_bytes: u32,
@@ -82,18 +82,22 @@ pub struct Answer {
 pub struct Captures {
     all: watch::Sender<Arc<[Capture]>>,
     rings: Rings,
-    last: Arc<AtomicU32>,
 }
 
 impl Captures {
     /// No captures yet. Their rings will be in `rings`.
     pub fn new(rings: Rings) -> Self {
-        Self { all: watch::Sender::new(Arc::default()), rings, last: Arc::default() }
+        Self { all: watch::Sender::new(Arc::default()), rings }
     }
 
     /// The captures as they are now, for the loop.
     pub fn watch(&self) -> watch::Receiver<Arc<[Capture]>> {
         self.all.subscribe()
+    }
+
+    /// Ends all captures: the agent ends.
+    pub fn end(&self) {
+        self.all.send_replace(Arc::default());
     }
 
     /// Adds a capture, until the result is dropped. Also returns the ring for its reader.
@@ -103,17 +107,15 @@ impl Captures {
         let directions = directions.ok_or_else(|| anyhow!("there is no direction {direction:?}"))?;
         let mut settings = Settings::default();
         for (key, value) in &asked {
-            let key = KEYS.into_iter().find(|known| known == key);
-            let key = key.ok_or_else(|| anyhow!("there is no such setting: {asked:?}"))?;
-            settings.set(key, value)?;
+            let known = SETTINGS.into_iter().find(|known| known == key);
+            settings.set(known.ok_or_else(|| anyhow!("a capture has no setting {key:?}"))?, value)?;
         }
         if self.all.borrow().len() >= MAX_CAPTURES as usize {
             bail!("this agent has {MAX_CAPTURES} captures, and no more fit");
         }
         let (ring, fd) = self.rings.make(ring_bytes)?;
-        let number = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let capture = Capture { number, ring, pods, interfaces, directions, settings };
-        let live = Live { captures: self.clone(), number, ring };
+        let capture = Capture { ring, pods, interfaces, directions, settings };
+        let live = Live { captures: self.clone(), ring };
         self.all.send_modify(|all| *all = all.iter().cloned().chain([capture.clone()]).collect());
         Ok((live, fd))
     }
@@ -122,17 +124,14 @@ impl Captures {
 /// A capture, as long as its program is connected.
 struct Live {
     captures: Captures,
-    number: u32,
     ring: RingId,
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
-        let Self { captures, number, ring } = self;
-        captures.all.send_modify(|all| {
-            *all = all.iter().filter(|capture| capture.number != *number).cloned().collect();
+        self.captures.all.send_modify(|all| {
+            *all = all.iter().filter(|capture| capture.ring != self.ring).cloned().collect();
         });
-        captures.rings.forget(*ring);
     }
 }
 
@@ -161,37 +160,62 @@ pub fn serve(listener: StdListener, captures: Captures, reports: Reports) -> any
 }
 
 /// One program, from its request to its end.
-async fn attend(mut stream: UnixStream, captures: &Captures, reports: Reports) -> anyhow::Result<()> {
+async fn attend(mut stream: UnixStream, captures: &Captures, mut reports: Reports) -> anyhow::Result<()> {
     let request = timeout(PATIENCE, read_line(&mut stream)).await??;
-    let added = serde_json::from_str(&request).context("the request is not one of this version");
-    let (live, ring) = match added.and_then(|request| captures.add(request)) {
+    // Before that, what an earlier agent has left is still in the maps.
+    let is_ready = matches!(timeout(ROUND, reports.wait_for(|report| report.is_reconciled)).await, Ok(Ok(_)));
+    let added = match is_ready {
+        true => serde_json::from_str(&request)
+            .context("the request is not one of this version")
+            .and_then(|request| captures.add(request)),
+        false => Err(anyhow!("the agent is not ready yet; `mirror-agent status` shows what it waits for")),
+    };
+    let (live, ring) = match added {
         Ok(added) => added,
         Err(error) => {
             let answer = Answer { problems: vec![format!("{error:#}")], ..Answer::default() };
             return timeout(PATIENCE, write_answer(&mut stream, &answer, None)).await?;
         }
     };
+    let id = live.ring;
+    let served = serve_capture(stream, live, ring, captures, reports.clone()).await;
+    // Until a round has taken the ring away, the loop may still be about to write it.
+    let _ = timeout(ROUND, reports.wait_for(|report| !report.captures.contains(&id))).await;
+    captures.rings.forget(id);
+    served
+}
+
+/// One capture, from the answer to the end of its program.
+async fn serve_capture(
+    mut stream: UnixStream,
+    live: Live,
+    ring: OwnedFd,
+    captures: &Captures,
+    reports: Reports,
+) -> anyhow::Result<()> {
+    let mut all = captures.watch();
     let answer = round_with(&live, captures, reports).await;
     info!(mirror = answer.mirror, "a program reads packets");
     timeout(PATIENCE, write_answer(&mut stream, &answer, Some(&ring))).await??;
     drop(ring);
-    // Nothing more is said. The connection ends with the program.
-    let _ = stream.read_u8().await;
+    // Nothing more is said. The connection ends with the program, or with the capture.
+    tokio::select! {
+        _ = stream.read_u8() => {}
+        _ = all.wait_for(|all| all.iter().all(|capture| capture.ring != live.ring)) => {}
+    }
     info!(mirror = answer.mirror, "the program that reads packets has ended");
     Ok(())
 }
 
 /// The answer after a round of the loop that knows the capture.
 async fn round_with(live: &Live, captures: &Captures, mut reports: Reports) -> Answer {
-    let number = live.number;
-    let capture = captures.all.borrow().iter().find(|capture| capture.number == number).cloned();
+    let capture = captures.all.borrow().iter().find(|capture| capture.ring == live.ring).cloned();
     let Some(capture) = capture else { return Answer::default() };
-    let knows = |report: &Arc<Report>| report.captures.contains(&number);
-    let mut problems = match timeout(ROUND, reports.wait_for(knows)).await {
+    let knows = |report: &Arc<Report>| report.captures.contains(&live.ring);
+    let problems = match timeout(ROUND, reports.wait_for(knows)).await {
         Ok(Ok(report)) => problems(&capture, &report),
-        _ => vec!["the agent has not looked at the devices yet".into()],
+        _ => vec!["the agent has not attached the capture yet".into()],
     };
-    problems.dedup();
     Answer { mirror: capture.mirror().to_string(), problems }
 }
 
@@ -200,9 +224,13 @@ fn problems(capture: &Capture, report: &Report) -> Vec<String> {
     let mirror = capture.mirror();
     let is_asked = |namespace: &str, name: &str| capture.pods.contains(&(namespace.into(), name.into()));
     let skipped = report.skipped.iter().filter(|skipped| match (&skipped.mirror, &skipped.pod) {
-        (Some(of), _) => *of == mirror,
-        (None, Some(pod)) => is_asked(&pod.namespace, &pod.name),
+        (Some(of), _) if *of == mirror => true,
+        // The pod may be wanted by another capture, too.
+        (_, Some(pod)) if skipped.mirror.is_none() || skipped.is_of_capture() => {
+            is_asked(&pod.namespace, &pod.name)
+        }
         (None, None) => skipped.nic.as_ref().is_some_and(|nic| capture.interfaces.contains(nic)),
+        _ => false,
     });
     let said = skipped.map(|skipped| {
         let subject = match (&skipped.pod, &skipped.nic) {
@@ -213,7 +241,7 @@ fn problems(capture: &Capture, report: &Report) -> Vec<String> {
         };
         format!("{subject}{}", skipped.why)
     });
-    said.chain(report.failures.iter().cloned()).collect()
+    said.collect()
 }
 
 /// Asks the agent at the other end for a capture. Returns the connection, which keeps the capture alive, the ring, and

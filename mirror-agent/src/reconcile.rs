@@ -167,6 +167,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
     }
 
+    /// One more round without waiting: the last one of an agent that ends, after its captures have ended.
+    pub async fn last_round(&mut self) {
+        // A refusal concerns the start of the agent.
+        let _ = self.round().await;
+    }
+
     fn note_event(&mut self) {
         self.woken.get_or_insert_with(Instant::now);
     }
@@ -202,7 +208,6 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
         let pods = self.pods.snapshot();
         let captures = self.captures.borrow_and_update().clone();
-        report.captures = captures.iter().map(|capture| capture.number).collect();
         report.is_listed = pods.is_some();
         let Choice { wanted, refused, bad } =
             choose(pods.as_deref().unwrap_or_default(), &captures, &self.policy, &mut self.filters);
@@ -224,6 +229,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let Carried { of_devices, mut incomplete } = self.carry_out(&ops, &desired, &actual, report).await;
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
         incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
+        if report.is_listed && !self.is_behind {
+            report.captures = captures.iter().map(|capture| capture.ring).collect();
+        }
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {
             true => desired.taps.keys().filter(|device| !incomplete.contains(device)).count(),
@@ -377,7 +385,9 @@ fn refuse_mirrors(mirrors: &BTreeMap<TargetName, MirrorIface>, links: &LinkSnaps
 }
 
 fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()> {
-    let refused = selection.skipped.iter().find_map(|skipped| match (&skipped.why, &skipped.nic) {
+    // A capture that cannot be is the problem of the program that asks for it.
+    let mut skipped = selection.skipped.iter().filter(|skipped| !skipped.is_of_capture());
+    let refused = skipped.find_map(|skipped| match (&skipped.why, &skipped.nic) {
         (Why::MirrorInterface(conflict), _) if policy.is_strict || skipped.pod.is_none() => {
             Some(anyhow!("{conflict}, so copies would loop; choose another --mirror-iface"))
         }

@@ -14,8 +14,8 @@
 
 use crate::{
     abi::{
-        MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, Session, TAP_LIMITED, TARGET_CUTS,
-        TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap,
+        MAX_SESSIONS_PER_TAP, SESSION_CAPTURE, SESSION_FILTERED, SESSION_METERED, Session, TAP_CAPTURES_ONLY,
+        TAP_LIMITED, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap,
     },
     filter::{self, FilterProgram},
     limit::charge::Paid,
@@ -114,7 +114,7 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         kernel.count(session, direction, verdict);
     }
     let after = marks::with_forms(packet.tc_index, copies.forms);
-    if after != before {
+    if after != before && tap.flags & TAP_CAPTURES_ONLY == 0 {
         kernel.set_tc_index(after);
     }
 }
@@ -145,7 +145,7 @@ fn run<K: Kernel>(
     spare(session, copies)?;
     let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
-    let has_limits = session.flags & SESSION_METERED != 0 || tap.flags & TAP_LIMITED != 0;
+    let has_limits = session.flags & SESSION_METERED != 0 || is_limited(tap, session);
     let paid = if has_limits { kernel.charge(tap, session)? } else { Paid::NOTHING };
     let copied = if target.flags & TARGET_STREAM != 0 {
         kernel.record(session, direction)
@@ -160,6 +160,12 @@ fn run<K: Kernel>(
         _ => {}
     }
     copied
+}
+
+/// Whether the limits of the pod and of the node hold for a session.
+#[inline(always)]
+pub const fn is_limited(tap: &Tap, session: &Session) -> bool {
+    tap.flags & TAP_LIMITED != 0 && session.flags & SESSION_CAPTURE == 0
 }
 
 /// Step 1: whether the session copies packets of this kind and direction at all.

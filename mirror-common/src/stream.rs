@@ -57,6 +57,14 @@ pub const fn room(captured: u32) -> u64 {
     SIZES[at] as u64 + RING_HEADER
 }
 
+/// The bytes of a ring that a session has in use. The reader can return a record before the program has counted it as
+/// taken, and a record of a session that had the same id before.
+#[inline(always)]
+pub const fn in_use(taken: u64, returned: u64) -> u64 {
+    let difference = taken.wrapping_sub(returned);
+    if difference > i64::MAX as u64 { 0 } else { difference }
+}
+
 /// Whether a session that has taken `taken` bytes of a ring, which its reader has not returned yet, may take `room`
 /// bytes more. `filled` bytes of the ring's `size` are in use.
 ///
@@ -127,6 +135,12 @@ mod tests {
         fn filled(&self) -> u64 {
             self.taken.iter().sum()
         }
+    }
+
+    #[test]
+    fn what_was_returned_too_early_takes_no_room() {
+        assert_eq!([in_use(500, 364), in_use(500, 500), in_use(500, 636)], [136, 0, 0]);
+        assert_eq!(in_use(100, u64::MAX - 35), 136, "the numbers begin again");
     }
 
     #[test]

@@ -213,6 +213,13 @@ pub struct Skipped {
     pub why: Why,
 }
 
+impl Skipped {
+    /// Whether the reason concerns captures alone. The program that asked for the capture is told.
+    pub fn is_of_capture(&self) -> bool {
+        self.mirror.as_ref().is_some_and(|mirror| mirror.0.is_capture())
+    }
+}
+
 /// The result of a selection: the wanted taps, and the reasons for missing ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
@@ -273,9 +280,11 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
 /// Adds the taps of one pod: a tap for each of its NICs.
 fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
     let Wanted { pod, mirrors, is_asked } = wanted;
+    // A reason concerns the pod, unless only a capture wants the pod.
+    let mirror = mirrors.keys().next().filter(|_| mirrors.keys().all(|mirror| mirror.0.is_capture()));
     let skip = |nic: Option<&str>, why, selection: &mut Selection| {
-        let nic = nic.map(str::to_owned);
-        selection.skipped.push(Skipped { pod: Some(pod.id.clone()), nic, mirror: None, why });
+        let (nic, mirror) = (nic.map(str::to_owned), mirror.cloned());
+        selection.skipped.push(Skipped { pod: Some(pod.id.clone()), nic, mirror, why });
     };
     let host_network = Why::HostNetwork { is_asked: *is_asked };
     if pod.host_network {

@@ -20,7 +20,7 @@ use aya_ebpf::{
 use mirror_common::{
     abi::{
         Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, SESSION_FILTERED, Session, SessionCounters, SessionInfo,
-        TARGET_PLACES, Tap, TapOwner, Target,
+        TAP_CAPTURES_ONLY, TARGET_PLACES, Tap, TapOwner, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
     filter::{FILTER_PLACES, FilterProgram},
@@ -176,7 +176,7 @@ impl Kernel for Skb {
 
     #[inline(always)]
     fn is_tap(&mut self, ifindex: u32) -> bool {
-        tap(ifindex).is_some()
+        tap(ifindex).is_some_and(|tap| tap.flags & TAP_CAPTURES_ONLY == 0)
     }
 
     #[inline(always)]

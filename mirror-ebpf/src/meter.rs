@@ -11,8 +11,9 @@ use aya_ebpf::{
 use mirror_common::{
     abi::{
         MAX_SESSIONS, MAX_TAPS, NODE_LIMIT, NODE_LIMITS_LEN, POD_LIMIT, SESSION_METERED, SHARE_LIMIT,
-        Session, TAP_LIMITED, Tap,
+        Session, Tap,
     },
+    decide,
     limit::{
         Limits, Meter, PodMeter,
         charge::{self, Bill, Meters, Paid},
@@ -136,7 +137,7 @@ const PAID_SHIFT: u32 = 8;
 #[inline(always)]
 const fn limited(tap: &Tap, session: &Session) -> u32 {
     let by_session = if session.flags & SESSION_METERED != 0 { BY_SESSION } else { 0 };
-    let by_pod = if tap.flags & TAP_LIMITED != 0 { BY_POD } else { 0 };
+    let by_pod = if decide::is_limited(tap, session) { BY_POD } else { 0 };
     by_session | by_pod
 }
 

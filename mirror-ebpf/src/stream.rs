@@ -29,7 +29,7 @@ static STREAMS: ArrayOfMaps<RingBuf<u8, EXAMPLE>, { TARGET_PLACES as usize }> = 
 #[btf_map(pin_by_name)]
 static TAKEN: Array<u64, { MAX_SESSIONS as usize }> = Array::new();
 
-/// Those of them that the reader has returned. Written by the agent.
+/// Those of them that the reader has returned. Written by the program that reads, and for a new session by the agent.
 #[btf_map(pin_by_name)]
 static RETURNED: Array<u64, { MAX_SESSIONS as usize }> = Array::new();
 
@@ -102,7 +102,7 @@ extern "C" fn put_record(skb: *mut __sk_buff, ring: u32, session: u32, serial: u
     };
     let room = stream::room(captured);
     // SAFETY: an element of an array is valid for the whole program.
-    let in_use = unsafe { taken.read_volatile() }.wrapping_sub(*returned);
+    let in_use = stream::in_use(unsafe { taken.read_volatile() }, *returned);
     if !stream::admits(in_use, room, filled, size) {
         return LOST;
     }

@@ -87,6 +87,13 @@ impl Tail {
         self.file()
     }
 
+    /// Waits until it ends by itself, and returns its exit code too.
+    #[track_caller]
+    pub fn end(mut self) -> (Option<i32>, PacketFile) {
+        let status = self.process.wait();
+        (status.code(), self.file())
+    }
+
     /// Kills it.
     pub fn kill(mut self) {
         self.process.end(Signal::SIGKILL);

@@ -1,6 +1,7 @@
 //! The flags of `tail` and `capture`.
 //!
-//! No flag has an environment variable: in the agent's container, the variables of the agent's own flags are set.
+//! Their flags have no environment variables, but for `--bpffs`: in the agent's container, the variables of the agent's
+//! own flags are set.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,6 +9,7 @@ use clap::{ArgGroup, Args};
 
 use super::{StateArgs, directions, interface_name, settings::value_of};
 use crate::{
+    dataplane::rings::MAX_RINGS,
     model::Directions,
     recording::Bound,
     settings::{parse_bytes, parse_duration},
@@ -15,8 +17,8 @@ use crate::{
 
 /// Room in a ring if the user names none, in bytes.
 const RING: u32 = 4 << 20;
-/// The greatest ring, in bytes.
-const MAX_RING: u32 = 1 << 30;
+/// The greatest ring, in bytes: what an agent has for all of them.
+const MAX_RING: u32 = MAX_RINGS;
 /// The least ring, in bytes: some super-frames.
 const MIN_RING: u32 = 1 << 18;
 
@@ -144,10 +146,10 @@ mod tests {
     #[test]
     fn a_ring_is_a_power_of_two() {
         assert_eq!(
-            [ring("1"), ring("4MiB"), ring("4194305"), ring("1GiB")].map(Result::ok),
-            [Some(MIN_RING), Some(4 << 20), Some(8 << 20), Some(1 << 30)]
+            [ring("1"), ring("4MiB"), ring("4194305"), ring("64MiB")].map(Result::ok),
+            [Some(MIN_RING), Some(4 << 20), Some(8 << 20), Some(64 << 20)]
         );
-        assert!(ring("2GiB").is_err() && ring("many").is_err());
+        assert!(ring("65MiB").is_err() && ring("many").is_err());
     }
 
     #[test]

@@ -86,12 +86,17 @@ async fn follow(
     tell(reports.clone());
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reports.clone(), trouble.subscribe())?;
-    control::serve(control, captures, reports.clone())?;
+    control::serve(control, captures.clone(), reports.clone())?;
     if let Listen::At(address) = listen {
         let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?)?;
         tokio::spawn(admin::run(address, Admin { metrics, reports, source }, trouble));
     }
     reconciler.run(stop).await?;
+    // The mirror outlives the agent, captures do not.
+    if !captures.watch().borrow().is_empty() {
+        captures.end();
+        reconciler.last_round().await;
+    }
     match own {
         Some(own) if own.is_going().await => {
             info!("agent stopped for good; removing everything from this node");

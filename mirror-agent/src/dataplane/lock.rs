@@ -115,12 +115,31 @@ impl Pins {
     /// A connection to the process that has the lock in this network namespace; `None`: there is no such process that
     /// root could have started.
     pub fn connect() -> Option<UnixStream> {
-        connect_to(|places| &places.socket)
+        let directory = Path::new(DIRECTORY);
+        check_root_owns(directory).ok()?;
+        call(&Places::of(directory).ok()?.socket).ok()
     }
 
-    /// The same, to its control socket.
-    pub fn connect_control() -> Option<UnixStream> {
-        connect_to(|places| &places.control)
+    /// A connection to its control socket; `None`: no agent runs in this network namespace.
+    ///
+    /// # Errors
+    ///
+    /// There may be one, but it cannot be reached: this process is not root's, or the agent is of an earlier version.
+    pub fn connect_control() -> anyhow::Result<Option<UnixStream>> {
+        let directory = Path::new(DIRECTORY);
+        match fs::symlink_metadata(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            _ => check_root_owns(directory)?,
+        }
+        let socket = Places::of(directory)?.control;
+        match call(&socket) {
+            Ok(stream) => Ok(Some(stream)),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                Ok(None)
+            }
+            Err(error) => Err(error)
+                .with_context(|| format!("cannot reach the agent at {} (are you root?)", socket.display())),
+        }
     }
 
     /// Makes the directory of the pins, which is root's alone.
@@ -171,12 +190,6 @@ impl Pins {
             evicted => evicted.with_context(|| format!("{} is not root's alone", root.display())),
         }
     }
-}
-
-fn connect_to(socket: impl Fn(&Places) -> &Path) -> Option<UnixStream> {
-    let directory = Path::new(DIRECTORY);
-    check_root_owns(directory).ok()?;
-    call(socket(&Places::of(directory).ok()?)).ok()
 }
 
 /// Where lock and sockets of one network namespace are.

@@ -381,12 +381,14 @@ impl Maps {
     /// Forgets a target.
     pub fn remove_target(&mut self, name: &TargetName) -> anyhow::Result<()> {
         let Some(place) = self.ledger.target(name) else { return Ok(()) };
+        // The name goes last, so that a ring that could not be taken away is not forgotten.
+        if let Some((_, Target::Stream(_))) = self.ledger.targets.get(&place) {
+            self.set_target(name, &Target::Stream(None), &Rings::default())?;
+        }
         let bytes = [0; size_of::<abi::Target>()];
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot forget the target {name}"))?;
-        match self.ledger.targets.remove(&place) {
-            Some((_, Target::Stream(_))) => self.streams.drop_ring(place),
-            _ => Ok(()),
-        }
+        self.ledger.targets.remove(&place);
+        Ok(())
     }
 
     /// The counters of a session since it began, summed over the CPUs.

@@ -7,11 +7,12 @@
 use std::{
     collections::BTreeMap,
     io,
+    ops::ControlFlow,
     os::fd::{AsFd as _, OwnedFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, ArrayOfMaps, Map, MapData, RingBuf};
 use mirror_common::stream::{self, RecordHead};
 use tokio::io::{Interest, unix::AsyncFd};
@@ -20,28 +21,41 @@ use zerocopy::FromBytes as _;
 use super::pins::Pins;
 use crate::model::RingId;
 
-/// Bytes of the ring that stands where no program reads: one page.
-const EMPTY_RING: u32 = 4096;
+/// Bytes of the ring that stands where no program reads: a page of any machine.
+const EMPTY_RING: u32 = 1 << 16;
+/// Bytes of all rings of an agent together, at most. The kernel counts them as the agent's memory.
+pub const MAX_RINGS: u32 = 64 << 20;
 /// Records that are read in one go. Between two goes the reader returns the room of what it has read.
 const BATCH: usize = 1024;
 
+/// A ring, and its bytes.
+type Ring = (RingBuf<MapData>, u32);
+
 /// The rings of the captures, by their id.
 #[derive(Clone, Default)]
-pub struct Rings(Arc<Mutex<BTreeMap<RingId, RingBuf<MapData>>>>);
+pub struct Rings(Arc<Mutex<BTreeMap<RingId, Ring>>>);
 
 impl Rings {
     /// Makes a ring of so many bytes, a power of two and at least a page. Returns its descriptor for the reader.
     ///
     /// # Errors
     ///
-    /// The kernel has no memory for it; the memory counts as this process's.
+    /// All rings together would have more than [`MAX_RINGS`], or the kernel has no memory for it.
     pub fn make(&self, bytes: u32) -> anyhow::Result<(RingId, OwnedFd)> {
+        let taken: u32 = self.all().values().map(|(_, bytes)| *bytes).sum();
+        if taken.saturating_add(bytes) > MAX_RINGS {
+            bail!(
+                "the captures of this node have {} MiB together, and {} MiB are in use",
+                MAX_RINGS >> 20,
+                taken >> 20
+            );
+        }
         let ring = RingBuf::create(bytes, 0)
             .with_context(|| format!("cannot make a ring buffer of {bytes} bytes"))?;
         let fd = ring.as_fd().try_clone_to_owned().context("cannot hand on the ring buffer")?;
         let data = MapData::from_fd(fd.try_clone().context("cannot hand on the ring buffer")?)?;
         let id = RingId(data.info().context("the id of the ring buffer")?.id());
-        self.all().insert(id, ring);
+        self.all().insert(id, (ring, bytes));
         Ok((id, fd))
     }
 
@@ -50,7 +64,7 @@ impl Rings {
         self.all().remove(&id);
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<RingId, RingBuf<MapData>>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<RingId, Ring>> {
         // A panic in another thread ends the agent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +96,7 @@ impl Streams {
     /// Puts a ring at the place of a target.
     pub(super) fn set_ring(&mut self, place: u32, id: RingId, rings: &Rings) -> anyhow::Result<()> {
         let rings = rings.all();
-        let ring = rings.get(&id).ok_or_else(|| anyhow!("the program that reads a stream has gone"))?;
+        let (ring, _) = rings.get(&id).ok_or_else(|| anyhow!("the program that reads a stream has gone"))?;
         self.rings.set(place, ring, 0).context("cannot write a ring")
     }
 
@@ -97,24 +111,17 @@ impl Streams {
 pub struct RingReader {
     ring: RingBuf<MapData>,
     returned: Array<MapData, u64>,
-    taken: Array<MapData, u64>,
-    /// What was returned for each session since the last time that the ring was empty.
-    totals: BTreeMap<u32, u64>,
 }
 
 impl RingReader {
     /// The reader of a ring that an agent has made, of the agent with these pins.
     pub fn new(ring: OwnedFd, pins: &Pins) -> anyhow::Result<Self> {
-        let open = |name: &str| -> anyhow::Result<Map> {
-            let path = pins.maps().join(name);
-            let data = MapData::from_pin(&path);
-            Ok(Map::from_map_data(data.with_context(|| format!("cannot open the map {}", path.display()))?)?)
-        };
+        let path = pins.maps().join("RETURNED");
+        let returned = MapData::from_pin(&path);
+        let returned = returned.with_context(|| format!("cannot open the map {}", path.display()))?;
         Ok(Self {
             ring: Map::from_map_data(MapData::from_fd(ring)?)?.try_into().context("not a ring buffer")?,
-            returned: open("RETURNED")?.try_into()?,
-            taken: open("TAKEN")?.try_into()?,
-            totals: BTreeMap::new(),
+            returned: Map::from_map_data(returned)?.try_into()?,
         })
     }
 
@@ -125,9 +132,12 @@ impl RingReader {
         Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
     }
 
-    /// Reads up to [`BATCH`] records, and hands each to `record` where it lies. Returns whether the ring was read to its
-    /// end.
-    pub fn read(&mut self, mut record: impl FnMut(&RecordHead, &[u8])) -> anyhow::Result<bool> {
+    /// Reads up to [`BATCH`] records, and hands each to `record` where it lies, until `record` breaks off. Returns whether
+    /// the ring was read to its end.
+    pub fn read(
+        &mut self,
+        mut record: impl FnMut(&RecordHead, &[u8]) -> ControlFlow<()>,
+    ) -> anyhow::Result<bool> {
         let mut read = BTreeMap::<u32, u64>::new();
         let mut is_empty = false;
         for _ in 0..BATCH {
@@ -137,24 +147,18 @@ impl RingReader {
             };
             // The programs write whole records only.
             let Ok((head, bytes)) = RecordHead::read_from_prefix(&item) else { continue };
-            record(&head, bytes.get(..head.captured as usize).unwrap_or(bytes));
             *read.entry(head.session).or_default() += stream::room(head.captured);
-        }
-        for (session, bytes) in read {
-            let total = match self.totals.get(&session) {
-                Some(total) => *total,
-                None => {
-                    self.returned.get(&session, 0).context("cannot read what was returned to the ring")?
-                }
-            };
-            let mut total = total.wrapping_add(bytes);
-            if is_empty {
-                // Nothing of the session is left in the ring, so a difference, from a session that had this id before,
-                // ends here. A record that is written meanwhile is returned a little too early, which does no harm.
-                total = self.taken.get(&session, 0).context("cannot read what is taken of the ring")?;
+            if record(&head, bytes.get(..head.captured as usize).unwrap_or(bytes)).is_break() {
+                break;
             }
-            self.returned.set(session, &total, 0).context("cannot return room to the ring")?;
-            self.totals.insert(session, total);
+        }
+        // The agent writes here too, when it gives the id to a new session. If both write at the same time, the numbers
+        // differ by the records of the old session, until these are read.
+        for (session, bytes) in read {
+            let before =
+                self.returned.get(&session, 0).context("cannot read what was returned to the ring")?;
+            let returned = before.wrapping_add(bytes);
+            self.returned.set(session, &returned, 0).context("cannot return room to the ring")?;
         }
         Ok(is_empty)
     }

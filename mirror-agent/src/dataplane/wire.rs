@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use mirror_common::{
     abi::{
-        self, DeviceKey, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SessionInfo, TAP_LIMITED, TARGET_CUTS,
-        TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
+        self, DeviceKey, MAX_NAME, SESSION_CAPTURE, SESSION_FILTERED, SESSION_METERED, SessionInfo,
+        TAP_CAPTURES_ONLY, TAP_LIMITED, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
     },
     filter::FilterProgram,
 };
@@ -42,23 +42,30 @@ pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
         let alike = ahead.filter(|(_, (_, other))| is_alike(other)).fold(0, |bits, (at, _)| bits | 1 << at);
         sessions[number] = encode_session(placed, alike);
     }
+    let captures_only = in_order.iter().all(|(mirror, _)| mirror.0.is_capture());
     abi::Tap {
         kind: entry.head.kind.wire(),
-        flags: if entry.head.is_limited { TAP_LIMITED } else { 0 },
+        flags: flag(entry.head.is_limited, TAP_LIMITED) | flag(captures_only, TAP_CAPTURES_ONLY),
         pod_meter: entry.pod_meter,
         session_count: in_order.len() as u32,
         sessions,
     }
 }
 
+const fn flag(is_set: bool, flag: u32) -> u32 {
+    if is_set { flag } else { 0 }
+}
+
 fn encode_session(placed: &Placed, alike: u32) -> abi::Session {
-    let Placed { session: Session { directions, settings, .. }, id, serial, target, filter, mark } = placed;
-    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    let Placed { session, id, serial, target, filter, mark } = placed;
+    let Session { directions, settings, origin, .. } = session;
     abi::Session {
         id: *id,
         target: *target,
         directions: directions.bits(),
-        flags: flag(filter.is_some(), SESSION_FILTERED) | flag(settings.is_metered(), SESSION_METERED),
+        flags: flag(filter.is_some(), SESSION_FILTERED)
+            | flag(settings.is_metered(), SESSION_METERED)
+            | flag(*origin == Origin::Capture, SESSION_CAPTURE),
         filter: filter.unwrap_or(0),
         sample: settings.sample.map_or(0, |Share(share)| share),
         seed: settings.seed,
@@ -156,7 +163,6 @@ pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
 /// A target in the map.
 pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
     let name = fixed::<MAX_NAME>(name.0.as_str());
-    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
     match target {
         Target::Device(DeviceTarget { device, ifindex, up, queueless, cuts }) => abi::Target {
             ifindex: ifindex.map_or(0, |IfIndex(index)| index),

@@ -400,6 +400,30 @@ async fn a_pod_whose_process_is_not_there_yet_is_looked_for() {
     assert_eq!(world.links.asked.len(), looks + 1, "nothing more is expected");
 }
 
+fn capture(interfaces: &[&str]) -> Capture {
+    Capture {
+        ring: RingId(4),
+        pods: [("default".to_owned(), "pod-1".to_owned())].into(),
+        interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        directions: Directions::Both,
+        settings: Settings::default(),
+    }
+}
+
+/// A program that asks for what cannot be does not end the agent, not even at its start.
+#[tokio::test(start_paused = true)]
+async fn a_capture_that_cannot_be_is_no_reason_to_end() {
+    let captures = watch::Sender::new(Arc::from([capture(&["nosuch0", "mirror0"])]));
+    let mut world = world_with(captures.subscribe());
+    add_pod(&mut world, 1);
+    run_for(&mut world, TICK).await.unwrap();
+    run_for(&mut world, TICK).await.unwrap();
+    let report = world.report.borrow().clone();
+    let reasons: Vec<_> = report.skipped.iter().map(|skipped| skipped.why.name()).collect();
+    assert_eq!(reasons, ["MirrorInterface", "NoSuchInterface"]);
+    assert!(report.is_reconciled && report.captures == [RingId(4)].into());
+}
+
 /// A program asks for a capture of a pod and ends again. The pod's mirror is as before.
 #[tokio::test(start_paused = true)]
 async fn a_capture_comes_and_goes() {
@@ -408,17 +432,10 @@ async fn a_capture_comes_and_goes() {
     add_pod(&mut world, 1);
     run_for(&mut world, TICK).await.unwrap();
     let before = world.dataplane.actual.clone();
-    let capture = Capture {
-        number: 7,
-        ring: RingId(4),
-        pods: [("default".to_owned(), "pod-1".to_owned())].into(),
-        interfaces: BTreeSet::new(),
-        directions: Directions::Both,
-        settings: Settings::default(),
-    };
+    let capture = capture(&[]);
     captures.send_replace([capture.clone()].into());
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-    assert_eq!(world.report.borrow().captures, [7].into());
+    assert_eq!(world.report.borrow().captures, [RingId(4)].into());
     let installed = &world.dataplane.actual;
     let session = &installed.taps[&device(11)].tap.as_ref().unwrap().sessions[&capture.mirror()];
     assert_eq!((session.origin, &session.target), (Origin::Capture, &capture.target()));

@@ -216,6 +216,21 @@ proptest! {
         prop_assert_eq!(forms.len(), count);
     }
 
+    /// A tap with captures only is, for every other tap, as if it were not there: it leaves the packet's marks, and is no
+    /// tap that made the last copy.
+    #[test]
+    fn a_tap_with_captures_only_leaves_the_packet_alone(
+        packet in any_packet(), tap in any_tap(), mut node in any_node(),
+    ) {
+        let mut tap = Tap { flags: TAP_CAPTURES_ONLY, ..tap };
+        for session in &mut tap.sessions {
+            (session.mark, session.flags) = (0, session.flags | SESSION_CAPTURE);
+        }
+        let origin = node.origin;
+        let (_, after) = node.see(packet, &tap);
+        prop_assert_eq!((after.tc_index, node.origin), (packet.tc_index, origin));
+    }
+
     /// A session that makes no copy changes nothing for the others: they act as if it did not exist.
     #[test]
     fn a_session_that_fails_touches_no_other(

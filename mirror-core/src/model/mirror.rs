@@ -225,9 +225,11 @@ impl Desired {
         cut.filter_map(|session| self.targets.get(&session.target)?.ifindex()).collect()
     }
 
-    /// The pods and interfaces that are tapped, each once, with any number of NICs.
+    /// The pods and interfaces that are mirrored, each once, with any number of NICs. A capture has no limits, so it
+    /// takes no share of them.
     pub fn owners(&self) -> usize {
-        let owners = self.taps.values().map(|tap| match &tap.owner.pod {
+        let is_mirrored = |tap: &&Tap| tap.sessions.keys().any(|mirror| !mirror.0.is_capture());
+        let owners = self.taps.values().filter(is_mirrored).map(|tap| match &tap.owner.pod {
             Some(pod) => (pod.uid.as_str(), ""),
             None => ("", tap.owner.nic.as_str()),
         });

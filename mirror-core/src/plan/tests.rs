@@ -12,7 +12,7 @@ use worlds::{actual, desired, device, session, tap, target};
 
 use super::*;
 use crate::{
-    model::{Capacity, NoRoom, Owner},
+    model::{Capacity, Name, NoRoom, Origin, Owner},
     settings::{NodeLimits, Settings},
 };
 
@@ -183,6 +183,36 @@ proptest! {
             }
         });
         prop_assert!(most <= in_use.len() + desired.targets.len());
+    }
+
+    /// Captures take no place from a mirror, not even captures that are installed already.
+    #[test]
+    fn captures_take_no_place_from_a_mirror(
+        first in desired(), then in desired(), captured in any::<u64>(), capacity in worlds::capacity(),
+    ) {
+        let mut captures = 0;
+        let mut with_captures = |desired: &Desired| {
+            let mut desired = desired.clone();
+            for (device, tap) in &mut desired.taps {
+                if captured >> (device.ifindex.0 % 64) & 1 == 1 && let Some(session) = tap.sessions.values().next() {
+                    captures += 1;
+                    let session = Session { origin: Origin::Capture, ..session.clone() };
+                    tap.sessions.insert(MirrorId(Name::of_capture(captures)), session);
+                }
+            }
+            desired
+        };
+        let mirrors = |mut taps: BTreeMap<Device, Tap>| {
+            for tap in taps.values_mut() {
+                tap.sessions.retain(|_, session| session.origin != Origin::Capture);
+            }
+            taps.retain(|_, tap| !tap.sessions.is_empty());
+            taps
+        };
+        let without = fit::fit(&then, &installed(&first, capacity)).0;
+        let before = installed(&with_captures(&first), capacity);
+        let with = fit::fit(&with_captures(&then), &before).0;
+        prop_assert_eq!(mirrors(with), mirrors(without));
     }
 
     /// Changes and newcomers take no place from an unchanged session, in full tables.

@@ -19,9 +19,8 @@ use crate::{
 /// A request of a program that reads packets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Capture {
-    /// Its number: no two captures of an agent have the same.
-    pub number: u32,
-    /// The ring that the program reads.
+    /// The ring that the program reads. It also names the capture: the kernel gives no two rings the same id, so not even
+    /// what a killed agent has left is taken for this capture.
     pub ring: RingId,
     /// The pods, by namespace and name.
     pub pods: BTreeSet<(String, String)>,
@@ -36,12 +35,12 @@ pub struct Capture {
 impl Capture {
     /// The mirror that its sessions belong to.
     pub fn mirror(&self) -> MirrorId {
-        MirrorId(Name::of_capture(self.number))
+        MirrorId(Name::of_capture(self.ring.0))
     }
 
     /// The target of its sessions.
     pub fn target(&self) -> TargetName {
-        TargetName(Name::of_capture(self.number))
+        TargetName(Name::of_capture(self.ring.0))
     }
 
     fn session(&self) -> Session {

@@ -210,10 +210,101 @@ fn an_agent_that_ends_ends_the_tail() {
     let tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
     web.ping(db.v4(), 5, 56);
     agent.stop();
-    let file = tail.wait();
+    assert!(lab.status().taps.is_empty(), "captures end with the agent");
+    let (code, file) = tail.end();
+    assert_eq!(code, Some(1), "it did not end by itself, as with Ctrl-C");
     assert!(file.packets.len() >= 10 && file.statistics.len() == 1, "{file:?}");
-    // The next agent removes what the capture has left.
     let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+}
+
+/// The sessions of a killed agent's capture stay until the next agent has its list. They are never taken for those of
+/// another capture.
+#[test]
+fn a_killed_agents_capture_is_not_the_next_ones() {
+    let Node { web, db, lab } = &Node::bridged("tailafter");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let before = Tail::start(lab, &["tail", "--pod", "default/db"]);
+    agent.kill();
+    assert_eq!(before.end().0, Some(1));
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let inside = Inside::of(web);
+    // No agent: a tail must not take away what the agent has left.
+    let exit = lab.agent_exit(&["tail", web.veth_host(), "-w", "/dev/null"]);
+    assert!(exit.code == Some(1) && exit.stderr.contains("has left its mirror"), "{exit:?}");
+    web.ping(db.v4(), 3, 56);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
+    web.ping(db.v4(), 5, 56);
+    eventually(SOON, || {
+        let file = tail.file();
+        check(file.packets.len() >= 10, || format!("{} packets", file.packets.len()))
+    });
+    let file = tail.stop();
+    assert_eq!(file.interfaces, ["default/web eth0"]);
+    assert!(file.packets.len() <= 12, "pings, and a question for an address: {file:?}");
+    shows(&mirror, || {
+        let (sent, received) = inside.frames();
+        sent.and(&received)
+    });
+    lab.wait_mirrored(&[web]);
+}
+
+/// A flood of one pod takes no room from the pings of another pod in the same ring.
+#[test]
+fn a_flood_hides_no_other_pod() {
+    let lab = mirror_tests::Lab::new("tailflood");
+    lab.bridge("br0");
+    let [web, db, quiet] = ["web", "db", "quiet"].map(|name| lab.pod(name, "br0"));
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web), PodSpec::of(&db), PodSpec::of(&quiet)]);
+    let _agent = Agent::run(&lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let words = ["tail", "--pod", "default/web", "--pod", "default/quiet", "--buffer", "256KiB"];
+    let tail = Tail::start(&lab, &words);
+    let inside = Inside::of(&quiet);
+    tail.pause();
+    let flood = Flood::start(&web, &db);
+    flood.go_on(10_000);
+    quiet.ping(db.v4(), 20, 56);
+    flood.stop();
+    let of_quiet = |file: &mirror_tests::PacketFile| {
+        file.packets.iter().filter(|packet| packet.interface == "default/quiet eth0").count()
+    };
+    tail.go_on();
+    eventually(SOON, || {
+        let (sent, received) = inside.frames();
+        let (read, all) = (of_quiet(&tail.file()), sent.len() + received.len());
+        check(read == all, || format!("{read} of {all} are in the file"))
+    });
+    tail.stop();
+}
+
+#[test]
+fn captures_are_bounded_in_number_and_memory() {
+    let Node { web, db, lab } = &Node::bridged("tailmany");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let large = Tail::start(lab, &["tail", "--pod", "default/web", "--buffer", "64MiB"]);
+    let exit = lab.agent_exit(&["tail", "--pod", "default/db", "-w", "/dev/null"]);
+    assert!(exit.code == Some(1) && exit.stderr.contains("64 MiB are in use"), "{exit:?}");
+    large.stop();
+    let tails: Vec<_> = (1..=8)
+        .map(|number| {
+            Tail::start(
+                lab,
+                &["tail", "--pod", "default/web", "--buffer", "1MiB", "-c", &(1000 + number).to_string()],
+            )
+        })
+        .collect();
+    let exit = lab.agent_exit(&["tail", "--pod", "default/db", "-w", "/dev/null"]);
+    assert!(exit.code == Some(1) && exit.stderr.contains("8 captures"), "{exit:?}");
+    web.ping(db.v4(), 3, 56);
+    for tail in tails {
+        assert!(tail.stop().packets.len() >= 6);
+    }
     lab.wait_mirrored(&[]);
 }
 

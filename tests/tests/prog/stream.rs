@@ -2,7 +2,8 @@
 
 use aya::maps::{MapData, RingBuf};
 use mirror_common::{
-    abi::{Session, TARGET_STREAM, TARGET_UP},
+    abi::{NODE_LIMIT, POD_LIMIT, SESSION_CAPTURE, Session, TAP_LIMITED, TARGET_STREAM, TARGET_UP, Tap},
+    limit::{Limits, TICKS_PER_NS},
     stream::{HEAD, MAX_CAPTURE, RecordHead, SIZES, room},
     verdict::{
         Direction::{self, Egress, Ingress},
@@ -14,7 +15,7 @@ use nix::time::{ClockId, clock_gettime};
 use zerocopy::FromBytes as _;
 
 use crate::{
-    bench::{BOTH, Bench, READY, at, counted, session},
+    bench::{BOTH, Bench, READY, at, counted, session, tap},
     cut::{send_super_frame, tcp_over_ipv6},
 };
 
@@ -211,4 +212,36 @@ fn a_packet_is_in_a_stream_once_and_on_the_device_besides() {
     assert_eq!(bench.counted(0), counted(300, &[(Egress, Verdict::Copied, 1)]));
     assert_eq!(bench.counted(1), counted(300, &[(Egress, Verdict::Copied, 1)]));
     assert_eq!(bench.counted(2), counted(300, &[(Egress, Verdict::Duplicate, 1)]));
+}
+
+/// A capture is not charged to the pod and the node, whose limits are for mirrors.
+#[test]
+fn a_capture_has_no_part_in_the_limits_of_mirrors() {
+    let (mut bench, mut reader) = bench("recordfree", 0, 1 << 20);
+    // One packet an hour.
+    let rare = Limits {
+        ticks_per_packet: 3_600_000_000_000 * TICKS_PER_NS,
+        burst_ticks: TICKS_PER_NS,
+        ..Limits::default()
+    };
+    bench.put_limits("NODE_LIMITS", POD_LIMIT, rare);
+    bench.put_limits("NODE_LIMITS", NODE_LIMIT, rare);
+    let frame = Frame::new(ROUTER, POD).filled(300, 1).bytes();
+    for (flags, copied) in [(SESSION_CAPTURE, 50), (0, 1), (SESSION_CAPTURE, 50)] {
+        bench.reset(0);
+        let session = Session { flags, serial: SERIAL, mark: 0, ..session(0, 1, BOTH) };
+        bench.put_entry(&Tap { flags: TAP_LIMITED, ..tap(at(true), &[session]) });
+        bench.run(Hook::Ingress, &frame, 50);
+        assert_eq!(reader.records().len(), copied, "flags {flags}");
+    }
+}
+
+/// Room that was returned twice, or for a session that had the id before, takes nothing from this one.
+#[test]
+fn more_returned_than_taken_is_nothing_in_use() {
+    let (mut bench, mut reader) = bench("recordmore", 0, RING);
+    let frame = Frame::new(ROUTER, POD).filled(500, 1).bytes();
+    bench.put_returned(0, 1 << 20);
+    bench.run(Hook::Ingress, &frame, 10);
+    assert_eq!(reader.records().len(), 10);
 }

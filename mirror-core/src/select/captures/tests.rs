@@ -15,7 +15,6 @@ use crate::{
 
 fn capture(number: u32, pods: &[&str], interfaces: &[&str]) -> Capture {
     Capture {
-        number,
         ring: RingId(number),
         pods: pods.iter().map(|name| ("default".to_owned(), (*name).to_owned())).collect(),
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
