@@ -10,8 +10,8 @@ use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::TapKind};
 use super::{Policy, Selection, Skipped, Wanted, Why, claim};
 use crate::{
     model::{
-        Device, Directions, LinkSnapshot, MirrorId, Name, NetnsId, Origin, Owner, Pod, RingId, Session, Tap,
-        TargetName,
+        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, NetnsId, Origin, Owner, Pod,
+        RingId, Session, Tap, TargetName,
     },
     settings::Settings,
 };
@@ -117,9 +117,16 @@ impl Capture {
         }
         let owner = Owner { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), device: name.to_owned() };
         let sessions = [(self.mirror(), self.session())].into();
-        let tap = Tap { owner, kind: TapKind::Interface, is_limited: policy.limits.is_limited(), sessions };
+        let tap = Tap { owner, kind: kind(link), is_limited: policy.limits.is_limited(), sessions };
         claim(link, tap, links, policy, selection)
     }
+}
+
+/// The relation of a named device to what is behind it. A veth that leads into another namespace is taken for a pod's, so
+/// that its directions are the same whether or not a pod is known there.
+fn kind(link: &Link) -> TapKind {
+    let leads_away = link.kind == LinkKind::Veth && link.peer.is_some_and(|peer| peer.nsid.is_some());
+    if leads_away { TapKind::HostVeth } else { TapKind::Interface }
 }
 
 #[cfg(test)]

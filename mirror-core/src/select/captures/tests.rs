@@ -53,6 +53,20 @@ fn a_capture_is_one_more_session_of_the_pods_tap() {
     assert_eq!(mirrors(101), ["capture.1"]);
 }
 
+/// Whether a pod is known behind a veth or not, its packets have the same directions.
+#[test]
+fn a_veth_into_another_namespace_is_seen_from_its_other_end() {
+    let web = mk_pod("web", &[]);
+    let mut links = mk_node(&[(&web, 2, 100)]);
+    links.host.insert(IfIndex(5), Link { peer: None, ..links.host[&IfIndex(100)].clone() });
+    let physical = links.host.get_mut(&IfIndex(5)).unwrap();
+    (physical.ifindex, physical.name, physical.kind) =
+        (IfIndex(5), "eth0".into(), LinkKind::Other(String::new()));
+    let selection = select(&[], &[capture(1, &[], &["veth100", "eth0"])], &links, &Policy::default());
+    let kinds: Vec<_> = selection.taps.values().map(|tap| (tap.owner.nic.as_str(), tap.kind)).collect();
+    assert_eq!(kinds, [("eth0", TapKind::Interface), ("veth100", TapKind::HostVeth)]);
+}
+
 #[test]
 fn what_a_capture_cannot_have_is_told() {
     let policy = Policy { exclude_namespaces: ["secret".to_owned()].into(), ..Policy::default() };
