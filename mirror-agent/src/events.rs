@@ -170,9 +170,12 @@ fn is_terminating(status: &Status) -> bool {
 fn tellable(report: &Report) -> BTreeSet<Fact> {
     let skipped = report.skipped.iter().filter(|skipped| !skipped.is_of_capture());
     let skipped = skipped.filter_map(|Skipped { pod, nic, mirror, why }| match why {
-        Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface | Why::NoSuchPod(_) => {
-            None
-        }
+        Why::NoNetns
+        | Why::NetnsUnreadable(_)
+        | Why::NoNic
+        | Why::NoSuchInterface
+        | Why::NoSuchPod(_)
+        | Why::NotEthernet => None,
         // Every node has such pods, and users do not expect them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,
         Why::HostNetwork { is_asked: true }

@@ -95,6 +95,8 @@ pub enum Why {
     MirrorInterface(Conflict),
     /// There is no interface of this name.
     NoSuchInterface,
+    /// The packets of the interface have no Ethernet header.
+    NotEthernet,
     /// This node has no pod of this namespace and name.
     NoSuchPod(String),
     /// An annotation cannot be used: a broken filter must not become "everything".
@@ -142,6 +144,7 @@ impl Why {
             Self::TappedFor(_) => "TappedForOther",
             Self::MirrorInterface(_) => "MirrorInterface",
             Self::NoSuchInterface => "NoSuchInterface",
+            Self::NotEthernet => "NotEthernet",
             Self::NoSuchPod(_) => "NoSuchPod",
             Self::BadSetting(..) => "BadSetting",
             Self::NamespaceExcluded => "NamespaceExcluded",
@@ -176,6 +179,9 @@ impl fmt::Display for Why {
             Self::TappedFor(pod) => write!(f, "the device is tapped for pod {pod} already"),
             Self::MirrorInterface(conflict) => conflict.fmt(f),
             Self::NoSuchInterface => write!(f, "there is no such interface"),
+            Self::NotEthernet => {
+                write!(f, "its packets have no Ethernet header, as the file of a capture must say")
+            }
             Self::NoSuchPod(pod) => write!(f, "this node has no pod {pod}"),
             Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
             Self::NamespaceExcluded => {

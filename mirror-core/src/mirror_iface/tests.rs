@@ -13,6 +13,7 @@ fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
         master: None,
         peer: None,
         queueless: true,
+        is_ethernet: true,
         mtu: 1500,
         alias: None,
         offloads: None,

@@ -47,6 +47,7 @@ fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link
         master: None,
         peer,
         queueless: true,
+        is_ethernet: true,
         mtu: 1500,
         alias: None,
         offloads: None,

@@ -63,6 +63,14 @@ fn a_veth_into_another_namespace_is_seen_from_its_other_end() {
     (physical.ifindex, physical.name, physical.kind) =
         (IfIndex(5), "eth0".into(), LinkKind::Other(String::new()));
     let selection = select(&[], &[capture(1, &[], &["veth100", "eth0"])], &links, &Policy::default());
+    let tun = Link {
+        is_ethernet: false,
+        name: "wg0".into(),
+        ifindex: IfIndex(6),
+        ..links.host[&IfIndex(5)].clone()
+    };
+    links.host.insert(IfIndex(6), tun);
+    assert_eq!(why(&select(&[], &[capture(1, &[], &["wg0"])], &links, &Policy::default())), ["NotEthernet"]);
     let kinds: Vec<_> = selection.taps.values().map(|tap| (tap.owner.nic.as_str(), tap.kind)).collect();
     assert_eq!(kinds, [("eth0", TapKind::Interface), ("veth100", TapKind::HostVeth)]);
 }
