@@ -10,15 +10,10 @@
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
 
-use std::{
-    hint::black_box,
-    io::{BufRead as _, BufReader},
-    net::Ipv4Addr,
-    os::fd::AsRawFd as _,
-    process::{Child, Stdio},
-    thread,
-    time::Instant,
-};
+mod figures;
+mod readers;
+
+use std::{net::Ipv4Addr, thread, time::Instant};
 
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
@@ -36,11 +31,12 @@ use mirror_common::{
 };
 use mirror_core::filter::compile;
 use mirror_tests::{Frame, FrameSocket, Lab, kernel_is_at_least, super_frame};
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 use zerocopy::transmute;
+
+use self::{
+    figures::{compare, report, rounds},
+    readers::{Tcpdump, pin_to_cpu, read},
+};
 
 const ROUNDS: usize = 41;
 /// Bytes of a frame, FCS left out.
@@ -95,8 +91,6 @@ const STREAM: u32 = 7;
 const STREAMED: u32 = 9;
 /// Bytes of its ring.
 const RING: u32 = 16 << 20;
-/// How often the ring is read, at least.
-const LOOK_MS: i32 = 10;
 /// The filters, and whether the frames match: each of rules for a port that are or'ed, at their index in the map.
 const FILTERS: [(usize, bool); 4] = [(1, true), (16, true), (1, false), (16, false)];
 
@@ -136,45 +130,6 @@ fn main() {
         rig.report_loss();
         compare(&supers, "mirrored, wire", "mirrored", &measured);
     }
-}
-
-/// ns per packet of each candidate in each round, without the first round, which warms up.
-fn rounds(names: &[&str], mut measure: impl FnMut(&str) -> f64) -> Vec<Vec<f64>> {
-    let all = (0..=ROUNDS).map(|_| names.iter().map(|name| measure(name)).collect());
-    all.skip(1).collect()
-}
-
-fn report(title: &str, names: &[&str], base: &str, rounds: &[Vec<f64>]) {
-    let base = names.iter().position(|name| *name == base).unwrap();
-    println!("{title:<20}  median  quartiles      against a bare clone");
-    for (column, name) in names.iter().enumerate() {
-        let [low, median, high] = quartiles(rounds.iter().map(|round| round[column]));
-        let [ratio_low, ratio, ratio_high] =
-            quartiles(rounds.iter().map(|round| round[column] / round[base]));
-        println!(
-            "  {name:<18}  {median:>6.0}  {low:>4.0} … {high:<6.0}  {ratio:.3}  ({ratio_low:.3} … {ratio_high:.3})"
-        );
-    }
-    println!();
-}
-
-/// How much more `name` costs than `base`, in one round.
-fn compare(names: &[&str], name: &str, base: &str, rounds: &[Vec<f64>]) {
-    let column = |name| names.iter().position(|other| *other == name);
-    let (Some(name_at), Some(base_at)) = (column(name), column(base)) else { return };
-    let [low, median, high] = quartiles(rounds.iter().map(|round| round[name_at] - round[base_at]));
-    let [ratio_low, ratio, ratio_high] =
-        quartiles(rounds.iter().map(|round| round[name_at] / round[base_at]));
-    println!(
-        "{name} against {base}: {median:+.0} ns ({low:+.0} … {high:+.0}), \
-         {ratio:.3} times ({ratio_low:.3} … {ratio_high:.3})"
-    );
-}
-
-fn quartiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    [1, 2, 3].map(|quarter| values[(values.len() - 1) * quarter / 4])
 }
 
 /// The programs, a target, and two pods' veths: one with a tap entry, one without.
@@ -365,45 +320,6 @@ impl Rig {
     }
 }
 
-/// tcpdump on another CPU, as an engineer would start it inside the pod.
-struct Tcpdump(Child);
-
-impl Tcpdump {
-    fn start(lab: &Lab, device: &str) -> Self {
-        let mut command = lab.node().command("taskset");
-        command.args(["-c", "1", "tcpdump", "-n", "-s", &CUT_TO.to_string(), "-B", "65536", "-Z", "root"]);
-        command.args(["-i", device, "-w", "/dev/null"]).stderr(Stdio::piped());
-        let mut tcpdump = command.spawn().unwrap();
-        // "listening on ...": it captures.
-        BufReader::new(tcpdump.stderr.as_mut().unwrap()).lines().next().unwrap().unwrap();
-        Self(tcpdump)
-    }
-}
-
-impl Drop for Tcpdump {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-/// Reads the ring on another CPU to the end of the bench, as `tail` does.
-fn read(mut ring: RingBuf<MapData>, taken: &Array<MapData, u64>, mut returned: Array<MapData, u64>) {
-    pin_to_cpu(1);
-    loop {
-        let mut wait = libc::pollfd { fd: ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the pointer is to one `pollfd`.
-        unsafe { libc::poll(&raw mut wait, 1, LOOK_MS) };
-        let mut bytes = 0;
-        while let Some(record) = ring.next() {
-            bytes += record.len();
-        }
-        black_box(bytes);
-        let now = taken.get(&STREAMED, 0).unwrap();
-        returned.set(STREAMED, &now, 0).unwrap();
-    }
-}
-
 /// ns per frame that is sent `times` times.
 fn send(socket: &FrameSocket, frame: &[u8], times: u32) -> f64 {
     let start = Instant::now();
@@ -467,12 +383,4 @@ fn tcp_frame(len: usize) -> Vec<u8> {
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
     ebpf.program_mut(name).unwrap().try_into().unwrap()
-}
-
-/// Keeps the bench, and with it the softirqs that it causes, on one CPU; namespaces are entered on threads that
-/// inherit it.
-fn pin_to_cpu(cpu: usize) {
-    let mut cpus = CpuSet::new();
-    cpus.set(cpu).unwrap();
-    sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
 }
