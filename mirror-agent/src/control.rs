@@ -306,7 +306,7 @@ async fn receive_ring(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
             for control in message.cmsgs()? {
                 if let ControlMessageOwned::ScmRights(fds) = control {
                     // SAFETY: the kernel has made these descriptors for this process just now.
-                    ring = fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).last();
+                    ring = fds.first().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) });
                 }
             }
             Ok(ring)
