@@ -18,7 +18,7 @@ impl FrameSocket {
     /// Opens a socket in the caller's network namespace. With the protocol 0 it receives nothing.
     pub(crate) fn open(device: &str, protocol: u16) -> Self {
         let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
-        // SAFETY: the descriptor is checked, and owned by nobody else.
+        // SAFETY: the descriptor is checked, and only this `OwnedFd` has it.
         let socket = unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
             assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());

@@ -1,7 +1,7 @@
 //! `cargo xtask vm`: runs the levels prog and netns on Debian's stock kernels, in qemu.
 //!
-//! The level vm, which is part of every run, leaves out the stories that have the same outcome on all kernels. The level
-//! vm-whole and `cargo xtask vm` leave out nothing.
+//! The level vm, which is part of `test --all`, leaves out the stories about commands, files, annotations and reports,
+//! which use little of the kernel. The level vm-whole and `cargo xtask vm` leave out nothing.
 //!
 //! The guest mounts this machine's file system, read-only, and runs test binaries that were built here. Nothing is
 //! installed on the machine or in the guest. qemu emulates the CPU without KVM, so this also works in a virtual
@@ -62,9 +62,9 @@ impl Kernel {
     }
 }
 
-/// The stories about the hooks of the kernel and the programs of others there. The kernel also decides the outcome of
-/// the stories about the data path: those that run once for each way to attach.
-const ABOUT_HOOKS: [&str; 4] = ["attaching::", "hidden::", "neighbours::", "versions::"];
+/// The modules of the stories about hooks, the programs of others there, and the queue and the offloads of devices. The
+/// kernel also decides the outcome of the stories about the data path, which run once for each way to attach.
+const OF_THE_KERNEL: [&str; 6] = ["attaching", "hidden", "neighbours", "offloads", "order", "versions"];
 
 /// The command line of `cargo xtask vm`.
 #[derive(Debug, clap::Args)]
@@ -92,7 +92,8 @@ pub(crate) fn run(args: VmArgs) -> Result<()> {
     }
     let chosen = |level: &Level| levels.is_empty() || levels.iter().any(|name| name == level.name());
     let levels: Vec<_> = [Level::Prog, Level::Netns].into_iter().filter(chosen).collect();
-    guest::boot(kernel, &script(&levels, &arguments)?)
+    let levels: Vec<_> = levels.into_iter().map(|level| (level, &arguments[..])).collect();
+    guest::boot(kernel, &script(&levels)?)
 }
 
 /// Whether the kernels are in the cache.
@@ -104,40 +105,39 @@ pub(crate) fn has_kernels() -> bool {
 
 /// Runs both levels on every kernel, with all their tests.
 pub(crate) fn run_whole(arguments: &[String]) -> Result<()> {
-    let script = script(&[Level::Prog, Level::Netns], arguments)?;
+    let script = script(&[(Level::Prog, arguments), (Level::Netns, arguments)])?;
     Kernel::value_variants().iter().try_for_each(|kernel| guest::boot(*kernel, &script))
 }
 
-/// Runs both levels on every kernel, without the stories whose outcome does not depend on the kernel.
+/// Runs both levels on every kernel, with the stories that depend on the kernel.
 pub(crate) fn run_short() -> Result<()> {
-    let prog = script(&[Level::Prog], &[])?;
     for kernel in Kernel::value_variants() {
-        let stories = [&[kernel.way()], &ABOUT_HOOKS[..]].concat().into_iter().map(str::to_owned);
-        let netns = script(&[Level::Netns], &stories.collect::<Vec<_>>())?;
-        guest::boot(*kernel, &format!("{prog}{netns}"))?;
+        let modules = OF_THE_KERNEL.iter().map(|module| format!("{module}::"));
+        let stories: Vec<_> = modules.chain([kernel.way().to_owned()]).collect();
+        guest::boot(*kernel, &script(&[(Level::Prog, &[]), (Level::Netns, &stories)])?)?;
     }
     Ok(())
 }
 
-/// Builds the tests here, and writes the shell script that runs them there.
-fn script(levels: &[Level], arguments: &[String]) -> Result<String> {
+/// Builds the tests here, and writes the shell script that runs them there. Each level has arguments for its tests.
+fn script(levels: &[(Level, &[String])]) -> Result<String> {
     tools::stable()?;
     tools::bpf()?;
     programs::bring(&programs::NETWORK)?;
     step("building what the guest runs");
-    // Emulation is slow: deadlines that allow for it, and one story at a time. The tests of the programs have no
-    // deadlines.
+    // Emulation is slow: deadlines that allow for it, and one story at a time. A test of the programs keeps one CPU busy
+    // and waits for little, so two of them run at a time.
     let mut script = String::from("set -e\nexport MIRROR_TEST_SLOW=5\n");
     if is_ci() {
         script += "export CI=true\n";
     }
-    for level in levels {
+    for (level, arguments) in levels {
         let Tested { test, agent } = workspace::tested(level.name())?;
         writeln!(script, "export MIRROR_AGENT={}", quoted(&agent.to_string_lossy()))?;
         writeln!(script, "echo '==> level {}'", level.name())?;
         let threads = if *level == Level::Prog { 2 } else { 1 };
         write!(script, "{} --test-threads={threads} --color=never", quoted(&test.to_string_lossy()))?;
-        for argument in arguments {
+        for argument in *arguments {
             write!(script, " {}", quoted(argument))?;
         }
         script.push('\n');
@@ -152,7 +152,17 @@ fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::quoted;
+    use super::{OF_THE_KERNEL, quoted};
+    use crate::workspace;
+
+    /// A module that is named here and has another name now would be left out without an error.
+    #[test]
+    fn the_modules_of_the_kernels_stories_exist() {
+        let stories = workspace::root().join("tests/tests/netns");
+        for module in OF_THE_KERNEL {
+            assert!(stories.join(format!("{module}.rs")).is_file(), "{module}");
+        }
+    }
 
     #[test]
     fn a_quoted_word_is_one_word() {
