@@ -12,6 +12,7 @@ use clap::{
     builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use mirror_common::{abi::MAX_TARGETS, sample::DEFAULT_SEED};
+use mirror_core::destination::{Destination, device_name, parse_target};
 
 pub use self::{
     capture::{CaptureArgs, Keep, SubjectArgs, TailArgs},
@@ -77,12 +78,12 @@ pub struct StateArgs {
 #[derive(Debug, Clone, Args)]
 pub struct MirrorArgs {
     /// The mirror interface: made (a dummy device) if there is none of this name.
-    #[arg(long, env = "MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = interface_name)]
+    #[arg(long, env = "MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = device_name)]
     pub mirror_iface: String,
-    /// A further target: copies of mirrors that name it go to this device, which is made if it is missing. Can be
-    /// repeated.
-    #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DEVICE", value_delimiter = ',', value_parser = target)]
-    pub targets: Vec<(TargetName, String)>,
+    /// A further target: copies of mirrors that name it go to this destination: a device, which is made if it is missing
+    /// (ids=ids0), or a pod of the node (ids=pod:NAMESPACE/NAME or ids=pod:NAMESPACE/NAME/NIC). Can be repeated.
+    #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DESTINATION", value_delimiter = ',', value_parser = parse_target)]
+    pub targets: Vec<(TargetName, Destination)>,
     /// MTU of the mirror interface in bytes [default: 65535 for a device that the agent makes; an existing device keeps
     /// its MTU].
     #[arg(long, env = "MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
@@ -97,19 +98,21 @@ pub struct MirrorArgs {
 }
 
 impl MirrorArgs {
-    /// The mirror interface of each target: `--mirror-iface` is that of the target `default`.
+    /// The destination of each target: `--mirror-iface` is that of the target `default`.
     ///
     /// # Errors
     ///
-    /// Where a name or a device is given twice, or there are too many: the kernel's table has [`MAX_TARGETS`] places.
-    pub fn targets(&self) -> anyhow::Result<BTreeMap<TargetName, String>> {
-        let mut targets = BTreeMap::from([(TargetName::default(), self.mirror_iface.clone())]);
-        for (name, device) in &self.targets {
-            if let Some((other, _)) = targets.iter().find(|(_, of)| *of == device) {
-                bail!("--target {name}={device}: {device} is the device of target {other} already");
+    /// Where a name or a destination is given twice, or there are too many: the kernel's table has [`MAX_TARGETS`]
+    /// places.
+    pub fn targets(&self) -> anyhow::Result<BTreeMap<TargetName, Destination>> {
+        let default = Destination::Device(self.mirror_iface.clone());
+        let mut targets = BTreeMap::from([(TargetName::default(), default)]);
+        for (name, to) in &self.targets {
+            if let Some((other, _)) = targets.iter().find(|(_, of)| *of == to) {
+                bail!("--target {name}={to}: {to} is the destination of target {other} already");
             }
-            if let Some(before) = targets.insert(name.clone(), device.clone()) {
-                bail!("--target {name}={device}: the device of target {name} is {before} already");
+            if let Some(before) = targets.insert(name.clone(), to.clone()) {
+                bail!("--target {name}={to}: the destination of target {name} is {before} already");
             }
         }
         if targets.len() > MAX_TARGETS as usize {
@@ -189,7 +192,7 @@ fn listen(text: &str) -> Result<Listen, String> {
 #[derive(Debug, Args)]
 pub struct AttachArgs {
     /// The interfaces to mirror.
-    #[arg(required = true, value_name = "IFACE", value_parser = interface_name)]
+    #[arg(required = true, value_name = "IFACE", value_parser = device_name)]
     pub interfaces: Vec<String>,
     /// Which packets, seen from the interface: ingress is what it receives, egress what it sends.
     #[arg(long, env = "MIRROR_DIRECTION", value_parser = directions(), default_value = "both")]
@@ -318,19 +321,4 @@ fn log_filter(filter: &str) -> Result<String, String> {
         Ok(_) => Ok(filter.to_owned()),
         Err(error) => Err(format!("neither a level nor a list of filters: {error}")),
     }
-}
-
-/// A target and its device, as in `ids=ids0`.
-fn target(text: &str) -> Result<(TargetName, String), String> {
-    let (name, device) = text.split_once('=').ok_or("use a name and a device, as in ids=ids0")?;
-    Ok((TargetName(name.parse()?), interface_name(device)?))
-}
-
-/// Checks a device name by the kernel's rules (`dev_valid_name()`).
-fn interface_name(name: &str) -> Result<String, String> {
-    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace();
-    if name.is_empty() || name.len() > 15 || name == "." || name == ".." || name.contains(bad) {
-        return Err("an interface name has 1 to 15 bytes, without spaces, '/' and ':'".into());
-    }
-    Ok(name.to_owned())
 }

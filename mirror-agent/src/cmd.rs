@@ -18,6 +18,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use mirror_core::destination::Destination;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -68,16 +69,20 @@ fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
 }
 
 /// The devices, with the offloads of the mirror interfaces.
-fn links_of(targets: &BTreeMap<TargetName, String>) -> anyhow::Result<Netlink> {
+fn links_of(targets: &BTreeMap<TargetName, Destination>) -> anyhow::Result<Netlink> {
     let links = Netlink::new()?;
-    Ok(targets.values().fold(links, |links, device| links.with_offloads_of(device)))
+    let devices = targets.values().filter_map(Destination::device);
+    Ok(devices.fold(links, Netlink::with_offloads_of))
 }
 
-/// The mirror interface of each target.
-fn mirrors(args: &MirrorArgs, targets: &BTreeMap<TargetName, String>) -> BTreeMap<TargetName, MirrorIface> {
+/// The mirror interface of each target that has one.
+fn mirrors(
+    args: &MirrorArgs,
+    targets: &BTreeMap<TargetName, Destination>,
+) -> BTreeMap<TargetName, MirrorIface> {
     let offloads = args.mirror_offloads == Switch::On;
-    let mirror = |device: &String| MirrorIface::new(device, args.mirror_iface_mtu).offloads(offloads);
-    targets.iter().map(|(name, device)| (name.clone(), mirror(device))).collect()
+    let mirror = |device| MirrorIface::new(device, args.mirror_iface_mtu).offloads(offloads);
+    targets.iter().filter_map(|(name, to)| Some((name.clone(), mirror(to.device()?)))).collect()
 }
 
 /// Prints to standard output.

@@ -181,13 +181,14 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
     let up = IntGaugeVec::new(
         Opts::new(
             "podmirror_mirror_interface_up",
-            "1 if the mirror interface of a target takes copies, else 0.",
+            "1 if the mirror interface or the pod of a target takes copies, else 0.",
         ),
         &["target", "device"],
     )?;
     for (name, target) in targets {
         if let Some(device) = target.device() {
-            up.with_label_values(&[name.0.as_str(), &device.device]).set(target.is_up().into());
+            let destination = device.destination.to_string();
+            up.with_label_values(&[name.0.as_str(), &destination]).set(target.is_up().into());
         }
     }
     register(registry, &up)?;
@@ -211,6 +212,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         bad,
         failures,
         captures: _,
+        unreached: _,
     } = report;
     let taps = IntGaugeVec::new(
         Opts::new("podmirror_taps", "Taps: those that are wanted, and those of them that are attached."),

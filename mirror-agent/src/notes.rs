@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mirror_core::status::{BadAnnotation, NotMirrored, Notes};
+use mirror_core::status::{BadAnnotation, NotMirrored, Notes, Unreached};
 use tokio::{io::AsyncWriteExt as _, sync::watch, time::timeout};
 
 use crate::report::{Report, Reports};
@@ -30,7 +30,11 @@ impl From<&Report> for Notes {
         });
         let bad = report.bad.iter();
         let bad = bad.map(|bad| BadAnnotation { pod: bad.pod.to_string(), message: bad.to_string() });
+        let unreached = report.unreached.iter();
+        let unreached =
+            unreached.map(|(target, why)| Unreached { target: target.to_string(), message: why.to_string() });
         Self {
+            unreached_targets: unreached.collect(),
             not_mirrored: not_mirrored.collect(),
             bad_annotations: bad.collect(),
             failures: report.failures.iter().cloned().collect(),
@@ -145,6 +149,7 @@ mod tests {
         let trouble = watch::Sender::new(Some("no port".to_owned()));
         serve(UnixListener::bind(&path).unwrap(), reports, trouble.subscribe()).unwrap();
         let expected = Notes {
+            unreached_targets: Vec::new(),
             not_mirrored: vec![NotMirrored {
                 pod: Some("shop/web".into()),
                 nic: None,

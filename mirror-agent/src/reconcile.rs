@@ -7,6 +7,7 @@
 mod carry_out;
 mod expected;
 mod held;
+mod targets;
 mod told;
 
 use std::{
@@ -27,10 +28,10 @@ use mirror_core::hidden;
 
 use crate::{
     dataplane::Dataplane,
-    links::{LinkTable, PodNetns},
+    links::LinkTable,
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
-    model::{Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Program, Tap, Target, TargetName},
+    model::{Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Pod, Program, Tap, Target, TargetName},
     plan::{Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},
@@ -213,11 +214,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             choose(pods.as_deref().unwrap_or_default(), &captures, &self.policy, &mut self.filters);
         report.bad = self.told.bad(bad);
         let Seen { links, actual, selection } =
-            self.look(&wanted, &captures, report.is_listed, &mut report.failures).await?;
+            self.look(pods.as_deref(), &wanted, &captures, &mut report.failures).await?;
 
-        let expected = expected::of(&wanted, &selection.skipped);
+        let mut targets = self.targets(pods.as_deref(), &links, &actual, report);
+        let mut expected = expected::of(&wanted, &selection.skipped);
+        expected.extend(self.expected_collectors(pods.as_deref().unwrap_or_default(), report));
         self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
-        let mut targets = self.targets(&links, &actual, report);
         targets.extend(captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring)))));
         self.told.ended(&actual);
         let (desired, Plan { ops, unfit }) = self.decide(targets, selection.taps, &actual, report.is_listed);
@@ -243,62 +245,28 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// Reads the devices and the installed state, and selects. Changes the mirror interfaces where necessary.
     async fn look(
         &mut self,
+        pods: Option<&[Pod]>,
         wanted: &[Wanted<'_>],
         captures: &[Capture],
-        is_listed: bool,
         failures: &mut BTreeSet<String>,
     ) -> anyhow::Result<Seen> {
-        let namespaces: Vec<_> = wanted
-            .iter()
-            .filter(|wanted| !wanted.pod.host_network)
-            .map(|wanted| PodNetns { uid: wanted.pod.id.uid.clone(), path: wanted.pod.netns.clone() })
-            .collect();
-        let mut links = self.links.snapshot(&namespaces).await.context("cannot read the network devices")?;
+        let to_read = self.pods_to_read(wanted, pods.unwrap_or_default());
+        let mut links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
         let actual = self.dataplane.observe().await.context("cannot read what is installed")?;
         if !self.started {
             refuse_mirrors(&self.mirrors, &links)?;
         }
         // Problems at the start must be known before a mirror interface is made.
         let mut selection = select(wanted, captures, &links, &self.policy);
-        if is_listed && !self.started {
+        if pods.is_some() && !self.started {
             refuse_selection(&selection, &self.policy)?;
             self.started = true;
         }
         if self.change_links(&links, &actual, failures).await {
-            links = self.links.snapshot(&namespaces).await.context("cannot read the network devices")?;
+            links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
             selection = select(wanted, captures, &links, &self.policy);
         }
         Ok(Seen { links, actual, selection })
-    }
-
-    /// The targets that are devices.
-    fn targets(
-        &mut self,
-        links: &LinkSnapshot,
-        actual: &Actual,
-        report: &mut Report,
-    ) -> BTreeMap<TargetName, Target> {
-        let mut targets = BTreeMap::new();
-        for (name, mirror) in &self.mirrors {
-            let mut target = mirror.target(links);
-            self.told.target(name, &target);
-            self.told.fixed_offloads(&target, mirror.fixed_offloads(links));
-            self.told.loses_order(&target, mirror.loses_order(links));
-            // Taps that an earlier agent has left must not be given a target that leads back to them.
-            let entangled = links.by_name(mirror.name()).and_then(|mirror| {
-                let tapped = actual.taps.keys().filter(|device| device.is_on_node());
-                let tapped = tapped.filter_map(|device| links.host.get(&device.ifindex));
-                tapped.filter_map(|link| mirror_iface::conflict(mirror, link, links)).next()
-            });
-            if let (false, Some(conflict)) = (report.is_listed, entangled) {
-                report.failures.insert(format!(
-                    "{conflict}, which is tapped; nothing is copied to target {name} until there is a list of pods"
-                ));
-                target.ifindex = None;
-            }
-            targets.insert(name.clone(), Target::Device(target));
-        }
-        targets
     }
 
     /// The wanted state, and the ops that lead to it.
@@ -331,7 +299,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         actual: &Actual,
         failures: &mut BTreeSet<String>,
     ) -> bool {
-        let names = self.policy.targets.values().map(String::as_str).collect();
+        let names = self.policy.mirror_ifaces().collect();
         let mut changes = mirror_iface::abandoned(&names, links, &actual.targets);
         // Taps of another version may still copy to a device that this version has made.
         if actual.other_versions.is_empty() {

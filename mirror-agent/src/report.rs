@@ -3,12 +3,16 @@
 //! Data only. The loop publishes a report at the end of each round. The readers (metrics, readiness, events) take the
 //! newest one, or compare it with the one before. No reader sends an answer to the loop.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
+use mirror_core::collector::Absent;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    model::RingId,
+    model::{RingId, TargetName},
     select::{BadAnnotation, Skipped},
 };
 
@@ -34,6 +38,8 @@ pub struct Report {
     /// The pods and interfaces that are selected but not tapped. A round that could not read the devices leaves this
     /// set unchanged.
     pub skipped: BTreeSet<Skipped>,
+    /// The targets to which nothing can be copied because their pod cannot be reached.
+    pub unreached: BTreeMap<TargetName, Absent>,
     /// The annotations that make no sense.
     pub bad: BTreeSet<BadAnnotation>,
     /// The operations that failed in this round, and will be tried again.
@@ -51,6 +57,7 @@ impl Default for Report {
             wanted: 0,
             attached: 0,
             skipped: BTreeSet::new(),
+            unreached: BTreeMap::new(),
             bad: BTreeSet::new(),
             failures: BTreeSet::new(),
         }

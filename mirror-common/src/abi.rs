@@ -68,6 +68,10 @@ pub const TARGET_CUTS: u32 = 4;
 /// device. See [`stream`](crate::stream).
 pub const TARGET_STREAM: u32 = 8;
 
+/// Bit of [`Target::flags`]: copies go to a pod, whose MAC address is [`Target::collector`]. Packets from or to that address
+/// are not copied there.
+pub const TARGET_COLLECTOR: u32 = 16;
+
 /// Index in `NODE_LIMITS`: the limit for all copies of the node together (`--max-rate`).
 pub const NODE_LIMIT: u32 = 0;
 /// Index in `NODE_LIMITS`: the limit for the copies of each pod (`--max-pod-rate`).
@@ -81,6 +85,8 @@ pub const NODE_LIMITS_LEN: usize = 3;
 pub const MAX_FILTER_TEXT: usize = 1024;
 /// Bytes of the name of a target, and of a mirror.
 pub const MAX_NAME: usize = 64;
+/// Bytes of the text of a destination: a pod has up to 63 bytes of a namespace, 253 of a name, 15 of a NIC.
+pub const MAX_DESTINATION: usize = 344;
 
 /// Key of the maps `TAPS` and `TAP_OWNERS`: a tapped device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -201,21 +207,36 @@ pub struct SessionInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Target {
-    /// ifindex of the mirror interface; 0: there is none now, or the target is a stream.
+    /// ifindex of the device that takes the copies; 0: there is none now, or the target is a stream.
     pub ifindex: u32,
-    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`].
+    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_COLLECTOR`].
     pub flags: u32,
     /// The kernel's id of the ring that a stream writes to; 0: there is none now. The programs do not read it.
     pub ring: u32,
     /// Name of the target. The programs do not read it.
     pub name: [u8; MAX_NAME],
-    /// Name of the mirror interface. The programs do not read it.
+    /// Name of the device. The programs do not read it.
     pub device: [u8; 16],
+    /// MAC address of the collector; valid with [`TARGET_COLLECTOR`].
+    pub collector: [u8; 6],
+    /// Zero.
+    pub reserved: [u8; 2],
+    /// What the administrator named, as text. The programs do not read it.
+    pub destination: [u8; MAX_DESTINATION],
 }
 
 impl Default for Target {
     fn default() -> Self {
-        Self { ifindex: 0, flags: 0, ring: 0, name: [0; MAX_NAME], device: [0; 16] }
+        Self {
+            ifindex: 0,
+            flags: 0,
+            ring: 0,
+            name: [0; MAX_NAME],
+            device: [0; 16],
+            collector: [0; 6],
+            reserved: [0; 2],
+            destination: [0; MAX_DESTINATION],
+        }
     }
 }
 

@@ -15,7 +15,7 @@
 use crate::{
     abi::{
         MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, Session,
-        TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap,
+        TAP_CAPTURES_ONLY, TARGET_COLLECTOR, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap,
     },
     filter::{self, FilterProgram},
     limit::charge::Paid,
@@ -64,6 +64,9 @@ pub trait Kernel {
     fn sift(&mut self, session: &Session) -> Result<(), Verdict>;
     /// The target at this index of `TARGETS`.
     fn target(&mut self, index: u32) -> Option<Reach>;
+    /// Whether the packet comes from the collector that this target leads to, or goes to it: whether one of its MAC
+    /// addresses is the collector's.
+    fn is_of_collector(&mut self, target: u32) -> bool;
     /// Step 5 for a session that has limits: [`charge`](crate::limit::charge::charge).
     fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict>;
     /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
@@ -145,6 +148,10 @@ fn run<K: Kernel>(
     spare(session, copies)?;
     let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
+    // The collector gets its own packets anyway, and its network stack must not get them twice.
+    if target.flags & TARGET_COLLECTOR != 0 && kernel.is_of_collector(session.target) {
+        return Err(Verdict::Loop);
+    }
     let has_limits = session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
     let paid = if has_limits { kernel.charge(tap, session)? } else { Paid::NOTHING };
     let copied = if target.flags & TARGET_STREAM != 0 {

@@ -98,9 +98,10 @@ pub enum Verdict {
     /// The packet has been copied in the same form (the same target and snap length) already: by another tap of this
     /// node, or by a session ahead of this one at the same tap.
     Duplicate = 2,
-    /// The packet is on the mirror interface itself: a copy of it would come back here.
+    /// The packet is a copy, or on the mirror interface itself, or the collector's own: a copy of it would come back
+    /// here.
     Loop = 3,
-    /// The mirror interface is gone or down.
+    /// The mirror interface is gone or down, or the way to the collector is.
     TargetDown = 4,
     /// The mirror interface did not take the copy: its queue is full, or the packet is too long for its MTU.
     Congested = 5,

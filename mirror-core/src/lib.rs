@@ -14,6 +14,8 @@
 
 pub mod annotations;
 pub mod budget;
+pub mod collector;
+pub mod destination;
 pub mod filter;
 pub mod frame;
 pub mod hidden;

@@ -7,8 +7,9 @@ use std::{
     fmt,
 };
 
-use crate::model::{
-    ALIAS, DeviceTarget, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target, TargetName,
+use crate::{
+    destination::Destination,
+    model::{ALIAS, DeviceTarget, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target, TargetName},
 };
 
 /// MTU in bytes of a mirror interface that we make: the largest MTU, so that no packet is too long for it.
@@ -180,14 +181,15 @@ impl MirrorIface {
 
     /// The target with the present state of the device.
     pub fn target(&self, links: &LinkSnapshot) -> DeviceTarget {
+        let (destination, device) = (Destination::Device(self.name.clone()), self.name.clone());
+        let none = DeviceTarget { destination, device, ..DeviceTarget::default() };
         match links.by_name(&self.name).filter(|link| refusal(link).is_none()) {
-            None => DeviceTarget { device: self.name.clone(), ..DeviceTarget::default() },
+            None => none,
             Some(link) => DeviceTarget {
-                device: self.name.clone(),
                 ifindex: Some(link.ifindex),
                 up: link.up && link.carrier,
                 queueless: link.queueless,
-                cuts: false,
+                ..none
             },
         }
     }

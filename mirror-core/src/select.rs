@@ -24,6 +24,7 @@ pub use self::captures::Capture;
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
 use crate::{
+    destination::{Destination, PodNic},
     mirror_iface::{self, Conflict},
     model::{
         Device, Directions, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, NoRoom, Origin, Owner,
@@ -41,8 +42,8 @@ pub struct Policy {
     pub exclude_namespaces: BTreeSet<String>,
     /// The only namespaces whose pods may choose for themselves; `None`: all.
     pub allow_namespaces: Option<BTreeSet<String>>,
-    /// The targets: the name of the mirror interface of each. No two targets have the same interface.
-    pub targets: BTreeMap<TargetName, String>,
+    /// The targets: where the copies of each go. No two targets have the same destination.
+    pub targets: BTreeMap<TargetName, Destination>,
     /// The limits that hold for any request of the pods.
     pub limits: NodeLimits,
     /// Interfaces that are mirrored by name, without a pod.
@@ -63,13 +64,25 @@ impl Default for Policy {
             enable_mirror: false,
             exclude_namespaces: BTreeSet::new(),
             allow_namespaces: None,
-            targets: [(TargetName::default(), "mirror0".to_owned())].into(),
+            targets: [(TargetName::default(), Destination::Device("mirror0".to_owned()))].into(),
             limits: NodeLimits::default(),
             interfaces: Vec::new(),
             interface_directions: Directions::Both,
             settings: Settings::default(),
             is_strict: false,
         }
+    }
+}
+
+impl Policy {
+    /// The names of the mirror interfaces.
+    pub fn mirror_ifaces(&self) -> impl Iterator<Item = &str> {
+        self.targets.values().filter_map(Destination::device)
+    }
+
+    /// The targets that are pods.
+    pub fn collectors(&self) -> impl Iterator<Item = (&TargetName, &PodNic)> {
+        self.targets.iter().filter_map(|(name, destination)| Some((name, destination.pod()?)))
     }
 }
 
@@ -196,7 +209,7 @@ impl fmt::Display for Why {
                 "copies cannot be cut to the snap length at the mirror interface of target {target}: {hidden}"
             ),
             Self::NoSuchTarget(name) => {
-                write!(f, "there is no target {name:?} on this node; --target {name}=DEVICE makes one")
+                write!(f, "there is no target {name:?} on this node; --target {name}=DESTINATION makes one")
             }
             Self::TooManyMirrors => {
                 write!(f, "a pod has at most {MAX_SESSIONS_PER_TAP} mirrors, and others come first")
@@ -366,7 +379,8 @@ fn claim(
     policy: &Policy,
     selection: &mut Selection,
 ) -> Result<(), Why> {
-    let mirrors = policy.targets.values().filter_map(|device| links.by_name(device));
+    // A collector's device may be tapped for other targets. The programs count its packets to itself as `loop`.
+    let mirrors = policy.mirror_ifaces().filter_map(|device| links.by_name(device));
     if let Some(conflict) = mirrors.filter_map(|mirror| mirror_iface::conflict(mirror, link, links)).next() {
         return Err(Why::MirrorInterface(conflict));
     }

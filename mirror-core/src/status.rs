@@ -29,7 +29,11 @@ pub struct NodeStatus {
 pub struct TargetStatus {
     /// Its name.
     pub name: String,
-    /// The mirror interface; empty for a stream, which a program reads.
+    /// What the administrator named: a device, as in `ids0`, or a pod, as in `pod:security/suricata`; empty for a stream.
+    #[serde(default)]
+    pub destination: String,
+    /// The device that takes the copies: the mirror interface, or the node's end of a pod's veth. Empty for a stream, which
+    /// a program reads, and while there is none.
     pub device: String,
     /// `None`: there is no such interface now, or the target is a stream.
     pub ifindex: Option<u32>,
@@ -164,6 +168,18 @@ pub struct Notes {
     pub bad_annotations: Vec<BadAnnotation>,
     /// The operations that failed and will be tried again.
     pub failures: Vec<String>,
+    /// The targets to which nothing can be copied because their pod cannot be reached.
+    #[serde(default)]
+    pub unreached_targets: Vec<Unreached>,
+}
+
+/// A target whose pod cannot be reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unreached {
+    /// The target.
+    pub target: String,
+    /// The reason.
+    pub message: String,
 }
 
 /// A pod, a NIC or an interface that is chosen but not mirrored.

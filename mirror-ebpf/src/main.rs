@@ -29,6 +29,7 @@ use mirror_common::{
     verdict::{Direction, Hook, Verdict},
 };
 
+mod collector;
 mod deliver;
 mod header;
 mod meter;
@@ -138,6 +139,11 @@ impl Kernel for Skb {
     fn target(&mut self, index: u32) -> Option<Reach> {
         let Target { ifindex, flags, .. } = TARGETS.get(index)?;
         Some(Reach { ifindex: *ifindex, flags: *flags })
+    }
+
+    #[inline(always)]
+    fn is_of_collector(&mut self, target: u32) -> bool {
+        collector::owns(self.skb, target) != 0
     }
 
     #[inline(always)]

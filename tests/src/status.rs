@@ -47,7 +47,9 @@ impl Status {
 pub struct Target {
     /// Name.
     pub name: String,
-    /// Its mirror interface.
+    /// What the administrator named.
+    pub destination: String,
+    /// The device that takes the copies.
     pub device: String,
     /// ifindex; none if it does not exist.
     pub ifindex: Option<u32>,

@@ -6,8 +6,9 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgGroup, Args};
+use mirror_core::destination::device_name;
 
-use super::{StateArgs, directions, interface_name, settings::value_of};
+use super::{StateArgs, directions, settings::value_of};
 use crate::{
     dataplane::rings::MAX_RINGS,
     model::Directions,
@@ -26,7 +27,7 @@ const MIN_RING: u32 = 1 << 18;
 #[derive(Debug, Clone, Args)]
 pub struct SubjectArgs {
     /// Interfaces of the node.
-    #[arg(value_name = "IFACE", value_parser = interface_name, required_unless_present = "pods")]
+    #[arg(value_name = "IFACE", value_parser = device_name, required_unless_present = "pods")]
     pub interfaces: Vec<String>,
     /// A pod of this node, by namespace and name, with all its NICs. Can be repeated. Needs the agent that runs on the
     /// node.

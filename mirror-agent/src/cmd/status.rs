@@ -58,12 +58,16 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     let targets = targets.into_iter().map(|(name, target)| {
         let name = name.to_string();
         let Some(device) = target.device() else {
-            let (device, up) = (String::new(), target.is_up());
-            return TargetStatus { name, device, ifindex: None, up, stream: true };
+            let (destination, device, up) = (String::new(), String::new(), target.is_up());
+            return TargetStatus { name, destination, device, ifindex: None, up, stream: true };
         };
-        let target = MirrorIface::new(&device.device, None).target(&devices);
-        let ifindex = target.ifindex.map(|ifindex| ifindex.0);
-        TargetStatus { name, device: target.device, ifindex, up: target.up, stream: false }
+        let destination = device.destination.to_string();
+        // Another device may have the name of a pod's device, after that has gone.
+        let known = device.ifindex;
+        let mut now = MirrorIface::new(&device.device, None).target(&devices);
+        now.ifindex = now.ifindex.filter(|ifindex| device.destination.pod().is_none() || Some(*ifindex) == known);
+        let (up, ifindex) = (now.up && now.ifindex.is_some(), now.ifindex.map(|ifindex| ifindex.0));
+        TargetStatus { name, destination, device: now.device, ifindex, up, stream: false }
     });
     let taps = entries.into_iter().map(|TapReadout { device, owner, sessions }| TapStatus {
         ifindex: device.ifindex.0,

@@ -213,17 +213,28 @@ impl Survey {
 /// Completes the information from netlink and the pins: reads the TCX chain, where a program of ours may be in it.
 fn attached(
     pins: Vec<LinkPin>,
-    filters: AtHook,
+    mut filters: AtHook,
     lacks_hook: bool,
     ifindex: IfIndex,
     which: Program,
 ) -> anyhow::Result<Attached> {
-    let chain = match pins.is_empty() && filters.ours.is_empty() {
+    let mut chain = match pins.is_empty() && filters.ours.is_empty() {
         true => Vec::new(),
         false => tcx::chain(ifindex, which)?,
     };
+    leave_out_siblings(which, &mut chain, &mut filters);
     let is_dead = which == Program::Deliver && !pins.iter().any(|pin| tcx::runs(&pin.path, &chain));
     Ok(Attached { pins, chain, filters, lacks_hook, is_dead })
+}
+
+/// Leaves out our other program of the same hook. A collector's device can have both: the tap of the collector and the
+/// second stage of the target. Neither ends the way of a packet that the other has to see, so neither hides one.
+fn leave_out_siblings(which: Program, chain: &mut Vec<InChain>, filters: &mut AtHook) {
+    let siblings = Program::ALL.into_iter().filter(|other| *other != which && other.hook() == which.hook());
+    for sibling in siblings.map(Program::name) {
+        chain.retain(|program| program.name != sibling);
+        filters.ahead.retain(|ahead| !matches!(ahead, Ahead::Program { name, .. } if name == sibling));
+    }
 }
 
 /// The hooks of the node.

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use mirror_common::{
     abi::{
-        self, DeviceKey, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, SessionInfo,
-        TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
+        self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, SessionInfo,
+        TAP_CAPTURES_ONLY, TARGET_COLLECTOR, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
     },
     filter::FilterProgram,
 };
+use mirror_core::destination::Destination;
 
 use super::ledger::{Entry, Placed};
 use crate::{
@@ -164,13 +165,20 @@ pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
 pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
     let name = fixed::<MAX_NAME>(name.0.as_str());
     match target {
-        Target::Device(DeviceTarget { device, ifindex, up, queueless, cuts }) => abi::Target {
-            ifindex: ifindex.map_or(0, |IfIndex(index)| index),
-            flags: flag(*up, TARGET_UP) | flag(*queueless, TARGET_QUEUELESS) | flag(*cuts, TARGET_CUTS),
-            ring: 0,
-            name,
-            device: fixed(device),
-        },
+        Target::Device(DeviceTarget { destination, device, ifindex, up, queueless, cuts, collector }) => {
+            abi::Target {
+                ifindex: ifindex.map_or(0, |IfIndex(index)| index),
+                flags: flag(*up, TARGET_UP)
+                    | flag(*queueless, TARGET_QUEUELESS)
+                    | flag(*cuts, TARGET_CUTS)
+                    | flag(collector.is_some(), TARGET_COLLECTOR),
+                name,
+                device: fixed(device),
+                collector: collector.unwrap_or_default(),
+                destination: fixed::<MAX_DESTINATION>(&destination.to_string()),
+                ..abi::Target::default()
+            }
+        }
         Target::Stream(ring) => abi::Target {
             flags: TARGET_STREAM | flag(ring.is_some(), TARGET_UP),
             ring: ring.map_or(0, |RingId(id)| id),
@@ -186,12 +194,16 @@ pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> 
     if wire.flags & TARGET_STREAM != 0 {
         return Some((TargetName(name), Target::Stream((wire.ring != 0).then_some(RingId(wire.ring)))));
     }
+    let device = text(&wire.device);
     let target = DeviceTarget {
-        device: text(&wire.device),
+        // A later agent may know further kinds.
+        destination: text(&wire.destination).parse().unwrap_or(Destination::Device(device.clone())),
+        device,
         ifindex: (wire.ifindex != 0).then_some(IfIndex(wire.ifindex)),
         up: wire.flags & TARGET_UP != 0,
         queueless: wire.flags & TARGET_QUEUELESS != 0,
         cuts: wire.flags & TARGET_CUTS != 0,
+        collector: (wire.flags & TARGET_COLLECTOR != 0).then_some(wire.collector),
     };
     Some((TargetName(name), Target::Device(target)))
 }
@@ -278,11 +290,16 @@ mod tests {
         #[test]
         fn targets_survive_the_map(
             name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX), flags: [bool; 3],
-            is_stream: bool,
+            is_stream: bool, collector: Option<[u8; 6]>,
         ) {
             let [up, queueless, cuts] = flags;
             let stream = Target::Stream(ifindex.map(RingId));
-            let target = DeviceTarget { device, ifindex: ifindex.map(IfIndex), up, queueless, cuts };
+            let destination = match collector {
+                Some(_) => "pod:security/suricata-0/net1".parse().unwrap(),
+                None => Destination::Device(device.clone()),
+            };
+            let ifindex = ifindex.map(IfIndex);
+            let target = DeviceTarget { destination, device, ifindex, up, queueless, cuts, collector };
             let target = if is_stream { stream } else { Target::Device(target) };
             let name = TargetName(name.parse().unwrap());
             let bytes: [u8; size_of::<abi::Target>()] = transmute!(encode_target(&name, &target));

@@ -116,6 +116,7 @@ mod tests {
             peer: Some(Peer { ifindex: peer, nsid }),
             queueless: true,
             is_ethernet: true,
+            address: None,
             mtu: 1500,
             offloads: Default::default(),
             alias: None,

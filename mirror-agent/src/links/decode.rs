@@ -19,6 +19,7 @@ pub(super) fn link(message: LinkMessage) -> Link {
         peer: None,
         queueless: false,
         is_ethernet: matches!(message.header.link_layer_type, LinkLayerType::Ether | LinkLayerType::Loopback),
+        address: None,
         mtu: 0,
         alias: None,
         offloads: None,
@@ -29,6 +30,7 @@ pub(super) fn link(message: LinkMessage) -> Link {
         match attribute {
             LinkAttribute::IfName(name) => link.name = name,
             LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+            LinkAttribute::Address(address) => link.address = address.try_into().ok(),
             LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
             LinkAttribute::Controller(master) => link.master = (master != 0).then_some(IfIndex(master)),
             LinkAttribute::Link(ifindex) => peer_ifindex = ifindex,
@@ -108,6 +110,7 @@ mod tests {
                 LinkAttribute::LinkNetNsId(0),
                 LinkAttribute::Qdisc("noqueue".into()),
                 LinkAttribute::IfAlias("hello".into()),
+                LinkAttribute::Address(vec![2, 0, 0, 0, 0, 7]),
                 info(InfoKind::Veth),
             ],
         );
@@ -123,6 +126,7 @@ mod tests {
                 peer: Some(Peer { ifindex: 2, nsid: Some(0) }),
                 queueless: true,
                 is_ethernet: true,
+                address: Some([2, 0, 0, 0, 0, 7]),
                 mtu: 1450,
                 alias: Some("hello".into()),
                 offloads: None,

@@ -52,7 +52,8 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
 #[test]
 fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
     let device = |device: &str, ifindex| {
-        Target::Device(DeviceTarget { device: device.into(), ifindex, up: true, ..DeviceTarget::default() })
+        let destination = device.parse().unwrap();
+        Target::Device(DeviceTarget { destination, ifindex, up: true, ..DeviceTarget::default() })
     };
     // A stream is no interface.
     let stream = (TargetName(Name::of_capture(1)), Target::Stream(None));

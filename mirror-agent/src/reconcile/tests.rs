@@ -9,6 +9,7 @@ use mirror_common::verdict::TapKind;
 use super::{carry_out::SLICE, *};
 use crate::{
     dataplane::fake::Fake,
+    links::PodNetns,
     model::{
         ALIAS, ActualTap, DeviceTarget, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId,
         NetnsId, Op, Origin, Owner, Peer, Pod, PodId, PodLinks, Program, RingId, Session, Tap,
@@ -78,6 +79,7 @@ fn link(ifindex: u32, kind: LinkKind) -> Link {
         peer: None,
         queueless: true,
         is_ethernet: true,
+        address: None,
         mtu: 1500,
         alias: None,
         offloads: None,

@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mirror_core::collector::Absent;
 use tracing::{error, info, warn};
 
 use crate::{
-    model::{Actual, Desired, Device, DeviceTarget, Ended, MirrorId, Op, TargetName},
+    model::{Actual, Desired, Device, DeviceTarget, Ended, IfIndex, MirrorId, Op, TargetName},
     select::{BadAnnotation, Skipped},
 };
 
@@ -18,6 +19,8 @@ pub(super) struct Told {
     skipped: BTreeSet<Skipped>,
     failures: BTreeSet<String>,
     targets: BTreeMap<TargetName, DeviceTarget>,
+    /// The collectors, and why nothing can be copied there.
+    collectors: BTreeMap<TargetName, (Option<IfIndex>, Option<Absent>)>,
     fixed_offloads: BTreeMap<String, BTreeSet<String>>,
     /// The mirror interfaces on which copies can overtake each other.
     without_order: BTreeSet<String>,
@@ -96,6 +99,25 @@ impl Told {
             }
         }
         self.targets.insert(name.clone(), target.clone());
+    }
+
+    pub(super) fn collector(&mut self, name: &TargetName, target: &DeviceTarget, absent: Option<&Absent>) {
+        let now = (target.ifindex, absent.cloned());
+        if self.collectors.get(name) == Some(&now) {
+            return;
+        }
+        let DeviceTarget { destination, device, ifindex, .. } = target;
+        let ifindex = ifindex.map(tracing::field::display);
+        match absent {
+            None => info!(target = %name, collector = %destination, device, ifindex, "the collector takes copies"),
+            Some(absent) if absent.is_passing() => {
+                info!(target = %name, collector = %destination, "nothing is copied to the collector yet: {absent}");
+            }
+            Some(absent) => {
+                warn!(target = %name, collector = %destination, "nothing is copied to the collector: {absent}");
+            }
+        }
+        self.collectors.insert(name.clone(), now);
     }
 
     pub(super) fn fixed_offloads(&mut self, target: &DeviceTarget, fixed: Option<&BTreeSet<String>>) {

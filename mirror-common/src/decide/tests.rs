@@ -32,6 +32,8 @@ struct Node {
     clones: Vec<(u32, u16, u32)>,
     records: Vec<(u32, Direction)>,
     is_ring_full: bool,
+    /// The targets to whose collector the packet belongs.
+    own: Vec<u32>,
     charged: Vec<u32>,
     counted: Vec<(u32, Direction, Verdict)>,
 }
@@ -43,6 +45,10 @@ impl Kernel for Node {
 
     fn target(&mut self, index: u32) -> Option<Reach> {
         self.targets.get(index as usize).copied()
+    }
+
+    fn is_of_collector(&mut self, target: u32) -> bool {
+        self.own.contains(&target)
     }
 
     fn charge(&mut self, _: &Tap, session: &Session) -> Result<Paid, Verdict> {
@@ -381,4 +387,19 @@ fn a_device_without_a_queue_is_down_where_another_is_congested() {
         assert_eq!(outcome(gone, TARGET_UP), Err(Verdict::TargetDown));
     }
     assert_eq!(outcome(-12, TARGET_UP), Err(Verdict::Failed));
+}
+
+/// A collector gets no copies of its own packets, from any tap, and every other target does. Nothing is charged for them.
+#[test]
+fn a_collectors_own_packets_are_not_copied_to_it() {
+    let packet = Packet { hook: Hook::Ingress, ifindex: A, ingress_ifindex: A, tc_index: 0 };
+    let metered = Session { flags: SESSION_METERED, ..session(1, 1, 0) };
+    let tap = tap(TapKind::HostVeth, &[session(0, 0, 0), metered]);
+    let mut node = node(2);
+    node.targets[1].flags |= TARGET_COLLECTOR;
+    assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Copied]);
+    node.own = vec![0, 1];
+    let (clones, charged) = (node.clones.len(), node.charged.len());
+    assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Loop], "only a collector has own packets");
+    assert_eq!((node.clones.len(), node.charged.len()), (clones + 1, charged));
 }

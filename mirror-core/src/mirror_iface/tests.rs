@@ -14,6 +14,7 @@ fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
         peer: None,
         queueless: true,
         is_ethernet: true,
+        address: None,
         mtu: 1500,
         alias: None,
         offloads: None,
@@ -35,7 +36,7 @@ fn world(links: impl IntoIterator<Item = Link>) -> LinkSnapshot {
 
 fn installed(link: &Link) -> Target {
     let (device, ifindex) = (link.name.clone(), Some(link.ifindex));
-    Target::Device(DeviceTarget { device, ifindex, up: true, queueless: true, cuts: false })
+    Target::Device(DeviceTarget { device, ifindex, up: true, queueless: true, ..DeviceTarget::default() })
 }
 
 fn create(mtu: u32) -> LinkChange {

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{IfIndex, NetnsId};
+use super::{IfIndex, MacAddress, NetnsId};
 
 /// The special kind of a device (`IFLA_INFO_KIND`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -52,6 +52,8 @@ pub struct Link {
     /// Its frames begin with an Ethernet header (`ARPHRD_ETHER`, `ARPHRD_LOOPBACK`), and not with an IP header as those
     /// of tun devices.
     pub is_ethernet: bool,
+    /// Its MAC address (`IFLA_ADDRESS`), for a device with an address of that length.
+    pub address: Option<MacAddress>,
     /// MTU in bytes.
     pub mtu: u32,
     /// `IFLA_IFALIAS`.

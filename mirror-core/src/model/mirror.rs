@@ -10,7 +10,10 @@ use std::{
 use mirror_common::verdict::TapKind;
 
 use super::{Device, Directions, IfIndex, MirrorId, NetnsId, PodId, TargetName};
-use crate::settings::{NodeLimits, Settings};
+use crate::{
+    destination::Destination,
+    settings::{NodeLimits, Settings},
+};
 
 /// The pod or interface that a tap is for. Two taps at the same device with different owners are different taps: the
 /// kernel uses an ifindex again, and a pod can get a new sandbox.
@@ -146,14 +149,14 @@ impl fmt::Display for Place {
 /// Where copies go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// To the mirror interface.
+    /// To a device of the node: the mirror interface, or the node's end of a collector's veth.
     Device(DeviceTarget),
     /// Into a ring buffer, for a program that reads it. `None`: no program reads now, and nothing is copied.
     Stream(Option<RingId>),
 }
 
 impl Target {
-    /// The mirror interface.
+    /// The device that takes the copies.
     pub const fn device(&self) -> Option<&DeviceTarget> {
         match self {
             Self::Device(device) => Some(device),
@@ -161,7 +164,7 @@ impl Target {
         }
     }
 
-    /// Index of the mirror interface, if there is one now.
+    /// Index of that device, if there is one now.
     pub const fn ifindex(&self) -> Option<IfIndex> {
         match self {
             Self::Device(device) => device.ifindex,
@@ -191,10 +194,15 @@ impl Target {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RingId(pub u32);
 
-/// A device of the node that takes copies: the mirror interface.
+/// The address of an Ethernet device.
+pub type MacAddress = [u8; 6];
+
+/// A device of the node that takes copies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceTarget {
-    /// Name of the device.
+    /// What the administrator named: a device, or a pod that the device leads to.
+    pub destination: Destination,
+    /// Name of the device; empty where it is not known.
     pub device: String,
     /// Its index; `None`: it does not exist now.
     pub ifindex: Option<IfIndex>,
@@ -204,6 +212,8 @@ pub struct DeviceTarget {
     pub queueless: bool,
     /// The second stage runs there, so that copies can be cut.
     pub cuts: bool,
+    /// MAC address of the collector's NIC, for a pod: its own packets are not copied to it.
+    pub collector: Option<MacAddress>,
 }
 
 /// The wanted state.

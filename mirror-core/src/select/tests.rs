@@ -48,6 +48,7 @@ fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link
         peer,
         queueless: true,
         is_ethernet: true,
+        address: None,
         mtu: 1500,
         alias: None,
         offloads: None,
@@ -205,7 +206,7 @@ fn the_mirror_interface_is_never_tapped() {
     let links = mk_node(&[(&web, 2, 7)]);
     let policy = Policy {
         targets: [("default", "mirror0"), ("ids", "veth7")]
-            .map(|(name, device)| (TargetName(name.parse().unwrap()), device.to_owned()))
+            .map(|(name, device)| (TargetName(name.parse().unwrap()), device.parse().unwrap()))
             .into(),
         ..policy()
     };

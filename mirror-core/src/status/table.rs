@@ -1,6 +1,6 @@
 //! The status as a table for people.
 
-use super::{NodeStatus, NotMirrored, Notes, TargetStatus};
+use super::{NodeStatus, NotMirrored, Notes, TargetStatus, Unreached};
 use crate::model::Name;
 
 const COLUMNS: [&str; 11] = [
@@ -23,7 +23,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
     let NodeStatus { version, agent_running, targets, taps, notes } = status;
     let agent = if *agent_running { "running" } else { "not running" };
     let mut text = format!("agent             {agent} (this is version {version})\n");
-    for TargetStatus { name, device, ifindex, up, stream } in targets {
+    for TargetStatus { name, destination, device, ifindex, up, stream } in targets {
         if *stream {
             let state = if *up { "a program reads it" } else { "no program reads it" };
             text.push_str(&format!("stream            {name} ({state})\n"));
@@ -35,7 +35,13 @@ pub(super) fn table(status: &NodeStatus) -> String {
             Some(ifindex) => format!("down, ifindex {ifindex}"),
         };
         let target = if name == Name::DEFAULT { String::new() } else { format!(", target {name}") };
-        text.push_str(&format!("mirror interface  {device} ({state}){target}\n"));
+        let line = match destination.split_once(':') {
+            Some((kind, rest)) if device.is_empty() => format!("{kind:<16}  {rest} ({state}){target}"),
+            Some((kind, rest)) => format!("{kind:<16}  {rest} at {device} ({state}){target}"),
+            None => format!("mirror interface  {device} ({state}){target}"),
+        };
+        text.push_str(&printable(&line));
+        text.push('\n');
     }
     text.push_str(&format!("taps              {}\n", taps.len()));
     let sessions = || taps.iter().flat_map(|tap| tap.sessions.iter().map(move |session| (tap, session)));
@@ -78,7 +84,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
 
 /// The states that differ from the wishes of a user.
 fn told(notes: &Notes) -> String {
-    let Notes { not_mirrored, bad_annotations, failures } = notes;
+    let Notes { not_mirrored, bad_annotations, failures, unreached_targets } = notes;
     let row = |what: &str, about: &str, why: &str| [what, about, why].map(str::to_owned).to_vec();
     let mut rows = Vec::new();
     for NotMirrored { pod, nic, mirror, reason, message } in not_mirrored {
@@ -91,6 +97,8 @@ fn told(notes: &Notes) -> String {
         rows.push(row(reason, &about, message));
     }
     rows.extend(bad_annotations.iter().map(|bad| row("BadAnnotation", &bad.pod, &bad.message)));
+    let unreached = |Unreached { target, message }: &Unreached| row("TargetDown", &format!("target {target}"), message);
+    rows.extend(unreached_targets.iter().map(unreached));
     rows.extend(failures.iter().map(|failure| row("failed", "-", failure)));
     if rows.is_empty() {
         return String::new();

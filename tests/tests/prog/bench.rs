@@ -118,7 +118,11 @@ impl Bench {
 
     /// Writes a target.
     pub(crate) fn put_target(&mut self, index: u32, ifindex: u32, flags: u32) -> Target {
-        let target = Target { ifindex, flags, ..Target::default() };
+        self.put(index, Target { ifindex, flags, ..Target::default() })
+    }
+
+    /// Writes a target with all of its fields.
+    pub(crate) fn put(&mut self, index: u32, target: Target) -> Target {
         let mut targets: Array<_, Value<Target>> = self.ebpf.map_mut("TARGETS").unwrap().try_into().unwrap();
         targets.set(index, &Value(target), 0).unwrap();
         target

@@ -88,7 +88,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns }),
         layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),
         layout!(PodMeter { ceiling, share }),
-        layout!(Target { ifindex, flags, ring, name, device }),
+        layout!(Target { ifindex, flags, ring, name, device, collector, reserved, destination }),
         layout!(Counter { packets, bytes }),
         layout!(SessionCounters { counters }),
     ] {

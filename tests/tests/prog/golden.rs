@@ -118,6 +118,7 @@ fn describe() -> String {
         TARGET_QUEUELESS,
         TARGET_CUTS,
         TARGET_STREAM,
+        TARGET_COLLECTOR,
         NODE_LIMIT,
         POD_LIMIT,
         SHARE_LIMIT,

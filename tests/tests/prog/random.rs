@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use aya::maps::RingBuf;
 use mirror_common::{
-    abi::{Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target},
+    abi::{Session, TARGET_COLLECTOR, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target},
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
     verdict::{Direction, Hook, Verdict},
@@ -19,12 +19,17 @@ use crate::bench::{Bench, Counted, at, session, tap};
 
 const CASES: u32 = 300;
 const NO_DEVICE: u32 = 0x7fff_fff0;
+/// Each byte of the packet's two MAC addresses.
+const DESTINATION: u8 = 2;
+const SOURCE: u8 = 4;
 
 /// The device and the flags of a target.
 #[derive(Debug, Clone, Copy)]
 struct Aim {
     device: &'static str,
     flags: u32,
+    /// Each byte of the collector's address, for a target that is a pod.
+    collector: Option<u8>,
 }
 
 /// The device where the node has received the packet last.
@@ -57,7 +62,11 @@ fn case() -> impl Strategy<Value = Case> {
             let flag = |is_set, flag| if is_set { flag } else { 0 };
             flag(queueless, TARGET_QUEUELESS) | flag(up, TARGET_UP) | flag(cuts, TARGET_CUTS)
         });
-    let aims = prop::collection::vec((devices, flags).prop_map(|(device, flags)| Aim { device, flags }), 4);
+    // The packet's own addresses, and another one.
+    let collector = prop::option::weighted(0.3, prop::sample::select(vec![DESTINATION, SOURCE, 6]));
+    let aim = (devices, flags, collector)
+        .prop_map(|(device, flags, collector)| Aim { device, flags, collector });
+    let aims = prop::collection::vec(aim, 4);
     // Any mark and any neighbours, also such as no agent would write. The second stage is not attached.
     let parts = (0..4_u32, 0..4_u32, 0..16_u32, prop_oneof![Just(0), any::<u8>()]);
     let sessions = prop::collection::vec((parts, prop::bool::weighted(0.1)), 0..=8).prop_map(|sessions| {
@@ -102,6 +111,11 @@ impl Kernel for Model<'_> {
 
     fn target(&mut self, index: u32) -> Option<Reach> {
         self.targets.get(index as usize).map(|&Target { ifindex, flags, .. }| Reach { ifindex, flags })
+    }
+
+    fn is_of_collector(&mut self, target: u32) -> bool {
+        let collector = self.aims[target as usize].collector;
+        collector.is_some_and(|byte| [DESTINATION, SOURCE].contains(&byte))
     }
 
     fn charge(&mut self, _: &Tap, _: &Session) -> Result<Paid, Verdict> {
@@ -165,11 +179,18 @@ fn the_kernel_does_what_the_decision_says() {
         let bench = &mut *bench.borrow_mut();
         let targets: Vec<Target> = (0..)
             .zip(&case.aims)
-            .map(|(index, aim)| match aim.device {
-                "none" => bench.put_target(index, 0, aim.flags),
-                "missing" => bench.put_target(index, NO_DEVICE, aim.flags),
-                "stream" => bench.put_target(index, 0, aim.flags | TARGET_STREAM),
-                device => bench.put_device(index, device, aim.flags),
+            .map(|(index, aim)| {
+                let mut target = match aim.device {
+                    "none" => bench.put_target(index, 0, aim.flags),
+                    "missing" => bench.put_target(index, NO_DEVICE, aim.flags),
+                    "stream" => bench.put_target(index, 0, aim.flags | TARGET_STREAM),
+                    device => bench.put_device(index, device, aim.flags),
+                };
+                if let Some(byte) = aim.collector {
+                    target.flags |= TARGET_COLLECTOR;
+                    target.collector = [byte; 6];
+                }
+                bench.put(index, target)
             })
             .collect();
         let tap = tap(at(case.peer), &case.sessions);
@@ -188,7 +209,7 @@ fn the_kernel_does_what_the_decision_says() {
             From::Tap => other,
             From::Other => NO_DEVICE,
         };
-        let packet = Frame::new([2; 6], [4; 6]).filled(case.size, 0).bytes();
+        let packet = Frame::new([DESTINATION; 6], [SOURCE; 6]).filled(case.size, 0).bytes();
         bench.run_from(ingress_ifindex, case.hook, &packet, case.repeat);
 
         let mut model = Model {

@@ -40,6 +40,7 @@ fn link(ifindex: u32) -> Link {
         peer: None,
         queueless: true,
         is_ethernet: true,
+        address: None,
         mtu: 1500,
         alias: None,
         offloads: None,

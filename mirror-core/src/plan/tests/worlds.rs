@@ -63,7 +63,8 @@ pub(super) fn target() -> impl Strategy<Value = Target> {
     let device =
         (option::of(100..103u32), any::<bool>(), any::<bool>()).prop_map(|(ifindex, up, queueless)| {
             let ifindex = ifindex.map(IfIndex);
-            Target::Device(DeviceTarget { device: "mirror0".into(), ifindex, up, queueless, cuts: false })
+            let device = "mirror0".to_owned();
+            Target::Device(DeviceTarget { device, ifindex, up, queueless, ..DeviceTarget::default() })
         });
     let stream = option::of(7..9u32).prop_map(|ring| Target::Stream(ring.map(RingId)));
     prop_oneof![4 => device, 1 => stream]

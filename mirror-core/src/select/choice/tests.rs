@@ -246,7 +246,7 @@ fn mirrors_of(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
 }
 
 fn with_targets(policy: Policy) -> Policy {
-    let target = |name: &str| (TargetName(name.parse().unwrap()), format!("{name}0"));
+    let target = |name: &str| (TargetName(name.parse().unwrap()), format!("{name}0").parse().unwrap());
     Policy { targets: ["default", "ids", "lab"].map(target).into(), ..policy }
 }
 

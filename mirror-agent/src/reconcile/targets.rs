@@ -1,0 +1,86 @@
+//! The targets of a round: the mirror interfaces, and the collectors.
+//!
+//! `mirror_iface` and `collector` decide; this module asks them, logs and reports. The loop calls it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mirror_core::collector;
+
+use super::Reconciler;
+use crate::{
+    dataplane::Dataplane,
+    links::{LinkTable, PodNetns},
+    mirror_iface,
+    model::{Actual, LinkSnapshot, Pod, Target, TargetName},
+    pods::PodSource,
+    report::Report,
+    select::Wanted,
+};
+
+impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
+    /// The pods whose devices must be read: those that are wanted, and the collectors.
+    pub(super) fn pods_to_read(&self, wanted: &[Wanted<'_>], pods: &[Pod]) -> Vec<PodNetns> {
+        let wanted = wanted.iter().map(|wanted| wanted.pod);
+        let collectors = self.policy.collectors().flat_map(|(_, nic)| collector::of(nic, pods));
+        let (mut uids, mut to_read) = (BTreeSet::new(), Vec::new());
+        for pod in wanted.chain(collectors).filter(|pod| !pod.host_network) {
+            if uids.insert(&pod.id.uid) {
+                to_read.push(PodNetns { uid: pod.id.uid.clone(), path: pod.netns.clone() });
+            }
+        }
+        to_read
+    }
+
+    /// The targets that are devices, with their present state.
+    pub(super) fn targets(
+        &mut self,
+        pods: Option<&[Pod]>,
+        links: &LinkSnapshot,
+        actual: &Actual,
+        report: &mut Report,
+    ) -> BTreeMap<TargetName, Target> {
+        let mut targets = BTreeMap::new();
+        for (name, mirror) in &self.mirrors {
+            let mut target = mirror.target(links);
+            self.told.target(name, &target);
+            self.told.fixed_offloads(&target, mirror.fixed_offloads(links));
+            self.told.loses_order(&target, mirror.loses_order(links));
+            // Taps that an earlier agent has left must not be given a target that leads back to them.
+            let entangled = links.by_name(mirror.name()).and_then(|mirror| {
+                let tapped = actual.taps.keys().filter(|device| device.is_on_node());
+                let tapped = tapped.filter_map(|device| links.host.get(&device.ifindex));
+                tapped.filter_map(|link| mirror_iface::conflict(mirror, link, links)).next()
+            });
+            if let (false, Some(conflict)) = (report.is_listed, entangled) {
+                report.failures.insert(format!(
+                    "{conflict}, which is tapped; nothing is copied to target {name} until there is a list of pods"
+                ));
+                target.ifindex = None;
+            }
+            targets.insert(name.clone(), Target::Device(target));
+        }
+        report.unreached.clear();
+        for (name, nic) in self.policy.collectors() {
+            let (target, absent) = match pods {
+                Some(pods) => collector::target(nic, pods, links),
+                None => {
+                    let before = actual.targets.get(name).and_then(Target::device);
+                    collector::until_listed(nic, before, links)
+                }
+            };
+            self.told.collector(name, &target, absent.as_ref());
+            report.unreached.extend(absent.map(|absent| (name.clone(), absent)));
+            targets.insert(name.clone(), Target::Device(target));
+        }
+        targets
+    }
+
+    /// The UIDs of the collectors that are found by their processes, and have no process or no NIC yet.
+    pub(super) fn expected_collectors(&self, pods: &[Pod], report: &Report) -> BTreeSet<String> {
+        let starting = self.policy.collectors().filter(|(name, _)| {
+            report.unreached.get(*name).is_some_and(collector::Absent::is_passing)
+        });
+        let pods = starting.flat_map(|(_, nic)| collector::of(nic, pods));
+        pods.filter(|pod| pod.netns.is_none()).map(|pod| pod.id.uid.clone()).collect()
+    }
+}

@@ -1,0 +1,146 @@
+//! Collectors: pods that are targets. Which device of the node leads to a collector now, and why there is none.
+//!
+//! Pure. The reconcile loop calls it: [`of`] before it reads the devices inside the pods, [`target`] after that. The
+//! device is the node's end of the pod's veth. Whatever is sent there arrives at the pod's NIC. The agent makes, changes
+//! and deletes no such device.
+
+use std::fmt;
+
+use crate::{
+    destination::{Destination, PodNic},
+    model::{DeviceTarget, Link, LinkKind, LinkSnapshot, Pod},
+};
+
+/// Why copies cannot go to a collector now.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Absent {
+    /// There was no list of pods yet.
+    NoList,
+    /// This node has no such pod.
+    NoPod,
+    /// It shares the node's network namespace.
+    HostNetwork,
+    /// No process of the pod runs on this node yet.
+    NoNetns,
+    /// Its network namespace cannot be read, and why.
+    NetnsUnreadable(String),
+    /// It has no such NIC, or no NIC yet.
+    NoNic(Option<String>),
+    /// No veth leads from the node to this NIC.
+    NoVeth(String),
+    /// The device that leads to it is down, or the NIC is.
+    Down(String),
+}
+
+impl Absent {
+    /// Whether this is true for a moment only, while the agent or the pod starts.
+    pub const fn is_passing(&self) -> bool {
+        matches!(self, Self::NoList | Self::NoNetns | Self::NoNic(None))
+    }
+}
+
+impl fmt::Display for Absent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoList => write!(f, "the pods of this node are not known yet"),
+            Self::NoPod => write!(f, "this node has no such pod"),
+            Self::HostNetwork => {
+                write!(f, "the pod uses the node's own network, so no veth leads to it; name a device instead")
+            }
+            Self::NoNetns => write!(f, "no process of the pod runs on this node yet"),
+            Self::NetnsUnreadable(error) => write!(f, "the pod's network namespace cannot be read: {error}"),
+            Self::NoNic(None) => write!(f, "the pod has no interface but loopback yet"),
+            Self::NoNic(Some(nic)) => write!(f, "the pod has no interface {nic:?}"),
+            Self::NoVeth(nic) => write!(f, "no veth leads from the node to the pod's interface {nic:?}"),
+            Self::Down(nic) => write!(f, "the pod's interface {nic:?} or the node's end of its veth is down"),
+        }
+    }
+}
+
+/// The pods of these names: their devices have to be read. A file may have several pods of one name.
+pub fn of<'a>(nic: &PodNic, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> {
+    let (namespace, name) = (nic.namespace.clone(), nic.name.clone());
+    pods.iter().filter(move |pod| pod.id.namespace == namespace && pod.id.name == name)
+}
+
+/// The device that leads to a collector, and why nothing can be copied there. Of several pods of one name, the first
+/// that can be reached counts.
+pub fn target(nic: &PodNic, pods: &[Pod], links: &LinkSnapshot) -> (DeviceTarget, Option<Absent>) {
+    let mut absent = None;
+    for pod in of(nic, pods) {
+        match of_pod(nic, pod, links) {
+            Ok(target) if target.up => return (target, None),
+            Ok(target) => return (target, Some(Absent::Down(nic_name(nic, pod, links)))),
+            Err(why) => absent = absent.or(Some(why)),
+        }
+    }
+    (none(nic), Some(absent.unwrap_or(Absent::NoPod)))
+}
+
+/// What holds until there is a list of pods: the target that an earlier agent has written, if its device still exists.
+pub fn until_listed(nic: &PodNic, before: Option<&DeviceTarget>, links: &LinkSnapshot) -> (DeviceTarget, Option<Absent>) {
+    let before = before.filter(|before| before.destination.pod() == Some(nic));
+    let link = before.and_then(|before| links.host.get(&before.ifindex?));
+    let link = link.filter(|link| leads_away(link) && before.is_some_and(|before| before.device == link.name));
+    match before.zip(link) {
+        Some((before, link)) => (with_state(before.clone(), link), None),
+        None => (none(nic), Some(Absent::NoList)),
+    }
+}
+
+fn of_pod(nic: &PodNic, pod: &Pod, links: &LinkSnapshot) -> Result<DeviceTarget, Absent> {
+    if pod.host_network {
+        return Err(Absent::HostNetwork);
+    }
+    let (inside, link) = nic_of(nic, pod, links)?;
+    let target = DeviceTarget { collector: inside.address, ..none(nic) };
+    Ok(with_state(target, link))
+}
+
+/// The NIC inside the pod, and the node's end of its veth.
+fn nic_of<'a>(nic: &PodNic, pod: &Pod, links: &'a LinkSnapshot) -> Result<(&'a Link, &'a Link), Absent> {
+    let inside = match links.pods.get(&pod.id.uid) {
+        None => return Err(Absent::NoNetns),
+        Some(Err(error)) => return Err(Absent::NetnsUnreadable(error.clone())),
+        Some(Ok(inside)) if inside.is_host => return Err(Absent::HostNetwork),
+        Some(Ok(inside)) => inside,
+    };
+    let is_meant = |link: &&Link| match &nic.nic {
+        Some(name) => link.name == *name,
+        None => link.kind != LinkKind::Loopback,
+    };
+    let mut candidates = inside.links.iter().filter(is_meant).peekable();
+    let first = candidates.peek().map(|link| link.name.clone());
+    let found = candidates.find_map(|link| Some((link, inside.host_end(link, &links.host)?)));
+    match (found, first) {
+        (Some(found), _) => Ok(found),
+        (None, Some(name)) => Err(Absent::NoVeth(name)),
+        (None, None) => Err(Absent::NoNic(nic.nic.clone())),
+    }
+}
+
+fn nic_name(nic: &PodNic, pod: &Pod, links: &LinkSnapshot) -> String {
+    nic_of(nic, pod, links).map(|(inside, _)| inside.name.clone()).unwrap_or_default()
+}
+
+fn none(nic: &PodNic) -> DeviceTarget {
+    DeviceTarget { destination: Destination::Pod(nic.clone()), ..DeviceTarget::default() }
+}
+
+fn with_state(target: DeviceTarget, link: &Link) -> DeviceTarget {
+    DeviceTarget {
+        device: link.name.clone(),
+        ifindex: Some(link.ifindex),
+        up: link.up && link.carrier,
+        queueless: link.queueless,
+        ..target
+    }
+}
+
+/// Whether the other end of a veth is in another namespace.
+fn leads_away(link: &Link) -> bool {
+    link.kind == LinkKind::Veth && link.peer.is_some_and(|peer| peer.nsid.is_some())
+}
+
+#[cfg(test)]
+mod tests;

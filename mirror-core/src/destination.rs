@@ -1,0 +1,199 @@
+//! [`Destination`]: what the administrator says of a target, as in `--target NAME=DESTINATION`.
+//!
+//! Pure: from text and back. `collector` and `mirror_iface` find the device that a destination has now. The command line
+//! calls [`parse_target`], and `dataplane/wire` keeps the text of a destination in the maps.
+
+use std::{fmt, str::FromStr};
+
+use crate::model::TargetName;
+
+/// Where the copies of a target go.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Destination {
+    /// To a device of the node, the mirror interface, by its name. It is made if it is missing.
+    Device(String),
+    /// To a pod of the node, the collector.
+    Pod(PodNic),
+}
+
+/// A pod by its names, and a NIC of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodNic {
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+    /// The NIC's name inside the pod; `None`: the first NIC that leads to the node.
+    pub nic: Option<String>,
+}
+
+/// The beginning of the text of a pod. A name of a device has no colon.
+const POD: &str = "pod:";
+
+impl Default for Destination {
+    fn default() -> Self {
+        Self::Device(String::new())
+    }
+}
+
+impl Destination {
+    /// The name of the device, which is the same for as long as the target exists; `None`: the device of a pod changes
+    /// with the pod.
+    pub fn device(&self) -> Option<&str> {
+        match self {
+            Self::Device(name) => Some(name),
+            Self::Pod(_) => None,
+        }
+    }
+
+    /// The pod.
+    pub const fn pod(&self) -> Option<&PodNic> {
+        match self {
+            Self::Pod(pod) => Some(pod),
+            Self::Device(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(name) => f.write_str(name),
+            Self::Pod(pod) => write!(f, "{POD}{pod}"),
+        }
+    }
+}
+
+impl fmt::Display for PodNic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, name, nic } = self;
+        write!(f, "{namespace}/{name}")?;
+        nic.iter().try_for_each(|nic| write!(f, "/{nic}"))
+    }
+}
+
+impl FromStr for Destination {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None => device_name(text).map(Self::Device),
+            Some(("pod", pod)) => pod_nic(pod).map(Self::Pod),
+            Some((kind, _)) => Err(format!(
+                "{kind:?} is no kind of target: use the name of an interface, or pod:NAMESPACE/NAME"
+            )),
+        }
+    }
+}
+
+/// A target and its destination, as in `ids=ids0` or `ids=pod:security/suricata`.
+///
+/// # Errors
+///
+/// A message for the user, with the part that is wrong.
+pub fn parse_target(text: &str) -> Result<(TargetName, Destination), String> {
+    let (name, destination) = text
+        .split_once('=')
+        .ok_or_else(|| format!("{text:?} has no '=': use a name and a destination, as in ids=ids0"))?;
+    Ok((TargetName(name.parse()?), destination.parse()?))
+}
+
+/// Checks the name of a device by the kernel's rules (`dev_valid_name()`).
+///
+/// # Errors
+///
+/// A message for the user.
+pub fn device_name(name: &str) -> Result<String, String> {
+    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace();
+    if name.is_empty() || name.len() > 15 || name == "." || name == ".." || name.contains(bad) {
+        return Err("an interface name has 1 to 15 bytes, without spaces, '/' and ':'".into());
+    }
+    Ok(name.to_owned())
+}
+
+/// `NAMESPACE/NAME` or `NAMESPACE/NAME/NIC`.
+fn pod_nic(text: &str) -> Result<PodNic, String> {
+    let parts: Vec<_> = text.split('/').collect();
+    let (namespace, name, nic) = match parts[..] {
+        [namespace, name] => (namespace, name, None),
+        [namespace, name, nic] => (namespace, name, Some(nic)),
+        _ => return Err(format!("{text:?} is no pod: use NAMESPACE/NAME or NAMESPACE/NAME/NIC")),
+    };
+    if !is_label(namespace) {
+        return Err(format!("{namespace:?} is no namespace of Kubernetes"));
+    }
+    if name.len() > 253 || !name.split('.').all(is_label) {
+        return Err(format!("{name:?} is no name of a pod"));
+    }
+    let nic = nic.map(device_name).transpose()?;
+    Ok(PodNic { namespace: namespace.to_owned(), name: name.to_owned(), nic })
+}
+
+/// Whether a text is a DNS label. A part of a pod's name may be longer than 63 bytes.
+fn is_label(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let ends = [text.bytes().next(), text.bytes().last()];
+    text.bytes().all(|byte| is_inner(byte) || byte == b'-') && ends.into_iter().flatten().filter(|end| is_inner(*end)).count() == 2
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pod(namespace: &str, name: &str, nic: Option<&str>) -> Destination {
+        let nic = nic.map(str::to_owned);
+        Destination::Pod(PodNic { namespace: namespace.into(), name: name.into(), nic })
+    }
+
+    #[test]
+    fn a_destination_is_a_device_or_a_pod() {
+        let parsed = |text: &str| text.parse::<Destination>();
+        assert_eq!(parsed("ids0"), Ok(Destination::Device("ids0".into())));
+        assert_eq!(parsed("pod"), Ok(Destination::Device("pod".into())));
+        assert_eq!(parsed("pod:security/suricata"), Ok(pod("security", "suricata", None)));
+        assert_eq!(parsed("pod:security/ids-0.a/net1"), Ok(pod("security", "ids-0.a", Some("net1"))));
+    }
+
+    #[test]
+    fn an_error_has_the_part_that_is_wrong() {
+        for (text, part) in [
+            ("ids", "has no '='"),
+            ("Ids=ids0", "\"Ids\""),
+            ("ids=", "1 to 15 bytes"),
+            ("ids=a-name-that-is-too-long", "1 to 15 bytes"),
+            ("ids=pot:a/b", "\"pot\""),
+            ("ids=pod:suricata", "\"suricata\""),
+            ("ids=pod:a/b/c/d", "\"a/b/c/d\""),
+            ("ids=pod:A/b", "\"A\""),
+            ("ids=pod:/b", "\"\""),
+            ("ids=pod:a/b_c", "\"b_c\""),
+            ("ids=pod:a/b..c", "\"b..c\""),
+            ("ids=pod:a/b/", "1 to 15 bytes"),
+            ("ids=pod:a/b/a b", "1 to 15 bytes"),
+        ] {
+            let error = parse_target(text).map_err(|error| error.contains(part));
+            assert_eq!(error, Err(true), "{text}: {:?}", parse_target(text));
+        }
+    }
+
+    proptest! {
+        /// The text of a destination can be read back, so that it can be kept in a map.
+        #[test]
+        fn the_text_can_be_read_back(
+            device in "[a-z0-9._-]{3,15}", namespace in "[a-z0-9]{1,63}", name in "[a-z0-9]{1,80}([.-][a-z0-9]{1,80}){0,2}",
+            nic in prop::option::of("[a-z0-9]{1,15}"),
+        ) {
+            let device = Destination::Device(device);
+            prop_assert_eq!(device.to_string().parse(), Ok(device));
+            let pod = pod(&namespace, &name, nic.as_deref());
+            prop_assert_eq!(pod.to_string().parse(), Ok(pod));
+        }
+
+        #[test]
+        fn any_text_has_an_answer(text in "\\PC{0,40}") {
+            let _ = parse_target(&text);
+        }
+    }
+}
