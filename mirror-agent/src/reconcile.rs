@@ -31,7 +31,9 @@ use crate::{
     links::LinkTable,
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
-    model::{Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Pod, Program, Tap, Target, TargetName},
+    model::{
+        Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Pod, Program, Tap, Target, TargetName,
+    },
     plan::{Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},

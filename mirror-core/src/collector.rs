@@ -45,7 +45,10 @@ impl fmt::Display for Absent {
             Self::NoList => write!(f, "the pods of this node are not known yet"),
             Self::NoPod => write!(f, "this node has no such pod"),
             Self::HostNetwork => {
-                write!(f, "the pod uses the node's own network, so no veth leads to it; name a device instead")
+                write!(
+                    f,
+                    "the pod uses the node's own network, so no veth leads to it; name a device instead"
+                )
             }
             Self::NoNetns => write!(f, "no process of the pod runs on this node yet"),
             Self::NetnsUnreadable(error) => write!(f, "the pod's network namespace cannot be read: {error}"),
@@ -78,10 +81,15 @@ pub fn target(nic: &PodNic, pods: &[Pod], links: &LinkSnapshot) -> (DeviceTarget
 }
 
 /// What holds until there is a list of pods: the target that an earlier agent has written, if its device still exists.
-pub fn until_listed(nic: &PodNic, before: Option<&DeviceTarget>, links: &LinkSnapshot) -> (DeviceTarget, Option<Absent>) {
+pub fn until_listed(
+    nic: &PodNic,
+    before: Option<&DeviceTarget>,
+    links: &LinkSnapshot,
+) -> (DeviceTarget, Option<Absent>) {
     let before = before.filter(|before| before.destination.pod() == Some(nic));
     let link = before.and_then(|before| links.host.get(&before.ifindex?));
-    let link = link.filter(|link| leads_away(link) && before.is_some_and(|before| before.device == link.name));
+    let link =
+        link.filter(|link| leads_away(link) && before.is_some_and(|before| before.device == link.name));
     match before.zip(link) {
         Some((before, link)) => (with_state(before.clone(), link), None),
         None => (none(nic), Some(Absent::NoList)),

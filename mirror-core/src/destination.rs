@@ -133,7 +133,8 @@ fn pod_nic(text: &str) -> Result<PodNic, String> {
 fn is_label(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let ends = [text.bytes().next(), text.bytes().last()];
-    text.bytes().all(|byte| is_inner(byte) || byte == b'-') && ends.into_iter().flatten().filter(|end| is_inner(*end)).count() == 2
+    text.bytes().all(|byte| is_inner(byte) || byte == b'-')
+        && ends.into_iter().flatten().filter(|end| is_inner(*end)).count() == 2
 }
 
 #[cfg(test)]

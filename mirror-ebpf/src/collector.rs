@@ -25,6 +25,7 @@ pub(crate) extern "C" fn owns(skb: *mut __sk_buff, target: u32) -> u32 {
     if code != 0 {
         return 0;
     }
-    let is_at = |offset: usize| (0..target.collector.len()).all(|at| macs[offset + at] == target.collector[at]);
+    let is_at =
+        |offset: usize| (0..target.collector.len()).all(|at| macs[offset + at] == target.collector[at]);
     u32::from(is_at(0) || is_at(6))
 }

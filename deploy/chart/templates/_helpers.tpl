@@ -57,11 +57,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- regexFind "[0-9]+$" .Values.listen }}
 {{- end }}
 
-{{- /* NAME=DEVICE,NAME=DEVICE */ -}}
+{{- /* NAME=DESTINATION,NAME=DESTINATION */ -}}
 {{- define "podmirror.targets" -}}
 {{- $targets := list }}
-{{- range $name, $device := .Values.targets }}
-{{- $targets = append $targets (printf "%s=%s" $name $device) }}
+{{- range $name, $destination := .Values.targets }}
+{{- $targets = append $targets (printf "%s=%s" $name $destination) }}
 {{- end }}
 {{- join "," $targets }}
 {{- end }}

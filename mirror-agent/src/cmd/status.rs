@@ -65,7 +65,8 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
         // Another device may have the name of a pod's device, after that has gone.
         let known = device.ifindex;
         let mut now = MirrorIface::new(&device.device, None).target(&devices);
-        now.ifindex = now.ifindex.filter(|ifindex| device.destination.pod().is_none() || Some(*ifindex) == known);
+        now.ifindex =
+            now.ifindex.filter(|ifindex| device.destination.pod().is_none() || Some(*ifindex) == known);
         let (up, ifindex) = (now.up && now.ifindex.is_some(), now.ifindex.map(|ifindex| ifindex.0));
         TargetStatus { name, destination, device: now.device, ifindex, up, stream: false }
     });

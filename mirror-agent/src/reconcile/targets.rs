@@ -77,9 +77,10 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
 
     /// The UIDs of the collectors that are found by their processes, and have no process or no NIC yet.
     pub(super) fn expected_collectors(&self, pods: &[Pod], report: &Report) -> BTreeSet<String> {
-        let starting = self.policy.collectors().filter(|(name, _)| {
-            report.unreached.get(*name).is_some_and(collector::Absent::is_passing)
-        });
+        let starting = self
+            .policy
+            .collectors()
+            .filter(|(name, _)| report.unreached.get(*name).is_some_and(collector::Absent::is_passing));
         let pods = starting.flat_map(|(_, nic)| collector::of(nic, pods));
         pods.filter(|pod| pod.netns.is_none()).map(|pod| pod.id.uid.clone()).collect()
     }

@@ -109,7 +109,9 @@ impl Told {
         let DeviceTarget { destination, device, ifindex, .. } = target;
         let ifindex = ifindex.map(tracing::field::display);
         match absent {
-            None => info!(target = %name, collector = %destination, device, ifindex, "the collector takes copies"),
+            None => {
+                info!(target = %name, collector = %destination, device, ifindex, "the collector takes copies")
+            }
             Some(absent) if absent.is_passing() => {
                 info!(target = %name, collector = %destination, "nothing is copied to the collector yet: {absent}");
             }

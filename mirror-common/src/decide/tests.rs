@@ -400,6 +400,10 @@ fn a_collectors_own_packets_are_not_copied_to_it() {
     assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Copied]);
     node.own = vec![0, 1];
     let (clones, charged) = (node.clones.len(), node.charged.len());
-    assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Loop], "only a collector has own packets");
+    assert_eq!(
+        node.see(packet, &tap).0,
+        [Verdict::Copied, Verdict::Loop],
+        "only a collector has own packets"
+    );
     assert_eq!((node.clones.len(), node.charged.len()), (clones + 1, charged));
 }

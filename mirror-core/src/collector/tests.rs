@@ -147,6 +147,10 @@ fn until_there_is_a_list_the_last_target_holds() {
     let other = DeviceTarget { destination: "pod:security/other".parse().unwrap(), ..before.clone() };
     assert_eq!(until_listed(&nic(text), Some(&other), &links), nothing, "another pod's");
     let renamed = DeviceTarget { device: "veth9".into(), ..before.clone() };
-    assert_eq!(until_listed(&nic(text), Some(&renamed), &links), nothing, "the index may have been used again");
+    assert_eq!(
+        until_listed(&nic(text), Some(&renamed), &links),
+        nothing,
+        "the index may have been used again"
+    );
     assert_eq!(until_listed(&nic(text), Some(&before), &LinkSnapshot::default()), nothing, "it has gone");
 }

@@ -97,7 +97,8 @@ fn told(notes: &Notes) -> String {
         rows.push(row(reason, &about, message));
     }
     rows.extend(bad_annotations.iter().map(|bad| row("BadAnnotation", &bad.pod, &bad.message)));
-    let unreached = |Unreached { target, message }: &Unreached| row("TargetDown", &format!("target {target}"), message);
+    let unreached =
+        |Unreached { target, message }: &Unreached| row("TargetDown", &format!("target {target}"), message);
     rows.extend(unreached_targets.iter().map(unreached));
     rows.extend(failures.iter().map(|failure| row("failed", "-", failure)));
     if rows.is_empty() {

@@ -25,6 +25,7 @@ mod admin;
 mod annotations;
 mod attaching;
 mod choice;
+mod collectors;
 mod commands;
 mod complete;
 mod harness;

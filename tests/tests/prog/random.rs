@@ -64,8 +64,8 @@ fn case() -> impl Strategy<Value = Case> {
         });
     // The packet's own addresses, and another one.
     let collector = prop::option::weighted(0.3, prop::sample::select(vec![DESTINATION, SOURCE, 6]));
-    let aim = (devices, flags, collector)
-        .prop_map(|(device, flags, collector)| Aim { device, flags, collector });
+    let aim =
+        (devices, flags, collector).prop_map(|(device, flags, collector)| Aim { device, flags, collector });
     let aims = prop::collection::vec(aim, 4);
     // Any mark and any neighbours, also such as no agent would write. The second stage is not attached.
     let parts = (0..4_u32, 0..4_u32, 0..16_u32, prop_oneof![Just(0), any::<u8>()]);

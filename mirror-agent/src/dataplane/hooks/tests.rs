@@ -168,3 +168,22 @@ fn filters_are_read_as_they_are_listed() {
     let others = [listed(1, ALL, "matchall", vec![])];
     assert_eq!(filters::at_hook(&others, Program::TapIngress), AtHook::default());
 }
+
+/// A collector's device has a tap's program and the second stage at one hook. Programs of others still count.
+#[test]
+fn our_other_program_at_a_hook_hides_nothing() {
+    let named = |id: u32, name: &str| InChain { id, name: name.to_owned() };
+    let all =
+        || vec![named(1, "tap_ingress"), named(2, "tap_egress"), named(3, "deliver"), named(4, "theirs")];
+    for (which, expected) in [
+        (Program::TapIngress, vec![1, 2, 3, 4]),
+        (Program::TapEgress, vec![1, 2, 4]),
+        (Program::Deliver, vec![1, 3, 4]),
+    ] {
+        let ahead = all().into_iter().map(|InChain { id, name }| Ahead::Program { name, id }).collect();
+        let (mut chain, mut filters) = (all(), AtHook { ours: Vec::new(), ahead });
+        leave_out_siblings(which, &mut chain, &mut filters);
+        assert_eq!(chain.iter().map(|program| program.id).collect::<Vec<_>>(), expected, "{which:?}");
+        assert_eq!(filters.ahead.len(), expected.len(), "{which:?}");
+    }
+}

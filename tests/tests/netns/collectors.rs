@@ -1,0 +1,330 @@
+//! A pod is the target: it gets the copies at its own NIC, and its own traffic is not disturbed.
+
+use std::{collections::BTreeMap, fs};
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Conversation, Flood, Lab, MIRROR, PodNs, PodSpec, PodsFile, SOON, Status,
+    check, eventually, while_talking,
+};
+
+use crate::{Inside, Node, any_mode, shows};
+
+in_both_modes!(
+    a_collector_gets_every_frame_once_and_unchanged,
+    a_collector_with_a_tap_of_its_own_gets_cut_copies,
+);
+
+/// A mirrored pod, its partner, and the collector.
+struct Scene {
+    ids: PodNs,
+    node: Node,
+}
+
+const TARGET: [&str; 2] = ["--target", "ids=pod:default/ids"];
+
+impl Scene {
+    fn new(node: Node, make: impl Fn(&Lab) -> PodNs) -> Self {
+        Self { ids: make(&node.lab), node }
+    }
+
+    fn bridged(story: &str) -> Self {
+        let scene = Self::new(Node::bridged(story), |lab| lab.pod("ids", "br0"));
+        // All learn where the others are. Until then, the bridge floods originals to the collector too.
+        let Node { web, db, .. } = &scene.node;
+        for (pod, other) in [(web, db), (&scene.ids, web), (&scene.ids, db)] {
+            pod.ping(other.v4(), 2, 56);
+            pod.ping(other.v6(), 2, 56);
+        }
+        scene
+    }
+
+    fn routed(story: &str) -> Self {
+        Self::new(Node::routed(story), |lab| lab.routed_pod("ids"))
+    }
+
+    fn web(&self) -> PodSpec {
+        PodSpec::of(&self.node.web).mirror("true").annotated("podmirror.io/target", "ids")
+    }
+
+    fn ids(&self) -> PodSpec {
+        PodSpec::of(&self.ids).mirror("false")
+    }
+}
+
+/// Waits until the target's state is that.
+fn wait_target(lab: &Lab, is_up: bool) -> Status {
+    lab.wait_status(|status| {
+        check(status.target("ids").up == is_up, || format!("the target is up: not {is_up}"))
+    })
+}
+
+/// The reasons why targets cannot be reached.
+fn unreached(status: &Status) -> Vec<String> {
+    let notes = status.notes.clone().unwrap_or_default();
+    let unreached = notes["unreached_targets"].as_array().cloned().unwrap_or_default();
+    unreached.iter().map(|of| format!("{}: {}", of["target"], of["message"]).replace('"', "")).collect()
+}
+
+fn verdicts(status: &Status, pod: &PodNs, mirror: &str) -> BTreeMap<String, u64> {
+    status.tap(pod.veth_host()).session(mirror).verdicts()
+}
+
+fn named(counts: &[(&str, usize)]) -> BTreeMap<String, u64> {
+    counts.iter().map(|(name, count)| ((*name).to_owned(), *count as u64)).collect()
+}
+
+fn a_collector_gets_every_frame_once_and_unchanged(mode: AttachMode) {
+    for scene in [Scene::bridged("collector"), Scene::routed("collector")] {
+        let Scene { ids, node: Node { web, db, lab } } = &scene;
+        let before = lab.network_state();
+        let features =
+            ids.netns().run("ethtool -k eth0") + &lab.node().run(&format!("ethtool -k {}", ids.veth_host()));
+        let pods = PodsFile::new(lab, &[scene.web(), scene.ids()]);
+        let agent = Agent::run(lab, mode, &pods, &[&TARGET[..], &["--mirror-offloads", "off"]].concat());
+        lab.wait_mirrored(&[web]);
+        let target = wait_target(lab, true).target("ids");
+        assert_eq!(
+            (target.destination.as_str(), target.device.as_str()),
+            ("pod:default/ids", ids.veth_host())
+        );
+        assert_eq!(target.ifindex, Some(lab.ifindex(ids.veth_host())));
+        let (inside, collector) = (Inside::of(web), Capture::start(ids.netns(), "eth0"));
+        web.ping(db.v4(), 20, 56);
+        web.ping(db.v6(), 20, 1400);
+        web.udp_echo(db, db.v4(), &[0, 1, 1472, 1473, 65507]);
+        Conversation::open(web, db, db.v4()).exchange(500_000);
+        shows(&collector, || inside.capture.frames());
+        let (sent, received) = inside.stop();
+        collector.stop().same_as(&sent.and(&received)).unwrap();
+        assert!(sent.iter().any(|(frame, _)| frame.len() > 1514), "super-frames are copied as such");
+        let copied = named(&[("egress copied", sent.len()), ("ingress copied", received.len())]);
+        assert_eq!(verdicts(&lab.status(), web, "default"), copied);
+        agent.stop();
+        lab.cleanup();
+        lab.network_is_as(&before);
+        assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+        let now =
+            ids.netns().run("ethtool -k eth0") + &lab.node().run(&format!("ethtool -k {}", ids.veth_host()));
+        assert_eq!(now, features, "its offloads are its own");
+    }
+}
+
+/// The collector is mirrored too: to `mirror0`, and by mistake to itself. Its own tap and the second stage of the target
+/// stand at one hook. The collector gets the beginnings of web's packets, and no packet of its own twice.
+fn a_collector_with_a_tap_of_its_own_gets_cut_copies(mode: AttachMode) {
+    let scene = &Scene::bridged("collector-tapped");
+    let Scene { ids, node: Node { web, db, lab } } = scene;
+    let pods = PodsFile::new(
+        lab,
+        &[
+            scene.web().annotated("podmirror.io/snaplen", "96"),
+            scene
+                .ids()
+                .annotated("podmirror.io/mirror.out", "true")
+                .annotated("podmirror.io/mirror.self", "true")
+                .annotated("podmirror.io/target.self", "ids"),
+        ],
+    );
+    let agent = Agent::run(lab, mode, &pods, &TARGET);
+    lab.wait_mirrored(&[web, ids]);
+    wait_target(lab, true);
+    let (of_web, of_ids) = (Inside::of(web), Capture::start(ids.netns(), "eth0"));
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.ping(db.v4(), 10, 1000);
+    ids.ping(db.v4(), 7, 900);
+
+    // Four frames of ids and db pass only the tap of ids, and go to `mirror0` whole.
+    eventually(SOON, || check(mirror.frames().len() == 14, || format!("{} of 14", mirror.frames().len())));
+    let own = mirror.stop();
+    assert!(own.iter().all(|(frame, times)| frame.len() == 14 + 20 + 8 + 900 && times == 1));
+    let cut = || {
+        let frames = of_web.capture.frames();
+        frames
+            .iter()
+            .map(|(frame, times)| (frame[..96].to_vec(), times))
+            .fold(own.clone(), |all, (frame, times)| all.with(&frame, times))
+    };
+    shows(&of_ids, cut);
+    let (sent, received) = of_web.stop();
+    of_ids.stop();
+
+    let status = lab.status();
+    let copies = sent.len() + received.len();
+    let of_web = named(&[("egress copied", sent.len()), ("ingress copied", received.len())]);
+    assert_eq!(verdicts(&status, web, "default"), of_web);
+    // A copy that passes the collector's own tap is never copied again.
+    let out = named(&[("egress copied", 7), ("ingress copied", 7), ("ingress loop", copies)]);
+    assert_eq!(verdicts(&status, ids, "out"), out);
+    assert_eq!(verdicts(&status, ids, "self"), named(&[("egress loop", 7), ("ingress loop", 7 + copies)]));
+    let notes = status.notes.as_ref().unwrap();
+    assert_eq!(
+        notes["not_mirrored"].as_array().unwrap().len(),
+        0,
+        "no program of ours hides a packet: {notes}"
+    );
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+}
+
+/// A count of the kernel's statistics of TCP in a namespace.
+fn tcp_statistic(pod: &PodNs, name: &str) -> u64 {
+    let text = pod.netns().enter(|| fs::read_to_string("/proc/thread-self/net/netstat")).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("TcpExt:")).collect();
+    let at = lines[0].split(' ').position(|word| word == name).unwrap();
+    lines[1].split(' ').nth(at).unwrap().parse().unwrap()
+}
+
+/// On a bridge the copies have addresses of the collector's own network. The collector talks to the mirrored pod itself,
+/// under load: its TCP sees no segment twice, its neighbours stay, and it can take a new IPv6 address.
+#[test]
+fn a_collectors_own_traffic_is_not_disturbed() {
+    let scene = &Scene::bridged("collector-quiet");
+    let Scene { ids, node: Node { web, db, lab } } = scene;
+    let pods = PodsFile::new(lab, &[scene.web(), scene.ids()]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    wait_target(lab, true);
+    // Without RFC 7527 the kernel would take its own question, if a copy came back, for that of another node.
+    for device in ["all", "eth0"] {
+        ids.netns().sysctl(&format!("ipv6/conf/{device}/enhanced_dad"), "0");
+    }
+    let neighbours = || {
+        let text = ids.netns().ip("neighbour show");
+        let mut lines: Vec<_> =
+            text.lines().map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect();
+        lines.sort();
+        lines
+    };
+    let (before, duplicates) =
+        (neighbours(), || ["TCPDSACKRecv", "TCPDSACKOldSent"].map(|name| tcp_statistic(ids, name)));
+    assert_eq!(duplicates(), [0; 2]);
+    let flood = Flood::start(web, db);
+    let conversation = Conversation::open(ids, web, web.v4());
+    for _ in 0..10 {
+        conversation.exchange(2_000_000);
+        flood.go_on(50);
+    }
+    drop(conversation);
+    ids.netns().ip("address add fd00::77/64 dev eth0");
+    eventually(SOON, || {
+        let address = ids.netns().ip("-6 address show dev eth0 to fd00::77");
+        check(address.contains("fd00::77") && !address.contains("tentative"), || address.clone())?;
+        check(!address.contains("dadfailed"), || panic!("{address}"))
+    });
+    while_talking(ids, db, || flood.go_on(50));
+    flood.stop();
+    // A busy machine retransmits a segment now and then. With copies there would be one for each of 600 super-frames.
+    assert!(duplicates().iter().all(|count| *count < 50), "segments came twice: {:?}", duplicates());
+    assert_eq!(neighbours(), before);
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert!(tap.total("loop") > 100, "its own packets are known by the addresses: {tap:?}");
+    assert_eq!(tap.total("copied") + tap.total("loop") + tap.total("congested"), tap.seen(), "{tap:?}");
+}
+
+/// The pod goes, comes back elsewhere, and its device is renamed and goes down. Copying follows, and web never notices.
+#[test]
+fn a_collector_goes_and_comes_back() {
+    let scene = Scene::bridged("collector-gone");
+    let (web_spec, first) = (scene.web(), scene.ids());
+    let Scene { ids, node } = scene;
+    let Node { web, db, lab } = &node;
+    let pods = PodsFile::new(lab, &[web_spec.clone(), first]);
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    wait_target(lab, true);
+    let flood = Flood::start(web, db);
+    flood.go_on(100);
+
+    drop(ids);
+    let status = wait_target(lab, false);
+    assert_eq!(status.target("ids").destination, "pod:default/ids");
+    agent.wait_for_log(&["nothing is copied to the collector"]);
+    pods.write(std::slice::from_ref(&web_spec));
+    lab.wait_status(|status| {
+        let expected = "ids: this node has no such pod";
+        check(unreached(status) == [expected], || format!("not {expected}"))
+    });
+    flood.go_on(200);
+
+    // The same name, another pod.
+    let ids = lab.pod("ids", "br0");
+    pods.write(&[web_spec, PodSpec::of(&ids).uid("ids-2").mirror("false")]);
+    let status = wait_target(lab, true);
+    assert_eq!(status.target("ids").device, ids.veth_host());
+    assert_eq!(unreached(&status), [""; 0]);
+    let takes_copies = || {
+        let before = ids.netns().ip("-s -j link show eth0");
+        flood.go_on(50);
+        eventually(SOON, || check(ids.netns().ip("-s -j link show eth0") != before, || "no copies".into()));
+    };
+    takes_copies();
+
+    lab.node().ip(&format!("link set {} down", ids.veth_host()));
+    let status = wait_target(lab, false);
+    assert_eq!(unreached(&status).len(), 1, "{status:?}");
+    lab.node().ip(&format!("link set {} name ids-end", ids.veth_host()));
+    flood.go_on(100);
+    lab.node().ip("link set ids-end up");
+    let status = wait_target(lab, true);
+    assert_eq!(status.target("ids").device, "ids-end");
+    takes_copies();
+
+    // Without an agent copying goes on. A new agent without a list of pods keeps the target.
+    agent.kill();
+    takes_copies();
+    pods.remove();
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    agent.wait_for_log(&["the collector takes copies"]);
+    takes_copies();
+
+    let rounds = flood.stop();
+    let status = lab.status();
+    let tap = status.tap(web.veth_host());
+    assert!(tap.seen() >= 2 * rounds as u64 && tap.total("target_down") >= 600, "{rounds} rounds: {tap:?}");
+    // The bridge floods what the new collector announces to all, and that is its own.
+    let explained = ["copied", "target_down", "congested", "loop"].map(|verdict| tap.total(verdict));
+    assert_eq!(explained.iter().sum::<u64>(), tap.seen(), "{tap:?}");
+    agent.stop();
+    lab.cleanup();
+    assert!(lab.devices().contains(&"ids-end".to_owned()), "the pod's device is the pod's");
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+}
+
+/// The user reads what is wrong with a target: at the start, or in the status.
+#[test]
+fn a_target_that_cannot_be_is_refused_with_the_value() {
+    let scene = &Scene::bridged("collector-refused");
+    let Node { lab, web, .. } = &scene.node;
+    let host = PodSpec::named("host").host_network();
+    let pods = PodsFile::new(lab, &[scene.web(), scene.ids(), host]);
+    for (target, named) in [
+        ("ids=pod:ids", "\"ids\" is no pod"),
+        ("ids=pot:default/ids", "\"pot\" is no kind of target"),
+        ("ids=pod:default/ids/a-name-that-is-too-long", "1 to 15 bytes"),
+    ] {
+        let exit = lab.agent_exit(&["run", "--pods-from", pods.path(), "--target", target]);
+        assert!(exit.code == Some(2) && exit.stderr.contains(named), "{target}: {exit:?}");
+    }
+    let twice = ["--target", "a=pod:default/ids", "--target", "b=pod:default/ids"];
+    let exit = lab.agent_exit(&[&["run", "--pods-from", pods.path()][..], &twice].concat());
+    assert!(exit.stderr.contains("is the destination of target a already"), "{exit:?}");
+
+    let targets = "ids=pod:default/ids/net1,host=pod:default/host,other=pod:default/other";
+    let run = ["run", "--pods-from", pods.path()];
+    let _agent = Agent::with_environment(lab, &run, &[("MIRROR_TARGETS", targets)]);
+    lab.wait_mirrored(&[web]);
+    let status = lab.wait_status(|status| check(unreached(status).len() == 3, || "not three".into()));
+    let reasons = unreached(&status);
+    for (told, expected) in reasons.iter().zip([
+        "host: the pod uses the node's own network",
+        "ids: the pod has no interface net1",
+        "other: this node has no such pod",
+    ]) {
+        assert!(told.replace('\\', "").starts_with(expected), "{reasons:?}");
+    }
+    let table = lab.agent_exit(&["status"]).stdout;
+    assert!(table.contains("pod               default/other (missing), target other"), "{table}");
+    assert!(table.contains("TargetDown"), "{table}");
+}
