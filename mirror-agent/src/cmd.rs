@@ -68,11 +68,13 @@ fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The devices, with the offloads of the mirror interfaces.
+/// The devices, with the offloads of the mirror interfaces and the routes of the tunnels.
 fn links_of(targets: &BTreeMap<TargetName, Destination>) -> anyhow::Result<Netlink> {
     let links = Netlink::new()?;
     let devices = targets.values().filter_map(Destination::device);
-    Ok(devices.fold(links, Netlink::with_offloads_of))
+    let links = devices.fold(links, Netlink::with_offloads_of);
+    let tunnels = targets.values().filter_map(Destination::tunnel);
+    Ok(tunnels.fold(links, |links, tunnel| links.with_route_to(tunnel.remote)))
 }
 
 /// The mirror interface of each target that has one.

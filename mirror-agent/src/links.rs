@@ -1,7 +1,7 @@
 //! The network devices of the node and of its pods.
 //!
 //! The edge to rtnetlink and `/proc`. This module reads devices, reports when they change, and makes or deletes the
-//! mirror interface. It touches no tc hook (`dataplane` does) and decides nothing.
+//! devices of targets. It touches no tc hook (`dataplane` does) and decides nothing.
 
 pub mod netlink;
 
@@ -14,6 +14,7 @@ mod netns;
 mod offloads;
 mod procfs;
 mod queue;
+mod route;
 mod sink;
 mod socket;
 #[cfg(test)]
@@ -45,7 +46,7 @@ fn is_momentary(error: &io::Error) -> bool {
 
 /// The devices, as the reconcile loop needs them.
 pub trait LinkTable {
-    /// Reads the devices of the node, and of the network namespaces of `pods`.
+    /// Reads the devices of the node, and of the network namespaces of `pods`, and the routes to the tunnels' ends.
     ///
     /// A namespace that cannot be read is an error of that pod alone. If the reason is momentary, there is no snapshot
     /// instead. A pod without a path and without a process is not in the snapshot.

@@ -32,7 +32,7 @@ impl From<&Report> for Notes {
         let bad = bad.map(|bad| BadAnnotation { pod: bad.pod.to_string(), message: bad.to_string() });
         let unreached = report.unreached.iter();
         let unreached =
-            unreached.map(|(target, why)| Unreached { target: target.to_string(), message: why.to_string() });
+            unreached.map(|(target, why)| Unreached { target: target.to_string(), message: why.clone() });
         Self {
             unreached_targets: unreached.collect(),
             not_mirrored: not_mirrored.collect(),

@@ -24,7 +24,7 @@ use held::Held;
 use tokio::{sync::watch, time::Instant};
 use told::Told;
 
-use mirror_core::hidden;
+use mirror_core::{hidden, tunnel};
 
 use crate::{
     dataplane::Dataplane,
@@ -218,9 +218,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let Seen { links, actual, selection } =
             self.look(pods.as_deref(), &wanted, &captures, &mut report.failures).await?;
 
-        let mut targets = self.targets(pods.as_deref(), &links, &actual, report);
         let mut expected = expected::of(&wanted, &selection.skipped);
-        expected.extend(self.expected_collectors(pods.as_deref().unwrap_or_default(), report));
+        let mut targets = self.targets(pods.as_deref(), &links, &actual, &mut expected, report);
         self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
         targets.extend(captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring)))));
         self.told.ended(&actual);
@@ -301,13 +300,15 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         actual: &Actual,
         failures: &mut BTreeSet<String>,
     ) -> bool {
-        let names = self.policy.mirror_ifaces().collect();
+        let names = self.policy.own_devices();
+        let names = names.iter().map(String::as_str).collect();
         let mut changes = mirror_iface::abandoned(&names, links, &actual.targets);
         // Taps of another version may still copy to a device that this version has made.
         if actual.other_versions.is_empty() {
             changes = mirror_iface::left_behind(&names, links);
         }
         changes.extend(self.mirrors.values_mut().flat_map(|mirror| mirror.changes(links)));
+        changes.extend(tunnel::changes(self.policy.tunnels().map(|(_, tunnel)| tunnel), links));
         for change in &changes {
             if let Err(error) = self.links.apply(change).await {
                 failures.insert(format!("{error:#}"));

@@ -8,7 +8,6 @@ use std::{
     sync::Arc,
 };
 
-use mirror_core::collector::Absent;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
@@ -38,8 +37,8 @@ pub struct Report {
     /// The pods and interfaces that are selected but not tapped. A round that could not read the devices leaves this
     /// set unchanged.
     pub skipped: BTreeSet<Skipped>,
-    /// The targets to which nothing can be copied because their pod cannot be reached.
-    pub unreached: BTreeMap<TargetName, Absent>,
+    /// The pods and tunnels to which nothing can be copied, and why.
+    pub unreached: BTreeMap<TargetName, String>,
     /// The annotations that make no sense.
     pub bad: BTreeSet<BadAnnotation>,
     /// The operations that failed in this round, and will be tried again.

@@ -72,6 +72,21 @@ pub const TARGET_STREAM: u32 = 8;
 /// are not copied there.
 pub const TARGET_COLLECTOR: u32 = 16;
 
+/// Bit of [`Target::flags`]: the device is a tunnel's. [`Target::tunnel`] holds for the copies, which `deliver` addresses. So
+/// nothing is copied there without [`TARGET_CUTS`].
+pub const TARGET_TUNNEL: u32 = 32;
+
+/// Flag of [`Tunnel::flags`]: the other end has an IPv6 address.
+pub const TUNNEL_IPV6: u32 = 1;
+/// [`Tunnel::oversize`]: a copy that does not fit is cut.
+pub const OVERSIZE_TRUNCATE: u32 = 0;
+/// [`Tunnel::oversize`]: super-frames are left to the kernel, which segments them. Other copies are cut.
+pub const OVERSIZE_SEGMENT: u32 = 1;
+/// [`Tunnel::oversize`]: all copies are left to the kernel, which segments them and makes IP fragments.
+pub const OVERSIZE_FRAGMENT: u32 = 2;
+/// [`Tunnel::oversize`]: a copy that does not fit is dropped.
+pub const OVERSIZE_DROP: u32 = 3;
+
 /// Index in `NODE_LIMITS`: the limit for all copies of the node together (`--max-rate`).
 pub const NODE_LIMIT: u32 = 0;
 /// Index in `NODE_LIMITS`: the limit for the copies of each pod (`--max-pod-rate`).
@@ -209,7 +224,8 @@ pub struct SessionInfo {
 pub struct Target {
     /// ifindex of the device that takes the copies; 0: there is none now, or the target is a stream.
     pub ifindex: u32,
-    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_COLLECTOR`].
+    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_COLLECTOR`],
+    /// [`TARGET_TUNNEL`].
     pub flags: u32,
     /// The kernel's id of the ring that a stream writes to; 0: there is none now. The programs do not read it.
     pub ring: u32,
@@ -221,6 +237,8 @@ pub struct Target {
     pub collector: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
+    /// The way of the copies; valid with [`TARGET_TUNNEL`].
+    pub tunnel: Tunnel,
     /// What the administrator named, as text. The programs do not read it.
     pub destination: [u8; MAX_DESTINATION],
 }
@@ -235,9 +253,26 @@ impl Default for Target {
             device: [0; 16],
             collector: [0; 6],
             reserved: [0; 2],
+            tunnel: Tunnel::default(),
             destination: [0; MAX_DESTINATION],
         }
     }
+}
+
+/// The way of the copies into a tunnel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Tunnel {
+    /// The address of the other end in network byte order; of IPv4 the first word.
+    pub remote: [u32; 4],
+    /// The VNI.
+    pub id: u32,
+    /// Bytes of a frame that fit into a packet.
+    pub room: u32,
+    /// [`OVERSIZE_TRUNCATE`] and its like.
+    pub oversize: u32,
+    /// [`TUNNEL_IPV6`].
+    pub flags: u32,
 }
 
 /// Value of the per-CPU array map `DELIVERY`, of one element: the messages between a tap and the second stage,
@@ -249,6 +284,8 @@ pub struct Delivery {
     pub snaplen: u32,
     /// 1: the copy could not be cut, and was dropped. The tap clears it.
     pub uncut: u32,
+    /// The index in `TARGETS` of the tunnel that the copy is for, plus 1; 0: it is for no tunnel.
+    pub tunnel: u32,
 }
 
 /// Packets and their bytes.

@@ -15,7 +15,8 @@
 use crate::{
     abi::{
         MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, Session,
-        TAP_CAPTURES_ONLY, TARGET_COLLECTOR, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap,
+        TAP_CAPTURES_ONLY, TARGET_COLLECTOR, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL,
+        TARGET_UP, Tap,
     },
     filter::{self, FilterProgram},
     limit::charge::Paid,
@@ -71,9 +72,11 @@ pub trait Kernel {
     fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict>;
     /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
-    /// Clones the packet, with `tc_index` in the clone, to a device, where the clone is cut to `snaplen` bytes (0: not
-    /// at all).
-    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Cloned;
+    /// Whether the packet is one of a tunnel of ours, which brings copies of another node.
+    fn is_of_tunnel(&mut self) -> bool;
+    /// Clones the packet, with `tc_index` in the clone, to the device of the session's target. There the clone is cut to
+    /// the session's snap length, and addressed if the device is a tunnel's.
+    fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned;
     /// Writes a record of the packet into the ring of the session's target.
     fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict>;
     /// Writes `skb->tc_index` of the packet itself.
@@ -152,12 +155,16 @@ fn run<K: Kernel>(
     if target.flags & TARGET_COLLECTOR != 0 && kernel.is_of_collector(session.target) {
         return Err(Verdict::Loop);
     }
+    // A copy of a packet that brings copies would be brought again, and so on.
+    if kernel.is_of_tunnel() {
+        return Err(Verdict::Loop);
+    }
     let has_limits = session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
     let paid = if has_limits { kernel.charge(tap, session)? } else { Paid::NOTHING };
     let copied = if target.flags & TARGET_STREAM != 0 {
         kernel.record(session, direction)
     } else {
-        let cloned = kernel.clone_to(target.ifindex, marks::of_copy(packet.tc_index), session.snaplen);
+        let cloned = kernel.clone_to(session, target, marks::of_copy(packet.tc_index));
         outcome(cloned, target.flags)
     };
     match copied {
@@ -214,8 +221,14 @@ const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Ver
     if target.ifindex == packet.ifindex {
         return Err(Verdict::Loop);
     }
-    if session.snaplen != 0 && target.flags & TARGET_CUTS == 0 {
-        return Err(Verdict::Uncut);
+    if target.flags & TARGET_CUTS == 0 {
+        // Nothing addresses the copies.
+        if target.flags & TARGET_TUNNEL != 0 {
+            return Err(Verdict::TargetDown);
+        }
+        if session.snaplen != 0 {
+            return Err(Verdict::Uncut);
+        }
     }
     Ok(())
 }

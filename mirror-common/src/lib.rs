@@ -14,4 +14,5 @@ pub mod marks;
 pub mod packet;
 pub mod sample;
 pub mod stream;
+pub mod tunnel;
 pub mod verdict;

@@ -5,7 +5,10 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::model::TargetName;
+use crate::{
+    model::TargetName,
+    tunnel::{self, Tunnel},
+};
 
 /// Where the copies of a target go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,6 +17,8 @@ pub enum Destination {
     Device(String),
     /// To a pod of the node, the collector.
     Pod(PodNic),
+    /// To another node or machine, inside packets of another protocol.
+    Tunnel(Tunnel),
 }
 
 /// A pod by its names, and a NIC of it.
@@ -37,20 +42,32 @@ impl Default for Destination {
 }
 
 impl Destination {
-    /// The name of the device, which is the same for as long as the target exists; `None`: the device of a pod changes
-    /// with the pod.
+    /// The name of the mirror interface.
     pub fn device(&self) -> Option<&str> {
         match self {
             Self::Device(name) => Some(name),
-            Self::Pod(_) => None,
+            Self::Pod(_) | Self::Tunnel(_) => None,
         }
+    }
+
+    /// The tunnel.
+    pub const fn tunnel(&self) -> Option<&Tunnel> {
+        match self {
+            Self::Tunnel(tunnel) => Some(tunnel),
+            Self::Device(_) | Self::Pod(_) => None,
+        }
+    }
+
+    /// Whether it is a tunnel, whose copies the second stage addresses.
+    pub const fn is_tunnel(&self) -> bool {
+        self.tunnel().is_some()
     }
 
     /// The pod.
     pub const fn pod(&self) -> Option<&PodNic> {
         match self {
             Self::Pod(pod) => Some(pod),
-            Self::Device(_) => None,
+            Self::Device(_) | Self::Tunnel(_) => None,
         }
     }
 }
@@ -60,6 +77,7 @@ impl fmt::Display for Destination {
         match self {
             Self::Device(name) => f.write_str(name),
             Self::Pod(pod) => write!(f, "{POD}{pod}"),
+            Self::Tunnel(tunnel) => tunnel.fmt(f),
         }
     }
 }
@@ -79,14 +97,17 @@ impl FromStr for Destination {
         match text.split_once(':') {
             None => device_name(text).map(Self::Device),
             Some(("pod", pod)) => pod_nic(pod).map(Self::Pod),
+            Some((tunnel::KIND, tunnel)) => Tunnel::parse(tunnel).map(Self::Tunnel),
             Some((kind, _)) => Err(format!(
-                "{kind:?} is no kind of target: use the name of an interface, or pod:NAMESPACE/NAME"
+                "{kind:?} is no kind of target: use the name of an interface, pod:NAMESPACE/NAME, or vxlan:ADDRESS/vni=N"
             )),
         }
     }
 }
 
-/// A target and its destination, as in `ids=ids0` or `ids=pod:security/suricata`.
+/// A target and its destination, as in `ids=ids0`, `ids=pod:security/suricata` or `ids=vxlan:10.9.0.5/vni=77`.
+///
+/// No destination has a comma, so a list of targets can be separated by commas.
 ///
 /// # Errors
 ///

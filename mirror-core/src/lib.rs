@@ -26,3 +26,4 @@ pub mod plan;
 pub mod select;
 pub mod settings;
 pub mod status;
+pub mod tunnel;

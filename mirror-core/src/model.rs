@@ -14,7 +14,7 @@ use mirror_common::verdict::Direction;
 
 pub use self::{
     installed::{Actual, ActualTap, Capacity, Ended, Hidden, HookState, NoRoom, Program},
-    links::{ALIAS, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks},
+    links::{ALIAS, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks, Route},
     mirror::{Desired, DeviceTarget, Form, MacAddress, Origin, Owner, Place, RingId, Session, Tap, Target},
     name::{MirrorId, Name, TargetName},
     op::{Op, TapHead},

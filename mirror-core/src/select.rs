@@ -31,6 +31,7 @@ use crate::{
         Place, PodId, Session, Tap, TargetName,
     },
     settings::{NodeLimits, SettingError, Settings},
+    tunnel::Tunnel,
 };
 
 /// The choices of the agent's user.
@@ -78,6 +79,17 @@ impl Policy {
     /// The names of the mirror interfaces.
     pub fn mirror_ifaces(&self) -> impl Iterator<Item = &str> {
         self.targets.values().filter_map(Destination::device)
+    }
+
+    /// The names of all devices that the agent makes for targets if they are missing.
+    pub fn own_devices(&self) -> BTreeSet<String> {
+        let tunnels = self.tunnels().map(|(_, tunnel)| tunnel.device());
+        self.mirror_ifaces().map(str::to_owned).chain(tunnels).collect()
+    }
+
+    /// The targets that are tunnels.
+    pub fn tunnels(&self) -> impl Iterator<Item = (&TargetName, &Tunnel)> {
+        self.targets.iter().filter_map(|(name, destination)| Some((name, destination.tunnel()?)))
     }
 
     /// The targets that are pods.
@@ -380,7 +392,8 @@ fn claim(
     selection: &mut Selection,
 ) -> Result<(), Why> {
     // A collector's device may be tapped for other targets. The programs count its packets to itself as `loop`.
-    let mirrors = policy.mirror_ifaces().filter_map(|device| links.by_name(device));
+    let devices = policy.own_devices();
+    let mirrors = devices.iter().filter_map(|device| links.by_name(device));
     if let Some(conflict) = mirrors.filter_map(|mirror| mirror_iface::conflict(mirror, link, links)).next() {
         return Err(Why::MirrorInterface(conflict));
     }

@@ -29,10 +29,11 @@ pub struct NodeStatus {
 pub struct TargetStatus {
     /// Its name.
     pub name: String,
-    /// What the administrator named: a device, as in `ids0`, or a pod, as in `pod:security/suricata`; empty for a stream.
+    /// What the administrator named: a device, as in `ids0`, a pod, as in `pod:security/suricata`, or a
+    /// tunnel, as in `vxlan:10.9.0.5:4789/vni=77`; empty for a stream.
     #[serde(default)]
     pub destination: String,
-    /// The device that takes the copies: the mirror interface, or the node's end of a pod's veth. Empty for a stream, which
+    /// The device that takes the copies: the mirror interface, the node's end of a pod's veth, or a tunnel's. Empty for a stream, which
     /// a program reads, and while there is none.
     pub device: String,
     /// `None`: there is no such interface now, or the target is a stream.
@@ -168,12 +169,12 @@ pub struct Notes {
     pub bad_annotations: Vec<BadAnnotation>,
     /// The operations that failed and will be tried again.
     pub failures: Vec<String>,
-    /// The targets to which nothing can be copied because their pod cannot be reached.
+    /// The pods and tunnels to which nothing can be copied.
     #[serde(default)]
     pub unreached_targets: Vec<Unreached>,
 }
 
-/// A target whose pod cannot be reached.
+/// A pod or a tunnel to which nothing can be copied.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unreached {
     /// The target.

@@ -1,9 +1,9 @@
-//! The second stage: cuts the copy, at the egress hook of the mirror interface.
+//! The second stage: cuts the copy, at the egress hook of the target's device, and addresses a copy for a tunnel.
 //!
-//! A tap cannot cut the pod's own packet, because that would damage it. So the tap program announces the length on this
-//! CPU, clones the packet, and takes the announcement back. Everything between happens on the same CPU, because the
-//! egress hook runs in the sender's context, ahead of any queue. For a packet of another sender no length is announced,
-//! so `deliver` does not change it.
+//! A tap cannot cut or address the pod's own packet, because that would damage it. So the tap program announces the length
+//! and the tunnel on this CPU, clones the packet, and takes the announcement back. Everything between happens on the same CPU, because the
+//! egress hook runs in the sender's context, ahead of any queue. For a packet of another sender nothing is announced, so
+//! `deliver` does not change it.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -13,48 +13,104 @@ use aya_ebpf::{
     macros::{btf_map, classifier},
     programs::TcContext,
 };
-use mirror_common::abi::Delivery;
+use mirror_common::abi::{Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Target};
 
-/// The length that the tap announces to `deliver`, and whether `deliver` could cut the copy; for the copy that is being
+use crate::{TARGETS, tunnel};
+
+/// The length and the tunnel that the tap announces to `deliver`, and whether `deliver` could cut the copy; for the copy that is being
 /// made on this CPU.
 #[btf_map(pin_by_name)]
 static DELIVERY: PerCpuArray<Delivery, 1> = PerCpuArray::new();
 
-/// Announces `snaplen` to the second stage while `clone` makes a copy. Returns the code of `clone`, and whether the
+/// Announces `snaplen` and `tunnel`, as in [`Delivery`], to the second stage while `clone` makes a copy. Returns the code of `clone`, and whether the
 /// second stage could not cut the copy.
 #[inline(always)]
-pub(crate) fn cutting(snaplen: u32, clone: impl FnOnce() -> i64) -> (i64, bool) {
+pub(crate) fn announcing(snaplen: u32, tunnel: u32, clone: impl FnOnce() -> i64) -> (i64, bool) {
     // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
-    unsafe { *delivery = Delivery { snaplen, uncut: 0 } };
+    unsafe { *delivery = Delivery { snaplen, uncut: 0, tunnel } };
     let code = clone();
     // SAFETY: as above. The second stage writes it meanwhile, which the compiler knows: the clone is a call.
     let is_uncut = unsafe { (*delivery).uncut != 0 };
     // SAFETY: as above.
-    unsafe { (*delivery).snaplen = 0 };
+    unsafe { ((*delivery).snaplen, (*delivery).tunnel) = (0, 0) };
     (code, is_uncut)
 }
 
-/// Cuts a copy to the announced length. Drops the copy if the kernel cannot cut it. All other packets pass.
+/// Cuts a copy to the announced length, and addresses it for the announced tunnel. Drops the copy if the kernel cannot do
+/// that. All other packets pass.
 #[classifier]
 fn deliver(ctx: TcContext) -> i32 {
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return TC_ACT_UNSPEC };
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
-    // SAFETY: the element belongs to this CPU, and the context is valid for the whole program.
-    let (snaplen, len, tagged) = unsafe { ((*delivery).snaplen, (*skb).len, (*skb).vlan_present != 0) };
-    // A VLAN tag in metadata is a part of what is kept.
-    let kept = snaplen.saturating_sub(if tagged { 4 } else { 0 });
-    if snaplen == 0 || len <= kept {
+    // SAFETY: the element belongs to this CPU.
+    let (snaplen, tunnel) = unsafe { ((*delivery).snaplen, (*delivery).tunnel) };
+    if snaplen == 0 && tunnel == 0 {
         return TC_ACT_UNSPEC;
     }
+    let wanted = if snaplen == 0 { u32::MAX } else { snaplen };
+    let done = if tunnel == 0 { cut(skb, wanted) } else { send(skb, wanted, tunnel - 1) };
+    match done {
+        Done::Passes => TC_ACT_UNSPEC,
+        // Only a copy of our tap is dropped here, because only a tap announces anything. The tap sees it by the code of
+        // the clone.
+        Done::TooLong => TC_ACT_SHOT,
+        Done::Refused => {
+            // SAFETY: as above.
+            unsafe { (*delivery).uncut = 1 };
+            TC_ACT_SHOT
+        }
+    }
+}
+
+/// What has become of a copy.
+enum Done {
+    /// It goes on.
+    Passes,
+    /// It does not fit into the tunnel, and is not to be cut.
+    TooLong,
+    /// The kernel could not cut or address it.
+    Refused,
+}
+
+/// The length of a frame as on a wire: with the VLAN tag that is in metadata.
+#[inline(always)]
+fn wire_len(skb: *mut __sk_buff) -> (u32, u32) {
+    // SAFETY: the context is valid for the whole program.
+    let (len, tagged) = unsafe { ((*skb).len, (*skb).vlan_present != 0) };
+    let tag = if tagged { 4 } else { 0 };
+    (len + tag, tag)
+}
+
+/// Cuts a copy to `wanted` bytes, a VLAN tag included.
+#[inline(always)]
+fn cut(skb: *mut __sk_buff, wanted: u32) -> Done {
+    let (len, tag) = wire_len(skb);
+    if len <= wanted {
+        return Done::Passes;
+    }
+    let kept = wanted.saturating_sub(tag);
     // Refused for a copy of a tunnel's packet, for less than the headers, for more than four pages, and without memory.
     // SAFETY: no packet pointer is held.
-    if unsafe { bpf_skb_change_tail(skb, kept, 0) } == 0 {
-        return TC_ACT_UNSPEC;
+    if unsafe { bpf_skb_change_tail(skb, kept, 0) } == 0 { Done::Passes } else { Done::Refused }
+}
+
+/// Makes a copy fit into the tunnel, and addresses it.
+#[inline(always)]
+fn send(skb: *mut __sk_buff, wanted: u32, target: u32) -> Done {
+    let Some(Target { tunnel, .. }) = TARGETS.get(target) else { return Done::Refused };
+    let (len, _) = wire_len(skb);
+    // SAFETY: the context is valid for the whole program.
+    let is_super_frame = unsafe { (*skb).gso_size != 0 };
+    let room = match tunnel.oversize {
+        OVERSIZE_FRAGMENT => u32::MAX,
+        OVERSIZE_SEGMENT if is_super_frame => u32::MAX,
+        OVERSIZE_DROP if len.min(wanted) > tunnel.room => return Done::TooLong,
+        _ => tunnel.room,
+    };
+    match cut(skb, wanted.min(room)) {
+        Done::Passes if tunnel::address(skb, tunnel) => Done::Passes,
+        _ => Done::Refused,
     }
-    // SAFETY: as above.
-    unsafe { (*delivery).uncut = 1 };
-    // Only a copy of our tap is dropped here, because only a tap announces a length.
-    TC_ACT_SHOT
 }

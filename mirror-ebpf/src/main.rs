@@ -20,7 +20,7 @@ use aya_ebpf::{
 use mirror_common::{
     abi::{
         Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, SESSION_FILTERED, Session, SessionCounters, SessionInfo,
-        TAP_CAPTURES_ONLY, TARGET_PLACES, Tap, TapOwner, Target,
+        TAP_CAPTURES_ONLY, TARGET_PLACES, TARGET_TUNNEL, Tap, TapOwner, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
     filter::{FILTER_PLACES, FilterProgram},
@@ -34,6 +34,7 @@ mod deliver;
 mod header;
 mod meter;
 mod stream;
+mod tunnel;
 
 /// Flag of a map: the kernel does not preallocate the elements. It reuses a freed element of a preallocated map at
 /// once, so a program that still reads the element could see another tap.
@@ -157,13 +158,23 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Cloned {
+    fn is_of_tunnel(&mut self) -> bool {
+        tunnel::may_be() && tunnel::brings_copies(self.skb) != 0
+    }
+
+    #[inline(always)]
+    fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned {
+        let Session { snaplen, target: index, .. } = *session;
+        let ifindex = target.ifindex;
+        let tunnel = if target.flags & TARGET_TUNNEL == 0 { 0 } else { index + 1 };
         let before = self.tc_index;
         self.set_tc_index(tc_index);
         let skb = self.skb;
         // SAFETY: the context is a valid `__sk_buff`, and no packet pointer is held.
         let clone = || unsafe { bpf_clone_redirect(skb, ifindex, 0) as i64 };
-        let (code, is_uncut) = if snaplen == 0 { (clone(), false) } else { deliver::cutting(snaplen, clone) };
+        let is_plain = snaplen == 0 && tunnel == 0;
+        let (code, is_uncut) =
+            if is_plain { (clone(), false) } else { deliver::announcing(snaplen, tunnel, clone) };
         self.set_tc_index(before);
         Cloned { code, is_uncut }
     }

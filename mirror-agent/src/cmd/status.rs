@@ -67,7 +67,10 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
         let mut now = MirrorIface::new(&device.device, None).target(&devices);
         now.ifindex =
             now.ifindex.filter(|ifindex| device.destination.pod().is_none() || Some(*ifindex) == known);
-        let (up, ifindex) = (now.up && now.ifindex.is_some(), now.ifindex.map(|ifindex| ifindex.0));
+        // Only the agent knows the way behind the device of a pod or a tunnel.
+        let goes_on = device.up || device.destination.device().is_some();
+        let up = now.up && now.ifindex.is_some() && goes_on;
+        let ifindex = now.ifindex.map(|ifindex| ifindex.0);
         TargetStatus { name, destination, device: now.device, ifindex, up, stream: false }
     });
     let taps = entries.into_iter().map(|TapReadout { device, owner, sessions }| TapStatus {

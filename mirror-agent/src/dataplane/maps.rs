@@ -13,6 +13,7 @@ use mirror_common::{
         SessionCounters, SessionInfo, TapOwner,
     },
     filter::{FILTER_PLACES, FilterProgram, MAX_FILTERS},
+    tunnel::Tunnels,
 };
 use mirror_core::budget::{self, Before};
 use zerocopy::transmute;
@@ -35,6 +36,7 @@ type InfoBytes = Bytes<{ size_of::<SessionInfo>() }>;
 type TargetBytes = Bytes<{ size_of::<abi::Target>() }>;
 type CounterBytes = Bytes<{ size_of::<SessionCounters>() }>;
 type FilterBytes = Bytes<{ size_of::<FilterProgram>() }>;
+type TunnelsBytes = Bytes<{ size_of::<Tunnels>() }>;
 
 /// The maps.
 pub struct Maps {
@@ -44,6 +46,7 @@ pub struct Maps {
     targets: Array<MapData, TargetBytes>,
     counters: PerCpuArray<MapData, CounterBytes>,
     filters: Array<MapData, FilterBytes>,
+    tunnels: Array<MapData, TunnelsBytes>,
     /// Limits and meters.
     pub(super) meters: Meters,
     streams: Streams,
@@ -107,6 +110,7 @@ impl Maps {
             targets: get("TARGETS")?.try_into()?,
             counters: get("COUNTERS")?.try_into()?,
             filters: get("FILTERS")?.try_into()?,
+            tunnels: get("TUNNELS")?.try_into()?,
             meters: Meters::from_fn(&mut get)?,
             streams: Streams::from_fn(&mut get)?,
             ledger: Ledger::default(),
@@ -375,6 +379,11 @@ impl Maps {
         if let Target::Stream(Some(ring)) = target {
             self.streams.set_ring(place, *ring, rings)?;
         }
+        // Before the first copy leaves, its packets are known.
+        let others =
+            self.ledger.targets.iter().filter(|(at, _)| **at != place).map(|(_, (_, target))| target);
+        let known: TunnelsBytes = transmute!(wire::encode_tunnels(others.chain([target])));
+        self.tunnels.set(0, &known, 0).context("cannot write the tunnels")?;
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
         if *target == Target::Stream(None) {
             self.streams.drop_ring(place)?;
@@ -393,7 +402,9 @@ impl Maps {
         let bytes = [0; size_of::<abi::Target>()];
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot forget the target {name}"))?;
         self.ledger.targets.remove(&place);
-        Ok(())
+        let known = wire::encode_tunnels(self.ledger.targets.values().map(|(_, target)| target));
+        let known: TunnelsBytes = transmute!(known);
+        self.tunnels.set(0, &known, 0).context("cannot write the tunnels")
     }
 
     /// The counters of a session since it began, summed over the CPUs.

@@ -1,16 +1,21 @@
 //! Taps, sessions and targets, from the model to the wire types and back. Pure; `maps` calls it.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
         SessionInfo, TAP_CAPTURES_ONLY, TARGET_COLLECTOR, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM,
-        TARGET_UP, TapOwner,
+        TARGET_TUNNEL, TARGET_UP, TUNNEL_IPV6, TapOwner,
     },
     filter::FilterProgram,
+    tunnel::{TunnelId, Tunnels},
 };
-use mirror_core::destination::Destination;
+use mirror_core::{
+    destination::Destination,
+    tunnel::{Oversize, Tunnel},
+};
+use zerocopy::transmute;
 
 use super::ledger::{Entry, Placed};
 use crate::{
@@ -166,20 +171,29 @@ pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
 pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
     let name = fixed::<MAX_NAME>(name.0.as_str());
     match target {
-        Target::Device(DeviceTarget { destination, device, ifindex, up, queueless, cuts, collector }) => {
-            abi::Target {
-                ifindex: ifindex.map_or(0, |IfIndex(index)| index),
-                flags: flag(*up, TARGET_UP)
-                    | flag(*queueless, TARGET_QUEUELESS)
-                    | flag(*cuts, TARGET_CUTS)
-                    | flag(collector.is_some(), TARGET_COLLECTOR),
-                name,
-                device: fixed(device),
-                collector: collector.unwrap_or_default(),
-                destination: fixed::<MAX_DESTINATION>(&destination.to_string()),
-                ..abi::Target::default()
-            }
-        }
+        Target::Device(DeviceTarget {
+            destination,
+            device,
+            ifindex,
+            up,
+            queueless,
+            cuts,
+            collector,
+            room,
+        }) => abi::Target {
+            ifindex: ifindex.map_or(0, |IfIndex(index)| index),
+            flags: flag(*up, TARGET_UP)
+                | flag(*queueless, TARGET_QUEUELESS)
+                | flag(*cuts, TARGET_CUTS)
+                | flag(collector.is_some(), TARGET_COLLECTOR)
+                | flag(destination.is_tunnel(), TARGET_TUNNEL),
+            name,
+            device: fixed(device),
+            collector: collector.unwrap_or_default(),
+            tunnel: destination.tunnel().map(|tunnel| encode_tunnel(tunnel, *room)).unwrap_or_default(),
+            destination: fixed::<MAX_DESTINATION>(&destination.to_string()),
+            ..abi::Target::default()
+        },
         Target::Stream(ring) => abi::Target {
             flags: TARGET_STREAM | flag(ring.is_some(), TARGET_UP),
             ring: ring.map_or(0, |RingId(id)| id),
@@ -187,6 +201,36 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
             ..abi::Target::default()
         },
     }
+}
+
+fn encode_tunnel(tunnel: &Tunnel, room: Option<u32>) -> abi::Tunnel {
+    let (bytes, flags) = match tunnel.remote {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            ([a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 0)
+        }
+        IpAddr::V6(v6) => (v6.octets(), TUNNEL_IPV6),
+    };
+    let oversize = Oversize::ALL.iter().position(|of| *of == tunnel.oversize).unwrap_or_default();
+    abi::Tunnel {
+        remote: transmute!(bytes),
+        id: tunnel.vni,
+        room: room.unwrap_or(0),
+        oversize: oversize as u32,
+        flags,
+    }
+}
+
+/// The tunnels among the targets, as the programs recognise their packets.
+pub(super) fn encode_tunnels<'a>(targets: impl Iterator<Item = &'a Target>) -> Tunnels {
+    let ours = targets.filter_map(|target| target.device()?.destination.tunnel());
+    let ours: BTreeSet<_> = ours.map(|tunnel| (u32::from(tunnel.port), tunnel.vni)).collect();
+    let mut tunnels = Tunnels::default();
+    for (known, (port, vni)) in tunnels.known.iter_mut().zip(ours) {
+        *known = TunnelId { port, vni };
+        tunnels.count += 1;
+    }
+    tunnels
 }
 
 /// The target in it; `None`: its place is free.
@@ -205,6 +249,7 @@ pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> 
         queueless: wire.flags & TARGET_QUEUELESS != 0,
         cuts: wire.flags & TARGET_CUTS != 0,
         collector: (wire.flags & TARGET_COLLECTOR != 0).then_some(wire.collector),
+        room: (wire.tunnel.room != 0).then_some(wire.tunnel.room),
     };
     Some((TargetName(name), Target::Device(target)))
 }
@@ -231,7 +276,6 @@ mod tests {
 
     use mirror_common::verdict::TapKind;
     use proptest::{option, prelude::*, sample};
-    use zerocopy::transmute;
 
     use super::*;
     use crate::{model::TapHead, settings::parse_filter};
@@ -295,12 +339,14 @@ mod tests {
         ) {
             let [up, queueless, cuts] = flags;
             let stream = Target::Stream(ifindex.map(RingId));
-            let destination = match collector {
+            let destination: Destination = match collector {
+                Some([0..128, ..]) => "vxlan:[fd00::5]:8472/vni=77/oversize=segment".parse().unwrap(),
                 Some(_) => "pod:security/suricata-0/net1".parse().unwrap(),
                 None => Destination::Device(device.clone()),
             };
             let ifindex = ifindex.map(IfIndex);
-            let target = DeviceTarget { destination, device, ifindex, up, queueless, cuts, collector };
+            let room = destination.is_tunnel().then_some(1464);
+            let target = DeviceTarget { destination, device, ifindex, up, queueless, cuts, collector, room };
             let target = if is_stream { stream } else { Target::Device(target) };
             let name = TargetName(name.parse().unwrap());
             let bytes: [u8; size_of::<abi::Target>()] = transmute!(encode_target(&name, &target));

@@ -1,14 +1,15 @@
-//! Makes the mirror interface: a dummy device, or a veth pair in its place, which carries only copies.
+//! Makes the devices of targets: the mirror interface, which is a dummy device, or a veth pair in its place; and the
+//! device of a tunnel. They carry only copies.
 //!
-//! This module does not choose the name or decide when (`mirror_iface` does). `netlink` calls it.
+//! This module does not choose the name or decide when (`mirror_iface` and `tunnel` do). `netlink` calls it.
 
 use std::{collections::BTreeSet, io};
 
 use anyhow::Context;
 use rtnetlink::{
-    Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth,
+    Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan,
     packet_route::link::{
-        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute, LinkMessage,
+        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, InfoVxlan, LinkAttribute, LinkMessage,
     },
 };
 use tracing::{info, warn};
@@ -86,6 +87,40 @@ pub(super) async fn mirror(
             );
         }
     }
+    Ok(())
+}
+
+/// MTU in bytes of a tunnel's device. It bounds no copy.
+const TUNNEL_MTU: u32 = 1500;
+
+/// Makes the VXLAN device `name`, which sends to `port` and listens there, and leaves nothing behind if it fails. Each
+/// packet has an address of its own (collect metadata), and what arrives is dropped.
+pub(super) async fn tunnel(handle: &Handle, name: &str, port: u16) -> anyhow::Result<()> {
+    let vxlan = silent(LinkMessageBuilder::<LinkVxlan>::new(name), TUNNEL_MTU)
+        .append_info_data(InfoVxlan::CollectMetadata(true))
+        .append_info_data(InfoVxlan::Learning(false))
+        .port(port)
+        .build();
+    let is_taken = || {
+        format!(
+            "cannot make the tunnel's device {name}: another VXLAN device of this node may use port {port}; name another port"
+        )
+    };
+    add(handle, vxlan).await.with_context(is_taken)?;
+    let made = async {
+        let ifindex = index_of(handle, name).await?;
+        drop_received(handle, ifindex.0)
+            .await
+            .with_context(|| format!("cannot make {name} drop what it receives"))?;
+        finish(handle, name, TUNNEL_MTU).await.with_context(is_taken)
+    };
+    if let Err(error) = made.await {
+        if let Err(error) = delete(handle, name).await {
+            warn!(device = name, %error, "a half-made device could not be deleted: delete it by hand");
+        }
+        return Err(error);
+    }
+    info!(device = name, port, "made the tunnel's device");
     Ok(())
 }
 

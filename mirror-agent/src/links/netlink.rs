@@ -3,7 +3,12 @@
 //! It keeps no copy of the node's devices: a snapshot is a fresh dump, an event only wakes. `inside` reads the pods.
 //! The reconcile loop calls it.
 
-use std::{collections::BTreeSet, io, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+    sync::Arc,
+};
 
 use anyhow::Context;
 use rtnetlink::LinkUnspec;
@@ -13,7 +18,7 @@ use super::{
     LinkTable, PodNetns, create,
     inside::Inside,
     netns::Netns,
-    offloads, queue,
+    offloads, queue, route,
     socket::{connect, dump, listen, os_error, serve, watch},
 };
 use crate::model::{LinkChange, LinkSnapshot};
@@ -23,6 +28,8 @@ pub struct Netlink {
     inside: Inside,
     /// The devices whose offloads a snapshot includes.
     mirrors: BTreeSet<String>,
+    /// The addresses to which a snapshot includes the routes.
+    remotes: BTreeSet<IpAddr>,
     changed: Arc<Notify>,
     /// The task that waits for events; it ends with this value.
     _events: JoinSet<()>,
@@ -37,13 +44,28 @@ impl Netlink {
         let first = listen(Arc::clone(&changed)).context("cannot listen for changes of network devices")?;
         let mut events = JoinSet::new();
         events.spawn(watch(first, Arc::clone(&changed)));
-        Ok(Self { inside: Inside::new(host), mirrors: BTreeSet::new(), changed, _events: events })
+        Ok(Self {
+            inside: Inside::new(host),
+            mirrors: BTreeSet::new(),
+            remotes: BTreeSet::new(),
+            changed,
+            _events: events,
+        })
     }
 
     /// Makes snapshots include the offloads of this device of the node. Can be called for several devices.
     #[must_use]
     pub fn with_offloads_of(mut self, mirror: &str) -> Self {
         self.mirrors.insert(mirror.to_owned());
+        self
+    }
+}
+
+impl Netlink {
+    /// Makes snapshots include the route to this address. Can be called for several addresses.
+    #[must_use]
+    pub fn with_route_to(mut self, remote: IpAddr) -> Self {
+        self.remotes.insert(remote);
         self
     }
 }
@@ -64,7 +86,11 @@ impl LinkTable for Netlink {
                 !is_gone
             });
             let pods = self.inside.read(handle, &host, pods).await?;
-            Ok(LinkSnapshot { host, pods })
+            let mut routes = BTreeMap::new();
+            for remote in &self.remotes {
+                routes.insert(*remote, route::to(handle, *remote).await);
+            }
+            Ok(LinkSnapshot { host, pods, routes })
         })
         .await
         .context("cannot read the network devices")
@@ -75,6 +101,7 @@ impl LinkTable for Netlink {
             LinkChange::CreateMirror { name, mtu, offloads } => {
                 create::mirror(handle, name, *mtu, *offloads).await
             }
+            LinkChange::CreateTunnel { name, port } => create::tunnel(handle, name, *port).await,
             LinkChange::SetUp(ifindex) => {
                 let up = LinkUnspec::new_with_index(ifindex.0).up().build();
                 let done = handle.link().change(up).execute().await.map_err(os_error);
@@ -105,7 +132,7 @@ impl LinkTable for Netlink {
             }
         })
         .await;
-        let is_made = matches!(change, LinkChange::CreateMirror { .. });
+        let is_made = matches!(change, LinkChange::CreateMirror { .. } | LinkChange::CreateTunnel { .. });
         match done {
             Err(error) if !is_made && error.downcast_ref().is_some_and(is_gone) => Ok(()),
             done => done,

@@ -1,13 +1,14 @@
-//! Drops every packet that arrives at a device: the other end of the veth pair that stands in for a dummy.
+//! Drops every packet that arrives at a device: the other end of the veth pair that stands in for a dummy, and the device
+//! of a tunnel.
 //!
 //! A dummy drops the packets that are sent to it. A veth hands them to its peer, and there the node's own network stack
-//! would take copies of broadcasts and multicasts for its own packets. `create` calls this module. The sink needs no
+//! would take copies of broadcasts and multicasts for its own packets. A tunnel's device also receives
+//! what others send to its port, and nobody on the node may get that. `create` calls this module. The sink needs no
 //! object of ours and goes with the device: it is one classic BPF instruction in a tc filter.
 
 use std::io;
 
-use futures_util::StreamExt as _;
-use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage};
+use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use rtnetlink::{
     Handle,
     packet_route::{
@@ -16,7 +17,7 @@ use rtnetlink::{
     },
 };
 
-use super::socket::os_error;
+use super::socket::ask;
 
 /// `TCA_BPF_OPS_LEN` and `TCA_BPF_OPS` (include/uapi/linux/pkt_cls.h).
 const OPS_LEN: u16 = 4;
@@ -31,10 +32,15 @@ fn drop_all() -> Vec<u8> {
     instruction
 }
 
-/// Makes `ifindex` drop everything that it receives.
+/// Makes `ifindex` drop everything that it receives. The qdisc is clsact, so that the second stage finds its hook.
 pub(super) async fn drop_received(handle: &Handle, ifindex: u32) -> io::Result<()> {
     let index = i32::try_from(ifindex).map_err(io::Error::other)?;
-    handle.qdisc().add(index).ingress().execute().await.map_err(os_error)?;
+    let mut qdisc = TcMessage::with_index(index);
+    qdisc.header.parent = TcHandle::CLSACT;
+    qdisc.header.handle = TcHandle { major: 0xffff, minor: 0 };
+    qdisc.attributes = vec![TcAttribute::Kind("clsact".to_owned())];
+    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    ask(handle, RouteNetlinkMessage::NewQueueDiscipline(qdisc), flags).await?;
 
     let mut filter = TcMessage::with_index(index);
     filter.header.parent = TcHandle { major: 0xffff, minor: TcHandle::MIN_INGRESS };
@@ -49,15 +55,5 @@ pub(super) async fn drop_received(handle: &Handle, ifindex: u32) -> io::Result<(
         TcAttribute::Kind(TcFilterBpf::KIND.to_owned()),
         TcAttribute::Options(options.map(TcOption::Bpf).into()),
     ];
-    let mut request = NetlinkMessage::from(RouteNetlinkMessage::NewTrafficFilter(filter));
-    request.header.flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
-    let mut answers = handle.clone().request(request).map_err(os_error)?;
-    while let Some(answer) = answers.next().await {
-        if let netlink_packet_core::NetlinkPayload::Error(error) = answer.payload
-            && error.code.is_some()
-        {
-            return Err(error.to_io());
-        }
-    }
-    Ok(())
+    ask(handle, RouteNetlinkMessage::NewTrafficFilter(filter), flags).await.map(drop)
 }

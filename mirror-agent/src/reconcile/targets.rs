@@ -1,10 +1,10 @@
-//! The targets of a round: the mirror interfaces, and the collectors.
+//! The targets of a round: the mirror interfaces, the collectors, and the tunnels.
 //!
-//! `mirror_iface` and `collector` decide; this module asks them, logs and reports. The loop calls it.
+//! `mirror_iface`, `collector` and `tunnel` decide; this module asks them, logs and reports. The loop calls it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mirror_core::collector;
+use mirror_core::{collector, tunnel};
 
 use super::Reconciler;
 use crate::{
@@ -31,12 +31,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         to_read
     }
 
-    /// The targets that are devices, with their present state.
+    /// The targets that are devices, with their present state. Adds the UIDs of collectors that are found by their
+    /// processes, and have no process or no NIC yet, to those that are expected.
     pub(super) fn targets(
         &mut self,
         pods: Option<&[Pod]>,
         links: &LinkSnapshot,
         actual: &Actual,
+        expected: &mut BTreeSet<String>,
         report: &mut Report,
     ) -> BTreeMap<TargetName, Target> {
         let mut targets = BTreeMap::new();
@@ -68,20 +70,23 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                     collector::until_listed(nic, before, links)
                 }
             };
-            self.told.collector(name, &target, absent.as_ref());
-            report.unreached.extend(absent.map(|absent| (name.clone(), absent)));
+            let is_passing = absent.as_ref().is_some_and(collector::Absent::is_passing);
+            if is_passing {
+                let pods = collector::of(nic, pods.unwrap_or_default()).filter(|pod| pod.netns.is_none());
+                expected.extend(pods.map(|pod| pod.id.uid.clone()));
+            }
+            let why = absent.map(|absent| absent.to_string());
+            self.told.reached(name, &target, why.as_deref(), is_passing);
+            report.unreached.extend(why.map(|why| (name.clone(), why)));
+            targets.insert(name.clone(), Target::Device(target));
+        }
+        for (name, tunnel) in self.policy.tunnels() {
+            let (target, blocked) = tunnel::target(tunnel, links);
+            let why = blocked.map(|blocked| blocked.to_string());
+            self.told.reached(name, &target, why.as_deref(), false);
+            report.unreached.extend(why.map(|why| (name.clone(), why)));
             targets.insert(name.clone(), Target::Device(target));
         }
         targets
-    }
-
-    /// The UIDs of the collectors that are found by their processes, and have no process or no NIC yet.
-    pub(super) fn expected_collectors(&self, pods: &[Pod], report: &Report) -> BTreeSet<String> {
-        let starting = self
-            .policy
-            .collectors()
-            .filter(|(name, _)| report.unreached.get(*name).is_some_and(collector::Absent::is_passing));
-        let pods = starting.flat_map(|(_, nic)| collector::of(nic, pods));
-        pods.filter(|pod| pod.netns.is_none()).map(|pod| pod.id.uid.clone()).collect()
     }
 }

@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mirror_core::collector::Absent;
 use tracing::{error, info, warn};
 
 use crate::{
@@ -19,8 +18,8 @@ pub(super) struct Told {
     skipped: BTreeSet<Skipped>,
     failures: BTreeSet<String>,
     targets: BTreeMap<TargetName, DeviceTarget>,
-    /// The collectors, and why nothing can be copied there.
-    collectors: BTreeMap<TargetName, (Option<IfIndex>, Option<Absent>)>,
+    /// The collectors and tunnels, and why nothing can be copied there.
+    reached: BTreeMap<TargetName, (Option<IfIndex>, Option<String>)>,
     fixed_offloads: BTreeMap<String, BTreeSet<String>>,
     /// The mirror interfaces on which copies can overtake each other.
     without_order: BTreeSet<String>,
@@ -101,25 +100,28 @@ impl Told {
         self.targets.insert(name.clone(), target.clone());
     }
 
-    pub(super) fn collector(&mut self, name: &TargetName, target: &DeviceTarget, absent: Option<&Absent>) {
-        let now = (target.ifindex, absent.cloned());
-        if self.collectors.get(name) == Some(&now) {
+    /// A pod or a tunnel: what it takes, or why it takes nothing.
+    pub(super) fn reached(
+        &mut self,
+        name: &TargetName,
+        target: &DeviceTarget,
+        why: Option<&str>,
+        is_passing: bool,
+    ) {
+        let now = (target.ifindex, why.map(str::to_owned));
+        if self.reached.get(name) == Some(&now) {
             return;
         }
-        let DeviceTarget { destination, device, ifindex, .. } = target;
+        let DeviceTarget { destination, device, ifindex, room, .. } = target;
         let ifindex = ifindex.map(tracing::field::display);
-        match absent {
-            None => {
-                info!(target = %name, collector = %destination, device, ifindex, "the collector takes copies")
+        match why {
+            None => info!(target = %name, %destination, device, ifindex, room, "the target takes copies"),
+            Some(why) if is_passing => {
+                info!(target = %name, %destination, "nothing is copied to the target yet: {why}")
             }
-            Some(absent) if absent.is_passing() => {
-                info!(target = %name, collector = %destination, "nothing is copied to the collector yet: {absent}");
-            }
-            Some(absent) => {
-                warn!(target = %name, collector = %destination, "nothing is copied to the collector: {absent}");
-            }
+            Some(why) => warn!(target = %name, %destination, "nothing is copied to the target: {why}"),
         }
-        self.collectors.insert(name.clone(), now);
+        self.reached.insert(name.clone(), now);
     }
 
     pub(super) fn fixed_offloads(&mut self, target: &DeviceTarget, fixed: Option<&BTreeSet<String>>) {

@@ -34,6 +34,8 @@ struct Node {
     is_ring_full: bool,
     /// The targets to whose collector the packet belongs.
     own: Vec<u32>,
+    /// The packet brings copies of another node.
+    is_of_tunnel: bool,
     charged: Vec<u32>,
     counted: Vec<(u32, Direction, Verdict)>,
 }
@@ -64,9 +66,13 @@ impl Kernel for Node {
         assert_eq!(self.charged.pop(), Some(session.id));
     }
 
-    fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Cloned {
-        self.clones.push((ifindex, tc_index, snaplen));
-        self.answers.get(&ifindex).copied().unwrap_or(Cloned { code: 0, is_uncut: false })
+    fn is_of_tunnel(&mut self) -> bool {
+        self.is_of_tunnel
+    }
+
+    fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned {
+        self.clones.push((target.ifindex, tc_index, session.snaplen));
+        self.answers.get(&target.ifindex).copied().unwrap_or(Cloned { code: 0, is_uncut: false })
     }
 
     fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict> {
@@ -406,4 +412,20 @@ fn a_collectors_own_packets_are_not_copied_to_it() {
         "only a collector has own packets"
     );
     assert_eq!((node.clones.len(), node.charged.len()), (clones + 1, charged));
+}
+
+/// A packet that brings copies of another node is copied to no target. A tunnel gets copies only while they are addressed.
+#[test]
+fn a_tunnel_is_not_fed_with_its_own_packets_nor_without_an_address() {
+    let packet = Packet { hook: Hook::Ingress, ifindex: A, ingress_ifindex: A, tc_index: 0 };
+    let tap = tap(TapKind::HostVeth, &[session(0, 0, 0), session(1, 1, 0)]);
+    let mut node = node(2);
+    node.targets[1].flags |= TARGET_TUNNEL;
+    assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Copied]);
+    node.targets[1].flags &= !TARGET_CUTS;
+    assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::TargetDown]);
+    node.is_of_tunnel = true;
+    let clones = node.clones.len();
+    assert_eq!(node.see(packet, &tap).0, [Verdict::Loop, Verdict::TargetDown]);
+    assert_eq!(node.clones.len(), clones);
 }

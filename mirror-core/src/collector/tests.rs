@@ -52,7 +52,7 @@ fn node(uid: &str) -> LinkSnapshot {
         link(10 + at, &format!("veth{at}"), LinkKind::Veth, Some(peer))
     };
     let host = [1, 2].map(|at| (IfIndex(10 + at), outside(at))).into();
-    LinkSnapshot { host, pods: [(uid.to_owned(), Ok(inside))].into() }
+    LinkSnapshot { host, pods: [(uid.to_owned(), Ok(inside))].into(), ..LinkSnapshot::default() }
 }
 
 fn found(text: &str, ifindex: u32) -> DeviceTarget {
@@ -64,6 +64,7 @@ fn found(text: &str, ifindex: u32) -> DeviceTarget {
         queueless: true,
         cuts: false,
         collector: Some(MAC),
+        room: None,
     }
 }
 

@@ -2,7 +2,10 @@
 //!
 //! Data only, as the rest of [`model`](super).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use super::{IfIndex, MacAddress, NetnsId};
 
@@ -109,6 +112,19 @@ pub struct LinkSnapshot {
     pub host: BTreeMap<IfIndex, Link>,
     /// By pod UID: the devices inside, or why they could not be read.
     pub pods: BTreeMap<String, Result<PodLinks, String>>,
+    /// The routes to the other ends of tunnels, or why there is none.
+    pub routes: BTreeMap<IpAddr, Result<Route, String>>,
+}
+
+/// A route of the node to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// The device through which packets leave.
+    pub ifindex: IfIndex,
+    /// The MTU of the route in bytes, where it has one of its own.
+    pub mtu: Option<u32>,
+    /// The address is the node's own.
+    pub is_local: bool,
 }
 
 impl LinkSnapshot {
@@ -121,7 +137,8 @@ impl LinkSnapshot {
 /// Alias (`IFLA_IFALIAS`) of the devices that we make: only devices with this alias may be deleted.
 pub const ALIAS: &str = "podmirror";
 
-/// A change of the mirror interface, decided by [`mirror_iface`](crate::mirror_iface).
+/// A change of the mirror interface or of a tunnel's device, decided by [`mirror_iface`](crate::mirror_iface) and
+/// [`tunnel`](crate::tunnel).
 ///
 /// To change a device that has gone is not an error: the next snapshot shows that it has gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,6 +152,14 @@ pub enum LinkChange {
         mtu: u32,
         /// Whether it keeps its offloads; if not, it gets a queue too.
         offloads: bool,
+    },
+    /// Makes a VXLAN device whose packets each have an address of their own: as above, and it drops what arrives. An error
+    /// if the name or the port is taken.
+    CreateTunnel {
+        /// Name of the device to be.
+        name: String,
+        /// The UDP port to which it sends, and at which it listens.
+        port: u16,
     },
     /// Brings a device up.
     SetUp(IfIndex),

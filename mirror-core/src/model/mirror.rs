@@ -210,10 +210,12 @@ pub struct DeviceTarget {
     pub up: bool,
     /// It has no queue.
     pub queueless: bool,
-    /// The second stage runs there, so that copies can be cut.
+    /// The second stage runs there, so that copies can be cut, and addressed for a tunnel.
     pub cuts: bool,
     /// MAC address of the collector's NIC, for a pod: its own packets are not copied to it.
     pub collector: Option<MacAddress>,
+    /// Bytes of the longest frame that fits into a packet, for a tunnel.
+    pub room: Option<u32>,
 }
 
 /// The wanted state.
@@ -228,11 +230,16 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Where the second stage must run: at the devices of the targets of sessions that want their copies cut.
+    /// Where the second stage must run: at the devices of the targets of sessions that want their copies cut, and of those
+    /// with a tunnel.
     pub fn deliver(&self) -> BTreeSet<IfIndex> {
         let sessions = self.taps.values().flat_map(|tap| tap.sessions.values());
-        let cut = sessions.filter(|session| session.settings.snaplen.is_some());
-        cut.filter_map(|session| self.targets.get(&session.target)?.ifindex()).collect()
+        let needs = |session: &&Session| {
+            let target = self.targets.get(&session.target).and_then(Target::device);
+            session.settings.snaplen.is_some() || target.is_some_and(|target| target.destination.is_tunnel())
+        };
+        let needing = sessions.filter(needs);
+        needing.filter_map(|session| self.targets.get(&session.target)?.ifindex()).collect()
     }
 
     /// The pods and interfaces that are mirrored, each once, with any number of NICs. A capture has no limits, so it

@@ -41,6 +41,7 @@ mod pods;
 mod processes;
 mod returns;
 mod tails;
+mod tunnels;
 mod unreadable;
 mod versions;
 

@@ -6,9 +6,12 @@ use std::{
 };
 
 use mirror_common::{
-    abi::{Counter, Delivery, DeviceKey, Session, SessionCounters, SessionInfo, Tap, TapOwner, Target},
+    abi::{
+        Counter, Delivery, DeviceKey, Session, SessionCounters, SessionInfo, Tap, TapOwner, Target, Tunnel,
+    },
     filter::{FilterProgram, FilterStep},
     limit::{Limits, Meter, PodMeter},
+    tunnel::{TunnelId, Tunnels},
 };
 
 /// A field: offset and size in bytes.
@@ -56,7 +59,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             alike
         }),
         layout!(Tap { kind, flags, pod_meter, session_count, sessions }),
-        layout!(Delivery { snaplen, uncut }),
+        layout!(Delivery { snaplen, uncut, tunnel }),
         layout!(TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device }),
         layout!(SessionInfo {
             mirror,
@@ -88,7 +91,10 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns }),
         layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),
         layout!(PodMeter { ceiling, share }),
-        layout!(Target { ifindex, flags, ring, name, device, collector, reserved, destination }),
+        layout!(Target { ifindex, flags, ring, name, device, collector, reserved, tunnel, destination }),
+        layout!(Tunnel { remote, id, room, oversize, flags }),
+        layout!(Tunnels { count, known }),
+        layout!(TunnelId { port, vni }),
         layout!(Counter { packets, bytes }),
         layout!(SessionCounters { counters }),
     ] {

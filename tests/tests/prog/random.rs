@@ -126,8 +126,12 @@ impl Kernel for Model<'_> {
         unreachable!("no session has limits")
     }
 
-    fn clone_to(&mut self, ifindex: u32, _: u16, _: u32) -> Cloned {
-        let aim = self.targets.iter().position(|target| target.ifindex == ifindex).unwrap();
+    fn is_of_tunnel(&mut self) -> bool {
+        false
+    }
+
+    fn clone_to(&mut self, _: &Session, target: Reach, _: u16) -> Cloned {
+        let aim = self.targets.iter().position(|of| of.ifindex == target.ifindex).unwrap();
         let code = match self.aims[aim].device {
             "idle" => 2,
             "missing" => -i64::from(libc::EINVAL),

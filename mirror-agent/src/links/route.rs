@@ -1,0 +1,50 @@
+//! The node's route to an address: which device, and which MTU.
+//!
+//! The kernel decides, as for a packet that the node sends. The module does not judge the answer (`mirror_core::tunnel`
+//! does). `netlink` calls it.
+
+use std::{io, net::IpAddr};
+
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkPayload};
+use rtnetlink::{
+    Handle, RouteMessageBuilder,
+    packet_route::{
+        RouteNetlinkMessage,
+        route::{RouteAttribute, RouteMetric, RouteType},
+    },
+};
+
+use super::socket::ask;
+use crate::model::{IfIndex, Route};
+
+/// The route to an address, or why there is none.
+pub(super) async fn to(handle: &Handle, remote: IpAddr) -> Result<Route, String> {
+    let route = look_up(handle, remote).await.map_err(|error| error.to_string())?;
+    route.ok_or_else(|| "the kernel names no device".to_owned())
+}
+
+async fn look_up(handle: &Handle, remote: IpAddr) -> io::Result<Option<Route>> {
+    let bits = if remote.is_ipv6() { 128 } else { 32 };
+    let builder = RouteMessageBuilder::<IpAddr>::new();
+    let question = builder.destination_prefix(remote, bits).map_err(io::Error::other)?.build();
+    let replies = ask(handle, RouteNetlinkMessage::GetRoute(question), NLM_F_REQUEST).await?;
+    Ok(replies.into_iter().find_map(|reply| {
+        let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) = reply.payload else {
+            return None;
+        };
+        let (mut ifindex, mut mtu) = (None, None);
+        for attribute in &route.attributes {
+            match attribute {
+                RouteAttribute::Oif(oif) => ifindex = Some(IfIndex(*oif)),
+                RouteAttribute::Metrics(metrics) => {
+                    mtu = metrics.iter().find_map(|metric| match metric {
+                        RouteMetric::Mtu(mtu) => Some(*mtu),
+                        _ => None,
+                    });
+                }
+                _ => {}
+            }
+        }
+        Some(Route { ifindex: ifindex?, mtu, is_local: route.header.kind == RouteType::Local })
+    }))
+}

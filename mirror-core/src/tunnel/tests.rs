@@ -1,0 +1,147 @@
+//! Tests: the text of a tunnel, and when copies can go into it.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{ALIAS, IfIndex, Link, LinkKind};
+
+const TEXT: &str = "10.9.0.5:4789/vni=77";
+
+fn tunnel() -> Tunnel {
+    Tunnel::parse(TEXT).unwrap()
+}
+
+fn link(ifindex: u32, name: &str, mtu: u32) -> Link {
+    Link {
+        ifindex: IfIndex(ifindex),
+        name: name.into(),
+        kind: LinkKind::Other(KIND.into()),
+        up: true,
+        carrier: true,
+        master: None,
+        peer: None,
+        queueless: true,
+        is_ethernet: true,
+        address: None,
+        mtu,
+        alias: Some(ALIAS.into()),
+        offloads: None,
+    }
+}
+
+fn node() -> LinkSnapshot {
+    let host = [link(2, "uplink", 1500), link(9, "pm-vxlan4789", 1500)];
+    let route = Route { ifindex: IfIndex(2), mtu: None, is_local: false };
+    LinkSnapshot {
+        host: host.map(|link| (link.ifindex, link)).into(),
+        routes: [(tunnel().remote, Ok(route))].into(),
+        ..LinkSnapshot::default()
+    }
+}
+
+#[test]
+fn a_tunnel_has_an_address_and_a_number() {
+    let parsed = |text: &str| Tunnel::parse(text).map(|tunnel| tunnel.to_string());
+    for (text, expected) in [
+        (TEXT, "vxlan:10.9.0.5:4789/vni=77"),
+        ("10.9.0.5/vni=77", "vxlan:10.9.0.5:4789/vni=77"),
+        ("[fd00::5]:8472/vni=16777215", "vxlan:[fd00::5]:8472/vni=16777215"),
+        ("[fd00::5]/vni=1", "vxlan:[fd00::5]:4789/vni=1"),
+        ("10.9.0.5/oversize=fragment/vni=77", "vxlan:10.9.0.5:4789/vni=77/oversize=fragment"),
+        ("10.9.0.5/oversize=truncate/vni=77", "vxlan:10.9.0.5:4789/vni=77"),
+    ] {
+        assert_eq!(parsed(text), Ok(expected.to_owned()), "{text}");
+    }
+    for (text, part) in [
+        ("10.9.0.5", "add one, as in 10.9.0.5/vni=77"),
+        ("10.9.0.5/vni=0", "\"vni=0\""),
+        ("10.9.0.5/vni=16777216", "1 to 16777215"),
+        ("10.9.0.5/vni=77/oversize=cut", "truncate, segment, fragment, drop"),
+        ("10.9.0.5/vni=77/ttl=3", "\"ttl=3\""),
+        ("10.9.0/vni=77", "\"10.9.0\""),
+        ("ids.example.org/vni=77", "\"ids.example.org\""),
+        ("127.0.0.1/vni=77", "no address of another node"),
+        ("239.0.0.1/vni=77", "no address of another node"),
+        ("10.9.0.5:0/vni=77", "no address of another node"),
+        ("10.9.0.5/vni=77/", "\"\""),
+    ] {
+        let error = Tunnel::parse(text).map_err(|error| error.contains(part));
+        assert_eq!(error, Err(true), "{text}: {:?}", Tunnel::parse(text));
+    }
+}
+
+#[test]
+fn copies_go_where_a_route_leads_and_as_many_bytes_as_fit() {
+    let (found, blocked) = target(&tunnel(), &node());
+    assert_eq!((found.up, found.ifindex, found.room, blocked), (true, Some(IfIndex(9)), Some(1464), None));
+    assert_eq!(
+        (found.device.as_str(), found.destination.to_string()),
+        ("pm-vxlan4789", format!("vxlan:{TEXT}"))
+    );
+    let narrow = Route { ifindex: IfIndex(2), mtu: Some(1400), is_local: false };
+    let links = LinkSnapshot { routes: [(tunnel().remote, Ok(narrow))].into(), ..node() };
+    assert_eq!(target(&tunnel(), &links).0.room, Some(1364), "the route's MTU");
+    let v6 = Tunnel::parse("[fd00::5]/vni=77").unwrap();
+    let links = LinkSnapshot { routes: [(v6.remote, Ok(narrow))].into(), ..node() };
+    assert_eq!(target(&v6, &links).0.room, Some(1344), "the header of IPv6 is longer");
+}
+
+#[test]
+fn there_is_a_reason_where_nothing_can_be_sent() {
+    let why = |change: fn(&mut LinkSnapshot)| {
+        let mut links = node();
+        change(&mut links);
+        let (target, blocked) = target(&tunnel(), &links);
+        assert!(!target.up);
+        blocked.unwrap()
+    };
+    let remote = tunnel().remote;
+    let device = || "pm-vxlan4789".to_owned();
+    assert_eq!(why(|links| drop(links.host.remove(&IfIndex(9)))), Blocked::NoDevice(device()));
+    assert_eq!(
+        why(|links| links.host.get_mut(&IfIndex(9)).unwrap().up = false),
+        Blocked::DeviceDown(device())
+    );
+    let down = Blocked::UnderlayDown("uplink".into());
+    assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().carrier = false), down);
+    assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().mtu = 150), Blocked::NoRoom(150));
+    let no_route =
+        |links: &mut LinkSnapshot| links.routes.values_mut().for_each(|route| *route = Err("no".into()));
+    assert_eq!(why(no_route), Blocked::NoRoute(remote, "no".into()));
+    let local = |links: &mut LinkSnapshot| {
+        links.routes.values_mut().for_each(|route| route.as_mut().unwrap().is_local = true);
+    };
+    assert_eq!(why(local), Blocked::Itself(remote));
+}
+
+#[test]
+fn tunnels_of_one_port_share_a_device_and_a_missing_device_is_made() {
+    let [a, b, c] =
+        [TEXT, "10.9.0.6/vni=78", "10.9.0.6:4790/vni=77"].map(|text| Tunnel::parse(text).unwrap());
+    let create = |port| LinkChange::CreateTunnel { name: format!("pm-vxlan{port}"), port };
+    assert_eq!(changes([&a, &b, &c].into_iter(), &LinkSnapshot::default()), [create(4789), create(4790)]);
+    assert_eq!(changes([&a, &b, &c].into_iter(), &node()), [create(4790)]);
+    let longest = Tunnel { port: 65535, ..a };
+    assert!(longest.device().len() <= 15);
+}
+
+proptest! {
+    /// The text of a tunnel can be read back, so that it can be kept in a map.
+    #[test]
+    fn the_text_can_be_read_back(
+        v4: [u8; 4], v6: [u8; 16], is_v6: bool, port in 1..=u16::MAX, vni in 1..=MAX_VNI, oversize in 0..4_usize,
+    ) {
+        let remote = if is_v6 { IpAddr::from(v6) } else { IpAddr::from(v4) };
+        prop_assume!(!remote.is_unspecified() && !remote.is_loopback() && !remote.is_multicast());
+        let tunnel = Tunnel { remote, port, vni, oversize: Oversize::ALL[oversize] };
+        let text = Destination::Tunnel(tunnel).to_string();
+        prop_assert_eq!(text.parse::<Destination>().map(|parsed| parsed.to_string()), Ok(text));
+    }
+
+    #[test]
+    fn any_text_has_an_answer(text in "\\PC{0,40}") {
+        let _ = Tunnel::parse(&text);
+    }
+}
