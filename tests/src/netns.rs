@@ -162,7 +162,7 @@ impl Netns {
 
     /// Stops new devices of the namespace from sending packets by themselves: no duplicate address detection, no router
     /// solicitation, no late multicast report.
-    pub(crate) fn keep_quiet(&self) {
+    pub fn keep_quiet(&self) {
         for scope in ["all", "default"] {
             for (key, value) in [
                 ("accept_dad", "0"),
@@ -179,7 +179,7 @@ impl Netns {
     }
 
     /// Lets a device keep its neighbour entries, so that it sends no probe during the test.
-    pub(crate) fn keep_neighbours(&self, device: &str) {
+    pub fn keep_neighbours(&self, device: &str) {
         for family in ["ipv4", "ipv6"] {
             self.sysctl(&format!("{family}/neigh/{device}/base_reachable_time_ms"), "3600000");
             self.sysctl(&format!("{family}/neigh/{device}/delay_first_probe_time"), "3600");
