@@ -179,10 +179,7 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
     register(registry, &packets)?;
     register(registry, &bytes)?;
     let up = IntGaugeVec::new(
-        Opts::new(
-            "podmirror_mirror_interface_up",
-            "1 if the mirror interface or the pod of a target takes copies, else 0.",
-        ),
+        Opts::new("podmirror_mirror_interface_up", "1 if a target takes copies, else 0."),
         &["target", "device"],
     )?;
     for (name, target) in targets {

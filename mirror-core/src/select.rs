@@ -7,13 +7,11 @@
 mod captures;
 mod choice;
 mod filters;
+mod policy;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::{collections::BTreeMap, fmt};
 
 use mirror_common::{
     abi::MAX_SESSIONS_PER_TAP,
@@ -23,80 +21,15 @@ use mirror_common::{
 pub use self::captures::Capture;
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
+pub use self::policy::Policy;
 use crate::{
-    destination::{Destination, PodNic},
     mirror_iface::{self, Conflict},
     model::{
-        Device, Directions, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, NoRoom, Origin, Owner,
-        Place, PodId, Session, Tap, TargetName,
+        Device, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, NoRoom, Origin, Owner, Place, PodId,
+        Session, Tap, TargetName,
     },
-    settings::{NodeLimits, SettingError, Settings},
-    tunnel::Tunnel,
+    settings::SettingError,
 };
-
-/// The choices of the agent's user.
-#[derive(Debug, Clone)]
-pub struct Policy {
-    /// Pods without an annotation are mirrored.
-    pub enable_mirror: bool,
-    /// Namespaces whose pods are never mirrored.
-    pub exclude_namespaces: BTreeSet<String>,
-    /// The only namespaces whose pods may choose for themselves; `None`: all.
-    pub allow_namespaces: Option<BTreeSet<String>>,
-    /// The targets: where the copies of each go. No two targets have the same destination.
-    pub targets: BTreeMap<TargetName, Destination>,
-    /// The limits that hold for any request of the pods.
-    pub limits: NodeLimits,
-    /// Interfaces that are mirrored by name, without a pod.
-    pub interfaces: Vec<String>,
-    /// Which packets of those.
-    pub interface_directions: Directions,
-    /// The settings of a mirror, where a pod does not ask for others.
-    pub settings: Settings,
-    /// If true, a pod whose device is entangled with a mirror interface ends the agent at its start: for pods that the
-    /// user who starts the agent has listed. Otherwise such a pod is left out, with a reason.
-    pub is_strict: bool,
-}
-
-/// No pods are chosen; copies go to `mirror0`.
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            enable_mirror: false,
-            exclude_namespaces: BTreeSet::new(),
-            allow_namespaces: None,
-            targets: [(TargetName::default(), Destination::Device("mirror0".to_owned()))].into(),
-            limits: NodeLimits::default(),
-            interfaces: Vec::new(),
-            interface_directions: Directions::Both,
-            settings: Settings::default(),
-            is_strict: false,
-        }
-    }
-}
-
-impl Policy {
-    /// The names of the mirror interfaces.
-    pub fn mirror_ifaces(&self) -> impl Iterator<Item = &str> {
-        self.targets.values().filter_map(Destination::device)
-    }
-
-    /// The names of all devices that the agent makes for targets if they are missing.
-    pub fn own_devices(&self) -> BTreeSet<String> {
-        let tunnels = self.tunnels().map(|(_, tunnel)| tunnel.device());
-        self.mirror_ifaces().map(str::to_owned).chain(tunnels).collect()
-    }
-
-    /// The targets that are tunnels.
-    pub fn tunnels(&self) -> impl Iterator<Item = (&TargetName, &Tunnel)> {
-        self.targets.iter().filter_map(|(name, destination)| Some((name, destination.tunnel()?)))
-    }
-
-    /// The targets that are pods.
-    pub fn collectors(&self) -> impl Iterator<Item = (&TargetName, &PodNic)> {
-        self.targets.iter().filter_map(|(name, destination)| Some((name, destination.pod()?)))
-    }
-}
 
 /// Why a pod, or a NIC of it, is selected but not tapped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

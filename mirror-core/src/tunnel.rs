@@ -5,11 +5,8 @@
 //! port in this mode. Where a copy goes is decided for each copy, by `deliver`. Called by `destination` and the reconcile
 //! loop.
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    net::{IpAddr, SocketAddr},
-};
+use core::net::{IpAddr, SocketAddr};
+use std::{collections::BTreeSet, fmt};
 
 use crate::{
     destination::Destination,

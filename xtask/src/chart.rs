@@ -37,8 +37,12 @@ const TAKEN: &[(&[&str], &str)] = &[
     ),
     (&["image.architectures={amd64,arm64}"], "                - amd64\n                - arm64"),
     (
-        &["targets.ids=ids0", "targets.all=all0"],
-        "name: MIRROR_TARGETS\n              value: \"all=all0,ids=ids0\"",
+        &[
+            "targets.ids=ids0",
+            "targets.all=pod:security/suricata/net1",
+            "targets.far=vxlan:10.9.0.5:4789/vni=77",
+        ],
+        "name: MIRROR_TARGETS\n              value: \"all=pod:security/suricata/net1,far=vxlan:10.9.0.5:4789/vni=77,ids=ids0\"",
     ),
     (&["maxPodRate=10kpps"], "name: MIRROR_MAX_POD_RATE\n              value: \"10kpps\""),
     (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "honorLabels: true"),
@@ -62,6 +66,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["targets.Ids=ids0"], "Ids"),
     (&["targets.ids=longer-than-15-bytes"], "targets"),
     (&["targets.ids=a=b"], "targets"),
+    (&["targets.ids=pod:suricata"], "targets"),
+    (&["targets.ids=vxlan:10.9.0.5"], "targets"),
 ];
 
 /// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` does.

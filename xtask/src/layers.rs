@@ -166,7 +166,7 @@ const MADE_OF: [MadeOf; 2] =
     [("mirror-common", &["zerocopy"]), ("mirror-core", &["mirror-common", "serde", "thiserror", "zerocopy"])];
 
 /// The eBPF programs are glue code. If they need more lines, the logic belongs into `mirror-common`.
-const EBPF_LINES: usize = 800;
+const EBPF_LINES: usize = 1000;
 /// The number of lines that a reader can take in as one file.
 const FILE_LINES: usize = 400;
 

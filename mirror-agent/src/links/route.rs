@@ -35,7 +35,7 @@ async fn look_up(handle: &Handle, remote: IpAddr) -> io::Result<Option<Route>> {
         let (mut ifindex, mut mtu) = (None, None);
         for attribute in &route.attributes {
             match attribute {
-                RouteAttribute::Oif(oif) => ifindex = Some(IfIndex(*oif)),
+                RouteAttribute::Oif(index) => ifindex = Some(IfIndex(*index)),
                 RouteAttribute::Metrics(metrics) => {
                     mtu = metrics.iter().find_map(|metric| match metric {
                         RouteMetric::Mtu(mtu) => Some(*mtu),

@@ -2,10 +2,8 @@
 //!
 //! Data only, as the rest of [`model`](super).
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use core::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{IfIndex, MacAddress, NetnsId};
 

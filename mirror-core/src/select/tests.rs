@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
-use crate::model::{IfIndex, NetnsId, Peer, Pod, PodLinks};
+use crate::{
+    model::{Directions, IfIndex, NetnsId, Peer, Pod, PodLinks},
+    settings::Settings,
+};
 
 fn policy() -> Policy {
     Policy::default()

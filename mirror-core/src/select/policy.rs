@@ -1,0 +1,76 @@
+//! [`Policy`]: the choices of the agent's user, which stand beside the annotations.
+//!
+//! Data, and questions about it. The commands make it from their flags, `choose`, `select` and the reconcile loop use it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    destination::{Destination, PodNic},
+    model::{Directions, TargetName},
+    settings::{NodeLimits, Settings},
+    tunnel::Tunnel,
+};
+
+/// The choices of the agent's user.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// Pods without an annotation are mirrored.
+    pub enable_mirror: bool,
+    /// Namespaces whose pods are never mirrored.
+    pub exclude_namespaces: BTreeSet<String>,
+    /// The only namespaces whose pods may choose for themselves; `None`: all.
+    pub allow_namespaces: Option<BTreeSet<String>>,
+    /// The targets: where the copies of each go. No two targets have the same destination.
+    pub targets: BTreeMap<TargetName, Destination>,
+    /// The limits that hold for any request of the pods.
+    pub limits: NodeLimits,
+    /// Interfaces that are mirrored by name, without a pod.
+    pub interfaces: Vec<String>,
+    /// Which packets of those.
+    pub interface_directions: Directions,
+    /// The settings of a mirror, where a pod does not ask for others.
+    pub settings: Settings,
+    /// If true, a pod whose device is entangled with a mirror interface ends the agent at its start: for pods that the
+    /// user who starts the agent has listed. Otherwise such a pod is left out, with a reason.
+    pub is_strict: bool,
+}
+
+/// No pods are chosen; copies go to `mirror0`.
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            enable_mirror: false,
+            exclude_namespaces: BTreeSet::new(),
+            allow_namespaces: None,
+            targets: [(TargetName::default(), Destination::Device("mirror0".to_owned()))].into(),
+            limits: NodeLimits::default(),
+            interfaces: Vec::new(),
+            interface_directions: Directions::Both,
+            settings: Settings::default(),
+            is_strict: false,
+        }
+    }
+}
+
+impl Policy {
+    /// The names of the mirror interfaces.
+    pub fn mirror_ifaces(&self) -> impl Iterator<Item = &str> {
+        self.targets.values().filter_map(Destination::device)
+    }
+
+    /// The names of all devices that the agent makes for targets if they are missing.
+    pub fn own_devices(&self) -> BTreeSet<String> {
+        let tunnels = self.tunnels().map(|(_, tunnel)| tunnel.device());
+        self.mirror_ifaces().map(str::to_owned).chain(tunnels).collect()
+    }
+
+    /// The targets that are tunnels.
+    pub fn tunnels(&self) -> impl Iterator<Item = (&TargetName, &Tunnel)> {
+        self.targets.iter().filter_map(|(name, destination)| Some((name, destination.tunnel()?)))
+    }
+
+    /// The targets that are pods.
+    pub fn collectors(&self) -> impl Iterator<Item = (&TargetName, &PodNic)> {
+        self.targets.iter().filter_map(|(name, destination)| Some((name, destination.pod()?)))
+    }
+}
