@@ -80,7 +80,7 @@ impl Ahead {
 }
 
 /// For each installed tap: why it does not see all packets of the directions that its sessions copy, and why copies of a
-/// session cannot be cut.
+/// session cannot be cut or addressed.
 pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
     let mut skipped = Vec::new();
     for (device, tap) in &desired.taps {
@@ -93,7 +93,7 @@ pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
                 skipped.push(Skipped { pod, nic, mirror: None, why: Why::Hidden(direction, hidden.clone()) });
             }
         }
-        let cut = tap.sessions.iter().filter(|(_, session)| session.settings.snaplen.is_some());
+        let cut = tap.sessions.iter().filter(|(_, session)| desired.needs_second_stage(session));
         for (mirror, session) in cut {
             let ifindex = desired.targets.get(&session.target).and_then(|target| target.ifindex());
             let Some(hidden) = ifindex.and_then(|ifindex| actual.passed_by.get(&ifindex)) else { continue };

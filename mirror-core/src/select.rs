@@ -151,7 +151,7 @@ impl fmt::Display for Why {
             Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
             Self::Uncut(target, hidden) => write!(
                 f,
-                "copies cannot be cut to the snap length at the mirror interface of target {target}: {hidden}"
+                "copies cannot be cut to the snap length, or addressed, at the device of target {target}: {hidden}"
             ),
             Self::NoSuchTarget(name) => {
                 write!(f, "there is no target {name:?} on this node; --target {name}=DESTINATION makes one")

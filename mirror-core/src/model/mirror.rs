@@ -234,12 +234,14 @@ impl Desired {
     /// with a tunnel.
     pub fn deliver(&self) -> BTreeSet<IfIndex> {
         let sessions = self.taps.values().flat_map(|tap| tap.sessions.values());
-        let needs = |session: &&Session| {
-            let target = self.targets.get(&session.target).and_then(Target::device);
-            session.settings.snaplen.is_some() || target.is_some_and(|target| target.destination.is_tunnel())
-        };
-        let needing = sessions.filter(needs);
+        let needing = sessions.filter(|session| self.needs_second_stage(session));
         needing.filter_map(|session| self.targets.get(&session.target)?.ifindex()).collect()
+    }
+
+    /// Whether the copies of a session have to be cut, or addressed for a tunnel.
+    pub fn needs_second_stage(&self, session: &Session) -> bool {
+        let target = self.targets.get(&session.target).and_then(Target::device);
+        session.settings.snaplen.is_some() || target.is_some_and(|target| target.destination.is_tunnel())
     }
 
     /// The pods and interfaces that are mirrored, each once, with any number of NICs. A capture has no limits, so it

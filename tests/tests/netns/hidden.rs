@@ -102,7 +102,7 @@ fn a_second_stage_that_cannot_be_ahead_stops_only_what_it_would_cut() {
     let both = [cut, PodSpec::of(db).mirror("true").annotated("podmirror.io/filter", "icmp")];
     pods.write(&both);
     lab.wait_mirrored(&[web, db]);
-    agent.wait_for_log(&["cannot be cut at the mirror interface", "u32 at priority 1"]);
+    agent.wait_for_log(&["cannot be cut or addressed", "u32 at priority 1"]);
     let mirror = Capture::start(lab.node(), MIRROR);
     web.ping(db.v4(), 10, 1000);
     eventually(SOON, || {

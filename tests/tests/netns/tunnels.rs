@@ -106,8 +106,8 @@ fn a_tunnel_brings_every_frame_once_and_unchanged(mode: AttachMode) {
         assert_eq!(tail, named(&[("ingress loop", sent.len() + received.len())]), "copies and nothing else");
         uplink.stop();
         agent.stop();
+        lab.cleanup();
     }
-    lab.cleanup();
     lab.network_is_as(&before);
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
