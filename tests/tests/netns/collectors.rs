@@ -246,7 +246,7 @@ fn a_collector_goes_and_comes_back() {
     drop(ids);
     let status = wait_target(lab, false);
     assert_eq!(status.target("ids").destination, "pod:default/ids");
-    agent.wait_for_log(&["nothing is copied to the collector"]);
+    agent.wait_for_log(&["nothing is copied to the target"]);
     pods.write(std::slice::from_ref(&web_spec));
     lab.wait_status(|status| {
         let expected = "ids: this node has no such pod";
@@ -282,7 +282,7 @@ fn a_collector_goes_and_comes_back() {
     takes_copies();
     pods.remove();
     let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    agent.wait_for_log(&["the collector takes copies"]);
+    agent.wait_for_log(&["the target takes copies"]);
     takes_copies();
 
     let rounds = flood.stop();
