@@ -1,16 +1,21 @@
 //! The capture filter: an expression of pcap-filter(7), compiled to the program that the tap programs evaluate.
 //!
 //! ```text
-//! text ─ lexer ─ parse ─► ast ─ generate ─► tree of tests ─► graph ─ optimise ─► graph ── steps ─► FilterProgram ─ explain ─► lines
+//! text ─ lexer ─ parse ─► ast ─ generate ─► tree of tests ─► graph ─ optimise ─► graph ─┬─ steps ─► FilterProgram ─ explain ─► lines
+//!                                                                                       └─ classic ─► Program ─ ebpf ─► eBPF
 //! ```
 //!
-//! Pure, called by `cmd` and by the readers of the mirrors' filters. A step knows no arithmetic and sees the first 124
-//! bytes, so [`compile`] refuses a part of the language.
+//! Pure, called by `cmd` and by the readers of the mirrors' filters. There are two compilers with one front end:
+//!
+//! * [`compile`] makes the steps that the tap programs evaluate (`mirror_common::filter`). A step knows no arithmetic
+//!   and sees the first 124 bytes, so this compiler refuses a part of the language.
+//! * [`classic::compile`] makes classic BPF of the whole language. [`ebpf`] translates it for the kernel.
 //!
 //! No crate does this for us: the crates that compile the language (`pktbaffle` is the best of them, and young) bind
 //! filters less tightly.
 
 mod ast;
+pub mod classic;
 mod explain;
 mod facts;
 mod generate;
