@@ -11,6 +11,7 @@
 )]
 #![expect(clippy::print_stdout, reason = "what a long run has compared")]
 
+mod arithmetic;
 mod captures;
 mod errors;
 mod examples;
