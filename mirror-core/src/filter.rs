@@ -16,6 +16,7 @@
 
 mod ast;
 pub mod classic;
+pub mod ebpf;
 mod explain;
 mod facts;
 mod generate;

@@ -1,0 +1,164 @@
+//! Translates classic BPF to a program of the kernel (`BPF_PROG_TYPE_SCHED_CLS`) that says whether a packet matches.
+//!
+//! The kernel's own translation is no use here: it ends the program where a load fails, with 0, and 0 is `TC_ACT_OK`.
+//! Here a failed load jumps to the same end as any other "no". The answer is in a register at that end, and the caller
+//! says what happens then ([`Ending`]): a return, or a note of the answer and a tail call.
+//!
+//! The program is written up to three times, because a packet is read in three ways:
+//!
+//! ```text
+//!              ┌─► direct: reads the linear part of the packet through pointers. Before a load beyond it,
+//! VLAN tag     │   it goes over to the same instruction of ─┐
+//! in metadata? ┤   helper: bpf_skb_load_bytes for each load ◄┘
+//!              └─► tagged: the same, as if the tag stood in the packet
+//! ```
+//!
+//! All three keep the accumulator, the index register and the memory at the same places, so the first can go over to
+//! the second at any load. Of each, only the instructions that can be reached are written: the verifier refuses others.
+//!
+//! Differs from Linux's own classic BPF, as libpcap does, in one thing: a shift by more than 31 bits gives 0.
+//!
+//! Nothing here reaches the kernel. The programs run on Linux 5.10 and newer, without calls of functions, so that they
+//! and their callers can use tail calls on every architecture.
+
+mod assemble;
+mod loads;
+mod ways;
+
+use self::{
+    assemble::{Assembler, Label},
+    ways::{Packet, reached},
+};
+use super::classic::{Condition, Operand, Operation, Operator, Program, Register};
+
+pub use self::assemble::Insn;
+
+/// What a program does when it knows the answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Ending<'a> {
+    /// The value of `r0` for a packet that matches.
+    pub matches: i32,
+    /// The value of `r0` for the other packets, and for those that end before a byte that the filter reads.
+    pub differs: i32,
+    /// The last instructions. They find the answer in `r0` and the context in `r6`, may use all registers and the
+    /// stack, and end the program.
+    pub instructions: &'a [Insn],
+}
+
+/// How a program may read packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Through pointers where the packet is linear. This is the fast way.
+    Direct,
+    /// With the kernel's helper alone. For tests.
+    Helper,
+}
+
+/// The eBPF program; `None`: it is too long for the jumps of eBPF (32 767 instructions).
+pub fn translate(program: &Program, access: Access, ending: &Ending<'_>) -> Option<Vec<Insn>> {
+    let operations: Vec<Operation> =
+        program.instructions().iter().filter_map(|instruction| instruction.decode()).collect();
+    let mut assembler = Assembler::default();
+    assembler.start();
+    let first = match access {
+        Access::Direct => Packet::Direct,
+        Access::Helper => Packet::Helper,
+    };
+    let is_read = operations.iter().any(|operation| ways::is_load(*operation));
+    let sees_frame = is_read || operations.iter().any(|operation| matches!(operation, Operation::Length(_)));
+    if sees_frame {
+        assembler.if_tagged(Label::Operation(Packet::Tagged, 0));
+    }
+    if is_read && first == Packet::Direct {
+        assembler.load_pointers();
+    }
+    assembler.jump(Label::Operation(first, 0));
+    let mut entries = vec![false; operations.len()];
+    for packet in [Packet::Direct, Packet::Helper, Packet::Tagged] {
+        let begins = packet == first || (packet == Packet::Tagged && sees_frame);
+        if begins && let Some(entry) = entries.first_mut() {
+            *entry = true;
+        }
+        if packet == Packet::Tagged && begins {
+            assembler.place(Label::Operation(Packet::Tagged, 0));
+            assembler.make_header();
+        }
+        let reached = reached(&operations, packet, &entries);
+        entries = vec![false; operations.len()];
+        let mut writer = Writer { assembler: &mut assembler, packet };
+        for (at, operation) in operations.iter().enumerate() {
+            let Some(Some(known)) = reached.get(at) else { continue };
+            if !(packet == Packet::Tagged && at == 0) {
+                writer.assembler.place(Label::Operation(packet, at));
+            }
+            if writer.operation(at, *operation, known)
+                && let Some(entry) = entries.get_mut(at)
+            {
+                *entry = true;
+            }
+        }
+        assembler.answers(packet, ending);
+    }
+    assembler.finish(ending.instructions)
+}
+
+/// Writes the program in one of its three forms.
+struct Writer<'a> {
+    assembler: &'a mut Assembler,
+    packet: Packet,
+}
+
+impl Writer<'_> {
+    /// Writes an operation. Returns whether it can go over to the helper.
+    fn operation(&mut self, at: usize, operation: Operation, known: &ways::Known) -> bool {
+        let next = |skip: usize| Label::Operation(self.packet, at + 1 + skip);
+        match operation {
+            Operation::Load { .. } | Operation::LoadHeaderLength(_) => {
+                return self.load(at, operation, known);
+            }
+            Operation::Set(register, value) => self.assembler.set(register, value),
+            Operation::Length(register) => self.assembler.length(register, self.packet == Packet::Tagged),
+            Operation::Read(register, place) => self.assembler.read(register, place),
+            Operation::Write(register, place) => self.assembler.write(register, place),
+            Operation::Compute(operator, operand) => self.compute(operator, operand),
+            Operation::Negate => self.assembler.negate(),
+            Operation::ToIndex => self.assembler.copy(Register::Index, Register::Accumulator),
+            Operation::ToAccumulator => self.assembler.copy(Register::Accumulator, Register::Index),
+            Operation::Jump(skip) => self.assembler.jump(next(skip as usize)),
+            Operation::Branch(condition, operand, jt, jf) => {
+                let (on_true, on_false) = (next(jt.into()), next(jf.into()));
+                // The fall-through is free.
+                match (condition, jt) {
+                    (Condition::AnyBit, _) | (_, 1..) => {
+                        self.assembler.branch(condition, false, operand, on_true);
+                        self.assembler.jump(on_false);
+                    }
+                    (_, 0) => {
+                        self.assembler.branch(condition, true, operand, on_false);
+                        self.assembler.jump(on_true);
+                    }
+                }
+            }
+            Operation::Return(value) => self.assembler.jump(Label::answer(value != 0, self.packet)),
+            Operation::ReturnAccumulator => {
+                let nothing = Operand::Constant(0);
+                self.assembler.branch(Condition::Equal, true, nothing, Label::answer(true, self.packet));
+                self.assembler.jump(Label::answer(false, self.packet));
+            }
+        }
+        false
+    }
+
+    fn compute(&mut self, operator: Operator, operand: Operand) {
+        let divides = matches!(operator, Operator::Divide | Operator::Remainder);
+        let shifts = matches!(operator, Operator::ShiftLeft | Operator::ShiftRight);
+        match operand {
+            Operand::Index if divides => {
+                self.assembler.if_index_is_zero(Label::answer(false, self.packet));
+                self.assembler.compute(operator, operand);
+            }
+            Operand::Index if shifts => self.assembler.shift(operator),
+            _ => self.assembler.compute(operator, operand),
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! The instructions of eBPF, and jumps to places that are not written yet.
+
+use std::collections::HashMap;
+
+use zerocopy::{Immutable, IntoBytes};
+
+use super::{
+    super::classic::{Condition, Operand, Operator, Register},
+    Ending,
+    ways::Packet,
+};
+
+/// An instruction of eBPF: `struct bpf_insn`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Insn {
+    /// What to do.
+    pub code: u8,
+    /// The destination and the source, four bits each, in the order of the machine's bit fields.
+    pub registers: u8,
+    /// An offset in memory, or how many instructions to skip.
+    pub offset: i16,
+    /// A constant.
+    pub immediate: i32,
+}
+
+impl Insn {
+    /// An instruction from its fields.
+    pub const fn new(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> Self {
+        let registers = if cfg!(target_endian = "little") {
+            destination | source << 4
+        } else {
+            destination << 4 | source
+        };
+        Self { code, registers, offset, immediate }
+    }
+
+    /// The end of a program; `r0` is what it returns.
+    pub const EXIT: Self = Self::new(JMP | 0x90, 0, 0, 0, 0);
+}
+
+/// A place in the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Label {
+    /// An instruction of classic BPF, in one of the forms of the program.
+    Operation(Packet, usize),
+    /// The end of a form, with the answer.
+    Answer(Packet, bool),
+    /// The end of the program.
+    End,
+    /// The header is on the stack.
+    HeaderIsMade,
+    /// In a load of the tagged form: the bytes are behind the tag.
+    Behind(usize),
+    /// In a load of the tagged form: the bytes do not begin before this place.
+    Place(usize, u32),
+    /// In a load of the tagged form: the bytes are loaded.
+    Done(usize),
+}
+
+impl Label {
+    pub(super) fn answer(matches: bool, packet: Packet) -> Self {
+        Self::Answer(packet, matches)
+    }
+}
+
+// The classes of instructions, and bits of their codes.
+const LDX: u8 = 0x01;
+const ST: u8 = 0x02;
+const STX: u8 = 0x03;
+const ALU: u8 = 0x04;
+const JMP: u8 = 0x05;
+const JMP32: u8 = 0x06;
+const ALU64: u8 = 0x07;
+const SOURCE: u8 = 0x08;
+const MEM: u8 = 0x60;
+const DOUBLE: u8 = 0x18;
+const ADD: u8 = 0x00;
+const SUB: u8 = 0x10;
+const OR: u8 = 0x40;
+const AND: u8 = 0x50;
+const LSH: u8 = 0x60;
+const RSH: u8 = 0x70;
+const NEG: u8 = 0x80;
+const MOV: u8 = 0xb0;
+/// To the byte order of the network.
+const TO_BIG_ENDIAN: u8 = ALU | 0xd0 | SOURCE;
+const JA: u8 = 0x00;
+const JEQ: u8 = 0x10;
+const JGT: u8 = 0x20;
+const JGE: u8 = 0x30;
+const JSET: u8 = 0x40;
+const JNE: u8 = 0x50;
+const JLT: u8 = 0xa0;
+const JLE: u8 = 0xb0;
+const CALL: u8 = 0x80;
+
+// Registers. Those from `CONTEXT` to `FRAME_LENGTH` survive calls.
+/// The answer; before it, a register for anything.
+pub(super) const SCRATCH: u8 = 0;
+const ARGUMENT: u8 = 1;
+/// The start of the packet, in the direct form.
+pub(super) const DATA: u8 = 2;
+/// The end of its linear part.
+pub(super) const DATA_END: u8 = 3;
+/// A place in the packet.
+pub(super) const OFFSET: u8 = 4;
+const CONTEXT: u8 = 6;
+const ACCUMULATOR: u8 = 7;
+pub(super) const INDEX: u8 = 8;
+/// The length of the frame with the tag, in the tagged form.
+pub(super) const FRAME_LENGTH: u8 = 9;
+const STACK: u8 = 10;
+
+// Fields of `struct __sk_buff`.
+const SKB_LEN: i16 = 0;
+const SKB_VLAN_PRESENT: i16 = 20;
+const SKB_VLAN_TCI: i16 = 24;
+const SKB_VLAN_PROTO: i16 = 28;
+const SKB_DATA: i16 = 76;
+const SKB_DATA_END: i16 = 80;
+const SKB_LOAD_BYTES: i32 = 26;
+
+// Places on the stack. The memory of classic BPF is above them.
+/// The first 20 bytes of a frame with its tag.
+pub(super) const HEADER: i16 = -88;
+/// What the helper has loaded.
+pub(super) const LOADED: i16 = -96;
+
+/// The register of eBPF that is this one.
+pub(super) fn register(register: Register) -> u8 {
+    match register {
+        Register::Accumulator => ACCUMULATOR,
+        Register::Index => INDEX,
+    }
+}
+
+/// The place of a word of memory.
+fn word(place: u32) -> i16 {
+    -4 * (place as i16 + 1)
+}
+
+fn size_code(size: u8) -> u8 {
+    match size {
+        1 => 0x10,
+        2 => 0x08,
+        _ => 0x00,
+    }
+}
+
+fn operator_code(operator: Operator) -> u8 {
+    match operator {
+        Operator::Add => ADD,
+        Operator::Subtract => SUB,
+        Operator::Multiply => 0x20,
+        Operator::Divide => 0x30,
+        Operator::Or => OR,
+        Operator::And => AND,
+        Operator::ShiftLeft => LSH,
+        Operator::ShiftRight => RSH,
+        Operator::Remainder => 0x90,
+        Operator::Xor => 0xa0,
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Assembler {
+    insns: Vec<Insn>,
+    /// The jumps, by their place.
+    jumps: Vec<(usize, Label)>,
+    labels: HashMap<Label, usize>,
+    /// Where the newest label is.
+    last_placed: usize,
+}
+
+impl Assembler {
+    fn push(&mut self, code: u8, destination: u8, source: u8, offset: i16, immediate: u32) {
+        self.insns.push(Insn::new(code, destination, source, offset, immediate.cast_signed()));
+    }
+
+    fn jump_if(&mut self, code: u8, left: u8, right: u8, constant: u32, label: Label) {
+        self.jumps.push((self.insns.len(), label));
+        self.push(code, left, right, 0, constant);
+    }
+
+    /// Names the next instruction.
+    pub(super) fn place(&mut self, label: Label) {
+        // A jump to the next instruction is none, unless another label names what follows it.
+        if self.last_placed != self.insns.len()
+            && self.jumps.last() == Some(&(self.insns.len().wrapping_sub(1), label))
+            && self.insns.last().is_some_and(|last| last.code == JMP | JA)
+        {
+            self.insns.pop();
+            self.jumps.pop();
+        }
+        self.last_placed = self.insns.len();
+        self.labels.insert(label, self.insns.len());
+    }
+
+    pub(super) fn start(&mut self) {
+        self.copy_register(CONTEXT, ARGUMENT);
+        self.set_register(ACCUMULATOR, 0);
+        self.set_register(INDEX, 0);
+    }
+
+    pub(super) fn if_tagged(&mut self, label: Label) {
+        self.push(LDX | MEM, SCRATCH, CONTEXT, SKB_VLAN_PRESENT, 0);
+        self.if_not_equal(SCRATCH, 0, label);
+    }
+
+    pub(super) fn load_pointers(&mut self) {
+        self.push(LDX | MEM, DATA, CONTEXT, SKB_DATA, 0);
+        self.push(LDX | MEM, DATA_END, CONTEXT, SKB_DATA_END, 0);
+    }
+
+    /// Puts the start of the frame with its tag on the stack, and its length into a register.
+    pub(super) fn make_header(&mut self) {
+        self.push(LDX | MEM, FRAME_LENGTH, CONTEXT, SKB_LEN, 0);
+        self.add(FRAME_LENGTH, 4);
+        for place in [HEADER, HEADER + 8, HEADER + 16] {
+            self.push(ST | MEM | DOUBLE, STACK, 0, place, 0);
+        }
+        // As many bytes as there are: a load is checked against the length.
+        for bytes in [16, 14, 12] {
+            self.set_register(OFFSET, 0);
+            self.call_load_bytes(HEADER, bytes);
+            self.jump_if(JMP | JEQ, SCRATCH, 0, 0, Label::HeaderIsMade);
+        }
+        self.place(Label::HeaderIsMade);
+        self.push(LDX | MEM, SCRATCH, STACK, HEADER + 12, 0);
+        self.push(STX | MEM, STACK, SCRATCH, HEADER + 16, 0);
+        // The kernel keeps the protocol in the order of the network.
+        self.push(LDX | MEM, SCRATCH, CONTEXT, SKB_VLAN_PROTO, 0);
+        self.push(STX | MEM | size_code(2), STACK, SCRATCH, HEADER + 12, 0);
+        self.push(LDX | MEM, SCRATCH, CONTEXT, SKB_VLAN_TCI, 0);
+        self.push(TO_BIG_ENDIAN, SCRATCH, 0, 0, 16);
+        self.push(STX | MEM | size_code(2), STACK, SCRATCH, HEADER + 14, 0);
+    }
+
+    pub(super) fn set(&mut self, to: Register, value: u32) {
+        self.set_register(register(to), value);
+    }
+
+    pub(super) fn set_register(&mut self, to: u8, value: u32) {
+        self.push(ALU | MOV, to, 0, 0, value);
+    }
+
+    pub(super) fn length(&mut self, to: Register, is_tagged: bool) {
+        if is_tagged {
+            self.copy_register(register(to), FRAME_LENGTH);
+        } else {
+            self.push(LDX | MEM, register(to), CONTEXT, SKB_LEN, 0);
+        }
+    }
+
+    pub(super) fn read(&mut self, to: Register, place: u32) {
+        self.push(LDX | MEM, register(to), STACK, word(place), 0);
+    }
+
+    pub(super) fn write(&mut self, from: Register, place: u32) {
+        self.push(STX | MEM, STACK, register(from), word(place), 0);
+    }
+
+    pub(super) fn compute(&mut self, operator: Operator, operand: Operand) {
+        let code = ALU | operator_code(operator);
+        match operand {
+            Operand::Constant(value) => self.push(code, ACCUMULATOR, 0, 0, value),
+            Operand::Index => self.push(code | SOURCE, ACCUMULATOR, INDEX, 0, 0),
+        }
+    }
+
+    /// A shift by the index register. eBPF would look at its last five bits only.
+    pub(super) fn shift(&mut self, operator: Operator) {
+        self.push(JMP32 | JLT, INDEX, 0, 2, 32);
+        self.push(ALU | MOV, ACCUMULATOR, 0, 0, 0);
+        self.push(JMP | JA, 0, 0, 1, 0);
+        self.compute(operator, Operand::Index);
+    }
+
+    pub(super) fn negate(&mut self) {
+        self.push(ALU | NEG, ACCUMULATOR, 0, 0, 0);
+    }
+
+    pub(super) fn copy(&mut self, to: Register, from: Register) {
+        self.push(ALU | MOV | SOURCE, register(to), register(from), 0, 0);
+    }
+
+    /// Four times the lower half of the byte in the index register.
+    pub(super) fn header_length(&mut self) {
+        self.push(ALU | AND, INDEX, 0, 0, 0x0f);
+        self.push(ALU | LSH, INDEX, 0, 0, 2);
+    }
+
+    // What follows is about 64 bits, for pointers and for sums that must not wrap around.
+
+    pub(super) fn copy_register(&mut self, to: u8, from: u8) {
+        self.push(ALU64 | MOV | SOURCE, to, from, 0, 0);
+    }
+
+    pub(super) fn add_register(&mut self, to: u8, from: u8) {
+        self.push(ALU64 | ADD | SOURCE, to, from, 0, 0);
+    }
+
+    pub(super) fn add(&mut self, to: u8, value: u32) {
+        self.push(ALU64 | ADD, to, 0, 0, value);
+    }
+
+    pub(super) fn subtract(&mut self, to: u8, value: u32) {
+        self.push(ALU64 | SUB, to, 0, 0, value);
+    }
+
+    pub(super) fn if_beyond(&mut self, left: u8, right: u8, label: Label) {
+        self.jump_if(JMP | JGT | SOURCE, left, right, 0, label);
+    }
+
+    pub(super) fn if_greater(&mut self, left: u8, constant: u32, label: Label) {
+        self.jump_if(JMP | JGT, left, 0, constant, label);
+    }
+
+    pub(super) fn if_less(&mut self, left: u8, constant: u32, label: Label) {
+        self.jump_if(JMP | JLT, left, 0, constant, label);
+    }
+
+    pub(super) fn if_not_equal(&mut self, left: u8, constant: u32, label: Label) {
+        self.jump_if(JMP | JNE, left, 0, constant, label);
+    }
+
+    pub(super) fn if_index_is_zero(&mut self, label: Label) {
+        self.jump_if(JMP | JEQ, INDEX, 0, 0, label);
+    }
+
+    pub(super) fn jump(&mut self, label: Label) {
+        self.jump_if(JMP | JA, 0, 0, 0, label);
+    }
+
+    /// Jumps if the accumulator fulfils the condition, or does not if `negated`. Any bit cannot be negated.
+    pub(super) fn branch(&mut self, condition: Condition, negated: bool, operand: Operand, label: Label) {
+        let code = match (condition, negated) {
+            (Condition::Equal, false) => JEQ,
+            (Condition::Equal, true) => JNE,
+            (Condition::Greater, false) => JGT,
+            (Condition::Greater, true) => JLE,
+            (Condition::GreaterOrEqual, false) => JGE,
+            (Condition::GreaterOrEqual, true) => JLT,
+            (Condition::AnyBit, _) => JSET,
+        };
+        match operand {
+            Operand::Constant(value) => self.jump_if(JMP32 | code, ACCUMULATOR, 0, value, label),
+            Operand::Index => self.jump_if(JMP32 | code | SOURCE, ACCUMULATOR, INDEX, 0, label),
+        }
+    }
+
+    /// Loads bytes in the order of the network.
+    pub(super) fn load(&mut self, to: u8, base: u8, offset: i16, size: u8) {
+        self.push(LDX | MEM | size_code(size), to, base, offset, 0);
+        if size > 1 {
+            self.push(TO_BIG_ENDIAN, to, 0, 0, 8 * u32::from(size));
+        }
+    }
+
+    pub(super) fn load_stack(&mut self, to: u8, place: i16, size: u8) {
+        self.load(to, STACK, place, size);
+    }
+
+    /// Loads bytes of the stack at any place: the verifier knows only aligned loads there.
+    pub(super) fn load_bytes(&mut self, to: u8, place: i16, size: u8) {
+        self.push(LDX | MEM | size_code(1), to, STACK, place, 0);
+        for byte in 1..i16::from(size) {
+            self.push(ALU | LSH, to, 0, 0, 8);
+            self.push(LDX | MEM | size_code(1), SCRATCH, STACK, place + byte, 0);
+            self.push(ALU | OR | SOURCE, to, SCRATCH, 0, 0);
+        }
+    }
+
+    /// Loads from the place in `OFFSET` to `LOADED`.
+    pub(super) fn skb_load_bytes(&mut self, size: u8, on_failure: Label) {
+        self.call_load_bytes(LOADED, size.into());
+        self.if_not_equal(SCRATCH, 0, on_failure);
+    }
+
+    fn call_load_bytes(&mut self, to: i16, bytes: u32) {
+        self.copy_register(1, CONTEXT);
+        self.copy_register(2, OFFSET);
+        self.copy_register(3, STACK);
+        self.add(3, i32::from(to).cast_unsigned());
+        self.set_register(4, bytes);
+        self.push(JMP | CALL, 0, 0, 0, SKB_LOAD_BYTES.cast_unsigned());
+    }
+
+    /// The ends of a form of the program, as far as it comes to them.
+    pub(super) fn answers(&mut self, packet: Packet, ending: &Ending<'_>) {
+        for (matches, answer) in [(true, ending.matches), (false, ending.differs)] {
+            let label = Label::answer(matches, packet);
+            if self.jumps.iter().any(|(_, target)| *target == label) {
+                self.place(label);
+                self.set_register(SCRATCH, answer.cast_unsigned());
+                self.jump(Label::End);
+            }
+        }
+    }
+
+    /// The program; `None`: a jump is too long.
+    pub(super) fn finish(mut self, ending: &[Insn]) -> Option<Vec<Insn>> {
+        self.place(Label::End);
+        for (at, label) in self.jumps {
+            let skip = self.labels.get(&label)?.checked_sub(at + 1)?;
+            self.insns.get_mut(at)?.offset = i16::try_from(skip).ok()?;
+        }
+        self.insns.extend(ending);
+        Some(self.insns)
+    }
+}
