@@ -1,6 +1,7 @@
 //! Makes random comparisons with arithmetic and with offsets that depend on the packet.
 
-use crate::{expressions::relation as relation_sign, random::Random};
+use super::expressions::relation as relation_sign;
+use crate::random::Random;
 
 /// What people use, and what is near to it.
 const USUAL: [&str; 14] = [
@@ -20,7 +21,7 @@ const USUAL: [&str; 14] = [
     "icmp[4:2] % 2 = 1",
 ];
 
-pub(crate) fn relation(random: &mut Random) -> String {
+pub(super) fn relation(random: &mut Random) -> String {
     if random.one_in(2) {
         return random.pick(&USUAL).to_owned();
     }

@@ -2,14 +2,14 @@
 
 use std::net::Ipv4Addr;
 
-use crate::{
+use super::{
     arithmetic,
     frames::{IPV4, IPV6, LABELS, MACS, NETWORKS, PORTS, PROTOCOLS, SESSIONS, VLANS},
-    random::Random,
 };
+use crate::random::Random;
 
 /// One expression.
-pub(crate) fn expression(random: &mut Random) -> String {
+pub fn expression(random: &mut Random) -> String {
     let depth = random.pick(&[0, 1, 1, 2, 2, 3]);
     let expression = combined(random, depth);
     if !random.one_in(12) {
@@ -181,7 +181,7 @@ fn old_protocol(random: &mut Random) -> &'static str {
     ])
 }
 
-pub(crate) fn relation(random: &mut Random) -> &'static str {
+pub(super) fn relation(random: &mut Random) -> &'static str {
     random.pick(&["=", "==", "!=", ">", ">=", "<", "<="])
 }
 

@@ -3,8 +3,8 @@
 
 use crate::random::Random;
 
-pub(crate) const PORTS: [u16; 8] = [22, 53, 80, 443, 8080, 0, 1024, 65535];
-pub(crate) const IPV4: [[u8; 4]; 8] = [
+pub(super) const PORTS: [u16; 8] = [22, 53, 80, 443, 8080, 0, 1024, 65535];
+pub(super) const IPV4: [[u8; 4]; 8] = [
     [10, 0, 0, 1],
     [10, 1, 2, 3],
     [192, 168, 1, 1],
@@ -14,19 +14,19 @@ pub(crate) const IPV4: [[u8; 4]; 8] = [
     [0, 0, 0, 0],
     [10, 0, 0, 2],
 ];
-pub(crate) const IPV6: [&str; 6] =
+pub(super) const IPV6: [&str; 6] =
     ["2001:db8::1", "2001:db8:1::2", "fe80::1", "ff02::1", "::1", "::ffff:10.0.0.1"];
-pub(crate) const MACS: [[u8; 6]; 4] =
+pub(super) const MACS: [[u8; 6]; 4] =
     [[0xff; 6], [2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], [0x33, 0x33, 0, 0, 0, 1]];
-pub(crate) const VLANS: [u16; 5] = [0, 1, 100, 200, 4095];
-pub(crate) const LABELS: [u32; 4] = [0, 16, 1024, 0xf_ffff];
-pub(crate) const SESSIONS: [u16; 3] = [1, 17, 0xffff];
-pub(crate) const NETWORKS: [u32; 3] = [0, 42, 0xff_ffff];
+pub(super) const VLANS: [u16; 5] = [0, 1, 100, 200, 4095];
+pub(super) const LABELS: [u32; 4] = [0, 16, 1024, 0xf_ffff];
+pub(super) const SESSIONS: [u16; 3] = [1, 17, 0xffff];
+pub(super) const NETWORKS: [u32; 3] = [0, 42, 0xff_ffff];
 /// tcp, udp, sctp, icmp, icmp6, igmp, pim, vrrp, ah, esp, igrp, and the IPv6 extension headers.
-pub(crate) const PROTOCOLS: [u8; 15] = [6, 6, 17, 17, 132, 1, 58, 2, 103, 112, 51, 50, 9, 44, 0];
+pub(super) const PROTOCOLS: [u8; 15] = [6, 6, 17, 17, 132, 1, 58, 2, 103, 112, 51, 50, 9, 44, 0];
 
 /// One frame.
-pub(crate) fn frame(random: &mut Random) -> Vec<u8> {
+pub fn frame(random: &mut Random) -> Vec<u8> {
     if random.one_in(20) {
         let length = random.below(300);
         return random.bytes(length);

@@ -12,10 +12,12 @@ use mirror_agent::{
     cmd::explain::{Criteria, write_verdicts},
 };
 use mirror_core::filter::compile;
+use mirror_tests::{
+    filters::{expression, frame},
+    random::Random,
+};
 use serde_json::Value;
 use tempfile::TempDir;
-
-use crate::{expressions::expression, frames::frame, random::Random};
 
 /// The number of packets of a file.
 const PACKETS: usize = 200;

@@ -11,12 +11,9 @@
 )]
 #![expect(clippy::print_stdout, reason = "what a long run has compared")]
 
-mod arithmetic;
 mod captures;
 mod errors;
 mod examples;
-mod expressions;
-mod frames;
 mod oracle;
 mod random;
 mod same;

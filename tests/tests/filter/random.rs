@@ -1,73 +1,19 @@
 //! Random expressions of the supported language on random frames: our answers must be those of libpcap.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use mirror_core::filter;
-
-use crate::{
-    expressions::expression,
-    frames::frame,
-    oracle::{Pair, Theirs, hex},
+use mirror_tests::{
+    filters::{expression, frame},
+    random::{Random, from_environment},
 };
+
+use crate::oracle::{Pair, Theirs, hex};
 
 /// The number of frames for each expression.
 const FRAMES: usize = 40;
 /// Our error for an expression that contradicts itself.
 const NOTHING_MATCHES: &str = "no packet can match this";
-
-/// A generator of random numbers (splitmix64). The same seed gives the same numbers.
-pub(crate) struct Random(u64);
-
-impl Random {
-    /// A generator with a fixed seed.
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// A generator with a seed from the clock or from `MIRROR_FUZZ_SEED`. Prints the seed, which repeats the run.
-    pub(crate) fn from_clock(test: &str) -> Self {
-        let seed = from_environment("MIRROR_FUZZ_SEED", || {
-            SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64
-        });
-        println!("{test}: MIRROR_FUZZ_SEED={seed}");
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    /// A number below `end`.
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// True once in `count` times.
-    pub(crate) fn one_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-
-    /// One of these.
-    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len())]
-    }
-
-    /// Random bytes.
-    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.next() as u8).collect()
-    }
-}
-
-fn from_environment(name: &str, default: impl FnOnce() -> u64) -> u64 {
-    match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")),
-        Err(_) => default(),
-    }
-}
 
 #[test]
 fn random_expressions_give_the_answers_of_libpcap() {

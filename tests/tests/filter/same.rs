@@ -6,9 +6,8 @@
 use std::process::Command;
 
 use mirror_core::filter::compile;
+use mirror_tests::{filters::expression, random::Random};
 use zerocopy::IntoBytes as _;
-
-use crate::{expressions::expression, random::Random};
 
 /// If this variable is set, the test prints its programs and does not compare them.
 const PRINT: &str = "MIRROR_TEST_PRINT_PROGRAMS";

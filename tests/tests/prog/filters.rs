@@ -1,0 +1,211 @@
+//! Filters as programs of the kernel: they give the answers of their classic BPF, on any packet.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+};
+
+use mirror_core::filter::{
+    classic::{Instruction, Program, compile},
+    ebpf::{Access, Ending, Insn, translate},
+};
+use mirror_tests::{
+    filters::{expression, frame},
+    random::{Random, from_environment},
+};
+
+/// What the programs of these tests return.
+const MATCHES: i32 = 7;
+const DIFFERS: i32 = 3;
+const ENDING: Ending<'_> = Ending { matches: MATCHES, differs: DIFFERS, instructions: &[Insn::EXIT] };
+
+/// A program in the kernel.
+pub(crate) struct Loaded(OwnedFd);
+
+/// The command of bpf(2) with these attributes, as words of four bytes.
+fn bpf(command: libc::c_int, attributes: &mut [u32]) -> io::Result<i32> {
+    // SAFETY: the kernel reads and writes so many bytes; the pointers in them are those of the caller's buffers.
+    let code =
+        unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), size_of_val(attributes)) };
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code as i32) }
+}
+
+fn address<T>(of: *const T) -> [u32; 2] {
+    let address = of.addr() as u64;
+    let [a, b, c, d, e, f, g, h] = address.to_ne_bytes();
+    [u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h])]
+}
+
+impl Loaded {
+    /// Loads a program. Panics with the verifier's words if it refuses the program.
+    #[track_caller]
+    pub(crate) fn new(insns: &[Insn]) -> Self {
+        const BPF_PROG_LOAD: libc::c_int = 5;
+        const SCHED_CLS: u32 = 3;
+        let license = c"GPL";
+        let [insns_low, insns_high] = address(insns.as_ptr());
+        let [license_low, license_high] = address(license.as_ptr());
+        let mut log = Vec::new();
+        for size in [0, 1 << 24] {
+            log.resize(size, 0_u8);
+            let [log_low, log_high] = if size == 0 { [0, 0] } else { address(log.as_ptr()) };
+            let level = u32::from(size > 0);
+            let mut attributes = [
+                SCHED_CLS,
+                insns.len() as u32,
+                insns_low,
+                insns_high,
+                license_low,
+                license_high,
+                level,
+                size as u32,
+                log_low,
+                log_high,
+            ];
+            if let Ok(fd) = bpf(BPF_PROG_LOAD, &mut attributes) {
+                // SAFETY: the descriptor is new.
+                return Self(unsafe { OwnedFd::from_raw_fd(fd) });
+            }
+        }
+        let text = String::from_utf8_lossy(&log);
+        let end = text.find('\0').unwrap_or(text.len());
+        panic!("the verifier refuses the program: {}", &text[end.saturating_sub(4000)..end]);
+    }
+
+    /// Runs it on a packet, `times` times; returns its answer and the time of a run in nanoseconds. The kernel makes no
+    /// packet that is shorter than an Ethernet header, or longer than a page.
+    pub(crate) fn run(&self, packet: &[u8], times: u32) -> io::Result<(i32, u32)> {
+        const BPF_PROG_TEST_RUN: libc::c_int = 10;
+        let [low, high] = address(packet.as_ptr());
+        let fd = self.0.as_raw_fd().cast_unsigned();
+        let mut attributes = [fd, 0, packet.len() as u32, 0, low, high, 0, 0, times, 0];
+        bpf(BPF_PROG_TEST_RUN, &mut attributes)?;
+        let [_, answer, .., duration] = attributes;
+        Ok((answer.cast_signed(), duration))
+    }
+}
+
+/// A program in all its forms.
+struct Forms {
+    text: String,
+    program: Program,
+    direct: Loaded,
+    helper: Loaded,
+    tagged: Loaded,
+}
+
+impl Forms {
+    #[track_caller]
+    fn new(text: &str, program: Program) -> Self {
+        let translated = |access| translate(&program, access, &ENDING).unwrap();
+        let direct = translated(Access::Direct);
+        Self {
+            text: text.to_owned(),
+            direct: Loaded::new(&direct),
+            helper: Loaded::new(&translated(Access::Helper)),
+            tagged: Loaded::new(&[&behind_tag(), direct.as_slice()].concat()),
+            program,
+        }
+    }
+
+    /// Compares the answers for a packet. `None`: the kernel does not make such a packet.
+    #[track_caller]
+    fn answer(&self, packet: &[u8]) -> Option<bool> {
+        let (answer, _) = self.direct.run(packet, 1).ok()?;
+        let expected = self.program.matches(packet, packet.len() as u32);
+        let expect = |what, answer, expected| {
+            let expected = if expected { MATCHES } else { DIFFERS };
+            assert_eq!(
+                answer,
+                expected,
+                "{what}: {:?}, {packet:02x?}\n{}",
+                self.text,
+                self.program.explain()
+            );
+        };
+        expect("direct", answer, expected);
+        expect("helper", self.helper.run(packet, 1).unwrap().0, expected);
+        let mut with_tag = packet.to_vec();
+        with_tag.splice(12..12, TAG);
+        let of_tagged = self.program.matches(&with_tag, with_tag.len() as u32);
+        expect("tagged", self.tagged.run(packet, 1).unwrap().0, of_tagged);
+        Some(expected)
+    }
+}
+
+/// VLAN 100 with a priority.
+const TAG: [u8; 4] = [0x81, 0x00, 0x60, 0x64];
+
+/// Instructions that put the tag into the packet's metadata, and go on with the context in `r1`.
+fn behind_tag() -> Vec<Insn> {
+    const SKB_VLAN_PUSH: i32 = 18;
+    const MOVE: u8 = 0xb7;
+    const COPY: u8 = 0xbf;
+    let [a, b, c, d] = TAG;
+    vec![
+        Insn::new(COPY, 6, 1, 0, 0),
+        Insn::new(MOVE, 2, 0, 0, u16::from_ne_bytes([a, b]).into()),
+        Insn::new(MOVE, 3, 0, 0, u16::from_be_bytes([c, d]).into()),
+        Insn::new(0x85, 0, 0, 0, SKB_VLAN_PUSH),
+        Insn::new(COPY, 1, 6, 0, 0),
+    ]
+}
+
+#[test]
+fn random_filters_give_the_answers_of_their_classic_bpf() {
+    let mut random = Random::from_clock("filters in the kernel");
+    let (mut pairs, mut accepted, mut filters) = (0, 0, 0);
+    for _ in 0..from_environment("MIRROR_FUZZ_PROGRAMS", || 400) {
+        let text = expression(&mut random);
+        let Ok(program) = compile(&text) else { continue };
+        let forms = Forms::new(&text, program);
+        filters += 1;
+        for _ in 0..40 {
+            if let Some(answer) = forms.answer(&frame(&mut random)) {
+                pairs += 1;
+                accepted += u32::from(answer);
+            }
+        }
+    }
+    eprintln!("{filters} filters, {pairs} pairs, {accepted} accepted");
+    assert!(filters > 0 && (pairs / 20..pairs).contains(&accepted));
+}
+
+/// What libpcap's language does not say: shifts that are too long, memory, the last instruction of a kind.
+#[test]
+fn any_instruction_means_the_same() {
+    const LOAD: u16 = 0x30;
+    const TO_INDEX: u16 = 0x07;
+    const TO_ACCUMULATOR: u16 = 0x87;
+    let insn = |code, jt, jf, k| Instruction { code, jt, jf, k };
+    let packet: Vec<u8> = (0..100_u8).map(|byte| byte.wrapping_mul(7)).collect();
+    // Every operator of two registers, on a byte and another byte.
+    for code in [0x0c, 0x1c, 0x2c, 0x3c, 0x4c, 0x5c, 0x6c, 0x7c, 0x9c, 0xac] {
+        for (left, right, constant) in [(20, 21, 13), (0, 30, 0), (30, 0, 0), (21, 3, 168), (40, 60, 24)] {
+            let program = Program::new(vec![
+                insn(LOAD, 0, 0, right),
+                insn(TO_INDEX, 0, 0, 0),
+                insn(0x03, 0, 0, 15),
+                insn(LOAD, 0, 0, left),
+                insn(code, 0, 0, 0),
+                insn(0x61, 0, 0, 15),
+                insn(0x0c, 0, 0, 0),
+                insn(0x84, 0, 0, 0),
+                insn(TO_INDEX, 0, 0, 0),
+                insn(TO_ACCUMULATOR, 0, 0, 0),
+                insn(0x35, 1, 0, constant),
+                insn(0x16, 0, 0, 0),
+                insn(0x06, 0, 0, 0),
+            ]);
+            Forms::new(&format!("{code:#x} of {left} and {right}"), program.unwrap()).answer(&packet);
+        }
+    }
+    // A load with an index that is too large for a pointer.
+    for index in [0, 90, 97, 0x7fff, 0x8000, 0xffff_fff0, u32::MAX] {
+        for (code, offset) in [(0x40, 0), (0x48, 10), (0x50, 0x7000), (0x50, 3), (0x40, u32::MAX)] {
+            let program =
+                Program::new(vec![insn(0x01, 0, 0, index), insn(code, 0, 0, offset), insn(0x06, 0, 0, 1)]);
+            Forms::new(&format!("{code:#x} at {index} and {offset}"), program.unwrap()).answer(&packet);
+        }
+    }
+}
