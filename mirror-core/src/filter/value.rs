@@ -114,7 +114,7 @@ impl Value {
                 let (left, right) = (parts.0.greatest(), &parts.1);
                 match (operator, right) {
                     (Operator::And, _) => left.min(right.greatest()),
-                    (Operator::Add, _) => left.checked_add(right.greatest()).unwrap_or(u32::MAX),
+                    (Operator::Add, _) => left.saturating_add(right.greatest()),
                     (Operator::ShiftRight, Self::Constant(bits)) => left.checked_shr(*bits).unwrap_or(0),
                     (Operator::ShiftLeft, Self::Constant(bits)) if *bits < left.leading_zeros() => {
                         left << bits
