@@ -3,6 +3,7 @@
 use std::{
     io,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    time::Instant,
 };
 
 use mirror_core::filter::{
@@ -206,6 +207,43 @@ fn any_instruction_means_the_same() {
             let program =
                 Program::new(vec![insn(0x01, 0, 0, index), insn(code, 0, 0, offset), insn(0x06, 0, 0, 1)]);
             Forms::new(&format!("{code:#x} at {index} and {offset}"), program.unwrap()).answer(&packet);
+        }
+    }
+}
+
+/// As long as a text can be (1024 bytes), and as hard for the verifier.
+#[test]
+fn the_longest_filters_are_loaded() {
+    // The longest list that our compiler takes.
+    let list = |first: &str, ids: &mut dyn Iterator<Item = String>| {
+        let mut text = first.to_owned();
+        for id in ids {
+            let longer = if text == first { format!("{text} {id}") } else { format!("{text} or {id}") };
+            if longer.len() > 1024 || compile(&longer).is_err() {
+                break;
+            }
+            text = longer;
+        }
+        text
+    };
+    for text in [
+        list("port", &mut (1..).map(|port| port.to_string())),
+        list("not portrange", &mut (1..).map(|port| format!("{}-{}", 3 * port, 3 * port + 1))),
+        list("host", &mut (1..200).map(|host| format!("10.0.0.{host}"))),
+        list("geneve and", &mut (1..200).map(|port| format!("tcp[{port}] > tcp[{port} + 1]"))),
+        list("", &mut (1..200).map(|port| format!("ip[ip[{port}]] = {port}"))),
+        list("", &mut (1..200).map(|number| format!("protochain {number}"))),
+        list("", &mut (1..200).map(|number| format!("vlan {number}"))),
+    ] {
+        let started = Instant::now();
+        let program = compile(&text).unwrap();
+        let compiled = started.elapsed();
+        let forms = Forms::new(&text, program);
+        let (count, loaded) = (forms.program.instructions().len(), started.elapsed() - compiled);
+        eprintln!("{count} instructions, compiled in {compiled:?}, loaded in {loaded:?}: {text:.40}");
+        let mut random = Random::new(1);
+        for _ in 0..100 {
+            forms.answer(&frame(&mut random));
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{
     super::classic::{Operation, Register},
     Writer,
     assemble::{DATA, DATA_END, FRAME_LENGTH, HEADER, INDEX, LOADED, Label, OFFSET, SCRATCH, register},
-    ways::{Known, MAX_INDEX, Packet, checked, end, is_possible},
+    ways::{Known, MAX_INDEX, Packet, is_possible, to_check},
 };
 
 /// Where the VLAN tag begins and ends in a frame.
@@ -61,20 +61,19 @@ impl Writer<'_> {
 
     fn direct(&mut self, load: Load, known: &Known, helper: Label) -> bool {
         let assembler = &mut *self.assembler;
-        let is_checked = !load.indexed && load.end() <= known.linear;
-        let mut base = DATA;
-        if load.indexed {
+        let (base, checked) =
+            if load.indexed { (OFFSET, known.behind_index) } else { (DATA, Some(known.linear)) };
+        if checked.is_none() {
             if !known.index_is_small {
                 assembler.if_greater(INDEX, MAX_INDEX, helper);
             }
-            base = OFFSET;
-            assembler.copy_register(base, DATA);
-            assembler.add_register(base, INDEX);
+            assembler.copy_register(OFFSET, DATA);
+            assembler.add_register(OFFSET, INDEX);
         }
+        let is_checked = checked >= Some(load.end());
         if !is_checked {
-            let end = if load.indexed { load.end() } else { checked(end_of(load)) };
             assembler.copy_register(SCRATCH, base);
-            assembler.add(SCRATCH, end);
+            assembler.add(SCRATCH, if load.indexed { load.end() } else { to_check(load.end()) });
             assembler.if_beyond(SCRATCH, DATA_END, helper);
         }
         assembler.load(register(load.to), base, load.offset as i16, load.size);
@@ -139,8 +138,4 @@ impl Writer<'_> {
         self.helper(load);
         self.assembler.place(done);
     }
-}
-
-fn end_of(load: Load) -> u32 {
-    end(Operation::Load { size: load.size, indexed: false, offset: load.offset }).unwrap_or(u32::MAX)
 }

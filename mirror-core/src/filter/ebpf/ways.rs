@@ -20,6 +20,8 @@ pub(super) struct Known {
     pub(super) linear: u32,
     /// The index register is small enough to be added to a pointer.
     pub(super) index_is_small: bool,
+    /// There is a pointer to the place in the index register, and so many bytes behind it are linear.
+    pub(super) behind_index: Option<u32>,
 }
 
 /// Pointers to packets reach so far, and so do the offsets of eBPF's loads.
@@ -35,7 +37,7 @@ pub(super) fn is_load(operation: Operation) -> bool {
 }
 
 /// Where a load ends, in bytes behind the index register if it counts.
-pub(super) fn end(operation: Operation) -> Option<u32> {
+fn end(operation: Operation) -> Option<u32> {
     match operation {
         Operation::Load { size, offset, .. } => offset.checked_add(size.into()),
         Operation::LoadHeaderLength(offset) => offset.checked_add(1),
@@ -50,13 +52,13 @@ pub(super) fn is_possible(operation: Operation, packet: Packet) -> bool {
 }
 
 /// How many bytes a check before a load at a fixed place asks for.
-pub(super) fn checked(end: u32) -> u32 {
+pub(super) fn to_check(end: u32) -> u32 {
     end.max(USUAL)
 }
 
 /// What is known at each instruction that is reached from the `entries`; `None`: it is not reached.
 pub(super) fn reached(operations: &[Operation], packet: Packet, entries: &[bool]) -> Vec<Option<Known>> {
-    const NOTHING: Known = Known { linear: 0, index_is_small: false };
+    const NOTHING: Known = Known { linear: 0, index_is_small: false, behind_index: None };
     let mut known: Vec<Option<Known>> = entries.iter().map(|is_entry| is_entry.then_some(NOTHING)).collect();
     for (at, operation) in operations.iter().enumerate() {
         let Some(mut after) = known.get(at).copied().flatten() else { continue };
@@ -68,19 +70,21 @@ pub(super) fn reached(operations: &[Operation], packet: Packet, entries: &[bool]
             _ => &[0],
         };
         match *operation {
-            Operation::Load { indexed: true, .. } => after.index_is_small = true,
+            Operation::Load { indexed: true, .. } => {
+                after.index_is_small = true;
+                after.behind_index = after.behind_index.max(end(*operation));
+            }
             Operation::Load { .. } | Operation::LoadHeaderLength(_) => {
                 let end = end(*operation).unwrap_or_default();
                 if end > after.linear {
-                    after.linear = checked(end);
+                    after.linear = to_check(end);
                 }
-                after.index_is_small |= matches!(operation, Operation::LoadHeaderLength(_));
             }
-            Operation::ToIndex
-            | Operation::Set(Register::Index, _)
-            | Operation::Length(Register::Index)
-            | Operation::Read(Register::Index, _) => after.index_is_small = false,
             _ => {}
+        }
+        if changes_index(*operation) {
+            after.index_is_small = matches!(operation, Operation::LoadHeaderLength(_));
+            after.behind_index = None;
         }
         for skip in skips {
             if let Some(place) = known.get_mut(at + 1 + skip) {
@@ -89,10 +93,23 @@ pub(super) fn reached(operations: &[Operation], packet: Packet, entries: &[bool]
                     Some(other) => Known {
                         linear: other.linear.min(after.linear),
                         index_is_small: other.index_is_small && after.index_is_small,
+                        // `None` is less than any number.
+                        behind_index: other.behind_index.min(after.behind_index),
                     },
                 });
             }
         }
     }
     known
+}
+
+fn changes_index(operation: Operation) -> bool {
+    matches!(
+        operation,
+        Operation::ToIndex
+            | Operation::LoadHeaderLength(_)
+            | Operation::Set(Register::Index, _)
+            | Operation::Length(Register::Index)
+            | Operation::Read(Register::Index, _)
+    )
 }
