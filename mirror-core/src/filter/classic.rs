@@ -13,6 +13,8 @@ mod evaluate;
 mod explain;
 mod operation;
 mod registers;
+#[cfg(test)]
+mod tests;
 
 pub use self::operation::{Condition, Instruction, Operand, Operation, Register};
 

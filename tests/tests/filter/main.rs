@@ -15,5 +15,6 @@ mod captures;
 mod errors;
 mod examples;
 mod oracle;
+mod people;
 mod random;
 mod same;
