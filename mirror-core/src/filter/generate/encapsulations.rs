@@ -124,38 +124,36 @@ impl Generator {
         // libpcap goes on to look for the end of the labels outside, and no packet matches.
         self.layers.labels = 0;
         self.layers.in_geneve = true;
-        Ok(Tree::Any(vec![over4, over6]))
+        Ok(Tree::All(vec![Tree::Any(vec![over4, over6]), inside_of_geneve()]))
     }
 
-    /// The tests of the header of Geneve behind UDP, and the slots for what is behind. `start`: the length of the IP
-    /// header, as [`super::layers::Layers::behind_ipv4`] counts it.
+    /// The tests of the header of Geneve behind UDP. If they pass, the slot of the payload has the place of that header.
+    /// `start`: the length of the IP header, as [`super::layers::Layers::behind_ipv4`] counts it.
     fn geneve_header(&self, start: Value, network: Option<u32>) -> Tree {
-        let udp = self.layers.payload.offset + self.layers.network;
-        let field = |offset, size| Value::behind(start.clone(), udp + UDP_HEADER + offset, size);
+        let header = self.layers.payload.offset + self.layers.network + UDP_HEADER;
+        let field = |offset, size| Value::behind(start.clone(), header + offset, size);
         let mut tests = vec![field(0, 1).masked(0xc0, 0)];
         tests.extend(network.map(|network| field(4, 4).masked(0xffff_ff00, network << 8)));
-
-        let header = start.clone().plus(Value::Constant(udp + UDP_HEADER));
-        let words = Value::binary(Operator::And, field(0, 1), Value::Constant(0x3f));
-        let options = Value::binary(Operator::ShiftLeft, words, Value::Constant(2));
-        let end = |more| {
-            let fixed = header.clone().plus(Value::Constant(GENEVE_HEADER + more));
-            options.clone().plus(fixed)
-        };
-        let set = |slot, value| Tree::Set(slot, value);
-        // The payload is the last slot: the values before it may be computed from what it was.
-        let ethernet = vec![
-            field(2, 2).equals(names::ETHERNET),
-            set(Slot::Link, end(0)),
-            set(Slot::LinkType, end(12)),
-            set(Slot::Payload, end(14)),
-        ];
-        let bare = vec![
-            set(Slot::Link, end(0)),
-            set(Slot::LinkType, header.clone().plus(Value::Constant(2))),
-            set(Slot::Payload, end(0)),
-        ];
-        tests.push(Tree::Any(vec![Tree::All(ethernet), Tree::All(bare)]));
+        tests.push(Tree::Set(Slot::Payload, start.plus(Value::Constant(header))));
         Tree::All(tests)
     }
+}
+
+/// Sets the slots for what is inside of Geneve. Its header is at the place in the slot of the payload.
+fn inside_of_geneve() -> Tree {
+    let header = || Value::Slot(Slot::Payload);
+    let behind = |slot, bytes| Value::Slot(slot).plus(Value::Constant(bytes));
+    let options = Value::binary(Operator::And, Value::behind(header(), 0, 1), Value::Constant(0x3f));
+    let bytes = Value::binary(Operator::ShiftLeft, options, Value::Constant(2));
+    let end = bytes.plus(header()).plus(Value::Constant(GENEVE_HEADER));
+    let ethernet = vec![
+        Value::behind(header(), 2, 2).equals(names::ETHERNET),
+        Tree::Set(Slot::LinkType, behind(Slot::Link, 12)),
+        Tree::Set(Slot::Payload, behind(Slot::Link, 14)),
+    ];
+    let bare = vec![
+        Tree::Set(Slot::LinkType, behind(Slot::Payload, 2)),
+        Tree::Set(Slot::Payload, Value::Slot(Slot::Link)),
+    ];
+    Tree::All(vec![Tree::Set(Slot::Link, end), Tree::Any(vec![Tree::All(ethernet), Tree::All(bare)])])
 }
