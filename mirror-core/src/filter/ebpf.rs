@@ -22,6 +22,7 @@
 //! and their callers can use tail calls on every architecture.
 
 mod assemble;
+mod insn;
 mod loads;
 mod ways;
 
@@ -31,7 +32,7 @@ use self::{
 };
 use super::classic::{Condition, Operand, Operation, Operator, Program, Register};
 
-pub use self::assemble::Insn;
+pub use self::insn::Insn;
 
 /// What a program does when it knows the answer.
 #[derive(Debug, Clone, Copy)]

@@ -1,43 +1,16 @@
-//! The instructions of eBPF, and jumps to places that are not written yet.
+//! Writes eBPF: where each register and word of memory is, and jumps to places that are not written yet.
 
 use std::collections::HashMap;
-
-use zerocopy::{Immutable, IntoBytes};
 
 use super::{
     super::classic::{Condition, Operand, Operator, Register},
     Ending,
+    insn::{
+        ADD, ALU, ALU64, AND, CALL, DOUBLE, Insn, JA, JEQ, JGE, JGT, JLE, JLT, JMP, JMP32, JNE, JSET, LDX,
+        LSH, MEM, MOV, NEG, OR, SOURCE, ST, STX, SUB, TO_BIG_ENDIAN, operator_code, size_code,
+    },
     ways::Packet,
 };
-
-/// An instruction of eBPF: `struct bpf_insn`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, Immutable)]
-#[repr(C)]
-pub struct Insn {
-    /// What to do.
-    pub code: u8,
-    /// The destination and the source, four bits each, in the order of the machine's bit fields.
-    pub registers: u8,
-    /// An offset in memory, or how many instructions to skip.
-    pub offset: i16,
-    /// A constant.
-    pub immediate: i32,
-}
-
-impl Insn {
-    /// An instruction from its fields.
-    pub const fn new(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> Self {
-        let registers = if cfg!(target_endian = "little") {
-            destination | source << 4
-        } else {
-            destination << 4 | source
-        };
-        Self { code, registers, offset, immediate }
-    }
-
-    /// The end of a program; `r0` is what it returns.
-    pub const EXIT: Self = Self::new(JMP | 0x90, 0, 0, 0, 0);
-}
 
 /// A place in the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,37 +36,6 @@ impl Label {
         Self::Answer(packet, matches)
     }
 }
-
-// The classes of instructions, and bits of their codes.
-const LDX: u8 = 0x01;
-const ST: u8 = 0x02;
-const STX: u8 = 0x03;
-const ALU: u8 = 0x04;
-const JMP: u8 = 0x05;
-const JMP32: u8 = 0x06;
-const ALU64: u8 = 0x07;
-const SOURCE: u8 = 0x08;
-const MEM: u8 = 0x60;
-const DOUBLE: u8 = 0x18;
-const ADD: u8 = 0x00;
-const SUB: u8 = 0x10;
-const OR: u8 = 0x40;
-const AND: u8 = 0x50;
-const LSH: u8 = 0x60;
-const RSH: u8 = 0x70;
-const NEG: u8 = 0x80;
-const MOV: u8 = 0xb0;
-/// To the byte order of the network.
-const TO_BIG_ENDIAN: u8 = ALU | 0xd0 | SOURCE;
-const JA: u8 = 0x00;
-const JEQ: u8 = 0x10;
-const JGT: u8 = 0x20;
-const JGE: u8 = 0x30;
-const JSET: u8 = 0x40;
-const JNE: u8 = 0x50;
-const JLT: u8 = 0xa0;
-const JLE: u8 = 0xb0;
-const CALL: u8 = 0x80;
 
 // Registers. Those from `CONTEXT` to `FRAME_LENGTH` survive calls.
 /// The answer; before it, a register for anything.
@@ -138,29 +80,6 @@ pub(super) fn register(register: Register) -> u8 {
 /// The place of a word of memory.
 fn word(place: u32) -> i16 {
     -4 * (place as i16 + 1)
-}
-
-fn size_code(size: u8) -> u8 {
-    match size {
-        1 => 0x10,
-        2 => 0x08,
-        _ => 0x00,
-    }
-}
-
-fn operator_code(operator: Operator) -> u8 {
-    match operator {
-        Operator::Add => ADD,
-        Operator::Subtract => SUB,
-        Operator::Multiply => 0x20,
-        Operator::Divide => 0x30,
-        Operator::Or => OR,
-        Operator::And => AND,
-        Operator::ShiftLeft => LSH,
-        Operator::ShiftRight => RSH,
-        Operator::Remainder => 0x90,
-        Operator::Xor => 0xa0,
-    }
 }
 
 #[derive(Default)]
