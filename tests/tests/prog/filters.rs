@@ -221,7 +221,7 @@ fn the_longest_filters_are_loaded() {
         format!("host {}", list(70, |host| format!("10.0.0.{host}"))),
         format!("geneve and {}", list(40, |port| format!("tcp[{port}] > tcp[{port} + 1]"))),
         list(40, |port| format!("ip[ip[{port}]] = {port}")),
-        list(15, |number| format!("protochain {number}")),
+        list(12, |number| format!("protochain {number}")),
         list(90, |number| format!("vlan {number}")),
     ] {
         let started = Instant::now();
