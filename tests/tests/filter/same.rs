@@ -5,7 +5,10 @@
 
 use std::process::Command;
 
-use mirror_core::filter::compile;
+use mirror_core::filter::{
+    classic, compile,
+    ebpf::{Access, Ending, Insn, translate},
+};
 use mirror_tests::{filters::expression, random::Random};
 use zerocopy::IntoBytes as _;
 
@@ -19,11 +22,14 @@ fn programs() -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut compiled = 0;
     while compiled < TEXTS {
-        if let Ok(program) = compile(&expression(&mut random)) {
-            compiled += 1;
-            for byte in program.as_bytes() {
-                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
+        let text = expression(&mut random);
+        let (steps, classic) = (compile(&text), classic::compile(&text));
+        let steps = steps.iter().flat_map(|steps| steps.as_bytes().to_vec());
+        let ending = Ending { matches: 1, differs: 0, instructions: &[Insn::EXIT] };
+        let insns = classic.iter().flat_map(|classic| translate(classic, Access::Direct, &ending).unwrap());
+        compiled += usize::from(classic.is_ok());
+        for byte in steps.chain(insns.flat_map(|insn| insn.as_bytes().to_vec())) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
     }
     format!("programs {hash:016x}")

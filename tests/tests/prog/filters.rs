@@ -43,11 +43,16 @@ impl Loaded {
     pub(crate) fn new(insns: &[Insn]) -> Self {
         const BPF_PROG_LOAD: libc::c_int = 5;
         const SCHED_CLS: u32 = 3;
+        // Before Linux 5.11 the memory of a program counts as locked memory of its user.
+        let all = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the pointer is valid. If the limit stays, the kernel says so below.
+        unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const all) };
         let license = c"GPL";
         let [insns_low, insns_high] = address(insns.as_ptr());
         let [license_low, license_high] = address(license.as_ptr());
         let mut log = Vec::new();
-        for size in [0, 1 << 24] {
+        let mut errors = Vec::new();
+        for size in [0, 1 << 23] {
             log.resize(size, 0_u8);
             let [log_low, log_high] = if size == 0 { [0, 0] } else { address(log.as_ptr()) };
             let level = u32::from(size > 0);
@@ -63,14 +68,15 @@ impl Loaded {
                 log_low,
                 log_high,
             ];
-            if let Ok(fd) = bpf(BPF_PROG_LOAD, &mut attributes) {
+            match bpf(BPF_PROG_LOAD, &mut attributes) {
                 // SAFETY: the descriptor is new.
-                return Self(unsafe { OwnedFd::from_raw_fd(fd) });
+                Ok(fd) => return Self(unsafe { OwnedFd::from_raw_fd(fd) }),
+                Err(error) => errors.push(error),
             }
         }
         let text = String::from_utf8_lossy(&log);
         let end = text.find('\0').unwrap_or(text.len());
-        panic!("the verifier refuses the program: {}", &text[end.saturating_sub(4000)..end]);
+        panic!("the verifier refuses the program: {errors:?} {}", &text[end.saturating_sub(4000)..end]);
     }
 
     /// Runs it on a packet, `times` times; returns its answer and the time of a run in nanoseconds. The kernel makes no
