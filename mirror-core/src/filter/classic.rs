@@ -6,6 +6,8 @@
 //! [`Operation`]s, so that a code of an instruction has its meaning in one place.
 //!
 //! A program sees the frame as on the wire: a VLAN tag is in it, not in metadata. It uses no extension of a kernel.
+//!
+//! Nothing here reaches a kernel, and nothing of the agent calls it yet: the tap programs still evaluate steps.
 
 mod check;
 mod emit;

@@ -18,8 +18,9 @@
 //!
 //! Differs from Linux's own classic BPF, as libpcap does, in one thing: a shift by more than 31 bits gives 0.
 //!
-//! Nothing here reaches the kernel. The programs run on Linux 5.10 and newer, without calls of functions, so that they
-//! and their callers can use tail calls on every architecture.
+//! Nothing here reaches the kernel, and nothing of the agent calls it yet: the level prog loads what it makes. The
+//! programs run on Linux 5.10 and newer. They have no functions of their own, so that they can use tail calls on every
+//! architecture.
 
 mod assemble;
 mod insn;

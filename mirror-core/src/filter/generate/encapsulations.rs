@@ -92,11 +92,11 @@ impl Generator {
         let places = [
             (Slot::Link, outside.link),
             (Slot::LinkType, outside.link_type),
-            (Slot::Payload, outside.payload),
+            (Slot::Payload, outside.payload.plus(outside.network)),
         ];
-        for (slot, Place { slot: other, offset }) in places {
+        for (slot, Place { slot: inside, offset }) in places {
             // In Geneve that is inside of Geneve, the slots are set already.
-            if other.is_none() {
+            if inside.is_none() {
                 self.prepared.push(Tree::Set(slot, Value::Constant(offset)));
             }
         }
