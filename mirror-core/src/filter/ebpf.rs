@@ -25,6 +25,8 @@
 mod assemble;
 mod insn;
 mod loads;
+#[cfg(test)]
+mod tests;
 mod ways;
 
 use self::{
