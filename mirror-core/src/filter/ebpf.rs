@@ -7,14 +7,15 @@
 //! The program is written up to three times, because a packet is read in three ways:
 //!
 //! ```text
-//!              ┌─► direct: reads the linear part of the packet through pointers. Before a load beyond it,
-//! VLAN tag     │   it goes over to the same instruction of ─┐
-//! in metadata? ┤   helper: bpf_skb_load_bytes for each load ◄┘
-//!              └─► tagged: the same, as if the tag stood in the packet
+//! VLAN tag     ┌─► tagged: bpf_skb_load_bytes for each load, as if the tag stood in the packet
+//! in metadata? ┤
+//!              └─► direct: reads the linear part of the packet through pointers. Before a load beyond it,
+//!                  it goes over to the same instruction of ─┐
+//!                  helper: bpf_skb_load_bytes for each load ◄┘
 //! ```
 //!
-//! All three keep the accumulator, the index register and the memory at the same places, so the first can go over to
-//! the second at any load. Of each, only the instructions that can be reached are written: the verifier refuses others.
+//! All three keep the accumulator, the index register and the memory at the same places, so the second can go over to
+//! the third at any load. Of each, only the instructions that can be reached are written: the verifier refuses others.
 //!
 //! Differs from Linux's own classic BPF, as libpcap does, in one thing: a shift by more than 31 bits gives 0.
 //!
@@ -44,7 +45,7 @@ pub struct Ending<'a> {
     pub matches: i32,
     /// The value of `r0` for the other packets, and for those that end before a byte that the filter reads.
     pub differs: i32,
-    /// The last instructions. They find the answer in `r0` and the context in `r6`, may use all registers and the
+    /// The last instructions of each form of the program. They find the answer in `r0` and the context in `r6`, may use all registers and the
     /// stack, and end the program.
     pub instructions: &'a [Insn],
 }
@@ -58,52 +59,55 @@ pub enum Access {
     Helper,
 }
 
-/// The eBPF program; `None`: it is too long for the jumps of eBPF (32 767 instructions).
+/// The eBPF program; `None`: one of its forms is too long for the jumps of eBPF (32 767 instructions).
 pub fn translate(program: &Program, access: Access, ending: &Ending<'_>) -> Option<Vec<Insn>> {
     let operations: Vec<Operation> =
         program.instructions().iter().filter_map(|instruction| instruction.decode()).collect();
     let mut assembler = Assembler::default();
     assembler.start();
-    let first = match access {
-        Access::Direct => Packet::Direct,
-        Access::Helper => Packet::Helper,
-    };
     let is_read = operations.iter().any(|operation| ways::is_load(*operation));
     let sees_frame = is_read || operations.iter().any(|operation| matches!(operation, Operation::Length(_)));
+    let mut from_start = vec![false; operations.len()];
+    if let Some(first) = from_start.first_mut() {
+        *first = true;
+    }
     if sees_frame {
-        assembler.if_tagged(Label::Operation(Packet::Tagged, 0));
+        assembler.if_untagged(Label::Untagged);
+        assembler.make_header();
+        form(&mut assembler, &operations, Packet::Tagged, &from_start, ending);
+        assembler.place(Label::Untagged);
     }
-    if is_read && first == Packet::Direct {
-        assembler.load_pointers();
+    let mut entries = from_start;
+    if access == Access::Direct {
+        if is_read {
+            assembler.load_pointers();
+        }
+        entries = form(&mut assembler, &operations, Packet::Direct, &entries, ending);
     }
-    assembler.jump(Label::Operation(first, 0));
-    let mut entries = vec![false; operations.len()];
-    for packet in [Packet::Direct, Packet::Helper, Packet::Tagged] {
-        let begins = packet == first || (packet == Packet::Tagged && sees_frame);
-        if begins && let Some(entry) = entries.first_mut() {
-            *entry = true;
-        }
-        if packet == Packet::Tagged && begins {
-            assembler.place(Label::Operation(Packet::Tagged, 0));
-            assembler.make_header();
-        }
-        let reached = reached(&operations, packet, &entries);
-        entries = vec![false; operations.len()];
-        let mut writer = Writer { assembler: &mut assembler, packet };
-        for (at, operation) in operations.iter().enumerate() {
-            let Some(Some(known)) = reached.get(at) else { continue };
-            if !(packet == Packet::Tagged && at == 0) {
-                writer.assembler.place(Label::Operation(packet, at));
-            }
-            if writer.operation(at, *operation, known)
-                && let Some(entry) = entries.get_mut(at)
-            {
-                *entry = true;
-            }
-        }
-        assembler.answers(packet, ending);
+    form(&mut assembler, &operations, Packet::Helper, &entries, ending);
+    assembler.finish()
+}
+
+/// Writes a form of the program, as far as it is reached from the `entries`. Returns the instructions from which it can
+/// go over to the helper.
+fn form(
+    assembler: &mut Assembler,
+    operations: &[Operation],
+    packet: Packet,
+    entries: &[bool],
+    ending: &Ending<'_>,
+) -> Vec<bool> {
+    let reached = reached(operations, packet, entries);
+    let mut writer = Writer { assembler, packet };
+    let mut left = Vec::new();
+    for (at, (operation, known)) in operations.iter().zip(&reached).enumerate() {
+        left.push(known.is_some_and(|known| {
+            writer.assembler.place(Label::Operation(packet, at));
+            writer.operation(at, *operation, &known)
+        }));
     }
-    assembler.finish(ending.instructions)
+    assembler.end(packet, ending);
+    left
 }
 
 /// Writes the program in one of its three forms.

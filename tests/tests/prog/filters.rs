@@ -229,6 +229,8 @@ fn the_longest_filters_are_loaded() {
         list(40, |port| format!("ip[ip[{port}]] = {port}")),
         list(12, |number| format!("protochain {number}")),
         list(90, |number| format!("vlan {number}")),
+        list(45, |port| format!("(port {port} or vlan)")).replace(") or (", ") and ("),
+        list(28, |number| format!("not geneve {number} and not port {number}")),
     ] {
         let started = Instant::now();
         let program = compile(&text).unwrap();

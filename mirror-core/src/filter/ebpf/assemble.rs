@@ -7,7 +7,7 @@ use super::{
     Ending,
     insn::{
         ADD, ALU, ALU64, AND, CALL, DOUBLE, Insn, JA, JEQ, JGE, JGT, JLE, JLT, JMP, JMP32, JNE, JSET, LDX,
-        LSH, MEM, MOV, NEG, OR, SOURCE, ST, STX, SUB, TO_BIG_ENDIAN, operator_code, size_code,
+        LSH, MEM, MOV, NEG, OR, RSH, SOURCE, ST, STX, SUB, TO_BIG_ENDIAN, operator_code, size_code,
     },
     ways::Packet,
 };
@@ -19,14 +19,16 @@ pub(super) enum Label {
     Operation(Packet, usize),
     /// The end of a form, with the answer.
     Answer(Packet, bool),
-    /// The end of the program.
-    End,
+    /// What follows the answer in a form.
+    End(Packet),
+    /// The start, for packets without a VLAN tag in metadata.
+    Untagged,
     /// The header is on the stack.
     HeaderIsMade,
     /// In a load of the tagged form: the bytes are behind the tag.
     Behind(usize),
-    /// In a load of the tagged form: the bytes do not begin before this place.
-    Place(usize, u32),
+    /// In a load of the tagged form: the two words with the bytes are in registers.
+    WordsAreThere(usize),
     /// In a load of the tagged form: the bytes are loaded.
     Done(usize),
 }
@@ -122,9 +124,9 @@ impl Assembler {
         self.set_register(INDEX, 0);
     }
 
-    pub(super) fn if_tagged(&mut self, label: Label) {
+    pub(super) fn if_untagged(&mut self, label: Label) {
         self.push(LDX | MEM, SCRATCH, CONTEXT, SKB_VLAN_PRESENT, 0);
-        self.if_not_equal(SCRATCH, 0, label);
+        self.jump_if(JMP | JEQ, SCRATCH, 0, 0, label);
     }
 
     pub(super) fn load_pointers(&mut self) {
@@ -291,6 +293,35 @@ impl Assembler {
         }
     }
 
+    /// Loads from the place in `OFFSET`, 0 to 15, of the header on the stack.
+    ///
+    /// Before Linux 5.12 a program cannot read the stack at a place that it computes. So two words of 8 bytes are read,
+    /// and the bytes are shifted out of them.
+    pub(super) fn load_header(&mut self, to: u8, size: u8, words_are_there: Label) {
+        const HIGH: u8 = 1;
+        const LOW: u8 = 2;
+        self.push(LDX | MEM | DOUBLE, HIGH, STACK, HEADER, 0);
+        self.push(LDX | MEM | DOUBLE, LOW, STACK, HEADER + 8, 0);
+        self.if_less(OFFSET, 8, words_are_there);
+        self.copy_register(HIGH, LOW);
+        self.push(LDX | MEM | DOUBLE, LOW, STACK, HEADER + 16, 0);
+        self.subtract(OFFSET, 8);
+        self.place(words_are_there);
+        for word in [HIGH, LOW] {
+            self.push(TO_BIG_ENDIAN, word, 0, 0, 64);
+        }
+        self.push(ALU64 | LSH, OFFSET, 0, 0, 3);
+        self.push(ALU64 | LSH | SOURCE, HIGH, OFFSET, 0, 0);
+        // In two steps, because a shift by 64 is none.
+        self.push(ALU64 | RSH, LOW, 0, 0, 8);
+        self.push(ALU64 | MOV, SCRATCH, 0, 0, 56);
+        self.push(ALU64 | SUB | SOURCE, SCRATCH, OFFSET, 0, 0);
+        self.push(ALU64 | RSH | SOURCE, LOW, SCRATCH, 0, 0);
+        self.push(ALU64 | OR | SOURCE, HIGH, LOW, 0, 0);
+        self.push(ALU64 | RSH, HIGH, 0, 0, 64 - 8 * u32::from(size));
+        self.copy_register(to, HIGH);
+    }
+
     /// Loads from the place in `OFFSET` to `LOADED`.
     pub(super) fn skb_load_bytes(&mut self, size: u8, on_failure: Label) {
         self.call_load_bytes(LOADED, size.into());
@@ -306,26 +337,30 @@ impl Assembler {
         self.push(JMP | CALL, 0, 0, 0, SKB_LOAD_BYTES.cast_unsigned());
     }
 
-    /// The ends of a form of the program, as far as it comes to them.
-    pub(super) fn answers(&mut self, packet: Packet, ending: &Ending<'_>) {
-        for (matches, answer) in [(true, ending.matches), (false, ending.differs)] {
-            let label = Label::answer(matches, packet);
-            if self.jumps.iter().any(|(_, target)| *target == label) {
-                self.place(label);
-                self.set_register(SCRATCH, answer.cast_unsigned());
-                self.jump(Label::End);
-            }
+    /// The end of a form of the program: the answers that it comes to, and what follows them.
+    pub(super) fn end(&mut self, packet: Packet, ending: &Ending<'_>) {
+        let mut answers = vec![(true, ending.matches), (false, ending.differs)];
+        answers.retain(|(matches, _)| {
+            let label = Label::answer(*matches, packet);
+            self.jumps.iter().any(|(_, target)| *target == label)
+        });
+        for (matches, answer) in &answers {
+            self.place(Label::answer(*matches, packet));
+            self.set_register(SCRATCH, answer.cast_unsigned());
+            self.jump(Label::End(packet));
+        }
+        if !answers.is_empty() {
+            self.place(Label::End(packet));
+            self.insns.extend(ending.instructions);
         }
     }
 
     /// The program; `None`: a jump is too long.
-    pub(super) fn finish(mut self, ending: &[Insn]) -> Option<Vec<Insn>> {
-        self.place(Label::End);
+    pub(super) fn finish(mut self) -> Option<Vec<Insn>> {
         for (at, label) in self.jumps {
             let skip = self.labels.get(&label)?.checked_sub(at + 1)?;
             self.insns.get_mut(at)?.offset = i16::try_from(skip).ok()?;
         }
-        self.insns.extend(ending);
         Some(self.insns)
     }
 }

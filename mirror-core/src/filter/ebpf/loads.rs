@@ -120,18 +120,8 @@ impl Writer<'_> {
         self.assembler.copy_register(SCRATCH, OFFSET);
         self.assembler.add(SCRATCH, load.size.into());
         self.assembler.if_beyond(SCRATCH, FRAME_LENGTH, differs);
-        // Before Linux 5.12 a program cannot read the stack at a place that it computes.
-        for place in load.offset..TAG_END {
-            let is_last = place + 1 == TAG_END;
-            if !is_last {
-                self.assembler.if_not_equal(OFFSET, place, Label::Place(at, place + 1));
-            }
-            self.assembler.load_bytes(register(load.to), HEADER + place as i16, load.size);
-            self.assembler.jump(done);
-            if !is_last {
-                self.assembler.place(Label::Place(at, place + 1));
-            }
-        }
+        self.assembler.load_header(register(load.to), load.size, Label::WordsAreThere(at));
+        self.assembler.jump(done);
         self.assembler.place(behind);
         self.assembler.subtract(OFFSET, TAG_END - TAG);
         self.assembler.if_greater(OFFSET, i32::MAX as u32, differs);
