@@ -1,5 +1,6 @@
 //! The command line: what was typed, and nothing that needs more than its own words to be checked.
 
+mod capture;
 mod settings;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
@@ -12,7 +13,10 @@ use clap::{
 };
 use mirror_common::{abi::MAX_TARGETS, sample::DEFAULT_SEED};
 
-pub use self::settings::SettingArgs;
+pub use self::{
+    capture::{CaptureArgs, Keep, SubjectArgs, TailArgs},
+    settings::SettingArgs,
+};
 use crate::{
     dataplane::hooks::AttachMode,
     model::{Directions, TargetName},
@@ -40,6 +44,10 @@ pub enum Command {
     Run(RunArgs),
     /// Mirror interfaces, without any pods, until Ctrl-C.
     Attach(AttachArgs),
+    /// Read the packets of pods and interfaces as they come: pcapng to standard output or into a file.
+    Tail(TailArgs),
+    /// Keep packets of pods and interfaces in memory or in a rotation of files.
+    Capture(CaptureArgs),
     /// Show taps, sessions and counters; works with or without a running agent.
     Status(StatusArgs),
     /// Detach and unpin everything of ours; delete the mirror interface if we made it.

@@ -9,6 +9,7 @@ pub mod filter;
 mod reference;
 pub mod run;
 pub mod status;
+pub mod tail;
 
 use std::{
     collections::BTreeMap,
@@ -38,6 +39,8 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
         match cli.command {
             Command::Run(args) => run::run(args).await,
             Command::Attach(args) => attach::attach(args).await,
+            Command::Tail(args) => tail::tail(args).await,
+            Command::Capture(args) => tail::capture(args).await,
             Command::Status(args) => status::status(args).await,
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),

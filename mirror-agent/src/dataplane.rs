@@ -14,6 +14,7 @@ mod meters;
 pub mod pins;
 pub mod programs;
 pub mod readout;
+pub mod rings;
 mod wire;
 
 use std::future::Future;

@@ -168,8 +168,14 @@ fn is_terminating(status: &Status) -> bool {
 /// The entries of a report that concern the authors of pods. A state that passes by itself while a pod starts is left
 /// out, like the fact that the default does not hold for a pod on the node's network.
 fn tellable(report: &Report) -> BTreeSet<Fact> {
-    let skipped = report.skipped.iter().filter_map(|Skipped { pod, nic, mirror, why }| match why {
-        Why::NoNetns | Why::NetnsUnreadable(_) | Why::NoNic | Why::NoSuchInterface => None,
+    let skipped = report.skipped.iter().filter(|skipped| !skipped.is_of_capture());
+    let skipped = skipped.filter_map(|Skipped { pod, nic, mirror, why }| match why {
+        Why::NoNetns
+        | Why::NetnsUnreadable(_)
+        | Why::NoNic
+        | Why::NoSuchInterface
+        | Why::NoSuchPod(_)
+        | Why::NotEthernet => None,
         // Every node has such pods, and users do not expect them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,
         Why::HostNetwork { is_asked: true }

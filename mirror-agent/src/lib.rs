@@ -11,6 +11,7 @@
 pub mod admin;
 pub mod cli;
 pub mod cmd;
+pub mod control;
 pub mod dataplane;
 pub mod events;
 pub mod health;
@@ -19,6 +20,7 @@ pub mod metrics;
 pub mod notes;
 pub mod pods;
 pub mod reconcile;
+pub mod recording;
 pub mod report;
 
 use mirror_core::{annotations, filter, mirror_iface, model, plan, select, settings};

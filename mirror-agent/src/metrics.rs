@@ -161,7 +161,9 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
     let mut ended = 0;
     for TapReadout { owner, sessions, .. } in taps {
         let (namespace, pod) = owner.pod.as_ref().map_or(("", ""), |pod| (&pod.namespace, &pod.name));
-        for SessionReadout { mirror, session, ended: budget, counts } in sessions {
+        // A capture would be a new series each time. The program that reads it shows its counts.
+        let mirrors = sessions.iter().filter(|session| !session.mirror.0.is_capture());
+        for SessionReadout { mirror, session, ended: budget, counts, .. } in mirrors {
             ended += usize::from(budget.is_some());
             let (mirror, target) = (mirror.0.as_str(), session.target.0.as_str());
             for count in counts {
@@ -184,8 +186,9 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
         &["target", "device"],
     )?;
     for (name, target) in targets {
-        let is_up = target.ifindex.is_some() && target.up;
-        up.with_label_values(&[name.0.as_str(), &target.device]).set(is_up.into());
+        if let Some(device) = target.device() {
+            up.with_label_values(&[name.0.as_str(), &device.device]).set(target.is_up().into());
+        }
     }
     register(registry, &up)?;
     gauge(
@@ -198,7 +201,17 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
 
 /// The values from the report of the last round.
 fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<()> {
-    let Report { at: _, is_listed: _, is_reconciled: _, wanted, attached, skipped, bad, failures } = report;
+    let Report {
+        at: _,
+        is_listed: _,
+        is_reconciled: _,
+        wanted,
+        attached,
+        skipped,
+        bad,
+        failures,
+        captures: _,
+    } = report;
     let taps = IntGaugeVec::new(
         Opts::new("podmirror_taps", "Taps: those that are wanted, and those of them that are attached."),
         &["state"],
@@ -215,7 +228,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         &["reason"],
     )?;
     let mut by_reason = BTreeMap::<_, BTreeSet<_>>::new();
-    for skipped in skipped {
+    for skipped in skipped.iter().filter(|skipped| !skipped.is_of_capture()) {
         by_reason.entry(skipped.why.name()).or_default().insert(&skipped.pod);
     }
     for (reason, skipped) in by_reason {

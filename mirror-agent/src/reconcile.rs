@@ -34,7 +34,7 @@ use crate::{
     plan::{Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},
-    select::{Choice, Filters, Policy, Selection, Skipped, Wanted, Why, choose, select},
+    select::{Capture, Choice, Filters, Policy, Selection, Skipped, Wanted, Why, choose, select},
     settings::Budget,
 };
 
@@ -50,6 +50,9 @@ const BUDGET_TICK: Duration = Duration::from_secs(1);
 /// The wait after a round with a failure: doubled from the first to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
+/// The captures that programs ask for, as they are now.
+pub type Captures = watch::Receiver<Arc<[Capture]>>;
+
 /// The loop and the state that it has logged already.
 pub struct Reconciler<P, L, D> {
     /// Where pods come from.
@@ -58,6 +61,7 @@ pub struct Reconciler<P, L, D> {
     pub links: L,
     /// The edge to the kernel's maps and hooks.
     pub dataplane: D,
+    captures: Captures,
     policy: Policy,
     filters: Filters,
     mirrors: BTreeMap<TargetName, MirrorIface>,
@@ -83,6 +87,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         pods: P,
         links: L,
         dataplane: D,
+        captures: Captures,
         policy: Policy,
         mirrors: BTreeMap<TargetName, MirrorIface>,
         metrics: LoopMetrics,
@@ -91,6 +96,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             pods,
             links,
             dataplane,
+            captures,
             policy,
             filters: Filters::default(),
             mirrors,
@@ -135,8 +141,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 tokio::select! {
                     biased;
                     () = &mut stop => return Ok(()),
-                    () = self.pods.changed() => self.note_event(),
-                    () = self.links.changed() => self.note_event(),
+                    () = event(&mut self.pods, &mut self.links, &mut self.captures) => self.note_event(),
                     () = tokio::task::yield_now() => {}
                 }
                 continue;
@@ -152,8 +157,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             }
             tokio::select! {
                 () = &mut stop => return Ok(()),
-                () = self.pods.changed() => self.note_event(),
-                () = self.links.changed() => self.note_event(),
+                () = event(&mut self.pods, &mut self.links, &mut self.captures) => self.note_event(),
                 () = tokio::time::sleep_until(deadline) => {}
             }
             tokio::select! {
@@ -161,6 +165,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 () = tokio::time::sleep(COALESCE) => {}
             }
         }
+    }
+
+    /// One more round without waiting: the last one of an agent that ends, after its captures have ended.
+    pub async fn last_round(&mut self) {
+        // A refusal concerns the start of the agent.
+        let _ = self.round().await;
     }
 
     fn note_event(&mut self) {
@@ -197,16 +207,18 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// device alone: these are returned.
     async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
         let pods = self.pods.snapshot();
+        let captures = self.captures.borrow_and_update().clone();
         report.is_listed = pods.is_some();
         let Choice { wanted, refused, bad } =
-            choose(pods.as_deref().unwrap_or_default(), &self.policy, &mut self.filters);
+            choose(pods.as_deref().unwrap_or_default(), &captures, &self.policy, &mut self.filters);
         report.bad = self.told.bad(bad);
         let Seen { links, actual, selection } =
-            self.look(&wanted, report.is_listed, &mut report.failures).await?;
+            self.look(&wanted, &captures, report.is_listed, &mut report.failures).await?;
 
         let expected = expected::of(&wanted, &selection.skipped);
         self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
-        let targets = self.targets(&links, &actual, report);
+        let mut targets = self.targets(&links, &actual, report);
+        targets.extend(captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring)))));
         self.told.ended(&actual);
         let (desired, Plan { ops, unfit }) = self.decide(targets, selection.taps, &actual, report.is_listed);
         let unfit = unfit.into_iter().map(|unfit| no_room(unfit, &desired));
@@ -217,6 +229,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let Carried { of_devices, mut incomplete } = self.carry_out(&ops, &desired, &actual, report).await;
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
         incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
+        if report.is_listed && !self.is_behind {
+            report.captures = captures.iter().map(|capture| capture.ring).collect();
+        }
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {
             true => desired.taps.keys().filter(|device| !incomplete.contains(device)).count(),
@@ -229,6 +244,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     async fn look(
         &mut self,
         wanted: &[Wanted<'_>],
+        captures: &[Capture],
         is_listed: bool,
         failures: &mut BTreeSet<String>,
     ) -> anyhow::Result<Seen> {
@@ -243,19 +259,19 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             refuse_mirrors(&self.mirrors, &links)?;
         }
         // Problems at the start must be known before a mirror interface is made.
-        let mut selection = select(wanted, &links, &self.policy);
+        let mut selection = select(wanted, captures, &links, &self.policy);
         if is_listed && !self.started {
             refuse_selection(&selection, &self.policy)?;
             self.started = true;
         }
         if self.change_links(&links, &actual, failures).await {
             links = self.links.snapshot(&namespaces).await.context("cannot read the network devices")?;
-            selection = select(wanted, &links, &self.policy);
+            selection = select(wanted, captures, &links, &self.policy);
         }
         Ok(Seen { links, actual, selection })
     }
 
-    /// The targets, from the devices.
+    /// The targets that are devices.
     fn targets(
         &mut self,
         links: &LinkSnapshot,
@@ -280,7 +296,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 ));
                 target.ifindex = None;
             }
-            targets.insert(name.clone(), target);
+            targets.insert(name.clone(), Target::Device(target));
         }
         targets
     }
@@ -331,6 +347,15 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 }
 
+/// Returns when the pods, the devices or the captures may have changed. Cancel safe.
+async fn event(pods: &mut impl PodSource, links: &mut impl LinkTable, captures: &mut Captures) {
+    tokio::select! {
+        () = pods.changed() => {}
+        () = links.changed() => {}
+        Ok(()) = captures.changed() => {}
+    }
+}
+
 /// The findings of a round.
 struct Seen {
     links: LinkSnapshot,
@@ -360,7 +385,9 @@ fn refuse_mirrors(mirrors: &BTreeMap<TargetName, MirrorIface>, links: &LinkSnaps
 }
 
 fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()> {
-    let refused = selection.skipped.iter().find_map(|skipped| match (&skipped.why, &skipped.nic) {
+    // A capture that cannot be is the problem of the program that asks for it.
+    let mut skipped = selection.skipped.iter().filter(|skipped| !skipped.is_of_capture());
+    let refused = skipped.find_map(|skipped| match (&skipped.why, &skipped.nic) {
         (Why::MirrorInterface(conflict), _) if policy.is_strict || skipped.pod.is_none() => {
             Some(anyhow!("{conflict}, so copies would loop; choose another --mirror-iface"))
         }

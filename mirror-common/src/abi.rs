@@ -9,8 +9,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::verdict::{Direction, TapKind, Verdict};
 
-/// Version of everything that is pinned: the maps, and the types in this module, `filter` and `limit`.
-pub const ABI_VERSION: u32 = 4;
+/// Version of everything that is pinned: the maps, and the types in this module, `filter`, `limit` and `stream`.
+pub const ABI_VERSION: u32 = 5;
 
 /// Sessions that one tap can have.
 pub const MAX_SESSIONS_PER_TAP: usize = 8;
@@ -22,7 +22,9 @@ pub const MAX_SESSIONS: u32 = 4096;
 /// Targets that one node can have.
 pub const MAX_TARGETS: u32 = 16;
 /// Places for them in `TARGETS`: all targets can get new names before the places of the old ones are free.
-pub const TARGET_PLACES: u32 = 2 * MAX_TARGETS;
+pub const TARGET_PLACES: u32 = 2 * MAX_TARGETS + MAX_CAPTURES;
+/// Captures at one time: programs that read a stream. Each has a target of its own.
+pub const MAX_CAPTURES: u32 = 8;
 
 /// The upper four bits of `skb->tc_index` of a packet that has been copied. [`FORM_BITS`] say in which forms.
 ///
@@ -40,13 +42,17 @@ pub const FORM_BITS: u16 = 0x0f00;
 /// length. A form has the same bit at every tap of the node; the agent gives no bit to further forms.
 pub const MAX_FORMS: usize = 4;
 
-/// Bit of [`Tap::flags`]: the limits of pods and of the node hold, `NODE_LIMITS` has them.
-pub const TAP_LIMITED: u32 = 1;
+/// Bit of [`Tap::flags`]: all of its sessions are captures. The packet keeps the marks that it has, as on a device without
+/// a tap.
+pub const TAP_CAPTURES_ONLY: u32 = 1;
 
 /// Bit of [`Session::flags`]: `FILTERS` at [`Session::filter`] holds for it.
 pub const SESSION_FILTERED: u32 = 1;
 /// Bit of [`Session::flags`]: `LIMITS` and `METERS` at [`Session::id`] hold for it.
 pub const SESSION_METERED: u32 = 2;
+/// Bit of [`Session::flags`]: the limits of pods and of the node hold for it: `NODE_LIMITS`, with `POD_METERS` at
+/// [`Tap::pod_meter`] and `NODE_METER`. Never set for a capture, because those limits are for mirrors.
+pub const SESSION_POD_METERED: u32 = 4;
 
 /// Bit of [`Target::flags`]: the device is up and has a carrier.
 pub const TARGET_UP: u32 = 1;
@@ -58,6 +64,9 @@ pub const TARGET_QUEUELESS: u32 = 2;
 /// Bit of [`Target::flags`]: the program `deliver` of this ABI version runs at the device's egress hook, so that snap
 /// lengths hold there.
 pub const TARGET_CUTS: u32 = 4;
+/// Bit of [`Target::flags`]: copies are records in the ring that `STREAMS` has at the target's index, and go to no
+/// device. See [`stream`](crate::stream).
+pub const TARGET_STREAM: u32 = 8;
 
 /// Index in `NODE_LIMITS`: the limit for all copies of the node together (`--max-rate`).
 pub const NODE_LIMIT: u32 = 0;
@@ -93,7 +102,7 @@ pub struct Session {
     pub target: u32,
     /// The directions that the session copies: a bit each, see [`Direction::bit`].
     pub directions: u32,
-    /// [`SESSION_FILTERED`], [`SESSION_METERED`].
+    /// [`SESSION_FILTERED`], [`SESSION_METERED`], [`SESSION_POD_METERED`].
     pub flags: u32,
     /// Index of the session's filter in `FILTERS`; valid with [`SESSION_FILTERED`].
     pub filter: u32,
@@ -101,6 +110,8 @@ pub struct Session {
     pub sample: u32,
     /// Seed of the sample.
     pub seed: u32,
+    /// Number that no other session of this node has had, for the records of a stream: `id` is used again.
+    pub serial: u32,
     /// Bytes that are kept of a copy; 0: all of them. At most [`MAX_SNAPLEN`](crate::packet::MAX_SNAPLEN).
     pub snaplen: u32,
     /// The bit of [`FORM_BITS`] that stands for the form of this session's copies. 0: the form has none, so that a copy
@@ -116,10 +127,10 @@ pub struct Session {
 pub struct Tap {
     /// The relation of the tapped device to the pod: [`TapKind::wire`].
     pub kind: u32,
-    /// [`TAP_LIMITED`].
+    /// [`TAP_CAPTURES_ONLY`].
     pub flags: u32,
     /// Index of the pod's meters in `POD_METERS`, below [`MAX_TAPS`]; the taps of one pod share it. Valid with
-    /// [`TAP_LIMITED`].
+    /// [`SESSION_POD_METERED`].
     pub pod_meter: u32,
     /// How many of `sessions` are in use, from the first on.
     pub session_count: u32,
@@ -190,10 +201,12 @@ pub struct SessionInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Target {
-    /// ifindex of the mirror interface; 0: there is none now.
+    /// ifindex of the mirror interface; 0: there is none now, or the target is a stream.
     pub ifindex: u32,
-    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`].
+    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`].
     pub flags: u32,
+    /// The kernel's id of the ring that a stream writes to; 0: there is none now. The programs do not read it.
+    pub ring: u32,
     /// Name of the target. The programs do not read it.
     pub name: [u8; MAX_NAME],
     /// Name of the mirror interface. The programs do not read it.
@@ -202,7 +215,7 @@ pub struct Target {
 
 impl Default for Target {
     fn default() -> Self {
-        Self { ifindex: 0, flags: 0, name: [0; MAX_NAME], device: [0; 16] }
+        Self { ifindex: 0, flags: 0, ring: 0, name: [0; MAX_NAME], device: [0; 16] }
     }
 }
 

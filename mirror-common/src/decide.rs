@@ -8,14 +8,14 @@
 //! 3. spare: has it been copied in the same form already? (`marks`)
 //! 4. aim: is there a target, and can the target get what the session wants?
 //! 5. charge: is there rate and budget left? Late, so that only packets that would be copied cost any. (`limit`)
-//! 6. clone: hand a copy to the target, and see what became of it.
+//! 6. copy: hand a clone to the target's device, or a record to its ring, and see what became of it.
 //!
 //! Exactly one verdict is counted for each session, and no session's verdict changes another session's.
 
 use crate::{
     abi::{
-        MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, Session, TAP_LIMITED, TARGET_CUTS,
-        TARGET_QUEUELESS, TARGET_UP, Tap,
+        MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, Session,
+        TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap,
     },
     filter::{self, FilterProgram},
     limit::charge::Paid,
@@ -64,13 +64,15 @@ pub trait Kernel {
     fn sift(&mut self, session: &Session) -> Result<(), Verdict>;
     /// The target at this index of `TARGETS`.
     fn target(&mut self, index: u32) -> Option<Reach>;
-    /// Step 5 for a session or a tap that has limits: [`charge`](crate::limit::charge::charge).
+    /// Step 5 for a session that has limits: [`charge`](crate::limit::charge::charge).
     fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict>;
     /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
     /// Clones the packet, with `tc_index` in the clone, to a device, where the clone is cut to `snaplen` bytes (0: not
     /// at all).
     fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Cloned;
+    /// Writes a record of the packet into the ring of the session's target.
+    fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict>;
     /// Writes `skb->tc_index` of the packet itself.
     fn set_tc_index(&mut self, tc_index: u16);
     /// Whether a device has a tap.
@@ -112,7 +114,7 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         kernel.count(session, direction, verdict);
     }
     let after = marks::with_forms(packet.tc_index, copies.forms);
-    if after != before {
+    if after != before && tap.flags & TAP_CAPTURES_ONLY == 0 {
         kernel.set_tc_index(after);
     }
 }
@@ -143,21 +145,21 @@ fn run<K: Kernel>(
     spare(session, copies)?;
     let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
-    let has_limits = session.flags & SESSION_METERED != 0 || tap.flags & TAP_LIMITED != 0;
+    let has_limits = session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
     let paid = if has_limits { kernel.charge(tap, session)? } else { Paid::NOTHING };
-    let answer = kernel.clone_to(target.ifindex, marks::of_copy(packet.tc_index), session.snaplen);
-    match outcome(answer, target.flags) {
-        Verdict::Copied => {
-            kernel.set_origin(packet.ifindex);
-            Ok(())
-        }
-        verdict => {
-            if has_limits {
-                kernel.give_back(tap, session, paid);
-            }
-            Err(verdict)
-        }
+    let copied = if target.flags & TARGET_STREAM != 0 {
+        kernel.record(session, direction)
+    } else {
+        let cloned = kernel.clone_to(target.ifindex, marks::of_copy(packet.tc_index), session.snaplen);
+        outcome(cloned, target.flags)
+    };
+    match copied {
+        // Only a mark is read together with the origin.
+        Ok(()) if session.mark != 0 => kernel.set_origin(packet.ifindex),
+        Err(_) if has_limits => kernel.give_back(tap, session, paid),
+        _ => {}
     }
+    copied
 }
 
 /// Step 1: whether the session copies packets of this kind and direction at all.
@@ -194,8 +196,13 @@ const fn spare(session: &Session, copies: Copies) -> Result<(), Verdict> {
 /// Step 4: whether the target can get a copy of the packet in the session's form.
 #[inline(always)]
 const fn aim(packet: Packet, session: &Session, target: Reach) -> Result<(), Verdict> {
-    if target.ifindex == 0 || target.flags & TARGET_UP == 0 {
+    let is_stream = target.flags & TARGET_STREAM != 0;
+    if target.flags & TARGET_UP == 0 || (target.ifindex == 0 && !is_stream) {
         return Err(Verdict::TargetDown);
+    }
+    // A record is on no device, and its length is the program's own.
+    if is_stream {
+        return Ok(());
     }
     if target.ifindex == packet.ifindex {
         return Err(Verdict::Loop);
@@ -232,19 +239,19 @@ const ENETDOWN: i64 = 100;
 ///   answer is that of the last segment. Only `noop_qdisc` answers `NET_XMIT_CN`. The same is true of a device with a
 ///   queue that never gives this answer, such as pfifo: the agent may set the flag for such a device.
 #[inline(always)]
-pub const fn outcome(answer: Cloned, target_flags: u32) -> Verdict {
-    let Cloned { code, is_uncut } = answer;
+pub const fn outcome(cloned: Cloned, target_flags: u32) -> Result<(), Verdict> {
+    let Cloned { code, is_uncut } = cloned;
     let is_down = code == NET_XMIT_CN && target_flags & TARGET_QUEUELESS != 0;
     if is_uncut {
-        Verdict::Uncut
+        Err(Verdict::Uncut)
     } else if code == NET_XMIT_SUCCESS {
-        Verdict::Copied
+        Ok(())
     } else if is_down || code == -EINVAL || code == -ENETDOWN {
-        Verdict::TargetDown
+        Err(Verdict::TargetDown)
     } else if code > 0 {
-        Verdict::Congested
+        Err(Verdict::Congested)
     } else {
-        Verdict::Failed
+        Err(Verdict::Failed)
     }
 }
 

@@ -13,4 +13,5 @@ pub mod limit;
 pub mod marks;
 pub mod packet;
 pub mod sample;
+pub mod stream;
 pub mod verdict;

@@ -116,13 +116,15 @@ pub enum Verdict {
     Ended = 10,
     /// The copy could not be cut to the session's snap length, so it was not delivered.
     Uncut = 11,
+    /// The ring of a stream had no room for the record: its reader is too slow, or the session has taken its part.
+    Lost = 12,
 }
 
 impl Verdict {
     /// The number of counters of a direction: a power of two, so that a mask can prove an index to be in bounds.
     pub const SLOTS: usize = 16;
     /// Every verdict, at the index that it has in a session's counters.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Copied,
         Self::OtherDirection,
         Self::Duplicate,
@@ -135,6 +137,7 @@ impl Verdict {
         Self::Limited,
         Self::Ended,
         Self::Uncut,
+        Self::Lost,
     ];
 
     /// The word for status, metrics and logs.
@@ -152,6 +155,7 @@ impl Verdict {
             Self::Limited => "limited",
             Self::Ended => "ended",
             Self::Uncut => "uncut",
+            Self::Lost => "lost",
         }
     }
 }

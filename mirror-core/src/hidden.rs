@@ -95,7 +95,7 @@ pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
         }
         let cut = tap.sessions.iter().filter(|(_, session)| session.settings.snaplen.is_some());
         for (mirror, session) in cut {
-            let ifindex = desired.targets.get(&session.target).and_then(|target| target.ifindex);
+            let ifindex = desired.targets.get(&session.target).and_then(|target| target.ifindex());
             let Some(hidden) = ifindex.and_then(|ifindex| actual.passed_by.get(&ifindex)) else { continue };
             let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
             let mirror = Some(mirror.clone()).filter(|mirror| *mirror != MirrorId::default());

@@ -7,7 +7,9 @@ use std::{
     fmt,
 };
 
-use crate::model::{ALIAS, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target, TargetName};
+use crate::model::{
+    ALIAS, DeviceTarget, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target, TargetName,
+};
 
 /// MTU in bytes of a mirror interface that we make: the largest MTU, so that no packet is too long for it.
 const DEFAULT_MTU: u32 = 65535;
@@ -177,10 +179,10 @@ impl MirrorIface {
     }
 
     /// The target with the present state of the device.
-    pub fn target(&self, links: &LinkSnapshot) -> Target {
+    pub fn target(&self, links: &LinkSnapshot) -> DeviceTarget {
         match links.by_name(&self.name).filter(|link| refusal(link).is_none()) {
-            None => Target { device: self.name.clone(), ..Target::default() },
-            Some(link) => Target {
+            None => DeviceTarget { device: self.name.clone(), ..DeviceTarget::default() },
+            Some(link) => DeviceTarget {
                 device: self.name.clone(),
                 ifindex: Some(link.ifindex),
                 up: link.up && link.carrier,
@@ -198,7 +200,7 @@ pub fn abandoned(
     links: &LinkSnapshot,
     previous: &BTreeMap<TargetName, Target>,
 ) -> Vec<LinkChange> {
-    let installed: BTreeSet<_> = previous.values().filter_map(|target| target.ifindex).collect();
+    let installed: BTreeSet<_> = previous.values().filter_map(Target::ifindex).collect();
     let links = installed.iter().filter_map(|ifindex| links.host.get(ifindex));
     let abandoned = links.filter(|link| is_ours(link) && !names.contains(link.name.as_str()));
     abandoned.map(|link| LinkChange::Delete(link.ifindex)).collect()

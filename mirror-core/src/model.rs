@@ -15,7 +15,7 @@ use mirror_common::verdict::Direction;
 pub use self::{
     installed::{Actual, ActualTap, Capacity, Ended, Hidden, HookState, NoRoom, Program},
     links::{ALIAS, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks},
-    mirror::{Desired, Form, Origin, Owner, Place, Session, Tap, Target},
+    mirror::{Desired, DeviceTarget, Form, Origin, Owner, Place, RingId, Session, Tap, Target},
     name::{MirrorId, Name, TargetName},
     op::{Op, TapHead},
 };

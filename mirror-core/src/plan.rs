@@ -54,10 +54,8 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     let attached = |ifindex: &IfIndex| actual.deliver.get(ifindex) == Some(&HookState::Current);
     for ifindex in deliver.iter().filter(|ifindex| !attached(ifindex)) {
         ops.push(Op::Attach(Device::on_node(*ifindex), Program::Deliver));
-        let theirs = desired.targets.iter().filter(|(_, target)| target.ifindex == Some(*ifindex));
-        ops.extend(
-            theirs.map(|(name, target)| Op::SetTarget(name.clone(), Target { cuts: true, ..target.clone() })),
-        );
+        let theirs = desired.targets.iter().filter(|(_, target)| target.ifindex() == Some(*ifindex));
+        ops.extend(theirs.map(|(name, target)| Op::SetTarget(name.clone(), target.with_cuts(true))));
     }
     for (device, tap) in &taps {
         add(*device, tap, actual.taps.get(device), &mut ops);
@@ -67,11 +65,8 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
         let theirs = desired
             .targets
             .iter()
-            .filter(|(name, target)| target.ifindex == Some(*ifindex) && cuts(name, target, actual));
-        ops.extend(
-            theirs
-                .map(|(name, target)| Op::SetTarget(name.clone(), Target { cuts: false, ..target.clone() })),
-        );
+            .filter(|(name, target)| target.ifindex() == Some(*ifindex) && cuts(name, target, actual));
+        ops.extend(theirs.map(|(name, target)| Op::SetTarget(name.clone(), target.with_cuts(false))));
         ops.push(Op::Detach(Device::on_node(*ifindex), Program::Deliver));
     }
     ops.extend(needed.into_iter().cloned().map(Op::RemoveTarget));
@@ -91,9 +86,7 @@ fn targets_in_use(actual: &Actual) -> BTreeMap<TargetName, BTreeSet<Device>> {
 
 /// The ops that write the targets: the only ops before the pods are known.
 pub fn retarget(targets: &BTreeMap<TargetName, Target>, actual: &Actual) -> Vec<Op> {
-    let now = targets
-        .iter()
-        .map(|(name, target)| (name, Target { cuts: cuts(name, target, actual), ..target.clone() }));
+    let now = targets.iter().map(|(name, target)| (name, target.with_cuts(cuts(name, target, actual))));
     let changed = now.filter(|(name, target)| actual.targets.get(name) != Some(target));
     changed.map(|(name, target)| Op::SetTarget(name.clone(), target)).collect()
 }
@@ -101,8 +94,8 @@ pub fn retarget(targets: &BTreeMap<TargetName, Target>, actual: &Actual) -> Vec<
 /// Whether copies to a target can be cut, with the programs attached now. The program of an earlier agent cuts if that
 /// agent has written so. The program of another version of the maps would not know of our copies.
 fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
-    let Some(ifindex) = target.ifindex else { return false };
-    let before = actual.targets.get(name);
+    let Some(ifindex) = target.ifindex() else { return false };
+    let before = actual.targets.get(name).and_then(Target::device);
     match actual.deliver.get(&ifindex) {
         Some(HookState::Current) => !actual.passed_by.contains_key(&ifindex),
         Some(HookState::Stale) => before.is_some_and(|before| before.cuts && before.ifindex == Some(ifindex)),
@@ -199,7 +192,8 @@ impl Failures {
 
     /// Whether a target is to be marked as cutting, and the second stage could not be attached.
     fn lacks_second_stage(&self, target: &Target) -> bool {
-        let device = target.ifindex.filter(|_| target.cuts).map(Device::on_node);
+        let cutting = target.device().filter(|target| target.cuts);
+        let device = cutting.and_then(|target| target.ifindex).map(Device::on_node);
         device.is_some_and(|device| self.devices.contains(&device))
     }
 

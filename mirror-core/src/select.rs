@@ -4,6 +4,7 @@
 //! [`choose`] reads annotations, [`select`] finds the devices. It does not know the installed state (`plan` does) and
 //! reads nothing itself.
 
+mod captures;
 mod choice;
 mod filters;
 #[cfg(test)]
@@ -19,6 +20,7 @@ use mirror_common::{
     verdict::{Direction, TapKind},
 };
 
+pub use self::captures::Capture;
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
 use crate::{
@@ -93,6 +95,10 @@ pub enum Why {
     MirrorInterface(Conflict),
     /// There is no interface of this name.
     NoSuchInterface,
+    /// The packets of the interface have no Ethernet header.
+    NotEthernet,
+    /// This node has no pod of this namespace and name.
+    NoSuchPod(String),
     /// An annotation cannot be used: a broken filter must not become "everything".
     BadSetting(Place, SettingError),
     /// The node's policy leaves out its namespace.
@@ -122,7 +128,7 @@ impl Why {
         match self {
             Self::Hidden(_, Hidden::Program(_)) => "perhaps partly mirrored",
             Self::Hidden(..) => "partly mirrored",
-            Self::NoNetns | Self::NoNic => "not mirrored yet",
+            why if why.is_passing() => "not mirrored yet",
             _ => "not mirrored",
         }
     }
@@ -138,6 +144,8 @@ impl Why {
             Self::TappedFor(_) => "TappedForOther",
             Self::MirrorInterface(_) => "MirrorInterface",
             Self::NoSuchInterface => "NoSuchInterface",
+            Self::NotEthernet => "NotEthernet",
+            Self::NoSuchPod(_) => "NoSuchPod",
             Self::BadSetting(..) => "BadSetting",
             Self::NamespaceExcluded => "NamespaceExcluded",
             Self::NamespaceNotAllowed => "NamespaceNotAllowed",
@@ -171,6 +179,10 @@ impl fmt::Display for Why {
             Self::TappedFor(pod) => write!(f, "the device is tapped for pod {pod} already"),
             Self::MirrorInterface(conflict) => conflict.fmt(f),
             Self::NoSuchInterface => write!(f, "there is no such interface"),
+            Self::NotEthernet => {
+                write!(f, "its packets have no Ethernet header, as the file of a capture must say")
+            }
+            Self::NoSuchPod(pod) => write!(f, "this node has no pod {pod}"),
             Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
             Self::NamespaceExcluded => {
                 write!(f, "its namespace is one of those that are never mirrored (--exclude-namespaces)")
@@ -207,6 +219,13 @@ pub struct Skipped {
     pub why: Why,
 }
 
+impl Skipped {
+    /// Whether the reason concerns captures alone. The program that asked for the capture is told.
+    pub fn is_of_capture(&self) -> bool {
+        self.mirror.as_ref().is_some_and(|mirror| mirror.0.is_capture())
+    }
+}
+
 /// The result of a selection: the wanted taps, and the reasons for missing ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
@@ -216,11 +235,16 @@ pub struct Selection {
     pub skipped: Vec<Skipped>,
 }
 
-/// The taps for the wanted pods and the named interfaces.
+/// The taps for the wanted pods, the named interfaces and the interfaces of captures.
 ///
 /// `links` must hold the node's devices and the devices inside each wanted pod. Of two claims to one device the first
 /// in the order of `wanted` wins.
-pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> Selection {
+pub fn select(
+    wanted: &[Wanted<'_>],
+    captures: &[Capture],
+    links: &LinkSnapshot,
+    policy: &Policy,
+) -> Selection {
     let mut selection = Selection::default();
     for wanted in wanted {
         select_pod(wanted, links, policy, &mut selection);
@@ -236,6 +260,9 @@ pub fn select(wanted: &[Wanted<'_>], links: &LinkSnapshot, policy: &Policy) -> S
                 }
             }
         }
+    }
+    for capture in captures {
+        capture.select(links, policy, &mut selection);
     }
     selection
 }
@@ -259,9 +286,11 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
 /// Adds the taps of one pod: a tap for each of its NICs.
 fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
     let Wanted { pod, mirrors, is_asked } = wanted;
+    // A reason concerns the pod, unless only a capture wants the pod.
+    let mirror = mirrors.keys().next().filter(|_| mirrors.keys().all(|mirror| mirror.0.is_capture()));
     let skip = |nic: Option<&str>, why, selection: &mut Selection| {
-        let nic = nic.map(str::to_owned);
-        selection.skipped.push(Skipped { pod: Some(pod.id.clone()), nic, mirror: None, why });
+        let (nic, mirror) = (nic.map(str::to_owned), mirror.cloned());
+        selection.skipped.push(Skipped { pod: Some(pod.id.clone()), nic, mirror, why });
     };
     let host_network = Why::HostNetwork { is_asked: *is_asked };
     if pod.host_network {

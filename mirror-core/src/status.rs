@@ -29,12 +29,15 @@ pub struct NodeStatus {
 pub struct TargetStatus {
     /// Its name.
     pub name: String,
-    /// The mirror interface.
+    /// The mirror interface; empty for a stream, which a program reads.
     pub device: String,
-    /// `None`: there is no such interface now.
+    /// `None`: there is no such interface now, or the target is a stream.
     pub ifindex: Option<u32>,
     /// It takes copies.
     pub up: bool,
+    /// Copies go to a program that reads them, and to no device.
+    #[serde(default)]
+    pub stream: bool,
 }
 
 /// A tap.

@@ -6,6 +6,8 @@
 //! packet.
 #![no_std]
 #![no_main]
+// The atomic addition of `stream`.
+#![feature(asm_experimental_arch)]
 
 use aya_ebpf::{
     EbpfContext as _, Global,
@@ -18,7 +20,7 @@ use aya_ebpf::{
 use mirror_common::{
     abi::{
         Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, SESSION_FILTERED, Session, SessionCounters, SessionInfo,
-        TARGET_PLACES, Tap, TapOwner, Target,
+        TAP_CAPTURES_ONLY, TARGET_PLACES, Tap, TapOwner, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
     filter::{FILTER_PLACES, FilterProgram},
@@ -30,6 +32,7 @@ use mirror_common::{
 mod deliver;
 mod header;
 mod meter;
+mod stream;
 
 /// Flag of a map: the kernel does not preallocate the elements. It reuses a freed element of a preallocated map at
 /// once, so a program that still reads the element could see another tap.
@@ -96,8 +99,7 @@ fn mirror(ctx: &TcContext, hook: Hook) {
     // SAFETY: as above.
     let (ingress_ifindex, tc_index, len) =
         unsafe { ((*skb).ingress_ifindex, (*skb).tc_index as u16, (*skb).len) };
-    // The verifier knows the value, and leaves the test out of a program that stands alone.
-    if STANDS_BEHIND.load() != 0 && marks::forms(tc_index) != 0 {
+    if marks::forms(tc_index) != 0 && STANDS_BEHIND.load() != 0 {
         return;
     }
     let packet = Packet { hook, ifindex, ingress_ifindex, tc_index };
@@ -161,6 +163,11 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
+    fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict> {
+        stream::record(self.skb, session, direction)
+    }
+
+    #[inline(always)]
     fn set_tc_index(&mut self, tc_index: u16) {
         // SAFETY: the context is valid for the whole program, and tc programs may write this field.
         unsafe { (*self.skb).tc_index = u32::from(tc_index) };
@@ -168,7 +175,7 @@ impl Kernel for Skb {
 
     #[inline(always)]
     fn is_tap(&mut self, ifindex: u32) -> bool {
-        tap(ifindex).is_some()
+        tap(ifindex).is_some_and(|tap| tap.flags & TAP_CAPTURES_ONLY == 0)
     }
 
     #[inline(always)]

@@ -196,7 +196,7 @@ impl Lab {
     }
 
     /// As [`Lab::status`]. An error if no agent has set anything up yet.
-    fn try_status(&self) -> Result<Status, String> {
+    pub(crate) fn try_status(&self) -> Result<Status, String> {
         let exit = self.agent_exit(&["status", "-o", "json"]);
         crate::check(exit.code == Some(0), || format!("{exit:?}"))?;
         Ok(serde_json::from_str(&exit.stdout).unwrap_or_else(|error| panic!("{error}: {}", exit.stdout)))

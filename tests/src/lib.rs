@@ -38,6 +38,7 @@ mod container;
 mod earlier;
 pub mod filters;
 mod frame;
+mod frame_socket;
 mod http;
 mod kube_pod;
 mod kubectl;
@@ -51,6 +52,7 @@ mod process;
 pub mod random;
 mod relay;
 mod status;
+mod tail;
 mod traffic;
 mod wire;
 
@@ -63,17 +65,19 @@ pub use comparison::Comparison;
 pub use container::Container;
 pub use earlier::EarlierAgent;
 pub use frame::{Frame, Mac};
+pub use frame_socket::{FrameSocket, super_frame};
 pub use http::{Answer, LISTEN, Metrics};
 pub use kube_pod::{KubePod, list, pod_object};
 pub use kubectl::Kubectl;
 pub use lab::Lab;
 pub use lagging::LaggingApi;
-pub use netns::{FrameSocket, Netns, as_nobody};
+pub use netns::{Netns, as_nobody};
 pub use order::{segments, steps_back};
 pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
 pub use relay::Way;
 pub use status::{Counts, PodRef, SessionStatus, Status, TapStatus, Target};
+pub use tail::{FilePacket, PacketFile, Tail};
 pub use traffic::{Conversation, Flood, Pinging, while_talking};
 
 /// The default mirror interface.

@@ -6,15 +6,10 @@
 use std::{
     fs::{self, File},
     io,
-    net::UdpSocket,
-    os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
-        unix::process::CommandExt,
-    },
+    os::{fd::AsRawFd, unix::process::CommandExt},
     path::{Path, PathBuf},
     process::{Command, Output},
     thread,
-    time::Duration,
 };
 
 use nix::{
@@ -22,6 +17,8 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
     unistd::Uid,
 };
+
+use crate::{FrameSocket, super_frame};
 
 pub(crate) const DIRECTORY: &str = "/run/netns";
 
@@ -144,6 +141,13 @@ impl Netns {
         assert_eq!(sent.unwrap_or_else(|error| panic!("{} bytes: {error}", frame.len())), frame.len());
     }
 
+    /// Sends a super-frame from `device`, see [`super_frame`].
+    #[track_caller]
+    pub fn send_super_frame(&self, device: &str, frame: &[u8], segment: u16) {
+        let message = super_frame(frame, segment);
+        assert_eq!(self.sender(device).with_super_frames().send(&message).unwrap(), message.len());
+    }
+
     /// A socket that sends frames from `device` exactly as they are.
     #[track_caller]
     pub fn sender(&self, device: &str) -> FrameSocket {
@@ -198,49 +202,6 @@ pub fn as_nobody<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     match thread::scope(|scope| scope.spawn(unprivileged).join()) {
         Ok(value) => value,
         Err(panic) => std::panic::resume_unwind(panic),
-    }
-}
-
-/// A packet socket for the whole frames of one device (packet(7)).
-#[derive(Debug)]
-pub struct FrameSocket(UdpSocket);
-
-impl FrameSocket {
-    /// Opens a socket in the caller's network namespace. With the protocol 0 it receives nothing.
-    fn open(device: &str, protocol: u16) -> Self {
-        let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
-        // SAFETY: the descriptor is checked, and owned by nobody else.
-        let socket = unsafe {
-            let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-            assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
-            OwnedFd::from_raw_fd(fd)
-        };
-        let address = libc::sockaddr_ll {
-            sll_family: libc::AF_PACKET as u16,
-            sll_protocol: protocol.to_be(),
-            sll_ifindex: ifindex.cast_signed(),
-            sll_hatype: 0,
-            sll_pkttype: 0,
-            sll_halen: 0,
-            sll_addr: [0; 8],
-        };
-        let length = size_of_val(&address) as u32;
-        // SAFETY: the address is a `sockaddr_ll` of that length.
-        let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-        assert_eq!(bound, 0, "bind to {device}: {}", io::Error::last_os_error());
-        // Only for its send(2) and recv(2), which know no addresses.
-        Self(socket.into())
-    }
-
-    /// Sends a frame.
-    pub fn send(&self, frame: &[u8]) -> io::Result<usize> {
-        self.0.send(frame)
-    }
-
-    /// Waits for a frame until the timeout, and returns the number of its bytes in the buffer.
-    pub fn receive(&self, frame: &mut [u8], timeout: Duration) -> io::Result<usize> {
-        self.0.set_read_timeout(Some(timeout))?;
-        self.0.recv(frame)
     }
 }
 

@@ -51,8 +51,10 @@ pub struct Target {
     pub device: String,
     /// ifindex; none if it does not exist.
     pub ifindex: Option<u32>,
-    /// Up and with a carrier.
+    /// Up and with a carrier; or, for a stream, read by a program.
     pub up: bool,
+    /// A program reads the copies.
+    pub stream: bool,
 }
 
 /// A tap in the status.

@@ -1,7 +1,7 @@
 //! Computes what a NIC makes of a frame before it is on the wire: segments and checksums.
 //!
 //! It is the oracle for copies without offloads: TCP super-frames are cut at an MTU of 1500 bytes, checksums of TCP and
-//! UDP are filled in, and everything else stays as it is. It does not look into frames with a VLAN tag, IP options,
+//! UDP are finished, and all other bytes stay unchanged. It does not look into frames with a VLAN tag, IP options,
 //! extension headers or tunnels, because the stories do not send them.
 
 use crate::Frames;

@@ -29,8 +29,10 @@ pub(crate) enum Level {
     Api,
     /// The agent's image on a Kubernetes node.
     Cluster,
-    /// The levels prog and netns on other kernels, in qemu.
+    /// The level prog, and the stories of netns that depend on the kernel, on other kernels in qemu.
     Vm,
+    /// The levels prog and netns on other kernels, with all stories. Runs only if it is named.
+    VmWhole,
     /// Millions of random filters and frames against libpcap. Runs only if it is named.
     Fuzz,
 }
@@ -41,7 +43,7 @@ pub(crate) struct TestArgs {
     /// What to run [default: unit, prog and netns].
     #[arg(long = "level", value_name = "LEVEL")]
     levels: Vec<Level>,
-    /// Run every level but fuzz: also api, cluster and vm, which install what they need.
+    /// Run every level but vm-whole and fuzz: also api, cluster and vm, which install what they need.
     #[arg(long, conflicts_with = "levels")]
     all: bool,
     /// Run the level cluster on a cluster that exists, whose only node is this machine or a container on it.
@@ -112,6 +114,7 @@ impl Level {
             Self::Api => "api",
             Self::Cluster => "cluster",
             Self::Vm => "vm",
+            Self::VmWhole => "vm-whole",
             Self::Fuzz => "fuzz",
         }
     }
@@ -159,7 +162,8 @@ impl Level {
                 bpffs()?;
                 level::run(|| test_target(self.name()), given, arguments)
             }
-            Self::Vm => vm::run_all(arguments),
+            Self::Vm if arguments.is_empty() => vm::run_short(),
+            Self::Vm | Self::VmWhole => vm::run_whole(arguments),
         }
     }
 }
@@ -172,13 +176,15 @@ fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
         Level::Prog | Level::Netns => bail!("it needs root, to load programs and to make network namespaces"),
         Level::Api => level::can_run_api(),
         Level::Cluster => level::can_run(given),
-        Level::Vm => apt::can_unpack(),
+        Level::Vm | Level::VmWhole => apt::can_unpack(),
     }
 }
 
 /// Prints what `--all` installs, and how long it takes.
 fn announce() {
-    step("every level: some 25 minutes on 2 cores, and the first time as much again for what it brings:");
+    step(
+        "every level: some 40 minutes on 2 cores with the build, and the first time half an hour more for what it brings:",
+    );
     let kubernetes = if built::has_programs() {
         "is here"
     } else {

@@ -7,6 +7,7 @@ use tracing::info;
 use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
 use crate::{
     cli::{AttachArgs, SettingArgs, StateArgs},
+    control::{self, Captures},
     dataplane::{Dataplane as _, bpf::Bpf, pins::Pins},
     metrics::LoopMetrics,
     notes,
@@ -23,7 +24,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
-    let socket = lock.socket()?;
+    let (socket, control) = (lock.socket()?, lock.control()?);
     let mut dataplane = Bpf::load(pins.clone(), lock, mirror.attach)?;
     let installed = dataplane.observe().await?;
     if installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some())) {
@@ -47,10 +48,14 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
         settings,
         ..Policy::default()
     };
-    let mut reconciler = Reconciler::new(NoPods, links, dataplane, policy, mirrors, LoopMetrics::new()?);
+    let captures = Captures::new(dataplane.rings());
+    let metrics = LoopMetrics::new()?;
+    let mut reconciler =
+        Reconciler::new(NoPods, links, dataplane, captures.watch(), policy, mirrors, metrics);
     // This command has no HTTP server, so there is no trouble with one to report.
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reconciler.reports(), trouble.subscribe())?;
+    control::serve(control, captures, reconciler.reports())?;
     info!("mirroring until Ctrl-C");
     let outcome = reconciler.run(stop).await;
     // Also after a refusal, which may leave pinned maps. The reconciler, and with it the lock, lives until the end.

@@ -7,6 +7,7 @@ use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
 use crate::{
     admin::{self, Admin},
     cli::{Listen, RunArgs, SettingArgs, StateArgs},
+    control::{self, Captures},
     dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
     events,
     metrics::{LoopMetrics, Metrics},
@@ -61,7 +62,7 @@ async fn follow(
     let links = links_of(&targets)?;
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
-    let socket = lock.socket()?;
+    let (socket, control) = (lock.socket()?, lock.control()?);
     let dataplane = Bpf::load(pins.clone(), lock, mirror.attach)?;
     let method = dataplane.method().name();
     let mirror_iface = &mirror.mirror_iface;
@@ -78,16 +79,24 @@ async fn follow(
         ..Policy::default()
     };
     let source = pods.state();
-    let mut reconciler = Reconciler::new(pods, links, dataplane, policy, mirrors, metrics.clone());
+    let captures = Captures::new(dataplane.rings());
+    let mut reconciler =
+        Reconciler::new(pods, links, dataplane, captures.watch(), policy, mirrors, metrics.clone());
     let reports = reconciler.reports();
     tell(reports.clone());
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reports.clone(), trouble.subscribe())?;
+    control::serve(control, captures.clone(), reports.clone())?;
     if let Listen::At(address) = listen {
         let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?)?;
         tokio::spawn(admin::run(address, Admin { metrics, reports, source }, trouble));
     }
     reconciler.run(stop).await?;
+    // The mirror outlives the agent, captures do not.
+    if !captures.watch().borrow().is_empty() {
+        captures.end();
+        reconciler.last_round().await;
+    }
     match own {
         Some(own) if own.is_going().await => {
             info!("agent stopped for good; removing everything from this node");

@@ -50,15 +50,20 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
 
 async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     let mut reader = Reader::open(pins)?;
-    let mut attached = attached(pins, reader.devices()?).await?;
+    let mut attached = attached(pins, reader.devices()).await?;
     // After the hooks: the agent attaches last, so a hook is never shown beside sessions that are not written yet.
     let Readout { targets, taps: entries } = reader.read()?;
     // The pinned targets are those that the last agent saw; the devices are those of now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
     let targets = targets.into_iter().map(|(name, target)| {
-        let target = MirrorIface::new(&target.device, None).target(&devices);
+        let name = name.to_string();
+        let Some(device) = target.device() else {
+            let (device, up) = (String::new(), target.is_up());
+            return TargetStatus { name, device, ifindex: None, up, stream: true };
+        };
+        let target = MirrorIface::new(&device.device, None).target(&devices);
         let ifindex = target.ifindex.map(|ifindex| ifindex.0);
-        TargetStatus { name: name.to_string(), device: target.device, ifindex, up: target.up }
+        TargetStatus { name, device: target.device, ifindex, up: target.up, stream: false }
     });
     let taps = entries.into_iter().map(|TapReadout { device, owner, sessions }| TapStatus {
         ifindex: device.ifindex.0,
@@ -95,7 +100,7 @@ async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<
     Ok(attached)
 }
 
-fn session(SessionReadout { mirror, session, ended, counts }: SessionReadout) -> SessionStatus {
+fn session(SessionReadout { mirror, session, ended, counts, .. }: SessionReadout) -> SessionStatus {
     SessionStatus {
         mirror: mirror.to_string(),
         target: session.target.to_string(),

@@ -16,6 +16,7 @@ use super::{
     maps::{Maps, TapEntry},
     pins::Pins,
     programs::Programs,
+    rings::Rings,
 };
 use crate::model::{Actual, ActualTap, Device, HookState, Op, Program};
 
@@ -25,6 +26,7 @@ pub struct Bpf {
     maps: Maps,
     hooks: Hooks,
     method: Method,
+    rings: Rings,
     /// A search for filters that no pin refers to has found none.
     has_no_filters: bool,
     /// Other versions of the agent whose taps may still run.
@@ -43,6 +45,7 @@ impl Bpf {
             maps,
             hooks: Hooks::new(pins)?,
             method: Method::choose(mode),
+            rings: Rings::default(),
             has_no_filters: false,
             other_versions: BTreeSet::new(),
             _lock: lock,
@@ -52,6 +55,11 @@ impl Bpf {
     /// How programs are attached.
     pub fn method(&self) -> Method {
         self.method
+    }
+
+    /// The rings of the captures.
+    pub fn rings(&self) -> Rings {
+        self.rings.clone()
     }
 
     /// Removes the remains of the versions that have no running taps. A removal that fails is tried again.
@@ -128,7 +136,7 @@ impl Dataplane for Bpf {
 
     async fn apply(&mut self, op: &Op) -> anyhow::Result<()> {
         match op {
-            Op::SetTarget(name, target) => self.maps.set_target(name, target),
+            Op::SetTarget(name, target) => self.maps.set_target(name, target, &self.rings),
             Op::RemoveTarget(name) => self.maps.remove_target(name),
             Op::SetCeilings(ceilings) => self.maps.meters.set_ceilings(ceilings),
             Op::PutTap(device, head) => self.maps.put_tap(*device, head),

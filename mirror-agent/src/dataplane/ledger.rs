@@ -24,6 +24,8 @@ pub(super) struct Ledger {
     /// Where the search for a free filter begins. A program may still read a filter that was freed a moment ago, so the
     /// search does not start at the first place.
     next_filter: u32,
+    /// The greatest number that was given to a session.
+    last_serial: u32,
     /// Where the search for a free id begins.
     next_id: u32,
 }
@@ -46,6 +48,8 @@ pub(super) struct Placed {
     pub(super) session: Session,
     /// Its id.
     pub(super) id: u32,
+    /// Its number, which no other session has had.
+    pub(super) serial: u32,
     /// The place of its target.
     pub(super) target: u32,
     /// The place of its filter.
@@ -75,6 +79,13 @@ impl Ledger {
         let id = free(self.placed().map(|placed| placed.id).collect(), ids)?;
         self.next_id = (id + 1) % most;
         Some(id)
+    }
+
+    /// A number for a new session.
+    pub(super) fn new_serial(&mut self) -> u32 {
+        let last = self.placed().map(|placed| placed.serial).max().unwrap_or_default();
+        self.last_serial = last.max(self.last_serial) + 1;
+        self.last_serial
     }
 
     /// The place of a target.
@@ -126,7 +137,12 @@ impl Ledger {
 
     /// The bit for a form: the bit that its other sessions have, or a free one; 0 where all are taken. Sessions keep
     /// their bit, so that the two taps on the way of a packet agree.
+    ///
+    /// A capture has no bit: each of its taps shows every packet, and it takes no bit from a mirror.
     pub(super) fn mark(&self, device: Device, mirror: &MirrorId, target: u32, snaplen: Option<u32>) -> u32 {
+        if mirror.0.is_capture() {
+            return 0;
+        }
         let is_alike =
             |placed: &&Placed| placed.target == target && placed.session.settings.snaplen == snaplen;
         if let Some(placed) = self.placed().find(is_alike) {
@@ -210,7 +226,7 @@ mod tests {
         let head = TapHead { owner, kind: TapKind::HostVeth, is_limited: false };
         let entry = Entry { head, pod_meter, sessions: BTreeMap::new() };
         let sessions = &mut ledger.taps.entry(device).or_insert(entry).sessions;
-        sessions.insert(mirror, Placed { session, id, target, filter, mark });
+        sessions.insert(mirror, Placed { session, id, serial: 0, target, filter, mark });
     }
 
     proptest! {
@@ -270,7 +286,7 @@ mod tests {
     #[test]
     fn whole_copies_to_the_default_target_have_the_bit_of_version_3() {
         let mut ledger = Ledger::default();
-        ledger.targets.insert(1, (TargetName::default(), Target::default()));
+        ledger.targets.insert(1, (TargetName::default(), Target::Stream(None)));
         put(&mut ledger, 1, 1, "default", 1, session(Some(96), None));
         put(&mut ledger, 2, 2, "default", 0, session(None, None));
         put(&mut ledger, 3, 3, "default", 1, session(None, None));

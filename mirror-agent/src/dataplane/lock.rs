@@ -5,6 +5,7 @@
 //! /run/podmirror/         root's alone: other users cannot lock, bind or connect to anything in it
 //!   <namespace>.lock      locked (flock) by the agent; <namespace>: inode of the network namespace
 //!   <namespace>.sock      the agent listens here; made and replaced by the holder of the lock only
+//!   <namespace>.control   the same, for programs that ask the agent for a capture
 //! <bpffs>/podmirror/      locked as well: the same directory may be seen from another network namespace
 //! ```
 //!
@@ -50,6 +51,7 @@ const OTHERS_WRITE: u32 = 0o022;
 #[derive(Debug)]
 pub struct PinsLock {
     agent: UnixListener,
+    control: UnixListener,
     places: Places,
     _netns: Flock<File>,
     _pins: Option<Flock<File>>,
@@ -60,11 +62,17 @@ impl PinsLock {
     pub fn socket(&self) -> io::Result<UnixListener> {
         self.agent.try_clone()
     }
+
+    /// The control socket.
+    pub fn control(&self) -> io::Result<UnixListener> {
+        self.control.try_clone()
+    }
 }
 
 impl Drop for PinsLock {
     fn drop(&mut self) {
         // Still under the lock, so they are this agent's own. Files that stay do no harm: the next agent takes them.
+        let _ = fs::remove_file(&self.places.control);
         let _ = fs::remove_file(&self.places.socket);
         let _ = fs::remove_file(&self.places.lock);
     }
@@ -99,9 +107,9 @@ impl Pins {
                 return Err(errno).with_context(|| format!("cannot lock {}", self.root().display()));
             }
         };
-        let agent = listen(&places.socket)
-            .with_context(|| format!("cannot listen on {}", places.socket.display()))?;
-        Ok(PinsLock { agent, places, _netns: netns, _pins: pins })
+        let open = |path: &Path| listen(path).with_context(|| format!("cannot listen on {}", path.display()));
+        let (agent, control) = (open(&places.socket)?, open(&places.control)?);
+        Ok(PinsLock { agent, control, places, _netns: netns, _pins: pins })
     }
 
     /// A connection to the process that has the lock in this network namespace; `None`: there is no such process that
@@ -110,6 +118,28 @@ impl Pins {
         let directory = Path::new(DIRECTORY);
         check_root_owns(directory).ok()?;
         call(&Places::of(directory).ok()?.socket).ok()
+    }
+
+    /// A connection to its control socket; `None`: no agent runs in this network namespace.
+    ///
+    /// # Errors
+    ///
+    /// There may be one, but it cannot be reached: this process is not root's, or the agent is of an earlier version.
+    pub fn connect_control() -> anyhow::Result<Option<UnixStream>> {
+        let directory = Path::new(DIRECTORY);
+        match fs::symlink_metadata(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            _ => check_root_owns(directory)?,
+        }
+        let socket = Places::of(directory)?.control;
+        match call(&socket) {
+            Ok(stream) => Ok(Some(stream)),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                Ok(None)
+            }
+            Err(error) => Err(error)
+                .with_context(|| format!("cannot reach the agent at {} (are you root?)", socket.display())),
+        }
     }
 
     /// Makes the directory of the pins, which is root's alone.
@@ -162,11 +192,12 @@ impl Pins {
     }
 }
 
-/// Where lock and socket of one network namespace are.
+/// Where lock and sockets of one network namespace are.
 #[derive(Debug)]
 struct Places {
     lock: PathBuf,
     socket: PathBuf,
+    control: PathBuf,
 }
 
 impl Places {
@@ -174,7 +205,7 @@ impl Places {
     fn of(directory: &Path) -> io::Result<Self> {
         let netns = netns_of_this_thread()?.ino;
         let place = |kind: &str| directory.join(format!("{netns}.{kind}"));
-        Ok(Self { lock: place("lock"), socket: place("sock") })
+        Ok(Self { lock: place("lock"), socket: place("sock"), control: place("control") })
     }
 
     /// The same, in a directory that is made if it has to be.

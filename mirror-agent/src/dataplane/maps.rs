@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use mirror_common::{
-    abi::{self, Counter, DeviceKey, MAX_TAPS, SESSION_FILTERED, SessionCounters, SessionInfo, TapOwner},
+    abi::{
+        self, Counter, DeviceKey, MAX_SESSIONS_PER_TAP, MAX_TAPS, SESSION_FILTERED, SESSION_POD_METERED,
+        SessionCounters, SessionInfo, TapOwner,
+    },
     filter::{FILTER_PLACES, FilterProgram, MAX_FILTERS},
 };
 use mirror_core::budget::{self, Before};
@@ -18,6 +21,7 @@ use super::{
     ledger::{Entry, FilterPlace, Ledger, Placed},
     meters::{Meters, now_ns},
     pins::Pins,
+    rings::{Rings, Streams},
     wire,
 };
 use crate::model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName};
@@ -42,6 +46,7 @@ pub struct Maps {
     filters: Array<MapData, FilterBytes>,
     /// Limits and meters.
     pub(super) meters: Meters,
+    streams: Streams,
     ledger: Ledger,
 }
 
@@ -54,6 +59,8 @@ pub struct SessionEntry {
     pub ended: Option<Ended>,
     /// Its id.
     pub id: u32,
+    /// Its number, in the records of a stream.
+    pub serial: u32,
 }
 
 /// A tap in the maps.
@@ -101,6 +108,7 @@ impl Maps {
             counters: get("COUNTERS")?.try_into()?,
             filters: get("FILTERS")?.try_into()?,
             meters: Meters::from_fn(&mut get)?,
+            streams: Streams::from_fn(&mut get)?,
             ledger: Ledger::default(),
         };
         maps.refresh()?;
@@ -135,9 +143,11 @@ impl Maps {
     fn entry(&self, key: &KeyBytes, tap: &abi::Tap, ledger: &mut Ledger) -> anyhow::Result<Entry> {
         let owner = found(self.owners.get(key, 0))?.map(|owner| wire::decode_owner(&transmute!(owner)));
         let owner = owner.unwrap_or_default();
-        let head = TapHead { owner, kind: tap.kind(), is_limited: tap.flags & abi::TAP_LIMITED != 0 };
+        let in_use = &tap.sessions[..MAX_SESSIONS_PER_TAP.min(tap.session_count as usize)];
+        let is_limited = in_use.iter().any(|session| session.flags & SESSION_POD_METERED != 0);
+        let head = TapHead { owner, kind: tap.kind(), is_limited };
         let mut sessions = BTreeMap::new();
-        for session in tap.sessions.iter().take(tap.session_count as usize) {
+        for session in in_use {
             if session.flags & SESSION_FILTERED != 0 {
                 let program = self.filters.get(&session.filter, 0).context("cannot read a filter")?;
                 ledger.filters.insert(session.filter, transmute!(program));
@@ -167,7 +177,12 @@ impl Maps {
                 }
                 false => None,
             };
-            anyhow::Ok(SessionEntry { session: placed.session.clone(), ended, id: placed.id })
+            anyhow::Ok(SessionEntry {
+                session: placed.session.clone(),
+                ended,
+                id: placed.id,
+                serial: placed.serial,
+            })
         };
         let taps = self.ledger.taps.iter().map(|(device, entry)| {
             let sessions = entry.sessions.iter();
@@ -230,7 +245,9 @@ impl Maps {
         let zeros = PerCpuValues::try_from(vec![[0; size_of::<SessionCounters>()]; cpus])?;
         self.counters.set(id, zeros, 0).context("cannot clear the counters")?;
         self.meters.clear(id)?;
-        self.put_session(device, mirror, session, id, None)
+        self.streams.clear(id)?;
+        let serial = self.ledger.new_serial();
+        self.put_session(device, mirror, session, (id, serial), None)
     }
 
     /// Writes the new settings of a session. The session keeps its counters; [`budget::limits`] decides which of its
@@ -243,7 +260,8 @@ impl Maps {
     ) -> anyhow::Result<()> {
         let before = self.entry_of(device)?.sessions.get(mirror).cloned();
         let before = before.ok_or_else(|| anyhow!("device {device} has no mirror {mirror}"))?;
-        self.put_session(device, mirror, session, before.id, Some(&before.session))
+        let place = (before.id, before.serial);
+        self.put_session(device, mirror, session, place, Some(&before.session))
     }
 
     fn put_session(
@@ -251,7 +269,7 @@ impl Maps {
         device: Device,
         mirror: &MirrorId,
         session: &Session,
-        id: u32,
+        (id, serial): (u32, u32),
         before: Option<&Session>,
     ) -> anyhow::Result<()> {
         let target = self.ledger.target(&session.target);
@@ -267,7 +285,7 @@ impl Maps {
         let limits = budget::limits(session, before, &self.meters.meter(id)?, now_ns()?);
         let mark = self.ledger.mark(device, mirror, target, session.settings.snaplen);
         let mut entry = self.entry_of(device)?.clone();
-        let placed = Placed { session: session.clone(), id, target, filter, mark };
+        let placed = Placed { session: session.clone(), id, serial, target, filter, mark };
         entry.sessions.insert(mirror.clone(), placed);
         // The entry of the tap decides, in one step, which session runs. Until then the old session must have no more
         // than its old budgets; a new session has its limits before it runs.
@@ -347,13 +365,20 @@ impl Maps {
         self.ledger.targets.values().cloned().collect()
     }
 
-    /// Writes a target.
-    pub fn set_target(&mut self, name: &TargetName, target: &Target) -> anyhow::Result<()> {
+    /// Writes a target. The rings of streams are in `rings`.
+    pub fn set_target(&mut self, name: &TargetName, target: &Target, rings: &Rings) -> anyhow::Result<()> {
         let place = self.ledger.target(name).or_else(|| self.ledger.free_target());
         let place = place
             .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
         let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
+        // A stream that is up has its ring; a ring goes when nothing writes to it.
+        if let Target::Stream(Some(ring)) = target {
+            self.streams.set_ring(place, *ring, rings)?;
+        }
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
+        if *target == Target::Stream(None) {
+            self.streams.drop_ring(place)?;
+        }
         self.ledger.targets.insert(place, (name.clone(), target.clone()));
         Ok(())
     }
@@ -361,6 +386,10 @@ impl Maps {
     /// Forgets a target.
     pub fn remove_target(&mut self, name: &TargetName) -> anyhow::Result<()> {
         let Some(place) = self.ledger.target(name) else { return Ok(()) };
+        // The name goes last, so that a ring that could not be taken away is not forgotten.
+        if let Some((_, Target::Stream(_))) = self.ledger.targets.get(&place) {
+            self.set_target(name, &Target::Stream(None), &Rings::default())?;
+        }
         let bytes = [0; size_of::<abi::Target>()];
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot forget the target {name}"))?;
         self.ledger.targets.remove(&place);

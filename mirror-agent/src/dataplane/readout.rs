@@ -48,6 +48,8 @@ pub struct SessionReadout {
     pub mirror: MirrorId,
     /// The session itself.
     pub session: Session,
+    /// Its number, in the records of a stream.
+    pub serial: u32,
     /// The budget that is used up, if any.
     pub ended: Option<Ended>,
     /// The counts of its packets that are not zero.
@@ -74,20 +76,27 @@ impl Reader {
     }
 
     /// The devices that have a tap.
-    pub fn devices(&mut self) -> anyhow::Result<Vec<Device>> {
-        self.maps.refresh()?;
-        Ok(self.maps.devices().collect())
+    pub fn devices(&self) -> Vec<Device> {
+        self.maps.devices().collect()
     }
 
     /// Reads everything.
     pub fn read(&mut self) -> anyhow::Result<Readout> {
+        self.read_mirrors(|_| true)
+    }
+
+    /// Reads everything but the sessions of other mirrors than those that `is_wanted`. The counters are most of the
+    /// work: each CPU has its own.
+    pub fn read_mirrors(&mut self, is_wanted: impl Fn(&MirrorId) -> bool) -> anyhow::Result<Readout> {
         self.maps.refresh()?;
         let mut taps = Vec::new();
         for (device, TapEntry { head, sessions: entries }) in self.maps.taps()? {
             let mut sessions = Vec::new();
-            for (mirror, SessionEntry { session, ended, id }) in entries {
+            for (mirror, SessionEntry { session, ended, id, serial }) in
+                entries.into_iter().filter(|(mirror, _)| is_wanted(mirror))
+            {
                 let counts = counts(&self.maps.counters(id)?);
-                sessions.push(SessionReadout { mirror, session, ended, counts });
+                sessions.push(SessionReadout { mirror, session, serial, ended, counts });
             }
             taps.push(TapReadout { device, owner: head.owner, sessions });
         }

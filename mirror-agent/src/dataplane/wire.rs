@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use mirror_common::{
     abi::{
-        self, DeviceKey, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SessionInfo, TAP_LIMITED, TARGET_CUTS,
-        TARGET_QUEUELESS, TARGET_UP, TapOwner,
+        self, DeviceKey, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, SessionInfo,
+        TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
     },
     filter::FilterProgram,
 };
@@ -13,8 +13,8 @@ use mirror_common::{
 use super::ledger::{Entry, Placed};
 use crate::{
     model::{
-        Device, Directions, IfIndex, MirrorId, Name, NetnsId, Origin, Owner, PodId, Session, Target,
-        TargetName,
+        Device, DeviceTarget, Directions, IfIndex, MirrorId, Name, NetnsId, Origin, Owner, PodId, RingId,
+        Session, Target, TargetName,
     },
     settings::{Budget, CaptureFilter, Rate, Settings, Share},
 };
@@ -40,28 +40,36 @@ pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
             other.target == placed.target && other.session.settings.snaplen == placed.session.settings.snaplen
         };
         let alike = ahead.filter(|(_, (_, other))| is_alike(other)).fold(0, |bits, (at, _)| bits | 1 << at);
-        sessions[number] = encode_session(placed, alike);
+        sessions[number] = encode_session(placed, alike, entry.head.is_limited);
     }
+    let captures_only = in_order.iter().all(|(mirror, _)| mirror.0.is_capture());
     abi::Tap {
         kind: entry.head.kind.wire(),
-        flags: if entry.head.is_limited { TAP_LIMITED } else { 0 },
+        flags: flag(captures_only, TAP_CAPTURES_ONLY),
         pod_meter: entry.pod_meter,
         session_count: in_order.len() as u32,
         sessions,
     }
 }
 
-fn encode_session(placed: &Placed, alike: u32) -> abi::Session {
-    let Placed { session: Session { directions, settings, .. }, id, target, filter, mark } = placed;
-    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+const fn flag(is_set: bool, flag: u32) -> u32 {
+    if is_set { flag } else { 0 }
+}
+
+fn encode_session(placed: &Placed, alike: u32, is_limited: bool) -> abi::Session {
+    let Placed { session, id, serial, target, filter, mark } = placed;
+    let Session { directions, settings, origin, .. } = session;
     abi::Session {
         id: *id,
         target: *target,
         directions: directions.bits(),
-        flags: flag(filter.is_some(), SESSION_FILTERED) | flag(settings.is_metered(), SESSION_METERED),
+        flags: flag(filter.is_some(), SESSION_FILTERED)
+            | flag(settings.is_metered(), SESSION_METERED)
+            | flag(is_limited && *origin != Origin::Capture, SESSION_POD_METERED),
         filter: filter.unwrap_or(0),
         sample: settings.sample.map_or(0, |Share(share)| share),
         seed: settings.seed,
+        serial: *serial,
         snaplen: settings.snaplen.unwrap_or(0),
         mark: *mark,
         alike,
@@ -115,12 +123,13 @@ pub(super) fn decode_session(
     let session = Session {
         directions: Directions::from_bits(wire.directions)?,
         settings,
-        target: TargetName(text(&info.target).parse().ok()?),
+        target: TargetName(Name::of_written(&text(&info.target))?),
         origin: *Origin::ALL.get(info.origin as usize)?,
     };
     let filter = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
-    let placed = Placed { session, id: wire.id, target: wire.target, filter, mark: wire.mark };
-    Some((MirrorId(text(&info.mirror).parse().ok()?), placed))
+    let placed =
+        Placed { session, id: wire.id, serial: wire.serial, target: wire.target, filter, mark: wire.mark };
+    Some((MirrorId(Name::of_written(&text(&info.mirror))?), placed))
 }
 
 /// The entry of a tap in the map of owners.
@@ -153,27 +162,38 @@ pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
 
 /// A target in the map.
 pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
-    let Target { device, ifindex, up, queueless, cuts } = target;
-    let flags = [(*up, TARGET_UP), (*queueless, TARGET_QUEUELESS), (*cuts, TARGET_CUTS)];
-    abi::Target {
-        ifindex: ifindex.map_or(0, |IfIndex(index)| index),
-        flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag),
-        name: fixed::<MAX_NAME>(name.0.as_str()),
-        device: fixed(device),
+    let name = fixed::<MAX_NAME>(name.0.as_str());
+    match target {
+        Target::Device(DeviceTarget { device, ifindex, up, queueless, cuts }) => abi::Target {
+            ifindex: ifindex.map_or(0, |IfIndex(index)| index),
+            flags: flag(*up, TARGET_UP) | flag(*queueless, TARGET_QUEUELESS) | flag(*cuts, TARGET_CUTS),
+            ring: 0,
+            name,
+            device: fixed(device),
+        },
+        Target::Stream(ring) => abi::Target {
+            flags: TARGET_STREAM | flag(ring.is_some(), TARGET_UP),
+            ring: ring.map_or(0, |RingId(id)| id),
+            name,
+            ..abi::Target::default()
+        },
     }
 }
 
 /// The target in it; `None`: its place is free.
 pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> {
-    let name: Name = text(&wire.name).parse().ok()?;
-    let target = Target {
+    let name = Name::of_written(&text(&wire.name))?;
+    if wire.flags & TARGET_STREAM != 0 {
+        return Some((TargetName(name), Target::Stream((wire.ring != 0).then_some(RingId(wire.ring)))));
+    }
+    let target = DeviceTarget {
         device: text(&wire.device),
         ifindex: (wire.ifindex != 0).then_some(IfIndex(wire.ifindex)),
         up: wire.flags & TARGET_UP != 0,
         queueless: wire.flags & TARGET_QUEUELESS != 0,
         cuts: wire.flags & TARGET_CUTS != 0,
     };
-    Some((TargetName(name), target))
+    Some((TargetName(name), Target::Device(target)))
 }
 
 /// A text filled up with zeros. Sources of texts keep within these sizes; a longer text would be cut.
@@ -258,9 +278,12 @@ mod tests {
         #[test]
         fn targets_survive_the_map(
             name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX), flags: [bool; 3],
+            is_stream: bool,
         ) {
             let [up, queueless, cuts] = flags;
-            let target = Target { device, ifindex: ifindex.map(IfIndex), up, queueless, cuts };
+            let stream = Target::Stream(ifindex.map(RingId));
+            let target = DeviceTarget { device, ifindex: ifindex.map(IfIndex), up, queueless, cuts };
+            let target = if is_stream { stream } else { Target::Device(target) };
             let name = TargetName(name.parse().unwrap());
             let bytes: [u8; size_of::<abi::Target>()] = transmute!(encode_target(&name, &target));
             prop_assert_eq!(decode_target(&transmute!(bytes)), Some((name, target)));
@@ -271,15 +294,16 @@ mod tests {
         #[test]
         fn sessions_survive_the_map(
             sessions in prop::collection::btree_map("[a-z]{1,8}", (session(), 0..4096u32, 0..2u32, 0..3u32), 1..9),
+            is_limited: bool,
         ) {
             let place = |(mirror, (session, id, target, snaplen)): (String, (Session, u32, u32, u32))| {
                 let snaplen = [None, Some(64), Some(96)][snaplen as usize];
                 let settings = Settings { snaplen, ..session.settings };
                 let filter = settings.filter.as_ref().map(|_| id / 4);
                 let session = Session { settings, ..session };
-                (MirrorId(mirror.parse().unwrap()), Placed { session, id, target, filter, mark: 0x100 })
+                (MirrorId(mirror.parse().unwrap()), Placed { session, id, serial: id * 3, target, filter, mark: 0x100 })
             };
-            let head = TapHead { owner: Owner::default(), kind: TapKind::HostVeth, is_limited: true };
+            let head = TapHead { owner: Owner::default(), kind: TapKind::HostVeth, is_limited };
             let sessions: BTreeMap<_, _> = sessions.into_iter().map(place).collect();
             let entry = Entry { head, pod_meter: 7, sessions };
             let wire = encode_tap(&entry);
@@ -290,6 +314,8 @@ mod tests {
                 let program = placed.session.settings.filter.as_ref().map(|filter| *filter.program);
                 let info = encode_info(mirror, &placed.session);
                 prop_assert_eq!(decode_session(session, &info, program), Some((mirror.clone(), placed.clone())));
+                let is_pod_metered = is_limited && placed.session.origin != Origin::Capture;
+                prop_assert_eq!(session.flags & SESSION_POD_METERED != 0, is_pod_metered, "captures are free");
                 let form = (placed.target, placed.session.settings.snaplen);
                 for (ahead, other) in seen.iter().enumerate() {
                     prop_assert_eq!(session.alike & 1 << ahead != 0, *other == form);

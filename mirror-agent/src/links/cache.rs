@@ -115,6 +115,7 @@ mod tests {
             master: None,
             peer: Some(Peer { ifindex: peer, nsid }),
             queueless: true,
+            is_ethernet: true,
             mtu: 1500,
             offloads: Default::default(),
             alias: None,

@@ -1,6 +1,8 @@
 //! From rtnetlink's words to [`Link`]. Pure; `netlink` calls it for every device of a dump.
 
-use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::link::{
+    InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+};
 
 use crate::model::{IfIndex, Link, LinkKind, Peer};
 
@@ -16,6 +18,7 @@ pub(super) fn link(message: LinkMessage) -> Link {
         master: None,
         peer: None,
         queueless: false,
+        is_ethernet: matches!(message.header.link_layer_type, LinkLayerType::Ether | LinkLayerType::Loopback),
         mtu: 0,
         alias: None,
         offloads: None,
@@ -84,6 +87,7 @@ mod tests {
         let mut message = LinkMessage::default();
         message.header.index = 7;
         message.header.flags = flags;
+        message.header.link_layer_type = LinkLayerType::Ether;
         message.attributes = attributes;
         message
     }
@@ -118,6 +122,7 @@ mod tests {
                 master: Some(IfIndex(3)),
                 peer: Some(Peer { ifindex: 2, nsid: Some(0) }),
                 queueless: true,
+                is_ethernet: true,
                 mtu: 1450,
                 alias: Some("hello".into()),
                 offloads: None,

@@ -8,8 +8,8 @@ use super::*;
 use crate::{
     dataplane::readout::Count,
     model::{
-        Device, Directions, Ended, IfIndex, MirrorId, Origin, Owner, Place, PodId, Program, Session, Target,
-        TargetName,
+        Device, DeviceTarget, Directions, Ended, IfIndex, MirrorId, Name, Origin, Owner, Place, PodId,
+        Program, Session, Target, TargetName,
     },
     select::{BadAnnotation, Problem, Skipped, Why},
     settings::Settings,
@@ -39,6 +39,7 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
             origin: Origin::Policy,
         },
         ended: (packets > 100).then_some(Ended::Packets),
+        serial: 0,
         counts: vec![Count { direction, verdict, packets, bytes: packets * 60 }],
     };
     let mut sessions = vec![session("default", packets)];
@@ -50,10 +51,14 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
 
 #[test]
 fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
-    let up = Target { device: "mirror0".into(), ifindex: Some(IfIndex(9)), up: true, ..Target::default() };
-    let gone = Target { device: "ids0".into(), up: true, ..Target::default() };
-    let targets = [("default", up), ("ids", gone)];
-    let targets = targets.map(|(name, target)| (TargetName(name.parse().unwrap()), target)).into();
+    let device = |device: &str, ifindex| {
+        Target::Device(DeviceTarget { device: device.into(), ifindex, up: true, ..DeviceTarget::default() })
+    };
+    // A stream is no interface.
+    let stream = (TargetName(Name::of_capture(1)), Target::Stream(None));
+    let targets = [("default", device("mirror0", Some(IfIndex(9)))), ("ids", device("ids0", None))];
+    let targets = targets.map(|(name, target)| (TargetName(name.parse().unwrap()), target));
+    let targets = targets.into_iter().chain([stream]).collect();
     let taps = vec![tap(1, Some(pod("web", "a")), 1000), tap(2, Some(pod("web", "b")), 7), tap(3, None, 5)];
     let labels = |namespace, pod, mirror| {
         format!(

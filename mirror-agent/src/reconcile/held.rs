@@ -93,7 +93,11 @@ mod tests {
         held.failed(device, &detach, why.clone(), now);
         assert_eq!(held.next(), Some(now + ms(100)));
         held.forget(device);
-        assert_eq!((held.why(device, &detach, now), held.next()), (None, None), "nobody is woken for it");
+        assert_eq!(
+            (held.why(device, &detach, now), held.next()),
+            (None, None),
+            "a forgotten failure is not tried again"
+        );
         held.failed(device, &detach, why, now);
         held.keep(&detach);
         assert!(held.next().is_some());

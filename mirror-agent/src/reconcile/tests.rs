@@ -10,8 +10,8 @@ use super::{carry_out::SLICE, *};
 use crate::{
     dataplane::fake::Fake,
     model::{
-        ALIAS, ActualTap, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId, NetnsId, Op,
-        Origin, Owner, Peer, Pod, PodId, PodLinks, Program, Session, Tap,
+        ALIAS, ActualTap, DeviceTarget, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId,
+        NetnsId, Op, Origin, Owner, Peer, Pod, PodId, PodLinks, Program, RingId, Session, Tap,
     },
     select::MIRROR,
     settings::Settings,
@@ -77,6 +77,7 @@ fn link(ifindex: u32, kind: LinkKind) -> Link {
         master: None,
         peer: None,
         queueless: true,
+        is_ethernet: true,
         mtu: 1500,
         alias: None,
         offloads: None,
@@ -111,10 +112,14 @@ fn add_pod(world: &mut World, number: u32) {
 type World = Reconciler<Pods, Table, Fake>;
 
 fn world() -> World {
+    world_with(watch::channel(Arc::default()).1)
+}
+
+fn world_with(captures: Captures) -> World {
     let policy = Policy { is_strict: true, ..Policy::default() };
     let mirrors = [(TargetName::default(), MirrorIface::new("mirror0", None))].into();
     let metrics = LoopMetrics::new().unwrap();
-    Reconciler::new(Pods::default(), Table::default(), Fake::default(), policy, mirrors, metrics)
+    Reconciler::new(Pods::default(), Table::default(), Fake::default(), captures, policy, mirrors, metrics)
 }
 
 /// Lets the loop run for a while (of paused time).
@@ -127,8 +132,8 @@ fn device(ifindex: u32) -> Device {
 }
 
 /// The one target.
-fn target(world: &World) -> &Target {
-    &world.dataplane.actual.targets[&TargetName::default()]
+fn target(world: &World) -> &DeviceTarget {
+    world.dataplane.actual.targets[&TargetName::default()].device().unwrap()
 }
 
 fn tapped(world: &World) -> Vec<u32> {
@@ -394,4 +399,49 @@ async fn a_pod_whose_process_is_not_there_yet_is_looked_for() {
     let looks = world.links.asked.len();
     run_for(&mut world, TICK - Duration::from_secs(1)).await.unwrap();
     assert_eq!(world.links.asked.len(), looks + 1, "nothing more is expected");
+}
+
+fn capture(interfaces: &[&str]) -> Capture {
+    Capture {
+        ring: RingId(4),
+        pods: [("default".to_owned(), "pod-1".to_owned())].into(),
+        interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        directions: Directions::Both,
+        settings: Settings::default(),
+    }
+}
+
+/// A program that asks for what cannot be does not end the agent, not even at its start.
+#[tokio::test(start_paused = true)]
+async fn a_capture_that_cannot_be_is_no_reason_to_end() {
+    let captures = watch::Sender::new(Arc::from([capture(&["nosuch0", "mirror0"])]));
+    let mut world = world_with(captures.subscribe());
+    add_pod(&mut world, 1);
+    run_for(&mut world, TICK).await.unwrap();
+    run_for(&mut world, TICK).await.unwrap();
+    let report = world.report.borrow().clone();
+    let reasons: Vec<_> = report.skipped.iter().map(|skipped| skipped.why.name()).collect();
+    assert_eq!(reasons, ["MirrorInterface", "NoSuchInterface"]);
+    assert!(report.is_reconciled && report.captures == [RingId(4)].into());
+}
+
+/// A program asks for a capture of a pod and ends again. The pod's mirror is as before.
+#[tokio::test(start_paused = true)]
+async fn a_capture_comes_and_goes() {
+    let captures = watch::Sender::new(Arc::<[Capture]>::default());
+    let mut world = world_with(captures.subscribe());
+    add_pod(&mut world, 1);
+    run_for(&mut world, TICK).await.unwrap();
+    let before = world.dataplane.actual.clone();
+    let capture = capture(&[]);
+    captures.send_replace([capture.clone()].into());
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    assert_eq!(world.report.borrow().captures, [RingId(4)].into());
+    let installed = &world.dataplane.actual;
+    let session = &installed.taps[&device(11)].tap.as_ref().unwrap().sessions[&capture.mirror()];
+    assert_eq!((session.origin, &session.target), (Origin::Capture, &capture.target()));
+    assert_eq!(installed.targets[&capture.target()], Target::Stream(Some(RingId(4))));
+    captures.send_replace(Arc::default());
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    assert_eq!(world.dataplane.actual, before);
 }

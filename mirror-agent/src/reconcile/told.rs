@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tracing::{error, info, warn};
 
 use crate::{
-    model::{Actual, Desired, Device, Ended, MirrorId, Op, Target, TargetName},
+    model::{Actual, Desired, Device, DeviceTarget, Ended, MirrorId, Op, TargetName},
     select::{BadAnnotation, Skipped},
 };
 
@@ -17,7 +17,7 @@ pub(super) struct Told {
     bad: BTreeSet<BadAnnotation>,
     skipped: BTreeSet<Skipped>,
     failures: BTreeSet<String>,
-    targets: BTreeMap<TargetName, Target>,
+    targets: BTreeMap<TargetName, DeviceTarget>,
     fixed_offloads: BTreeMap<String, BTreeSet<String>>,
     /// The mirror interfaces on which copies can overtake each other.
     without_order: BTreeSet<String>,
@@ -74,11 +74,11 @@ impl Told {
         self.ended = ended;
     }
 
-    pub(super) fn target(&mut self, name: &TargetName, target: &Target) {
+    pub(super) fn target(&mut self, name: &TargetName, target: &DeviceTarget) {
         if self.targets.get(name) == Some(target) {
             return;
         }
-        let Target { device, ifindex, up, .. } = target;
+        let DeviceTarget { device, ifindex, up, .. } = target;
         let target_name = tracing::field::display(name);
         match ifindex {
             None => {
@@ -98,7 +98,7 @@ impl Told {
         self.targets.insert(name.clone(), target.clone());
     }
 
-    pub(super) fn fixed_offloads(&mut self, target: &Target, fixed: Option<&BTreeSet<String>>) {
+    pub(super) fn fixed_offloads(&mut self, target: &DeviceTarget, fixed: Option<&BTreeSet<String>>) {
         let fixed = fixed.cloned().unwrap_or_default();
         let told = self.fixed_offloads.entry(target.device.clone()).or_default();
         if !fixed.is_subset(told) {
@@ -112,7 +112,7 @@ impl Told {
         *told = fixed;
     }
 
-    pub(super) fn loses_order(&mut self, target: &Target, loses_order: bool) {
+    pub(super) fn loses_order(&mut self, target: &DeviceTarget, loses_order: bool) {
         let device = &target.device;
         if !loses_order {
             self.without_order.remove(device);

@@ -30,6 +30,8 @@ struct Node {
     /// The packet's present mark.
     tc_index: Option<u16>,
     clones: Vec<(u32, u16, u32)>,
+    records: Vec<(u32, Direction)>,
+    is_ring_full: bool,
     charged: Vec<u32>,
     counted: Vec<(u32, Direction, Verdict)>,
 }
@@ -59,6 +61,14 @@ impl Kernel for Node {
     fn clone_to(&mut self, ifindex: u32, tc_index: u16, snaplen: u32) -> Cloned {
         self.clones.push((ifindex, tc_index, snaplen));
         self.answers.get(&ifindex).copied().unwrap_or(Cloned { code: 0, is_uncut: false })
+    }
+
+    fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict> {
+        if self.is_ring_full {
+            return Err(Verdict::Lost);
+        }
+        self.records.push((session.serial, direction));
+        Ok(())
     }
 
     fn set_tc_index(&mut self, tc_index: u16) {
@@ -130,15 +140,19 @@ fn any_packet() -> impl Strategy<Value = Packet> {
 }
 
 fn any_tap() -> impl Strategy<Value = Tap> {
-    let session = (0..=TARGETS, select(vec![0, 0, 96, 64]), 0..4u32, any::<bool>(), any::<bool>());
+    let session =
+        (0..=TARGETS, select(vec![0, 0, 96, 64]), 0..4u32, any::<bool>(), any::<bool>(), any::<bool>());
     let kind = select(vec![TapKind::HostVeth, TapKind::Interface]);
     (kind, any_vec(session, 0..=MAX_SESSIONS_PER_TAP)).prop_map(|(kind, sessions)| {
-        let made =
-            sessions.into_iter().zip(0..).map(|((target, snaplen, directions, filtered, metered), id)| {
+        let made = sessions.into_iter().zip(0..).map(
+            |((target, snaplen, directions, filtered, metered, pod_metered), id)| {
                 let flag = |is_set, flag| if is_set { flag } else { 0 };
-                let flags = flag(filtered, SESSION_FILTERED) | flag(metered, SESSION_METERED);
+                let flags = flag(filtered, SESSION_FILTERED)
+                    | flag(metered, SESSION_METERED)
+                    | flag(pod_metered, SESSION_POD_METERED);
                 Session { directions, flags, ..self::session(id, target, snaplen) }
-            });
+            },
+        );
         tap(kind, &made.collect::<Vec<_>>())
     })
 }
@@ -177,7 +191,8 @@ proptest! {
         prop_assert!(node.counted.iter().all(|&(_, counted, _)| counted == direction));
 
         let copied = || tap.sessions.iter().zip(&verdicts).filter(|(_, verdict)| **verdict == Verdict::Copied);
-        let metered = copied().filter(|(session, _)| session.flags & SESSION_METERED != 0);
+        let has_limits = |session: &Session| session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
+        let metered = copied().filter(|(session, _)| has_limits(session));
         prop_assert_eq!(&node.charged, &metered.map(|(session, _)| session.id).collect::<Vec<_>>());
         for (session, _) in copied() {
             let target = node.targets[session.target as usize];
@@ -204,6 +219,21 @@ proptest! {
         forms.sort_unstable();
         forms.dedup();
         prop_assert_eq!(forms.len(), count);
+    }
+
+    /// A tap with captures only is, for every other tap, as if it were not there: it leaves the packet's marks, and is no
+    /// tap that made the last copy.
+    #[test]
+    fn a_tap_with_captures_only_leaves_the_packet_alone(
+        packet in any_packet(), tap in any_tap(), mut node in any_node(),
+    ) {
+        let mut tap = Tap { flags: TAP_CAPTURES_ONLY, ..tap };
+        for session in &mut tap.sessions {
+            session.mark = 0;
+        }
+        let origin = node.origin;
+        let (_, after) = node.see(packet, &tap);
+        prop_assert_eq!((after.tc_index, node.origin), (packet.tc_index, origin));
     }
 
     /// A session that makes no copy changes nothing for the others: they act as if it did not exist.
@@ -255,8 +285,8 @@ proptest! {
 
     #[test]
     fn only_zero_means_copied(code: i64, flags in 0..8u32) {
-        prop_assert_eq!(outcome(Cloned { code, is_uncut: false }, flags) == Verdict::Copied, code == 0);
-        prop_assert_eq!(outcome(Cloned { code, is_uncut: true }, flags), Verdict::Uncut);
+        prop_assert_eq!(outcome(Cloned { code, is_uncut: false }, flags).is_ok(), code == 0);
+        prop_assert_eq!(outcome(Cloned { code, is_uncut: true }, flags), Err(Verdict::Uncut));
     }
 }
 
@@ -344,11 +374,11 @@ fn every_form_has_its_bit() {
 #[test]
 fn a_device_without_a_queue_is_down_where_another_is_congested() {
     let outcome = |code, flags| outcome(Cloned { code, is_uncut: false }, flags);
-    assert_eq!(outcome(2, TARGET_UP), Verdict::Congested);
-    assert_eq!(outcome(2, TARGET_UP | TARGET_QUEUELESS), Verdict::TargetDown);
-    assert_eq!(outcome(1, TARGET_UP | TARGET_QUEUELESS), Verdict::Congested, "too long for it");
+    assert_eq!(outcome(2, TARGET_UP), Err(Verdict::Congested));
+    assert_eq!(outcome(2, TARGET_UP | TARGET_QUEUELESS), Err(Verdict::TargetDown));
+    assert_eq!(outcome(1, TARGET_UP | TARGET_QUEUELESS), Err(Verdict::Congested), "too long for it");
     for gone in [-EINVAL, -ENETDOWN] {
-        assert_eq!(outcome(gone, TARGET_UP), Verdict::TargetDown);
+        assert_eq!(outcome(gone, TARGET_UP), Err(Verdict::TargetDown));
     }
-    assert_eq!(outcome(-12, TARGET_UP), Verdict::Failed);
+    assert_eq!(outcome(-12, TARGET_UP), Err(Verdict::Failed));
 }

@@ -13,6 +13,7 @@ fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
         master: None,
         peer: None,
         queueless: true,
+        is_ethernet: true,
         mtu: 1500,
         alias: None,
         offloads: None,
@@ -33,7 +34,8 @@ fn world(links: impl IntoIterator<Item = Link>) -> LinkSnapshot {
 }
 
 fn installed(link: &Link) -> Target {
-    Target { device: link.name.clone(), ifindex: Some(link.ifindex), up: true, queueless: true, cuts: false }
+    let (device, ifindex) = (link.name.clone(), Some(link.ifindex));
+    Target::Device(DeviceTarget { device, ifindex, up: true, queueless: true, cuts: false })
 }
 
 fn create(mtu: u32) -> LinkChange {

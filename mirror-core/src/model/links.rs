@@ -49,6 +49,9 @@ pub struct Link {
     pub peer: Option<Peer>,
     /// The device has no queue of its own (`IFLA_QDISC` is `noqueue`), so it cannot be congested.
     pub queueless: bool,
+    /// Its frames begin with an Ethernet header (`ARPHRD_ETHER`, `ARPHRD_LOOPBACK`), and not with an IP header as those
+    /// of tun devices.
+    pub is_ethernet: bool,
     /// MTU in bytes.
     pub mtu: u32,
     /// `IFLA_IFALIAS`.

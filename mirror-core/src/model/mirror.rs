@@ -99,12 +99,19 @@ pub enum Origin {
     Interface,
     /// An annotation.
     Annotation(Place),
+    /// A program that reads the packets itself: `mirror-agent tail`.
+    Capture,
 }
 
 impl Origin {
     /// Every origin, in order.
-    pub const ALL: [Self; 4] =
-        [Self::Policy, Self::Interface, Self::Annotation(Place::Namespace), Self::Annotation(Place::Pod)];
+    pub const ALL: [Self; 5] = [
+        Self::Policy,
+        Self::Interface,
+        Self::Annotation(Place::Namespace),
+        Self::Annotation(Place::Pod),
+        Self::Capture,
+    ];
 
     /// The word for status.
     pub const fn name(self) -> &'static str {
@@ -113,6 +120,7 @@ impl Origin {
             Self::Interface => "interface",
             Self::Annotation(Place::Namespace) => "namespace-annotation",
             Self::Annotation(Place::Pod) => "annotation",
+            Self::Capture => "capture",
         }
     }
 }
@@ -135,9 +143,57 @@ impl fmt::Display for Place {
     }
 }
 
-/// Where copies go: a device of the node, the mirror interface.
+/// Where copies go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// To the mirror interface.
+    Device(DeviceTarget),
+    /// Into a ring buffer, for a program that reads it. `None`: no program reads now, and nothing is copied.
+    Stream(Option<RingId>),
+}
+
+impl Target {
+    /// The mirror interface.
+    pub const fn device(&self) -> Option<&DeviceTarget> {
+        match self {
+            Self::Device(device) => Some(device),
+            Self::Stream(_) => None,
+        }
+    }
+
+    /// Index of the mirror interface, if there is one now.
+    pub const fn ifindex(&self) -> Option<IfIndex> {
+        match self {
+            Self::Device(device) => device.ifindex,
+            Self::Stream(_) => None,
+        }
+    }
+
+    /// Whether copies are taken now.
+    pub const fn is_up(&self) -> bool {
+        match self {
+            Self::Device(device) => device.ifindex.is_some() && device.up,
+            Self::Stream(ring) => ring.is_some(),
+        }
+    }
+
+    /// The same target, with [`DeviceTarget::cuts`] set. A stream cuts by itself.
+    #[must_use]
+    pub fn with_cuts(&self, cuts: bool) -> Self {
+        match self {
+            Self::Device(device) => Self::Device(DeviceTarget { cuts, ..device.clone() }),
+            Self::Stream(ring) => Self::Stream(*ring),
+        }
+    }
+}
+
+/// The kernel's id of a ring buffer map. The kernel gives an id again only after 2^31 others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RingId(pub u32);
+
+/// A device of the node that takes copies: the mirror interface.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Target {
+pub struct DeviceTarget {
     /// Name of the device.
     pub device: String,
     /// Its index; `None`: it does not exist now.
@@ -153,7 +209,7 @@ pub struct Target {
 /// The wanted state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// The targets by name. `plan` decides [`Target::cuts`]: it follows from the attached programs.
+    /// The targets by name. `plan` decides [`DeviceTarget::cuts`]: it follows from the attached programs.
     pub targets: BTreeMap<TargetName, Target>,
     /// The limits of the node.
     pub limits: NodeLimits,
@@ -166,12 +222,14 @@ impl Desired {
     pub fn deliver(&self) -> BTreeSet<IfIndex> {
         let sessions = self.taps.values().flat_map(|tap| tap.sessions.values());
         let cut = sessions.filter(|session| session.settings.snaplen.is_some());
-        cut.filter_map(|session| self.targets.get(&session.target)?.ifindex).collect()
+        cut.filter_map(|session| self.targets.get(&session.target)?.ifindex()).collect()
     }
 
-    /// The pods and interfaces that are tapped, each once, with any number of NICs.
+    /// The pods and interfaces that are mirrored, each once, with any number of NICs. A capture has no limits, so it
+    /// takes no share of them.
     pub fn owners(&self) -> usize {
-        let owners = self.taps.values().map(|tap| match &tap.owner.pod {
+        let is_mirrored = |tap: &&Tap| tap.sessions.keys().any(|mirror| !mirror.0.is_capture());
+        let owners = self.taps.values().filter(is_mirrored).map(|tap| match &tap.owner.pod {
             Some(pod) => (pod.uid.as_str(), ""),
             None => ("", tap.owner.nic.as_str()),
         });

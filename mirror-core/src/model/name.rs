@@ -5,6 +5,9 @@
 
 use std::{fmt, str::FromStr};
 
+/// The beginning of the name of a capture.
+const CAPTURE: &str = "capture.";
+
 /// A DNS label (RFC 1123): 1 to 63 lower-case letters, digits and `-`, with a letter or digit at both ends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(String);
@@ -14,6 +17,22 @@ impl Name {
     pub const DEFAULT: &str = "default";
     /// Most bytes of a name.
     const MAX_BYTES: usize = 63;
+
+    /// The name of the mirror and of the target of a capture. No user can give such a name, because it has a dot.
+    pub fn of_capture(number: u32) -> Self {
+        Self(format!("{CAPTURE}{number}"))
+    }
+
+    /// Whether it is the name of a capture.
+    pub fn is_capture(&self) -> bool {
+        self.0.starts_with(CAPTURE)
+    }
+
+    /// The name that an agent has written: a user's, or that of a capture.
+    pub fn of_written(text: &str) -> Option<Self> {
+        let is_capture = text.strip_prefix(CAPTURE).is_some_and(|number| number.parse::<u32>().is_ok());
+        if is_capture { Some(Self(text.to_owned())) } else { text.parse().ok() }
+    }
 
     /// The text.
     pub fn as_str(&self) -> &str {
@@ -81,6 +100,15 @@ impl fmt::Display for TargetName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_a_capture_can_be_read_back_and_cannot_be_typed() {
+        let name = Name::of_capture(7);
+        assert!(name.as_str().parse::<Name>().is_err());
+        assert_eq!(Name::of_written(name.as_str()), Some(name));
+        assert_eq!(Name::of_written("ids"), "ids".parse().ok());
+        assert_eq!([Name::of_written("capture."), Name::of_written("capture.x")], [None, None]);
+    }
 
     #[test]
     fn a_name_is_a_dns_label() {

@@ -1,7 +1,8 @@
 //! The sessions that fit into the kernel's tables, and those that do not.
 //!
-//! Installed sessions that are wanted as they are keep their places. Then come changed sessions, then new ones; each in
-//! the order of the devices and, on a device, of the origins and names of its mirrors. `plan` calls it.
+//! Installed sessions that are wanted without a change keep their places. Then come changed sessions, then new ones; each
+//! in the order of the devices and, on a device, of the origins and names of its mirrors. Captures come after all mirrors,
+//! also captures that are installed. `plan` calls it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +11,7 @@ use std::{
 
 use mirror_common::{abi::MAX_SESSIONS_PER_TAP, filter::FilterProgram};
 
-use crate::model::{Actual, Desired, Device, MirrorId, NoRoom, Session, Tap};
+use crate::model::{Actual, Desired, Device, MirrorId, NoRoom, Origin, Session, Tap};
 
 /// A session that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +29,8 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
     let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new() };
     let mut fitting = BTreeMap::new();
     let mut unfit = Vec::new();
-    for pass in [Pass::Unchanged, Pass::Changed, Pass::New] {
+    let passes = [Pass::Unchanged, Pass::Changed, Pass::New];
+    for pass in [false, true].into_iter().flat_map(|captures| passes.map(|pass| (captures, pass))) {
         for (device, tap) in &desired.taps {
             for (mirror, session) in in_order(tap) {
                 let of = match installed(actual, *device, tap, mirror) {
@@ -36,7 +38,7 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
                     Some(_) => Pass::Changed,
                     None => Pass::New,
                 };
-                if of != pass {
+                if (session.origin == Origin::Capture, of) != pass {
                     continue;
                 }
                 let has_tap = fitting.contains_key(device);

@@ -12,7 +12,7 @@ use worlds::{actual, desired, device, session, tap, target};
 
 use super::*;
 use crate::{
-    model::{Capacity, NoRoom, Owner},
+    model::{Capacity, Name, NoRoom, Origin, Owner},
     settings::{NodeLimits, Settings},
 };
 
@@ -29,8 +29,8 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
     let passed_by: BTreeMap<_, _> =
         before.passed_by.clone().into_iter().filter(|(ifindex, _)| deliver.contains_key(ifindex)).collect();
     let is_cutting = |ifindex| deliver.contains_key(&ifindex) && !passed_by.contains_key(&ifindex);
-    let cuts = |target: &Target| target.ifindex.is_some_and(is_cutting);
-    let with_cuts = |target: &Target| Target { cuts: cuts(target), ..target.clone() };
+    let cuts = |target: &Target| target.ifindex().is_some_and(is_cutting);
+    let with_cuts = |target: &Target| target.with_cuts(cuts(target));
     let taps = taps.into_iter().map(|(device, tap)| {
         let old = before.taps.get(&device);
         let goes_on = |mirror: &MirrorId| {
@@ -144,7 +144,7 @@ proptest! {
             }
         }
         // A target is marked as cutting only where the second stage is, unless it was marked so before.
-        for (name, target) in actual.targets.iter().filter(|(_, target)| target.cuts) {
+        for (name, target) in actual.targets.iter().filter(|(_, target)| cuts(target)) {
             prop_assert!(is_cut_at(target, &actual) || before.targets.get(name) == Some(target));
         }
         // The next round repairs everything.
@@ -185,7 +185,37 @@ proptest! {
         prop_assert!(most <= in_use.len() + desired.targets.len());
     }
 
-    /// Changes and newcomers take no place from a session that nobody has changed, in full tables.
+    /// Captures take no place from a mirror, not even captures that are installed already.
+    #[test]
+    fn captures_take_no_place_from_a_mirror(
+        first in desired(), then in desired(), captured in any::<u64>(), capacity in worlds::capacity(),
+    ) {
+        let mut captures = 0;
+        let mut with_captures = |desired: &Desired| {
+            let mut desired = desired.clone();
+            for (device, tap) in &mut desired.taps {
+                if captured >> (device.ifindex.0 % 64) & 1 == 1 && let Some(session) = tap.sessions.values().next() {
+                    captures += 1;
+                    let session = Session { origin: Origin::Capture, ..session.clone() };
+                    tap.sessions.insert(MirrorId(Name::of_capture(captures)), session);
+                }
+            }
+            desired
+        };
+        let mirrors = |mut taps: BTreeMap<Device, Tap>| {
+            for tap in taps.values_mut() {
+                tap.sessions.retain(|_, session| session.origin != Origin::Capture);
+            }
+            taps.retain(|_, tap| !tap.sessions.is_empty());
+            taps
+        };
+        let without = fit::fit(&then, &installed(&first, capacity)).0;
+        let before = installed(&with_captures(&first), capacity);
+        let with = fit::fit(&with_captures(&then), &before).0;
+        prop_assert_eq!(mirrors(with), mirrors(without));
+    }
+
+    /// Changes and newcomers take no place from an unchanged session, in full tables.
     #[test]
     fn an_unchanged_session_keeps_its_place(
         first in desired(), changes in btree_map(device(), tap(), 1..5), capacity in worlds::capacity(),
@@ -232,18 +262,22 @@ proptest! {
         carry_out(&retarget(&desired.targets, &before), &mut actual, |_| false, |_, _| {});
         prop_assert_eq!(&actual.taps, &before.taps);
         prop_assert_eq!(&actual.deliver, &before.deliver);
-        for target in desired.targets.keys().map(|name| &actual.targets[name]).filter(|target| target.cuts) {
+        for target in desired.targets.keys().map(|name| &actual.targets[name]).filter(|target| cuts(target)) {
             prop_assert!(is_cut_at(target, &actual));
         }
         for (name, target) in &desired.targets {
-            prop_assert_eq!(&Target { cuts: false, ..actual.targets[name].clone() }, target);
+            prop_assert_eq!(&actual.targets[name].with_cuts(false), target);
         }
     }
 }
 
+fn cuts(target: &Target) -> bool {
+    target.device().is_some_and(|device| device.cuts)
+}
+
 /// Whether a second stage that cuts every copy may run at a target.
 fn is_cut_at(target: &Target, actual: &Actual) -> bool {
-    target.ifindex.is_some_and(|ifindex| {
+    target.ifindex().is_some_and(|ifindex| {
         let state = actual.deliver.get(&ifindex);
         matches!(state, Some(HookState::Current | HookState::Stale))
             && !actual.passed_by.contains_key(&ifindex)
@@ -266,10 +300,10 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
         // A new session finds its target, its limits, and the second stage where it needs that.
         Op::AddSession(device, _, session) => {
             let target = &now.targets[&session.target];
-            let is_passed_by = target.ifindex.is_some_and(|ifindex| now.passed_by.contains_key(&ifindex));
-            let is_cut = target.cuts || session.settings.snaplen.is_none() || target.ifindex.is_none();
+            let is_passed_by = target.ifindex().is_some_and(|ifindex| now.passed_by.contains_key(&ifindex));
+            let is_cut = cuts(target) || session.settings.snaplen.is_none() || target.ifindex().is_none();
             prop_assert!(is_cut || is_passed_by);
-            prop_assert_eq!(target.ifindex, desired.targets[&session.target].ifindex);
+            prop_assert_eq!(target.with_cuts(false), desired.targets[&session.target].with_cuts(false));
             prop_assert_eq!(now.ceilings, desired.limits.ceilings(desired.owners()));
             prop_assert!(entry(device).unwrap().owner == desired.taps[device].owner);
         }

@@ -13,7 +13,7 @@ use std::{
 
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
-use super::{Filters, Policy, Skipped, Why};
+use super::{Capture, Filters, Policy, Skipped, Why};
 pub use crate::annotations::{MIRROR, OVN_MIRROR, PREFIX};
 use crate::{
     model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Session, TargetName},
@@ -96,13 +96,22 @@ impl fmt::Display for BadAnnotation {
     }
 }
 
-/// The mirrors of all pods, and the origin of each. The most specific annotation decides, key by key.
-pub fn choose<'a>(pods: &'a [Pod], policy: &Policy, filters: &mut Filters) -> Choice<'a> {
+/// The mirrors of all pods, and the origin of each. The most specific annotation decides, key by key. Captures come
+/// after all other mirrors.
+pub fn choose<'a>(
+    pods: &'a [Pod],
+    captures: &[Capture],
+    policy: &Policy,
+    filters: &mut Filters,
+) -> Choice<'a> {
     let mut choice = Choice::default();
     for pod in pods {
         PodChoice { pod, policy, filters, choice: &mut choice }.choose();
     }
     filters.forget_unused();
+    for capture in captures {
+        choice.refused.extend(capture.choose(pods, policy, &mut choice.wanted));
+    }
     choice
 }
 

@@ -28,7 +28,7 @@ fn directions(tap: &Tap) -> Directions {
     tap.sessions[&MirrorId::default()].directions
 }
 
-fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
+pub(super) fn mk_pod(name: &str, annotations: &[(&str, &str)]) -> Pod {
     Pod {
         id: PodId { uid: format!("uid-{name}"), namespace: "default".into(), name: name.into() },
         annotations: annotations.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
@@ -47,6 +47,7 @@ fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link
         master: None,
         peer,
         queueless: true,
+        is_ethernet: true,
         mtu: 1500,
         alias: None,
         offloads: None,
@@ -54,7 +55,7 @@ fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link
 }
 
 /// A node whose pods each have veth pairs: `(pod, index of the NIC inside, index of the device on the node)`.
-fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
+pub(super) fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
     let mut links = LinkSnapshot::default();
     for (pod, inside, outside) in nics {
         let nsid =
@@ -84,7 +85,7 @@ fn skips(selection: &Selection) -> Vec<(Option<&str>, &Why)> {
 fn every_nic_of_a_pod_gets_a_tap() {
     let web = mk_pod("web", &[]);
     let links = mk_node(&[(&web, 2, 7), (&web, 3, 8)]);
-    let selection = select(&[wanted(&web, Directions::Ingress)], &links, &policy());
+    let selection = select(&[wanted(&web, Directions::Ingress)], &[], &links, &policy());
     assert_eq!(selection.skipped, []);
     let taps: Vec<_> = selection
         .taps
@@ -103,7 +104,7 @@ fn a_device_that_does_not_point_back_is_not_tapped() {
     // web's NIC names the index 8 now, as if the index had been used again: the device there is db's.
     let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
     inside.links[1].peer = Some(Peer { ifindex: 8, nsid: Some(0) });
-    let selection = select(&[wanted(&web, Directions::Both)], &links, &policy());
+    let selection = select(&[wanted(&web, Directions::Both)], &[], &links, &policy());
     assert_eq!(selection.taps, BTreeMap::new());
     assert_eq!(skips(&selection), [(Some("eth0"), &Why::NoHostInterface("veth".into()))]);
 }
@@ -133,7 +134,7 @@ fn pods_that_cannot_be_tapped_are_told_with_a_reason() {
     links.pods.insert("uid-f".into(), Ok(inside(false, macvlan)));
 
     let pods = [&host_network, &unknown, &unreadable, &empty, &on_host, &vlan];
-    let selection = select(&pods.map(|pod| wanted(pod, Directions::Both)), &links, &policy());
+    let selection = select(&pods.map(|pod| wanted(pod, Directions::Both)), &[], &links, &policy());
     assert_eq!(selection.taps, BTreeMap::new());
     let expected = [
         (None, &Why::HostNetwork { is_asked: true }),
@@ -161,7 +162,7 @@ fn devices_of_containers_inside_a_pod_are_told_of_only_where_no_nic_leads_to_the
         ]);
     }
     let both = [&web, &lost].map(|pod| wanted(pod, Directions::Both));
-    let selection = select(&both, &links, &policy());
+    let selection = select(&both, &[], &links, &policy());
     assert_eq!(selection.taps.keys().collect::<Vec<_>>(), [&Device::on_node(IfIndex(7))]);
     let none = |kind: &str| Why::NoHostInterface(kind.into());
     let expected = [
@@ -178,10 +179,10 @@ fn devices_of_containers_inside_a_pod_are_told_of_only_where_no_nic_leads_to_the
 fn a_pod_that_cannot_be_read_again_stays_tapped_and_is_told_of() {
     let web = mk_pod("web", &[]);
     let mut links = mk_node(&[(&web, 2, 7)]);
-    let before = select(&[wanted(&web, Directions::Both)], &links, &policy());
+    let before = select(&[wanted(&web, Directions::Both)], &[], &links, &policy());
     let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
     inside.stale = Some("no such alias".into());
-    let selection = select(&[wanted(&web, Directions::Both)], &links, &policy());
+    let selection = select(&[wanted(&web, Directions::Both)], &[], &links, &policy());
     assert_eq!(selection.taps, before.taps);
     let [(None, Why::NetnsUnreadable(why))] = &skips(&selection)[..] else { unreachable!("{selection:?}") };
     assert_eq!(why, "no such alias; what was mirrored before stays mirrored");
@@ -192,7 +193,7 @@ fn named_interfaces_are_tapped_as_themselves() {
     let mut links = LinkSnapshot::default();
     links.host.insert(IfIndex(4), mk_link(4, "eth0", LinkKind::Other(String::new()), None));
     let interfaces = vec!["eth0".into(), "eth0".into(), "eth9".into()];
-    let selection = select(&[], &links, &Policy { interfaces, ..policy() });
+    let selection = select(&[], &[], &links, &Policy { interfaces, ..policy() });
     assert_eq!(selection.taps.len(), 1);
     assert_eq!(selection.taps[&Device::on_node(IfIndex(4))].kind, TapKind::Interface);
     assert_eq!(skips(&selection), [(Some("eth9"), &Why::NoSuchInterface)]);
@@ -208,7 +209,7 @@ fn the_mirror_interface_is_never_tapped() {
             .into(),
         ..policy()
     };
-    let selection = select(&[wanted(&web, Directions::Both)], &links, &policy);
+    let selection = select(&[wanted(&web, Directions::Both)], &[], &links, &policy);
     assert_eq!(selection.taps, BTreeMap::new());
     assert_eq!(skips(&selection), [(Some("eth0"), &Why::MirrorInterface(Conflict::Same("veth7".into())))]);
 }
@@ -238,14 +239,14 @@ proptest! {
         let nics: Vec<_> = nics.zip(100..).map(|((pod, inside), outside)| (pod, inside, outside)).collect();
         let mut links = mk_node(&nics);
         let chosen: Vec<_> = pods.iter().map(|pod| wanted(pod, Directions::Both)).collect();
-        let before = select(&chosen, &links, &policy());
+        let before = select(&chosen, &[], &links, &policy());
         prop_assert_eq!(before.taps.len(), nics.len());
         for (number, link) in inner.into_iter().enumerate() {
             let uid = &pods[number % pods.len()].id.uid;
             let Some(Ok(inside)) = links.pods.get_mut(uid) else { unreachable!() };
             inside.links.insert(0, link);
         }
-        prop_assert_eq!(select(&chosen, &links, &policy()), before);
+        prop_assert_eq!(select(&chosen, &[], &links, &policy()), before);
     }
 
     /// A tap belongs to the pod whose NIC is at the other end, that pod is chosen, and a chosen pod is either
@@ -270,8 +271,8 @@ proptest! {
         }
         let links = mk_node(&nics);
         let policy = Policy { enable_mirror, ..policy() };
-        let chosen = choose(&pods, &policy, &mut Filters::default()).wanted;
-        let selection = select(&chosen, &links, &policy);
+        let chosen = choose(&pods, &[], &policy, &mut Filters::default()).wanted;
+        let selection = select(&chosen, &[], &links, &policy);
 
         for (device, tap) in &selection.taps {
             let owner = tap.owner.pod.as_ref().map(|pod| &pod.uid);

@@ -23,7 +23,12 @@ pub(super) fn table(status: &NodeStatus) -> String {
     let NodeStatus { version, agent_running, targets, taps, notes } = status;
     let agent = if *agent_running { "running" } else { "not running" };
     let mut text = format!("agent             {agent} (this is version {version})\n");
-    for TargetStatus { name, device, ifindex, up } in targets {
+    for TargetStatus { name, device, ifindex, up, stream } in targets {
+        if *stream {
+            let state = if *up { "a program reads it" } else { "no program reads it" };
+            text.push_str(&format!("stream            {name} ({state})\n"));
+            continue;
+        }
         let state = match ifindex {
             None => "missing".to_owned(),
             Some(ifindex) if *up => format!("up, ifindex {ifindex}"),

@@ -1,8 +1,8 @@
 //! The demo: two pods, one of them mirrored, and the packets on the mirror interface.
 //!
 //! `cargo xtask demo` shows it to people, and the level netns runs it. The node and the pods are network namespaces of
-//! their own, so this machine's network stays as it is. At the end the demo removes everything that it has made, also
-//! after Ctrl-C.
+//! their own, so this machine's network stays as it is. At its end, and after Ctrl-C, the demo removes everything
+//! that it has made.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it is there to be read")]
 #![expect(clippy::expect_used, reason = "a demo that cannot go on has failed")]
 

@@ -39,6 +39,7 @@ mod order;
 mod pods;
 mod processes;
 mod returns;
+mod tails;
 mod unreadable;
 mod versions;
 

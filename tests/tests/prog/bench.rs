@@ -1,14 +1,10 @@
 //! Loads the programs in a network namespace of its own, with devices to tap and devices for the copies.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-};
+use std::{collections::BTreeMap, io};
 
 use aya::{
     Ebpf, EbpfLoader, TestRun, TestRunOptions,
-    maps::{Array, HashMap, PerCpuArray, PerCpuValues},
+    maps::{Array, ArrayOfMaps, HashMap, MapData, PerCpuArray, PerCpuValues, RingBuf},
     programs::{SchedClassifier, TcAttach, TcAttachType, tc::NlOptions},
     util::nr_cpus,
 };
@@ -20,7 +16,7 @@ use mirror_common::{
     limit::{Limits, Meter, PodMeter},
     verdict::{Direction, Hook, TapKind, Verdict},
 };
-use mirror_tests::Lab;
+use mirror_tests::{FrameSocket, Lab};
 
 /// Return value of the programs: `TC_ACT_UNSPEC`, the next program decides.
 const UNSPEC: u32 = -1_i32 as u32;
@@ -131,6 +127,25 @@ impl Bench {
     /// Writes a target that is a device of the bench.
     pub(crate) fn put_device(&mut self, index: u32, device: &str, flags: u32) -> Target {
         self.put_target(index, self.lab.ifindex(device), flags)
+    }
+
+    /// Gives a target a ring.
+    pub(crate) fn put_ring(&mut self, index: u32, ring: &RingBuf<MapData>) {
+        let mut streams: ArrayOfMaps<_, RingBuf<MapData>> =
+            self.ebpf.map_mut("STREAMS").unwrap().try_into().unwrap();
+        streams.set(index, ring, 0).unwrap();
+    }
+
+    /// Bytes that a session has taken of its ring.
+    pub(crate) fn taken(&self, session: u32) -> u64 {
+        let taken: Array<_, u64> = self.ebpf.map("TAKEN").unwrap().try_into().unwrap();
+        taken.get(&session, 0).unwrap()
+    }
+
+    /// Writes how many of them the reader has returned.
+    pub(crate) fn put_returned(&mut self, session: u32, bytes: u64) {
+        let mut returned: Array<_, u64> = self.ebpf.map_mut("RETURNED").unwrap().try_into().unwrap();
+        returned.set(session, &bytes, 0).unwrap();
     }
 
     /// Writes a filter.
@@ -266,11 +281,10 @@ impl Bench {
         Ok(())
     }
 
-    /// Listens on a device for the copies that arrive there.
-    pub(crate) fn listen(&self, device: &str) -> Listener {
-        let ifindex = self.lab.ifindex(device);
-        let socket = self.lab.node().enter(|| packet_socket(ifindex));
-        Listener { socket }
+    /// Listens on a device for the copies that arrive there. When a test run returns, all its copies are there: a veth
+    /// sends in the sender's context, and a packet socket gets the packet at once.
+    pub(crate) fn listen(&self, device: &str) -> FrameSocket {
+        self.lab.node().listener(device)
     }
 }
 
@@ -291,6 +305,7 @@ pub(crate) const fn session(id: u32, target: u32, directions: u32) -> Session {
         filter: 0,
         sample: 0,
         seed: 0,
+        serial: 0,
         snaplen: 0,
         mark: if target < MAX_FORMS as u32 { 0x100 << target } else { 0 },
         alike: 0,
@@ -307,54 +322,4 @@ pub(crate) fn tap(kind: TapKind, sessions: &[Session]) -> Tap {
 /// The kind of a tap: on a pod's peer on the node, or on an interface.
 pub(crate) const fn at(peer: bool) -> TapKind {
     if peer { TapKind::HostVeth } else { TapKind::Interface }
-}
-
-/// Every packet that a device receives or sends.
-pub(crate) struct Listener {
-    socket: OwnedFd,
-}
-
-impl Listener {
-    /// The packets since the last call. When a test run returns, all its packets are there: a veth sends in the
-    /// sender's context, and a packet socket gets the packet at once.
-    pub(crate) fn packets(&self) -> Vec<Vec<u8>> {
-        let mut packets = Vec::new();
-        let mut buffer = vec![0_u8; 1 << 17];
-        loop {
-            // SAFETY: pointer and length are of one buffer.
-            let received = unsafe {
-                libc::recv(
-                    self.socket.as_raw_fd(),
-                    buffer.as_mut_ptr().cast(),
-                    buffer.len(),
-                    libc::MSG_DONTWAIT,
-                )
-            };
-            match usize::try_from(received) {
-                Ok(length) => packets.push(buffer[..length].to_vec()),
-                Err(_) => {
-                    let error = io::Error::last_os_error();
-                    assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
-                    return packets;
-                }
-            }
-        }
-    }
-}
-
-pub(crate) fn packet_socket(ifindex: u32) -> OwnedFd {
-    let all = (libc::ETH_P_ALL as u16).to_be();
-    // SAFETY: the address is a `sockaddr_ll` of the length that is given, and the descriptor is owned by nobody else.
-    unsafe {
-        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-        assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
-        let socket = OwnedFd::from_raw_fd(fd);
-        let mut address: libc::sockaddr_ll = std::mem::zeroed();
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = all;
-        address.sll_ifindex = ifindex.cast_signed();
-        let length = size_of::<libc::sockaddr_ll>() as u32;
-        assert_eq!(libc::bind(fd, (&raw const address).cast(), length), 0, "{}", io::Error::last_os_error());
-        socket
-    }
 }

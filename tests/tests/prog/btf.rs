@@ -42,7 +42,19 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
     let btf = Btf::parse(&object.btf.expect("the object has BTF").to_bytes());
     for (name, layout) in [
         layout!(DeviceKey { netns, ifindex }),
-        layout!(Session { id, target, directions, flags, filter, sample, seed, snaplen, mark, alike }),
+        layout!(Session {
+            id,
+            target,
+            directions,
+            flags,
+            filter,
+            sample,
+            seed,
+            serial,
+            snaplen,
+            mark,
+            alike
+        }),
         layout!(Tap { kind, flags, pod_meter, session_count, sessions }),
         layout!(Delivery { snaplen, uncut }),
         layout!(TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device }),
@@ -76,7 +88,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns }),
         layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),
         layout!(PodMeter { ceiling, share }),
-        layout!(Target { ifindex, flags, name, device }),
+        layout!(Target { ifindex, flags, ring, name, device }),
         layout!(Counter { packets, bytes }),
         layout!(SessionCounters { counters }),
     ] {

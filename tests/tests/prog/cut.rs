@@ -1,7 +1,5 @@
 //! Snap lengths: no copy is longer. A copy that the kernel cannot cut is dropped and counted.
 
-use std::{io, os::fd::AsRawFd as _};
-
 use mirror_common::{
     abi::{Session, TARGET_CUTS},
     packet::MAX_SNAPLEN,
@@ -12,7 +10,7 @@ use mirror_common::{
 };
 use mirror_tests::{Frame, SOON, check, eventually};
 
-use crate::bench::{BOTH, Bench, Listener, READY, at, counted, packet_socket, session};
+use crate::bench::{BOTH, Bench, READY, at, counted, session};
 
 const ROUTER: [u8; 6] = [2; 6];
 const POD: [u8; 6] = [4; 6];
@@ -37,14 +35,14 @@ fn put_snaplen(bench: &mut Bench, snaplen: u32) {
 #[track_caller]
 fn delivered(bench: &mut Bench, len: usize, verdict: Verdict, send: impl FnOnce(&Bench)) -> Vec<Vec<u8>> {
     bench.reset(0);
-    let target: Listener = bench.listen("target0");
+    let target = bench.listen("target0");
     send(bench);
     let expected = counted(len, &[(Egress, verdict, 1)]);
     eventually(SOON, || {
         let counted = bench.counted(0);
         check(counted == expected, || format!("{counted:?}, not {expected:?}"))
     });
-    target.packets()
+    target.arrived()
 }
 
 /// As [`delivered`], for this frame.
@@ -64,7 +62,7 @@ fn a_copy_is_cut_and_the_packet_is_whole() {
         // Checks that the packet goes on as it is.
         bench.run(Hook::Ingress, &frame, 2);
         assert_eq!(bench.counted(0), counted(size, &[(Egress, Verdict::Copied, 2)]));
-        assert_eq!(target.packets(), [kept, kept]);
+        assert_eq!(target.arrived(), [kept, kept]);
     }
 }
 
@@ -132,7 +130,7 @@ fn a_super_frame_is_cut_behind_its_unfinished_checksum_only() {
         check(is(Verdict::Copied) || is(Verdict::Uncut), || format!("{now:?}")).map(|()| is(Verdict::Copied))
     });
     let expected = if is_cut { vec![frame[..71].to_vec()] } else { Vec::new() };
-    assert_eq!(target.packets(), expected);
+    assert_eq!(target.arrived(), expected);
 }
 
 /// The kernel cuts no super-frame of a pod's tunnel, because it notes where the inner packet begins.
@@ -165,7 +163,7 @@ fn without_a_second_stage_nothing_is_cut_and_nothing_delivered() {
     bench.run(Hook::Egress, &frame, 1);
     assert_eq!(bench.counted(0), counted(1000, &[(Ingress, Verdict::Uncut, 1)]));
     assert_eq!(bench.counted(1), counted(1000, &[(Ingress, Verdict::Copied, 1)]));
-    assert_eq!(target.packets(), [frame]);
+    assert_eq!(target.arrived(), [frame]);
 }
 
 /// The second stage does not change packets of other senders, even right after a copy that was dropped.
@@ -176,11 +174,11 @@ fn the_second_stage_leaves_other_packets_alone() {
     assert_eq!(delivered_of(&mut bench, &frame, Verdict::Uncut), Vec::<Vec<u8>>::new());
     let target = bench.listen("target0");
     bench.lab.node().send_frame("target0", &frame);
-    assert_eq!(target.packets(), [frame]);
+    assert_eq!(target.arrived(), [frame]);
 }
 
 /// A TCP segment over IPv6 without a receiver, in a frame of `len` bytes.
-fn tcp_over_ipv6(len: usize) -> Vec<u8> {
+pub(crate) fn tcp_over_ipv6(len: usize) -> Vec<u8> {
     let payload = u16::try_from(len - 54).unwrap().to_be_bytes();
     let address = |last| [&[0xfd][..], &[0; 14], &[last]].concat();
     let ports = [0x30, 0x39, 1, 0xbb];
@@ -192,31 +190,8 @@ fn tcp_over_ipv6(len: usize) -> Vec<u8> {
     frame
 }
 
-/// Sends TCP over IPv6 as a super-frame with an unfinished checksum, as a pod's own stack does (packet(7),
-/// `struct virtio_net_hdr`).
+/// Sends a super-frame from a device of the node.
 #[track_caller]
-fn send_super_frame(bench: &Bench, device: &str, frame: &[u8]) {
-    const NEEDS_CHECKSUM: u8 = 1;
-    const TCP_OVER_IPV6: u8 = 4;
-    let ifindex = bench.lab.ifindex(device);
-    let socket = bench.lab.node().enter(|| packet_socket(ifindex));
-    let on: libc::c_int = 1;
-    // SAFETY: pointer and length are of one number.
-    let set = unsafe {
-        let length = size_of_val(&on) as u32;
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_PACKET,
-            libc::PACKET_VNET_HDR,
-            (&raw const on).cast(),
-            length,
-        )
-    };
-    assert_eq!(set, 0, "{}", io::Error::last_os_error());
-    // Lengths of the headers and of a segment, where the checksum begins and where it stands.
-    let lengths = [74_u16, 1440, 54, 16].map(u16::to_ne_bytes).concat();
-    let message = [&[NEEDS_CHECKSUM, TCP_OVER_IPV6][..], &lengths, frame].concat();
-    // SAFETY: pointer and length are of one vector.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
-    assert_eq!(sent, message.len().cast_signed(), "{}", io::Error::last_os_error());
+pub(crate) fn send_super_frame(bench: &Bench, device: &str, frame: &[u8]) {
+    bench.lab.node().send_super_frame(device, frame, 1440);
 }

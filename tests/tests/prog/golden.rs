@@ -4,7 +4,7 @@
 //! never change. The description has every pinned map, every type in it with all fields, and the meaning of the numbers
 //! in the fields.
 
-use std::{collections::BTreeSet, env, fmt::Write as _, fs, path::Path};
+use std::{collections::BTreeSet, env, fmt::Write as _, fs, mem::offset_of, path::Path};
 
 use aya_obj::{Object, maps::PinningType};
 use mirror_common::{
@@ -12,6 +12,7 @@ use mirror_common::{
     filter::{ACCEPT, MAX_FILTER_STEPS, REJECT},
     limit::TICKS_PER_NS,
     packet::HEADER_BYTES,
+    stream::{HEAD, RecordHead, SIZES},
     verdict::{Direction, TapKind, Verdict},
 };
 use mirror_core::model::Origin;
@@ -109,12 +110,14 @@ fn describe() -> String {
         COPIED_MARK,
         COPY_MARK,
         FORM_BITS,
-        TAP_LIMITED,
+        TAP_CAPTURES_ONLY,
         SESSION_FILTERED,
         SESSION_METERED,
+        SESSION_POD_METERED,
         TARGET_UP,
         TARGET_QUEUELESS,
         TARGET_CUTS,
+        TARGET_STREAM,
         NODE_LIMIT,
         POD_LIMIT,
         SHARE_LIMIT,
@@ -124,6 +127,15 @@ fn describe() -> String {
         ACCEPT,
         REJECT,
     );
+    // Records are not pinned, but a program that reads them may be of another version than the agent.
+    writeln!(text, "  record: head of {HEAD} bytes, sizes {SIZES:?}").unwrap();
+    macro_rules! head {
+        ($($field:ident),+) => {{
+            let RecordHead { $($field: _),+ } = RecordHead::default();
+            $(writeln!(text, "    {:>4}  {}", offset_of!(RecordHead, $field), stringify!($field)).unwrap();)+
+        }};
+    }
+    head!(time_ns, serial, session, len, captured, gso_size, direction, vlan_protocol, vlan_tci);
     for direction in Direction::ALL {
         writeln!(text, "  direction {} {}", direction as u32, direction.name()).unwrap();
     }
@@ -145,6 +157,7 @@ fn kind(number: u32) -> &'static str {
         1 => "hash",
         2 => "array",
         6 => "per-CPU array",
+        12 => "array of maps",
         number => panic!("a map of type {number}"),
     }
 }

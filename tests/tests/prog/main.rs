@@ -15,4 +15,5 @@ mod packets;
 mod random;
 mod returns;
 mod sessions;
+mod stream;
 mod verdicts;

@@ -20,7 +20,7 @@ fn is_copied(bench: &mut Bench, what: &str, packet: &[u8]) {
         bench.run(hook, packet, 1);
         let expected = Counted::from([((direction, Verdict::Copied), (1, packet.len() as u64))]);
         assert_eq!(bench.counted(0), expected, "{what}, {hook:?}");
-        assert_eq!(target.packets(), [packet], "{what}, {hook:?}");
+        assert_eq!(target.arrived(), [packet], "{what}, {hook:?}");
     }
 }
 

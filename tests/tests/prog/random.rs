@@ -2,8 +2,9 @@
 
 use std::{cell::RefCell, collections::BTreeMap};
 
+use aya::maps::RingBuf;
 use mirror_common::{
-    abi::{Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target},
+    abi::{Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target},
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
     verdict::{Direction, Hook, Verdict},
@@ -49,7 +50,8 @@ struct Case {
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    let devices = prop::sample::select(vec!["target0", "target1", "idle", "tap", "none", "missing"]);
+    let devices =
+        prop::sample::select(vec!["target0", "target1", "idle", "tap", "none", "missing", "stream"]);
     let flags =
         (any::<bool>(), prop::bool::weighted(0.8), any::<bool>()).prop_map(|(queueless, up, cuts)| {
             let flag = |is_set, flag| if is_set { flag } else { 0 };
@@ -120,6 +122,10 @@ impl Kernel for Model<'_> {
         Cloned { code, is_uncut: false }
     }
 
+    fn record(&mut self, _: &Session, _: Direction) -> Result<(), Verdict> {
+        Ok(())
+    }
+
     fn set_tc_index(&mut self, tc_index: u16) {
         self.tc_index = tc_index;
     }
@@ -151,6 +157,9 @@ fn the_kernel_does_what_the_decision_says() {
         let bench = bench.borrow();
         bench.try_run_from(bench.tap, Hook::Ingress, &[0; 60], 1).is_err()
     };
+    let ring = RingBuf::create(1 << 20, 0).unwrap();
+    (0..4).for_each(|index| bench.borrow_mut().put_ring(index, &ring));
+    let ring = RefCell::new(ring);
     let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
     let checked = TestRunner::new(config).run(&case(), |case| {
         let bench = &mut *bench.borrow_mut();
@@ -159,6 +168,7 @@ fn the_kernel_does_what_the_decision_says() {
             .map(|(index, aim)| match aim.device {
                 "none" => bench.put_target(index, 0, aim.flags),
                 "missing" => bench.put_target(index, NO_DEVICE, aim.flags),
+                "stream" => bench.put_target(index, 0, aim.flags | TARGET_STREAM),
                 device => bench.put_device(index, device, aim.flags),
             })
             .collect();
@@ -166,7 +176,11 @@ fn the_kernel_does_what_the_decision_says() {
         let other = bench.lab.ifindex("idlep");
         bench.put_entry(&tap);
         bench.put_entry_of(other, &tap);
-        (0..8).for_each(|id| bench.reset(id));
+        for id in 0..8 {
+            bench.reset(id);
+            bench.put_returned(id, bench.taken(id));
+        }
+        while ring.borrow_mut().next().is_some() {}
         let ingress_ifindex = match case.from {
             From::Nowhere => 0,
             _ if is_always_here => 0,

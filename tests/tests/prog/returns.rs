@@ -48,9 +48,9 @@ fn a_packet_that_is_answered_in_place_is_copied_both_ways() {
         check(counted == expected, || format!("{counted:?}"))
     });
     let back = Frame::new([4; 6], [4; 6]).filled(LEN, 0).bytes();
-    assert_eq!(target.packets(), [packet(), back.clone()]);
+    assert_eq!(target.arrived(), [packet(), back.clone()]);
     eventually(SOON, || {
-        let seen = pod.packets();
+        let seen = pod.arrived();
         check(seen.last() == Some(&back), || format!("{seen:02x?}"))
     });
 }
@@ -72,7 +72,7 @@ fn a_packet_that_a_bridge_sends_back_is_copied_both_ways() {
         let counted = bench.counted(0);
         check(counted == expected, || format!("{counted:?}"))
     });
-    assert_eq!(target.packets(), [broadcast.clone(), broadcast]);
+    assert_eq!(target.arrived(), [broadcast.clone(), broadcast]);
 }
 
 #[test]

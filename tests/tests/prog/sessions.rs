@@ -46,7 +46,7 @@ fn each_session_counts_every_packet_once() {
             assert_eq!(bench.counted(id), expected, "session {id} of {sessions}");
         }
         for (index, target) in targets.iter().enumerate() {
-            assert_eq!(target.packets().len(), usize::from(sessions as usize > index), "{sessions} sessions");
+            assert_eq!(target.arrived().len(), usize::from(sessions as usize > index), "{sessions} sessions");
         }
     }
 }
@@ -64,7 +64,7 @@ fn a_form_is_copied_once_also_of_what_leaves_a_pod() {
     {
         assert_eq!(bench.counted(id), counted(LEN, &[(Egress, verdict, 2)]), "session {id}");
     }
-    let lengths: Vec<usize> = target.packets().iter().map(Vec::len).collect();
+    let lengths: Vec<usize> = target.arrived().iter().map(Vec::len).collect();
     assert_eq!(lengths, [LEN, 100, LEN, 100]);
 }
 
@@ -81,7 +81,7 @@ fn a_mark_holds_for_its_form_alone() {
     let once = counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Duplicate, 1)]);
     assert_eq!([bench.counted(0), bench.counted(1)], [once.clone(), once]);
     assert_eq!(bench.counted(2), counted(LEN, &[(Ingress, Verdict::Copied, 2)]), "its form has no bit");
-    let lengths: Vec<usize> = target.packets().iter().map(Vec::len).collect();
+    let lengths: Vec<usize> = target.arrived().iter().map(Vec::len).collect();
     assert_eq!(lengths, [LEN, 100, 200, 200]);
 }
 
@@ -120,7 +120,7 @@ fn a_session_that_fails_leaves_the_others_alone() {
     for (id, verdict) in (0..).zip(expected) {
         assert_eq!(bench.counted(id), counted(LEN, &[(Egress, verdict, 1)]), "session {id}");
     }
-    assert_eq!(targets.map(|target| target.packets()), [[packet()], [packet()]]);
+    assert_eq!(targets.map(|target| target.arrived()), [[packet()], [packet()]]);
 }
 
 /// The verifier processes at most a million instructions of a program, and each instruction once for every path to it.

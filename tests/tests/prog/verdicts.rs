@@ -34,7 +34,7 @@ fn a_device_without_a_tap_is_left_alone() {
     let target = bench.listen("target0");
     Hook::ALL.iter().for_each(|&hook| bench.run(hook, &packet(), 1));
     assert_eq!(bench.counted(0), Counted::new());
-    assert_eq!(target.packets(), Vec::<Vec<u8>>::new());
+    assert_eq!(target.arrived(), Vec::<Vec<u8>>::new());
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_tap_without_sessions_copies_nothing() {
     let target = bench.listen("target0");
     Hook::ALL.iter().for_each(|&hook| bench.run(hook, &packet(), 1));
     assert_eq!(bench.counted(0), Counted::new());
-    assert_eq!(target.packets(), Vec::<Vec<u8>>::new());
+    assert_eq!(target.arrived(), Vec::<Vec<u8>>::new());
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_packet_is_copied_once_and_counted_in_its_direction() {
         let target = bench.listen("target0");
         bench.run(hook, &packet(), 1);
         assert_eq!(bench.counted(0), counted(&[(direction, Verdict::Copied, 1)]), "{hook:?}, peer: {peer}");
-        assert_eq!(target.packets(), [packet()], "{hook:?}, peer: {peer}");
+        assert_eq!(target.arrived(), [packet()], "{hook:?}, peer: {peer}");
     }
 }
 
@@ -72,12 +72,12 @@ fn a_direction_that_is_not_wanted_is_counted_and_not_copied() {
         bench.put_tap(at(true), &[session(0, 0, other)]);
         bench.run(hook, &packet(), 1);
         assert_eq!(bench.counted(0), counted(&[(direction, Verdict::OtherDirection, 1)]));
-        assert_eq!(target.packets(), Vec::<Vec<u8>>::new());
+        assert_eq!(target.arrived(), Vec::<Vec<u8>>::new());
         bench.reset(0);
         bench.put_tap(at(true), &[session(0, 0, direction.bit())]);
         bench.run(hook, &packet(), 1);
         assert_eq!(bench.counted(0), counted(&[(direction, Verdict::Copied, 1)]));
-        assert_eq!(target.packets(), [packet()]);
+        assert_eq!(target.arrived(), [packet()]);
     }
 }
 
@@ -92,7 +92,7 @@ fn a_packet_that_has_been_copied_to_the_target_is_a_duplicate() {
         bench.run(hook, &packet(), 3);
         let expected = counted(&[(direction, Verdict::Copied, 1), (direction, Verdict::Duplicate, 2)]);
         assert_eq!(bench.counted(0), expected, "{hook:?}, peer: {peer}");
-        assert_eq!(target.packets(), [packet()], "{hook:?}, peer: {peer}");
+        assert_eq!(target.arrived(), [packet()], "{hook:?}, peer: {peer}");
     }
 }
 
@@ -102,7 +102,7 @@ fn what_leaves_a_pod_is_never_a_duplicate() {
     let target = bench.listen("target0");
     bench.run(Hook::Ingress, &packet(), 3);
     assert_eq!(bench.counted(0), counted(&[(Egress, Verdict::Copied, 3)]));
-    assert_eq!(target.packets(), [packet(), packet(), packet()]);
+    assert_eq!(target.arrived(), [packet(), packet(), packet()]);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn the_mirror_interface_itself_is_not_copied_to_itself() {
     let tap = bench.listen("tap");
     Hook::ALL.iter().for_each(|&hook| bench.run(hook, &packet(), 2));
     assert_eq!(bench.counted(0), counted(&[(Ingress, Verdict::Loop, 2), (Egress, Verdict::Loop, 2)]));
-    assert_eq!(tap.packets(), Vec::<Vec<u8>>::new());
+    assert_eq!(tap.arrived(), Vec::<Vec<u8>>::new());
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_target_that_is_marked_down_gets_nothing() {
     bench.put_device(0, "target0", READY & !TARGET_UP);
     bench.run(Hook::Ingress, &packet(), 2);
     assert_eq!(bench.counted(0), counted(&[(Ingress, Verdict::TargetDown, 2)]));
-    assert_eq!(target.packets(), Vec::<Vec<u8>>::new());
+    assert_eq!(target.arrived(), Vec::<Vec<u8>>::new());
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_full_queue_is_congestion() {
     let peer = bench.listen("target0p");
     bench.run(Hook::Ingress, &packet(), 2);
     assert_eq!(bench.counted(0), counted(&[(Ingress, Verdict::Congested, 2)]));
-    assert_eq!(peer.packets(), Vec::<Vec<u8>>::new());
+    assert_eq!(peer.arrived(), Vec::<Vec<u8>>::new());
 }
 
 #[test]

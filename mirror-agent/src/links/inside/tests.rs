@@ -39,6 +39,7 @@ fn link(ifindex: u32) -> Link {
         master: None,
         peer: None,
         queueless: true,
+        is_ethernet: true,
         mtu: 1500,
         alias: None,
         offloads: None,

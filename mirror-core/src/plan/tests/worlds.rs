@@ -10,7 +10,9 @@ use proptest::{
 
 use super::{super::*, installed};
 use crate::{
-    model::{Capacity, Directions, Ended, Hidden, NetnsId, Origin, Owner, Place, PodId},
+    model::{
+        Capacity, DeviceTarget, Directions, Ended, Hidden, NetnsId, Origin, Owner, Place, PodId, RingId,
+    },
     settings::{CaptureFilter, Ceilings, NodeLimits, Rate, Settings, parse_filter},
 };
 
@@ -58,13 +60,13 @@ pub(super) fn tap() -> impl Strategy<Value = Tap> {
 }
 
 pub(super) fn target() -> impl Strategy<Value = Target> {
-    (option::of(100..103u32), any::<bool>(), any::<bool>()).prop_map(|(ifindex, up, queueless)| Target {
-        device: "mirror0".into(),
-        ifindex: ifindex.map(IfIndex),
-        up,
-        queueless,
-        cuts: false,
-    })
+    let device =
+        (option::of(100..103u32), any::<bool>(), any::<bool>()).prop_map(|(ifindex, up, queueless)| {
+            let ifindex = ifindex.map(IfIndex);
+            Target::Device(DeviceTarget { device: "mirror0".into(), ifindex, up, queueless, cuts: false })
+        });
+    let stream = option::of(7..9u32).prop_map(|ring| Target::Stream(ring.map(RingId)));
+    prop_oneof![4 => device, 1 => stream]
 }
 
 pub(super) fn device() -> impl Strategy<Value = Device> {

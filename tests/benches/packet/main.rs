@@ -10,35 +10,33 @@
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
 
-use std::{
-    io,
-    net::Ipv4Addr,
-    os::fd::{AsRawFd as _, OwnedFd},
-    time::Instant,
-};
+mod figures;
+mod readers;
+
+use std::{net::Ipv4Addr, thread, time::Instant};
 
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
-    maps::{Array, HashMap},
+    maps::{Array, ArrayOfMaps, HashMap, MapData, PerCpuArray, RingBuf},
     programs::{LinkOrder, SchedClassifier, TcAttach, TcAttachType, tc::SchedClassifierLink},
 };
 use mirror_common::{
     abi::{
-        DeviceKey, SESSION_FILTERED, SESSION_METERED, Session, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap,
-        Target,
+        DeviceKey, SESSION_FILTERED, SESSION_METERED, Session, SessionCounters, TARGET_CUTS,
+        TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target,
     },
     filter::FilterProgram,
     limit::{Limits, TICKS_PER_NS},
-    verdict::TapKind,
+    verdict::{TapKind, Verdict},
 };
 use mirror_core::filter::compile;
-use mirror_tests::{Frame, Lab, kernel_is_at_least};
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    sys::socket::{AddressFamily, SockFlag, SockType, socket},
-    unistd::Pid,
-};
+use mirror_tests::{Frame, FrameSocket, Lab, kernel_is_at_least, super_frame};
 use zerocopy::transmute;
+
+use self::{
+    figures::{compare, report, rounds},
+    readers::{Tcpdump, pin_to_cpu, read},
+};
 
 const ROUNDS: usize = 41;
 /// Bytes of a frame, FCS left out.
@@ -62,7 +60,7 @@ const SUPER_PACKETS: u32 = 2_000;
 /// The targets: the first is that of every candidate with one session.
 const TARGETS: [&str; 4] = ["target", "target1", "target2", "target3"];
 /// The program alone.
-const ALONE: [&str; 14] = [
+const ALONE: [&str; 17] = [
     "bare clone",
     "no tap entry",
     "mirrored",
@@ -77,7 +75,22 @@ const ALONE: [&str; 14] = [
     "1400: bare clone",
     "1400: mirrored",
     "1400: cut to 96",
+    "streamed",
+    "1400: streamed",
+    "1400: stream, 96",
 ];
+/// Frames of 64 bytes over the whole path.
+const PATH: [&str; 6] =
+    ["no program", "no tap entry", "bare clone", "mirrored", "streamed", "tcpdump in the pod"];
+/// The same with long frames.
+const LONG_PATH: [&str; 5] =
+    ["1400: no program", "1400: bare clone", "1400: streamed", "1400: stream, 96", "1400: tcpdump, 96"];
+/// The index of the target that is a stream.
+const STREAM: u32 = 7;
+/// The session of the candidates that are streamed.
+const STREAMED: u32 = 9;
+/// Bytes of its ring.
+const RING: u32 = 16 << 20;
 /// The filters, and whether the frames match: each of rules for a port that are or'ed, at their index in the map.
 const FILTERS: [(usize, bool); 4] = [(1, true), (16, true), (1, false), (16, false)];
 
@@ -108,52 +121,15 @@ fn main() {
     }
     println!();
     if has_tcx {
-        let path = ["no program", "no tap entry", "bare clone", "mirrored"];
-        report("the whole path", &path, "bare clone", &rounds(&path, |name| rig.path(name)));
+        report("the whole path", &PATH, "bare clone", &rounds(&PATH, |name| rig.path(name)));
+        let measured = rounds(&LONG_PATH, |name| rig.path(name));
+        report("the whole path", &LONG_PATH, "1400: bare clone", &measured);
         let supers = ["no program", "bare clone", "mirrored", "mirrored, wire"];
         let measured = rounds(&supers, |name| rig.super_path(name));
         report(&format!("{SUPER_FRAME} bytes"), &supers, "bare clone", &measured);
+        rig.report_loss();
         compare(&supers, "mirrored, wire", "mirrored", &measured);
     }
-}
-
-/// ns per packet of each candidate in each round, without the first round, which warms up.
-fn rounds(names: &[&str], mut measure: impl FnMut(&str) -> f64) -> Vec<Vec<f64>> {
-    let all = (0..=ROUNDS).map(|_| names.iter().map(|name| measure(name)).collect());
-    all.skip(1).collect()
-}
-
-fn report(title: &str, names: &[&str], base: &str, rounds: &[Vec<f64>]) {
-    let base = names.iter().position(|name| *name == base).unwrap();
-    println!("{title:<20}  median  quartiles      against a bare clone");
-    for (column, name) in names.iter().enumerate() {
-        let [low, median, high] = quartiles(rounds.iter().map(|round| round[column]));
-        let [ratio_low, ratio, ratio_high] =
-            quartiles(rounds.iter().map(|round| round[column] / round[base]));
-        println!(
-            "  {name:<18}  {median:>6.0}  {low:>4.0} … {high:<6.0}  {ratio:.3}  ({ratio_low:.3} … {ratio_high:.3})"
-        );
-    }
-    println!();
-}
-
-/// How much more `name` costs than `base`, in one round.
-fn compare(names: &[&str], name: &str, base: &str, rounds: &[Vec<f64>]) {
-    let column = |name| names.iter().position(|other| *other == name);
-    let (Some(name_at), Some(base_at)) = (column(name), column(base)) else { return };
-    let [low, median, high] = quartiles(rounds.iter().map(|round| round[name_at] - round[base_at]));
-    let [ratio_low, ratio, ratio_high] =
-        quartiles(rounds.iter().map(|round| round[name_at] / round[base_at]));
-    println!(
-        "{name} against {base}: {median:+.0} ns ({low:+.0} … {high:+.0}), \
-         {ratio:.3} times ({ratio_low:.3} … {ratio_high:.3})"
-    );
-}
-
-fn quartiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    [1, 2, 3].map(|quarter| values[(values.len() - 1) * quarter / 4])
 }
 
 /// The programs, a target, and two pods' veths: one with a tap entry, one without.
@@ -169,10 +145,10 @@ struct Rig {
 /// The node's end of a pod's veth.
 struct Device {
     ifindex: u32,
-    /// The pod's end.
-    pod: u32,
+    /// The name of the pod's end.
+    pod: String,
     /// Sends into it from the pod's end.
-    socket: OwnedFd,
+    socket: FrameSocket,
 }
 
 impl Rig {
@@ -193,8 +169,8 @@ impl Rig {
             node.ip(&format!("link add {name} type veth peer name {pod}"));
             node.ip(&format!("link set {name} arp off up"));
             node.ip(&format!("link set {pod} arp off up"));
-            let pod = lab.ifindex(&pod);
-            Device { ifindex: lab.ifindex(name), pod, socket: node.enter(|| packet_socket(pod)) }
+            let socket = node.sender(&pod);
+            Device { ifindex: lab.ifindex(name), pod, socket }
         };
         let (tapped, untapped) = (device("tapped"), device("untapped"));
         let target = lab.ifindex(TARGETS[0]);
@@ -224,6 +200,15 @@ impl Rig {
             let wire = Target { ifindex: lab.ifindex(name), flags, ..Target::default() };
             targets.set(index, &transmute!(wire), 0).unwrap();
         }
+        let wire = Target { flags: TARGET_UP | TARGET_STREAM, ..Target::default() };
+        targets.set(STREAM, &transmute!(wire), 0).unwrap();
+        let ring = RingBuf::create(RING, 0).unwrap();
+        let mut streams: ArrayOfMaps<_, RingBuf<MapData>> =
+            ours.map_mut("STREAMS").unwrap().try_into().unwrap();
+        streams.set(STREAM, &ring, 0).unwrap();
+        let mut numbers = |name| -> Array<MapData, u64> { ours.take_map(name).unwrap().try_into().unwrap() };
+        let (taken, returned) = (numbers("TAKEN"), numbers("RETURNED"));
+        thread::spawn(move || read(ring, &taken, returned));
 
         let mut probes = EbpfLoader::new()
             .override_global("TARGET", &target, true)
@@ -251,13 +236,32 @@ impl Rig {
         let mut tap = Tap { kind: TapKind::HostVeth.wire(), session_count, ..Tap::default() };
         for (index, place) in (0..).zip(&mut tap.sessions[..session_count as usize]) {
             // Each to a target of its own, or there would be one copy.
-            *place = Session { id: index, target: index, mark: 0x100 << index, ..session(name) };
+            let session = session(name);
+            *place = match session.target {
+                STREAM => Session { id: STREAMED, ..session },
+                _ => Session { id: index, target: index, mark: 0x100 << index, ..session },
+            };
         }
         let key = DeviceKey { netns: 0, ifindex: tapped.ifindex };
         let mut taps: HashMap<_, [u8; size_of::<DeviceKey>()], [u8; size_of::<Tap>()]> =
             ours.map_mut("TAPS").unwrap().try_into().unwrap();
         taps.insert(&transmute!(key), &transmute!(tap), 0).unwrap();
         (lab, program(ours, "tap_ingress"), tapped)
+    }
+
+    /// Prints how much of what was streamed the ring had no room for: that costs less than a record.
+    fn report_loss(&self) {
+        let counters: PerCpuArray<_, [u8; size_of::<SessionCounters>()]> =
+            self.ours.map("COUNTERS").unwrap().try_into().unwrap();
+        let of_cpus = counters.get(&STREAMED, 0).unwrap();
+        let count = |verdict: Verdict| -> u64 {
+            let of_cpu = |cpu: &[u8; size_of::<SessionCounters>()]| {
+                let counters: SessionCounters = transmute!(*cpu);
+                counters.counters.iter().map(|counters| counters[verdict as usize].packets).sum::<u64>()
+            };
+            of_cpus.iter().map(of_cpu).sum()
+        };
+        println!("streamed packets: {} in the ring, {} lost", count(Verdict::Copied), count(Verdict::Lost));
     }
 
     /// ns per packet of one program, timed by the kernel.
@@ -289,10 +293,15 @@ impl Rig {
     /// ns per frame from the pod's `send` until the node has dropped it, with one program at the node's end.
     fn path(&mut self, name: &str) -> f64 {
         let (lab, program, device) = self.candidate(name);
-        let link =
-            (name != "no program").then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
-        let time = send(&device.socket, &[0; FRAME], PATH_PACKETS);
-        drop(link);
+        let tcpdump = name.contains("tcpdump").then(|| Tcpdump::start(lab, &device.pod));
+        let has_program = !name.contains("no program") && tcpdump.is_none();
+        let link = has_program.then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
+        let (frame, packets) = match name.starts_with("1400") {
+            true => (&[0; LONG_FRAME][..], PATH_PACKETS / 2),
+            false => (&[0; FRAME][..], PATH_PACKETS),
+        };
+        let time = send(&device.socket, frame, packets);
+        drop((link, tcpdump));
         time
     }
 
@@ -303,19 +312,8 @@ impl Rig {
         let (lab, program, device) = self.candidate(name);
         let link =
             (name != "no program").then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
-        let socket = lab.node().enter(|| packet_socket(device.pod));
-        let on: libc::c_int = 1;
-        let length = size_of_val(&on) as u32;
-        // SAFETY: pointer and length are of one number.
-        let set = unsafe {
-            let on = (&raw const on).cast();
-            libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, on, length)
-        };
-        assert_eq!(set, 0, "{}", io::Error::last_os_error());
-        // `struct virtio_net_hdr`: the checksum is unfinished, GSO of TCP over IPv4; lengths of the headers and of a
-        // segment, where the checksum begins and where it stands.
-        let lengths = [54_u16, 1460, 34, 16].map(u16::to_ne_bytes).concat();
-        let frame = [&[1, 1][..], &lengths, &tcp_frame(SUPER_FRAME)].concat();
+        let socket = lab.node().sender(&device.pod).with_super_frames();
+        let frame = super_frame(&tcp_frame(SUPER_FRAME), 1460);
         let time = send(&socket, &frame, SUPER_PACKETS);
         drop(link);
         time
@@ -323,12 +321,10 @@ impl Rig {
 }
 
 /// ns per frame that is sent `times` times.
-fn send(socket: &OwnedFd, frame: &[u8], times: u32) -> f64 {
+fn send(socket: &FrameSocket, frame: &[u8], times: u32) -> f64 {
     let start = Instant::now();
     for _ in 0..times {
-        // SAFETY: pointer and length are of one slice.
-        let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        assert_eq!(sent, frame.len().cast_signed(), "{}", io::Error::last_os_error());
+        assert_eq!(socket.send(frame).unwrap(), frame.len());
     }
     start.elapsed().as_nanos() as f64 / f64::from(times)
 }
@@ -358,6 +354,8 @@ fn session(name: &str) -> Session {
         "sampled out" => Session { sample: 1, ..plain },
         "limited" => Session { flags: SESSION_METERED, ..plain },
         "1400: cut to 96" => Session { snaplen: CUT_TO, ..plain },
+        "streamed" | "1400: streamed" => Session { target: STREAM, ..plain },
+        "1400: stream, 96" => Session { target: STREAM, snaplen: CUT_TO, ..plain },
         _ => plain,
     }
 }
@@ -385,26 +383,4 @@ fn tcp_frame(len: usize) -> Vec<u8> {
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
     ebpf.program_mut(name).unwrap().try_into().unwrap()
-}
-
-/// Keeps the bench, and with it the softirqs that it causes, on one CPU; namespaces are entered on threads that
-/// inherit it.
-fn pin_to_cpu(cpu: usize) {
-    let mut cpus = CpuSet::new();
-    cpus.set(cpu).unwrap();
-    sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
-}
-
-/// A socket that sends whole frames out of a device.
-fn packet_socket(ifindex: u32) -> OwnedFd {
-    let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    // SAFETY: every field of a `sockaddr_ll` is a number.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = libc::AF_PACKET as u16;
-    address.sll_ifindex = ifindex.cast_signed();
-    let length = size_of::<libc::sockaddr_ll>() as u32;
-    // SAFETY: pointer and length are of one `sockaddr_ll`.
-    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    assert_eq!(bound, 0, "{}", io::Error::last_os_error());
-    socket
 }

@@ -1,0 +1,161 @@
+//! The flags of `tail` and `capture`.
+//!
+//! Their flags have no environment variables, but for `--bpffs`: in the agent's container, the variables of the agent's
+//! own flags are set.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{ArgGroup, Args};
+
+use super::{StateArgs, directions, interface_name, settings::value_of};
+use crate::{
+    dataplane::rings::MAX_RINGS,
+    model::Directions,
+    recording::Bound,
+    settings::{parse_bytes, parse_duration},
+};
+
+/// Room in a ring if the user names none, in bytes.
+const RING: u32 = 4 << 20;
+/// The greatest ring, in bytes: what an agent has for all of them.
+const MAX_RING: u32 = MAX_RINGS;
+/// The least ring, in bytes: some super-frames.
+const MIN_RING: u32 = 1 << 18;
+
+/// Whose packets are read, and which.
+#[derive(Debug, Clone, Args)]
+pub struct SubjectArgs {
+    /// Interfaces of the node.
+    #[arg(value_name = "IFACE", value_parser = interface_name, required_unless_present = "pods")]
+    pub interfaces: Vec<String>,
+    /// A pod of this node, by namespace and name, with all its NICs. Can be repeated. Needs the agent that runs on the
+    /// node.
+    #[arg(long = "pod", value_name = "NAMESPACE/NAME", value_parser = pod)]
+    pub pods: Vec<(String, String)>,
+    /// Which packets, seen from the pod, or from an interface that belongs to no pod.
+    #[arg(long, value_parser = directions(), default_value = "both")]
+    pub direction: Directions,
+    /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
+    #[arg(long, value_name = "EXPR", value_parser = value_of("filter"))]
+    pub filter: Option<String>,
+    /// Only a share of the flows, as in 1/100 or 10%.
+    #[arg(long, value_name = "SHARE", value_parser = value_of("sample"))]
+    pub sample: Option<String>,
+    /// Bytes of each packet [default: all].
+    #[arg(long, value_name = "N", value_parser = value_of("snaplen"))]
+    pub snaplen: Option<String>,
+    /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
+    #[arg(long)]
+    pub super_frames: bool,
+    /// End after so many packets, as they are in the file.
+    #[arg(long, short = 'c', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub packets: Option<u64>,
+    /// End after this time, as in 60s.
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
+    pub time: Option<Duration>,
+    /// Room for packets on their way from the kernel to this command, as in 16MiB; rounded up to a power of two.
+    #[arg(long, value_name = "SIZE", value_parser = ring, default_value_t = RING)]
+    pub buffer: u32,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "what is flattened has its own")]
+    pub state: StateArgs,
+}
+
+/// `mirror-agent tail`.
+#[derive(Debug, Args)]
+pub struct TailArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub subject: SubjectArgs,
+    /// The file for the packets, in pcapng; `-` is standard output.
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    pub write: PathBuf,
+}
+
+/// `mirror-agent capture`.
+#[derive(Debug, Args)]
+pub struct CaptureArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub subject: SubjectArgs,
+    /// The file for the packets, in pcapng. It is written at the end; a rotation writes its files as it goes.
+    #[arg(long, short, value_name = "FILE")]
+    pub write: PathBuf,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub keep: Keep,
+}
+
+/// Which packets `capture` keeps.
+#[derive(Debug, Clone, Args)]
+#[command(group = ArgGroup::new("keep").required(true).args(["ring", "first", "rotate"]))]
+pub struct Keep {
+    /// Keep the newest packets in memory: so many bytes, as in 64MB, or those of the last time, as in 30s.
+    #[arg(long, value_name = "SIZE|TIME", value_parser = bound)]
+    pub ring: Option<Bound>,
+    /// Keep the first packets in memory, and end when they are so many bytes.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub first: Option<u64>,
+    /// Write files of so many bytes, as in 100MB, one after another.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub rotate: Option<u64>,
+    /// How many files of a rotation are kept.
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "rotate", value_parser = clap::value_parser!(u32).range(1..))]
+    pub files: u32,
+}
+
+fn pod(text: &str) -> Result<(String, String), String> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok((namespace.into(), name.into()))
+        }
+        _ => Err("use the pod's namespace and name, as in shop/web".into()),
+    }
+}
+
+/// The size of a ring: a power of two, which the kernel demands.
+fn ring(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    let ring = u32::try_from(bytes).ok().and_then(u32::checked_next_power_of_two);
+    match ring.map(|ring| ring.max(MIN_RING)) {
+        Some(ring) if ring <= MAX_RING => Ok(ring),
+        _ => Err(format!("at most {} MiB", MAX_RING >> 20)),
+    }
+}
+
+fn bound(text: &str) -> Result<Bound, String> {
+    match (parse_bytes(text), parse_duration(text)) {
+        (Ok(bytes), _) => Ok(Bound::Bytes(bytes)),
+        (_, Ok(time)) => Ok(Bound::Time(time)),
+        _ => Err("use a size, as in 64MB, or a time, as in 30s".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_has_a_namespace_and_a_name() {
+        assert_eq!(pod("shop/web"), Ok(("shop".into(), "web".into())));
+        for text in ["web", "/web", "shop/", "shop/web/eth0", ""] {
+            assert!(pod(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_ring_is_a_power_of_two() {
+        assert_eq!(
+            [ring("1"), ring("4MiB"), ring("4194305"), ring("64MiB")].map(Result::ok),
+            [Some(MIN_RING), Some(4 << 20), Some(8 << 20), Some(64 << 20)]
+        );
+        assert!(ring("65MiB").is_err() && ring("many").is_err());
+    }
+
+    #[test]
+    fn the_newest_packets_are_bounded_by_a_size_or_a_time() {
+        assert_eq!(bound("64MB"), Ok(Bound::Bytes(64_000_000)));
+        assert_eq!(bound("30s"), Ok(Bound::Time(Duration::from_secs(30))));
+        assert!(bound("30 parrots").is_err());
+    }
+}

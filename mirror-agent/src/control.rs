@@ -1,0 +1,315 @@
+//! The control socket: how a program on the node asks the running agent for a capture.
+//!
+//! ```text
+//! program                                       agent
+//!   {"pods": [["shop", "web"]], ...}\n    ─►    makes a ring, adds a capture, waits for a round of the loop
+//!   (reads the ring)                      ◄─    one byte with the ring's descriptor, then {"mirror": ...}\n
+//!   closes the connection                 ─►    removes the capture and the ring
+//! ```
+//!
+//! The program reads the ring itself, so packets never pass through the agent, and an agent that ends closes the
+//! connection. Only root reaches the socket (`dataplane::lock`). [`serve`] is called by the commands that run a loop,
+//! [`ask`] by `cmd::tail`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, IoSlice, IoSliceMut},
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        unix::net::{UnixListener as StdListener, UnixStream as StdStream},
+    },
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use mirror_common::abi::MAX_CAPTURES;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Interest},
+    net::{UnixListener, UnixStream},
+    sync::watch,
+    time::timeout,
+};
+use tracing::info;
+
+use crate::{
+    dataplane::rings::Rings,
+    model::{Directions, RingId},
+    report::{Report, Reports},
+    select::Capture,
+    settings::Settings,
+};
+
+/// How long a program may take to write its request, or to read the answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a program waits for the agent: a round can last some seconds on a node with many taps.
+const ROUND: Duration = Duration::from_secs(30);
+/// Most bytes of a request or an answer.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// The settings of a capture, by the keys of annotations.
+const SETTINGS: [&str; 3] = ["filter", "sample", "snaplen"];
+
+/// What a program asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// The pods, by namespace and name.
+    pub pods: BTreeSet<(String, String)>,
+    /// The interfaces of the node.
+    pub interfaces: BTreeSet<String>,
+    /// [`Directions::name`].
+    pub direction: String,
+    /// The settings: [`SETTINGS`].
+    pub settings: BTreeMap<String, String>,
+    /// Size of the ring in bytes: a power of two, of at least a page.
+    pub ring_bytes: u32,
+}
+
+/// The agent's answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The mirror of the capture; empty if the request is refused.
+    pub mirror: String,
+    /// Why the request is refused, or what of it is not mirrored now. The agent goes on trying what can still come.
+    pub problems: Vec<String>,
+}
+
+/// The captures of an agent: the control socket writes them, the loop reads them.
+#[derive(Clone)]
+pub struct Captures {
+    all: watch::Sender<Arc<[Capture]>>,
+    rings: Rings,
+}
+
+impl Captures {
+    /// No captures yet. Their rings will be in `rings`.
+    pub fn new(rings: Rings) -> Self {
+        Self { all: watch::Sender::new(Arc::default()), rings }
+    }
+
+    /// The captures as they are now, for the loop.
+    pub fn watch(&self) -> watch::Receiver<Arc<[Capture]>> {
+        self.all.subscribe()
+    }
+
+    /// Ends all captures: the agent ends.
+    pub fn end(&self) {
+        self.all.send_replace(Arc::default());
+    }
+
+    /// Adds a capture, until the result is dropped. Also returns the ring for its reader.
+    fn add(&self, request: Request) -> anyhow::Result<(Live, OwnedFd)> {
+        let Request { pods, interfaces, direction, settings: asked, ring_bytes } = request;
+        let directions = Directions::from_name(&direction);
+        let directions = directions.ok_or_else(|| anyhow!("there is no direction {direction:?}"))?;
+        let mut settings = Settings::default();
+        for (key, value) in &asked {
+            let known = SETTINGS.into_iter().find(|known| known == key);
+            settings.set(known.ok_or_else(|| anyhow!("a capture has no setting {key:?}"))?, value)?;
+        }
+        if self.all.borrow().len() >= MAX_CAPTURES as usize {
+            bail!("this agent has {MAX_CAPTURES} captures, and no more fit");
+        }
+        let (ring, fd) = self.rings.make(ring_bytes)?;
+        let capture = Capture { ring, pods, interfaces, directions, settings };
+        let live = Live { captures: self.clone(), ring };
+        self.all.send_modify(|all| *all = all.iter().cloned().chain([capture.clone()]).collect());
+        Ok((live, fd))
+    }
+}
+
+/// A capture, as long as its program is connected.
+struct Live {
+    captures: Captures,
+    ring: RingId,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.captures.all.send_modify(|all| {
+            *all = all.iter().filter(|capture| capture.ring != self.ring).cloned().collect();
+        });
+    }
+}
+
+/// Answers the programs that connect, for ever. Must be called within the runtime.
+pub fn serve(listener: StdListener, captures: Captures, reports: Reports) -> anyhow::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(listener)?;
+    tokio::spawn(async move {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                // For example, there are no descriptors left. Other parts of the agent need them more.
+                tokio::time::sleep(PATIENCE).await;
+                continue;
+            };
+            // Only root reaches the socket. This check still holds if the socket's directory is opened to other users.
+            if stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) {
+                let (captures, reports) = (captures.clone(), reports.clone());
+                tokio::spawn(async move {
+                    // A program that has gone gets no answer.
+                    let _ = attend(stream, &captures, reports).await;
+                });
+            }
+        }
+    });
+    Ok(())
+}
+
+/// One program, from its request to its end.
+async fn attend(mut stream: UnixStream, captures: &Captures, mut reports: Reports) -> anyhow::Result<()> {
+    let request = timeout(PATIENCE, read_line(&mut stream)).await??;
+    // Before that, what an earlier agent has left is still in the maps.
+    let is_ready = matches!(timeout(ROUND, reports.wait_for(|report| report.is_reconciled)).await, Ok(Ok(_)));
+    let added = match is_ready {
+        true => serde_json::from_str(&request)
+            .context("the request is not one of this version")
+            .and_then(|request| captures.add(request)),
+        false => Err(anyhow!("the agent is not ready yet; `mirror-agent status` shows what it waits for")),
+    };
+    let (live, ring) = match added {
+        Ok(added) => added,
+        Err(error) => {
+            let answer = Answer { problems: vec![format!("{error:#}")], ..Answer::default() };
+            return timeout(PATIENCE, write_answer(&mut stream, &answer, None)).await?;
+        }
+    };
+    let id = live.ring;
+    let served = serve_capture(stream, live, ring, captures, reports.clone()).await;
+    // Until a round has taken the ring away, the loop may still be about to write it.
+    let _ = timeout(ROUND, reports.wait_for(|report| !report.captures.contains(&id))).await;
+    captures.rings.forget(id);
+    served
+}
+
+/// One capture, from the answer to the end of its program.
+async fn serve_capture(
+    mut stream: UnixStream,
+    live: Live,
+    ring: OwnedFd,
+    captures: &Captures,
+    reports: Reports,
+) -> anyhow::Result<()> {
+    let mut all = captures.watch();
+    let answer = round_with(&live, captures, reports).await;
+    info!(mirror = answer.mirror, "a program reads packets");
+    timeout(PATIENCE, write_answer(&mut stream, &answer, Some(&ring))).await??;
+    drop(ring);
+    // Nothing more is said. The connection ends with the program, or with the capture.
+    tokio::select! {
+        _ = stream.read_u8() => {}
+        _ = all.wait_for(|all| all.iter().all(|capture| capture.ring != live.ring)) => {}
+    }
+    info!(mirror = answer.mirror, "the program that reads packets has ended");
+    Ok(())
+}
+
+/// The answer after a round of the loop that knows the capture.
+async fn round_with(live: &Live, captures: &Captures, mut reports: Reports) -> Answer {
+    let capture = captures.all.borrow().iter().find(|capture| capture.ring == live.ring).cloned();
+    let Some(capture) = capture else { return Answer::default() };
+    let knows = |report: &Arc<Report>| report.captures.contains(&live.ring);
+    let problems = match timeout(ROUND, reports.wait_for(knows)).await {
+        Ok(Ok(report)) => problems(&capture, &report),
+        _ => vec!["the agent has not attached the capture yet".into()],
+    };
+    Answer { mirror: capture.mirror().to_string(), problems }
+}
+
+/// The reasons why a capture does not have all that it asks for.
+fn problems(capture: &Capture, report: &Report) -> Vec<String> {
+    let mirror = capture.mirror();
+    let is_asked = |namespace: &str, name: &str| capture.pods.contains(&(namespace.into(), name.into()));
+    let skipped = report.skipped.iter().filter(|skipped| match (&skipped.mirror, &skipped.pod) {
+        (Some(of), _) if *of == mirror => true,
+        // The pod may be wanted by another capture, too.
+        (_, Some(pod)) if skipped.mirror.is_none() || skipped.is_of_capture() => {
+            is_asked(&pod.namespace, &pod.name)
+        }
+        (None, None) => skipped.nic.as_ref().is_some_and(|nic| capture.interfaces.contains(nic)),
+        _ => false,
+    });
+    let said = skipped.map(|skipped| {
+        let subject = match (&skipped.pod, &skipped.nic) {
+            (Some(pod), Some(nic)) => format!("{pod} {nic}: "),
+            (Some(pod), None) => format!("{pod}: "),
+            (None, Some(nic)) => format!("{nic}: "),
+            (None, None) => String::new(),
+        };
+        format!("{subject}{}", skipped.why)
+    });
+    said.collect()
+}
+
+/// Asks the agent at the other end for a capture. Returns the connection, which keeps the capture alive, the ring, and
+/// the answer.
+///
+/// # Errors
+///
+/// The agent refuses the request, or does not answer.
+pub async fn ask(agent: StdStream, request: &Request) -> anyhow::Result<(UnixStream, OwnedFd, Answer)> {
+    agent.set_nonblocking(true)?;
+    let mut stream = UnixStream::from_std(agent)?;
+    let asked = async {
+        stream.write_all(&[serde_json::to_vec(request)?, b"\n".to_vec()].concat()).await?;
+        let ring = receive_ring(&stream).await?;
+        let answer: Answer = serde_json::from_str(&read_line(&mut stream).await?)?;
+        anyhow::Ok((ring, answer))
+    };
+    let answered = timeout(ROUND + PATIENCE, asked).await.context("the agent does not answer")?;
+    match answered.context("the agent gives no valid answer")? {
+        (Some(ring), answer) => Ok((stream, ring, answer)),
+        (None, answer) => bail!("{}", answer.problems.join("; ")),
+    }
+}
+
+async fn read_line(stream: &mut UnixStream) -> anyhow::Result<String> {
+    let mut line = String::new();
+    BufReader::new(stream.take(MOST_BYTES)).read_line(&mut line).await?;
+    Ok(line)
+}
+
+/// Writes one byte, with the ring if there is one, and the answer.
+async fn write_answer(
+    stream: &mut UnixStream,
+    answer: &Answer,
+    ring: Option<&OwnedFd>,
+) -> anyhow::Result<()> {
+    let fds = ring.map(|ring| [ring.as_raw_fd()]);
+    let rights = fds.as_ref().map(|fds| ControlMessage::ScmRights(fds));
+    stream
+        .async_io(Interest::WRITABLE, || {
+            let byte = [IoSlice::new(b"+")];
+            Ok(sendmsg::<()>(stream.as_raw_fd(), &byte, rights.as_slice(), MsgFlags::empty(), None)?)
+        })
+        .await?;
+    stream.write_all(&[serde_json::to_vec(answer)?, b"\n".to_vec()].concat()).await?;
+    Ok(())
+}
+
+/// Reads that byte.
+async fn receive_ring(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    stream
+        .async_io(Interest::READABLE, || {
+            let mut byte = [0];
+            let mut parts = [IoSliceMut::new(&mut byte)];
+            let mut space = nix::cmsg_space!([i32; 1]);
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+            let message = recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
+            if message.bytes == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let mut ring = None;
+            for control in message.cmsgs()? {
+                if let ControlMessageOwned::ScmRights(fds) = control {
+                    // SAFETY: the kernel has made these descriptors for this process just now.
+                    ring = fds.first().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) });
+                }
+            }
+            Ok(ring)
+        })
+        .await
+}

@@ -1,0 +1,165 @@
+//! Ring buffers: the agent makes one for each capture, the kernel writes records into it, a program reads them.
+//!
+//! [`Rings`] has the rings of the captures, and [`Streams`] has the maps by which the programs reach them. [`RingReader`]
+//! is the other side, in the process that reads. The format of a record and the rules for room in a ring are
+//! `mirror_common::stream`.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    ops::ControlFlow,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use aya::maps::{Array, ArrayOfMaps, Map, MapData, RingBuf};
+use mirror_common::stream::{self, RecordHead};
+use tokio::io::{Interest, unix::AsyncFd};
+use zerocopy::FromBytes as _;
+
+use super::pins::Pins;
+use crate::model::RingId;
+
+/// Bytes of the ring that stands where no program reads: a page of any machine.
+const EMPTY_RING: u32 = 1 << 16;
+/// Bytes of all rings of an agent together, at most. The kernel counts them as the agent's memory.
+pub const MAX_RINGS: u32 = 64 << 20;
+/// Records that are read in one go. Between two goes the reader returns the room of what it has read.
+const BATCH: usize = 1024;
+
+/// A ring, and its bytes.
+type Ring = (RingBuf<MapData>, u32);
+
+/// The rings of the captures, by their id.
+#[derive(Clone, Default)]
+pub struct Rings(Arc<Mutex<BTreeMap<RingId, Ring>>>);
+
+impl Rings {
+    /// Makes a ring of so many bytes, a power of two and at least a page. Returns its descriptor for the reader.
+    ///
+    /// # Errors
+    ///
+    /// All rings together would have more than [`MAX_RINGS`], or the kernel has no memory for it.
+    pub fn make(&self, bytes: u32) -> anyhow::Result<(RingId, OwnedFd)> {
+        let taken: u32 = self.all().values().map(|(_, bytes)| *bytes).sum();
+        if taken.saturating_add(bytes) > MAX_RINGS {
+            bail!(
+                "the captures of this node have {} MiB together, and {} MiB are in use",
+                MAX_RINGS >> 20,
+                taken >> 20
+            );
+        }
+        let ring = RingBuf::create(bytes, 0)
+            .with_context(|| format!("cannot make a ring buffer of {bytes} bytes"))?;
+        let fd = ring.as_fd().try_clone_to_owned().context("cannot hand on the ring buffer")?;
+        let data = MapData::from_fd(fd.try_clone().context("cannot hand on the ring buffer")?)?;
+        let id = RingId(data.info().context("the id of the ring buffer")?.id());
+        self.all().insert(id, (ring, bytes));
+        Ok((id, fd))
+    }
+
+    /// Forgets a ring. Its memory is free when no program and no reader has it.
+    pub fn forget(&self, id: RingId) {
+        self.all().remove(&id);
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<RingId, Ring>> {
+        // A panic in another thread ends the agent.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The maps of the streams.
+pub(super) struct Streams {
+    rings: ArrayOfMaps<MapData, RingBuf<MapData>>,
+    taken: Array<MapData, u64>,
+    returned: Array<MapData, u64>,
+}
+
+impl Streams {
+    /// The maps that `get` gives for their names.
+    pub(super) fn from_fn(get: &mut impl FnMut(&str) -> anyhow::Result<Map>) -> anyhow::Result<Self> {
+        Ok(Self {
+            rings: get("STREAMS")?.try_into()?,
+            taken: get("TAKEN")?.try_into()?,
+            returned: get("RETURNED")?.try_into()?,
+        })
+    }
+
+    /// Gives a session back all the room that it, or an earlier session with its id, has taken.
+    pub(super) fn clear(&mut self, session: u32) -> anyhow::Result<()> {
+        let taken = self.taken.get(&session, 0).context("cannot read what is taken of the rings")?;
+        self.returned.set(session, &taken, 0).context("cannot write what is returned to the rings")
+    }
+
+    /// Puts a ring at the place of a target.
+    pub(super) fn set_ring(&mut self, place: u32, id: RingId, rings: &Rings) -> anyhow::Result<()> {
+        let rings = rings.all();
+        let (ring, _) = rings.get(&id).ok_or_else(|| anyhow!("the program that reads a stream has gone"))?;
+        self.rings.set(place, ring, 0).context("cannot write a ring")
+    }
+
+    /// Takes the ring away from the place of a target, so that its memory becomes free.
+    pub(super) fn drop_ring(&mut self, place: u32) -> anyhow::Result<()> {
+        let empty = RingBuf::create(EMPTY_RING, 0).context("cannot make an empty ring")?;
+        self.rings.set(place, &empty, 0).context("cannot take a ring away")
+    }
+}
+
+/// The reading end of a ring.
+pub struct RingReader {
+    ring: RingBuf<MapData>,
+    returned: Array<MapData, u64>,
+}
+
+impl RingReader {
+    /// The reader of a ring that an agent has made, of the agent with these pins.
+    pub fn new(ring: OwnedFd, pins: &Pins) -> anyhow::Result<Self> {
+        let path = pins.maps().join("RETURNED");
+        let returned = MapData::from_pin(&path);
+        let returned = returned.with_context(|| format!("cannot open the map {}", path.display()))?;
+        Ok(Self {
+            ring: Map::from_map_data(MapData::from_fd(ring)?)?.try_into().context("not a ring buffer")?,
+            returned: Map::from_map_data(returned)?.try_into()?,
+        })
+    }
+
+    /// Becomes readable when the ring has become a quarter full. Must be called within the runtime.
+    pub fn wakes(&self) -> io::Result<AsyncFd<OwnedFd>> {
+        let fd = self.ring.as_fd().try_clone_to_owned()?;
+        // SAFETY: the `AsyncFd` owns the descriptor, and nothing else closes it.
+        Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+    }
+
+    /// Reads up to [`BATCH`] records, and hands each to `record` where it lies, until `record` breaks off. Returns whether
+    /// the ring was read to its end.
+    pub fn read(
+        &mut self,
+        mut record: impl FnMut(&RecordHead, &[u8]) -> ControlFlow<()>,
+    ) -> anyhow::Result<bool> {
+        let mut read = BTreeMap::<u32, u64>::new();
+        let mut is_empty = false;
+        for _ in 0..BATCH {
+            let Some(item) = self.ring.next() else {
+                is_empty = true;
+                break;
+            };
+            // The programs write whole records only.
+            let Ok((head, bytes)) = RecordHead::read_from_prefix(&item) else { continue };
+            *read.entry(head.session).or_default() += stream::room(head.captured);
+            if record(&head, bytes.get(..head.captured as usize).unwrap_or(bytes)).is_break() {
+                break;
+            }
+        }
+        // The agent writes here too, when it gives the id to a new session. If both write at the same time, the numbers
+        // differ by the records of the old session, until these are read.
+        for (session, bytes) in read {
+            let before =
+                self.returned.get(&session, 0).context("cannot read what was returned to the ring")?;
+            let returned = before.wrapping_add(bytes);
+            self.returned.set(session, &returned, 0).context("cannot return room to the ring")?;
+        }
+        Ok(is_empty)
+    }
+}

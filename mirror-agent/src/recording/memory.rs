@@ -1,0 +1,129 @@
+//! Packets in memory, as the blocks that a file will have. Pure.
+//!
+//! The blocks lie one behind the other, without an index: each of them has its length and its time. New ones come to
+//! the back, and the oldest ones go from the front. What comes and what goes is the decision of
+//! [`store`](super::store), which calls it.
+
+use std::collections::{TryReserveError, VecDeque};
+
+/// Where the length of an enhanced packet block is, and the two halves of its time: the upper one first. All of them
+/// have 4 bytes.
+const LENGTH: usize = 4;
+const TIME: [usize; 2] = [12, 16];
+
+/// Packets, the oldest first.
+#[derive(Debug)]
+pub(super) struct Memory {
+    blocks: VecDeque<u8>,
+    packets: u64,
+}
+
+impl Memory {
+    /// Room for so many bytes. The kernel gives the memory only when it is used, so this costs little. Without it, a
+    /// buffer that grows would need half as much memory again for the time of its move.
+    pub(super) fn with_room(bytes: u64) -> Result<Self, TryReserveError> {
+        let mut blocks = VecDeque::new();
+        blocks.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        Ok(Self { blocks, packets: 0 })
+    }
+
+    /// Bytes of all packets.
+    pub(super) fn len(&self) -> u64 {
+        self.blocks.len() as u64
+    }
+
+    /// How many packets there are.
+    pub(super) fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// Adds a packet.
+    pub(super) fn push(&mut self, block: &[u8]) {
+        self.blocks.extend(block);
+        self.packets += 1;
+    }
+
+    /// Removes the oldest packets until at most so many bytes are left.
+    pub(super) fn shrink_to(&mut self, bytes: u64) {
+        while self.len() > bytes {
+            self.pop();
+        }
+    }
+
+    /// Removes the oldest packets until the first one is not from before `time_ns`.
+    pub(super) fn forget_before(&mut self, time_ns: u64) {
+        while !self.blocks.is_empty() && self.oldest_time_ns() < time_ns {
+            self.pop();
+        }
+    }
+
+    /// All packets in one piece.
+    pub(super) fn as_blocks(&mut self) -> &[u8] {
+        self.blocks.make_contiguous()
+    }
+
+    /// Removes the oldest packet. There is one.
+    fn pop(&mut self) {
+        let length = (self.number_at(LENGTH) as usize).clamp(1, self.blocks.len());
+        self.blocks.drain(..length);
+        self.packets -= 1;
+    }
+
+    fn oldest_time_ns(&self) -> u64 {
+        let [upper, lower] = TIME.map(|place| u64::from(self.number_at(place)));
+        upper << 32 | lower
+    }
+
+    /// A number of the oldest block.
+    fn number_at(&self, place: usize) -> u32 {
+        u32::from_le_bytes(std::array::from_fn(|byte| {
+            self.blocks.get(place + byte).copied().unwrap_or_default()
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use mirror_core::pcapng::{Interface, Packet, Section, Writer};
+
+    use super::*;
+
+    /// The block of a packet with this time.
+    fn block(time_ns: u64, bytes: &[u8]) -> Vec<u8> {
+        let mut block = Vec::new();
+        let mut writer = Writer::begin(&mut block, &Section::default());
+        let interface = writer.interface(&mut block, &Interface::default());
+        block.clear();
+        let packet = Packet { interface, time_ns, bytes, len: 0, direction: None, lost: None, comment: None };
+        packet.write(&mut block);
+        block
+    }
+
+    #[test]
+    fn whole_packets_go_from_the_front() {
+        let mut memory = Memory::with_room(1000).unwrap();
+        let blocks = [1 << 40, 3 << 40, 2 << 40].map(|time_ns| block(time_ns, &[7; 60]));
+        blocks.iter().for_each(|block| memory.push(block));
+        memory.forget_before(2 << 40);
+        assert_eq!((memory.packets(), memory.as_blocks()), (2, &blocks[1..].concat()[..]));
+        memory.shrink_to(memory.len() - 1);
+        assert_eq!((memory.packets(), memory.as_blocks()), (1, &blocks[2][..]));
+        memory.forget_before(u64::MAX);
+        assert_eq!((memory.packets(), memory.len()), (0, 0));
+    }
+
+    #[test]
+    fn packets_that_come_and_go_need_no_more_memory() {
+        let mut memory = Memory::with_room(10_000).unwrap();
+        let capacity = memory.blocks.capacity();
+        for length in (0..2000).cycle().take(20_000) {
+            let block = block(1, &vec![0; length]);
+            memory.shrink_to(10_000 - block.len() as u64);
+            memory.push(&block);
+            assert_eq!(memory.blocks.capacity(), capacity);
+        }
+        assert!(memory.len() > 7000);
+    }
+}

@@ -1,0 +1,137 @@
+//! Files that follow one another. The newest ones are kept.
+//!
+//! Each of them is complete in itself: it begins with the interfaces so far and ends with their statistics.
+//! [`store`](super::store) calls it.
+
+use std::{
+    collections::VecDeque,
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use super::{Progress, RecordingError, interfaces::Interfaces, names::Names, output::Output};
+
+/// How many numbers in a row are tried if there are files with these names. Only another recording that began a file
+/// within the same second can have made them.
+const ATTEMPTS: u64 = 1000;
+
+/// The files of a rotation.
+#[derive(Debug)]
+pub(super) struct Rotation {
+    names: Names,
+    /// Most bytes of a file, and most files.
+    bytes: u64,
+    most_files: usize,
+    /// The number of the current file.
+    number: u64,
+    /// The current file.
+    output: Output,
+    /// Bytes of the packets in it.
+    packet_bytes: u64,
+    /// All files that are kept, the current one last.
+    files: VecDeque<Numbered>,
+}
+
+/// A file that is kept.
+#[derive(Debug)]
+struct Numbered {
+    path: PathBuf,
+    packets: u64,
+}
+
+impl Rotation {
+    /// Begins the first file.
+    pub(super) fn begin(
+        path: &Path,
+        bytes: u64,
+        files: u32,
+        interfaces: &Interfaces,
+    ) -> Result<Self, RecordingError> {
+        let names = Names::of(path).ok_or(RecordingError::NoName)?;
+        let (number, path, mut output) = create(&names, 0, interfaces.started_ns())?;
+        output.append(interfaces.preamble())?;
+        let most_files = usize::try_from(files).unwrap_or(usize::MAX).max(1);
+        let files = [Numbered { path, packets: 0 }].into();
+        Ok(Self { names, bytes, most_files, number, output, packet_bytes: 0, files })
+    }
+
+    /// The current file, for what belongs to no packet.
+    pub(super) fn output(&mut self) -> &mut Output {
+        &mut self.output
+    }
+
+    /// Adds a packet to the current file, or to the next one if it does not fit.
+    pub(super) fn append(
+        &mut self,
+        block: &[u8],
+        time_ns: u64,
+        interfaces: &Interfaces,
+    ) -> Result<Progress, RecordingError> {
+        let length = block.len() as u64;
+        if self.packet_bytes > 0 && interfaces.file_bytes() + self.packet_bytes + length > self.bytes {
+            self.next(time_ns, interfaces)?;
+        }
+        let progress = self.output.append(block)?;
+        if progress == Progress::GoesOn {
+            self.packet_bytes += length;
+            if let Some(current) = self.files.back_mut() {
+                current.packets += 1;
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Ends the current file. Returns how many packets are kept, and in which files.
+    pub(super) fn finish(
+        mut self,
+        interfaces: &Interfaces,
+        ended_ns: u64,
+    ) -> Result<(u64, Vec<PathBuf>), RecordingError> {
+        self.end_file(interfaces, ended_ns)?;
+        let kept = self.files.iter().map(|file| file.packets).sum();
+        Ok((kept, self.files.into_iter().map(|file| file.path).collect()))
+    }
+
+    /// Ends the current file, and begins the next one. The oldest file goes first, so that there are never more files
+    /// on the disk than were asked for.
+    fn next(&mut self, time_ns: u64, interfaces: &Interfaces) -> Result<(), RecordingError> {
+        self.end_file(interfaces, time_ns)?;
+        if self.files.len() >= self.most_files
+            && let Some(oldest) = self.files.pop_front()
+        {
+            remove(oldest.path)?;
+        }
+        let (number, path, output) = create(&self.names, self.number, time_ns)?;
+        (self.number, self.output, self.packet_bytes) = (number, output, 0);
+        self.files.push_back(Numbered { path, packets: 0 });
+        self.output.append(interfaces.preamble())?;
+        Ok(())
+    }
+
+    fn end_file(&mut self, interfaces: &Interfaces, ended_ns: u64) -> Result<(), RecordingError> {
+        self.output.append(&interfaces.statistics(ended_ns))?;
+        self.output.close()
+    }
+}
+
+/// Creates the file behind the one with this number.
+fn create(names: &Names, number: u64, begins_ns: u64) -> Result<(u64, PathBuf, Output), RecordingError> {
+    let mut next = number + 1;
+    loop {
+        let path = names.path(next, begins_ns);
+        match Output::create(&path) {
+            Ok(output) => return Ok((next, path, output)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && next - number < ATTEMPTS => next += 1,
+            Err(error) => return Err(RecordingError::Create { path, error }),
+        }
+    }
+}
+
+/// Removes a file. The user may have moved it away.
+fn remove(path: PathBuf) -> Result<(), RecordingError> {
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(RecordingError::Remove { path, error }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,141 @@
+//! Where the blocks of packets are until they are in a file, for each [`Kept`].
+//!
+//! [`recording`](super) calls it. It does not know what is in a block.
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    Bound, Destination, Kept, Progress, RecordingError, interfaces::Interfaces, memory::Memory,
+    output::Output, rotation::Rotation,
+};
+
+/// Most bytes of a file of [`Bound::Time`], which says nothing of bytes: a quarter of the memory that the chart gives
+/// to the agent's container, in which `mirror-agent` runs a second time for a recording.
+pub const MAX_TIME_BYTES: u64 = 64 << 20;
+
+/// Where the blocks are.
+#[derive(Debug)]
+pub(super) enum Store {
+    /// [`Kept::All`].
+    All(Output),
+    /// [`Kept::First`].
+    First { output: Output, memory: Memory, bytes: u64 },
+    /// [`Kept::Last`].
+    Last { output: Output, memory: Memory, bytes: u64, newest: Newest },
+    /// [`Kept::Files`].
+    Files(Rotation),
+}
+
+/// Which times are new enough.
+#[derive(Debug)]
+pub(super) struct Newest {
+    /// The highest time of a packet so far, in ns since the epoch.
+    time_ns: u64,
+    /// How much older a packet may be.
+    span_ns: u64,
+}
+
+impl Store {
+    /// Opens the file, and gets the memory.
+    pub(super) fn begin(
+        destination: Destination,
+        kept: Kept,
+        interfaces: &Interfaces,
+    ) -> Result<Self, RecordingError> {
+        match (kept, destination) {
+            (Kept::All, destination) => {
+                let mut output = Output::open(destination)?;
+                output.append(interfaces.preamble())?;
+                Ok(Self::All(output))
+            }
+            (Kept::First { bytes }, destination) => {
+                Ok(Self::First { memory: memory(bytes)?, output: Output::open(destination)?, bytes })
+            }
+            (Kept::Last(bound), destination) => {
+                let (bytes, span_ns) = match bound {
+                    Bound::Bytes(bytes) => (bytes, u64::MAX),
+                    Bound::Time(span) => (MAX_TIME_BYTES, u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)),
+                };
+                let newest = Newest { time_ns: 0, span_ns };
+                Ok(Self::Last { memory: memory(bytes)?, output: Output::open(destination)?, bytes, newest })
+            }
+            (Kept::Files { bytes, files }, Destination::File(path)) => {
+                Ok(Self::Files(Rotation::begin(&path, bytes, files, interfaces)?))
+            }
+            (Kept::Files { .. }, Destination::Stdout) => Err(RecordingError::NoName),
+        }
+    }
+
+    /// Adds the description of an interface to the current file, if that has its beginning already.
+    pub(super) fn describe(&mut self, description: &[u8]) -> Result<Progress, RecordingError> {
+        match self {
+            Self::All(output) => output.append(description),
+            Self::First { .. } | Self::Last { .. } => Ok(Progress::GoesOn),
+            Self::Files(rotation) => rotation.output().append(description),
+        }
+    }
+
+    /// Takes the block of a packet. [`Progress::Complete`]: it was not taken.
+    pub(super) fn keep(
+        &mut self,
+        block: &[u8],
+        time_ns: u64,
+        interfaces: &Interfaces,
+    ) -> Result<Progress, RecordingError> {
+        let length = interfaces.file_bytes() + block.len() as u64;
+        match self {
+            Self::All(output) => output.append(block),
+            Self::First { memory, bytes, .. } => {
+                if length + memory.len() > *bytes {
+                    return Ok(Progress::Complete);
+                }
+                memory.push(block);
+                Ok(Progress::GoesOn)
+            }
+            Self::Last { memory, bytes, newest, .. } => {
+                newest.time_ns = newest.time_ns.max(time_ns);
+                memory.shrink_to(bytes.saturating_sub(length));
+                memory.push(block);
+                memory.forget_before(newest.time_ns.saturating_sub(newest.span_ns));
+                Ok(Progress::GoesOn)
+            }
+            Self::Files(rotation) => rotation.append(block, time_ns, interfaces),
+        }
+    }
+
+    /// Writes what does not wait for the end of the recording.
+    pub(super) fn end_batch(&mut self) -> Result<Progress, RecordingError> {
+        match self {
+            Self::All(output) => output.flush(),
+            Self::First { .. } | Self::Last { .. } => Ok(Progress::GoesOn),
+            Self::Files(rotation) => rotation.output().flush(),
+        }
+    }
+
+    /// Writes the rest. Returns how many packets are kept, if not all are, and the files.
+    pub(super) fn finish(
+        self,
+        interfaces: &Interfaces,
+        ended_ns: u64,
+    ) -> Result<(Option<u64>, Vec<PathBuf>), RecordingError> {
+        let (mut output, kept) = match self {
+            Self::All(output) => (output, None),
+            Self::First { mut output, mut memory, .. } | Self::Last { mut output, mut memory, .. } => {
+                output.write(interfaces.preamble())?;
+                output.write(memory.as_blocks())?;
+                (output, Some(memory.packets()))
+            }
+            Self::Files(rotation) => {
+                let (kept, files) = rotation.finish(interfaces, ended_ns)?;
+                return Ok((Some(kept), files));
+            }
+        };
+        output.append(&interfaces.statistics(ended_ns))?;
+        output.close()?;
+        Ok((kept, output.path().map(Path::to_owned).into_iter().collect()))
+    }
+}
+
+fn memory(bytes: u64) -> Result<Memory, RecordingError> {
+    Memory::with_room(bytes).map_err(|error| RecordingError::Memory { bytes, error })
+}

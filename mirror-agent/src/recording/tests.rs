@@ -1,0 +1,368 @@
+//! Tests of recordings: what `pcap-parser` reads back from the files. Here are the stories of one file. `files` has
+//! those of directories and disks, and `model` the properties.
+
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{fs, fs::File, io::Read as _, os::unix::fs::OpenOptionsExt as _, path::Path};
+
+use mirror_common::verdict;
+use nix::{sys::stat::Mode, unistd::mkfifo};
+use pcap_parser::{Block, InterfaceDescriptionBlock, OptionCode, PcapNGOption};
+
+use super::*;
+
+mod files;
+mod model;
+
+/// The recording begins at this moment. A record with the time 5000 comes a second and some after the epoch.
+const STARTED: Clock = Clock { wall_ns: 1_000_000_000, monotonic_ns: 1000 };
+
+/// What a file says of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    interface: u32,
+    time_ns: u64,
+    bytes: Vec<u8>,
+    len: u32,
+    direction: Option<u8>,
+}
+
+/// What a file says of an interface at its end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Counted {
+    start_ns: Option<u64>,
+    end_ns: Option<u64>,
+    received: Option<u64>,
+    dropped: Option<u64>,
+}
+
+/// What is in a file.
+#[derive(Debug, Default)]
+struct Contents {
+    application: String,
+    names: Vec<String>,
+    packets: Vec<Seen>,
+    /// Those of each interface, in their order.
+    statistics: Vec<Counted>,
+}
+
+/// Reads a file that has nothing but whole blocks.
+fn read(path: &Path) -> Contents {
+    let file = fs::read(path).unwrap();
+    let (contents, rest) = read_blocks(&file);
+    assert_eq!(rest, 0, "{} bytes of {path:?} are no block", rest);
+    contents
+}
+
+/// Reads the whole blocks at the beginning of a file. Returns how many bytes are left.
+fn read_blocks(mut file: &[u8]) -> (Contents, usize) {
+    let mut contents = Contents::default();
+    let Ok((rest, section)) = pcap_parser::parse_sectionheaderblock_le(file) else {
+        return (contents, file.len());
+    };
+    contents.application = text(&section.options, OptionCode::ShbUserAppl).unwrap();
+    file = rest;
+    while let Ok((rest, block)) = pcap_parser::parse_block_le(file) {
+        file = rest;
+        match block {
+            Block::InterfaceDescription(interface) => {
+                contents.names.push(text(&interface.options, OptionCode::IfName).unwrap());
+            }
+            Block::EnhancedPacket(packet) => {
+                assert!((packet.if_id as usize) < contents.names.len(), "the interface comes ahead");
+                contents.packets.push(Seen {
+                    interface: packet.if_id,
+                    time_ns: u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low),
+                    bytes: packet.data[..packet.caplen as usize].to_vec(),
+                    len: packet.origlen,
+                    direction: value(&packet.options, OptionCode(2)).map(|flags| flags[0]),
+                });
+            }
+            Block::InterfaceStatistics(block) => {
+                assert_eq!(block.if_id as usize, contents.statistics.len());
+                let counter = |code| {
+                    let bytes = value(&block.options, OptionCode(code))?;
+                    Some(u64::from_le_bytes(bytes.try_into().unwrap()))
+                };
+                contents.statistics.push(Counted {
+                    start_ns: counter(2).map(|time| time.rotate_left(32)),
+                    end_ns: counter(3).map(|time| time.rotate_left(32)),
+                    received: counter(4),
+                    dropped: counter(5),
+                });
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    (contents, file.len())
+}
+
+fn value<'a>(options: &'a [PcapNGOption<'_>], code: OptionCode) -> Option<&'a [u8]> {
+    options.iter().find(|option| option.code == code)?.as_bytes().ok()
+}
+
+fn text(options: &[PcapNGOption<'_>], code: OptionCode) -> Option<String> {
+    Some(String::from_utf8(value(options, code)?.to_vec()).unwrap())
+}
+
+/// Everything into this file.
+fn all(path: &Path) -> Plan {
+    Plan {
+        destination: Destination::File(path.to_owned()),
+        kept: Kept::All,
+        super_frames: false,
+        max_packets: None,
+    }
+}
+
+fn begin(plan: Plan) -> Recorder {
+    Recorder::begin(plan, STARTED, "mirror-agent test").unwrap()
+}
+
+/// A recording with the sessions 1 and 2.
+fn begin_with_two(plan: Plan) -> Recorder {
+    let mut recorder = begin(plan);
+    recorder.add_source(&source(1));
+    recorder.add_source(&source(2));
+    recorder
+}
+
+fn source(serial: u32) -> Source {
+    Source { serial, name: format!("shop/web-{serial} eth0"), ..Source::default() }
+}
+
+/// The head of a record whose frame has so many bytes.
+fn head(serial: u32, time_ns: u64, len: usize) -> RecordHead {
+    RecordHead { time_ns, serial, len: len as u32, captured: len as u32, ..RecordHead::default() }
+}
+
+/// A frame of no known protocol, which can be told from others.
+fn frame(number: u8, len: usize) -> Vec<u8> {
+    vec![number; len]
+}
+
+/// Records a frame of session 1 with the time 5000.
+fn record(recorder: &mut Recorder, bytes: &[u8]) -> Progress {
+    recorder.record(&head(1, 5000, bytes.len()), bytes)
+}
+
+/// A TCP super-frame over IPv4 with an unfinished checksum, and its `gso_size`.
+fn super_frame(payload: usize) -> (Vec<u8>, u16) {
+    let ip_len = ((40 + payload) as u16).to_be_bytes();
+    let ethernet = [&[2; 12][..], &[8, 0]].concat();
+    let ip = [&[0x45, 0][..], &ip_len, &[0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]].concat();
+    let tcp = [&[0x80, 0, 0, 80][..], &[0; 8], &[0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]].concat();
+    ([ethernet, ip, tcp, (0..payload).map(|byte| byte as u8).collect()].concat(), 1000)
+}
+
+#[test]
+fn a_file_says_what_was_where_when_and_which_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let mut recorder = begin_with_two(all(&path));
+    let ingress = RecordHead { direction: verdict::Direction::Ingress as u16, ..head(1, 2000, 60) };
+    let egress = RecordHead { direction: verdict::Direction::Egress as u16, ..head(2, 3000, 60) };
+    // A CPU that was slower, and a moment ahead of the recording.
+    let unordered = RecordHead { len: 1500, direction: 7, ..head(1, 900, 60) };
+    assert_eq!(recorder.record(&ingress, &frame(1, 60)), Progress::GoesOn);
+    assert_eq!(recorder.record(&egress, &frame(2, 60)), Progress::GoesOn);
+    // What is behind the captured bytes is not theirs.
+    assert_eq!(recorder.record(&unordered, &frame(3, 96)), Progress::GoesOn);
+    recorder.note_counters(1, 10, 1);
+    recorder.note_counters(1, 20, 3);
+    assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
+    let summary = recorder.finish(9000).unwrap();
+    assert_eq!(summary, Summary { packets: 3, kept: 3, unknown: 0, files: vec![path.clone()] });
+
+    let contents = read(&path);
+    let seen = |interface, time_ns, number, len, direction| Seen {
+        interface,
+        time_ns,
+        bytes: frame(number, 60),
+        len,
+        direction,
+    };
+    assert_eq!(contents.application, "mirror-agent test");
+    assert_eq!(contents.names, ["shop/web-1 eth0", "shop/web-2 eth0"]);
+    assert_eq!(
+        contents.packets,
+        [
+            seen(0, 1_000_001_000, 1, 60, Some(1)),
+            seen(1, 1_000_002_000, 2, 60, Some(2)),
+            seen(0, 999_999_900, 3, 1500, None),
+        ]
+    );
+    let times =
+        Counted { start_ns: Some(1_000_000_000), end_ns: Some(1_000_008_000), received: None, dropped: None };
+    let first = Counted { received: Some(20), dropped: Some(3), ..times.clone() };
+    assert_eq!(contents.statistics, [first, times]);
+}
+
+#[test]
+fn an_interface_is_described_in_full() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let mut recorder = begin(all(&path));
+    recorder.add_source(&Source {
+        serial: 1,
+        name: "shop/web eth0".into(),
+        description: "node n1".into(),
+        filter: Some("tcp port 80".into()),
+        snaplen: Some(96),
+        comment: Some("uid 1".into()),
+    });
+    recorder.add_source(&source(2));
+    recorder.finish(9000).unwrap();
+    let file = fs::read(&path).unwrap();
+    let (rest, _) = pcap_parser::parse_sectionheaderblock_le(&file).unwrap();
+    let (rest, first) = pcap_parser::parse_block_le(rest).unwrap();
+    let (_, second) = pcap_parser::parse_block_le(rest).unwrap();
+    let (Block::InterfaceDescription(first), Block::InterfaceDescription(second)) = (first, second) else {
+        panic!("the descriptions come first");
+    };
+    let texts = |interface: &InterfaceDescriptionBlock<'_>| {
+        [1, 2, 3, 11].map(|code| text(&interface.options, OptionCode(code)).unwrap_or_default())
+    };
+    assert_eq!(texts(&first), ["uid 1", "shop/web eth0", "node n1", "\0tcp port 80"]);
+    assert_eq!((first.snaplen, second.snaplen), (100, 0), "room for a tag, and no limit");
+    assert_eq!(texts(&second), ["", "shop/web-2 eth0", "", ""]);
+}
+
+#[test]
+fn a_record_of_nobody_is_counted_and_left_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let mut recorder = begin_with_two(all(&path));
+    assert_eq!(recorder.record(&head(3, 5000, 60), &frame(3, 60)), Progress::GoesOn);
+    recorder.note_counters(3, 1, 1);
+    // It can be told later who that is.
+    recorder.add_source(&source(3));
+    assert_eq!(recorder.record(&head(3, 6000, 60), &frame(4, 60)), Progress::GoesOn);
+    let summary = recorder.finish(9000).unwrap();
+    assert_eq!((summary.packets, summary.unknown), (1, 1));
+    let contents = read(&path);
+    assert_eq!((contents.packets[0].interface, &contents.packets[0].bytes), (2, &frame(4, 60)));
+}
+
+#[test]
+fn a_tag_in_metadata_is_put_into_the_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    for super_frames in [false, true] {
+        let mut recorder = begin_with_two(Plan { super_frames, ..all(&path) });
+        let tagged = RecordHead { vlan_protocol: 0x8100, vlan_tci: 0x2005, ..head(1, 5000, 60) };
+        assert_eq!(recorder.record(&tagged, &frame(1, 60)), Progress::GoesOn);
+        recorder.finish(9000).unwrap();
+        let expected = [&[1; 12][..], &[0x81, 0, 0x20, 5], &[1; 48]].concat();
+        let packets = read(&path).packets;
+        assert_eq!((&packets[0].bytes, packets[0].len), (&expected, 64));
+    }
+}
+
+#[test]
+fn a_super_frame_is_cut_or_kept_as_asked() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let (bytes, gso_size) = super_frame(2500);
+    let record = RecordHead { gso_size, ..head(1, 5000, bytes.len()) };
+
+    let mut recorder = begin_with_two(all(&path));
+    assert_eq!(recorder.record(&record, &bytes), Progress::GoesOn);
+    assert_eq!(recorder.finish(9000).unwrap().packets, 3);
+    let packets = read(&path).packets;
+    assert_eq!(packets.iter().map(|packet| packet.len).collect::<Vec<_>>(), [1054, 1054, 554]);
+    let payload: Vec<u8> = packets.iter().flat_map(|packet| packet.bytes[54..].to_vec()).collect();
+    assert_eq!(payload, bytes[54..]);
+    assert!(packets.iter().all(|packet| packet.time_ns == 1_000_004_000));
+
+    let mut recorder = begin_with_two(Plan { super_frames: true, ..all(&path) });
+    assert_eq!(recorder.record(&record, &bytes), Progress::GoesOn);
+    assert_eq!(recorder.finish(9000).unwrap().packets, 1);
+    assert_eq!(read(&path).packets[0].bytes, bytes);
+}
+
+#[test]
+fn a_number_of_packets_ends_within_a_super_frame() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let (bytes, gso_size) = super_frame(2500);
+    let mut recorder = begin_with_two(Plan { max_packets: Some(3), ..all(&path) });
+    assert_eq!(record(&mut recorder, &frame(1, 60)), Progress::GoesOn);
+    let head = RecordHead { gso_size, ..head(1, 5000, bytes.len()) };
+    assert_eq!(recorder.record(&head, &bytes), Progress::Complete);
+    assert_eq!(record(&mut recorder, &frame(2, 60)), Progress::Complete);
+    assert_eq!(recorder.end_batch().unwrap(), Progress::Complete);
+    assert_eq!(recorder.finish(9000).unwrap().packets, 3);
+    assert_eq!(read(&path).packets.iter().map(|packet| packet.len).collect::<Vec<_>>(), [60, 1054, 1054]);
+
+    let mut none = begin_with_two(Plan { max_packets: Some(0), ..all(&path) });
+    assert_eq!(record(&mut none, &frame(1, 60)), Progress::Complete);
+}
+
+#[test]
+fn the_first_packets_end_at_the_bound_for_good() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let mut recorder = begin_with_two(Plan { kept: Kept::First { bytes: 2000 }, ..all(&path) });
+    assert_eq!(record(&mut recorder, &frame(1, 1000)), Progress::GoesOn);
+    assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
+    assert_eq!(record(&mut recorder, &frame(2, 1000)), Progress::Complete);
+    // This one would fit, but packets behind a hole are not the first ones.
+    assert_eq!(record(&mut recorder, &frame(3, 60)), Progress::Complete);
+    assert_eq!(recorder.finish(9000).unwrap().kept, 1);
+    assert_eq!(read(&path).packets.len(), 1);
+    assert!(fs::metadata(&path).unwrap().len() <= 2000);
+}
+
+#[test]
+fn the_last_packets_are_those_of_the_last_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let kept = Kept::Last(Bound::Time(Duration::from_secs(2)));
+    let mut recorder = begin_with_two(Plan { kept, ..all(&path) });
+    for second in 1..=5_u8 {
+        let head = head(1, u64::from(second) * 1_000_000_000, 60);
+        assert_eq!(recorder.record(&head, &frame(second, 60)), Progress::GoesOn);
+    }
+    let summary = recorder.finish(99_000_000_000).unwrap();
+    assert_eq!((summary.packets, summary.kept), (5, 3));
+    let numbers: Vec<u8> = read(&path).packets.iter().map(|packet| packet.bytes[0]).collect();
+    assert_eq!(numbers, [3, 4, 5], "the time of the end does not count");
+}
+
+#[test]
+fn the_newest_packet_is_kept_however_small_the_bound() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let mut recorder = begin_with_two(Plan { kept: Kept::Last(Bound::Bytes(0)), ..all(&path) });
+    for number in 1..=3 {
+        assert_eq!(record(&mut recorder, &frame(number, 60)), Progress::GoesOn);
+    }
+    assert_eq!(recorder.finish(9000).unwrap().kept, 1);
+    assert_eq!(read(&path).packets[0].bytes, frame(3, 60));
+}
+
+#[test]
+fn a_reader_that_closes_the_pipe_ends_the_recording() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pipe");
+    mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    let open = || File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+    let mut reader = open();
+    let mut recorder = begin_with_two(all(&path));
+    assert_eq!(record(&mut recorder, &frame(1, 60)), Progress::GoesOn);
+    assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
+    let mut bytes = vec![0; 1 << 16];
+    let count = reader.read(&mut bytes).unwrap();
+    let (contents, rest) = read_blocks(&bytes[..count]);
+    assert_eq!((contents.packets.len(), rest), (1, 0), "the batch is with the reader");
+
+    drop(reader);
+    assert_eq!(record(&mut recorder, &frame(2, 60)), Progress::GoesOn);
+    assert_eq!(recorder.end_batch().unwrap(), Progress::Complete);
+    assert_eq!(record(&mut recorder, &frame(3, 60)), Progress::Complete);
+    // Also if there is another reader by now: it would see the end of a file without its beginning.
+    let mut other = open();
+    recorder.finish(9000).unwrap();
+    assert_eq!(other.read(&mut bytes).unwrap(), 0);
+}

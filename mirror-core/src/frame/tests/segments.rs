@@ -1,0 +1,179 @@
+//! Super-frames.
+
+use super::{
+    packet::{Extension, Ip, Jumbo, Transport},
+    *,
+};
+
+/// The segments that must come out, each with what Linux leaves in its checksum.
+fn segments(spec: &Spec, gso_size: u16, vlan: Option<VlanTag>, has_checksum: bool) -> Vec<Packet> {
+    let chunks: Vec<&[u8]> = spec.payload.chunks(gso_size.into()).collect();
+    let mut offset = 0;
+    let segment = |(index, chunk): (usize, &&[u8])| {
+        let mut segment = Spec { payload: chunk.to_vec(), big: None, ..spec.clone() };
+        segment.tags.splice(0..0, vlan.map(|tag| (tag.tpid, tag.tci)));
+        if let Ip::V4 { id, .. } = &mut segment.ip {
+            *id = id.wrapping_add(index as u16);
+        }
+        if let Transport::Tcp { sequence, flags, .. } = &mut segment.transport {
+            *sequence = sequence.wrapping_add(offset);
+            *flags &= if index == 0 { 0xff } else { 0x7f };
+            *flags &= if index + 1 == chunks.len() { 0xff } else { 0xf6 };
+        }
+        offset += chunk.len() as u32;
+        segment.build(if has_checksum { Check::Right } else { Check::Value(0) })
+    };
+    chunks.iter().enumerate().map(segment).collect()
+}
+
+/// A super-frame: `spec` does not draw fragment headers here, which the kernel does not cut either.
+fn super_frame() -> impl Strategy<Value = (Spec, u16)> {
+    let big = prop_oneof![3 => Just(None), 1 => Just(Some(Jumbo::With)), 1 => Just(Some(Jumbo::Without))];
+    (spec(3000), big, 8..1500_u16).prop_map(|(mut spec, big, gso_size)| {
+        if let Ip::V6 { extensions, .. } = &mut spec.ip {
+            extensions.retain(|extension| extension.number != 44);
+        }
+        spec.big = big;
+        (spec, gso_size)
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_super_frame_becomes_its_segments(
+        (spec, gso_size) in super_frame(), vlan in option::of(tag()), check in prop_oneof![
+            3 => Just(Check::Unfinished), 1 => any::<u16>().prop_map(Check::Value), 1 => Just(Check::Value(0)),
+        ],
+    ) {
+        prop_assume!(spec.payload.len() > gso_size.into());
+        let packet = spec.build(check);
+        let all = wire(&Frame { gso_size, vlan, ..plain(&packet.bytes) });
+        let is_tcp = matches!(spec.transport, Transport::Tcp { .. });
+        let has_checksum = is_tcp || !matches!(check, Check::Value(0));
+        let expected = segments(&spec, gso_size, vlan, has_checksum);
+        prop_assert_eq!(all.len(), expected.len());
+        for ((bytes, len), expected) in all.iter().zip(&expected) {
+            prop_assert_eq!(bytes, &expected.bytes);
+            prop_assert_eq!(*len as usize, bytes.len());
+        }
+        let payload: Vec<u8> =
+            all.iter().zip(&expected).flat_map(|((bytes, _), expected)| &bytes[expected.payload..]).copied().collect();
+        prop_assert_eq!(payload, spec.payload);
+    }
+
+    /// Every segment comes out, as far as it was captured; the headers are right all the same.
+    #[test]
+    fn a_super_frame_that_was_cut_loses_payload_only(
+        (spec, gso_size) in super_frame(), vlan in option::of(tag()), captured in 0..3500_usize,
+    ) {
+        prop_assume!(spec.payload.len() > gso_size.into());
+        let packet = spec.build(Check::Unfinished);
+        let whole = packet.bytes.len();
+        let bytes = &packet.bytes[..captured.min(whole)];
+        let all = wire(&Frame { bytes, len: whole as u32, gso_size, vlan });
+        if bytes.len() < packet.payload {
+            let tag = if vlan.is_some() { 4 } else { 0 };
+            prop_assert_eq!(all, vec![(tagged(bytes, vlan), whole as u32 + tag)]);
+        } else {
+            let mut left = bytes.len() - packet.payload;
+            let expected = segments(&spec, gso_size, vlan, true);
+            prop_assert_eq!(all.len(), expected.len());
+            for ((bytes, len), mut expected) in all.into_iter().zip(expected) {
+                prop_assert_eq!(len as usize, expected.bytes.len());
+                let payload = (expected.bytes.len() - expected.payload).min(left);
+                left -= payload;
+                let end = expected.payload + payload;
+                if end < expected.bytes.len() {
+                    expected.set(expected.unfinished);
+                }
+                prop_assert_eq!(&bytes, &expected.bytes[..end]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_fits_into_one_segment_is_a_frame_like_any_other(spec in spec(300), more in 0..50_u16) {
+        let packet = spec.build(Check::Unfinished);
+        let gso_size = (spec.payload.len() as u16 + more).max(1);
+        let out = one(&Frame { gso_size, ..plain(&packet.bytes) });
+        prop_assert_eq!(out, spec.build(Check::Right).bytes);
+    }
+
+    #[test]
+    fn super_frames_that_cannot_be_cut_are_whole(
+        (spec, gso_size) in super_frame(), vlan in option::of(tag()), reason in 0..6,
+    ) {
+        prop_assume!(spec.payload.len() > gso_size.into());
+        let mut spec = Spec { big: None, ..spec };
+        let (mut gso_size, mut more) = (gso_size, 0);
+        match reason {
+            0 => gso_size = 1 + gso_size % 7,
+            // SCTP, ESP and IPIP.
+            1 => spec.transport = Transport::Other(132),
+            2 => spec.transport = Transport::Other(50),
+            3 => spec.transport = Transport::Other(4),
+            // The frame is longer than IP says.
+            4 => more = 1,
+            _ => match &mut spec.ip {
+                Ip::V4 { options, .. } => *options = vec![131, 3, 4, 1],
+                Ip::V6 { extensions, .. } => {
+                    extensions.push(Extension { number: 44, bytes: vec![0; 7], destination: None });
+                }
+            },
+        }
+        let mut bytes = spec.build(Check::Unfinished).bytes;
+        bytes.resize(bytes.len() + more, 0);
+        prop_assert_eq!(one(&Frame { gso_size, vlan, ..plain(&bytes) }), tagged(&bytes, vlan));
+    }
+}
+
+fn tcp(payload: usize) -> Spec {
+    Spec {
+        tags: Vec::new(),
+        ip: Ip::V4 { source: [10, 0, 0, 1], destination: [10, 0, 0, 2], id: 0xffff, options: Vec::new() },
+        transport: Transport::Tcp { sequence: u32::MAX - 5, flags: 0xff, options: Vec::new() },
+        payload: (0..payload).map(|place| place as u8).collect(),
+        big: None,
+    }
+}
+
+#[test]
+fn big_tcp_is_cut() {
+    let v6 = Ip::V6 { source: [1; 16], destination: [2; 16], extensions: Vec::new() };
+    let v4 = tcp(1).ip;
+    for (ip, big) in [(v4, Jumbo::Without), (v6.clone(), Jumbo::With), (v6, Jumbo::Without)] {
+        let spec = Spec { ip, big: Some(big), ..tcp(200_000) };
+        let packet = spec.build(Check::Unfinished);
+        let all = wire(&Frame { gso_size: 1448, ..plain(&packet.bytes) });
+        let expected = segments(&spec, 1448, None, true);
+        assert_eq!(all.len(), 139);
+        assert!(all.iter().zip(&expected).all(|((bytes, _), expected)| *bytes == expected.bytes));
+    }
+}
+
+#[test]
+fn the_number_of_segments_has_a_bound() {
+    let spec = Spec { big: Some(Jumbo::Without), ..tcp(1000) };
+    let bytes = spec.build(Check::Unfinished).bytes;
+    let headers = bytes.len() - 1000;
+    let count = |len, gso_size| wire(&Frame { bytes: &bytes, len, gso_size, vlan: None }).len();
+    assert_eq!(count((headers + MAX_PAYLOAD) as u32, 8), 65_535);
+    assert_eq!(count((headers + MAX_PAYLOAD + 1) as u32, 8), 1);
+    assert_eq!(count(u32::MAX, 8), 1);
+    assert_eq!(count(u32::MAX, 65_000), 1);
+    assert_eq!(count(65_000, 1), 1);
+    // Segments that are longer than IP allows.
+    assert_eq!(count(200_000, 65_495), 4);
+    assert_eq!(count(200_000, 65_496), 1);
+}
+
+#[test]
+fn long_headers_are_not_repeated() {
+    for (length, frames) in [(50, 7), (60, 1)] {
+        let bytes = [&[length][..], &vec![0; 6 + usize::from(length) * 8]].concat();
+        let extensions = vec![Extension { number: 60, bytes, destination: None }];
+        let spec = Spec { ip: Ip::V6 { source: [1; 16], destination: [2; 16], extensions }, ..tcp(50) };
+        let packet = spec.build(Check::Unfinished);
+        assert_eq!(wire(&Frame { gso_size: 8, ..plain(&packet.bytes) }).len(), frames);
+    }
+}

@@ -1,0 +1,266 @@
+//! Blocks of a pcapng file, as bytes.
+//!
+//! Source: draft-ietf-opsawg-pcapng, as Wireshark reads it. A file is one section: [`Writer::begin`] writes its header.
+//! Interfaces can be added at any time, and packets name an interface that was added before them. All numbers are
+//! little endian, and all times are in nanoseconds since the epoch.
+//!
+//! What makes capture files calls it, with the frames of [`frame`](crate::frame). It appends to a `Vec` and does no
+//! I/O, so it cannot fail. It reads no files and compresses nothing, and it writes no other kinds of blocks: no names,
+//! no secrets, no process information.
+//!
+//! What is too long for its field is cut: texts at [`MAX_TEXT`], packets at [`MAX_CAPTURED`].
+
+/// Longest text of an option, in bytes: the length of an option has 16 bits, and a filter has a byte ahead of its text.
+/// A longer text is cut at the end of a character.
+pub const MAX_TEXT: usize = 65_535 - 1;
+/// Most bytes of a packet that a file has: `WTAP_MAX_PACKET_SIZE_STANDARD` of Wireshark, which refuses a file with
+/// more.
+pub const MAX_CAPTURED: usize = 262_144;
+
+/// `LINKTYPE_ETHERNET`.
+const ETHERNET: u16 = 1;
+/// The resolution of times (`if_tsresol`): 10^-9 s.
+const NANOSECONDS: u8 = 9;
+/// The code of a comment, in every block.
+const COMMENT: u16 = 1;
+
+/// Where the file comes from. An absent field is not in the file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Section<'a> {
+    /// The machine (`shb_hardware`).
+    pub hardware: Option<&'a str>,
+    /// Its operating system (`shb_os`).
+    pub os: Option<&'a str>,
+    /// The program that writes the file (`shb_userappl`).
+    pub application: Option<&'a str>,
+    /// Anything else.
+    pub comment: Option<&'a str>,
+}
+
+/// An Ethernet interface on which packets were captured. An absent text is not in the file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Interface<'a> {
+    /// Most bytes that were captured of a packet. 0: no limit. A VLAN tag that was added behind the capture can make a
+    /// packet longer, so the caller adds room for it.
+    pub snaplen: u32,
+    /// Its name (`if_name`).
+    pub name: Option<&'a str>,
+    /// What it is (`if_description`).
+    pub description: Option<&'a str>,
+    /// The filter, in the language of tcpdump (`if_filter`).
+    pub filter: Option<&'a str>,
+    /// The device (`if_hardware`).
+    pub hardware: Option<&'a str>,
+    /// Anything else.
+    pub comment: Option<&'a str>,
+}
+
+/// An interface of the file: the place of its description among all descriptions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InterfaceId(u32);
+
+/// Which way a packet went, seen from its interface (bits 0 and 1 of `epb_flags`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// The interface received it.
+    Inbound,
+    /// The interface sent it.
+    Outbound,
+}
+
+/// A packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet<'a> {
+    /// Where it was captured.
+    pub interface: InterfaceId,
+    /// When it was captured.
+    pub time_ns: u64,
+    /// Its bytes, as far as they were captured.
+    pub bytes: &'a [u8],
+    /// How many bytes it had. A value below the number of `bytes` counts as that number.
+    pub len: u32,
+    /// Which way it went, if that is known.
+    pub direction: Option<Direction>,
+    /// How many packets of this interface were lost since the packet before it, if that is known (`epb_dropcount`).
+    pub lost: Option<u64>,
+    /// Anything else.
+    pub comment: Option<&'a str>,
+}
+
+/// What was counted at an interface from the beginning of its capture on. An absent field is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statistics {
+    /// Where it was counted.
+    pub interface: InterfaceId,
+    /// When the counters were read.
+    pub time_ns: u64,
+    /// When the capture began (`isb_starttime`).
+    pub start_ns: Option<u64>,
+    /// When the capture ended (`isb_endtime`).
+    pub end_ns: Option<u64>,
+    /// Packets that were received (`isb_ifrecv`).
+    pub received: Option<u64>,
+    /// Packets that were lost because there was no room for them (`isb_ifdrop`).
+    pub dropped: Option<u64>,
+    /// Packets that the filter let through (`isb_filteraccept`).
+    pub accepted: Option<u64>,
+}
+
+/// Counts the interfaces of a file.
+#[derive(Debug)]
+pub struct Writer {
+    interfaces: u32,
+}
+
+impl Writer {
+    /// Begins a file: appends the section header block.
+    pub fn begin(out: &mut Vec<u8>, section: &Section<'_>) -> Self {
+        block(out, 0x0a0d_0d0a, |out| {
+            number(out, 0x1a2b_3c4d_u32.to_le_bytes());
+            // Version 1.0, and a section whose length is not known.
+            number(out, [1, 0, 0, 0]);
+            number(out, [0xff; 8]);
+            let texts = [(2, section.hardware), (3, section.os), (4, section.application)];
+            options(out, |out| {
+                text(out, COMMENT, section.comment);
+                texts.into_iter().for_each(|(code, value)| text(out, code, value));
+            });
+        });
+        Self { interfaces: 0 }
+    }
+
+    /// Adds an interface: appends its interface description block.
+    pub fn interface(&mut self, out: &mut Vec<u8>, interface: &Interface<'_>) -> InterfaceId {
+        block(out, 1, |out| {
+            number(out, ETHERNET.to_le_bytes());
+            number(out, [0, 0]);
+            number(out, interface.snaplen.to_le_bytes());
+            options(out, |out| {
+                text(out, COMMENT, interface.comment);
+                text(out, 2, interface.name);
+                text(out, 3, interface.description);
+                option(out, 9, &[&[NANOSECONDS]]);
+                if let Some(filter) = interface.filter {
+                    // 0: a text in the language of libpcap.
+                    option(out, 11, &[&[0], cut(filter)]);
+                }
+                text(out, 15, interface.hardware);
+            });
+        });
+        let id = InterfaceId(self.interfaces);
+        self.interfaces = self.interfaces.wrapping_add(1);
+        id
+    }
+}
+
+impl Packet<'_> {
+    /// Appends the packet: an enhanced packet block.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let bytes = self.bytes.get(..MAX_CAPTURED).unwrap_or(self.bytes);
+        let whole = u32::try_from(self.bytes.len()).unwrap_or(u32::MAX).max(self.len);
+        block(out, 6, |out| {
+            number(out, self.interface.0.to_le_bytes());
+            number(out, time(self.time_ns));
+            number(out, (bytes.len() as u32).to_le_bytes());
+            number(out, whole.to_le_bytes());
+            out.extend_from_slice(bytes);
+            pad(out, bytes.len());
+            options(out, |out| {
+                text(out, COMMENT, self.comment);
+                if let Some(direction) = self.direction {
+                    let flags: u32 = match direction {
+                        Direction::Inbound => 1,
+                        Direction::Outbound => 2,
+                    };
+                    option(out, 2, &[&flags.to_le_bytes()]);
+                }
+                counter(out, 4, self.lost);
+            });
+        });
+    }
+}
+
+impl Statistics {
+    /// Appends the counters: an interface statistics block.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        block(out, 5, |out| {
+            number(out, self.interface.0.to_le_bytes());
+            number(out, time(self.time_ns));
+            options(out, |out| {
+                for (code, time_ns) in [(2, self.start_ns), (3, self.end_ns)] {
+                    if let Some(time_ns) = time_ns {
+                        option(out, code, &[&time(time_ns)]);
+                    }
+                }
+                counter(out, 4, self.received);
+                counter(out, 5, self.dropped);
+                counter(out, 6, self.accepted);
+            });
+        });
+    }
+}
+
+/// A block: its type, its length, what `body` appends, and its length again.
+fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    number(out, kind.to_le_bytes());
+    number(out, [0; 4]);
+    body(out);
+    let length = ((out.len() - start + 4) as u32).to_le_bytes();
+    if let Some(place) = out.get_mut(start + 4..start + 8) {
+        place.copy_from_slice(&length);
+    }
+    number(out, length);
+}
+
+/// Options, and the end of the options if there are any.
+fn options(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    body(out);
+    if out.len() > start {
+        number(out, [0; 4]);
+    }
+}
+
+/// An option: its code, its length, and its value in parts that are at most 65535 bytes long together.
+fn option(out: &mut Vec<u8>, code: u16, parts: &[&[u8]]) {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    number(out, code.to_le_bytes());
+    number(out, (length as u16).to_le_bytes());
+    parts.iter().for_each(|part| out.extend_from_slice(part));
+    pad(out, length);
+}
+
+fn text(out: &mut Vec<u8>, code: u16, text: Option<&str>) {
+    if let Some(text) = text {
+        option(out, code, &[cut(text)]);
+    }
+}
+
+fn counter(out: &mut Vec<u8>, code: u16, counter: Option<u64>) {
+    if let Some(counter) = counter {
+        option(out, code, &[&counter.to_le_bytes()]);
+    }
+}
+
+/// The beginning of a text that fits into an option.
+fn cut(text: &str) -> &[u8] {
+    text.get(..text.floor_char_boundary(MAX_TEXT)).unwrap_or_default().as_bytes()
+}
+
+/// A time has its upper 32 bits first.
+fn time(time_ns: u64) -> [u8; 8] {
+    time_ns.rotate_left(32).to_le_bytes()
+}
+
+fn number<const N: usize>(out: &mut Vec<u8>, bytes: [u8; N]) {
+    out.extend_from_slice(&bytes);
+}
+
+/// Zeros up to a multiple of 4 bytes.
+fn pad(out: &mut Vec<u8>, length: usize) {
+    out.resize(out.len() + length.next_multiple_of(4) - length, 0);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! Tests of capture files: what `pcap-parser` reads back, by property, and one file byte for byte.
+
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use pcap_parser::{Block, Linktype, PcapNGOption, traits::PcapNGPacketBlock as _};
+use proptest::{collection::vec, option, prelude::*};
+
+use super::*;
+
+/// A file that Wireshark 4 reads as it is meant.
+const GOLDEN: &[u8] = include_bytes!("golden.pcapng");
+
+/// All blocks of a file; there is nothing but blocks.
+fn blocks(mut file: &[u8]) -> Vec<Block<'_>> {
+    let mut blocks = Vec::new();
+    while !file.is_empty() {
+        let is_section = blocks.is_empty();
+        let (rest, block) = if is_section {
+            let (rest, section) = pcap_parser::parse_sectionheaderblock_le(file).unwrap();
+            (rest, Block::SectionHeader(section))
+        } else {
+            pcap_parser::parse_block_le(file).unwrap()
+        };
+        assert_eq!((file.len() - rest.len()) % 4, 0);
+        blocks.push(block);
+        file = rest;
+    }
+    blocks
+}
+
+/// The options without the end, which must be the last if there are any.
+fn read(options: &[PcapNGOption<'_>]) -> Vec<(u16, Vec<u8>)> {
+    let mut all: Vec<_> =
+        options.iter().map(|option| (option.code.0, option.as_bytes().unwrap().to_vec())).collect();
+    assert!(all.pop().is_none_or(|end| end == (0, Vec::new())));
+    all
+}
+
+/// The options that must be there, in their order.
+fn present<const N: usize>(options: [(u16, Option<Vec<u8>>); N]) -> Vec<(u16, Vec<u8>)> {
+    options.into_iter().filter_map(|(code, value)| Some((code, value?))).collect()
+}
+
+fn text_of(text: &Option<String>) -> Option<Vec<u8>> {
+    text.clone().map(String::into_bytes)
+}
+
+fn counter_of(counter: Option<u64>) -> Option<Vec<u8>> {
+    counter.map(|counter| counter.to_le_bytes().to_vec())
+}
+
+fn any_text() -> impl Strategy<Value = Option<String>> {
+    option::of("\\PC{0,20}")
+}
+
+fn begin(out: &mut Vec<u8>) -> (Writer, InterfaceId) {
+    let mut writer = Writer::begin(out, &Section::default());
+    let interface = writer.interface(out, &Interface::default());
+    (writer, interface)
+}
+
+proptest! {
+    #[test]
+    fn a_section_is_read_back(
+        hardware in any_text(), os in any_text(), application in any_text(), comment in any_text(),
+    ) {
+        let section = Section {
+            hardware: hardware.as_deref(),
+            os: os.as_deref(),
+            application: application.as_deref(),
+            comment: comment.as_deref(),
+        };
+        let mut file = Vec::new();
+        Writer::begin(&mut file, &section);
+        let blocks = blocks(&file);
+        let [Block::SectionHeader(block)] = &blocks[..] else { panic!("{blocks:?}") };
+        prop_assert_eq!((block.major_version, block.minor_version, block.section_len), (1, 0, -1));
+        let texts = [(1, &comment), (2, &hardware), (3, &os), (4, &application)];
+        prop_assert_eq!(read(&block.options), present(texts.map(|(code, text)| (code, text_of(text)))));
+    }
+
+    #[test]
+    fn an_interface_is_read_back(
+        snaplen: u32, texts in (any_text(), any_text(), any_text(), any_text(), any_text()), count in 1..5_u32,
+    ) {
+        let (name, description, filter, hardware, comment) = texts;
+        let interface = Interface {
+            snaplen,
+            name: name.as_deref(),
+            description: description.as_deref(),
+            filter: filter.as_deref(),
+            hardware: hardware.as_deref(),
+            comment: comment.as_deref(),
+        };
+        let mut file = Vec::new();
+        let mut writer = Writer::begin(&mut file, &Section::default());
+        for id in 0..count {
+            prop_assert_eq!(writer.interface(&mut file, &interface), InterfaceId(id));
+        }
+        let blocks = blocks(&file);
+        prop_assert_eq!(blocks.len() as u32, 1 + count);
+        for block in &blocks[1..] {
+            let Block::InterfaceDescription(block) = block else { panic!("{block:?}") };
+            prop_assert_eq!((block.linktype, block.snaplen), (Linktype::ETHERNET, snaplen));
+            prop_assert_eq!(block.ts_resolution(), Some(1_000_000_000));
+            let filter = filter.as_ref().map(|filter| [&[0], filter.as_bytes()].concat());
+            prop_assert_eq!(read(&block.options), present([
+                (1, text_of(&comment)),
+                (2, text_of(&name)),
+                (3, text_of(&description)),
+                (9, Some(vec![9])),
+                (11, filter),
+                (15, text_of(&hardware)),
+            ]));
+        }
+    }
+
+    #[test]
+    fn a_packet_is_read_back(
+        time_ns: u64, bytes in vec(any::<u8>(), 0..100), len in prop_oneof![0..200_u32, any::<u32>()],
+        outbound in option::of(any::<bool>()), lost in option::of(any::<u64>()), comment in any_text(),
+    ) {
+        let mut file = Vec::new();
+        let (_, interface) = begin(&mut file);
+        let direction = outbound.map(|is_out| if is_out { Direction::Outbound } else { Direction::Inbound });
+        let packet =
+            Packet { interface, time_ns, bytes: &bytes, len, direction, lost, comment: comment.as_deref() };
+        packet.write(&mut file);
+        let blocks = blocks(&file);
+        let Some(Block::EnhancedPacket(block)) = blocks.last() else { panic!("{blocks:?}") };
+        prop_assert_eq!(u64::from(block.ts_high) << 32 | u64::from(block.ts_low), time_ns);
+        prop_assert_eq!((block.if_id, block.packet_data()), (0, &bytes[..]));
+        prop_assert_eq!(block.origlen, len.max(bytes.len() as u32));
+        let flags = outbound.map(|is_out| vec![1 + u8::from(is_out), 0, 0, 0]);
+        let options = present([(1, text_of(&comment)), (2, flags), (4, counter_of(lost))]);
+        prop_assert_eq!(read(&block.options), options);
+    }
+
+    #[test]
+    fn statistics_are_read_back(
+        time_ns: u64, times in (option::of(any::<u64>()), option::of(any::<u64>())),
+        counters in (option::of(any::<u64>()), option::of(any::<u64>()), option::of(any::<u64>())),
+    ) {
+        let mut file = Vec::new();
+        let (_, interface) = begin(&mut file);
+        let (start_ns, end_ns) = times;
+        let (received, dropped, accepted) = counters;
+        Statistics { interface, time_ns, start_ns, end_ns, received, dropped, accepted }.write(&mut file);
+        let blocks = blocks(&file);
+        let Some(Block::InterfaceStatistics(block)) = blocks.last() else { panic!("{blocks:?}") };
+        prop_assert_eq!((block.if_id, u64::from(block.ts_high) << 32 | u64::from(block.ts_low)), (0, time_ns));
+        let halves = |time_ns: u64| ((time_ns >> 32) as u32, time_ns as u32);
+        prop_assert_eq!(block.isb_starttime().transpose().unwrap(), start_ns.map(halves));
+        prop_assert_eq!(block.isb_endtime().transpose().unwrap(), end_ns.map(halves));
+        prop_assert_eq!(block.isb_ifrecv().transpose().unwrap(), received);
+        prop_assert_eq!(block.isb_ifdrop().transpose().unwrap(), dropped);
+        prop_assert_eq!(block.isb_filteraccept().transpose().unwrap(), accepted);
+    }
+}
+
+#[test]
+fn what_is_too_long_is_cut() {
+    let text = "\u{20ac}".repeat(30_000);
+    let mut file = Vec::new();
+    let mut writer = Writer::begin(&mut file, &Section::default());
+    let interface = Interface { filter: Some(&text), comment: Some(&text), ..Interface::default() };
+    let interface = writer.interface(&mut file, &interface);
+    let bytes = vec![7; MAX_CAPTURED + 10];
+    let packet =
+        Packet { interface, time_ns: 1, bytes: &bytes, len: 0, direction: None, lost: None, comment: None };
+    packet.write(&mut file);
+    let blocks = blocks(&file);
+    let [_, Block::InterfaceDescription(interface), Block::EnhancedPacket(packet)] = &blocks[..] else {
+        panic!("{blocks:?}")
+    };
+    let options = read(&interface.options);
+    // A whole number of characters of 3 bytes each, and the byte for the kind of the filter.
+    let lengths: Vec<_> = options.iter().map(|(code, value)| (*code, value.len())).collect();
+    assert_eq!(lengths, [(1, 65_532), (9, 1), (11, 65_533)]);
+    assert!(options[0].1 == text.as_bytes()[..65_532]);
+    assert_eq!((packet.caplen as usize, packet.origlen as usize), (MAX_CAPTURED, MAX_CAPTURED + 10));
+}
+
+#[test]
+fn a_file_is_the_same_as_ever() {
+    let mut file = Vec::new();
+    let section = Section {
+        hardware: Some("x86_64"),
+        os: Some("Linux 6.12"),
+        application: Some("podmirror 0.1.0"),
+        comment: Some("of the node a"),
+    };
+    let mut writer = Writer::begin(&mut file, &section);
+    let eth0 = writer.interface(
+        &mut file,
+        &Interface {
+            snaplen: 96,
+            name: Some("eth0"),
+            description: Some("shop/web"),
+            filter: Some("tcp port 443"),
+            hardware: Some("veth1"),
+            comment: Some("mirror ids"),
+        },
+    );
+    let arp: Vec<u8> = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
+    let time_ns = 1_767_225_600_123_456_789;
+    let packet = Packet {
+        interface: eth0,
+        time_ns,
+        bytes: &arp,
+        len: 42,
+        direction: Some(Direction::Outbound),
+        lost: Some(3),
+        comment: Some("first"),
+    };
+    packet.write(&mut file);
+    let net1 = writer.interface(&mut file, &Interface { name: Some("net1"), ..Interface::default() });
+    let direction = Some(Direction::Inbound);
+    Packet { interface: net1, bytes: &arp[..21], direction, lost: None, comment: None, ..packet }
+        .write(&mut file);
+    Statistics {
+        interface: eth0,
+        time_ns: time_ns + 5,
+        start_ns: Some(time_ns - 5),
+        end_ns: Some(time_ns + 4),
+        received: Some(5),
+        dropped: Some(3),
+        accepted: Some(2),
+    }
+    .write(&mut file);
+    assert!(file == GOLDEN, "{}", file.escape_ascii());
+}

@@ -1,0 +1,136 @@
+//! Captures: mirrors that a program on the node asks for, and whose packets that program reads itself.
+//!
+//! Pure. A capture names pods and interfaces. It is one more session on their taps, with a target of its own, so it
+//! changes no other mirror. `choose` and `select` add the sessions after all others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::TapKind};
+
+use super::{Policy, Selection, Skipped, Wanted, Why, claim};
+use crate::{
+    model::{
+        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, NetnsId, Origin, Owner, Pod,
+        RingId, Session, Tap, TargetName,
+    },
+    settings::Settings,
+};
+
+/// A request of a program that reads packets.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Capture {
+    /// The ring that the program reads. It also names the capture: the kernel gives no two rings the same id, so not even
+    /// what a killed agent has left is taken for this capture.
+    pub ring: RingId,
+    /// The pods, by namespace and name.
+    pub pods: BTreeSet<(String, String)>,
+    /// The interfaces of the node, by name.
+    pub interfaces: BTreeSet<String>,
+    /// Which packets.
+    pub directions: Directions,
+    /// Which of those, and how much of each.
+    pub settings: Settings,
+}
+
+impl Capture {
+    /// The mirror that its sessions belong to.
+    pub fn mirror(&self) -> MirrorId {
+        MirrorId(Name::of_capture(self.ring.0))
+    }
+
+    /// The target of its sessions.
+    pub fn target(&self) -> TargetName {
+        TargetName(Name::of_capture(self.ring.0))
+    }
+
+    fn session(&self) -> Session {
+        Session {
+            directions: self.directions,
+            settings: self.settings.clone(),
+            target: self.target(),
+            origin: Origin::Capture,
+        }
+    }
+
+    fn skip(&self, why: Why) -> Skipped {
+        Skipped { pod: None, nic: None, mirror: Some(self.mirror()), why }
+    }
+
+    /// Adds its session to the mirrors of a pod or tap.
+    fn add_to(&self, mirrors: &mut BTreeMap<MirrorId, Session>) -> Result<(), Why> {
+        if mirrors.len() >= MAX_SESSIONS_PER_TAP {
+            return Err(Why::TooManyMirrors);
+        }
+        mirrors.insert(self.mirror(), self.session());
+        Ok(())
+    }
+
+    /// Adds its pods to those that are wanted. Returns the pods that it cannot have.
+    pub(super) fn choose<'a>(
+        &self,
+        pods: &'a [Pod],
+        policy: &Policy,
+        wanted: &mut Vec<Wanted<'a>>,
+    ) -> Vec<Skipped> {
+        let mut refused = Vec::new();
+        for (namespace, name) in &self.pods {
+            let is_named = |pod: &&Pod| pod.id.namespace == *namespace && pod.id.name == *name;
+            let Some(pod) = pods.iter().find(is_named) else {
+                refused.push(self.skip(Why::NoSuchPod(format!("{namespace}/{name}"))));
+                continue;
+            };
+            let mirrors = match wanted.iter().position(|wanted| wanted.pod.id.uid == pod.id.uid) {
+                _ if policy.exclude_namespaces.contains(namespace) => Err(Why::NamespaceExcluded),
+                Some(at) => wanted.get_mut(at).map_or(Ok(()), |wanted| self.add_to(&mut wanted.mirrors)),
+                None => {
+                    let mirrors = [(self.mirror(), self.session())].into();
+                    wanted.push(Wanted { pod, mirrors, is_asked: false });
+                    Ok(())
+                }
+            };
+            if let Err(why) = mirrors {
+                refused.push(Skipped { pod: Some(pod.id.clone()), ..self.skip(why) });
+            }
+        }
+        refused
+    }
+
+    /// Adds its interfaces to the taps: to the tap that a device has, or as a tap of its own.
+    pub(super) fn select(&self, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
+        for name in &self.interfaces {
+            if let Err(why) = self.select_interface(name, links, policy, selection) {
+                selection.skipped.push(Skipped { nic: Some(name.clone()), ..self.skip(why) });
+            }
+        }
+    }
+
+    fn select_interface(
+        &self,
+        name: &str,
+        links: &LinkSnapshot,
+        policy: &Policy,
+        selection: &mut Selection,
+    ) -> Result<(), Why> {
+        let link = links.by_name(name).ok_or(Why::NoSuchInterface)?;
+        if !link.is_ethernet {
+            return Err(Why::NotEthernet);
+        }
+        if let Some(tap) = selection.taps.get_mut(&Device::on_node(link.ifindex)) {
+            return self.add_to(&mut tap.sessions);
+        }
+        let owner = Owner { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), device: name.to_owned() };
+        let sessions = [(self.mirror(), self.session())].into();
+        let tap = Tap { owner, kind: kind(link), is_limited: policy.limits.is_limited(), sessions };
+        claim(link, tap, links, policy, selection)
+    }
+}
+
+/// The relation of a named device to what is behind it. A veth that leads into another namespace is taken for a pod's, so
+/// that its directions are the same whether or not a pod is known there.
+fn kind(link: &Link) -> TapKind {
+    let leads_away = link.kind == LinkKind::Veth && link.peer.is_some_and(|peer| peer.nsid.is_some());
+    if leads_away { TapKind::HostVeth } else { TapKind::Interface }
+}
+
+#[cfg(test)]
+mod tests;

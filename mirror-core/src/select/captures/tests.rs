@@ -1,0 +1,131 @@
+//! Captures beside the mirrors of a node: they get what they name, and no mirror changes.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use proptest::{collection::vec, option, prelude::*, sample};
+
+use super::*;
+use crate::{
+    model::IfIndex,
+    select::{
+        MIRROR, choose, select,
+        tests::{mk_node, mk_pod},
+    },
+};
+
+fn capture(number: u32, pods: &[&str], interfaces: &[&str]) -> Capture {
+    Capture {
+        ring: RingId(number),
+        pods: pods.iter().map(|name| ("default".to_owned(), (*name).to_owned())).collect(),
+        interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        directions: Directions::Both,
+        settings: Settings::default(),
+    }
+}
+
+/// The selection for pods and captures on a node where each pod has one NIC: `veth100` and so on.
+fn selected(pods: &[Pod], captures: &[Capture], policy: &Policy) -> Selection {
+    let nics: Vec<_> = (100..).zip(pods).map(|(outside, pod)| (pod, 2, outside)).collect();
+    let links = mk_node(&nics);
+    let choice = choose(pods, captures, policy, &mut Default::default());
+    let mut selection = select(&choice.wanted, captures, &links, policy);
+    selection.skipped.extend(choice.refused);
+    selection
+}
+
+fn why(selection: &Selection) -> Vec<&'static str> {
+    selection.skipped.iter().map(|skipped| skipped.why.name()).collect()
+}
+
+#[test]
+fn a_capture_is_one_more_session_of_the_pods_tap() {
+    let (web, db) = (mk_pod("web", &[(MIRROR, "true")]), mk_pod("db", &[]));
+    // The pods by name, and the device of one of them by its own.
+    let captures = [capture(1, &["web", "db"], &[]), capture(2, &[], &["veth100"])];
+    let selection = selected(&[web, db], &captures, &Policy::default());
+    assert_eq!(selection.skipped, []);
+    let mirrors = |ifindex| {
+        let tap = &selection.taps[&Device::on_node(IfIndex(ifindex))];
+        assert_eq!(tap.kind, TapKind::HostVeth);
+        tap.sessions.keys().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(mirrors(100), ["capture.1", "capture.2", "default"]);
+    assert_eq!(mirrors(101), ["capture.1"]);
+}
+
+/// Whether a pod is known behind a veth or not, its packets have the same directions.
+#[test]
+fn a_veth_into_another_namespace_is_seen_from_its_other_end() {
+    let web = mk_pod("web", &[]);
+    let mut links = mk_node(&[(&web, 2, 100)]);
+    links.host.insert(IfIndex(5), Link { peer: None, ..links.host[&IfIndex(100)].clone() });
+    let physical = links.host.get_mut(&IfIndex(5)).unwrap();
+    (physical.ifindex, physical.name, physical.kind) =
+        (IfIndex(5), "eth0".into(), LinkKind::Other(String::new()));
+    let selection = select(&[], &[capture(1, &[], &["veth100", "eth0"])], &links, &Policy::default());
+    let tun = Link {
+        is_ethernet: false,
+        name: "wg0".into(),
+        ifindex: IfIndex(6),
+        ..links.host[&IfIndex(5)].clone()
+    };
+    links.host.insert(IfIndex(6), tun);
+    assert_eq!(why(&select(&[], &[capture(1, &[], &["wg0"])], &links, &Policy::default())), ["NotEthernet"]);
+    let kinds: Vec<_> = selection.taps.values().map(|tap| (tap.owner.nic.as_str(), tap.kind)).collect();
+    assert_eq!(kinds, [("eth0", TapKind::Interface), ("veth100", TapKind::HostVeth)]);
+}
+
+#[test]
+fn what_a_capture_cannot_have_is_told() {
+    let policy = Policy { exclude_namespaces: ["secret".to_owned()].into(), ..Policy::default() };
+    let mut hidden = mk_pod("hidden", &[]);
+    hidden.id.namespace = "secret".into();
+    let names: Vec<String> = (0..8).map(|number| format!("{MIRROR}.m{number}")).collect();
+    let full: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
+    let pods = [hidden, mk_pod("full", &full)];
+    let mut of_hidden = capture(1, &[], &[]);
+    of_hidden.pods.insert(("secret".into(), "hidden".into()));
+    for (capture, reason) in [
+        (of_hidden, "NamespaceExcluded"),
+        (capture(1, &["nosuch"], &[]), "NoSuchPod"),
+        (capture(1, &["full"], &[]), "TooManyMirrors"),
+        (capture(1, &[], &["veth101"]), "TooManyMirrors"),
+        (capture(1, &[], &["nosuch0"]), "NoSuchInterface"),
+    ] {
+        let without = selected(&pods, &[], &policy);
+        let with = selected(&pods, &[capture], &policy);
+        assert_eq!((why(&with), &with.taps), (vec![reason], &without.taps));
+        assert!(with.skipped.iter().all(|skipped| skipped.mirror.is_some()), "{:?}", with.skipped);
+    }
+}
+
+proptest! {
+    /// With or without captures, every mirror has the same sessions at the same taps.
+    #[test]
+    fn captures_change_no_mirror(
+        asked in vec(option::of(sample::select(vec!["true", "ingress", "false"])), 1..6),
+        captures in vec((vec(0..6usize, 0..4), vec(100..106u32, 0..3)), 0..5),
+        enable_mirror: bool,
+    ) {
+        let pods: Vec<_> = asked.iter().enumerate().map(|(number, asked)| {
+            let annotations: Vec<_> = asked.iter().map(|asked| (MIRROR, *asked)).collect();
+            mk_pod(&format!("pod{number}"), &annotations)
+        }).collect();
+        let captures: Vec<_> = (1..).zip(captures).map(|(number, (of, devices))| {
+            let names: Vec<_> = of.iter().map(|number| format!("pod{number}")).collect();
+            let devices: Vec<_> = devices.iter().map(|number| format!("veth{number}")).collect();
+            let names: Vec<_> = names.iter().map(String::as_str).collect();
+            let devices: Vec<_> = devices.iter().map(String::as_str).collect();
+            capture(number, &names, &devices)
+        }).collect();
+        let policy = Policy { enable_mirror, ..Policy::default() };
+        let before = selected(&pods, &[], &policy);
+        let mut after = selected(&pods, &captures, &policy);
+        for tap in after.taps.values_mut() {
+            prop_assert!(tap.sessions.len() <= MAX_SESSIONS_PER_TAP);
+            tap.sessions.retain(|mirror, _| !mirror.0.is_capture());
+        }
+        after.taps.retain(|_, tap| !tap.sessions.is_empty());
+        prop_assert_eq!(after.taps, before.taps);
+    }
+}

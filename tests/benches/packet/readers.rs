@@ -1,0 +1,71 @@
+//! The readers of packets that run on another CPU during a measurement, and the CPUs themselves.
+
+use std::{
+    hint::black_box,
+    io::{BufRead as _, BufReader},
+    os::fd::AsRawFd as _,
+    process::{Child, Stdio},
+};
+
+use aya::maps::{Array, MapData, RingBuf};
+use mirror_tests::Lab;
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+
+use crate::{CUT_TO, STREAMED};
+
+/// How often the ring is read, at least.
+const LOOK_MS: i32 = 10;
+
+/// tcpdump on another CPU, as an engineer would start it inside the pod.
+pub(crate) struct Tcpdump(Child);
+
+impl Tcpdump {
+    pub(crate) fn start(lab: &Lab, device: &str) -> Self {
+        let mut command = lab.node().command("taskset");
+        command.args(["-c", "1", "tcpdump", "-n", "-s", &CUT_TO.to_string(), "-B", "65536", "-Z", "root"]);
+        command.args(["-i", device, "-w", "/dev/null"]).stderr(Stdio::piped());
+        let mut tcpdump = command.spawn().unwrap();
+        // "listening on ...": it captures.
+        BufReader::new(tcpdump.stderr.as_mut().unwrap()).lines().next().unwrap().unwrap();
+        Self(tcpdump)
+    }
+}
+
+impl Drop for Tcpdump {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Reads the ring on another CPU to the end of the bench, as `tail` does.
+pub(crate) fn read(
+    mut ring: RingBuf<MapData>,
+    taken: &Array<MapData, u64>,
+    mut returned: Array<MapData, u64>,
+) {
+    pin_to_cpu(1);
+    loop {
+        let mut wait = libc::pollfd { fd: ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the pointer is to one `pollfd`.
+        unsafe { libc::poll(&raw mut wait, 1, LOOK_MS) };
+        let mut bytes = 0;
+        while let Some(record) = ring.next() {
+            bytes += record.len();
+        }
+        black_box(bytes);
+        let now = taken.get(&STREAMED, 0).unwrap();
+        returned.set(STREAMED, &now, 0).unwrap();
+    }
+}
+
+/// Keeps the bench, and with it the softirqs that it causes, on one CPU; namespaces are entered on threads that
+/// inherit it.
+pub(crate) fn pin_to_cpu(cpu: usize) {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu).unwrap();
+    sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
+}

@@ -1,0 +1,188 @@
+//! Runs `mirror-agent tail` and `mirror-agent capture`, and reads the pcapng files that they write.
+//!
+//! The reader of files is not the agent's code: it is the few lines of the format that these stories need
+//! (draft-ietf-opsawg-pcapng).
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::{Captured, Frames, Lab, eventually, process::Process};
+
+/// A running `tail` or `capture`. It is killed on drop.
+#[derive(Debug)]
+pub struct Tail {
+    process: Process,
+    file: PathBuf,
+}
+
+impl Tail {
+    /// Starts `tail` or `capture` with these arguments and a file, and waits until it reads.
+    #[track_caller]
+    pub fn start(lab: &Lab, arguments: &[&str]) -> Self {
+        let mut tail = Self::spawn(lab, arguments);
+        eventually(crate::SOON, || {
+            let ended = tail.process.ended();
+            assert!(ended.is_none(), "it has ended ({ended:?}): {:#?}", tail.process.lines());
+            // The file is made when the session is there. The programs of a new tap are attached a little later.
+            let status = lab.try_status()?;
+            let is_read = |target: &&crate::Target| target.stream && target.up;
+            let attached = |tap: &crate::TapStatus| tap.attached.values().all(|mode| mode != "none");
+            let reads =
+                status.targets.iter().any(|target| is_read(&target)) && status.taps.iter().all(attached);
+            crate::check(tail.file.exists() && reads, || format!("no tail yet: {status:#?}"))
+        });
+        tail
+    }
+
+    /// The same, without waiting.
+    pub fn spawn(lab: &Lab, arguments: &[&str]) -> Self {
+        let file = lab.files().join(format!("tail-{}.pcapng", arguments.concat().replace('/', "-")));
+        let mut command = lab.agent(arguments);
+        let process = Process::start(command.arg("-w").arg(&file));
+        Self { process, file }
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.file
+    }
+
+    /// The file so far.
+    #[track_caller]
+    pub fn file(&self) -> PacketFile {
+        PacketFile::read(&self.file)
+    }
+
+    /// Keeps it from reading.
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it read again.
+    pub fn go_on(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(nix::unistd::Pid::from_raw(self.process.pid().cast_signed()), signal).unwrap();
+    }
+
+    /// Ends it as Ctrl-C does. It must end well.
+    #[track_caller]
+    pub fn stop(mut self) -> PacketFile {
+        let status = self.process.end(Signal::SIGINT);
+        assert_eq!(status.code(), Some(0), "{:#?}", self.process.lines());
+        self.file()
+    }
+
+    /// Waits until it ends by itself. It must end well.
+    #[track_caller]
+    pub fn wait(mut self) -> PacketFile {
+        let status = self.process.wait();
+        assert_eq!(status.code(), Some(0), "{:#?}", self.process.lines());
+        self.file()
+    }
+
+    /// Waits until it ends by itself, and returns its exit code too.
+    #[track_caller]
+    pub fn end(mut self) -> (Option<i32>, PacketFile) {
+        let status = self.process.wait();
+        (status.code(), self.file())
+    }
+
+    /// Kills it.
+    pub fn kill(mut self) {
+        self.process.end(Signal::SIGKILL);
+    }
+}
+
+/// A packet in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePacket {
+    /// The name of its interface.
+    pub interface: String,
+    /// `ingress` or `egress`, seen from the pod.
+    pub direction: &'static str,
+    /// Its time in ns since the epoch.
+    pub time_ns: u64,
+    /// Its bytes.
+    pub frame: Captured,
+}
+
+/// The parts of a pcapng file that stories ask for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PacketFile {
+    /// The names of its interfaces.
+    pub interfaces: Vec<String>,
+    /// Its packets in their order.
+    pub packets: Vec<FilePacket>,
+    /// For each interface with statistics: packets received, and dropped.
+    pub statistics: Vec<(u64, u64)>,
+}
+
+impl PacketFile {
+    /// Reads a file. It may end in the middle of a block.
+    #[track_caller]
+    pub fn read(path: &Path) -> Self {
+        let bytes = fs::read(path).unwrap();
+        let u32_at =
+            |at: usize| bytes.get(at..at + 4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+        let mut file = Self::default();
+        let mut at = 0;
+        while let (Some(kind), Some(length)) = (u32_at(at), u32_at(at + 4)) {
+            let Some(block) = bytes.get(at + 8..at + length as usize - 4) else { break };
+            match kind {
+                1 => {
+                    file.interfaces.push(String::from_utf8(option(&block[8..], 2).unwrap().to_vec()).unwrap())
+                }
+                5 => {
+                    let count = |code| u64_of(option(&block[12..], code).unwrap());
+                    file.statistics.push((count(4), count(5)));
+                }
+                6 => file.packets.push(file.packet(block)),
+                _ => assert_eq!(kind, 0x0a0d_0d0a, "a block of another kind"),
+            }
+            at += length as usize;
+        }
+        file
+    }
+
+    fn packet(&self, block: &[u8]) -> FilePacket {
+        let word = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().unwrap());
+        let captured = word(12) as usize;
+        let flags = option(&block[20 + captured.next_multiple_of(4)..], 2).unwrap();
+        FilePacket {
+            interface: self.interfaces[word(0) as usize].clone(),
+            direction: if flags[0] & 3 == 1 { "ingress" } else { "egress" },
+            time_ns: u64::from(word(4)) << 32 | u64::from(word(8)),
+            frame: Captured { bytes: block[20..20 + captured].to_vec(), length: word(16) as usize },
+        }
+    }
+
+    /// The frames of a direction.
+    pub fn frames(&self, direction: &str) -> Frames {
+        let packets = self.packets.iter().filter(|packet| packet.direction == direction);
+        packets.fold(Frames::default(), |frames, packet| frames.with(&packet.frame.bytes, 1))
+    }
+}
+
+/// The value of an option.
+fn option(mut options: &[u8], code: u16) -> Option<&[u8]> {
+    loop {
+        let (head, rest) = options.split_at_checked(4)?;
+        let number = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        let length = usize::from(number(2));
+        if number(0) == code {
+            return rest.get(..length);
+        }
+        options = rest.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+fn u64_of(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes.try_into().unwrap())
+}

@@ -1,0 +1,366 @@
+//! `tail` and `capture` read the packets of pods and interfaces, without any change to the mirrors of others.
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Conversation, Flood, Frames, PodNs, PodSpec, PodsFile, SOON, Tail, check,
+    eventually,
+};
+
+use crate::{Inside, MIRROR, Node, any_mode, shows};
+
+in_both_modes!(a_pod_is_read_completely, frames_are_as_on_a_wire);
+
+/// Waits until a file has exactly these frames of each direction, each once.
+#[track_caller]
+fn has(tail: &Tail, expected: impl Fn() -> (Frames, Frames)) {
+    eventually(SOON, || {
+        let (sent, received) = expected();
+        let file = tail.file();
+        file.frames("egress").same_as(&sent)?;
+        file.frames("ingress").same_as(&received)
+    });
+}
+
+fn talk(web: &PodNs, db: &PodNs) {
+    for (address, back) in [(db.v4(), web.v4()), (db.v6(), web.v6())] {
+        web.ping(address, 10, 56);
+        db.ping(back, 10, 1400);
+        web.udp_echo(db, address, &[0, 22, 64, 1400, 1452, 1473, 9000, 65507]);
+        Conversation::open(web, db, address).exchange(300_000);
+    }
+}
+
+/// No pod asks for a mirror. The tap is there for the tail alone, and goes with it.
+fn a_pod_is_read_completely(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("tail");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let tail = Tail::start(lab, &["tail", "--pod", "default/web", "--super-frames"]);
+    let inside = Inside::of(web);
+    talk(web, db);
+    let tagged = mirror_tests::Frame::new(db.eth0().mac, web.eth0().mac).vlan(100).filled(64, 2).bytes();
+    web.send_frame(&tagged);
+    has(&tail, || inside.frames());
+    let (sent, received) = inside.stop();
+    assert!(sent.count(&tagged) == 1 && sent.iter().any(|(frame, _)| frame.len() > 1514));
+    let file = tail.stop();
+    let all = (sent.len() + received.len()) as u64;
+    assert_eq!((file.interfaces, file.statistics), (vec!["default/web eth0".to_owned()], vec![(all, 0)]));
+    lab.wait_mirrored(&[]);
+    lab.wait_status(|status| {
+        check(status.targets.iter().all(|target| !target.stream), || "the stream is still there".into())
+    });
+}
+
+/// Checksums are finished and super-frames are cut, as for a capture at the other end of a cable.
+fn frames_are_as_on_a_wire(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("tailwire");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
+    let inside = Inside::of(web);
+    talk(web, db);
+    has(&tail, || {
+        let (sent, received) = inside.frames();
+        (sent.on_a_wire(), received.on_a_wire())
+    });
+    let packets = tail.stop().packets;
+    assert!(packets.iter().all(|packet| packet.frame.length <= 1514));
+    assert!(packets.is_sorted_by_key(|packet| packet.time_ns), "one CPU after another wrote these");
+}
+
+#[test]
+fn a_tail_changes_no_mirror() {
+    let Node { web, db, lab } = &Node::bridged("tailbeside");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let (mirror, inside) = (Capture::start(lab.node(), MIRROR), Inside::of(web));
+    web.ping(db.v4(), 5, 1000);
+    let words =
+        ["tail", "--pod", "default/web", "--filter", "icmp", "--snaplen", "96", "--direction", "egress"];
+    let tail = Tail::start(lab, &words);
+    web.ping(db.v4(), 7, 1000);
+    web.udp_echo(db, db.v4(), &[10, 20]);
+    eventually(SOON, || {
+        let file = tail.file();
+        check(file.packets.len() == 7, || format!("{file:?}"))?;
+        let is_cut = |packet: &mirror_tests::FilePacket| {
+            packet.frame.bytes.len() == 96 && packet.frame.length == 1042 && packet.direction == "egress"
+        };
+        check(file.packets.iter().all(is_cut), || format!("{file:?}"))
+    });
+    tail.stop();
+    web.ping(db.v4(), 3, 1000);
+    shows(&mirror, || {
+        let (sent, received) = inside.frames();
+        sent.and(&received)
+    });
+    lab.wait_status(|status| {
+        let tap = status.tap(web.veth_host());
+        let (sent, received) = inside.frames();
+        let copied = tap.packets("egress", "copied") + tap.packets("ingress", "copied");
+        check(copied == (sent.len() + received.len()) as u64 && tap.sessions.len() == 1, || "".into())
+    });
+}
+
+#[test]
+fn an_interface_is_read_without_an_agent() {
+    let Node { web, db, lab } = &Node::bridged("tailalone");
+    let before = lab.network_state();
+    let tail = Tail::start(lab, &["tail", web.veth_host(), "-c", "20"]);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 9, 56);
+    eventually(SOON, || check(!tail.file().packets.is_empty(), || "nothing is read".into()));
+    web.ping(db.v4(), 9, 56);
+    let file = tail.wait();
+    assert_eq!((file.packets.len(), &file.interfaces[..]), (20, &[web.veth_host().to_owned()][..]));
+    drop(inside);
+    lab.network_is_as(&before);
+    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
+}
+
+/// An engineer's command must say at once what is wrong, and leave nothing.
+#[test]
+fn what_cannot_be_read_is_refused() {
+    let Node { web, db, lab } = &Node::bridged("tailrefused");
+    let alone = lab.agent_exit(&["tail", "--pod", "default/web", "-w", "/dev/null"]);
+    assert!(alone.code == Some(1) && alone.stderr.contains("no agent runs on this node"), "{alone:?}");
+    let missing = lab.agent_exit(&["tail", "nosuch0", "-w", "/dev/null"]);
+    assert!(missing.code == Some(1) && missing.stderr.contains("there is no such interface"), "{missing:?}");
+    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--exclude-namespaces", "default"]);
+    lab.wait_mirrored(&[]);
+    for (words, told) in [
+        (&["tail", "--pod", "default/nosuch"][..], "this node has no pod default/nosuch"),
+        (&["tail", "--pod", "default/web"][..], "--exclude-namespaces"),
+        (&["tail", "nosuch0"][..], "there is no such interface"),
+        (&["tail", MIRROR][..], "is the mirror interface itself"),
+    ] {
+        let exit = lab.agent_exit(&[words, &["-w", "/dev/null"]].concat());
+        assert!(exit.code == Some(1) && exit.stderr.contains(told), "{words:?}: {exit:?}");
+    }
+    for words in [
+        &["tail", "veth0", "--filter", "tcp prot 80"][..],
+        &["tail", "--pod", "web"],
+        &["tail"],
+        &["capture", "veth0", "-w", "x"],
+        &["capture", "veth0", "-w", "x", "--ring", "1MB", "--first", "1MB"],
+    ] {
+        assert_eq!(lab.agent_exit(words).code, Some(2), "{words:?}");
+    }
+    lab.wait_mirrored(&[]);
+}
+
+/// What the reader has no time for is lost, and counted to the last packet. The pod is not delayed.
+#[test]
+fn copied_and_lost_are_all_that_was_seen() {
+    let Node { web, db, lab } = &Node::bridged("taillost");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let filter = "udp and src host";
+    let filter = format!("{filter} {}", web.v4());
+    let words = ["tail", "--pod", "default/web", "--filter", &filter, "--buffer", "256KiB"];
+    let tail = Tail::start(lab, &words);
+    tail.pause();
+    let flood = Flood::start(web, db);
+    flood.go_on(20_000);
+    let sent = flood.stop() as u64;
+    let counted = |status: &mirror_tests::Status, verdict| {
+        status.tap(web.veth_host()).sessions[0].packets("egress", verdict)
+    };
+    let status = lab.wait_status(|status| {
+        let seen = counted(status, "copied") + counted(status, "lost");
+        check(seen == sent, || format!("{seen} of {sent} are counted"))
+    });
+    let (copied, lost) = (counted(&status, "copied"), counted(&status, "lost"));
+    assert!(copied > 100 && lost > 1000, "{copied} copied, {lost} lost");
+    tail.go_on();
+    eventually(SOON, || {
+        let packets = tail.file().packets.len() as u64;
+        check(packets == copied, || format!("{packets} of {copied} are in the file"))
+    });
+    web.udp_echo(db, db.v4(), &[100]);
+    let file = tail.stop();
+    assert_eq!(file.packets.len() as u64, copied + 1, "there is room again");
+    assert_eq!(file.statistics, [(sent + 1, lost)]);
+}
+
+#[test]
+fn a_reader_that_is_killed_leaves_nothing() {
+    let Node { web, db, lab } = &Node::bridged("tailkilled");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let tail = Tail::start(lab, &["tail", "--pod", "default/web", "--pod", "default/db"]);
+    assert_eq!(lab.wait_mirrored(&[web, db]).tap(web.veth_host()).sessions.len(), 2);
+    tail.kill();
+    lab.wait_mirrored(&[web]);
+    lab.wait_status(|status| {
+        let (sessions, targets) = (status.tap(web.veth_host()).sessions.len(), status.targets.len());
+        check((sessions, targets) == (1, 1), || "the capture is still there".into())
+    });
+}
+
+#[test]
+fn an_agent_that_ends_ends_the_tail() {
+    let Node { web, db, lab } = &Node::bridged("tailagent");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
+    web.ping(db.v4(), 5, 56);
+    agent.stop();
+    assert!(lab.status().taps.is_empty(), "captures end with the agent");
+    let (code, file) = tail.end();
+    assert_eq!(code, Some(1), "it did not end by itself, as with Ctrl-C");
+    assert!(file.packets.len() >= 10 && file.statistics.len() == 1, "{file:?}");
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+}
+
+/// The sessions of a killed agent's capture stay until the next agent has its list. They are never taken for those of
+/// another capture.
+#[test]
+fn a_killed_agents_capture_is_not_the_next_ones() {
+    let Node { web, db, lab } = &Node::bridged("tailafter");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let before = Tail::start(lab, &["tail", "--pod", "default/db"]);
+    agent.kill();
+    assert_eq!(before.end().0, Some(1));
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let inside = Inside::of(web);
+    // No agent: a tail must not take away what the agent has left.
+    let exit = lab.agent_exit(&["tail", web.veth_host(), "-w", "/dev/null"]);
+    assert!(exit.code == Some(1) && exit.stderr.contains("has left its mirror"), "{exit:?}");
+    web.ping(db.v4(), 3, 56);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_status(|status| check(status.agent_running, || "no agent".into()));
+    let tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
+    web.ping(db.v4(), 5, 56);
+    eventually(SOON, || {
+        let file = tail.file();
+        check(file.packets.len() >= 10, || format!("{} packets", file.packets.len()))
+    });
+    let file = tail.stop();
+    assert_eq!(file.interfaces, ["default/web eth0"]);
+    assert!(file.packets.len() <= 12, "pings, and a question for an address: {file:?}");
+    shows(&mirror, || {
+        let (sent, received) = inside.frames();
+        sent.and(&received)
+    });
+    lab.wait_mirrored(&[web]);
+}
+
+/// A flood of one pod takes no room from the pings of another pod in the same ring.
+#[test]
+fn a_flood_hides_no_other_pod() {
+    let lab = mirror_tests::Lab::new("tailflood");
+    lab.bridge("br0");
+    let [web, db, quiet] = ["web", "db", "quiet"].map(|name| lab.pod(name, "br0"));
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web), PodSpec::of(&db), PodSpec::of(&quiet)]);
+    let _agent = Agent::run(&lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let words = ["tail", "--pod", "default/web", "--pod", "default/quiet", "--buffer", "256KiB"];
+    let tail = Tail::start(&lab, &words);
+    let inside = Inside::of(&quiet);
+    tail.pause();
+    let flood = Flood::start(&web, &db);
+    flood.go_on(10_000);
+    quiet.ping(db.v4(), 20, 56);
+    flood.stop();
+    let of_quiet = |file: &mirror_tests::PacketFile| {
+        file.packets.iter().filter(|packet| packet.interface == "default/quiet eth0").count()
+    };
+    tail.go_on();
+    eventually(SOON, || {
+        let (sent, received) = inside.frames();
+        let (read, all) = (of_quiet(&tail.file()), sent.len() + received.len());
+        check(read == all, || format!("{read} of {all} are in the file"))
+    });
+    tail.stop();
+}
+
+#[test]
+fn the_rings_of_all_captures_are_bounded() {
+    let Node { web, db, lab } = &Node::bridged("tailmemory");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let large = Tail::start(lab, &["tail", "--pod", "default/web", "--buffer", "64MiB"]);
+    let exit = lab.agent_exit(&["tail", "--pod", "default/db", "-w", "/dev/null"]);
+    assert!(exit.code == Some(1) && exit.stderr.contains("64 MiB are in use"), "{exit:?}");
+    large.stop();
+}
+
+#[test]
+fn captures_are_bounded_in_number() {
+    let Node { web, db, lab } = &Node::bridged("tailmany");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let tails: Vec<_> = (1..=8)
+        .map(|number| {
+            Tail::start(
+                lab,
+                &["tail", "--pod", "default/web", "--buffer", "1MiB", "-c", &(1000 + number).to_string()],
+            )
+        })
+        .collect();
+    let exit = lab.agent_exit(&["tail", "--pod", "default/db", "-w", "/dev/null"]);
+    assert!(exit.code == Some(1) && exit.stderr.contains("8 captures"), "{exit:?}");
+    web.ping(db.v4(), 3, 56);
+    for tail in tails {
+        assert!(tail.stop().packets.len() >= 6);
+    }
+}
+
+#[test]
+fn the_newest_packets_are_kept() {
+    let Node { web, db, lab } = &Node::bridged("tailring");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[]);
+    let ring = Tail::start(lab, &["capture", "--pod", "default/web", "--ring", "10kB", "--filter", "icmp"]);
+    let rotation = Tail::spawn(
+        lab,
+        &["capture", "--pod", "default/web", "--filter", "icmp", "--rotate", "10kB", "--files", "2"],
+    );
+    lab.wait_status(|status| {
+        let sessions = status.taps.first().map_or(0, |tap| tap.sessions.len());
+        check(sessions == 2, || format!("{sessions} captures"))
+    });
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 50, 1000);
+    eventually(SOON, || {
+        let (sent, received) = inside.frames();
+        check(sent.len() + received.len() >= 100, || "the pings are not through".into())
+    });
+    let copied = |status: &mirror_tests::Status| {
+        let tap = status.tap(web.veth_host());
+        tap.sessions.iter().all(|s| s.packets("egress", "copied") + s.packets("ingress", "copied") == 100)
+    };
+    lab.wait_status(|status| check(copied(status), || "not all is copied".into()));
+    let packets = ring.stop().packets;
+    assert!((6..=9).contains(&packets.len()), "{} packets of 1042 bytes in 10 kB", packets.len());
+    assert!(packets.is_sorted_by_key(|packet| packet.time_ns));
+    let files = || {
+        let of = |path: &std::path::Path| path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let name = of(rotation.path());
+        let mut files: Vec<_> =
+            std::fs::read_dir(lab.files()).unwrap().map(|file| file.unwrap().path()).collect();
+        files.retain(|file| of(file).starts_with(&format!("{name}_")));
+        files.sort();
+        files
+    };
+    eventually(SOON, || {
+        let read: Vec<_> =
+            files().iter().map(|file| mirror_tests::PacketFile::read(file).packets.len()).collect();
+        check(read.len() == 2 && read[0] >= 6, || format!("files with {read:?} packets"))
+    });
+}
