@@ -31,7 +31,7 @@ use crate::{
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
     model::{Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Program, Tap, Target, TargetName},
-    plan::{Plan, Unfit, plan, retarget},
+    plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},
     select::{Capture, Choice, Filters, Policy, Selection, Skipped, Wanted, Why, choose, select},
@@ -221,7 +221,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         targets.extend(captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring)))));
         self.told.ended(&actual);
         let (desired, Plan { ops, unfit }) = self.decide(targets, selection.taps, &actual, report.is_listed);
-        let unfit = unfit.into_iter().map(|unfit| no_room(unfit, &desired));
+        let unfit = unfit.into_iter().map(|unfit| not_installed(unfit, &desired));
         let hidden = hidden::of_taps(&desired, &actual);
         let skipped = refused.into_iter().chain(selection.skipped).chain(unfit).chain(hidden);
         report.skipped = self.told.skipped(skipped);
@@ -364,11 +364,15 @@ struct Seen {
 }
 
 /// A session that does not fit, as what is skipped.
-fn no_room(unfit: Unfit, desired: &Desired) -> Skipped {
+fn not_installed(unfit: Unfit, desired: &Desired) -> Skipped {
     let Unfit { device, mirror, why } = unfit;
     let owner = desired.taps.get(&device).map(|tap| tap.owner.clone()).unwrap_or_default();
     let mirror = Some(mirror).filter(|mirror| *mirror != MirrorId::default());
-    Skipped { pod: owner.pod, nic: Some(owner.nic), mirror, why: Why::NoRoom(why) }
+    let why = match why {
+        Misfit::NoRoom(table) => Why::NoRoom(table),
+        Misfit::FilterRefused(why) => Why::FilterRefused(why),
+    };
+    Skipped { pod: owner.pod, nic: Some(owner.nic), mirror, why }
 }
 
 /// A problem at the start: there is no further attempt.

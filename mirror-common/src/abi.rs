@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::verdict::{Direction, TapKind, Verdict};
 
-/// Version of everything that is pinned: the maps, and the types in this module, `filter`, `limit` and `stream`.
+/// Version of everything that is pinned: the maps, and the types in this module, `limit` and `stream`.
 pub const ABI_VERSION: u32 = 5;
 
 /// Sessions that one tap can have.
@@ -23,6 +23,10 @@ pub const MAX_SESSIONS: u32 = 4096;
 pub const MAX_TARGETS: u32 = 16;
 /// Places for them in `TARGETS`: all targets can get new names before the places of the old ones are free.
 pub const TARGET_PLACES: u32 = 2 * MAX_TARGETS + MAX_CAPTURES;
+/// Filters that one node can have; equal ones are one.
+pub const MAX_FILTERS: u32 = 1024;
+/// Places for them in `FILTERS`: all filters can be replaced before the places of the old ones are free.
+pub const FILTER_PLACES: u32 = 2 * MAX_FILTERS;
 /// Captures at one time: programs that read a stream. Each has a target of its own.
 pub const MAX_CAPTURES: u32 = 8;
 
@@ -45,6 +49,13 @@ pub const MAX_FORMS: usize = 4;
 /// Bit of [`Tap::flags`]: all of its sessions are captures. The packet keeps the marks that it has, as on a device without
 /// a tap.
 pub const TAP_CAPTURES_ONLY: u32 = 1;
+
+/// What the program of a filter returns for a packet that matches. The programs are in `FILTERS`, where the tap
+/// programs of any agent of this version may call them. The number is no verdict of tc: tc would take it for
+/// `TC_ACT_UNSPEC`.
+pub const FILTER_MATCHES: u32 = 0x100;
+/// What it returns for another packet, and for one that ends before a byte that the filter has to read.
+pub const FILTER_DIFFERS: u32 = 0x101;
 
 /// Bit of [`Session::flags`]: `FILTERS` at [`Session::filter`] holds for it.
 pub const SESSION_FILTERED: u32 = 1;

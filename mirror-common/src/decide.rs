@@ -14,14 +14,12 @@
 
 use crate::{
     abi::{
-        MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, Session,
-        TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap,
+        FILTER_DIFFERS, FILTER_MATCHES, MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED,
+        SESSION_POD_METERED, Session, TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM,
+        TARGET_UP, Tap,
     },
-    filter::{self, FilterProgram},
     limit::charge::Paid,
     marks,
-    packet::Header,
-    sample::in_sample,
     verdict::{Direction, Hook, Verdict},
 };
 
@@ -60,8 +58,12 @@ pub struct Cloned {
 /// The effects of the decision, and its questions. The tap programs implement it with the kernel, the tests with a
 /// model.
 pub trait Kernel {
-    /// Step 2 for a session that has a filter or a sample: [`sift`] on the packet's header.
-    fn sift(&mut self, session: &Session) -> Result<(), Verdict>;
+    /// Step 2 for a session that has a filter: runs the filter's program. Returns its answer, or any other number if
+    /// there is no such program.
+    fn filter(&mut self, session: &Session) -> u32;
+    /// Step 2 for a session that has a sample: [`in_sample`](crate::sample::in_sample) on the packet's header. `None`:
+    /// the header cannot be read.
+    fn sample(&mut self, session: &Session) -> Option<bool>;
     /// The target at this index of `TARGETS`.
     fn target(&mut self, index: u32) -> Option<Reach>;
     /// Step 5 for a session that has limits: [`charge`](crate::limit::charge::charge).
@@ -139,9 +141,7 @@ fn run<K: Kernel>(
     copies: Copies,
 ) -> Result<(), Verdict> {
     screen(packet, direction, session)?;
-    if session.flags & SESSION_FILTERED != 0 || session.sample != 0 {
-        kernel.sift(session)?;
-    }
+    sift(kernel, session)?;
     spare(session, copies)?;
     let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
@@ -174,14 +174,23 @@ const fn screen(packet: Packet, direction: Direction, session: &Session) -> Resu
     Ok(())
 }
 
-/// Step 2, for sessions with a filter or a sample: whether the packet passes both.
+/// Step 2: whether the packet passes the session's filter and sample, as far as the session has them.
 #[inline(always)]
-pub fn sift(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Header) -> Result<(), Verdict> {
-    if filter.is_some_and(|filter| !filter::matches(filter, header)) {
-        return Err(Verdict::Filtered);
+fn sift<K: Kernel>(kernel: &mut K, session: &Session) -> Result<(), Verdict> {
+    if session.flags & SESSION_FILTERED != 0 {
+        match kernel.filter(session) {
+            FILTER_MATCHES => {}
+            FILTER_DIFFERS => return Err(Verdict::Filtered),
+            // A filter that cannot be asked lets nothing pass.
+            _ => return Err(Verdict::Failed),
+        }
     }
-    if !in_sample(header, seed, share) {
-        return Err(Verdict::SampledOut);
+    if session.sample != 0 {
+        match kernel.sample(session) {
+            Some(true) => {}
+            Some(false) => return Err(Verdict::SampledOut),
+            None => return Err(Verdict::Failed),
+        }
     }
     Ok(())
 }

@@ -1,15 +1,11 @@
-//! The capture filter: an expression of pcap-filter(7), compiled to the program that the tap programs evaluate.
+//! The capture filter: an expression of pcap-filter(7), compiled to a program.
 //!
 //! ```text
-//! text ─ lexer ─ parse ─► ast ─ generate ─► tree of tests ─► graph ─ optimise ─► graph ─┬─ steps ─► FilterProgram ─ explain ─► lines
-//!                                                                                       └─ classic ─► Program ─ ebpf ─► eBPF
+//! text ─ lexer ─ parse ─► ast ─ generate ─► tree of tests ─► graph ─ optimise ─► graph ─ classic ─► Program ─ ebpf ─► eBPF
 //! ```
 //!
-//! Pure, called by `cmd` and by the readers of the mirrors' filters. There are two compilers with one front end:
-//!
-//! * [`compile`] makes the steps that the tap programs evaluate (`mirror_common::filter`). A step knows no arithmetic
-//!   and sees the first 124 bytes, so this compiler refuses a part of the language.
-//! * [`classic::compile`] makes classic BPF of the whole language. [`ebpf`] translates it for the kernel.
+//! Pure, called by `cmd`, by the readers of the mirrors' filters, and by the dataplane. [`compile`] makes classic BPF,
+//! which people read and the host evaluates. [`ebpf::translate`] makes the program of the kernel from it.
 //!
 //! No crate does this for us: the crates that compile the language (`pktbaffle` is the best of them, and young) bind
 //! filters less tightly.
@@ -17,7 +13,6 @@
 mod ast;
 pub mod classic;
 pub mod ebpf;
-mod explain;
 mod facts;
 mod generate;
 mod graph;
@@ -25,24 +20,20 @@ mod lexer;
 mod names;
 mod optimise;
 mod parse;
-mod steps;
-#[cfg(test)]
-mod tests;
 mod tree;
 mod value;
 
 use std::ops::Range;
 
-use mirror_common::filter::{FilterProgram, MAX_FILTER_STEPS};
 use thiserror::Error;
 
 use self::{
     ast::{Expr, ExprKind},
+    classic::MAX_INSTRUCTIONS,
     graph::{Graph, Next},
-    tree::Tree,
 };
 
-pub use self::explain::explain;
+pub use self::classic::Program;
 
 /// Why an expression cannot be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -68,63 +59,52 @@ impl FilterError {
     }
 }
 
-/// What the two compilers do not share.
-struct Backend<T> {
-    /// The largest number of tests that the compiler optimises. Filters come from authors who may not be trusted, and
-    /// must not keep the agent busy.
-    most_nodes: usize,
-    /// The longest program, for people.
-    most: &'static str,
-    /// Refuses tests that its programs cannot do.
-    check: fn(&Tree) -> Result<(), String>,
-    /// The program of a graph; `None`: it does not fit.
-    lay_out: fn(&Graph) -> Option<T>,
+/// The largest number of tests that the compiler optimises: more than fit, because a test is at least one instruction.
+/// Filters come from authors who may not be trusted, and must not keep the agent busy.
+const MAX_NODES: usize = 2 * MAX_INSTRUCTIONS;
+
+/// Compiles an expression.
+///
+/// The answers of the program are those of libpcap's program without its optimiser, also on truncated frames.
+pub fn compile(text: &str) -> Result<Program, FilterError> {
+    let expr = parse::parse(text)?;
+    if let Some(program) = program(text, &expr)? {
+        return Ok(program);
+    }
+    let reason = format!(
+        "the filter is too large: with this part it needs more than {MAX_INSTRUCTIONS} instructions, or longer jumps \
+         than the kernel has"
+    );
+    Err(FilterError::at(text, too_much(text, &expr).span.clone(), reason))
 }
 
-/// Compiles an expression to steps.
-pub fn compile(text: &str) -> Result<FilterProgram, FilterError> {
-    const { assert!(MAX_FILTER_STEPS == 128) };
-    Backend { most_nodes: 2000, most: "128 steps", check: steps::check, lay_out: steps::lay_out }
-        .compile(text)
+/// The program of an expression; `None`: it does not fit.
+fn program(text: &str, expr: &Expr) -> Result<Option<Program>, FilterError> {
+    let graph = Graph::of(&generate::generate(text, expr)?);
+    if graph.nodes.len() > MAX_NODES {
+        return Ok(None);
+    }
+    let graph = optimise::optimise(graph);
+    if graph.entry == Next::Reject {
+        return Err(FilterError::at(text, expr.span.clone(), "no packet can match this"));
+    }
+    let fits = |program: &Program| ebpf::translate(program, ebpf::Access::Direct).is_some();
+    Ok(classic::lay_out(&graph).filter(fits))
 }
 
-impl<T> Backend<T> {
-    fn compile(&self, text: &str) -> Result<T, FilterError> {
-        let expr = parse::parse(text)?;
-        if let Some(program) = self.program(text, &expr)? {
-            return Ok(program);
+/// The first part of a sequence with which the program no longer fits.
+fn too_much<'a>(text: &str, whole: &'a Expr) -> &'a Expr {
+    let mut beginnings = vec![(whole, whole)];
+    let mut expr = whole;
+    while let ExprKind::And(left, right) | ExprKind::Or(left, right) = &expr.kind {
+        if let Some((_, last)) = beginnings.last_mut() {
+            *last = right;
         }
-        let reason = format!("the filter is too large: with this part it needs more than {}", self.most);
-        Err(FilterError::at(text, self.too_much(text, &expr).span.clone(), reason))
+        beginnings.push((left, left));
+        expr = left;
     }
-
-    /// The program of an expression; `None`: it does not fit.
-    fn program(&self, text: &str, expr: &Expr) -> Result<Option<T>, FilterError> {
-        let graph = Graph::of(&generate::generate(text, expr, self.check)?);
-        if graph.nodes.len() > self.most_nodes {
-            return Ok(None);
-        }
-        let graph = optimise::optimise(graph);
-        if graph.entry == Next::Reject {
-            return Err(FilterError::at(text, expr.span.clone(), "no packet can match this"));
-        }
-        Ok((self.lay_out)(&graph))
-    }
-
-    /// The first part of a sequence with which the program no longer fits.
-    fn too_much<'a>(&self, text: &str, whole: &'a Expr) -> &'a Expr {
-        let mut beginnings = vec![(whole, whole)];
-        let mut expr = whole;
-        while let ExprKind::And(left, right) | ExprKind::Or(left, right) = &expr.kind {
-            if let Some((_, last)) = beginnings.last_mut() {
-                *last = right;
-            }
-            beginnings.push((left, left));
-            expr = left;
-        }
-        beginnings.reverse();
-        let too_large = |(beginning, _): &(&Expr, _)| matches!(self.program(text, beginning), Ok(None));
-        let first = beginnings.partition_point(|beginning| !too_large(beginning));
-        beginnings.get(first).map_or(whole, |(_, last)| last)
-    }
+    beginnings.reverse();
+    let too_large = |(beginning, _): &(&Expr, _)| matches!(program(text, beginning), Ok(None));
+    let first = beginnings.partition_point(|beginning| !too_large(beginning));
+    beginnings.get(first).map_or(whole, |(_, last)| last)
 }

@@ -2,12 +2,9 @@
 
 use std::time::Duration;
 
-use mirror_common::{
-    abi::{
-        self, DeviceKey, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, SessionInfo,
-        TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
-    },
-    filter::FilterProgram,
+use mirror_common::abi::{
+    self, DeviceKey, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, SessionInfo,
+    TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
 };
 
 use super::ledger::{Entry, Placed};
@@ -97,13 +94,15 @@ pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
     }
 }
 
-/// A session and its mirror, from the written description. `None`: a name in it is invalid, so no agent has written it.
+/// A session and its mirror, from the written description. `filter_hash`: that of the program at its filter's place.
+/// `None`: a name in it is invalid, so no agent has written it.
 pub(super) fn decode_session(
     wire: &abi::Session,
     info: &SessionInfo,
-    program: Option<FilterProgram>,
+    filter_hash: u64,
 ) -> Option<(MirrorId, Placed)> {
-    let filter = program.map(|program| CaptureFilter { text: text(&info.filter), program: program.into() });
+    let place = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
+    let filter = place.map(|_| CaptureFilter { text: text(&info.filter), hash: filter_hash });
     let asked = |value: u64| (value != 0).then_some(value);
     let time = |ms: u64| asked(ms).map(Duration::from_millis);
     let (packets, bits) = (asked(info.rate_packets), asked(info.rate_bits));
@@ -126,9 +125,8 @@ pub(super) fn decode_session(
         target: TargetName(Name::of_written(&text(&info.target))?),
         origin: *Origin::ALL.get(info.origin as usize)?,
     };
-    let filter = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
-    let placed =
-        Placed { session, id: wire.id, serial: wire.serial, target: wire.target, filter, mark: wire.mark };
+    let abi::Session { id, serial, target, mark, .. } = *wire;
+    let placed = Placed { session, id, serial, target, filter: place, mark };
     Some((MirrorId(Name::of_written(&text(&info.mirror))?), placed))
 }
 
@@ -311,9 +309,9 @@ mod tests {
             let mut seen = Vec::<(u32, Option<u32>)>::new();
             for (number, (mirror, placed)) in entry.in_order().into_iter().enumerate() {
                 let session = &wire.sessions[number];
-                let program = placed.session.settings.filter.as_ref().map(|filter| *filter.program);
+                let hash = placed.session.settings.filter.as_ref().map_or(0, |filter| filter.hash);
                 let info = encode_info(mirror, &placed.session);
-                prop_assert_eq!(decode_session(session, &info, program), Some((mirror.clone(), placed.clone())));
+                prop_assert_eq!(decode_session(session, &info, hash), Some((mirror.clone(), placed.clone())));
                 let is_pod_metered = is_limited && placed.session.origin != Origin::Capture;
                 prop_assert_eq!(session.flags & SESSION_POD_METERED != 0, is_pod_metered, "captures are free");
                 let form = (placed.target, placed.session.settings.snaplen);

@@ -22,8 +22,12 @@ const BRIDGE: u32 = 20;
 struct Node {
     targets: Vec<Reach>,
     taps: Vec<u32>,
-    /// Sessions that `sift` refuses, sessions that `charge` refuses, and the outcome of the clones to each target.
+    /// Sessions whose filter does not match, sessions that `charge` refuses, and the outcome of the clones to each target.
     filtered: Vec<u32>,
+    /// The answer of the other filters; `None`: they match.
+    answer: Option<u32>,
+    /// Whether the packet is in a sample.
+    sample: Option<bool>,
     limited: Vec<u32>,
     answers: BTreeMap<u32, Cloned>,
     origin: u32,
@@ -37,8 +41,13 @@ struct Node {
 }
 
 impl Kernel for Node {
-    fn sift(&mut self, session: &Session) -> Result<(), Verdict> {
-        if self.filtered.contains(&session.id) { Err(Verdict::Filtered) } else { Ok(()) }
+    fn filter(&mut self, session: &Session) -> u32 {
+        let differs = self.filtered.contains(&session.id);
+        if differs { FILTER_DIFFERS } else { self.answer.unwrap_or(FILTER_MATCHES) }
+    }
+
+    fn sample(&mut self, _: &Session) -> Option<bool> {
+        self.sample
     }
 
     fn target(&mut self, index: u32) -> Option<Reach> {
@@ -364,6 +373,25 @@ fn a_filter_speaks_before_a_mark() {
     assert_eq!(node.see(copied, &pod).0, [Verdict::Duplicate]);
     node.filtered = vec![0];
     assert_eq!(node.see(copied, &pod).0, [Verdict::Filtered], "the session does not ask for it at all");
+}
+
+/// A place without a program, a program of something else, a header that cannot be read.
+#[test]
+fn a_filter_or_sample_without_an_answer_lets_nothing_pass() {
+    let filtered = tap(TapKind::HostVeth, &[Session { flags: SESSION_FILTERED, ..session(0, 0, 0) }]);
+    for answer in [0, 1, 2, FILTER_MATCHES - 1, FILTER_DIFFERS + 1, u32::MAX] {
+        let mut node = Node { answer: Some(answer), ..node(1) };
+        assert_eq!(node.see(FROM_A, &filtered).0, [Verdict::Failed], "{answer}");
+        assert!(node.clones.is_empty());
+    }
+    let sampled = tap(TapKind::HostVeth, &[Session { sample: 1, ..session(0, 0, 0) }]);
+    for (sample, verdict) in
+        [(None, Verdict::Failed), (Some(false), Verdict::SampledOut), (Some(true), Verdict::Copied)]
+    {
+        let mut node = Node { sample, ..node(1) };
+        assert_eq!(node.see(FROM_A, &sampled).0, [verdict]);
+        assert_eq!(node.clones.len(), usize::from(verdict == Verdict::Copied));
+    }
 }
 
 #[test]

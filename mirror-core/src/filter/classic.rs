@@ -1,4 +1,4 @@
-//! Classic BPF: the filter language compiled to the instructions that libpcap makes, and their evaluation.
+//! Classic BPF: a graph of tests laid out as the instructions that libpcap makes, and their evaluation.
 //!
 //! Classic BPF has an accumulator, an index register, 16 words of memory, and jumps forward. It can do everything that
 //! the language can say, on any byte of a frame. Three things read a program: [`Program::matches`] on the host,
@@ -6,8 +6,6 @@
 //! [`Operation`]s, so that a code of an instruction has its meaning in one place.
 //!
 //! A program sees the frame as on the wire: a VLAN tag is in it, not in metadata. It uses no extension of a kernel.
-//!
-//! Nothing here reaches a kernel, and nothing of the agent calls it yet: the tap programs still evaluate steps.
 
 mod check;
 mod emit;
@@ -20,8 +18,8 @@ mod tests;
 
 pub use self::operation::{Condition, Instruction, Operand, Operation, Register};
 
+pub(super) use self::emit::lay_out;
 pub use super::ast::Operator;
-use super::{Backend, FilterError};
 
 /// The longest program that a kernel takes (`BPF_MAXINSNS`).
 pub const MAX_INSTRUCTIONS: usize = 4096;
@@ -34,16 +32,6 @@ pub const ACCEPT: u32 = 262_144;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     instructions: Vec<Instruction>,
-}
-
-/// Compiles an expression.
-///
-/// The answers of the program are those of libpcap's program without its optimiser, also on truncated frames.
-pub fn compile(text: &str) -> Result<Program, FilterError> {
-    /// More than fit: a test is at least one instruction.
-    const MOST_NODES: usize = 8192;
-    Backend { most_nodes: MOST_NODES, most: "4096 instructions", check: |_| Ok(()), lay_out: emit::lay_out }
-        .compile(text)
 }
 
 impl Program {

@@ -1,8 +1,8 @@
 //! Translates classic BPF to a program of the kernel (`BPF_PROG_TYPE_SCHED_CLS`) that says whether a packet matches.
 //!
 //! The kernel's own translation is no use here: it ends the program where a load fails, with 0, and 0 is `TC_ACT_OK`.
-//! Here a failed load jumps to the same end as any other "no". The answer is in a register at that end, and the caller
-//! says what happens then ([`Ending`]): a return, or a note of the answer and a tail call.
+//! Here a failed load jumps to the same end as any other "no". The program returns one of two numbers, `FILTER_MATCHES` or
+//! `FILTER_DIFFERS`, and neither is a verdict of tc.
 //!
 //! The program is written up to three times, because a packet is read in three ways:
 //!
@@ -19,9 +19,7 @@
 //!
 //! Differs from Linux's own classic BPF, as libpcap does, in one thing: a shift by more than 31 bits gives 0.
 //!
-//! Nothing here reaches the kernel, and nothing of the agent calls it yet: the level prog loads what it makes. The
-//! programs run on Linux 5.10 and newer. They have no functions of their own, so that they can use tail calls on every
-//! architecture.
+//! Nothing here reaches the kernel: the dataplane loads what it makes. The programs run on Linux 5.10 and newer.
 
 mod assemble;
 mod insn;
@@ -30,6 +28,8 @@ mod loads;
 mod tests;
 mod ways;
 
+use zerocopy::IntoBytes as _;
+
 use self::{
     assemble::{Assembler, Label},
     ways::{Packet, reached},
@@ -37,18 +37,6 @@ use self::{
 use super::classic::{Condition, Operand, Operation, Operator, Program, Register};
 
 pub use self::insn::Insn;
-
-/// What a program does when it knows the answer.
-#[derive(Debug, Clone, Copy)]
-pub struct Ending<'a> {
-    /// The value of `r0` for a packet that matches.
-    pub matches: i32,
-    /// The value of `r0` for the other packets, and for those that end before a byte that the filter reads.
-    pub differs: i32,
-    /// The last instructions of each form of the program. They find the answer in `r0` and the context in `r6`, may use all registers and the
-    /// stack, and end the program.
-    pub instructions: &'a [Insn],
-}
 
 /// How a program may read packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +48,7 @@ pub enum Access {
 }
 
 /// The eBPF program; `None`: one of its forms is too long for the jumps of eBPF (32 767 instructions).
-pub fn translate(program: &Program, access: Access, ending: &Ending<'_>) -> Option<Vec<Insn>> {
+pub fn translate(program: &Program, access: Access) -> Option<Vec<Insn>> {
     let operations: Vec<Operation> =
         program.instructions().iter().filter_map(|instruction| instruction.decode()).collect();
     let mut assembler = Assembler::default();
@@ -74,7 +62,7 @@ pub fn translate(program: &Program, access: Access, ending: &Ending<'_>) -> Opti
     if sees_frame {
         assembler.if_untagged(Label::Untagged);
         assembler.make_header();
-        form(&mut assembler, &operations, Packet::Tagged, &from_start, ending);
+        form(&mut assembler, &operations, Packet::Tagged, &from_start);
         assembler.place(Label::Untagged);
     }
     let mut entries = from_start;
@@ -82,21 +70,15 @@ pub fn translate(program: &Program, access: Access, ending: &Ending<'_>) -> Opti
         if is_read {
             assembler.load_pointers();
         }
-        entries = form(&mut assembler, &operations, Packet::Direct, &entries, ending);
+        entries = form(&mut assembler, &operations, Packet::Direct, &entries);
     }
-    form(&mut assembler, &operations, Packet::Helper, &entries, ending);
+    form(&mut assembler, &operations, Packet::Helper, &entries);
     assembler.finish()
 }
 
 /// Writes a form of the program, as far as it is reached from the `entries`. Returns the instructions from which it can
 /// go over to the helper.
-fn form(
-    assembler: &mut Assembler,
-    operations: &[Operation],
-    packet: Packet,
-    entries: &[bool],
-    ending: &Ending<'_>,
-) -> Vec<bool> {
+fn form(assembler: &mut Assembler, operations: &[Operation], packet: Packet, entries: &[bool]) -> Vec<bool> {
     let reached = reached(operations, packet, entries);
     let mut writer = Writer { assembler, packet };
     let mut left = Vec::new();
@@ -106,7 +88,7 @@ fn form(
             writer.operation(at, *operation, &known)
         }));
     }
-    assembler.end(packet, ending);
+    assembler.end(packet);
     left
 }
 
@@ -169,4 +151,10 @@ impl Writer<'_> {
             _ => self.assembler.compute(operator, operand),
         }
     }
+}
+
+/// A hash of instructions (FNV-1a). Two programs of the same text have the same hash if they have the same instructions.
+pub fn hash(insns: &[Insn]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    insns.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step)
 }

@@ -3,8 +3,6 @@
 //! The order matters where a frame is truncated: the first load beyond its end rejects the frame. libpcap's own
 //! optimiser does not keep the order (it leaves out and moves loads), but ours does. So on truncated frames we agree
 //! with libpcap without its optimiser, and on whole frames with libpcap in any form.
-//!
-//! The compiler of steps and the compiler of classic BPF both start here.
 
 mod addresses;
 mod encapsulations;
@@ -28,14 +26,10 @@ use super::{
 type Refusal = String;
 type Made = Result<Tree, Refusal>;
 
-/// Generates the tests of an expression. `check` can refuse the tests of a primitive.
-pub(super) fn generate(
-    text: &str,
-    expr: &Expr,
-    check: fn(&Tree) -> Result<(), String>,
-) -> Result<Tree, FilterError> {
+/// Generates the tests of an expression.
+pub(super) fn generate(text: &str, expr: &Expr) -> Result<Tree, FilterError> {
     let mut generator = Generator { layers: Layers::default(), prepared: Vec::new() };
-    let tree = generator.expression(text, expr, check)?;
+    let tree = generator.expression(text, expr)?;
     generator.prepared.push(tree);
     Ok(Tree::All(generator.prepared))
 }
@@ -48,19 +42,14 @@ struct Generator {
 }
 
 impl Generator {
-    fn expression(
-        &mut self,
-        text: &str,
-        expr: &Expr,
-        check: fn(&Tree) -> Result<(), String>,
-    ) -> Result<Tree, FilterError> {
-        let mut part = |expr| self.expression(text, expr, check);
+    fn expression(&mut self, text: &str, expr: &Expr) -> Result<Tree, FilterError> {
+        let mut part = |expr| self.expression(text, expr);
         Ok(match &expr.kind {
             ExprKind::And(left, right) => Tree::All(vec![part(left)?, part(right)?]),
             ExprKind::Or(left, right) => Tree::Any(vec![part(left)?, part(right)?]),
             ExprKind::Not(inner) => part(inner)?.negated(),
             ExprKind::Primitive(primitive) => {
-                let made = self.primitive(primitive).and_then(|tree| check(&tree).map(|()| tree));
+                let made = self.primitive(primitive);
                 made.map_err(|reason| FilterError::at(text, Range::clone(&expr.span), reason))?
             }
         })

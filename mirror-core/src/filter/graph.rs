@@ -1,4 +1,4 @@
-//! A program as a graph of tests without cycles, before it is laid out as steps.
+//! A program as a graph of tests without cycles, before it is laid out as instructions.
 //!
 //! Built backwards, so that a node only leads to nodes made before it: a higher number is nearer to the start. Two
 //! equal nodes are one.

@@ -18,7 +18,7 @@ use super::{
     lexer::{Token, TokenKind, tokens},
 };
 
-/// Words that an expression can have: many more than a program has steps.
+/// Words that an expression can have, so that no text keeps the compiler busy.
 const MAX_TOKENS: usize = 500;
 /// Brackets, and `not`s, that can stand around each other.
 const MAX_DEPTH: usize = 50;

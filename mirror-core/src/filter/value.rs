@@ -1,7 +1,7 @@
 //! Numbers that a frame has: what a test looks at.
 //!
 //! The code generator builds values with the functions here, which compute what is constant and join sums. The
-//! optimiser compares values, and the layouts turn them into steps or instructions.
+//! optimiser compares values, and the layout turns them into instructions.
 
 use std::rc::Rc;
 

@@ -10,7 +10,7 @@ use std::{
 use mirror_common::verdict::Hook;
 
 use super::{Device, IfIndex, MirrorId, Tap, Target, TargetName};
-use crate::settings::Ceilings;
+use crate::settings::{CaptureFilter, Ceilings};
 
 /// A program of ours, each for one tc hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -217,6 +217,8 @@ pub struct Actual {
     pub passed_by: BTreeMap<IfIndex, Hidden>,
     /// The capacity of the tables.
     pub capacity: Capacity,
+    /// The filters whose programs the kernel refuses, and why.
+    pub refused: BTreeMap<CaptureFilter, String>,
     /// The other versions of the agent whose taps may still run. Their hooks are `Stale`. The pods and targets of these
     /// taps are not known, because the maps of these versions are not read.
     pub other_versions: BTreeSet<u32>,
@@ -232,6 +234,7 @@ impl Actual {
             deliver: BTreeMap::new(),
             passed_by: BTreeMap::new(),
             capacity,
+            refused: BTreeMap::new(),
             other_versions: BTreeSet::new(),
         }
     }

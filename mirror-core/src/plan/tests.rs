@@ -113,7 +113,7 @@ proptest! {
         }
         let sessions: usize = actual.taps.values().flat_map(|installed| &installed.tap).map(|tap| tap.sessions.len()).sum();
         prop_assert!(actual.taps.len() <= before.capacity.taps && sessions <= before.capacity.sessions);
-        if unfit.iter().any(|unfit| matches!(unfit.why, NoRoom::Sessions(_))) {
+        if unfit.iter().any(|unfit| matches!(unfit.why, Misfit::NoRoom(NoRoom::Sessions(_)))) {
             prop_assert_eq!(sessions, before.capacity.sessions);
         }
     }

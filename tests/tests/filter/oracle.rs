@@ -1,4 +1,4 @@
-//! Compiles an expression with libpcap and with our compilers, and compares the answers of the programs.
+//! Compiles an expression with libpcap and with our compiler, and compares the answers of the programs.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
@@ -6,14 +6,7 @@ use std::{
 };
 
 use libloading::Library;
-use mirror_common::{
-    filter::{FilterProgram, matches_cut},
-    packet::header,
-};
-use mirror_core::filter::{
-    self,
-    classic::{self, Instruction, Program},
-};
+use mirror_core::filter::{FilterError, Program, classic::Instruction, compile};
 
 const DLT_EN10MB: c_int = 1;
 /// With this mask, `ip broadcast` matches the addresses with all bits one or all bits zero.
@@ -123,8 +116,6 @@ impl Drop for Theirs {
 pub(crate) struct Pair {
     text: String,
     ours: Program,
-    /// `None`: steps cannot do it.
-    steps: Option<FilterProgram>,
     plain: Theirs,
     /// `None`: libpcap has found that no packet can match.
     optimised: Option<Theirs>,
@@ -132,25 +123,14 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Compiles `text` with both. An error if our compiler refuses it. Panics if only libpcap refuses it.
-    pub(crate) fn compile(text: &str) -> Result<Self, filter::FilterError> {
-        let ours = classic::compile(text)?;
+    pub(crate) fn compile(text: &str) -> Result<Self, FilterError> {
+        let ours = compile(text)?;
         let theirs = |optimise| match Theirs::compile(text, optimise) {
             Ok(theirs) => Some(theirs),
             Err(why) if optimise && why == "expression rejects all packets" => None,
             Err(why) => panic!("{text:?}: we take it, libpcap not: {why}"),
         };
-        Ok(Self {
-            text: text.to_owned(),
-            ours,
-            steps: filter::compile(text).ok(),
-            plain: theirs(false).unwrap(),
-            optimised: theirs(true),
-        })
-    }
-
-    /// The number of steps of our program.
-    pub(crate) fn steps(&self) -> Option<u32> {
-        self.steps.as_ref().map(|steps| steps.len)
+        Ok(Self { text: text.to_owned(), ours, plain: theirs(false).unwrap(), optimised: theirs(true) })
     }
 
     /// The numbers of instructions of our program and of libpcap's, with its optimiser.
@@ -168,7 +148,7 @@ impl Pair {
     /// Compares the answers for the frame in a capture file that keeps `captured` bytes of each frame.
     #[track_caller]
     pub(crate) fn answer_of_cut(&self, frame: &[u8], captured: usize) -> bool {
-        let Self { text, ours, steps, plain, .. } = self;
+        let Self { text, ours, plain, .. } = self;
         let len = frame.len().try_into().unwrap();
         let expected = plain.matches_cut(frame, captured);
         assert_eq!(
@@ -178,15 +158,6 @@ impl Pair {
             hex(frame),
             ours.explain()
         );
-        if let Some(steps) = steps {
-            assert_eq!(
-                matches_cut(steps, &header(&frame[..captured], len), captured.try_into().unwrap()),
-                expected,
-                "libpcap says {expected} of {captured} bytes: ({text:?}, \"{}\")\n{}",
-                hex(frame),
-                filter::explain(steps)
-            );
-        }
         expected
     }
 

@@ -7,7 +7,6 @@ use std::{
 
 use mirror_common::{
     abi::{Counter, Delivery, DeviceKey, Session, SessionCounters, SessionInfo, Tap, TapOwner, Target},
-    filter::{FilterProgram, FilterStep},
     limit::{Limits, Meter, PodMeter},
 };
 
@@ -70,20 +69,6 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             budget_packets,
             budget_bytes,
             filter
-        }),
-        layout!(FilterProgram { len, steps }),
-        layout!(FilterStep {
-            mask,
-            low,
-            span,
-            offset,
-            end,
-            ip_header,
-            ip_header_mask,
-            shift,
-            jump_true,
-            jump_false,
-            reserved
         }),
         layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns }),
         layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),

@@ -2,93 +2,62 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _},
     time::Instant,
 };
 
+use mirror_agent::dataplane::filter_programs::{FilterProgram, LoadError};
+use mirror_common::abi::{FILTER_DIFFERS, FILTER_MATCHES};
 use mirror_core::filter::{
-    classic::{Instruction, Program, compile},
-    ebpf::{Access, Ending, Insn, translate},
+    classic::{Instruction, Program},
+    compile,
+    ebpf::{Access, Insn, translate},
 };
 use mirror_tests::{
     filters::{expression, frame},
     random::{Random, from_environment},
 };
 
-/// What the programs of these tests return.
-const MATCHES: i32 = 7;
-const DIFFERS: i32 = 3;
-const ENDING: Ending<'_> = Ending { matches: MATCHES, differs: DIFFERS, instructions: &[Insn::EXIT] };
-
 /// A program in the kernel.
-pub(crate) struct Loaded(OwnedFd);
-
-/// The command of bpf(2) with these attributes, as words of four bytes.
-fn bpf(command: libc::c_int, attributes: &mut [u32]) -> io::Result<i32> {
-    // SAFETY: the kernel reads and writes so many bytes; the pointers in them are those of the caller's buffers.
-    let code =
-        unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), size_of_val(attributes)) };
-    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code as i32) }
-}
-
-fn address<T>(of: *const T) -> [u32; 2] {
-    let address = of.addr() as u64;
-    let [a, b, c, d, e, f, g, h] = address.to_ne_bytes();
-    [u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h])]
-}
+struct Loaded(FilterProgram);
 
 impl Loaded {
     /// Loads a program. Panics with the verifier's words if it refuses the program.
     #[track_caller]
-    pub(crate) fn new(insns: &[Insn]) -> Self {
-        const BPF_PROG_LOAD: libc::c_int = 5;
-        const SCHED_CLS: u32 = 3;
-        // Before Linux 5.11 the memory of a program counts as locked memory of its user.
-        let all = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: the pointer is valid. If the limit stays, the kernel says so below.
-        unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const all) };
-        let license = c"GPL";
-        let [insns_low, insns_high] = address(insns.as_ptr());
-        let [license_low, license_high] = address(license.as_ptr());
-        let mut log = Vec::new();
-        let mut errors = Vec::new();
-        for size in [0, 1 << 23] {
-            log.resize(size, 0_u8);
-            let [log_low, log_high] = if size == 0 { [0, 0] } else { address(log.as_ptr()) };
-            let level = u32::from(size > 0);
-            let mut attributes = [
-                SCHED_CLS,
-                insns.len() as u32,
-                insns_low,
-                insns_high,
-                license_low,
-                license_high,
-                level,
-                size as u32,
-                log_low,
-                log_high,
-            ];
-            match bpf(BPF_PROG_LOAD, &mut attributes) {
-                // SAFETY: the descriptor is new.
-                Ok(fd) => return Self(unsafe { OwnedFd::from_raw_fd(fd) }),
-                Err(error) => errors.push(error),
-            }
-        }
-        let text = String::from_utf8_lossy(&log);
-        let end = text.find('\0').unwrap_or(text.len());
-        panic!("the verifier refuses the program: {errors:?} {}", &text[end.saturating_sub(4000)..end]);
+    fn new(insns: &[Insn]) -> Self {
+        Self(FilterProgram::load(insns).unwrap_or_else(|error| panic!("{error}")))
     }
 
-    /// Runs it on a packet, `times` times; returns its answer and the time of a run in nanoseconds. The kernel makes no
-    /// packet that is shorter than an Ethernet header, or longer than a page.
-    pub(crate) fn run(&self, packet: &[u8], times: u32) -> io::Result<(i32, u32)> {
+    /// Runs it on a packet, and returns its answer. The kernel makes no packet that is shorter than an Ethernet header,
+    /// or longer than a page.
+    fn run(&self, packet: &[u8]) -> io::Result<u32> {
         const BPF_PROG_TEST_RUN: libc::c_int = 10;
-        let [low, high] = address(packet.as_ptr());
-        let fd = self.0.as_raw_fd().cast_unsigned();
-        let mut attributes = [fd, 0, packet.len() as u32, 0, low, high, 0, 0, times, 0];
-        bpf(BPF_PROG_TEST_RUN, &mut attributes)?;
-        let [_, answer, .., duration] = attributes;
-        Ok((answer.cast_signed(), duration))
+        /// The beginning of the part of `union bpf_attr` for this command.
+        #[repr(C)]
+        struct TestRun {
+            program: u32,
+            answer: u32,
+            data_size_in: u32,
+            data_size_out: u32,
+            data_in: u64,
+            data_out: u64,
+            repeat: u32,
+            duration: u32,
+        }
+        let mut run = TestRun {
+            program: self.0.as_fd().as_raw_fd().cast_unsigned(),
+            answer: 0,
+            data_size_in: packet.len() as u32,
+            data_size_out: 0,
+            data_in: packet.as_ptr().expose_provenance() as u64,
+            data_out: 0,
+            repeat: 1,
+            duration: 0,
+        };
+        // SAFETY: the packet has so many bytes, and the kernel writes no other memory than these attributes.
+        let code =
+            unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut run, size_of::<TestRun>()) };
+        if code < 0 { Err(io::Error::last_os_error()) } else { Ok(run.answer) }
     }
 }
 
@@ -104,7 +73,7 @@ struct Forms {
 impl Forms {
     #[track_caller]
     fn new(text: &str, program: Program) -> Self {
-        let translated = |access| translate(&program, access, &ENDING).unwrap();
+        let translated = |access| translate(&program, access).unwrap();
         let direct = translated(Access::Direct);
         Self {
             text: text.to_owned(),
@@ -118,10 +87,10 @@ impl Forms {
     /// Compares the answers for a packet. `None`: the kernel does not make such a packet.
     #[track_caller]
     fn answer(&self, packet: &[u8]) -> Option<bool> {
-        let (answer, _) = self.direct.run(packet, 1).ok()?;
+        let answer = self.direct.run(packet).ok()?;
         let expected = self.program.matches(packet, packet.len() as u32);
         let expect = |what, answer, expected| {
-            let expected = if expected { MATCHES } else { DIFFERS };
+            let expected = if expected { FILTER_MATCHES } else { FILTER_DIFFERS };
             assert_eq!(
                 answer,
                 expected,
@@ -131,11 +100,11 @@ impl Forms {
             );
         };
         expect("direct", answer, expected);
-        expect("helper", self.helper.run(packet, 1).unwrap().0, expected);
+        expect("helper", self.helper.run(packet).unwrap(), expected);
         let mut with_tag = packet.to_vec();
         with_tag.splice(12..12, TAG);
         let of_tagged = self.program.matches(&with_tag, with_tag.len() as u32);
-        expect("tagged", self.tagged.run(packet, 1).unwrap().0, of_tagged);
+        expect("tagged", self.tagged.run(packet).unwrap(), of_tagged);
         Some(expected)
     }
 }
@@ -243,4 +212,15 @@ fn the_longest_filters_are_loaded() {
             forms.answer(&frame(&mut random));
         }
     }
+}
+
+/// A program that reads a register which nothing has written.
+#[test]
+fn a_program_that_the_kernel_refuses_says_why() {
+    let insns = [Insn::new(0xbf, 0, 5, 0, 0), Insn::EXIT];
+    let error = FilterProgram::load(&insns).unwrap_err();
+    assert!(matches!(error, LoadError::Refused(_)), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("the kernel refuses the filter") && text.contains("R5 !read_ok"), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
 }

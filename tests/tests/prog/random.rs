@@ -96,8 +96,12 @@ struct Model<'a> {
 }
 
 impl Kernel for Model<'_> {
-    fn sift(&mut self, _: &Session) -> Result<(), Verdict> {
+    fn filter(&mut self, _: &Session) -> u32 {
         unreachable!("no session has a filter")
+    }
+
+    fn sample(&mut self, _: &Session) -> Option<bool> {
+        unreachable!("no session has a sample")
     }
 
     fn target(&mut self, index: u32) -> Option<Reach> {

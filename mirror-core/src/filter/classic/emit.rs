@@ -37,7 +37,7 @@ struct Plan {
 }
 
 /// The program of a graph; `None`: it does not fit.
-pub(super) fn lay_out(graph: &Graph) -> Option<Program> {
+pub(in super::super) fn lay_out(graph: &Graph) -> Option<Program> {
     let plans = plans(graph)?;
     let mut writer = Writer::default();
     writer.push(Operation::Return(0));

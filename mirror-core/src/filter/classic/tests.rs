@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use super::{
-    Condition, Instruction, MAX_INSTRUCTIONS, Operand, Operation, Operator, Program, Register, compile,
+    super::compile, Condition, Instruction, MAX_INSTRUCTIONS, Operand, Operation, Operator, Program, Register,
 };
 
 fn many(qualifiers: &str, count: usize) -> String {

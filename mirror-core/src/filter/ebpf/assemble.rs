@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use mirror_common::abi::{FILTER_DIFFERS, FILTER_MATCHES};
+
 use super::{
     super::classic::{Condition, Operand, Operator, Register},
-    Ending,
     insn::{
         ADD, ALU, ALU64, AND, CALL, DOUBLE, Insn, JA, JEQ, JGE, JGT, JLE, JLT, JMP, JMP32, JNE, JSET, LDX,
         LSH, MEM, MOV, NEG, OR, RSH, SOURCE, ST, STX, SUB, TO_BIG_ENDIAN, operator_code, size_code,
@@ -19,7 +20,7 @@ pub(super) enum Label {
     Operation(Packet, usize),
     /// The end of a form, with the answer.
     Answer(Packet, bool),
-    /// What follows the answer in a form.
+    /// The last instruction of a form.
     End(Packet),
     /// The start, for packets without a VLAN tag in metadata.
     Untagged,
@@ -337,21 +338,21 @@ impl Assembler {
         self.push(JMP | CALL, 0, 0, 0, SKB_LOAD_BYTES.cast_unsigned());
     }
 
-    /// The end of a form of the program: the answers that it comes to, and what follows them.
-    pub(super) fn end(&mut self, packet: Packet, ending: &Ending<'_>) {
-        let mut answers = vec![(true, ending.matches), (false, ending.differs)];
+    /// The end of a form of the program: the answers that it comes to.
+    pub(super) fn end(&mut self, packet: Packet) {
+        let mut answers = vec![(true, FILTER_MATCHES), (false, FILTER_DIFFERS)];
         answers.retain(|(matches, _)| {
             let label = Label::answer(*matches, packet);
             self.jumps.iter().any(|(_, target)| *target == label)
         });
         for (matches, answer) in &answers {
             self.place(Label::answer(*matches, packet));
-            self.set_register(SCRATCH, answer.cast_unsigned());
+            self.set_register(SCRATCH, *answer);
             self.jump(Label::End(packet));
         }
         if !answers.is_empty() {
             self.place(Label::End(packet));
-            self.insns.extend(ending.instructions);
+            self.insns.push(Insn::EXIT);
         }
     }
 
