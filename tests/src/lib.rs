@@ -58,7 +58,7 @@ mod wire;
 
 pub use agent::{Agent, AttachMode, Exit};
 pub use api::Api;
-pub use bpf::{BpfObjects, Neighbour};
+pub use bpf::{BpfObjects, Neighbour, programs_in};
 pub use capture::{Capture, Captured, Frames};
 pub use cluster::{AGENT, Cluster, PATIENCE};
 pub use comparison::Comparison;

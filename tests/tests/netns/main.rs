@@ -27,6 +27,7 @@ mod attaching;
 mod choice;
 mod commands;
 mod complete;
+mod filters;
 mod harness;
 mod hidden;
 mod intruders;
