@@ -42,19 +42,17 @@ pub const FORM_BITS: u16 = 0x0f00;
 /// length. A form has the same bit at every tap of the node; the agent gives no bit to further forms.
 pub const MAX_FORMS: usize = 4;
 
-/// Bit of [`Tap::flags`]: the limits of pods and of the node hold, `NODE_LIMITS` has them.
-pub const TAP_LIMITED: u32 = 1;
 /// Bit of [`Tap::flags`]: all of its sessions are captures. The packet keeps the marks that it has, as on a device without
 /// a tap.
-pub const TAP_CAPTURES_ONLY: u32 = 2;
+pub const TAP_CAPTURES_ONLY: u32 = 1;
 
 /// Bit of [`Session::flags`]: `FILTERS` at [`Session::filter`] holds for it.
 pub const SESSION_FILTERED: u32 = 1;
 /// Bit of [`Session::flags`]: `LIMITS` and `METERS` at [`Session::id`] hold for it.
 pub const SESSION_METERED: u32 = 2;
-/// Bit of [`Session::flags`]: a capture. It changes nothing for the mirrors beside it: it is not charged to the pod and
-/// the node, and a packet that only captures have copied carries no mark.
-pub const SESSION_CAPTURE: u32 = 4;
+/// Bit of [`Session::flags`]: the limits of pods and of the node hold for it: `NODE_LIMITS`, with `POD_METERS` at
+/// [`Tap::pod_meter`] and `NODE_METER`. Never set for a capture, because those limits are for mirrors.
+pub const SESSION_POD_METERED: u32 = 4;
 
 /// Bit of [`Target::flags`]: the device is up and has a carrier.
 pub const TARGET_UP: u32 = 1;
@@ -104,7 +102,7 @@ pub struct Session {
     pub target: u32,
     /// The directions that the session copies: a bit each, see [`Direction::bit`].
     pub directions: u32,
-    /// [`SESSION_FILTERED`], [`SESSION_METERED`], [`SESSION_CAPTURE`].
+    /// [`SESSION_FILTERED`], [`SESSION_METERED`], [`SESSION_POD_METERED`].
     pub flags: u32,
     /// Index of the session's filter in `FILTERS`; valid with [`SESSION_FILTERED`].
     pub filter: u32,
@@ -129,10 +127,10 @@ pub struct Session {
 pub struct Tap {
     /// The relation of the tapped device to the pod: [`TapKind::wire`].
     pub kind: u32,
-    /// [`TAP_LIMITED`], [`TAP_CAPTURES_ONLY`].
+    /// [`TAP_CAPTURES_ONLY`].
     pub flags: u32,
     /// Index of the pod's meters in `POD_METERS`, below [`MAX_TAPS`]; the taps of one pod share it. Valid with
-    /// [`TAP_LIMITED`].
+    /// [`SESSION_POD_METERED`].
     pub pod_meter: u32,
     /// How many of `sessions` are in use, from the first on.
     pub session_count: u32,

@@ -14,8 +14,8 @@
 
 use crate::{
     abi::{
-        MAX_SESSIONS_PER_TAP, SESSION_CAPTURE, SESSION_FILTERED, SESSION_METERED, Session, TAP_CAPTURES_ONLY,
-        TAP_LIMITED, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap,
+        MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, Session,
+        TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap,
     },
     filter::{self, FilterProgram},
     limit::charge::Paid,
@@ -64,7 +64,7 @@ pub trait Kernel {
     fn sift(&mut self, session: &Session) -> Result<(), Verdict>;
     /// The target at this index of `TARGETS`.
     fn target(&mut self, index: u32) -> Option<Reach>;
-    /// Step 5 for a session or a tap that has limits: [`charge`](crate::limit::charge::charge).
+    /// Step 5 for a session that has limits: [`charge`](crate::limit::charge::charge).
     fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict>;
     /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
@@ -145,7 +145,7 @@ fn run<K: Kernel>(
     spare(session, copies)?;
     let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
-    let has_limits = session.flags & SESSION_METERED != 0 || is_limited(tap, session);
+    let has_limits = session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
     let paid = if has_limits { kernel.charge(tap, session)? } else { Paid::NOTHING };
     let copied = if target.flags & TARGET_STREAM != 0 {
         kernel.record(session, direction)
@@ -160,12 +160,6 @@ fn run<K: Kernel>(
         _ => {}
     }
     copied
-}
-
-/// Whether the limits of the pod and of the node hold for a session.
-#[inline(always)]
-pub const fn is_limited(tap: &Tap, session: &Session) -> bool {
-    tap.flags & TAP_LIMITED != 0 && session.flags & SESSION_CAPTURE == 0
 }
 
 /// Step 1: whether the session copies packets of this kind and direction at all.

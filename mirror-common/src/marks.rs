@@ -32,10 +32,16 @@ pub const fn of_copy(tc_index: u16) -> u16 {
     COPY_MARK | tc_index & !OURS
 }
 
+/// Whether a mark of ours stands in `tc_index`.
+#[inline(always)]
+const fn is_marked(tc_index: u16) -> bool {
+    is_copy(tc_index) || tc_index & COPIED_MASK == COPIED_MARK
+}
+
 /// `tc_index` without a mark of ours; anything else stays.
 #[inline(always)]
 pub const fn unmarked(tc_index: u16) -> u16 {
-    if is_copy(tc_index) || tc_index & COPIED_MASK == COPIED_MARK { tc_index & !OURS } else { tc_index }
+    if is_marked(tc_index) { tc_index & !OURS } else { tc_index }
 }
 
 /// `tc_index` of a packet that has been copied in these forms and no others. The mark of a copy stays.
@@ -57,6 +63,9 @@ pub const fn with_forms(tc_index: u16, forms: u32) -> u16 {
 /// either for a packet that comes back to the tap that has copied it, see [`came_back`].
 #[inline(always)]
 pub fn standing<K: Kernel>(kernel: &mut K, packet: Packet, kind: TapKind) -> Packet {
+    if !is_marked(packet.tc_index) {
+        return packet;
+    }
     let is_new = kind.leaves_pod(packet.hook) || forms(packet.tc_index) != 0 && came_back(kernel, packet);
     let tc_index = if is_new { unmarked(packet.tc_index) } else { packet.tc_index };
     Packet { tc_index, ..packet }

@@ -99,8 +99,7 @@ fn mirror(ctx: &TcContext, hook: Hook) {
     // SAFETY: as above.
     let (ingress_ifindex, tc_index, len) =
         unsafe { ((*skb).ingress_ifindex, (*skb).tc_index as u16, (*skb).len) };
-    // The verifier knows the value, and leaves the test out of a program that stands alone.
-    if STANDS_BEHIND.load() != 0 && marks::forms(tc_index) != 0 {
+    if marks::forms(tc_index) != 0 && STANDS_BEHIND.load() != 0 {
         return;
     }
     let packet = Packet { hook, ifindex, ingress_ifindex, tc_index };

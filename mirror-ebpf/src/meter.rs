@@ -10,10 +10,9 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        MAX_SESSIONS, MAX_TAPS, NODE_LIMIT, NODE_LIMITS_LEN, POD_LIMIT, SESSION_METERED, SHARE_LIMIT,
-        Session, Tap,
+        MAX_SESSIONS, MAX_TAPS, NODE_LIMIT, NODE_LIMITS_LEN, POD_LIMIT, SESSION_METERED, SESSION_POD_METERED,
+        SHARE_LIMIT, Session, Tap,
     },
-    decide,
     limit::{
         Limits, Meter, PodMeter,
         charge::{self, Bill, Meters, Paid},
@@ -107,7 +106,7 @@ impl Meters for Maps {
 /// Charges a packet of `len` bytes to the session, the pod and the node, if they have limits.
 #[inline(always)]
 pub(crate) fn take(tap: &Tap, session: &Session, len: u32) -> Result<Paid, Verdict> {
-    let answer = charge_packet(session.id, limited(tap, session), tap.pod_meter, len);
+    let answer = charge_packet(session.id, session.flags, tap.pod_meter, len);
     match answer & !Paid::ALL {
         0 => Ok(Paid::from_bits(answer)),
         LIMITED => Err(Verdict::Limited),
@@ -119,8 +118,8 @@ pub(crate) fn take(tap: &Tap, session: &Session, len: u32) -> Result<Paid, Verdi
 /// Gives back the charge of [`take`] for a packet that was not copied after all.
 #[inline(always)]
 pub(crate) fn give_back(tap: &Tap, session: &Session, len: u32, paid: Paid) {
-    let limited = limited(tap, session) | paid.to_bits() << PAID_SHIFT;
-    refund_packet(session.id, limited, tap.pod_meter, len);
+    let flags = session.flags | paid.to_bits() << PAID_SHIFT;
+    refund_packet(session.id, flags, tap.pod_meter, len);
 }
 
 /// The answers of [`charge_packet`] beside the bits of [`Paid`].
@@ -128,24 +127,14 @@ const LIMITED: u32 = 1 << 8;
 const ENDED: u32 = 2 << 8;
 const FAILED: u32 = 3 << 8;
 
-/// Bits of the argument `limited`: the session has limits; the tap's pod or the node has limits.
-const BY_SESSION: u32 = 1;
-const BY_POD: u32 = 2;
-/// Position of the bits of [`Paid`] in the argument `limited`.
+/// Position of the bits of [`Paid`] in the argument of [`refund_packet`] that holds the session's flags too.
 const PAID_SHIFT: u32 = 8;
 
 #[inline(always)]
-const fn limited(tap: &Tap, session: &Session) -> u32 {
-    let by_session = if session.flags & SESSION_METERED != 0 { BY_SESSION } else { 0 };
-    let by_pod = if decide::is_limited(tap, session) { BY_POD } else { 0 };
-    by_session | by_pod
-}
-
-#[inline(always)]
-const fn bill(session: u32, limited: u32, pod: u32, len: u32) -> Bill {
+const fn bill(session: u32, flags: u32, pod: u32, len: u32) -> Bill {
     Bill {
-        session: if limited & BY_SESSION != 0 { Some(session) } else { None },
-        pod: if limited & BY_POD != 0 { Some(pod) } else { None },
+        session: if flags & SESSION_METERED != 0 { Some(session) } else { None },
+        pod: if flags & SESSION_POD_METERED != 0 { Some(pod) } else { None },
         len,
     }
 }
@@ -155,11 +144,11 @@ const fn bill(session: u32, limited: u32, pod: u32, len: u32) -> Bill {
 /// This is a global function with numbers as arguments, as `sift` is, so the verifier goes through it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn charge_packet(session: u32, limited: u32, pod: u32, len: u32) -> u32 {
+extern "C" fn charge_packet(session: u32, flags: u32, pod: u32, len: u32) -> u32 {
     // The clock cannot be read under a lock: no helper can be called there.
     // SAFETY: the helper has no preconditions.
     let now_ns = unsafe { bpf_ktime_get_ns() };
-    match charge::charge(&mut Maps, bill(session, limited, pod, len), now_ns) {
+    match charge::charge(&mut Maps, bill(session, flags, pod, len), now_ns) {
         Ok(paid) => paid.to_bits(),
         Err(Verdict::Limited) => LIMITED,
         Err(Verdict::Ended) => ENDED,
@@ -170,8 +159,8 @@ extern "C" fn charge_packet(session: u32, limited: u32, pod: u32, len: u32) -> u
 /// Takes a charge back. This is a global function too.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn refund_packet(session: u32, limited: u32, pod: u32, len: u32) -> u32 {
-    let paid = Paid::from_bits(limited >> PAID_SHIFT & Paid::ALL);
-    charge::give_back(&mut Maps, bill(session, limited, pod, len), paid);
+extern "C" fn refund_packet(session: u32, flags: u32, pod: u32, len: u32) -> u32 {
+    let paid = Paid::from_bits(flags >> PAID_SHIFT & Paid::ALL);
+    charge::give_back(&mut Maps, bill(session, flags, pod, len), paid);
     0
 }

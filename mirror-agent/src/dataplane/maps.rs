@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use mirror_common::{
-    abi::{self, Counter, DeviceKey, MAX_TAPS, SESSION_FILTERED, SessionCounters, SessionInfo, TapOwner},
+    abi::{
+        self, Counter, DeviceKey, MAX_SESSIONS_PER_TAP, MAX_TAPS, SESSION_FILTERED, SESSION_POD_METERED,
+        SessionCounters, SessionInfo, TapOwner,
+    },
     filter::{FILTER_PLACES, FilterProgram, MAX_FILTERS},
 };
 use mirror_core::budget::{self, Before};
@@ -140,9 +143,11 @@ impl Maps {
     fn entry(&self, key: &KeyBytes, tap: &abi::Tap, ledger: &mut Ledger) -> anyhow::Result<Entry> {
         let owner = found(self.owners.get(key, 0))?.map(|owner| wire::decode_owner(&transmute!(owner)));
         let owner = owner.unwrap_or_default();
-        let head = TapHead { owner, kind: tap.kind(), is_limited: tap.flags & abi::TAP_LIMITED != 0 };
+        let in_use = &tap.sessions[..MAX_SESSIONS_PER_TAP.min(tap.session_count as usize)];
+        let is_limited = in_use.iter().any(|session| session.flags & SESSION_POD_METERED != 0);
+        let head = TapHead { owner, kind: tap.kind(), is_limited };
         let mut sessions = BTreeMap::new();
-        for session in tap.sessions.iter().take(tap.session_count as usize) {
+        for session in in_use {
             if session.flags & SESSION_FILTERED != 0 {
                 let program = self.filters.get(&session.filter, 0).context("cannot read a filter")?;
                 ledger.filters.insert(session.filter, transmute!(program));

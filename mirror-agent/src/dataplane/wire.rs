@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use mirror_common::{
     abi::{
-        self, DeviceKey, MAX_NAME, SESSION_CAPTURE, SESSION_FILTERED, SESSION_METERED, SessionInfo,
-        TAP_CAPTURES_ONLY, TAP_LIMITED, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
+        self, DeviceKey, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, SessionInfo,
+        TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TapOwner,
     },
     filter::FilterProgram,
 };
@@ -40,12 +40,12 @@ pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
             other.target == placed.target && other.session.settings.snaplen == placed.session.settings.snaplen
         };
         let alike = ahead.filter(|(_, (_, other))| is_alike(other)).fold(0, |bits, (at, _)| bits | 1 << at);
-        sessions[number] = encode_session(placed, alike);
+        sessions[number] = encode_session(placed, alike, entry.head.is_limited);
     }
     let captures_only = in_order.iter().all(|(mirror, _)| mirror.0.is_capture());
     abi::Tap {
         kind: entry.head.kind.wire(),
-        flags: flag(entry.head.is_limited, TAP_LIMITED) | flag(captures_only, TAP_CAPTURES_ONLY),
+        flags: flag(captures_only, TAP_CAPTURES_ONLY),
         pod_meter: entry.pod_meter,
         session_count: in_order.len() as u32,
         sessions,
@@ -56,7 +56,7 @@ const fn flag(is_set: bool, flag: u32) -> u32 {
     if is_set { flag } else { 0 }
 }
 
-fn encode_session(placed: &Placed, alike: u32) -> abi::Session {
+fn encode_session(placed: &Placed, alike: u32, is_limited: bool) -> abi::Session {
     let Placed { session, id, serial, target, filter, mark } = placed;
     let Session { directions, settings, origin, .. } = session;
     abi::Session {
@@ -65,7 +65,7 @@ fn encode_session(placed: &Placed, alike: u32) -> abi::Session {
         directions: directions.bits(),
         flags: flag(filter.is_some(), SESSION_FILTERED)
             | flag(settings.is_metered(), SESSION_METERED)
-            | flag(*origin == Origin::Capture, SESSION_CAPTURE),
+            | flag(is_limited && *origin != Origin::Capture, SESSION_POD_METERED),
         filter: filter.unwrap_or(0),
         sample: settings.sample.map_or(0, |Share(share)| share),
         seed: settings.seed,
@@ -294,6 +294,7 @@ mod tests {
         #[test]
         fn sessions_survive_the_map(
             sessions in prop::collection::btree_map("[a-z]{1,8}", (session(), 0..4096u32, 0..2u32, 0..3u32), 1..9),
+            is_limited: bool,
         ) {
             let place = |(mirror, (session, id, target, snaplen)): (String, (Session, u32, u32, u32))| {
                 let snaplen = [None, Some(64), Some(96)][snaplen as usize];
@@ -302,7 +303,7 @@ mod tests {
                 let session = Session { settings, ..session };
                 (MirrorId(mirror.parse().unwrap()), Placed { session, id, serial: id * 3, target, filter, mark: 0x100 })
             };
-            let head = TapHead { owner: Owner::default(), kind: TapKind::HostVeth, is_limited: true };
+            let head = TapHead { owner: Owner::default(), kind: TapKind::HostVeth, is_limited };
             let sessions: BTreeMap<_, _> = sessions.into_iter().map(place).collect();
             let entry = Entry { head, pod_meter: 7, sessions };
             let wire = encode_tap(&entry);
@@ -313,6 +314,8 @@ mod tests {
                 let program = placed.session.settings.filter.as_ref().map(|filter| *filter.program);
                 let info = encode_info(mirror, &placed.session);
                 prop_assert_eq!(decode_session(session, &info, program), Some((mirror.clone(), placed.clone())));
+                let is_pod_metered = is_limited && placed.session.origin != Origin::Capture;
+                prop_assert_eq!(session.flags & SESSION_POD_METERED != 0, is_pod_metered, "captures are free");
                 let form = (placed.target, placed.session.settings.snaplen);
                 for (ahead, other) in seen.iter().enumerate() {
                     prop_assert_eq!(session.alike & 1 << ahead != 0, *other == form);

@@ -140,15 +140,19 @@ fn any_packet() -> impl Strategy<Value = Packet> {
 }
 
 fn any_tap() -> impl Strategy<Value = Tap> {
-    let session = (0..=TARGETS, select(vec![0, 0, 96, 64]), 0..4u32, any::<bool>(), any::<bool>());
+    let session =
+        (0..=TARGETS, select(vec![0, 0, 96, 64]), 0..4u32, any::<bool>(), any::<bool>(), any::<bool>());
     let kind = select(vec![TapKind::HostVeth, TapKind::Interface]);
     (kind, any_vec(session, 0..=MAX_SESSIONS_PER_TAP)).prop_map(|(kind, sessions)| {
-        let made =
-            sessions.into_iter().zip(0..).map(|((target, snaplen, directions, filtered, metered), id)| {
+        let made = sessions.into_iter().zip(0..).map(
+            |((target, snaplen, directions, filtered, metered, pod_metered), id)| {
                 let flag = |is_set, flag| if is_set { flag } else { 0 };
-                let flags = flag(filtered, SESSION_FILTERED) | flag(metered, SESSION_METERED);
+                let flags = flag(filtered, SESSION_FILTERED)
+                    | flag(metered, SESSION_METERED)
+                    | flag(pod_metered, SESSION_POD_METERED);
                 Session { directions, flags, ..self::session(id, target, snaplen) }
-            });
+            },
+        );
         tap(kind, &made.collect::<Vec<_>>())
     })
 }
@@ -187,7 +191,8 @@ proptest! {
         prop_assert!(node.counted.iter().all(|&(_, counted, _)| counted == direction));
 
         let copied = || tap.sessions.iter().zip(&verdicts).filter(|(_, verdict)| **verdict == Verdict::Copied);
-        let metered = copied().filter(|(session, _)| session.flags & SESSION_METERED != 0);
+        let has_limits = |session: &Session| session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
+        let metered = copied().filter(|(session, _)| has_limits(session));
         prop_assert_eq!(&node.charged, &metered.map(|(session, _)| session.id).collect::<Vec<_>>());
         for (session, _) in copied() {
             let target = node.targets[session.target as usize];
@@ -224,7 +229,7 @@ proptest! {
     ) {
         let mut tap = Tap { flags: TAP_CAPTURES_ONLY, ..tap };
         for session in &mut tap.sessions {
-            (session.mark, session.flags) = (0, session.flags | SESSION_CAPTURE);
+            session.mark = 0;
         }
         let origin = node.origin;
         let (_, after) = node.see(packet, &tap);

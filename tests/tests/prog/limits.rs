@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use mirror_common::{
-    abi::{NODE_LIMIT, POD_LIMIT, SESSION_METERED, SHARE_LIMIT, Session, TAP_LIMITED, Tap},
+    abi::{NODE_LIMIT, POD_LIMIT, SESSION_METERED, SESSION_POD_METERED, SHARE_LIMIT, Session, Tap},
     limit::Limits,
     verdict::{Direction::Ingress, Hook, Verdict},
 };
@@ -24,9 +24,14 @@ fn packet() -> Vec<u8> {
 }
 
 /// A tap of the pod with these meters. Each session copies its packets, whatever their marks.
-fn put_pod(bench: &mut Bench, pod_meter: u32, flags: u32, sessions: &[Session]) {
+fn put_pod(bench: &mut Bench, pod_meter: u32, sessions: &[Session]) {
     let sessions: Vec<_> = sessions.iter().map(|session| Session { mark: 0, ..*session }).collect();
-    bench.put_entry(&Tap { flags, pod_meter, ..tap(at(true), &sessions) });
+    bench.put_entry(&Tap { pod_meter, ..tap(at(true), &sessions) });
+}
+
+/// A session for which the limits of the pod and the node hold.
+fn pod_metered(id: u32) -> Session {
+    Session { flags: SESSION_POD_METERED, ..session(id, 0, BOTH) }
 }
 
 #[test]
@@ -37,7 +42,7 @@ fn a_budget_ends_at_its_packet_and_a_lost_copy_costs_nothing() {
     bench.put_limits("LIMITS", 0, Limits { packets: 3, ..Limits::default() });
     bench.put_limits("LIMITS", 1, Limits { packets: 3, ..Limits::default() });
     let metered = |id, target| Session { flags: SESSION_METERED, ..session(id, target, BOTH) };
-    put_pod(&mut bench, 0, 0, &[metered(0, 0), metered(1, 1)]);
+    put_pod(&mut bench, 0, &[metered(0, 0), metered(1, 1)]);
     bench.run(Hook::Egress, &packet(), 5);
     assert_eq!(
         bench.counted(0),
@@ -53,8 +58,8 @@ fn a_pods_ceiling_holds_for_all_of_its_taps_together() {
     bench.put_device(0, "target0", READY);
     bench.put_limits("NODE_LIMITS", POD_LIMIT, RARE);
     bench.put_limits("LIMITS", 0, Limits { packets: 9, ..Limits::default() });
-    let metered = Session { flags: SESSION_METERED, ..session(0, 0, BOTH) };
-    put_pod(&mut bench, 7, TAP_LIMITED, &[metered]);
+    let metered = Session { flags: SESSION_METERED | SESSION_POD_METERED, ..session(0, 0, BOTH) };
+    put_pod(&mut bench, 7, &[metered]);
     bench.run(Hook::Egress, &packet(), 3);
     assert_eq!(
         bench.counted(0),
@@ -62,15 +67,18 @@ fn a_pods_ceiling_holds_for_all_of_its_taps_together() {
     );
     assert_eq!(bench.used(0), 1, "what the pod's ceiling refuses, the session gets back");
 
-    put_pod(&mut bench, 7, TAP_LIMITED, &[session(1, 0, BOTH)]);
+    put_pod(&mut bench, 7, &[pod_metered(1)]);
     bench.run(Hook::Egress, &packet(), 3);
     assert_eq!(bench.counted(1), counted(LEN, &[(Ingress, Verdict::Limited, 3)]), "another tap of the pod");
-    put_pod(&mut bench, 8, TAP_LIMITED, &[session(2, 0, BOTH)]);
+    put_pod(&mut bench, 8, &[pod_metered(2)]);
     bench.run(Hook::Egress, &packet(), 3);
     assert_eq!(
         bench.counted(2),
         counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Limited, 2)])
     );
+    put_pod(&mut bench, 7, &[session(3, 0, BOTH)]);
+    bench.run(Hook::Egress, &packet(), 3);
+    assert_eq!(bench.counted(3), counted(LEN, &[(Ingress, Verdict::Copied, 3)]), "a capture is free");
     assert_eq!((bench.used_by_pod(7), bench.used_by_pod(8)), ([1, 0, 0], [1, 0, 0]));
 }
 
@@ -84,7 +92,7 @@ fn a_pod_gets_its_share_though_another_has_taken_the_nodes_rate() {
             bench.put_limits("NODE_LIMITS", SHARE_LIMIT, RARE.share(2));
         }
         for pod in [0, 1] {
-            put_pod(&mut bench, pod, TAP_LIMITED, &[session(pod, 0, BOTH)]);
+            put_pod(&mut bench, pod, &[pod_metered(pod)]);
             bench.run(Hook::Egress, &packet(), 3);
         }
         let first = counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Limited, 2)]);
@@ -102,7 +110,7 @@ fn a_lost_copy_costs_no_limit_of_the_pod_and_the_node() {
     for (limit, limits) in [(NODE_LIMIT, RARE), (POD_LIMIT, RARE), (SHARE_LIMIT, RARE.share(1))] {
         bench.put_limits("NODE_LIMITS", limit, limits);
     }
-    put_pod(&mut bench, 0, TAP_LIMITED, &[session(0, 0, BOTH)]);
+    put_pod(&mut bench, 0, &[pod_metered(0)]);
     bench.run(Hook::Egress, &packet(), 4);
     assert_eq!(bench.counted(0), counted(LEN, &[(Ingress, Verdict::TargetDown, 4)]));
     assert_eq!(bench.used_by_pod(0), [0, 0, 0]);

@@ -2,8 +2,7 @@
 
 use aya::maps::{MapData, RingBuf};
 use mirror_common::{
-    abi::{NODE_LIMIT, POD_LIMIT, SESSION_CAPTURE, Session, TAP_LIMITED, TARGET_STREAM, TARGET_UP, Tap},
-    limit::{Limits, TICKS_PER_NS},
+    abi::{Session, TARGET_STREAM, TARGET_UP},
     stream::{HEAD, MAX_CAPTURE, RecordHead, SIZES, room},
     verdict::{
         Direction::{self, Egress, Ingress},
@@ -15,7 +14,7 @@ use nix::time::{ClockId, clock_gettime};
 use zerocopy::FromBytes as _;
 
 use crate::{
-    bench::{BOTH, Bench, READY, at, counted, session, tap},
+    bench::{BOTH, Bench, READY, at, counted, session},
     cut::{send_super_frame, tcp_over_ipv6},
 };
 
@@ -212,28 +211,6 @@ fn a_packet_is_in_a_stream_once_and_on_the_device_besides() {
     assert_eq!(bench.counted(0), counted(300, &[(Egress, Verdict::Copied, 1)]));
     assert_eq!(bench.counted(1), counted(300, &[(Egress, Verdict::Copied, 1)]));
     assert_eq!(bench.counted(2), counted(300, &[(Egress, Verdict::Duplicate, 1)]));
-}
-
-/// A capture is not charged to the pod and the node, whose limits are for mirrors.
-#[test]
-fn a_capture_has_no_part_in_the_limits_of_mirrors() {
-    let (mut bench, mut reader) = bench("recordfree", 0, 1 << 20);
-    // One packet an hour.
-    let rare = Limits {
-        ticks_per_packet: 3_600_000_000_000 * TICKS_PER_NS,
-        burst_ticks: TICKS_PER_NS,
-        ..Limits::default()
-    };
-    bench.put_limits("NODE_LIMITS", POD_LIMIT, rare);
-    bench.put_limits("NODE_LIMITS", NODE_LIMIT, rare);
-    let frame = Frame::new(ROUTER, POD).filled(300, 1).bytes();
-    for (flags, copied) in [(SESSION_CAPTURE, 50), (0, 1), (SESSION_CAPTURE, 50)] {
-        bench.reset(0);
-        let session = Session { flags, serial: SERIAL, mark: 0, ..session(0, 1, BOTH) };
-        bench.put_entry(&Tap { flags: TAP_LIMITED, ..tap(at(true), &[session]) });
-        bench.run(Hook::Ingress, &frame, 50);
-        assert_eq!(reader.records().len(), copied, "flags {flags}");
-    }
 }
 
 /// Room that was returned twice, or for a session that had the id before, takes nothing from this one.
