@@ -30,7 +30,9 @@ use crate::{
     links::{LinkTable, PodNetns},
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
-    model::{Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Program, Tap, Target, TargetName},
+    model::{
+        Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Op, Program, Tap, Target, TargetName,
+    },
     plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},
@@ -47,6 +49,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest wait while a session has a budget, so that the report shows soon that the budget has ended. The kernel
 /// ends it by itself.
 const BUDGET_TICK: Duration = Duration::from_secs(1);
+/// How long a program of a filter stays that no session uses: much longer than a packet takes at a tap.
+const LEFTOVERS: Duration = Duration::from_secs(1);
 /// The wait after a round with a failure: doubled from the first to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
@@ -227,6 +231,10 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         report.skipped = self.told.skipped(skipped);
 
         let Carried { of_devices, mut incomplete } = self.carry_out(&ops, &desired, &actual, report).await;
+        if ops.iter().any(Op::leaves_filter) {
+            // The next round takes away what no session uses any more.
+            self.look_again = Some(self.look_again.unwrap_or(LEFTOVERS).min(LEFTOVERS));
+        }
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
         incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
         if report.is_listed && !self.is_behind {

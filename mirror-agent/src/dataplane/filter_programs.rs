@@ -106,7 +106,7 @@ impl FilterMap {
     /// The kernel does not take it.
     pub fn set(&mut self, place: u32, program: &FilterProgram) -> anyhow::Result<()> {
         let fd = program.0.as_raw_fd();
-        self.call(MAP_UPDATE_ELEM, place, &fd).context("cannot write a filter")
+        self.call(MAP_UPDATE_ELEM, place, Some(&fd)).context("cannot write a filter")
     }
 
     /// Takes the program away from a place, if there is one.
@@ -115,13 +115,13 @@ impl FilterMap {
     ///
     /// The kernel does not take it away.
     pub fn clear(&mut self, place: u32) -> anyhow::Result<()> {
-        match self.call(MAP_DELETE_ELEM, place, &0) {
+        match self.call(MAP_DELETE_ELEM, place, None) {
             Err(error) if error.raw_os_error() != Some(ENOENT) => Err(error).context("cannot clear a filter"),
             _ => Ok(()),
         }
     }
 
-    fn call(&self, command: u32, place: u32, value: &i32) -> io::Result<()> {
+    fn call(&self, command: u32, place: u32, value: Option<&i32>) -> io::Result<()> {
         #[repr(C)]
         struct Element {
             map: u32,
@@ -134,7 +134,7 @@ impl FilterMap {
             map: self.0.fd().as_fd().as_raw_fd().cast_unsigned(),
             _padding: 0,
             key: address(&raw const place),
-            value: address(value),
+            value: value.map_or(0, |value| address(value)),
             flags: 0,
         };
         // SAFETY: the key and the value have the sizes of the map's, and live until the call returns.

@@ -3,7 +3,11 @@
 mod table;
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -21,6 +25,9 @@ in_both_modes!(a_filter_is_replaced_while_packets_flow, what_a_killed_agent_has_
 
 const FILTER: &str = "podmirror.io/filter";
 
+/// Where a datagram has its number.
+const NUMBER: Range<usize> = 42..50;
+
 /// A datagram from `from` to `to`, from and to this port, with this number in it.
 fn datagram(from: &PodNs, to: &PodNs, port: u16, number: u64) -> Vec<u8> {
     let (from, to) = (from.eth0(), to.eth0());
@@ -28,7 +35,7 @@ fn datagram(from: &PodNs, to: &PodNs, port: u16, number: u64) -> Vec<u8> {
     frame[34..38].copy_from_slice(&[port, port].map(u16::to_be_bytes).concat());
     // No checksum.
     frame[40..42].fill(0);
-    frame[42..50].copy_from_slice(&number.to_be_bytes());
+    frame[NUMBER].copy_from_slice(&number.to_be_bytes());
     frame
 }
 
@@ -36,19 +43,46 @@ fn port_of(frame: &[u8]) -> u16 {
     u16::from_be_bytes([frame[34], frame[35]])
 }
 
-/// Sends datagrams to these ports in turn until told to stop; returns how many.
-fn flow(from: &PodNs, to: &PodNs, ports: &[u16], stop: &AtomicBool) -> u64 {
-    let socket = from.netns().sender("eth0");
-    let mut sent = 0;
-    while !stop.load(Ordering::Relaxed) {
-        for port in ports {
-            socket.send(&datagram(from, to, *port, sent)).unwrap();
-            sent += 1;
-        }
-        // Fewer packets than a capture can lose.
-        thread::sleep(Duration::from_micros(300));
+/// Datagrams to some ports in turn, until it is stopped or dropped.
+struct Flow {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<u64>>,
+}
+
+impl Flow {
+    fn start(from: &PodNs, to: &PodNs, ports: &[u16]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let socket = from.netns().sender("eth0");
+        let templates: Vec<_> = ports.iter().map(|port| datagram(from, to, *port, 0)).collect();
+        let is_stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut sent = 0_u64;
+            while !is_stopped.load(Ordering::Relaxed) {
+                for template in &templates {
+                    let mut frame = template.clone();
+                    frame[NUMBER].copy_from_slice(&sent.to_be_bytes());
+                    socket.send(&frame).unwrap();
+                    sent += 1;
+                }
+                // Fewer packets than a capture can lose.
+                thread::sleep(Duration::from_millis(2));
+            }
+            sent
+        });
+        Self { stop, thread: Some(thread) }
     }
-    sent
+
+    /// Ends the flow, and returns how many were sent.
+    fn stop(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Waits until the node has the programs of these filters alone.
@@ -73,16 +107,12 @@ fn a_filter_is_replaced_while_packets_flow(mode: AttachMode) {
     let _agent = Agent::run(lab, mode, &pods, &[]);
     lab.wait_mirrored(&[web]);
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
-    let stop = AtomicBool::new(false);
-    let sent = thread::scope(|scope| {
-        let flow = scope.spawn(|| flow(web, db, &[1111, 2222, 3333], &stop));
-        for round in 1..=15 {
-            pods.write(&spec(FILTERS[round % 2]));
-            wait_loaded(lab, &[FILTERS[round % 2]]);
-        }
-        stop.store(true, Ordering::Relaxed);
-        flow.join().unwrap()
-    });
+    let flow = Flow::start(web, db, &[1111, 2222, 3333]);
+    for round in 1..=15 {
+        pods.write(&spec(FILTERS[round % 2]));
+        wait_loaded(lab, &[FILTERS[round % 2]]);
+    }
+    let sent = flow.stop();
     let status = lab.wait_status(|status| {
         let seen = status.tap(web.veth_host()).packets("egress", "copied")
             + status.tap(web.veth_host()).packets("egress", "filtered");

@@ -33,9 +33,10 @@ impl FilterTable {
         self.map("FILTER_HASHES").try_into().unwrap()
     }
 
-    /// The kernel's id of the program at each place that has one.
+    /// The kernel's id of the program at each place that has one; none before an agent has made the map.
     pub(super) fn programs(&self) -> BTreeMap<u32, u32> {
-        programs_in(&self.path("FILTERS"))
+        let path = self.path("FILTERS");
+        if path.exists() { programs_in(&path) } else { BTreeMap::new() }
     }
 
     /// The hash at a place.
