@@ -70,6 +70,11 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(story: &str) -> Self {
+        Self::with_filters(story, true)
+    }
+
+    /// As [`Bench::new`], but `calls_filters` says whether the kernel allows the programs to call filters.
+    pub(crate) fn with_filters(story: &str, calls_filters: bool) -> Self {
         let lab = Lab::new(story);
         for device in ["tap", "target0", "target1", "idle"] {
             // The largest MTU: a veth refuses what its peer could not receive.
@@ -83,6 +88,7 @@ impl Bench {
         }
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(lab.bpffs())
+            .override_global("CALLS_FILTERS", &u32::from(calls_filters), true)
             .load(aya::include_bytes_aligned!(env!("PODMIRROR_EBPF")))
             .unwrap();
         for name in ["tap_ingress", "tap_egress"] {

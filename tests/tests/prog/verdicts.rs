@@ -201,6 +201,21 @@ fn a_session_of_a_target_that_cannot_be_fails() {
     assert_eq!(bench.counted(1), counted(&[(Ingress, Verdict::Copied, 1)]));
 }
 
+/// The programs for kernels that refuse the call of a filter.
+#[test]
+fn programs_that_call_no_filters_copy_nothing_for_a_session_with_one() {
+    let mut bench = Bench::with_filters("no-filters", false);
+    bench.put_device(0, "target0", READY);
+    bench.put_filter(0, &compile("1 < 2").unwrap());
+    let filtered = Session { flags: SESSION_FILTERED, filter: 0, ..session(0, 0, BOTH) };
+    bench.put_tap(at(false), &[filtered, session(1, 0, BOTH)]);
+    let target = bench.listen("target0");
+    bench.run(Hook::Ingress, &packet(), 1);
+    assert_eq!(bench.counted(0), counted(&[(Ingress, Verdict::Failed, 1)]));
+    assert_eq!(bench.counted(1), counted(&[(Ingress, Verdict::Copied, 1)]));
+    assert_eq!(target.arrived(), [packet()]);
+}
+
 /// A filter that cannot be asked lets nothing pass, and its answer is no verdict of tc (`Bench::run` checks that).
 #[test]
 fn a_filter_whose_place_is_empty_copies_nothing() {
