@@ -9,13 +9,13 @@ use std::{
     os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd},
 };
 
-use anyhow::{Context as _, bail};
-use aya::maps::{Map, MapData};
+use anyhow::{Context as _, anyhow, bail};
+use aya::maps::{Array, Map, MapData};
 use libc::{E2BIG, EACCES, EINVAL, ENOENT, EPERM};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 
-use crate::filter::ebpf::Insn;
+use crate::{filter::ebpf::Insn, settings::CaptureFilter};
 
 /// The kernel's name of each of these programs.
 pub const NAME: &CStr = c"mirror_filter";
@@ -80,6 +80,49 @@ impl FilterProgram {
 impl AsFd for FilterProgram {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// The maps of filters.
+pub(super) struct Filters {
+    programs: FilterMap,
+    hashes: Array<MapData, u64>,
+    are_called: bool,
+}
+
+impl Filters {
+    /// The maps that `get` gives for their names. `are_called`: whether the tap programs call the programs.
+    pub(super) fn from_fn(
+        get: &mut impl FnMut(&str) -> anyhow::Result<Map>,
+        are_called: bool,
+    ) -> anyhow::Result<Self> {
+        let programs = FilterMap::new(get("FILTERS")?)?;
+        Ok(Self { programs, hashes: get("FILTER_HASHES")?.try_into()?, are_called })
+    }
+
+    /// The hash of the program at a place.
+    pub(super) fn hash(&self, place: u32) -> anyhow::Result<u64> {
+        self.hashes.get(&place, 0).context("cannot read the hash of a filter")
+    }
+
+    /// Loads a filter, and puts it at a place that no session uses.
+    pub(super) fn put(&mut self, place: u32, filter: &CaptureFilter) -> anyhow::Result<()> {
+        if !self.are_called {
+            let why = "this kernel runs none: it needs a JIT compiler (net.core.bpf_jit_enable = 1), and on AArch64 \
+                       Linux 6.0 or newer";
+            bail!(LoadError::Refused(why.to_owned()));
+        }
+        let insns = filter.instructions().map_err(|why| anyhow!("the filter {filter:?}: {why}"))?;
+        let program = FilterProgram::load(&insns)?;
+        // The hash last: if the agent ends here, no hash stands for a program that is not there.
+        self.hashes.set(place, &0, 0).context("cannot clear the hash of a filter")?;
+        self.programs.set(place, &program)?;
+        self.hashes.set(place, &filter.hash, 0).context("cannot write the hash of a filter")
+    }
+
+    /// Takes the program away from a place, if there is one.
+    pub(super) fn clear(&mut self, place: u32) -> anyhow::Result<()> {
+        self.programs.clear(place)
     }
 }
 

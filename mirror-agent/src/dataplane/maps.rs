@@ -15,7 +15,7 @@ use mirror_core::budget::{self, Before};
 use zerocopy::transmute;
 
 use super::{
-    filter_programs::{FilterMap, FilterProgram, LoadError},
+    filter_programs::Filters,
     ledger::{Entry, FilterPlace, Ledger, Placed},
     meters::{Meters, now_ns},
     pins::Pins,
@@ -43,13 +43,11 @@ pub struct Maps {
     infos: HashMap<MapData, u32, InfoBytes>,
     targets: Array<MapData, TargetBytes>,
     counters: PerCpuArray<MapData, CounterBytes>,
-    filters: FilterMap,
-    filter_hashes: Array<MapData, u64>,
+    filters: Filters,
     /// Limits and meters.
     pub(super) meters: Meters,
     streams: Streams,
     ledger: Ledger,
-    calls_filters: bool,
 }
 
 /// A session in the maps.
@@ -113,12 +111,10 @@ impl Maps {
             infos: get("SESSION_INFO")?.try_into()?,
             targets: get("TARGETS")?.try_into()?,
             counters: get("COUNTERS")?.try_into()?,
-            filters: FilterMap::new(get("FILTERS")?)?,
-            filter_hashes: get("FILTER_HASHES")?.try_into()?,
+            filters: Filters::from_fn(&mut get, calls_filters)?,
             meters: Meters::from_fn(&mut get)?,
             streams: Streams::from_fn(&mut get)?,
             ledger: Ledger::default(),
-            calls_filters,
         };
         maps.ledger.doubt_filters();
         maps.refresh()?;
@@ -158,12 +154,8 @@ impl Maps {
         let head = TapHead { owner, kind: tap.kind(), is_limited };
         let mut sessions = BTreeMap::new();
         for session in in_use {
-            let hash = match session.flags & SESSION_FILTERED {
-                0 => 0,
-                _ => {
-                    self.filter_hashes.get(&session.filter, 0).context("cannot read the hash of a filter")?
-                }
-            };
+            let is_filtered = session.flags & SESSION_FILTERED != 0;
+            let hash = if is_filtered { self.filters.hash(session.filter)? } else { 0 };
             let info = found(self.infos.get(&session.id, 0))?;
             let placed = info.and_then(|info| wire::decode_session(session, &transmute!(info), hash));
             if let Some((_, Placed { session, filter: Some(place), .. })) = &placed {
@@ -328,19 +320,7 @@ impl Maps {
         match self.ledger.filter_place(filter) {
             Some(FilterPlace::Shared(place)) => Ok(place),
             Some(FilterPlace::Free(place)) => {
-                if !self.calls_filters {
-                    let why = "this kernel runs none: it needs a JIT compiler (net.core.bpf_jit_enable = 1), and on \
-                               AArch64 Linux 6.0 or newer";
-                    bail!(LoadError::Refused(why.to_owned()));
-                }
-                let insns = filter.instructions().map_err(|why| anyhow!("the filter {filter:?}: {why}"))?;
-                let program = FilterProgram::load(&insns)?;
-                // The hash last: if the agent ends here, no hash stands for a program that is not there.
-                self.filter_hashes.set(place, &0, 0).context("cannot clear the hash of a filter")?;
-                self.filters.set(place, &program)?;
-                self.filter_hashes
-                    .set(place, &filter.hash, 0)
-                    .context("cannot write the hash of a filter")?;
+                self.filters.put(place, filter)?;
                 self.ledger.put_filter(place, filter.clone());
                 Ok(place)
             }
