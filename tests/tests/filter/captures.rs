@@ -96,7 +96,10 @@ fn files(dir: &TempDir, random: &mut Random) -> Vec<PathBuf> {
 /// The numbers of the packets that match the filter, by tcpdump.
 fn tcpdump(file: &Path, filter: &str, optimise: &[&str]) -> BTreeSet<u64> {
     let mut command = Command::new("tcpdump");
-    command.args(optimise).args(["-r", "-", "-w", "-", filter]).stdin(Stdio::from(File::open(file).unwrap()));
+    command
+        .args(optimise)
+        .args(["-r", "-", "-w", "-", "--", filter])
+        .stdin(Stdio::from(File::open(file).unwrap()));
     let taken = run(&mut command).stdout;
     let number = |at: usize| u32::from_le_bytes(taken[at..at + 4].try_into().unwrap());
     let (mut at, mut numbers) = (24, BTreeSet::new());

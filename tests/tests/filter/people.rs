@@ -1,6 +1,6 @@
 //! Filters that people write, on random frames and on their own.
 
-use mirror_core::filter::classic::{self, Program};
+use mirror_core::filter::{Program, compile};
 use mirror_tests::{filters::frame, random::Random};
 
 use crate::oracle::{Pair, Theirs, hex};
@@ -167,7 +167,7 @@ fn a_chain_of_headers_leads_where_that_of_libpcap_leads() {
         "ip6 protochain 6 and ip6[6] = 0",
     ] {
         let theirs = Theirs::compile(text, false).unwrap();
-        let ours = classic::compile(text).unwrap();
+        let ours = compile(text).unwrap();
         for _ in 0..3000 {
             let mut frame = [&[0; 12][..], &[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0]].concat();
             frame.push(random.pick(&[0, 43, 44, 60, 6]));
