@@ -14,7 +14,6 @@ use crate::{
         NetnsId, Op, Origin, Owner, Peer, Pod, PodId, PodLinks, Program, RingId, Session, Tap,
     },
     select::MIRROR,
-    settings::parse_filter,
     settings::{Settings, parse_filter},
 };
 

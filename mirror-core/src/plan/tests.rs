@@ -52,6 +52,7 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
         deliver: deliver.clone(),
         passed_by: passed_by.clone(),
         capacity: before.capacity,
+        refused: before.refused.clone(),
         other_versions: before.other_versions.clone(),
     }
 }
