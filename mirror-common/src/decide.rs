@@ -99,15 +99,16 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     let before = packet.tc_index;
     let packet = marks::standing(kernel, packet, tap.kind());
     // The sessions are a bit each, by their places.
-    let mut copies = Copies { forms: marks::forms(packet.tc_index), sessions: kernel.no_session() };
+    let mut copies =
+        Copies { forms: marks::forms(packet.tc_index) as u64, sessions: kernel.no_session() as u64 };
     for place in 0..MAX_SESSIONS_PER_TAP {
-        if place as u32 >= tap.session_count {
+        if place as u64 >= tap.session_count as u64 {
             break;
         }
         let session = &tap.sessions[place];
         let verdict = match run(kernel, packet, direction, tap, session, copies) {
             Ok(()) => {
-                copies.forms |= session.mark;
+                copies.forms |= session.mark as u64;
                 copies.sessions |= 1 << place;
                 Verdict::Copied
             }
@@ -115,19 +116,23 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         };
         kernel.count(session, direction, verdict);
     }
-    let after = marks::with_forms(packet.tc_index, copies.forms);
+    let after = marks::with_forms(packet.tc_index, copies.forms as u32);
     if after != before && tap.flags & TAP_CAPTURES_ONLY == 0 {
         kernel.set_tc_index(after);
     }
 }
 
 /// The existing copies of a packet.
+///
+/// In 64 bits, as all that is compared for every packet: these programs have no other comparison, and before one of 32
+/// bits the compiler clears the upper half of both numbers. (Instructions for 32 bits exist, but Linux 5.10 takes too long
+/// to verify programs with them.)
 #[derive(Debug, Clone, Copy)]
 struct Copies {
     /// The bits of their forms, for forms that have a bit: [`Session::mark`].
-    forms: u32,
+    forms: u64,
     /// The sessions of this tap that have made a copy, as in [`Session::alike`].
-    sessions: u32,
+    sessions: u64,
 }
 
 /// Takes the packet through one session.
@@ -162,10 +167,16 @@ fn run<K: Kernel>(
     copied
 }
 
+/// Whether a set of bits has one of these.
+#[inline(always)]
+const fn meet(bits: u64, these: u32) -> bool {
+    bits & these as u64 != 0
+}
+
 /// Step 1: whether the session copies packets of this kind and direction at all.
 #[inline(always)]
 const fn screen(packet: Packet, direction: Direction, session: &Session) -> Result<(), Verdict> {
-    if session.directions & direction.bit() == 0 {
+    if !meet(session.directions as u64, direction.bit()) {
         return Err(Verdict::OtherDirection);
     }
     if marks::is_copy(packet.tc_index) {
@@ -198,7 +209,7 @@ fn sift<K: Kernel>(kernel: &mut K, session: &Session) -> Result<(), Verdict> {
 /// Step 3: whether there is no copy in the session's form yet.
 #[inline(always)]
 const fn spare(session: &Session, copies: Copies) -> Result<(), Verdict> {
-    let has_copy = copies.forms & session.mark != 0 || copies.sessions & session.alike != 0;
+    let has_copy = meet(copies.forms, session.mark) || meet(copies.sessions, session.alike);
     if has_copy { Err(Verdict::Duplicate) } else { Ok(()) }
 }
 
@@ -250,11 +261,12 @@ const ENETDOWN: i64 = 100;
 #[inline(always)]
 pub const fn outcome(cloned: Cloned, target_flags: u32) -> Result<(), Verdict> {
     let Cloned { code, is_uncut } = cloned;
+    if code == NET_XMIT_SUCCESS && !is_uncut {
+        return Ok(());
+    }
     let is_down = code == NET_XMIT_CN && target_flags & TARGET_QUEUELESS != 0;
     if is_uncut {
         Err(Verdict::Uncut)
-    } else if code == NET_XMIT_SUCCESS {
-        Ok(())
     } else if is_down || code == -EINVAL || code == -ENETDOWN {
         Err(Verdict::TargetDown)
     } else if code > 0 {

@@ -15,7 +15,7 @@ use std::{fmt, time::Duration};
 
 use mirror_common::limit::Limits;
 
-use crate::filter::ebpf::Insn;
+use crate::filter::ebpf::{self, Insn};
 
 pub use self::{
     descriptor::{KEYS, SETTINGS, Setting},
@@ -55,6 +55,11 @@ pub struct CaptureFilter {
 }
 
 impl CaptureFilter {
+    /// The number of instructions of the program.
+    pub const fn length(&self) -> usize {
+        ebpf::length(self.hash)
+    }
+
     /// The program for the kernel, which the dataplane needs only when it loads the program.
     pub fn instructions(&self) -> Result<Vec<Insn>, String> {
         values::instructions(&self.text)

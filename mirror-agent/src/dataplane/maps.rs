@@ -36,6 +36,9 @@ type InfoBytes = Bytes<{ size_of::<SessionInfo>() }>;
 type TargetBytes = Bytes<{ size_of::<abi::Target>() }>;
 type CounterBytes = Bytes<{ size_of::<SessionCounters>() }>;
 
+/// Instructions that the programs of all filters have together: 8 MiB, and as much machine code.
+const FILTER_INSTRUCTIONS: usize = 1 << 20;
+
 /// The maps.
 pub struct Maps {
     taps: HashMap<MapData, KeyBytes, TapBytes>,
@@ -205,6 +208,7 @@ impl Maps {
             taps: MAX_TAPS as usize,
             sessions: self.counters.len() as usize,
             filters: MAX_FILTERS as usize,
+            instructions: FILTER_INSTRUCTIONS,
         }
     }
 

@@ -153,8 +153,18 @@ impl Writer<'_> {
     }
 }
 
-/// A hash of instructions (FNV-1a). Two programs of the same text have the same hash if they have the same instructions.
+/// The lower bits of a [`hash`], which hold the number of instructions: the kernel takes a million at most.
+const LENGTH_BITS: u32 = 20;
+
+/// A hash of instructions (FNV-1a), and in its lower 20 bits their number. Two programs of the same text have the same hash
+/// if they have the same instructions.
 pub fn hash(insns: &[Insn]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    insns.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step)
+    let hash = insns.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step);
+    hash << LENGTH_BITS | insns.len() as u64 & ((1 << LENGTH_BITS) - 1)
+}
+
+/// The number of instructions of a program with this [`hash`].
+pub const fn length(hash: u64) -> usize {
+    (hash & ((1 << LENGTH_BITS) - 1)) as usize
 }

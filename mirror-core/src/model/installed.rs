@@ -177,6 +177,8 @@ pub struct Capacity {
     pub sessions: usize,
     /// Different filters of the node.
     pub filters: usize,
+    /// Instructions of their programs together.
+    pub instructions: usize,
 }
 
 /// A table that is full.
@@ -188,6 +190,8 @@ pub enum NoRoom {
     Sessions(usize),
     /// The table of different filters.
     Filters(usize),
+    /// The memory for the programs of filters, in instructions.
+    Instructions(usize),
 }
 
 impl fmt::Display for NoRoom {
@@ -198,6 +202,12 @@ impl fmt::Display for NoRoom {
                 write!(f, "this node has {most} sessions (mirrors of NICs), and no more fit")
             }
             Self::Filters(most) => write!(f, "this node has {most} different filters, and no more fit"),
+            Self::Instructions(most) => {
+                write!(
+                    f,
+                    "the filters of this node may have {most} instructions together, and this one's do not fit"
+                )
+            }
         }
     }
 }

@@ -41,7 +41,7 @@ impl From<NoRoom> for Misfit {
 
 /// The taps with the sessions that fit, and the sessions that do not.
 pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
-    let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new() };
+    let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new(), instructions: 0 };
     let mut fitting = BTreeMap::new();
     let mut unfit = Vec::new();
     let passes = [Pass::Unchanged, Pass::Changed, Pass::New];
@@ -98,6 +98,7 @@ struct Room<'a> {
     taps: usize,
     sessions: usize,
     filters: BTreeSet<CaptureFilter>,
+    instructions: usize,
 }
 
 impl Room<'_> {
@@ -107,19 +108,24 @@ impl Room<'_> {
         if let Some(why) = filter.and_then(|filter| self.actual.refused.get(filter)) {
             return Err(Misfit::FilterRefused(why.clone()));
         }
-        let is_new_filter = filter.is_some_and(|filter| !self.filters.contains(filter));
+        let new_filter = filter.filter(|filter| !self.filters.contains(*filter));
+        let instructions = self.instructions + new_filter.map_or(0, CaptureFilter::length);
         if !has_tap && self.taps == capacity.taps {
             return Err(NoRoom::Taps(capacity.taps).into());
         }
         if self.sessions == capacity.sessions {
             return Err(NoRoom::Sessions(capacity.sessions).into());
         }
-        if is_new_filter && self.filters.len() == capacity.filters {
+        if new_filter.is_some() && self.filters.len() == capacity.filters {
             return Err(NoRoom::Filters(capacity.filters).into());
+        }
+        if new_filter.is_some() && instructions > capacity.instructions {
+            return Err(NoRoom::Instructions(capacity.instructions).into());
         }
         self.taps += usize::from(!has_tap);
         self.sessions += 1;
-        self.filters.extend(filter.cloned());
+        self.filters.extend(new_filter.cloned());
+        self.instructions = instructions;
         Ok(())
     }
 }

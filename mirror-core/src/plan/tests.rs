@@ -114,6 +114,11 @@ proptest! {
         }
         let sessions: usize = actual.taps.values().flat_map(|installed| &installed.tap).map(|tap| tap.sessions.len()).sum();
         prop_assert!(actual.taps.len() <= before.capacity.taps && sessions <= before.capacity.sessions);
+        let installed = actual.taps.values().flat_map(|installed| &installed.tap).flat_map(|tap| tap.sessions.values());
+        let filters: BTreeSet<_> = installed.filter_map(|session| session.settings.filter.as_ref()).collect();
+        prop_assert!(filters.len() <= before.capacity.filters);
+        let instructions: usize = filters.iter().map(|filter| filter.length()).sum();
+        prop_assert!(instructions <= before.capacity.instructions);
         if unfit.iter().any(|unfit| matches!(unfit.why, Misfit::NoRoom(NoRoom::Sessions(_)))) {
             prop_assert_eq!(sessions, before.capacity.sessions);
         }
@@ -238,7 +243,7 @@ proptest! {
     /// A change of one mirror touches no other. It is written over the session, without a gap and with its counters.
     #[test]
     fn a_change_of_one_session_is_one_op(device in device(), tap in tap(), targets in (target(), target()), change in session()) {
-        let capacity = Capacity { taps: 9, sessions: 99, filters: 99 };
+        let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };
         let change = Session { settings: Settings { snaplen: None, ..change.settings }, ..change };
         let sessions = tap.sessions.into_iter().map(|(mirror, session)| {
             let settings = Settings { snaplen: None, ..session.settings };
