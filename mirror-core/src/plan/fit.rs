@@ -68,6 +68,10 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
             }
         }
     }
+    // In the kernel the limits are a flag of the mirrors' sessions, so a tap without mirrors is read back without limits.
+    for tap in fitting.values_mut() {
+        tap.is_limited &= tap.sessions.values().any(|session| session.origin != Origin::Capture);
+    }
     (fitting, unfit)
 }
 

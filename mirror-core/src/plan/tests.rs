@@ -221,6 +221,22 @@ proptest! {
         prop_assert_eq!(mirrors(with), mirrors(without));
     }
 
+    /// The kernel has a tap's limits at the sessions of its mirrors. So a tap with captures only is read back without
+    /// limits, and that is no reason to write it again in each round.
+    #[test]
+    fn a_tap_with_captures_only_is_written_once(mut desired in desired()) {
+        for tap in desired.taps.values_mut() {
+            let captures = (1..).map(|number| MirrorId(Name::of_capture(number)));
+            let sessions = tap.sessions.values().map(|of| Session { origin: Origin::Capture, ..of.clone() });
+            (tap.is_limited, tap.sessions) = (true, captures.zip(sessions).collect());
+        }
+        let mut actual = Actual::empty(Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 });
+        carry_out(&plan(&desired, &actual).ops, &mut actual, |_| false, |_, _| {});
+        let read = actual.taps.values_mut().filter_map(|installed| installed.tap.as_mut());
+        read.for_each(|tap| tap.is_limited = false);
+        prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
+    }
+
     /// Changes and newcomers take no place from an unchanged session, in full tables.
     #[test]
     fn an_unchanged_session_keeps_its_place(

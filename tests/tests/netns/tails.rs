@@ -72,8 +72,8 @@ fn frames_are_as_on_a_wire(mode: AttachMode) {
     assert!(packets.is_sorted_by_key(|packet| packet.time_ns), "one CPU after another wrote these");
 }
 
-/// capinfos counts the same packets. tshark finds a good checksum in each, and no flow with a packet too many, too few or
-/// out of order.
+/// capinfos counts the same packets. tshark finds good checksums of each protocol and no bad one, and no flow with a packet
+/// too many, too few or out of order.
 #[test]
 fn wireshark_finds_nothing_wrong() {
     let Node { web, db, lab } = &Node::bridged("tailshark");
