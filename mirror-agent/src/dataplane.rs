@@ -6,6 +6,7 @@
 pub mod bpf;
 #[cfg(test)]
 pub(crate) mod fake;
+pub mod filter_programs;
 pub mod hooks;
 mod ledger;
 pub mod lock;

@@ -188,6 +188,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NoSuchTarget(_)
         | Why::TooManyMirrors
         | Why::NoRoom(_)
+        | Why::FilterRefused(_)
         | Why::Hidden(..)
         | Why::Uncut(..) => {
             // Once for each kind of NIC, without the NIC's name: a pod can choose any number of names.

@@ -32,9 +32,9 @@ use crate::{
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
     model::{
-        Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Pod, Program, Tap, Target, TargetName,
+        Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Op, Pod, Program, Tap, Target, TargetName,
     },
-    plan::{Plan, Unfit, plan, retarget},
+    plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},
     select::{Capture, Choice, Filters, Policy, Selection, Skipped, Wanted, Why, choose, select},
@@ -50,6 +50,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest wait while a session has a budget, so that the report shows soon that the budget has ended. The kernel
 /// ends it by itself.
 const BUDGET_TICK: Duration = Duration::from_secs(1);
+/// How long a program of a filter stays that no session uses: much longer than a packet takes at a tap.
+const LEFTOVERS: Duration = Duration::from_secs(1);
 /// The wait after a round with a failure: doubled from the first to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
@@ -224,12 +226,16 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         targets.extend(captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring)))));
         self.told.ended(&actual);
         let (desired, Plan { ops, unfit }) = self.decide(targets, selection.taps, &actual, report.is_listed);
-        let unfit = unfit.into_iter().map(|unfit| no_room(unfit, &desired));
+        let unfit = unfit.into_iter().map(|unfit| not_installed(unfit, &desired));
         let hidden = hidden::of_taps(&desired, &actual);
         let skipped = refused.into_iter().chain(selection.skipped).chain(unfit).chain(hidden);
         report.skipped = self.told.skipped(skipped);
 
         let Carried { of_devices, mut incomplete } = self.carry_out(&ops, &desired, &actual, report).await;
+        if ops.iter().any(Op::leaves_filter) {
+            // The next round takes away what no session uses any more.
+            self.look_again = Some(self.look_again.unwrap_or(LEFTOVERS).min(LEFTOVERS));
+        }
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
         incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
         if report.is_listed && !self.is_behind {
@@ -335,11 +341,15 @@ struct Seen {
 }
 
 /// A session that does not fit, as what is skipped.
-fn no_room(unfit: Unfit, desired: &Desired) -> Skipped {
+fn not_installed(unfit: Unfit, desired: &Desired) -> Skipped {
     let Unfit { device, mirror, why } = unfit;
     let owner = desired.taps.get(&device).map(|tap| tap.owner.clone()).unwrap_or_default();
     let mirror = Some(mirror).filter(|mirror| *mirror != MirrorId::default());
-    Skipped { pod: owner.pod, nic: Some(owner.nic), mirror, why: Why::NoRoom(why) }
+    let why = match why {
+        Misfit::NoRoom(table) => Why::NoRoom(table),
+        Misfit::FilterRefused(why) => Why::FilterRefused(why),
+    };
+    Skipped { pod: owner.pod, nic: Some(owner.nic), mirror, why }
 }
 
 /// A problem at the start: there is no further attempt.

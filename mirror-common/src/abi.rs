@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::verdict::{Direction, TapKind, Verdict};
 
-/// Version of everything that is pinned: the maps, and the types in this module, `filter`, `limit` and `stream`.
+/// Version of everything that is pinned: the maps, and the types in this module, `limit` and `stream`.
 pub const ABI_VERSION: u32 = 5;
 
 /// Sessions that one tap can have.
@@ -23,6 +23,10 @@ pub const MAX_SESSIONS: u32 = 4096;
 pub const MAX_TARGETS: u32 = 16;
 /// Places for them in `TARGETS`: all targets can get new names before the places of the old ones are free.
 pub const TARGET_PLACES: u32 = 2 * MAX_TARGETS + MAX_CAPTURES;
+/// Filters that one node can have; equal ones are one.
+pub const MAX_FILTERS: u32 = 1024;
+/// Places for them in `FILTERS`: all filters can be replaced before the places of the old ones are free.
+pub const FILTER_PLACES: u32 = 2 * MAX_FILTERS;
 /// Captures at one time: programs that read a stream. Each has a target of its own.
 pub const MAX_CAPTURES: u32 = 8;
 
@@ -46,6 +50,13 @@ pub const MAX_FORMS: usize = 4;
 /// a tap.
 pub const TAP_CAPTURES_ONLY: u32 = 1;
 
+/// What the program of a filter returns for a packet that matches. The programs are in `FILTERS`, where the tap
+/// programs of any agent of this version may call them. The number is no verdict of tc: tc would take it for
+/// `TC_ACT_UNSPEC`.
+pub const FILTER_MATCHES: u32 = 0x100;
+/// What it returns for another packet, and for one that ends before a byte that the filter has to read.
+pub const FILTER_DIFFERS: u32 = 0x101;
+
 /// Bit of [`Session::flags`]: `FILTERS` at [`Session::filter`] holds for it.
 pub const SESSION_FILTERED: u32 = 1;
 /// Bit of [`Session::flags`]: `LIMITS` and `METERS` at [`Session::id`] hold for it.
@@ -68,9 +79,9 @@ pub const TARGET_CUTS: u32 = 4;
 /// device. See [`stream`](crate::stream).
 pub const TARGET_STREAM: u32 = 8;
 
-/// Bit of [`Target::flags`]: copies go to a pod, whose MAC address is [`Target::collector`]. Packets from or to that address
-/// are not copied there.
-pub const TARGET_COLLECTOR: u32 = 16;
+/// Bit of [`Target::flags`]: packets from or to the MAC address [`Target::collector`] are not copied there, nor are those
+/// of tunnels.
+pub const TARGET_GUARDED: u32 = 16;
 
 /// Bit of [`Target::flags`]: the device is a tunnel's. [`Target::tunnel`] holds for the copies, which `deliver` addresses. So
 /// nothing is copied there without [`TARGET_CUTS`].
@@ -224,7 +235,7 @@ pub struct SessionInfo {
 pub struct Target {
     /// ifindex of the device that takes the copies; 0: there is none now, or the target is a stream.
     pub ifindex: u32,
-    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_COLLECTOR`],
+    /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_GUARDED`],
     /// [`TARGET_TUNNEL`].
     pub flags: u32,
     /// The kernel's id of the ring that a stream writes to; 0: there is none now. The programs do not read it.
@@ -233,7 +244,7 @@ pub struct Target {
     pub name: [u8; MAX_NAME],
     /// Name of the device. The programs do not read it.
     pub device: [u8; 16],
-    /// MAC address of the collector; valid with [`TARGET_COLLECTOR`].
+    /// MAC address of the collector, the pod that the device leads to; 0: it leads to no pod.
     pub collector: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
@@ -280,12 +291,12 @@ pub struct Tunnel {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Delivery {
-    /// Bytes to keep of the copy; 0: no copy is to be cut.
+    /// Bytes to keep of the copy; 0: it is not to be cut.
     pub snaplen: u32,
     /// 1: the copy could not be cut, and was dropped. The tap clears it.
     pub uncut: u32,
-    /// The index in `TARGETS` of the tunnel that the copy is for, plus 1; 0: it is for no tunnel.
-    pub tunnel: u32,
+    /// The index of the copy's target in `TARGETS`, plus 1; 0: no copy is announced, and the other fields do not hold.
+    pub target: u32,
 }
 
 /// Packets and their bytes.

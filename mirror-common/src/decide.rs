@@ -14,15 +14,12 @@
 
 use crate::{
     abi::{
-        MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED, Session,
-        TAP_CAPTURES_ONLY, TARGET_COLLECTOR, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL,
-        TARGET_UP, Tap,
+        FILTER_DIFFERS, FILTER_MATCHES, MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED,
+        SESSION_POD_METERED, Session, TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS,
+        TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, Tap,
     },
-    filter::{self, FilterProgram},
     limit::charge::Paid,
     marks,
-    packet::Header,
-    sample::in_sample,
     verdict::{Direction, Hook, Verdict},
 };
 
@@ -61,19 +58,21 @@ pub struct Cloned {
 /// The effects of the decision, and its questions. The tap programs implement it with the kernel, the tests with a
 /// model.
 pub trait Kernel {
-    /// Step 2 for a session that has a filter or a sample: [`sift`] on the packet's header.
-    fn sift(&mut self, session: &Session) -> Result<(), Verdict>;
+    /// Step 2 for a session that has a filter: runs the filter's program. Returns its answer, or any other number if
+    /// there is no such program.
+    fn filter(&mut self, session: &Session) -> u32;
+    /// Step 2 for a session that has a sample: [`in_sample`](crate::sample::in_sample) on the packet's header. `None`:
+    /// the header cannot be read.
+    fn sample(&mut self, session: &Session) -> Option<bool>;
     /// The target at this index of `TARGETS`.
     fn target(&mut self, index: u32) -> Option<Reach>;
-    /// Whether the packet comes from the collector that this target leads to, or goes to it: whether one of its MAC
-    /// addresses is the collector's.
-    fn is_of_collector(&mut self, target: u32) -> bool;
+    /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, by one of its MAC
+    /// addresses, or one of a tunnel of ours, which brings copies of another node.
+    fn is_refused(&mut self, target: u32) -> bool;
     /// Step 5 for a session that has limits: [`charge`](crate::limit::charge::charge).
     fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict>;
     /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
-    /// Whether the packet is one of a tunnel of ours, which brings copies of another node.
-    fn is_of_tunnel(&mut self) -> bool;
     /// Clones the packet, with `tc_index` in the clone, to the device of the session's target. There the clone is cut to
     /// the session's snap length, and addressed if the device is a tunnel's.
     fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned;
@@ -103,15 +102,16 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     let before = packet.tc_index;
     let packet = marks::standing(kernel, packet, tap.kind());
     // The sessions are a bit each, by their places.
-    let mut copies = Copies { forms: marks::forms(packet.tc_index), sessions: kernel.no_session() };
+    let mut copies =
+        Copies { forms: marks::forms(packet.tc_index) as u64, sessions: kernel.no_session() as u64 };
     for place in 0..MAX_SESSIONS_PER_TAP {
-        if place as u32 >= tap.session_count {
+        if place as u64 >= tap.session_count as u64 {
             break;
         }
         let session = &tap.sessions[place];
         let verdict = match run(kernel, packet, direction, tap, session, copies) {
             Ok(()) => {
-                copies.forms |= session.mark;
+                copies.forms |= session.mark as u64;
                 copies.sessions |= 1 << place;
                 Verdict::Copied
             }
@@ -119,19 +119,23 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         };
         kernel.count(session, direction, verdict);
     }
-    let after = marks::with_forms(packet.tc_index, copies.forms);
+    let after = marks::with_forms(packet.tc_index, copies.forms as u32);
     if after != before && tap.flags & TAP_CAPTURES_ONLY == 0 {
         kernel.set_tc_index(after);
     }
 }
 
 /// The existing copies of a packet.
+///
+/// In 64 bits, as all that is compared for every packet: these programs have no other comparison, and before one of 32
+/// bits the compiler clears the upper half of both numbers. (Instructions for 32 bits exist, but Linux 5.10 takes too long
+/// to verify programs with them.)
 #[derive(Debug, Clone, Copy)]
 struct Copies {
     /// The bits of their forms, for forms that have a bit: [`Session::mark`].
-    forms: u32,
+    forms: u64,
     /// The sessions of this tap that have made a copy, as in [`Session::alike`].
-    sessions: u32,
+    sessions: u64,
 }
 
 /// Takes the packet through one session.
@@ -145,18 +149,11 @@ fn run<K: Kernel>(
     copies: Copies,
 ) -> Result<(), Verdict> {
     screen(packet, direction, session)?;
-    if session.flags & SESSION_FILTERED != 0 || session.sample != 0 {
-        kernel.sift(session)?;
-    }
+    sift(kernel, session)?;
     spare(session, copies)?;
     let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
-    // The collector gets its own packets anyway, and its network stack must not get them twice.
-    if target.flags & TARGET_COLLECTOR != 0 && kernel.is_of_collector(session.target) {
-        return Err(Verdict::Loop);
-    }
-    // A copy of a packet that brings copies would be brought again, and so on.
-    if kernel.is_of_tunnel() {
+    if target.flags & TARGET_GUARDED != 0 && kernel.is_refused(session.target) {
         return Err(Verdict::Loop);
     }
     let has_limits = session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
@@ -176,10 +173,16 @@ fn run<K: Kernel>(
     copied
 }
 
+/// Whether a set of bits has one of these.
+#[inline(always)]
+const fn meet(bits: u64, these: u32) -> bool {
+    bits & these as u64 != 0
+}
+
 /// Step 1: whether the session copies packets of this kind and direction at all.
 #[inline(always)]
 const fn screen(packet: Packet, direction: Direction, session: &Session) -> Result<(), Verdict> {
-    if session.directions & direction.bit() == 0 {
+    if !meet(session.directions as u64, direction.bit()) {
         return Err(Verdict::OtherDirection);
     }
     if marks::is_copy(packet.tc_index) {
@@ -188,14 +191,23 @@ const fn screen(packet: Packet, direction: Direction, session: &Session) -> Resu
     Ok(())
 }
 
-/// Step 2, for sessions with a filter or a sample: whether the packet passes both.
+/// Step 2: whether the packet passes the session's filter and sample, as far as the session has them.
 #[inline(always)]
-pub fn sift(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Header) -> Result<(), Verdict> {
-    if filter.is_some_and(|filter| !filter::matches(filter, header)) {
-        return Err(Verdict::Filtered);
+fn sift<K: Kernel>(kernel: &mut K, session: &Session) -> Result<(), Verdict> {
+    if session.flags & SESSION_FILTERED != 0 {
+        match kernel.filter(session) {
+            FILTER_MATCHES => {}
+            FILTER_DIFFERS => return Err(Verdict::Filtered),
+            // A filter that cannot be asked lets nothing pass.
+            _ => return Err(Verdict::Failed),
+        }
     }
-    if !in_sample(header, seed, share) {
-        return Err(Verdict::SampledOut);
+    if session.sample != 0 {
+        match kernel.sample(session) {
+            Some(true) => {}
+            Some(false) => return Err(Verdict::SampledOut),
+            None => return Err(Verdict::Failed),
+        }
     }
     Ok(())
 }
@@ -203,7 +215,7 @@ pub fn sift(filter: Option<&FilterProgram>, share: u32, seed: u32, header: &Head
 /// Step 3: whether there is no copy in the session's form yet.
 #[inline(always)]
 const fn spare(session: &Session, copies: Copies) -> Result<(), Verdict> {
-    let has_copy = copies.forms & session.mark != 0 || copies.sessions & session.alike != 0;
+    let has_copy = meet(copies.forms, session.mark) || meet(copies.sessions, session.alike);
     if has_copy { Err(Verdict::Duplicate) } else { Ok(()) }
 }
 
@@ -261,11 +273,12 @@ const ENETDOWN: i64 = 100;
 #[inline(always)]
 pub const fn outcome(cloned: Cloned, target_flags: u32) -> Result<(), Verdict> {
     let Cloned { code, is_uncut } = cloned;
+    if code == NET_XMIT_SUCCESS && !is_uncut {
+        return Ok(());
+    }
     let is_down = code == NET_XMIT_CN && target_flags & TARGET_QUEUELESS != 0;
     if is_uncut {
         Err(Verdict::Uncut)
-    } else if code == NET_XMIT_SUCCESS {
-        Ok(())
     } else if is_down || code == -EINVAL || code == -ENETDOWN {
         Err(Verdict::TargetDown)
     } else if code > 0 {

@@ -8,7 +8,6 @@
 
 pub mod abi;
 pub mod decide;
-pub mod filter;
 pub mod limit;
 pub mod marks;
 pub mod packet;

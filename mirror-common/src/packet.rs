@@ -1,9 +1,9 @@
-//! The beginning of a packet, as filter and sampling see it.
+//! The beginning of a packet, as sampling sees it.
 
 /// The length of a [`Header`]: a power of two, so that a mask can prove an offset to be in bounds.
 pub const HEADER_BYTES: usize = 128;
 
-/// How many bytes of a frame a filter can load: enough for two VLAN tags, the longest IPv4 header and a TCP header.
+/// How many bytes of a frame a sample sees: enough for two VLAN tags, the longest IPv4 header and a TCP header.
 /// Behind them, in the header's last four bytes, is the length of the frame in network order.
 pub const LEN_OFFSET: usize = HEADER_BYTES - 4;
 

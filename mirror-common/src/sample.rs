@@ -1,7 +1,7 @@
 //! Sampling by flow: a share of the connections, each with all of its packets in both directions.
 //!
 //! Pure. The same seed on every node makes the same choice, so a connection that crosses nodes is in or out on all of
-//! them. This module knows neither rates (`limit` does) nor filters (`filter` does).
+//! them. This module knows neither rates (`limit` does) nor filters (they are programs of their own).
 
 use crate::packet::{Header, len};
 

@@ -101,7 +101,7 @@ fn of_pod(nic: &PodNic, pod: &Pod, links: &LinkSnapshot) -> Result<DeviceTarget,
         return Err(Absent::HostNetwork);
     }
     let (inside, link) = nic_of(nic, pod, links)?;
-    let target = DeviceTarget { collector: inside.address, ..none(nic) };
+    let target = DeviceTarget { collector: inside.address.filter(|address| *address != [0; 6]), ..none(nic) };
     Ok(with_state(target, link))
 }
 
@@ -141,6 +141,7 @@ fn with_state(target: DeviceTarget, link: &Link) -> DeviceTarget {
         ifindex: Some(link.ifindex),
         up: link.up && link.carrier,
         queueless: link.queueless,
+        guarded: true,
         ..target
     }
 }

@@ -1,16 +1,18 @@
-//! The capture filter: an expression of pcap-filter(7), compiled to the program that the tap programs evaluate.
+//! The capture filter: an expression of pcap-filter(7), compiled to a program.
 //!
 //! ```text
-//! text ─ lexer ─ parse ─► ast ─ generate ─► tree of tests ─► graph ─ optimise ─► FilterProgram ─ explain ─► lines
+//! text ─ lexer ─ parse ─► ast ─ generate ─► tree of tests ─► graph ─ optimise ─► graph ─ classic ─► Program ─ ebpf ─► eBPF
 //! ```
 //!
-//! Pure, called by `cmd` and by the readers of the mirrors' filters. The compiler knows only the places of fields in
-//! packets; evaluation is `mirror_common::filter`. No crate does this for us: the crates that compile the language
-//! (`pktbaffle` is the best of them, and young) make classic BPF with arithmetic and scratch memory, and bind filters
-//! less tightly.
+//! Pure, called by `cmd`, by the readers of the mirrors' filters, and by the dataplane. [`compile`] makes classic BPF,
+//! which people read and the host evaluates. [`ebpf::translate`] makes the program of the kernel from it.
+//!
+//! No crate does this for us: the crates that compile the language (`pktbaffle` is the best of them, and young) bind
+//! filters less tightly.
 
 mod ast;
-mod explain;
+pub mod classic;
+pub mod ebpf;
 mod facts;
 mod generate;
 mod graph;
@@ -18,22 +20,20 @@ mod lexer;
 mod names;
 mod optimise;
 mod parse;
-#[cfg(test)]
-mod tests;
 mod tree;
+mod value;
 
 use std::ops::Range;
 
-use mirror_common::filter::{ACCEPT, FilterProgram, FilterStep, MAX_FILTER_STEPS, REJECT};
 use thiserror::Error;
 
 use self::{
     ast::{Expr, ExprKind},
-    graph::{Graph, Next, Node},
-    tree::{Load, Test},
+    classic::MAX_INSTRUCTIONS,
+    graph::{Graph, Next},
 };
 
-pub use self::explain::explain;
+pub use self::classic::Program;
 
 /// Why an expression cannot be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -59,23 +59,27 @@ impl FilterError {
     }
 }
 
-/// The largest number of tests that the compiler optimises: many more than a program has steps. Filters come from
-/// authors who may not be trusted, and must not keep the agent busy.
-const MAX_NODES: usize = 2000;
+/// The largest number of tests that the compiler optimises: more than fit, because a test is at least one instruction.
+/// Filters come from authors who may not be trusted, and must not keep the agent busy.
+const MAX_NODES: usize = 2 * MAX_INSTRUCTIONS;
 
 /// Compiles an expression.
-pub fn compile(text: &str) -> Result<FilterProgram, FilterError> {
+///
+/// The answers of the program are those of libpcap's program without its optimiser, also on truncated frames.
+pub fn compile(text: &str) -> Result<Program, FilterError> {
     let expr = parse::parse(text)?;
     if let Some(program) = program(text, &expr)? {
         return Ok(program);
     }
-    let reason =
-        format!("the filter is too large: with this part it needs more than {MAX_FILTER_STEPS} steps");
+    let reason = format!(
+        "the filter is too large: with this part it needs more than {MAX_INSTRUCTIONS} instructions, or longer jumps \
+         than the kernel has"
+    );
     Err(FilterError::at(text, too_much(text, &expr).span.clone(), reason))
 }
 
 /// The program of an expression; `None`: it does not fit.
-fn program(text: &str, expr: &Expr) -> Result<Option<FilterProgram>, FilterError> {
+fn program(text: &str, expr: &Expr) -> Result<Option<Program>, FilterError> {
     let graph = Graph::of(&generate::generate(text, expr)?);
     if graph.nodes.len() > MAX_NODES {
         return Ok(None);
@@ -84,7 +88,8 @@ fn program(text: &str, expr: &Expr) -> Result<Option<FilterProgram>, FilterError
     if graph.entry == Next::Reject {
         return Err(FilterError::at(text, expr.span.clone(), "no packet can match this"));
     }
-    Ok(laid_out(&graph))
+    let fits = |program: &Program| ebpf::translate(program, ebpf::Access::Direct).is_some();
+    Ok(classic::lay_out(&graph).filter(fits))
 }
 
 /// The first part of a sequence with which the program no longer fits.
@@ -99,57 +104,7 @@ fn too_much<'a>(text: &str, whole: &'a Expr) -> &'a Expr {
         expr = left;
     }
     beginnings.reverse();
-    let first = beginnings.partition_point(|(beginning, _)| !matches!(program(text, beginning), Ok(None)));
+    let too_large = |(beginning, _): &(&Expr, _)| matches!(program(text, beginning), Ok(None));
+    let first = beginnings.partition_point(|beginning| !too_large(beginning));
     beginnings.get(first).map_or(whole, |(_, last)| last)
-}
-
-/// The nodes that are reached, each before those that it leads to.
-fn steps(graph: &Graph) -> Vec<(usize, Node)> {
-    let mut reached = vec![false; graph.nodes.len()];
-    let mark = |reached: &mut [bool], target| {
-        if let Next::Node(index) = target
-            && let Some(place) = reached.get_mut(index)
-        {
-            *place = true;
-        }
-    };
-    mark(&mut reached, graph.entry);
-    let mut order = Vec::new();
-    for (index, node) in graph.nodes.iter().enumerate().rev() {
-        if reached.get(index) == Some(&true) {
-            mark(&mut reached, node.on_true);
-            mark(&mut reached, node.on_false);
-            order.push((index, *node));
-        }
-    }
-    order
-}
-
-/// The program of a graph; `None`: it does not fit.
-fn laid_out(graph: &Graph) -> Option<FilterProgram> {
-    let order = steps(graph);
-    let mut program = FilterProgram::default();
-    if graph.entry == Next::Accept {
-        // The result does not depend on the frame: a step that every frame passes.
-        let test = Test { load: Load::LENGTH, mask: 0, low: 0, high: 0 };
-        *program.steps.first_mut()? = step(&test, ACCEPT, ACCEPT);
-        program.len = 1;
-        return Some(program);
-    }
-    let jump = |target: Next| match target {
-        Next::Accept => Some(ACCEPT),
-        Next::Reject => Some(REJECT),
-        Next::Node(index) => order.iter().position(|(node, _)| *node == index)?.try_into().ok(),
-    };
-    for (place, (_, node)) in order.iter().enumerate() {
-        *program.steps.get_mut(place)? = step(&node.test, jump(node.on_true)?, jump(node.on_false)?);
-        program.len += 1;
-    }
-    Some(program)
-}
-
-fn step(test: &Test, jump_true: u8, jump_false: u8) -> FilterStep {
-    let Test { load: Load { offset, size, ip_header }, mask, low, high } = *test;
-    let span = high.saturating_sub(low);
-    FilterStep { mask, low, span, jump_true, jump_false, ..FilterStep::load(offset, size, ip_header) }
 }

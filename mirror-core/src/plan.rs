@@ -14,7 +14,7 @@ mod fit;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use self::fit::Unfit;
+pub use self::fit::{Misfit, Unfit};
 use crate::model::{
     Actual, ActualTap, Desired, Device, HookState, IfIndex, MirrorId, Op, Program, Session, Tap, TapHead,
     Target, TargetName,
@@ -25,8 +25,8 @@ use crate::model::{
 pub struct Plan {
     /// The ops, in order.
     pub ops: Vec<Op>,
-    /// The sessions that do not fit into the kernel's tables. After the plan they are not installed in any form: a
-    /// narrower filter that does not fit must not leave the wider filter in force.
+    /// The sessions that do not fit into the kernel's tables, or whose filter the kernel refuses. After the plan they are
+    /// not installed in any form: a narrower filter that does not fit must not leave the wider filter in force.
     pub unfit: Vec<Unfit>,
 }
 

@@ -73,6 +73,8 @@ pub enum Why {
     TooManyMirrors,
     /// A table of the kernel is full.
     NoRoom(NoRoom),
+    /// The kernel refuses the program of its filter, with this reason.
+    FilterRefused(String),
 }
 
 impl Why {
@@ -112,6 +114,7 @@ impl Why {
             Self::Uncut(..) => "Uncut",
             Self::TooManyMirrors => "TooManyMirrors",
             Self::NoRoom(_) => "NoRoom",
+            Self::FilterRefused(_) => "FilterRefused",
         }
     }
 }
@@ -160,6 +163,7 @@ impl fmt::Display for Why {
                 write!(f, "a pod has at most {MAX_SESSIONS_PER_TAP} mirrors, and others come first")
             }
             Self::NoRoom(table) => table.fmt(f),
+            Self::FilterRefused(why) => why.fmt(f),
         }
     }
 }

@@ -11,9 +11,11 @@ mod quantity;
 mod tests;
 mod values;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
-use mirror_common::{filter::FilterProgram, limit::Limits};
+use mirror_common::limit::Limits;
+
+use crate::filter::ebpf::{self, Insn};
 
 pub use self::{
     descriptor::{KEYS, SETTINGS, Setting},
@@ -40,16 +42,28 @@ pub struct Settings {
     pub budget: Budget,
 }
 
-/// A filter in pcap-filter(7)'s language, compiled.
+/// A filter in pcap-filter(7)'s language, which compiles.
 ///
 /// Two filters are equal if text and program are. The program counts, because an agent with a corrected compiler makes
 /// another program of the same text, and the taps must get the new program.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CaptureFilter {
     /// As it was written.
     pub text: String,
-    /// The program for the kernel.
-    pub program: Arc<FilterProgram>,
+    /// The [hash](crate::filter::ebpf::hash) of its program for the kernel.
+    pub hash: u64,
+}
+
+impl CaptureFilter {
+    /// The number of instructions of the program.
+    pub const fn length(&self) -> usize {
+        ebpf::length(self.hash)
+    }
+
+    /// The program for the kernel, which the dataplane needs only when it loads the program.
+    pub fn instructions(&self) -> Result<Vec<Insn>, String> {
+        values::instructions(&self.text)
+    }
 }
 
 impl fmt::Debug for CaptureFilter {

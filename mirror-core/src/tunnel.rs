@@ -179,6 +179,7 @@ pub fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<Bl
         ifindex: link.map(|link| link.ifindex),
         up: blocked.is_none(),
         queueless: link.is_some_and(|link| link.queueless),
+        guarded: true,
         room: room.ok(),
         ..DeviceTarget::default()
     };

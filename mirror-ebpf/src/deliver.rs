@@ -1,9 +1,9 @@
 //! The second stage: cuts the copy, at the egress hook of the target's device, and addresses a copy for a tunnel.
 //!
-//! A tap cannot cut or address the pod's own packet, because that would damage it. So the tap program announces the length
-//! and the tunnel on this CPU, clones the packet, and takes the announcement back. Everything between happens on the same CPU, because the
-//! egress hook runs in the sender's context, ahead of any queue. For a packet of another sender nothing is announced, so
-//! `deliver` does not change it.
+//! A tap cannot cut or address the pod's own packet, because that would damage it. So the tap program announces the
+//! length and the target on this CPU, clones the packet, and takes the announcement back. Everything between happens on
+//! the same CPU, because the egress hook runs in the sender's context, ahead of any queue. For a packet of another sender
+//! nothing is announced, so `deliver` does not change it.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -13,44 +13,49 @@ use aya_ebpf::{
     macros::{btf_map, classifier},
     programs::TcContext,
 };
-use mirror_common::abi::{Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Target};
+use mirror_common::abi::{
+    Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, TARGET_TUNNEL, Target, Tunnel,
+};
 
 use crate::{TARGETS, tunnel};
 
-/// The length and the tunnel that the tap announces to `deliver`, and whether `deliver` could cut the copy; for the copy that is being
-/// made on this CPU.
+/// The announcement of a tap to `deliver`, and the answer, for the copy that is being made on this CPU.
 #[btf_map(pin_by_name)]
 static DELIVERY: PerCpuArray<Delivery, 1> = PerCpuArray::new();
 
-/// Announces `snaplen` and `tunnel`, as in [`Delivery`], to the second stage while `clone` makes a copy. Returns the code of `clone`, and whether the
-/// second stage could not cut the copy.
+/// Announces a copy, to be cut to `snaplen` (0: not), for the target at an index of `TARGETS`, while `clone` makes it.
+/// Returns the code of `clone`, and whether the second stage could not do that.
 #[inline(always)]
-pub(crate) fn announcing(snaplen: u32, tunnel: u32, clone: impl FnOnce() -> i64) -> (i64, bool) {
+pub(crate) fn announcing(snaplen: u32, target: u32, clone: impl FnOnce() -> i64) -> (i64, bool) {
     // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
-    unsafe { *delivery = Delivery { snaplen, uncut: 0, tunnel } };
+    unsafe { *delivery = Delivery { snaplen, uncut: 0, target: target + 1 } };
     let code = clone();
     // SAFETY: as above. The second stage writes it meanwhile, which the compiler knows: the clone is a call.
     let is_uncut = unsafe { (*delivery).uncut != 0 };
     // SAFETY: as above.
-    unsafe { ((*delivery).snaplen, (*delivery).tunnel) = (0, 0) };
+    unsafe { (*delivery).target = 0 };
     (code, is_uncut)
 }
 
-/// Cuts a copy to the announced length, and addresses it for the announced tunnel. Drops the copy if the kernel cannot do
-/// that. All other packets pass.
+/// Cuts an announced copy, and addresses it if its target is a tunnel. Drops the copy if the kernel cannot do that. All
+/// other packets pass.
 #[classifier]
 fn deliver(ctx: TcContext) -> i32 {
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return TC_ACT_UNSPEC };
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
     // SAFETY: the element belongs to this CPU.
-    let (snaplen, tunnel) = unsafe { ((*delivery).snaplen, (*delivery).tunnel) };
-    if snaplen == 0 && tunnel == 0 {
+    let (snaplen, target) = unsafe { ((*delivery).snaplen, (*delivery).target) };
+    if target == 0 {
         return TC_ACT_UNSPEC;
     }
     let wanted = if snaplen == 0 { u32::MAX } else { snaplen };
-    let done = if tunnel == 0 { cut(skb, wanted) } else { send(skb, wanted, tunnel - 1) };
+    let done = match TARGETS.get(target - 1) {
+        Some(Target { flags, tunnel, .. }) if flags & TARGET_TUNNEL != 0 => send(skb, wanted, tunnel),
+        Some(_) => cut(skb, wanted),
+        None => Done::Refused,
+    };
     match done {
         Done::Passes => TC_ACT_UNSPEC,
         // Only a copy of our tap is dropped here, because only a tap announces anything. The tap sees it by the code of
@@ -98,8 +103,7 @@ fn cut(skb: *mut __sk_buff, wanted: u32) -> Done {
 
 /// Makes a copy fit into the tunnel, and addresses it.
 #[inline(always)]
-fn send(skb: *mut __sk_buff, wanted: u32, target: u32) -> Done {
-    let Some(Target { tunnel, .. }) = TARGETS.get(target) else { return Done::Refused };
+fn send(skb: *mut __sk_buff, wanted: u32, tunnel: &Tunnel) -> Done {
     let (len, _) = wire_len(skb);
     // SAFETY: the context is valid for the whole program.
     let is_super_frame = unsafe { (*skb).gso_size != 0 };

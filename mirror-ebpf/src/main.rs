@@ -9,28 +9,30 @@
 // The atomic addition of `stream`.
 #![feature(asm_experimental_arch)]
 
+use core::ptr::NonNull;
+
 use aya_ebpf::{
     EbpfContext as _, Global,
     bindings::{__sk_buff, BPF_F_NO_PREALLOC, TC_ACT_UNSPEC},
-    btf_maps::{Array, HashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, PerCpuArray, ProgramArray},
     helpers::bpf_clone_redirect,
     macros::{btf_map, classifier},
     programs::TcContext,
 };
 use mirror_common::{
     abi::{
-        Counter, DeviceKey, MAX_SESSIONS, MAX_TAPS, SESSION_FILTERED, Session, SessionCounters, SessionInfo,
+        Counter, DeviceKey, FILTER_PLACES, MAX_SESSIONS, MAX_TAPS, Session, SessionCounters, SessionInfo,
         TAP_CAPTURES_ONLY, TARGET_PLACES, TARGET_TUNNEL, Tap, TapOwner, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
-    filter::{FILTER_PLACES, FilterProgram},
     limit::charge::Paid,
     marks,
+    sample::in_sample,
     verdict::{Direction, Hook, Verdict},
 };
 
-mod collector;
 mod deliver;
+mod guard;
 mod header;
 mod meter;
 mod stream;
@@ -56,9 +58,15 @@ static SESSION_INFO: HashMap<u32, SessionInfo, { MAX_SESSIONS as usize }, NO_PRE
 #[btf_map(pin_by_name)]
 static TARGETS: Array<Target, { TARGET_PLACES as usize }> = Array::new();
 
-/// The filters of the sessions. Sessions with the same filter share one element.
+/// The filters of the sessions, each a program of its own that the agent makes (`mirror_core::filter`). Sessions with
+/// the same filter share one element.
 #[btf_map(pin_by_name)]
-static FILTERS: Array<FilterProgram, { FILTER_PLACES as usize }> = Array::new();
+static FILTERS: ProgramArray<{ FILTER_PLACES as usize }> = ProgramArray::new();
+
+/// From a place in `FILTERS` to the hash of the instructions of the program there, for the next agent: its compiler may
+/// make another program of the same text. The programs do not use this map.
+#[btf_map(pin_by_name)]
+static FILTER_HASHES: Array<u64, { FILTER_PLACES as usize }> = Array::new();
 
 /// The counters of each session. The agent sets the size of the map from the number of CPUs.
 #[btf_map(pin_by_name)]
@@ -76,6 +84,10 @@ const NETNS: u32 = 0;
 /// attach. Such a program ignores every packet that carries a mark, also a packet that leaves a pod.
 #[unsafe(no_mangle)]
 static STANDS_BEHIND: Global<u32> = Global::new(0);
+
+/// 0 on a kernel that refuses a tail call beside functions. There the tap programs run without filters.
+#[unsafe(no_mangle)]
+static CALLS_FILTERS: Global<u32> = Global::new(1);
 
 /// Runs at the hook where the device has received a packet.
 #[classifier]
@@ -126,13 +138,16 @@ struct Skb {
 
 impl Kernel for Skb {
     #[inline(always)]
-    fn sift(&mut self, session: &Session) -> Result<(), Verdict> {
-        let Session { flags, filter, sample, seed, .. } = *session;
-        match sift(self.skb, flags, filter, sample, seed) {
-            PASSES => Ok(()),
-            FILTERED => Err(Verdict::Filtered),
-            SAMPLED_OUT => Err(Verdict::SampledOut),
-            _ => Err(Verdict::Failed),
+    fn filter(&mut self, session: &Session) -> u32 {
+        filter(self.skb, session.filter)
+    }
+
+    #[inline(always)]
+    fn sample(&mut self, session: &Session) -> Option<bool> {
+        match sample(self.skb, session.sample, session.seed) {
+            IN_SAMPLE => Some(true),
+            NOT_IN_SAMPLE => Some(false),
+            _ => None,
         }
     }
 
@@ -143,8 +158,8 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn is_of_collector(&mut self, target: u32) -> bool {
-        collector::owns(self.skb, target) != 0
+    fn is_refused(&mut self, target: u32) -> bool {
+        guard::refuses(self.skb, target) != 0
     }
 
     #[inline(always)]
@@ -158,23 +173,17 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn is_of_tunnel(&mut self) -> bool {
-        tunnel::may_be() && tunnel::brings_copies(self.skb) != 0
-    }
-
-    #[inline(always)]
     fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned {
         let Session { snaplen, target: index, .. } = *session;
         let ifindex = target.ifindex;
-        let tunnel = if target.flags & TARGET_TUNNEL == 0 { 0 } else { index + 1 };
         let before = self.tc_index;
         self.set_tc_index(tc_index);
         let skb = self.skb;
         // SAFETY: the context is a valid `__sk_buff`, and no packet pointer is held.
         let clone = || unsafe { bpf_clone_redirect(skb, ifindex, 0) as i64 };
-        let is_plain = snaplen == 0 && tunnel == 0;
+        let is_plain = snaplen == 0 && target.flags & TARGET_TUNNEL == 0;
         let (code, is_uncut) =
-            if is_plain { (clone(), false) } else { deliver::announcing(snaplen, tunnel, clone) };
+            if is_plain { (clone(), false) } else { deliver::announcing(snaplen, index, clone) };
         self.set_tc_index(before);
         Cloned { code, is_uncut }
     }
@@ -227,32 +236,37 @@ impl Kernel for Skb {
     }
 }
 
-/// The answers of [`sift`].
-const PASSES: u32 = 0;
-const FILTERED: u32 = 1;
-const SAMPLED_OUT: u32 = 2;
-const FAILED: u32 = 3;
-
-/// Whether the packet passes the filter and the sample of a session. The arguments are fields of the session.
+/// Runs the program of a filter. Returns the program's answer, or 0 if there is no such program.
 ///
-/// This is a global function, so the verifier goes through its loop once, and not again for every path that leads to
-/// it. Before Linux 5.12, a global function takes only the context and numbers.
+/// A tail call never comes back, so the program returns in the place of this function, to its caller: its answer can
+/// become no verdict of tc. This is a global function, and not inlined, for that reason. Before Linux 5.12, a global
+/// function takes only the context and numbers.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn sift(skb: *mut __sk_buff, flags: u32, filter: u32, share: u32, seed: u32) -> u32 {
-    let Some(header) = header::read(skb) else { return FAILED };
-    let filter = if flags & SESSION_FILTERED == 0 {
-        None
-    } else {
-        match FILTERS.get(filter) {
-            None => return FAILED,
-            filter => filter,
-        }
-    };
-    match decide::sift(filter, share, seed, header) {
-        Ok(()) => PASSES,
-        Err(Verdict::Filtered) => FILTERED,
-        Err(_) => SAMPLED_OUT,
+extern "C" fn filter(skb: *mut __sk_buff, place: u32) -> u32 {
+    if CALLS_FILTERS.load() != 0 {
+        // SAFETY: the context is never null, and nothing here has to be dropped.
+        unsafe { FILTERS.tail_call(&TcContext::new(NonNull::new_unchecked(skb)), place) };
+    }
+    // Without the black box the compiler would conclude that every call returns 0.
+    core::hint::black_box(0)
+}
+
+/// The answers of [`sample`].
+const IN_SAMPLE: u32 = 1;
+const NOT_IN_SAMPLE: u32 = 0;
+const UNKNOWN: u32 = 2;
+
+/// Whether the packet is in a sample. The arguments are fields of the session.
+///
+/// This is a global function, so the verifier goes through it once, and not again for every path that leads to it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn sample(skb: *mut __sk_buff, share: u32, seed: u32) -> u32 {
+    match header::read(skb) {
+        Some(header) if in_sample(header, seed, share) => IN_SAMPLE,
+        Some(_) => NOT_IN_SAMPLE,
+        None => UNKNOWN,
     }
 }
 

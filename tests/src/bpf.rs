@@ -1,7 +1,7 @@
 //! Finds the BPF objects that the agent has made, and attaches other programs to the same hooks.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::CString,
     fs, io,
     os::{
@@ -13,7 +13,7 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{PerCpuArray, loaded_maps},
+    maps::{MapInfo, PerCpuArray, loaded_maps},
     programs::{
         LinkOrder, ProgramInfo, SchedClassifier, TcAttachType, loaded_links, loaded_programs,
         tc::{NlOptions, TcAttach},
@@ -34,8 +34,8 @@ pub struct BpfObjects {
 }
 
 impl BpfObjects {
-    /// The objects that are pinned below the node's directory, and the programs that are attached by pinned links or
-    /// use pinned maps.
+    /// The objects that are pinned below the node's directory, the programs that are attached by pinned links or use
+    /// pinned maps, and the programs of filters.
     pub fn of(lab: &Lab) -> Self {
         let mut objects = Self::default();
         for pin in lab.pins() {
@@ -46,6 +46,9 @@ impl BpfObjects {
                 line.map(|id| id.trim().parse::<u32>().unwrap())
             };
             objects.maps.extend(id("map_id"));
+            if id("map_type") == Some(PROGRAM_ARRAY) {
+                objects.programs.extend(programs_in(&pin).into_values());
+            }
             objects.links.extend(id("link_id"));
             objects.programs.extend(id("prog_id"));
         }
@@ -76,6 +79,42 @@ impl BpfObjects {
             programs: of(&self.programs, loaded_programs().flatten().map(|program| program.id()).collect()),
         }
     }
+}
+
+/// The type of a map (include/uapi/linux/bpf.h).
+const PROGRAM_ARRAY: u32 = 3;
+
+/// The kernel's ids of the programs in a pinned array of programs, by their places. aya does not read such an array.
+pub fn programs_in(pin: &Path) -> BTreeMap<u32, u32> {
+    /// The part of `union bpf_attr` that the command reads.
+    #[repr(C)]
+    struct Lookup {
+        map: u32,
+        _padding: u32,
+        key: u64,
+        value: u64,
+        flags: u64,
+    }
+    const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
+    let map = open_pin(pin).unwrap_or_else(|error| panic!("{}: {error}", pin.display()));
+    let program = |place: u32| {
+        let mut id = 0_u32;
+        let lookup = Lookup {
+            map: map.as_raw_fd().cast_unsigned(),
+            _padding: 0,
+            key: (&raw const place).expose_provenance() as u64,
+            value: (&raw mut id).expose_provenance() as u64,
+            flags: 0,
+        };
+        // SAFETY: the kernel reads as many bytes as it is told, and the number behind the key; it writes that behind the
+        // value.
+        let code = unsafe {
+            libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_ELEM, &raw const lookup, size_of::<Lookup>())
+        };
+        (code == 0).then_some((place, id))
+    };
+    let places = MapInfo::from_pin(pin).unwrap().max_entries();
+    (0..places).filter_map(program).collect()
 }
 
 /// Opens a pinned object of any kind (`BPF_OBJ_GET`).

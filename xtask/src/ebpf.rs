@@ -14,9 +14,6 @@ use crate::pins::{BPF_LINKER, NIGHTLY};
 
 /// The target: little-endian BPF. Every supported machine is little-endian.
 const TARGET: &str = "bpfel-unknown-none";
-/// The instruction set: with arithmetic and jumps on 32 bits, which every supported kernel has. Without them the compiler
-/// clears the upper half of a register after each step.
-const CPU: &str = "v3";
 
 /// The task of cargo.
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +93,6 @@ pub(crate) fn run(root: &Path, action: Action, to: &Path) -> Result<Objects, Str
     cargo.arg("--target-dir").arg(&target_dir).current_dir(root);
     let mut flags = remapped_paths(root);
     flags.extend(["-Cdebuginfo=2", "-Clink-arg=--btf"].map(str::to_owned));
-    flags.push(format!("-Ctarget-cpu={CPU}"));
     flags.push(format!("-Clinker={}", linker.display()));
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     if let Action::Clippy = action {

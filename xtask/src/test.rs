@@ -142,6 +142,7 @@ impl Level {
             }
             Self::Netns => {
                 programs::bring(&programs::NETWORK)?;
+                programs::bring(&programs::CAPTURES)?;
                 bpffs()?;
                 let agent = workspace::tested(self.name())?.agent;
                 test_target(self.name()).env("MIRROR_AGENT", &agent).arg("--").args(arguments).run()?;

@@ -1,6 +1,6 @@
 //! `mirror-agent explain`: what would be copied of a capture, and why the rest would not.
 //!
-//! Evaluates the same program as the tap programs do, on each packet of a file ([`capture`] reads it), and writes one
+//! Evaluates the program that the kernel's is made from, and the sample, on each packet of a file ([`capture`] reads it), and writes one
 //! line for each packet while it reads. Needs no kernel and changes nothing. A packet that was cut in the capture is
 //! judged as in tcpdump: its length is the length on the wire, and bytes that were not captured decide nothing.
 
@@ -16,10 +16,8 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use mirror_common::{
-    decide::sift,
-    filter::{FilterProgram, matches_cut},
     packet::{LEN_OFFSET, header},
-    sample::flow_hash,
+    sample::{flow_hash, in_sample},
     verdict::Verdict,
 };
 use serde::Serialize;
@@ -28,7 +26,7 @@ use self::capture::Packet;
 use super::filter::pointed;
 use crate::{
     cli::{ExplainArgs, OutputFormat},
-    filter::compile,
+    filter::{Program, compile},
     settings::{Share, parse_sample},
 };
 
@@ -39,7 +37,7 @@ const ETHERNET: i32 = 1;
 #[derive(Debug, Default)]
 pub struct Criteria {
     /// Which packets; `None`: all.
-    pub filter: Option<FilterProgram>,
+    pub filter: Option<Program>,
     /// Share of the flows as in the wire format; 0: all.
     pub share: u32,
     /// Seed of the sample.
@@ -113,15 +111,13 @@ pub fn write_verdicts(
 
 impl Criteria {
     fn verdict(&self, bytes: &[u8], length: u32) -> Verdict {
-        let header = header(bytes, length);
         // A filter never loads the bytes of a longer packet that it cannot see.
-        let captured = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        if self.filter.as_ref().is_some_and(|filter| !matches_cut(filter, &header, captured)) {
-            return Verdict::Filtered;
-        }
-        match sift(None, self.share, self.seed, &header) {
-            Ok(()) => Verdict::Copied,
-            Err(verdict) => verdict,
+        if self.filter.as_ref().is_some_and(|filter| !filter.matches(bytes, length)) {
+            Verdict::Filtered
+        } else if !in_sample(&header(bytes, length), self.seed, self.share) {
+            Verdict::SampledOut
+        } else {
+            Verdict::Copied
         }
     }
 

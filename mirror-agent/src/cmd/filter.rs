@@ -1,21 +1,34 @@
-//! `mirror-agent filter check`: compiles a filter and prints its steps, or the place of its error.
+//! `mirror-agent filter check`: compiles a filter and prints its program, or the place of its error.
 //!
 //! Needs no kernel and changes nothing.
 
 use anyhow::anyhow;
-use mirror_common::filter::MAX_FILTER_STEPS;
 
 use super::print;
 use crate::{
     cli::{FilterArgs, FilterCommand},
-    filter::{FilterError, compile, explain},
+    filter::{
+        FilterError, Program, compile,
+        ebpf::{Access, translate},
+    },
 };
 
 /// Runs the command that was typed.
 pub fn filter(args: FilterArgs) -> anyhow::Result<()> {
     let FilterCommand::Check { expression } = args.command;
     let program = compile(&expression).map_err(|error| anyhow!("{}", pointed(&expression, &error)))?;
-    print(&format!("{} of {MAX_FILTER_STEPS} steps\n{}", program.len, explain(&program)))
+    print(&described(&program)?)
+}
+
+/// The program for people: what the kernel gets, and the classic BPF that it is made from.
+fn described(program: &Program) -> anyhow::Result<String> {
+    // `compile` refuses a program that is too long for the kernel.
+    let insns = translate(program, Access::Direct).ok_or_else(|| anyhow!("the filter is too large"))?;
+    let (classic, kernel) = (program.instructions().len(), insns.len());
+    Ok(format!(
+        "{classic} instructions of classic BPF, {kernel} of eBPF for the kernel\n{}",
+        program.explain()
+    ))
 }
 
 /// The error, and the expression with a caret under the place.

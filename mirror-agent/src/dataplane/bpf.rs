@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, bail};
-use mirror_common::verdict::Hook;
+use mirror_common::{abi::MAX_FILTERS, verdict::Hook};
 use tracing::debug;
 
 use super::{
     Dataplane,
+    filter_programs::LoadError,
     hooks::{AttachMode, Hooks, Method},
     lock::PinsLock,
     maps::{Maps, TapEntry},
@@ -18,7 +19,10 @@ use super::{
     programs::Programs,
     rings::Rings,
 };
-use crate::model::{Actual, ActualTap, Device, HookState, Op, Program};
+use crate::{
+    model::{Actual, ActualTap, Device, HookState, Op, Program, Session},
+    settings::CaptureFilter,
+};
 
 /// The dataplane.
 pub struct Bpf {
@@ -27,6 +31,8 @@ pub struct Bpf {
     hooks: Hooks,
     method: Method,
     rings: Rings,
+    /// The filters that the kernel has refused, and why. The same agent on the same kernel is refused again.
+    refused: BTreeMap<CaptureFilter, String>,
     /// A search for filters that no pin refers to has found none.
     has_no_filters: bool,
     /// Other versions of the agent whose taps may still run.
@@ -39,13 +45,15 @@ impl Bpf {
     /// runtime, with the pins' lock.
     pub fn load(pins: Pins, lock: PinsLock, mode: AttachMode) -> anyhow::Result<Self> {
         let mut programs = Programs::load(&pins)?;
-        let maps = Maps::from_fn(|name| programs.take_map(name))?;
+        let calls_filters = programs.calls_filters();
+        let maps = Maps::from_fn(|name| programs.take_map(name), calls_filters)?;
         Ok(Self {
             programs,
             maps,
             hooks: Hooks::new(pins)?,
             method: Method::choose(mode),
             rings: Rings::default(),
+            refused: BTreeMap::new(),
             has_no_filters: false,
             other_versions: BTreeSet::new(),
             _lock: lock,
@@ -72,6 +80,21 @@ impl Bpf {
 }
 
 impl Bpf {
+    /// Notes a filter that the kernel refuses. The next plan leaves out the sessions with this filter, and says why.
+    fn unless_refused(&mut self, session: &Session, put: anyhow::Result<()>) -> anyhow::Result<()> {
+        if let Err(error) = &put
+            && let Some(refused @ LoadError::Refused(_)) = error.downcast_ref()
+            && let Some(filter) = &session.settings.filter
+        {
+            // Users can ask for any number of filters, one after the other.
+            if self.refused.len() >= MAX_FILTERS as usize {
+                self.refused.clear();
+            }
+            self.refused.insert(filter.clone(), refused.to_string());
+        }
+        put
+    }
+
     /// An error if copies may pass by the second stage, which was attached just now.
     async fn check_second_stage(&mut self, device: Device) -> anyhow::Result<()> {
         let current = self.programs.id(Program::Deliver)?;
@@ -86,6 +109,7 @@ impl Bpf {
 impl Dataplane for Bpf {
     async fn observe(&mut self) -> anyhow::Result<Actual> {
         self.maps.refresh()?;
+        self.maps.clear_unused_filters()?;
         let mut entries = self.maps.taps()?;
         self.hooks.reconnect()?;
         // Filters outlive lost pins. If this agent does not attach filters and none is left, there will be none.
@@ -105,6 +129,7 @@ impl Dataplane for Bpf {
         let mut actual = Actual {
             targets: self.maps.targets(),
             ceilings: self.maps.meters.ceilings()?,
+            refused: self.refused.clone(),
             other_versions: self.other_versions.clone(),
             ..Actual::empty(self.maps.capacity())
         };
@@ -141,8 +166,14 @@ impl Dataplane for Bpf {
             Op::SetCeilings(ceilings) => self.maps.meters.set_ceilings(ceilings),
             Op::PutTap(device, head) => self.maps.put_tap(*device, head),
             Op::RemoveTap(device) => self.maps.remove_tap(*device),
-            Op::AddSession(device, mirror, session) => self.maps.add_session(*device, mirror, session),
-            Op::ChangeSession(device, mirror, session) => self.maps.change_session(*device, mirror, session),
+            Op::AddSession(device, mirror, session) => {
+                let added = self.maps.add_session(*device, mirror, session);
+                self.unless_refused(session, added)
+            }
+            Op::ChangeSession(device, mirror, session) => {
+                let changed = self.maps.change_session(*device, mirror, session);
+                self.unless_refused(session, changed)
+            }
             Op::RemoveSession(device, mirror) => self.maps.remove_session(*device, mirror),
             Op::Attach(device, which) => {
                 let pair = &mut self.programs.of(*which);

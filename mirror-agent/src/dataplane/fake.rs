@@ -24,7 +24,7 @@ pub(crate) struct Fake {
 impl Default for Fake {
     fn default() -> Self {
         Self {
-            actual: Actual::empty(Capacity { taps: 100, sessions: 800, filters: 100 }),
+            actual: Actual::empty(Capacity { taps: 100, sessions: 800, filters: 100, instructions: 100_000 }),
             tried: Vec::new(),
             failures: VecDeque::new(),
             takes: Duration::ZERO,

@@ -5,12 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mirror_common::{
-    abi::{self, FORM_BITS, MAX_FORMS, MAX_SESSIONS_PER_TAP, MAX_TAPS, SESSION_FILTERED, TARGET_PLACES},
-    filter::{FILTER_PLACES, FilterProgram},
+use mirror_common::abi::{
+    FILTER_PLACES, FORM_BITS, MAX_FORMS, MAX_SESSIONS_PER_TAP, MAX_TAPS, TARGET_PLACES,
 };
 
-use crate::model::{Device, MirrorId, Owner, Session, TapHead, Target, TargetName};
+use crate::{
+    model::{Device, MirrorId, Owner, Session, TapHead, Target, TargetName},
+    settings::CaptureFilter,
+};
 
 /// The contents of the maps.
 #[derive(Debug, Clone, Default)]
@@ -20,9 +22,11 @@ pub(super) struct Ledger {
     /// The targets by their place in `TARGETS`.
     pub(super) targets: BTreeMap<u32, (TargetName, Target)>,
     /// The filters that sessions use, by their place in `FILTERS`.
-    pub(super) filters: BTreeMap<u32, FilterProgram>,
-    /// Where the search for a free filter begins. A program may still read a filter that was freed a moment ago, so the
-    /// search does not start at the first place.
+    pub(super) filters: BTreeMap<u32, CaptureFilter>,
+    /// The places whose filter no session uses any more. Its program is still there.
+    unused_filters: BTreeSet<u32>,
+    /// Where the search for a free filter begins. A tap program may still call a filter that was freed a moment ago, so
+    /// the search does not start at the first place.
     next_filter: u32,
     /// The greatest number that was given to a session.
     last_serial: u32,
@@ -115,8 +119,8 @@ impl Ledger {
     }
 
     /// A place for a filter.
-    pub(super) fn filter_place(&self, program: &FilterProgram) -> Option<FilterPlace> {
-        if let Some((place, _)) = self.filters.iter().find(|(_, of)| *of == program) {
+    pub(super) fn filter_place(&self, filter: &CaptureFilter) -> Option<FilterPlace> {
+        if let Some((place, _)) = self.filters.iter().find(|(_, of)| *of == filter) {
             return Some(FilterPlace::Shared(*place));
         }
         let places = (0..FILTER_PLACES).map(|offset| (self.next_filter + offset) % FILTER_PLACES);
@@ -124,15 +128,30 @@ impl Ledger {
     }
 
     /// A filter was written.
-    pub(super) fn put_filter(&mut self, place: u32, program: FilterProgram) {
-        self.filters.insert(place, program);
+    pub(super) fn put_filter(&mut self, place: u32, filter: CaptureFilter) {
+        self.filters.insert(place, filter);
+        self.unused_filters.remove(&place);
         self.next_filter = (place + 1) % FILTER_PLACES;
     }
 
     /// Forgets the filters that no session uses.
     pub(super) fn drop_unused_filters(&mut self) {
         let used: BTreeSet<u32> = self.placed().filter_map(|placed| placed.filter).collect();
+        let unused = self.filters.keys().filter(|place| !used.contains(place));
+        self.unused_filters.extend(unused);
         self.filters.retain(|place, _| used.contains(place));
+    }
+
+    /// Every place may have a program that an earlier agent has left there.
+    pub(super) fn doubt_filters(&mut self) {
+        self.unused_filters = (0..FILTER_PLACES).collect();
+    }
+
+    /// The places whose programs nobody uses, once.
+    pub(super) fn take_unused_filters(&mut self) -> BTreeSet<u32> {
+        let mut unused = std::mem::take(&mut self.unused_filters);
+        unused.retain(|place| !self.filters.contains_key(place));
+        unused
     }
 
     /// The bit for a form: the bit that its other sessions have, or a free one; 0 where all are taken. Sessions keep
@@ -160,11 +179,6 @@ impl Ledger {
         if is_plain { free(taken, bits) } else { free(taken, bits.clone().skip(1).chain(bits.take(1))) }
             .unwrap_or(0)
     }
-
-    /// The filter of a session that was read.
-    pub(super) fn filter(&self, wire: &abi::Session) -> Option<FilterProgram> {
-        (wire.flags & SESSION_FILTERED != 0).then(|| self.filters.get(&wire.filter).copied()).flatten()
-    }
 }
 
 impl Entry {
@@ -186,7 +200,7 @@ fn free(taken: BTreeSet<u32>, mut places: impl Iterator<Item = u32>) -> Option<u
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-    use mirror_common::verdict::TapKind;
+    use mirror_common::{abi, verdict::TapKind};
     use proptest::{collection::vec, option, prelude::*};
 
     use super::*;
@@ -208,15 +222,14 @@ mod tests {
     /// Puts a session where the ledger says, as `maps` does.
     fn put(ledger: &mut Ledger, ifindex: u32, pod: u32, mirror: &str, target: u32, session: Session) {
         let device = Device::on_node(IfIndex(ifindex));
-        let filter = session.settings.filter.as_ref().map(|filter| {
-            match ledger.filter_place(&filter.program).unwrap() {
+        let filter =
+            session.settings.filter.as_ref().map(|filter| match ledger.filter_place(filter).unwrap() {
                 FilterPlace::Shared(place) => place,
                 FilterPlace::Free(place) => {
-                    ledger.put_filter(place, *filter.program);
+                    ledger.put_filter(place, filter.clone());
                     place
                 }
-            }
-        });
+            });
         let pod = Some(PodId { uid: pod.to_string(), ..PodId::default() });
         let owner = Owner { pod, ..Owner::default() };
         let id = ledger.free_id(abi::MAX_SESSIONS).unwrap();
@@ -248,8 +261,8 @@ mod tests {
                 let used: BTreeSet<_> = ledger.placed().filter_map(|placed| placed.filter).collect();
                 prop_assert!(used.iter().all(|place| ledger.filters.contains_key(place)));
                 for placed in ledger.placed() {
-                    let program = placed.session.settings.filter.as_ref().map(|filter| *filter.program);
-                    prop_assert_eq!(placed.filter.map(|place| ledger.filters[&place]), program);
+                    let filter = placed.session.settings.filter.as_ref();
+                    prop_assert_eq!(placed.filter.map(|place| &ledger.filters[&place]), filter);
                     prop_assert!(placed.mark == 0 || placed.mark & u32::from(FORM_BITS) == placed.mark);
                 }
                 for (a, b) in ledger.placed().flat_map(|a| ledger.placed().map(move |b| (a, b))) {
@@ -307,13 +320,13 @@ mod tests {
 
     #[test]
     fn a_full_table_of_filters_has_no_place_but_for_an_equal_one() {
-        let program = |port: u32| parse_filter(&format!("port {port}")).unwrap().program;
+        let filter = |port: u32| parse_filter(&format!("port {port}")).unwrap();
         let mut ledger = Ledger::default();
         for port in 0..FILTER_PLACES {
-            let Some(FilterPlace::Free(place)) = ledger.filter_place(&program(port)) else { unreachable!() };
-            ledger.put_filter(place, *program(port));
+            let Some(FilterPlace::Free(place)) = ledger.filter_place(&filter(port)) else { unreachable!() };
+            ledger.put_filter(place, filter(port));
         }
-        assert_eq!(ledger.filter_place(&program(FILTER_PLACES)), None);
-        assert_eq!(ledger.filter_place(&program(3)), Some(FilterPlace::Shared(3)));
+        assert_eq!(ledger.filter_place(&filter(FILTER_PLACES)), None);
+        assert_eq!(ledger.filter_place(&filter(3)), Some(FilterPlace::Shared(3)));
     }
 }

@@ -9,23 +9,26 @@ use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use mirror_common::{
     abi::{
-        self, Counter, DeviceKey, MAX_SESSIONS_PER_TAP, MAX_TAPS, SESSION_FILTERED, SESSION_POD_METERED,
-        SessionCounters, SessionInfo, TapOwner,
+        self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS_PER_TAP, MAX_TAPS, SESSION_FILTERED,
+        SESSION_POD_METERED, SessionCounters, SessionInfo, TapOwner,
     },
-    filter::{FILTER_PLACES, FilterProgram, MAX_FILTERS},
     tunnel::Tunnels,
 };
 use mirror_core::budget::{self, Before};
 use zerocopy::transmute;
 
 use super::{
+    filter_programs::Filters,
     ledger::{Entry, FilterPlace, Ledger, Placed},
     meters::{Meters, now_ns},
     pins::Pins,
     rings::{Rings, Streams},
     wire,
 };
-use crate::model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName};
+use crate::{
+    model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName},
+    settings::CaptureFilter,
+};
 
 /// Bytes of a wire type: aya takes arrays of bytes without a look inside, and `zerocopy` proves the conversion.
 type Bytes<const N: usize> = [u8; N];
@@ -35,8 +38,10 @@ type OwnerBytes = Bytes<{ size_of::<TapOwner>() }>;
 type InfoBytes = Bytes<{ size_of::<SessionInfo>() }>;
 type TargetBytes = Bytes<{ size_of::<abi::Target>() }>;
 type CounterBytes = Bytes<{ size_of::<SessionCounters>() }>;
-type FilterBytes = Bytes<{ size_of::<FilterProgram>() }>;
 type TunnelsBytes = Bytes<{ size_of::<Tunnels>() }>;
+
+/// Instructions that the programs of all filters have together: 8 MiB, and as much machine code.
+const FILTER_INSTRUCTIONS: usize = 1 << 20;
 
 /// The maps.
 pub struct Maps {
@@ -45,7 +50,7 @@ pub struct Maps {
     infos: HashMap<MapData, u32, InfoBytes>,
     targets: Array<MapData, TargetBytes>,
     counters: PerCpuArray<MapData, CounterBytes>,
-    filters: Array<MapData, FilterBytes>,
+    filters: Filters,
     tunnels: Array<MapData, TunnelsBytes>,
     /// Limits and meters.
     pub(super) meters: Meters,
@@ -93,28 +98,34 @@ impl TapEntry {
 impl Maps {
     /// The maps that are pinned, as they stand now.
     pub fn open(pins: &Pins) -> anyhow::Result<Self> {
-        Self::from_fn(|name| {
+        let get = |name: &str| {
             let path = pins.maps().join(name);
             let data = MapData::from_pin(&path)
                 .with_context(|| format!("cannot open the map {}", path.display()))?;
             Ok(Map::from_map_data(data)?)
-        })
+        };
+        Self::from_fn(get, false)
     }
 
-    /// The maps that `get` gives for their names, as they stand now.
-    pub fn from_fn(mut get: impl FnMut(&str) -> anyhow::Result<Map>) -> anyhow::Result<Self> {
+    /// The maps that `get` gives for their names, as they stand now. `calls_filters`: whether the tap programs call the
+    /// programs of filters.
+    pub fn from_fn(
+        mut get: impl FnMut(&str) -> anyhow::Result<Map>,
+        calls_filters: bool,
+    ) -> anyhow::Result<Self> {
         let mut maps = Self {
             taps: get("TAPS")?.try_into()?,
             owners: get("TAP_OWNERS")?.try_into()?,
             infos: get("SESSION_INFO")?.try_into()?,
             targets: get("TARGETS")?.try_into()?,
             counters: get("COUNTERS")?.try_into()?,
-            filters: get("FILTERS")?.try_into()?,
+            filters: Filters::from_fn(&mut get, calls_filters)?,
             tunnels: get("TUNNELS")?.try_into()?,
             meters: Meters::from_fn(&mut get)?,
             streams: Streams::from_fn(&mut get)?,
             ledger: Ledger::default(),
         };
+        maps.ledger.doubt_filters();
         maps.refresh()?;
         Ok(maps)
     }
@@ -152,13 +163,13 @@ impl Maps {
         let head = TapHead { owner, kind: tap.kind(), is_limited };
         let mut sessions = BTreeMap::new();
         for session in in_use {
-            if session.flags & SESSION_FILTERED != 0 {
-                let program = self.filters.get(&session.filter, 0).context("cannot read a filter")?;
-                ledger.filters.insert(session.filter, transmute!(program));
-            }
+            let is_filtered = session.flags & SESSION_FILTERED != 0;
+            let hash = if is_filtered { self.filters.hash(session.filter)? } else { 0 };
             let info = found(self.infos.get(&session.id, 0))?;
-            let placed = info
-                .and_then(|info| wire::decode_session(session, &transmute!(info), ledger.filter(session)));
+            let placed = info.and_then(|info| wire::decode_session(session, &transmute!(info), hash));
+            if let Some((_, Placed { session, filter: Some(place), .. })) = &placed {
+                ledger.filters.extend(session.settings.filter.clone().map(|filter| (*place, filter)));
+            }
             // A session whose description was not written by an agent is not shown, and goes with the next change of
             // its tap.
             sessions.extend(placed);
@@ -203,6 +214,7 @@ impl Maps {
             taps: MAX_TAPS as usize,
             sessions: self.counters.len() as usize,
             filters: MAX_FILTERS as usize,
+            instructions: FILTER_INSTRUCTIONS,
         }
     }
 
@@ -278,7 +290,7 @@ impl Maps {
     ) -> anyhow::Result<()> {
         let target = self.ledger.target(&session.target);
         let target = target.ok_or_else(|| anyhow!("there is no target {}", session.target))?;
-        let filter = session.settings.filter.as_ref().map(|filter| self.put_filter(&filter.program));
+        let filter = session.settings.filter.as_ref().map(|filter| self.put_filter(filter));
         let filter = filter.transpose()?;
         let is_new = before.is_none();
         let old_info = before.map(|session| wire::encode_info(mirror, session));
@@ -313,18 +325,25 @@ impl Maps {
         self.infos.insert(&id, &transmute!(*info), 0)
     }
 
-    /// The place of a filter: the place of an equal filter in use, or a free one, to which the filter is written.
-    fn put_filter(&mut self, program: &FilterProgram) -> anyhow::Result<u32> {
-        match self.ledger.filter_place(program) {
+    /// The place of a filter: the place of an equal filter in use, or a free one, to which its program is written.
+    fn put_filter(&mut self, filter: &CaptureFilter) -> anyhow::Result<u32> {
+        match self.ledger.filter_place(filter) {
             Some(FilterPlace::Shared(place)) => Ok(place),
             Some(FilterPlace::Free(place)) => {
-                let bytes: FilterBytes = transmute!(*program);
-                self.filters.set(place, &bytes, 0).context("cannot write a filter")?;
-                self.ledger.put_filter(place, *program);
+                self.filters.put(place, filter)?;
+                self.ledger.put_filter(place, filter.clone());
                 Ok(place)
             }
             None => bail!("no place is free for a filter: {FILTER_PLACES} are in use"),
         }
+    }
+
+    /// Takes the programs of filters that no session uses out of the map, so that their memory becomes free.
+    ///
+    /// Not at once when a session leaves its filter: a tap program that has read the old session calls the old filter a
+    /// moment later. The loop calls this at the beginning of its next round.
+    pub fn clear_unused_filters(&mut self) -> anyhow::Result<()> {
+        self.ledger.take_unused_filters().into_iter().try_for_each(|place| self.filters.clear(place))
     }
 
     /// Removes a session of a tap.

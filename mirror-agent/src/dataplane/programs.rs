@@ -16,6 +16,7 @@ use aya::{
     util::nr_cpus,
 };
 use mirror_common::abi::{MAX_SESSIONS, SessionCounters};
+use tracing::warn;
 
 use super::pins::Pins;
 use crate::model::Program;
@@ -23,8 +24,9 @@ use crate::model::Program;
 /// The eBPF object, built by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
 
-/// The name of the variable that makes a program part of the second set; see `mirror-ebpf`.
+/// The names of variables of the programs; see `mirror-ebpf`. The first makes a program part of the second set.
 const STANDS_BEHIND: &str = "STANDS_BEHIND";
+const CALLS_FILTERS: &str = "CALLS_FILTERS";
 
 /// Memory for the counters of all sessions, in bytes: each session has 512 bytes of them for every possible CPU.
 const COUNTER_MEMORY: usize = 64 << 20;
@@ -36,6 +38,7 @@ pub struct Programs {
     pins: Pins,
     ebpf: Ebpf,
     second: Option<Ebpf>,
+    calls_filters: bool,
 }
 
 /// The two programs for one hook.
@@ -60,12 +63,31 @@ impl Programs {
     ///
     /// The kernel refuses the object, a map or a program.
     pub fn load(pins: &Pins) -> anyhow::Result<Self> {
-        let ebpf = open(pins, false)?;
-        let mut programs = Self { pins: pins.clone(), ebpf, second: None };
+        match Self::try_load(pins, true) {
+            Ok(programs) => Ok(programs),
+            // Without a JIT compiler, and on AArch64 before Linux 6.0, the verifier refuses a tail call beside functions.
+            Err(error) => match Self::try_load(pins, false) {
+                Ok(programs) => {
+                    warn!("this kernel runs no filters, so mirrors with a filter are refused: {error:#}");
+                    Ok(programs)
+                }
+                Err(_) => Err(error),
+            },
+        }
+    }
+
+    fn try_load(pins: &Pins, calls_filters: bool) -> anyhow::Result<Self> {
+        let ebpf = open(pins, false, calls_filters)?;
+        let mut programs = Self { pins: pins.clone(), ebpf, second: None, calls_filters };
         for which in Program::TAP {
             loaded(&mut programs.ebpf, which)?;
         }
         Ok(programs)
+    }
+
+    /// Whether the programs call those of filters.
+    pub fn calls_filters(&self) -> bool {
+        self.calls_filters
     }
 
     /// Takes a map out of the object.
@@ -94,17 +116,17 @@ impl Pair for Of<'_> {
     }
 
     fn behind(&mut self) -> anyhow::Result<&mut SchedClassifier> {
-        let Programs { pins, second, .. } = &mut *self.programs;
+        let Programs { pins, second, calls_filters, .. } = &mut *self.programs;
         let second = match second {
             Some(second) => second,
-            None => second.insert(open(pins, true)?),
+            None => second.insert(open(pins, true, *calls_filters)?),
         };
         loaded(second, self.which)
     }
 }
 
 /// Opens the object, and with it the pinned maps.
-fn open(pins: &Pins, stands_behind: bool) -> anyhow::Result<Ebpf> {
+fn open(pins: &Pins, stands_behind: bool, calls_filters: bool) -> anyhow::Result<Ebpf> {
     let cpus = nr_cpus().map_err(|(what, error)| anyhow!("cannot read {what}: {error}"))?.get();
     // A map that is pinned keeps the size that an earlier agent gave it.
     let pinned = MapInfo::from_pin(pins.maps().join("COUNTERS")).ok().map(|info| info.max_entries());
@@ -112,6 +134,7 @@ fn open(pins: &Pins, stands_behind: bool) -> anyhow::Result<Ebpf> {
         .default_map_pin_directory(pins.maps())
         .map_max_entries("COUNTERS", pinned.unwrap_or_else(|| sessions_that_fit(cpus)))
         .override_global(STANDS_BEHIND, &u32::from(stands_behind), true)
+        .override_global(CALLS_FILTERS, &u32::from(calls_filters), true)
         .load(OBJECT)
         .context("cannot load the eBPF object (are you root?)")
 }

@@ -5,10 +5,9 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
-        SessionInfo, TAP_CAPTURES_ONLY, TARGET_COLLECTOR, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM,
+        SessionInfo, TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM,
         TARGET_TUNNEL, TARGET_UP, TUNNEL_IPV6, TapOwner,
     },
-    filter::FilterProgram,
     tunnel::{TunnelId, Tunnels},
 };
 use mirror_core::{
@@ -104,13 +103,15 @@ pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
     }
 }
 
-/// A session and its mirror, from the written description. `None`: a name in it is invalid, so no agent has written it.
+/// A session and its mirror, from the written description. `filter_hash`: that of the program at its filter's place.
+/// `None`: a name in it is invalid, so no agent has written it.
 pub(super) fn decode_session(
     wire: &abi::Session,
     info: &SessionInfo,
-    program: Option<FilterProgram>,
+    filter_hash: u64,
 ) -> Option<(MirrorId, Placed)> {
-    let filter = program.map(|program| CaptureFilter { text: text(&info.filter), program: program.into() });
+    let place = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
+    let filter = place.map(|_| CaptureFilter { text: text(&info.filter), hash: filter_hash });
     let asked = |value: u64| (value != 0).then_some(value);
     let time = |ms: u64| asked(ms).map(Duration::from_millis);
     let (packets, bits) = (asked(info.rate_packets), asked(info.rate_bits));
@@ -133,9 +134,8 @@ pub(super) fn decode_session(
         target: TargetName(Name::of_written(&text(&info.target))?),
         origin: *Origin::ALL.get(info.origin as usize)?,
     };
-    let filter = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
-    let placed =
-        Placed { session, id: wire.id, serial: wire.serial, target: wire.target, filter, mark: wire.mark };
+    let abi::Session { id, serial, target, mark, .. } = *wire;
+    let placed = Placed { session, id, serial, target, filter: place, mark };
     Some((MirrorId(Name::of_written(&text(&info.mirror))?), placed))
 }
 
@@ -178,6 +178,7 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
             up,
             queueless,
             cuts,
+            guarded,
             collector,
             room,
         }) => abi::Target {
@@ -185,7 +186,7 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
             flags: flag(*up, TARGET_UP)
                 | flag(*queueless, TARGET_QUEUELESS)
                 | flag(*cuts, TARGET_CUTS)
-                | flag(collector.is_some(), TARGET_COLLECTOR)
+                | flag(*guarded, TARGET_GUARDED)
                 | flag(destination.is_tunnel(), TARGET_TUNNEL),
             name,
             device: fixed(device),
@@ -248,7 +249,8 @@ pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> 
         up: wire.flags & TARGET_UP != 0,
         queueless: wire.flags & TARGET_QUEUELESS != 0,
         cuts: wire.flags & TARGET_CUTS != 0,
-        collector: (wire.flags & TARGET_COLLECTOR != 0).then_some(wire.collector),
+        guarded: wire.flags & TARGET_GUARDED != 0,
+        collector: (wire.collector != [0; 6]).then_some(wire.collector),
         room: (wire.tunnel.room != 0).then_some(wire.tunnel.room),
     };
     Some((TargetName(name), Target::Device(target)))
@@ -334,10 +336,11 @@ mod tests {
 
         #[test]
         fn targets_survive_the_map(
-            name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX), flags: [bool; 3],
-            is_stream: bool, collector: Option<[u8; 6]>,
+            name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX),
+            flags: [bool; 4], is_stream: bool, collector: Option<[u8; 6]>,
         ) {
-            let [up, queueless, cuts] = flags;
+            let collector = collector.filter(|address| *address != [0; 6]);
+            let [up, queueless, cuts, guarded] = flags;
             let stream = Target::Stream(ifindex.map(RingId));
             let destination: Destination = match collector {
                 Some([0..128, ..]) => "vxlan:[fd00::5]:8472/vni=77/oversize=segment".parse().unwrap(),
@@ -346,7 +349,8 @@ mod tests {
             };
             let ifindex = ifindex.map(IfIndex);
             let room = destination.is_tunnel().then_some(1464);
-            let target = DeviceTarget { destination, device, ifindex, up, queueless, cuts, collector, room };
+            let target =
+                DeviceTarget { destination, device, ifindex, up, queueless, cuts, guarded, collector, room };
             let target = if is_stream { stream } else { Target::Device(target) };
             let name = TargetName(name.parse().unwrap());
             let bytes: [u8; size_of::<abi::Target>()] = transmute!(encode_target(&name, &target));
@@ -375,9 +379,9 @@ mod tests {
             let mut seen = Vec::<(u32, Option<u32>)>::new();
             for (number, (mirror, placed)) in entry.in_order().into_iter().enumerate() {
                 let session = &wire.sessions[number];
-                let program = placed.session.settings.filter.as_ref().map(|filter| *filter.program);
+                let hash = placed.session.settings.filter.as_ref().map_or(0, |filter| filter.hash);
                 let info = encode_info(mirror, &placed.session);
-                prop_assert_eq!(decode_session(session, &info, program), Some((mirror.clone(), placed.clone())));
+                prop_assert_eq!(decode_session(session, &info, hash), Some((mirror.clone(), placed.clone())));
                 let is_pod_metered = is_limited && placed.session.origin != Origin::Capture;
                 prop_assert_eq!(session.flags & SESSION_POD_METERED != 0, is_pod_metered, "captures are free");
                 let form = (placed.target, placed.session.settings.snaplen);

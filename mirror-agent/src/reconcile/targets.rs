@@ -11,7 +11,7 @@ use crate::{
     dataplane::Dataplane,
     links::{LinkTable, PodNetns},
     mirror_iface,
-    model::{Actual, LinkSnapshot, Pod, Target, TargetName},
+    model::{Actual, DeviceTarget, LinkSnapshot, Pod, Target, TargetName},
     pods::PodSource,
     report::Report,
     select::Wanted,
@@ -59,7 +59,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 ));
                 target.ifindex = None;
             }
-            targets.insert(name.clone(), Target::Device(target));
+            targets.insert(name.clone(), target);
         }
         report.unreached.clear();
         for (name, nic) in self.policy.collectors() {
@@ -78,15 +78,18 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let why = absent.map(|absent| absent.to_string());
             self.told.reached(name, &target, why.as_deref(), is_passing);
             report.unreached.extend(why.map(|why| (name.clone(), why)));
-            targets.insert(name.clone(), Target::Device(target));
+            targets.insert(name.clone(), target);
         }
         for (name, tunnel) in self.policy.tunnels() {
             let (target, blocked) = tunnel::target(tunnel, links);
             let why = blocked.map(|blocked| blocked.to_string());
             self.told.reached(name, &target, why.as_deref(), false);
             report.unreached.extend(why.map(|why| (name.clone(), why)));
-            targets.insert(name.clone(), Target::Device(target));
+            targets.insert(name.clone(), target);
         }
-        targets
+        // Other nodes have the same tunnels, and send packets through them to this one.
+        let has_tunnels = self.policy.tunnels().next().is_some();
+        let guarded = |target: DeviceTarget| DeviceTarget { guarded: target.guarded || has_tunnels, ..target };
+        targets.into_iter().map(|(name, target)| (name, Target::Device(guarded(target)))).collect()
     }
 }

@@ -15,7 +15,7 @@ use crate::{
         NetnsId, Op, Origin, Owner, Peer, Pod, PodId, PodLinks, Program, RingId, Session, Tap,
     },
     select::MIRROR,
-    settings::Settings,
+    settings::{Settings, parse_filter},
 };
 
 /// Pods by hand.
@@ -238,6 +238,32 @@ async fn a_pod_that_does_not_fit_is_reported_and_the_others_stay() {
     let skipped: Vec<_> = report.skipped.iter().map(|skipped| (&skipped.pod, &skipped.why)).collect();
     assert!(matches!(skipped[..], [(Some(pod), Why::NoRoom(_))] if pod.name == "pod-2"), "{skipped:?}");
     assert!(report.is_reconciled);
+}
+
+/// The kernel refuses the filter that replaces another: the mirror ends, and does not go on with the other filter.
+#[tokio::test(start_paused = true)]
+async fn a_filter_that_the_kernel_refuses_ends_its_mirror_alone() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    add_pod(&mut world, 2);
+    annotate(&mut world, "filter", "ip");
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [11, 12]);
+    let why = "the kernel refuses the filter: too complex".to_owned();
+    world.dataplane.actual.refused.insert(parse_filter("tcp").unwrap(), why.clone());
+    annotate(&mut world, "filter", "tcp");
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [11]);
+    let report = Report::clone(&world.reports().borrow());
+    let skipped: Vec<_> = report.skipped.iter().map(|skipped| (&skipped.pod, &skipped.why)).collect();
+    let expected = Why::FilterRefused(why);
+    assert!(
+        matches!(skipped[..], [(Some(pod), told)] if pod.name == "pod-2" && *told == expected),
+        "{skipped:?}"
+    );
+    annotate(&mut world, "filter", "udp");
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [11, 12]);
 }
 
 #[tokio::test(start_paused = true)]

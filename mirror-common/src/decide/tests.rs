@@ -22,8 +22,12 @@ const BRIDGE: u32 = 20;
 struct Node {
     targets: Vec<Reach>,
     taps: Vec<u32>,
-    /// Sessions that `sift` refuses, sessions that `charge` refuses, and the outcome of the clones to each target.
+    /// Sessions whose filter does not match, sessions that `charge` refuses, and the outcome of the clones to each target.
     filtered: Vec<u32>,
+    /// The answer of the other filters; `None`: they match.
+    answer: Option<u32>,
+    /// Whether the packet is in a sample.
+    sample: Option<bool>,
     limited: Vec<u32>,
     answers: BTreeMap<u32, Cloned>,
     origin: u32,
@@ -32,25 +36,28 @@ struct Node {
     clones: Vec<(u32, u16, u32)>,
     records: Vec<(u32, Direction)>,
     is_ring_full: bool,
-    /// The targets to whose collector the packet belongs.
-    own: Vec<u32>,
-    /// The packet brings copies of another node.
-    is_of_tunnel: bool,
+    /// The targets that must not get the packet.
+    refused: Vec<u32>,
     charged: Vec<u32>,
     counted: Vec<(u32, Direction, Verdict)>,
 }
 
 impl Kernel for Node {
-    fn sift(&mut self, session: &Session) -> Result<(), Verdict> {
-        if self.filtered.contains(&session.id) { Err(Verdict::Filtered) } else { Ok(()) }
+    fn filter(&mut self, session: &Session) -> u32 {
+        let differs = self.filtered.contains(&session.id);
+        if differs { FILTER_DIFFERS } else { self.answer.unwrap_or(FILTER_MATCHES) }
+    }
+
+    fn sample(&mut self, _: &Session) -> Option<bool> {
+        self.sample
     }
 
     fn target(&mut self, index: u32) -> Option<Reach> {
         self.targets.get(index as usize).copied()
     }
 
-    fn is_of_collector(&mut self, target: u32) -> bool {
-        self.own.contains(&target)
+    fn is_refused(&mut self, target: u32) -> bool {
+        self.refused.contains(&target)
     }
 
     fn charge(&mut self, _: &Tap, session: &Session) -> Result<Paid, Verdict> {
@@ -64,10 +71,6 @@ impl Kernel for Node {
     fn give_back(&mut self, _: &Tap, session: &Session, paid: Paid) {
         assert_eq!(paid.to_bits(), Paid::ALL);
         assert_eq!(self.charged.pop(), Some(session.id));
-    }
-
-    fn is_of_tunnel(&mut self) -> bool {
-        self.is_of_tunnel
     }
 
     fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned {
@@ -378,6 +381,25 @@ fn a_filter_speaks_before_a_mark() {
     assert_eq!(node.see(copied, &pod).0, [Verdict::Filtered], "the session does not ask for it at all");
 }
 
+/// A place without a program, a program of something else, a header that cannot be read.
+#[test]
+fn a_filter_or_sample_without_an_answer_lets_nothing_pass() {
+    let filtered = tap(TapKind::HostVeth, &[Session { flags: SESSION_FILTERED, ..session(0, 0, 0) }]);
+    for answer in [0, 1, 2, FILTER_MATCHES - 1, FILTER_DIFFERS + 1, u32::MAX] {
+        let mut node = Node { answer: Some(answer), ..node(1) };
+        assert_eq!(node.see(FROM_A, &filtered).0, [Verdict::Failed], "{answer}");
+        assert!(node.clones.is_empty());
+    }
+    let sampled = tap(TapKind::HostVeth, &[Session { sample: 1, ..session(0, 0, 0) }]);
+    for (sample, verdict) in
+        [(None, Verdict::Failed), (Some(false), Verdict::SampledOut), (Some(true), Verdict::Copied)]
+    {
+        let mut node = Node { sample, ..node(1) };
+        assert_eq!(node.see(FROM_A, &sampled).0, [verdict]);
+        assert_eq!(node.clones.len(), usize::from(verdict == Verdict::Copied));
+    }
+}
+
 #[test]
 fn every_form_has_its_bit() {
     assert_eq!(u32::from(FORM_BITS).count_ones() as usize, MAX_FORMS);
@@ -395,28 +417,28 @@ fn a_device_without_a_queue_is_down_where_another_is_congested() {
     assert_eq!(outcome(-12, TARGET_UP), Err(Verdict::Failed));
 }
 
-/// A collector gets no copies of its own packets, from any tap, and every other target does. Nothing is charged for them.
+/// A guarded target gets no copies of packets that would come back, from any tap, and every other target does. Nothing is
+/// charged for them.
 #[test]
-fn a_collectors_own_packets_are_not_copied_to_it() {
+fn a_guarded_target_refuses_packets() {
     let packet = Packet { hook: Hook::Ingress, ifindex: A, ingress_ifindex: A, tc_index: 0 };
     let metered = Session { flags: SESSION_METERED, ..session(1, 1, 0) };
     let tap = tap(TapKind::HostVeth, &[session(0, 0, 0), metered]);
     let mut node = node(2);
-    node.targets[1].flags |= TARGET_COLLECTOR;
+    node.targets[1].flags |= TARGET_GUARDED;
     assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Copied]);
-    node.own = vec![0, 1];
+    node.refused = vec![0, 1];
     let (clones, charged) = (node.clones.len(), node.charged.len());
     assert_eq!(
         node.see(packet, &tap).0,
         [Verdict::Copied, Verdict::Loop],
-        "only a collector has own packets"
+        "only a guarded target is asked"
     );
     assert_eq!((node.clones.len(), node.charged.len()), (clones + 1, charged));
 }
 
-/// A packet that brings copies of another node is copied to no target. A tunnel gets copies only while they are addressed.
 #[test]
-fn a_tunnel_is_not_fed_with_its_own_packets_nor_without_an_address() {
+fn a_tunnel_gets_copies_only_while_they_are_addressed() {
     let packet = Packet { hook: Hook::Ingress, ifindex: A, ingress_ifindex: A, tc_index: 0 };
     let tap = tap(TapKind::HostVeth, &[session(0, 0, 0), session(1, 1, 0)]);
     let mut node = node(2);
@@ -424,8 +446,4 @@ fn a_tunnel_is_not_fed_with_its_own_packets_nor_without_an_address() {
     assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Copied]);
     node.targets[1].flags &= !TARGET_CUTS;
     assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::TargetDown]);
-    node.is_of_tunnel = true;
-    let clones = node.clones.len();
-    assert_eq!(node.see(packet, &tap).0, [Verdict::Loop, Verdict::TargetDown]);
-    assert_eq!(node.clones.len(), clones);
 }

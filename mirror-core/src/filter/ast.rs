@@ -26,10 +26,29 @@ pub(super) enum Primitive {
     Id(Qualifiers, Id),
     Broadcast(Option<Protocol>),
     Multicast(Option<Protocol>),
-    /// `vlan`, with or without a number. The following primitives look behind the tag.
-    Vlan(Option<u32>),
+    /// `vlan 100`, `mpls`: a header that the following primitives look behind.
+    Encapsulation(Encapsulation, Option<u32>),
+    /// `pppoed`: it is no encapsulation.
+    PppoeDiscovery,
+    Llc(Llc),
     /// `left relation right`, as in `tcp[13] & 2 != 0`.
-    Relation(Value, Relation, Value),
+    Relation(Arithmetic, Relation, Arithmetic),
+}
+
+/// A header with another header behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Encapsulation {
+    Vlan,
+    Mpls,
+    PppoeSession,
+    Geneve,
+}
+
+/// The frames of `llc`: any, or those whose control byte has these bits under the mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Llc {
+    Any,
+    Control { mask: u32, bits: u32 },
 }
 
 /// The meaning of an id. An id without qualifiers of its own has those of the id before.
@@ -56,8 +75,36 @@ pub(super) enum Protocol {
     Igrp,
     Pim,
     Vrrp,
+    Carp,
     Ah,
     Esp,
+    Atalk,
+    Aarp,
+    Decnet,
+    Lat,
+    Sca,
+    MopDl,
+    MopRc,
+    Stp,
+    Ipx,
+    Netbeui,
+    Iso,
+    Clnp,
+    EsIs,
+    IsIs,
+    /// A group of the packets of IS-IS, such as `lsp`.
+    IsIsGroup(IsIsGroup),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum IsIsGroup {
+    Level1,
+    Level2,
+    Hello,
+    LinkState,
+    SequenceNumbers,
+    CompleteSequenceNumbers,
+    PartialSequenceNumbers,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +124,7 @@ pub(super) enum Kind {
     Port,
     PortRange,
     Proto,
+    ProtoChain,
 }
 
 #[derive(Debug, Clone)]
@@ -99,21 +147,45 @@ pub(super) enum Id {
     Name(String),
 }
 
-/// One side of a relation.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Value {
-    Constant(u32),
-    /// The length of the packet, masked.
-    Length {
-        mask: u32,
-    },
-    /// `protocol[offset:size] & mask`.
+/// One side of a relation. The parser has computed what depends on constants alone.
+#[derive(Debug, Clone)]
+pub(super) enum Arithmetic {
+    Number(u32),
+    /// The length of the packet.
+    Length,
+    /// `protocol[index:size]`.
     Field {
         protocol: Protocol,
-        offset: u32,
+        index: Box<Arithmetic>,
         size: u8,
-        mask: u32,
     },
+    Negated(Box<Arithmetic>),
+    Binary(Operator, Box<Arithmetic>, Box<Arithmetic>),
+}
+
+/// The operators of arithmetic. Numbers have 32 bits and no sign, and wrap around.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operator {
+    /// `+`
+    Add,
+    /// `-`
+    Subtract,
+    /// `*`
+    Multiply,
+    /// `/`: a division by zero rejects the packet.
+    Divide,
+    /// `%`, the rest of a division, with the same rule.
+    Remainder,
+    /// `&`
+    And,
+    /// `|`
+    Or,
+    /// `^`
+    Xor,
+    /// `<<`: a shift by more than 31 bits gives 0.
+    ShiftLeft,
+    /// `>>`, with the same rule.
+    ShiftRight,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +207,24 @@ impl Relation {
             Self::LessOrEqual => Self::GreaterOrEqual,
             Self::Less => Self::Greater,
             Self::Equal | Self::NotEqual => self,
+        }
+    }
+}
+
+impl Operator {
+    /// The result; `None`: a division by zero.
+    pub(super) fn apply(self, left: u32, right: u32) -> Option<u32> {
+        match self {
+            Self::Add => Some(left.wrapping_add(right)),
+            Self::Subtract => Some(left.wrapping_sub(right)),
+            Self::Multiply => Some(left.wrapping_mul(right)),
+            Self::Divide => left.checked_div(right),
+            Self::Remainder => left.checked_rem(right),
+            Self::And => Some(left & right),
+            Self::Or => Some(left | right),
+            Self::Xor => Some(left ^ right),
+            Self::ShiftLeft => Some(left.checked_shl(right).unwrap_or(0)),
+            Self::ShiftRight => Some(left.checked_shr(right).unwrap_or(0)),
         }
     }
 }

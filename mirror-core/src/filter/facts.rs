@@ -1,36 +1,52 @@
 //! The facts about a frame at a place of a program, from the tests on every way that leads there.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, rc::Rc};
 
-use super::tree::{Load, Test};
+use super::{
+    ast::Operator,
+    tree::Test,
+    value::{Field, Slot, Value},
+};
 
 /// Facts. More facts fit fewer frames; without any, every frame fits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The possible values of a masked load. A load without an entry can have any value.
-    values: BTreeMap<(Load, u32), Ranges>,
+    /// The possible results of a value under a mask. What has no entry can have any result.
+    values: BTreeMap<(Value, u32), Ranges>,
     /// The number of bytes of the frame that exist for sure, because a load that ends there has succeeded. The length
     /// does not prove it: a frame in a cut capture has fewer bytes than its length.
     there: u32,
-    /// How far behind each IPv4 header (by its offset) a load has succeeded.
-    behind_ipv4: BTreeMap<u8, u32>,
+    /// How far behind a start that depends on the frame a load has succeeded.
+    behind: BTreeMap<Rc<Value>, u32>,
 }
 
 /// Ranges of values, in order, with gaps between them; both ends belong to a range.
 type Ranges = Vec<(u32, u32)>;
 
 impl Facts {
-    /// Whether the load succeeds for sure.
-    pub(super) fn in_bounds(&self, load: Load) -> bool {
-        let end = u32::from(load.offset) + u32::from(load.size);
-        match load {
-            Load { size: 0, .. } => true,
-            Load { ip_header: 0, .. } => self.there >= end,
-            Load { ip_header, .. } => self.behind_ipv4.get(&ip_header).is_some_and(|known| *known >= end),
-        }
+    /// Whether the frame has such a value for sure.
+    pub(super) fn in_bounds(&self, value: &Value) -> bool {
+        let mut in_bounds = true;
+        value.visit(&mut |part| {
+            in_bounds &= match part {
+                Value::Field(Field { start: None, offset, size }) => {
+                    offset.checked_add((*size).into()).is_some_and(|end| self.there >= end)
+                }
+                Value::Field(Field { start: Some(start), offset, size }) => {
+                    let end = offset.checked_add((*size).into());
+                    self.behind.get(start).is_some_and(|known| end.is_some_and(|end| *known >= end))
+                }
+                Value::Ipv4Header(at) => self.there > *at,
+                Value::Binary(Operator::Divide | Operator::Remainder, parts) => {
+                    matches!(parts.1, Value::Constant(1..))
+                }
+                _ => true,
+            }
+        });
+        in_bounds
     }
 
-    /// The outcome of the test, if it is known. It says nothing on whether the load succeeds.
+    /// The outcome of the test, if it is known. It says nothing on whether the frame has the value.
     pub(super) fn outcome(&self, test: &Test) -> Option<bool> {
         let ranges = self.ranges(test);
         let passing = clip(&ranges, test.low, test.high);
@@ -57,8 +73,17 @@ impl Facts {
             return None;
         }
         let mut facts = self.clone();
-        facts.values.insert((test.load, test.mask), left);
-        facts.loaded(test.load)?;
+        facts.values.insert((test.value.clone(), test.mask), left);
+        facts.computed(&test.value)?;
+        Some(facts)
+    }
+
+    /// The facts after a slot has got a value; `None`: the frame has no such value.
+    pub(super) fn after_set(&self, slot: Slot, value: &Value) -> Option<Self> {
+        let mut facts = self.clone();
+        facts.computed(value)?;
+        facts.values.retain(|(known, _), _| !known.slots().contains(slot));
+        facts.behind.retain(|start, _| !start.slots().contains(slot));
         Some(facts)
     }
 
@@ -67,41 +92,48 @@ impl Facts {
         let mut values = BTreeMap::new();
         for (key, ranges) in &self.values {
             if let Some(more) = other.values.get(key) {
-                values.insert(*key, union(ranges, more));
+                values.insert(key.clone(), union(ranges, more));
             }
         }
-        let mut behind_ipv4 = BTreeMap::new();
-        for (header, end) in &self.behind_ipv4 {
-            if let Some(more) = other.behind_ipv4.get(header) {
-                behind_ipv4.insert(*header, *end.min(more));
+        let mut behind = BTreeMap::new();
+        for (start, end) in &self.behind {
+            if let Some(more) = other.behind.get(start) {
+                behind.insert(Rc::clone(start), *end.min(more));
             }
         }
-        Self { values, there: self.there.min(other.there), behind_ipv4 }
+        Self { values, there: self.there.min(other.there), behind }
     }
 
     /// The values that the test may see.
     fn ranges(&self, test: &Test) -> Ranges {
-        match self.values.get(&(test.load, test.mask)) {
+        match self.values.get(&(test.value.clone(), test.mask)) {
             Some(ranges) => ranges.clone(),
-            None => vec![(0, test.load.greatest() & test.mask)],
+            None => vec![(0, test.value.greatest().min(test.mask))],
         }
     }
 
-    /// The load has succeeded; `None`: the frame was known to be too short.
-    fn loaded(&mut self, load: Load) -> Option<()> {
-        if load.size == 0 {
+    /// The frame has this value; `None`: it was known to be too short.
+    fn computed(&mut self, value: &Value) -> Option<()> {
+        let there = self.there;
+        value.visit(&mut |part| match part {
+            Value::Field(Field { start, offset, size }) => {
+                let end = offset.saturating_add((*size).into());
+                if let Some(start) = start {
+                    let known = self.behind.entry(Rc::clone(start)).or_default();
+                    *known = end.max(*known);
+                }
+                // Also for a field behind a start, which may be 0.
+                self.there = end.max(self.there);
+            }
+            Value::Ipv4Header(at) => self.there = at.saturating_add(1).max(self.there),
+            _ => {}
+        });
+        if self.there == there {
             return Some(());
         }
-        let end = u32::from(load.offset) + u32::from(load.size);
-        if load.ip_header != 0 {
-            let known = self.behind_ipv4.entry(load.ip_header).or_default();
-            *known = end.max(*known);
-        }
-        // Also for a load behind an IPv4 header, whose length may be 0. A frame is at least as long as its bytes that
-        // exist.
-        self.there = end.max(self.there);
-        let length = self.values.entry((Load::LENGTH, u32::MAX)).or_insert_with(|| vec![(0, u32::MAX)]);
-        *length = clip(length, end, u32::MAX);
+        // A frame is at least as long as its bytes that exist.
+        let length = self.values.entry((Value::Length, u32::MAX)).or_insert_with(|| vec![(0, u32::MAX)]);
+        *length = clip(length, self.there, u32::MAX);
         (!length.is_empty()).then_some(())
     }
 }

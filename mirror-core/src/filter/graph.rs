@@ -1,11 +1,14 @@
-//! A program as a graph of tests without cycles, before it is laid out as steps.
+//! A program as a graph of tests without cycles, before it is laid out as instructions.
 //!
 //! Built backwards, so that a node only leads to nodes made before it: a higher number is nearer to the start. Two
 //! equal nodes are one.
 
 use std::collections::HashMap;
 
-use super::tree::{Test, Tree};
+use super::{
+    tree::{Test, Tree},
+    value::{Slot, Value},
+};
 
 /// Where a test leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,9 +18,17 @@ pub(super) enum Next {
     Node(usize),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// What a node does with a frame.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Action {
+    Test(Test),
+    /// Keeps a value in a slot. The ways on are the same.
+    Set(Slot, Value),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Node {
-    pub(super) test: Test,
+    pub(super) action: Action,
     pub(super) on_true: Next,
     pub(super) on_false: Next,
 }
@@ -44,7 +55,11 @@ impl Graph {
         match tree {
             Tree::Always(true) => on_true,
             Tree::Always(false) => on_false,
-            Tree::Test(test) => self.add(Node { test: *test, on_true, on_false }),
+            Tree::Test(test) => self.add(Node { action: Action::Test(test.clone()), on_true, on_false }),
+            Tree::Set(slot, value) => {
+                let action = Action::Set(*slot, value.clone());
+                self.add(Node { action, on_true, on_false: on_true })
+            }
             Tree::Not(inner) => self.add_tree(inner, on_false, on_true),
             Tree::All(parts) => {
                 parts.iter().rev().fold(on_true, |next, part| self.add_tree(part, next, on_false))
@@ -57,12 +72,12 @@ impl Graph {
 
     /// Adds a node, unless it is there already or nothing depends on it.
     pub(super) fn add(&mut self, node: Node) -> Next {
-        // A load beyond the frame rejects too.
+        // A frame without the value is rejected too.
         if (node.on_true, node.on_false) == (Next::Reject, Next::Reject) {
             return Next::Reject;
         }
         let next = self.nodes.len();
-        let index = *self.known.entry(node).or_insert(next);
+        let index = *self.known.entry(node.clone()).or_insert(next);
         if index == next {
             self.nodes.push(node);
         }
@@ -70,10 +85,24 @@ impl Graph {
     }
 
     /// The node at a target, if that is one.
-    pub(super) fn node(&self, target: Next) -> Option<Node> {
+    pub(super) fn node(&self, target: Next) -> Option<&Node> {
         match target {
-            Next::Node(index) => self.nodes.get(index).copied(),
+            Next::Node(index) => self.nodes.get(index),
             Next::Accept | Next::Reject => None,
+        }
+    }
+}
+
+impl Node {
+    pub(super) fn target(&self, passed: bool) -> Next {
+        if passed { self.on_true } else { self.on_false }
+    }
+
+    /// What the node computes from the frame.
+    pub(super) fn value(&self) -> &Value {
+        match &self.action {
+            Action::Test(test) => &test.value,
+            Action::Set(_, value) => value,
         }
     }
 }

@@ -99,6 +99,11 @@ pub(super) const VRRP: u32 = 112;
 pub(super) const SCTP: u32 = 132;
 /// The next header of an IPv6 fragment.
 pub(super) const FRAGMENT: u32 = 44;
+/// The IPv6 extension headers that hold their length in units of 8 bytes (a fragment's is always 8): hop-by-hop
+/// options, routing, fragment, destination options.
+pub(super) const EXTENSIONS: [u32; 4] = [0, 43, FRAGMENT, 60];
+/// Nothing follows.
+pub(super) const NO_NEXT_HEADER: u32 = 59;
 
 const IP_PROTOCOLS: &[(&str, u32)] = &[
     ("icmp", ICMP),
@@ -122,11 +127,77 @@ pub(super) const IP: u32 = 0x0800;
 pub(super) const ARP: u32 = 0x0806;
 pub(super) const RARP: u32 = 0x8035;
 pub(super) const IP6: u32 = 0x86dd;
+pub(super) const MOP_DL: u32 = 0x6001;
+pub(super) const MOP_RC: u32 = 0x6002;
+pub(super) const DECNET: u32 = 0x6003;
+pub(super) const LAT: u32 = 0x6004;
+pub(super) const SCA: u32 = 0x6007;
+/// Ethernet in a tunnel.
+pub(super) const ETHERNET: u32 = 0x6558;
+pub(super) const ATALK: u32 = 0x809b;
+pub(super) const AARP: u32 = 0x80f3;
+pub(super) const IPX_II: u32 = 0x8137;
+pub(super) const MPLS: u32 = 0x8847;
+pub(super) const PPPOE_DISCOVERY: u32 = 0x8863;
+pub(super) const PPPOE_SESSION: u32 = 0x8864;
 /// 802.1Q, 802.1ad, and the older one of QinQ.
 pub(super) const VLAN: [u32; 3] = [0x8100, 0x88a8, 0x9100];
 
-const ETHERTYPES: &[(&str, u32)] =
-    &[("ip", IP), ("arp", ARP), ("rarp", RARP), ("ip6", IP6), ("loopback", 0x9000)];
+/// Service access points of LLC, which are used like Ethernet types.
+pub(super) const IP_IN_LLC: u32 = 0x06;
+pub(super) const STP: u32 = 0x42;
+pub(super) const SNAP: u32 = 0xaa;
+pub(super) const IPX: u32 = 0xe0;
+pub(super) const NETBEUI: u32 = 0xf0;
+pub(super) const ISO: u32 = 0xfe;
+
+const ETHERTYPES: &[(&str, u32)] = &[
+    ("ip", IP),
+    ("arp", ARP),
+    ("rarp", RARP),
+    ("ip6", IP6),
+    ("loopback", 0x9000),
+    ("aarp", AARP),
+    ("atalk", ATALK),
+    ("decnet", DECNET),
+    ("lat", LAT),
+    ("mopdl", MOP_DL),
+    ("moprc", MOP_RC),
+    ("sca", SCA),
+    ("iso", ISO),
+    ("stp", STP),
+    ("ipx", IPX),
+    ("netbeui", NETBEUI),
+];
+
+/// The numbers in PPP of what has another number in Ethernet or LLC.
+const PPP_TYPES: &[(u32, u32)] = &[
+    (IP, 0x0021),
+    (ISO, 0x0023),
+    (0x0600, 0x0025),
+    (DECNET, 0x0027),
+    (ATALK, 0x0029),
+    (IPX, 0x002b),
+    (STP, 0x0031),
+    (IP6, 0x0057),
+];
+pub(super) const PPP_MPLS: u32 = 0x0281;
+
+/// The number in PPP of an Ethernet type.
+pub(super) fn ppp_type(ethertype: u32) -> u32 {
+    PPP_TYPES.iter().find(|(known, _)| *known == ethertype).map_or(ethertype, |(_, number)| *number)
+}
+
+pub(super) const CLNP: u32 = 0x81;
+pub(super) const ES_IS: u32 = 0x82;
+pub(super) const IS_IS: u32 = 0x83;
+
+const ISO_PROTOCOLS: &[(&str, u32)] = &[("clnp", CLNP), ("esis", ES_IS), ("isis", IS_IS)];
+
+/// The number of a protocol of ISO.
+pub(super) fn iso_protocol(name: &str) -> Option<u32> {
+    find(ISO_PROTOCOLS, name)
+}
 
 const SERVICES: &[(&str, u32, Option<u32>)] = &[
     ("ftp", 21, Some(TCP)),

@@ -6,7 +6,9 @@
 
 use super::{
     facts::Facts,
-    graph::{Graph, Next, Node},
+    graph::{Action, Graph, Next, Node},
+    tree::Test,
+    value::{Slots, Value},
 };
 
 /// Every round makes ways shorter, and the first few rounds make most of the progress. The answer is right after any
@@ -30,14 +32,19 @@ fn round(mut graph: Graph) -> Graph {
     graph.entry = follow(&graph, graph.entry, &Facts::default());
     arrive(&mut known, graph.entry, Facts::default());
     for index in (0..graph.nodes.len()).rev() {
-        let (Some(facts), Some(node)) = (known.get(index).cloned().flatten(), graph.node(Next::Node(index)))
-        else {
+        let (Some(facts), Some(node)) = (known.get(index).cloned().flatten(), graph.nodes.get(index)) else {
             continue;
         };
-        let way = |passed| Some((facts.after(&node.test, passed)?, node.target(passed)));
+        let way = |passed| {
+            let facts = match &node.action {
+                Action::Test(test) => facts.after(test, passed),
+                Action::Set(slot, value) => facts.after_set(*slot, value),
+            }?;
+            let target = follow(&graph, node.target(passed), &facts);
+            Some((target, facts))
+        };
         let ways = [way(true), way(false)].map(|way| {
-            let (facts, target) = way?;
-            let target = follow(&graph, target, &facts);
+            let (target, facts) = way?;
             arrive(&mut known, target, facts);
             Some(target)
         });
@@ -47,19 +54,21 @@ fn round(mut graph: Graph) -> Graph {
             // No frame that is long enough can come here.
             [None, None] => (Next::Reject, Next::Reject),
         };
-        if let Some(place) = graph.nodes.get_mut(index) {
-            *place = Node { on_true, on_false, ..node };
+        if let Some(node) = graph.nodes.get_mut(index) {
+            (node.on_true, node.on_false) = (on_true, on_false);
         }
     }
     rebuilt(&graph, &known)
 }
 
-/// Where a frame with these `facts` meets a test with an unknown outcome.
+/// Where a frame with these `facts` meets a test with an unknown outcome, or a slot that is set.
 fn follow(graph: &Graph, mut target: Next, facts: &Facts) -> Next {
-    while let Some(node) = graph.node(target) {
-        let outcome = facts.outcome(&node.test).or((node.on_true == node.on_false).then_some(true));
+    while let Some(Node { action: Action::Test(test), on_true, on_false }) = graph.node(target) {
+        let outcome = facts.outcome(test).or((on_true == on_false).then_some(true));
         match outcome {
-            Some(passed) if facts.in_bounds(node.test.load) => target = node.target(passed),
+            Some(passed) if facts.in_bounds(&test.value) => {
+                target = if passed { *on_true } else { *on_false }
+            }
             _ => break,
         }
     }
@@ -78,9 +87,11 @@ fn arrive(known: &mut [Option<Facts>], target: Next, facts: Facts) {
     }
 }
 
-/// The graph made again, without unreachable nodes, and with equal tests merged.
+/// The graph made again, without unreachable nodes and unused slots, and with equal nodes merged.
 fn rebuilt(graph: &Graph, known: &[Option<Facts>]) -> Graph {
     let mut new = Graph::empty();
+    // The slots that are used from each new node on.
+    let mut used: Vec<Slots> = Vec::new();
     let mut moved: Vec<Next> = Vec::with_capacity(graph.nodes.len());
     let renamed = |target: Next, moved: &[Next]| match target {
         Next::Node(index) => moved.get(index).copied().unwrap_or(Next::Reject),
@@ -92,18 +103,37 @@ fn rebuilt(graph: &Graph, known: &[Option<Facts>]) -> Graph {
             continue;
         };
         let (on_true, on_false) = (renamed(node.on_true, &moved), renamed(node.on_false, &moved));
-        moved.push(if on_true == on_false && facts.in_bounds(node.test.load) {
-            on_true
-        } else {
-            new.add(Node { test: node.test, on_true, on_false })
-        });
+        let used_by = |target| match target {
+            Next::Node(index) => used.get(index).copied().unwrap_or_default(),
+            Next::Accept | Next::Reject => Slots::default(),
+        };
+        let mut needed = used_by(on_true).union(used_by(on_false));
+        let action = match &node.action {
+            Action::Set(slot, value) if !needed.contains(*slot) => Action::Test(computes(value)),
+            other => other.clone(),
+        };
+        if let Action::Test(test) = &action
+            && on_true == on_false
+            && facts.in_bounds(&test.value)
+        {
+            moved.push(on_true);
+            continue;
+        }
+        if let Action::Set(slot, _) = action {
+            needed = needed.without(slot);
+        }
+        needed = needed.union(node.value().slots());
+        let next = new.add(Node { action, on_true, on_false });
+        if new.nodes.len() > used.len() {
+            used.push(needed);
+        }
+        moved.push(next);
     }
     new.entry = renamed(graph.entry, &moved);
     new
 }
 
-impl Node {
-    fn target(&self, passed: bool) -> Next {
-        if passed { self.on_true } else { self.on_false }
-    }
+/// The test that every frame passes that has this value.
+fn computes(value: &Value) -> Test {
+    Test { value: value.clone(), mask: 0, low: 0, high: 0 }
 }

@@ -6,16 +6,19 @@
 
 mod arithmetic;
 mod cursor;
+mod keywords;
+mod words;
 
 use std::ops::Range;
 
+use self::keywords::{Keyword, keyword};
 use super::{
     FilterError,
-    ast::{Direction, Expr, ExprKind, Id, Kind, Primitive, Protocol, Qualifiers, Relation, Value},
+    ast::{Direction, Expr, ExprKind, Id, Kind, Primitive, Qualifiers},
     lexer::{Token, TokenKind, tokens},
 };
 
-/// Words that an expression can have: many more than a program has steps.
+/// Words that an expression can have, so that no text keeps the compiler busy.
 const MAX_TOKENS: usize = 500;
 /// Brackets, and `not`s, that can stand around each other.
 const MAX_DEPTH: usize = 50;
@@ -47,52 +50,6 @@ struct Parser<'a> {
     tokens: Vec<Token>,
     at: usize,
     depth: usize,
-}
-
-/// The meaning of a keyword: it is ours, or it is libpcap's and not supported.
-enum Keyword {
-    Protocol(Protocol),
-    Direction(Direction),
-    Kind(Kind),
-    Other,
-    Unsupported,
-}
-
-fn keyword(word: &str) -> Option<Keyword> {
-    Some(match word {
-        "ether" | "link" => Keyword::Protocol(Protocol::Ether),
-        "ip" => Keyword::Protocol(Protocol::Ip),
-        "ip6" => Keyword::Protocol(Protocol::Ip6),
-        "arp" => Keyword::Protocol(Protocol::Arp),
-        "rarp" => Keyword::Protocol(Protocol::Rarp),
-        "tcp" => Keyword::Protocol(Protocol::Tcp),
-        "udp" => Keyword::Protocol(Protocol::Udp),
-        "sctp" => Keyword::Protocol(Protocol::Sctp),
-        "icmp" => Keyword::Protocol(Protocol::Icmp),
-        "icmp6" => Keyword::Protocol(Protocol::Icmp6),
-        "igmp" => Keyword::Protocol(Protocol::Igmp),
-        "igrp" => Keyword::Protocol(Protocol::Igrp),
-        "pim" => Keyword::Protocol(Protocol::Pim),
-        "vrrp" => Keyword::Protocol(Protocol::Vrrp),
-        "ah" => Keyword::Protocol(Protocol::Ah),
-        "esp" => Keyword::Protocol(Protocol::Esp),
-        "src" => Keyword::Direction(Direction::Src),
-        "dst" => Keyword::Direction(Direction::Dst),
-        "host" => Keyword::Kind(Kind::Host),
-        "net" => Keyword::Kind(Kind::Net),
-        "port" => Keyword::Kind(Kind::Port),
-        "portrange" => Keyword::Kind(Kind::PortRange),
-        "proto" => Keyword::Kind(Kind::Proto),
-        "broadcast" | "multicast" | "less" | "greater" | "vlan" | "len" | "length" | "mask" => Keyword::Other,
-        "gateway" | "protochain" | "inbound" | "outbound" | "ifindex" | "byte" | "mpls" | "pppoed"
-        | "pppoes" | "geneve" | "llc" | "ppp" | "slip" | "fddi" | "tr" | "wlan" | "carp" | "atalk"
-        | "aarp" | "decnet" | "iso" | "stp" | "ipx" | "netbeui" | "lat" | "moprc" | "mopdl" | "clnp"
-        | "esis" | "isis" | "radio" | "type" | "subtype" | "dir" | "direction" | "on" | "ifname"
-        | "reason" | "action" | "rset" | "ruleset" | "rnr" | "rulenum" | "srnr" | "subrulenum" => {
-            Keyword::Unsupported
-        }
-        _ => return None,
-    })
 }
 
 impl Parser<'_> {
@@ -249,7 +206,7 @@ impl Parser<'_> {
             None => return Err(self.error("expected more")),
             Some(TokenKind::Number(_)) | Some(TokenKind::Symbol("-")) => None,
             Some(TokenKind::Word(word)) => match keyword(&word) {
-                Some(Keyword::Unsupported) => return Err(self.error(unsupported(&word))),
+                Some(Keyword::Unsupported(reason)) => return Err(self.error(reason)),
                 Some(Keyword::Other) => self.other(&word, None)?,
                 Some(Keyword::Protocol(_)) if self.symbol_at(1) == Some("[") => None,
                 Some(_) => return self.qualified(start),
@@ -280,7 +237,7 @@ impl Parser<'_> {
         }
         let direction = self.direction();
         let kind = self.keyword_of(|keyword| match keyword {
-            Keyword::Kind(Kind::Proto) if direction.is_some() => None,
+            Keyword::Kind(Kind::Proto | Kind::ProtoChain) if direction.is_some() => None,
             Keyword::Kind(kind) => Some(kind),
             _ => None,
         });
@@ -317,42 +274,6 @@ impl Parser<'_> {
         Some(first)
     }
 
-    /// The primitives with one word of their own.
-    fn other(&mut self, word: &str, protocol: Option<Protocol>) -> Parsed<Option<Primitive>> {
-        let found = match (word, protocol) {
-            ("broadcast", _) => Primitive::Broadcast(protocol),
-            ("multicast", _) => Primitive::Multicast(protocol),
-            ("len" | "length", None) => return Ok(None),
-            ("less" | "greater", None) => {
-                self.at += 1;
-                let Some(&TokenKind::Number(number)) = self.peek() else {
-                    return Err(self.error("expected a number of bytes"));
-                };
-                let relation = if word == "less" { Relation::LessOrEqual } else { Relation::GreaterOrEqual };
-                Primitive::Relation(Value::Length { mask: u32::MAX }, relation, Value::Constant(number))
-            }
-            ("vlan", None) => {
-                let brackets = (1..).take_while(|ahead| self.symbol_at(*ahead) == Some("(")).count();
-                let Some(TokenKind::Number(id)) = self.peek_at(1 + brackets).cloned() else {
-                    self.at += 1;
-                    return Ok(Some(Primitive::Vlan(None)));
-                };
-                self.at += 1 + brackets;
-                for _ in 0..brackets {
-                    self.at += 1;
-                    if self.symbol() != Some(")") {
-                        return Err(self.error("expected ')'"));
-                    }
-                }
-                Primitive::Vlan(Some(id))
-            }
-            (_, None) => return Err(self.error("expected a keyword, such as tcp, host or port")),
-            (_, Some(_)) => return Ok(None),
-        };
-        self.at += 1;
-        Ok(Some(found))
-    }
-
     /// Takes the next word if `choose` accepts it.
     fn keyword_of<T>(&mut self, choose: impl FnOnce(Keyword) -> Option<T>) -> Option<T> {
         let Some(TokenKind::Word(word)) = self.peek() else { return None };
@@ -371,15 +292,6 @@ impl Parser<'_> {
             Some(TokenKind::Symbol(_)) | None => false,
             Some(_) => true,
         }
-    }
-}
-
-fn unsupported(word: &str) -> String {
-    match word {
-        "inbound" | "outbound" => {
-            "the direction of a packet is chosen by the mirror, not by its filter".to_owned()
-        }
-        _ => "this word of the filter language is not supported".to_owned(),
     }
 }
 

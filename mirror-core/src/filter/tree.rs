@@ -1,22 +1,17 @@
 //! Tests and how they are combined: what the code generator hands to the optimiser.
 
-use super::ast::Direction;
+use super::{
+    ast::{Direction, Operator},
+    value::{Slot, Value},
+};
 
-/// One test of a frame, as a step of a program does it: whether `load & mask` lies in `low..=high`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// One test of a frame: whether `value & mask` lies in `low..=high`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Test {
-    pub(super) load: Load,
+    pub(super) value: Value,
     pub(super) mask: u32,
     pub(super) low: u32,
     pub(super) high: u32,
-}
-
-/// The load of a test; the fields are those of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Load {
-    pub(super) offset: u8,
-    pub(super) size: u8,
-    pub(super) ip_header: u8,
 }
 
 /// Evaluated from left to right, no farther than needed.
@@ -24,26 +19,27 @@ pub(super) struct Load {
 pub(super) enum Tree {
     Always(bool),
     Test(Test),
+    /// Keeps a value in a slot. Passes.
+    Set(Slot, Value),
     Not(Box<Tree>),
     All(Vec<Tree>),
     Any(Vec<Tree>),
 }
 
-impl Load {
-    /// The length of the frame.
-    pub(super) const LENGTH: Self = Self { offset: 0, size: 0, ip_header: 0 };
-
-    /// The greatest value that can be loaded.
-    pub(super) fn greatest(self) -> u32 {
-        match self.size {
-            1 => 0xff,
-            2 => 0xffff,
-            _ => u32::MAX,
-        }
-    }
-
+impl Value {
     pub(super) fn within(self, low: u32, high: u32) -> Tree {
-        Tree::Test(Test { load: self, mask: u32::MAX, low, high })
+        let (value, mask) = match self {
+            Self::Constant(constant) => return Tree::Always((low..=high).contains(&constant)),
+            Self::Binary(Operator::And, parts) => match &*parts {
+                (left, Self::Constant(mask)) => (left.clone(), *mask),
+                _ => (Self::Binary(Operator::And, parts), u32::MAX),
+            },
+            other => (other, u32::MAX),
+        };
+        // A mask that takes no bit away is none.
+        let bits = u32::MAX.checked_shr(value.greatest().leading_zeros()).unwrap_or(0);
+        let mask = if mask & bits == bits { u32::MAX } else { mask };
+        Tree::Test(Test { value, mask, low, high })
     }
 
     pub(super) fn equals(self, value: u32) -> Tree {
@@ -51,7 +47,7 @@ impl Load {
     }
 
     pub(super) fn masked(self, mask: u32, value: u32) -> Tree {
-        Tree::Test(Test { load: self, mask, low: value, high: value })
+        Self::binary(Operator::And, self, Self::Constant(mask)).equals(value)
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 use mirror_common::verdict::Hook;
 
 use super::{Device, IfIndex, MirrorId, Tap, Target, TargetName};
-use crate::settings::Ceilings;
+use crate::settings::{CaptureFilter, Ceilings};
 
 /// A program of ours, each for one tc hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -177,6 +177,8 @@ pub struct Capacity {
     pub sessions: usize,
     /// Different filters of the node.
     pub filters: usize,
+    /// Instructions of their programs together.
+    pub instructions: usize,
 }
 
 /// A table that is full.
@@ -188,6 +190,8 @@ pub enum NoRoom {
     Sessions(usize),
     /// The table of different filters.
     Filters(usize),
+    /// The memory for the programs of filters, in instructions.
+    Instructions(usize),
 }
 
 impl fmt::Display for NoRoom {
@@ -198,6 +202,12 @@ impl fmt::Display for NoRoom {
                 write!(f, "this node has {most} sessions (mirrors of NICs), and no more fit")
             }
             Self::Filters(most) => write!(f, "this node has {most} different filters, and no more fit"),
+            Self::Instructions(most) => {
+                write!(
+                    f,
+                    "the filters of this node may have {most} instructions together, and this one's do not fit"
+                )
+            }
         }
     }
 }
@@ -217,6 +227,8 @@ pub struct Actual {
     pub passed_by: BTreeMap<IfIndex, Hidden>,
     /// The capacity of the tables.
     pub capacity: Capacity,
+    /// The filters whose programs the kernel refuses, and why.
+    pub refused: BTreeMap<CaptureFilter, String>,
     /// The other versions of the agent whose taps may still run. Their hooks are `Stale`. The pods and targets of these
     /// taps are not known, because the maps of these versions are not read.
     pub other_versions: BTreeSet<u32>,
@@ -232,6 +244,7 @@ impl Actual {
             deliver: BTreeMap::new(),
             passed_by: BTreeMap::new(),
             capacity,
+            refused: BTreeMap::new(),
             other_versions: BTreeSet::new(),
         }
     }

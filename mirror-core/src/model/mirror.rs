@@ -212,7 +212,9 @@ pub struct DeviceTarget {
     pub queueless: bool,
     /// The second stage runs there, so that copies can be cut, and addressed for a tunnel.
     pub cuts: bool,
-    /// MAC address of the collector's NIC, for a pod: its own packets are not copied to it.
+    /// Packets that would come back or arrive twice are not copied there: the collector's own, and those of tunnels.
+    pub guarded: bool,
+    /// MAC address of the collector's NIC, for a pod.
     pub collector: Option<MacAddress>,
     /// Bytes of the longest frame that fits into a packet, for a tunnel.
     pub room: Option<u32>,

@@ -63,6 +63,11 @@ impl Op {
         "detach",
     ];
 
+    /// Whether a session may not use its filter any more after this.
+    pub const fn leaves_filter(&self) -> bool {
+        matches!(self, Self::ChangeSession(..) | Self::RemoveSession(..) | Self::RemoveTap(_))
+    }
+
     /// The word for metrics.
     pub const fn name(&self) -> &'static str {
         let index = match self {

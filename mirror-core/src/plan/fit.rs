@@ -1,17 +1,17 @@
-//! The sessions that fit into the kernel's tables, and those that do not.
+//! The sessions that fit into the kernel's tables, and those that do not, or whose filter the kernel refuses.
 //!
 //! Installed sessions that are wanted without a change keep their places. Then come changed sessions, then new ones; each
 //! in the order of the devices and, on a device, of the origins and names of its mirrors. Captures come after all mirrors,
 //! also captures that are installed. `plan` calls it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+use std::collections::{BTreeMap, BTreeSet};
+
+use mirror_common::abi::MAX_SESSIONS_PER_TAP;
+
+use crate::{
+    model::{Actual, Desired, Device, MirrorId, NoRoom, Origin, Session, Tap},
+    settings::CaptureFilter,
 };
-
-use mirror_common::{abi::MAX_SESSIONS_PER_TAP, filter::FilterProgram};
-
-use crate::model::{Actual, Desired, Device, MirrorId, NoRoom, Origin, Session, Tap};
 
 /// A session that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,13 +20,28 @@ pub struct Unfit {
     pub device: Device,
     /// The mirror.
     pub mirror: MirrorId,
-    /// The table that is full.
-    pub why: NoRoom,
+    /// Why not.
+    pub why: Misfit,
+}
+
+/// Why a session does not fit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Misfit {
+    /// A table is full.
+    NoRoom(NoRoom),
+    /// The kernel refuses its filter, with this reason.
+    FilterRefused(String),
+}
+
+impl From<NoRoom> for Misfit {
+    fn from(table: NoRoom) -> Self {
+        Self::NoRoom(table)
+    }
 }
 
 /// The taps with the sessions that fit, and the sessions that do not.
 pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
-    let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new() };
+    let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new(), instructions: 0 };
     let mut fitting = BTreeMap::new();
     let mut unfit = Vec::new();
     let passes = [Pass::Unchanged, Pass::Changed, Pass::New];
@@ -52,6 +67,10 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
                 }
             }
         }
+    }
+    // In the kernel the limits are a flag of the mirrors' sessions, so a tap without mirrors is read back without limits.
+    for tap in fitting.values_mut() {
+        tap.is_limited &= tap.sessions.values().any(|session| session.origin != Origin::Capture);
     }
     (fitting, unfit)
 }
@@ -82,31 +101,35 @@ struct Room<'a> {
     actual: &'a Actual,
     taps: usize,
     sessions: usize,
-    filters: BTreeSet<Vec<u8>>,
+    filters: BTreeSet<CaptureFilter>,
+    instructions: usize,
 }
 
 impl Room<'_> {
-    fn take(&mut self, has_tap: bool, session: &Session) -> Result<(), NoRoom> {
+    fn take(&mut self, has_tap: bool, session: &Session) -> Result<(), Misfit> {
         let capacity = &self.actual.capacity;
-        let filter = session.settings.filter.as_ref().map(|filter| bytes(&filter.program));
-        let is_new_filter = filter.as_ref().is_some_and(|filter| !self.filters.contains(filter));
+        let filter = session.settings.filter.as_ref();
+        if let Some(why) = filter.and_then(|filter| self.actual.refused.get(filter)) {
+            return Err(Misfit::FilterRefused(why.clone()));
+        }
+        let new_filter = filter.filter(|filter| !self.filters.contains(*filter));
+        let instructions = self.instructions + new_filter.map_or(0, CaptureFilter::length);
         if !has_tap && self.taps == capacity.taps {
-            return Err(NoRoom::Taps(capacity.taps));
+            return Err(NoRoom::Taps(capacity.taps).into());
         }
         if self.sessions == capacity.sessions {
-            return Err(NoRoom::Sessions(capacity.sessions));
+            return Err(NoRoom::Sessions(capacity.sessions).into());
         }
-        if is_new_filter && self.filters.len() == capacity.filters {
-            return Err(NoRoom::Filters(capacity.filters));
+        if new_filter.is_some() && self.filters.len() == capacity.filters {
+            return Err(NoRoom::Filters(capacity.filters).into());
+        }
+        if new_filter.is_some() && instructions > capacity.instructions {
+            return Err(NoRoom::Instructions(capacity.instructions).into());
         }
         self.taps += usize::from(!has_tap);
         self.sessions += 1;
-        self.filters.extend(filter);
+        self.filters.extend(new_filter.cloned());
+        self.instructions = instructions;
         Ok(())
     }
-}
-
-fn bytes(program: &Arc<FilterProgram>) -> Vec<u8> {
-    use zerocopy::IntoBytes as _;
-    program.as_bytes().to_vec()
 }

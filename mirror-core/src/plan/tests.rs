@@ -52,6 +52,7 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
         deliver: deliver.clone(),
         passed_by: passed_by.clone(),
         capacity: before.capacity,
+        refused: before.refused.clone(),
         other_versions: before.other_versions.clone(),
     }
 }
@@ -113,7 +114,12 @@ proptest! {
         }
         let sessions: usize = actual.taps.values().flat_map(|installed| &installed.tap).map(|tap| tap.sessions.len()).sum();
         prop_assert!(actual.taps.len() <= before.capacity.taps && sessions <= before.capacity.sessions);
-        if unfit.iter().any(|unfit| matches!(unfit.why, NoRoom::Sessions(_))) {
+        let installed = actual.taps.values().flat_map(|installed| &installed.tap).flat_map(|tap| tap.sessions.values());
+        let filters: BTreeSet<_> = installed.filter_map(|session| session.settings.filter.as_ref()).collect();
+        prop_assert!(filters.len() <= before.capacity.filters);
+        let instructions: usize = filters.iter().map(|filter| filter.length()).sum();
+        prop_assert!(instructions <= before.capacity.instructions);
+        if unfit.iter().any(|unfit| matches!(unfit.why, Misfit::NoRoom(NoRoom::Sessions(_)))) {
             prop_assert_eq!(sessions, before.capacity.sessions);
         }
     }
@@ -215,6 +221,22 @@ proptest! {
         prop_assert_eq!(mirrors(with), mirrors(without));
     }
 
+    /// The kernel has a tap's limits at the sessions of its mirrors. So a tap with captures only is read back without
+    /// limits, and that is no reason to write it again in each round.
+    #[test]
+    fn a_tap_with_captures_only_is_written_once(mut desired in desired()) {
+        for tap in desired.taps.values_mut() {
+            let captures = (1..).map(|number| MirrorId(Name::of_capture(number)));
+            let sessions = tap.sessions.values().map(|of| Session { origin: Origin::Capture, ..of.clone() });
+            (tap.is_limited, tap.sessions) = (true, captures.zip(sessions).collect());
+        }
+        let mut actual = Actual::empty(Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 });
+        carry_out(&plan(&desired, &actual).ops, &mut actual, |_| false, |_, _| {});
+        let read = actual.taps.values_mut().filter_map(|installed| installed.tap.as_mut());
+        read.for_each(|tap| tap.is_limited = false);
+        prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
+    }
+
     /// Changes and newcomers take no place from an unchanged session, in full tables.
     #[test]
     fn an_unchanged_session_keeps_its_place(
@@ -237,7 +259,7 @@ proptest! {
     /// A change of one mirror touches no other. It is written over the session, without a gap and with its counters.
     #[test]
     fn a_change_of_one_session_is_one_op(device in device(), tap in tap(), targets in (target(), target()), change in session()) {
-        let capacity = Capacity { taps: 9, sessions: 99, filters: 99 };
+        let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };
         let change = Session { settings: Settings { snaplen: None, ..change.settings }, ..change };
         let sessions = tap.sessions.into_iter().map(|(mirror, session)| {
             let settings = Settings { snaplen: None, ..session.settings };

@@ -182,7 +182,7 @@ fn values_are_shown_in_few_words() {
 #[test]
 fn a_filter_is_its_program_too() {
     let one = parse_filter("tcp").unwrap();
-    let mended = CaptureFilter { program: parse_filter("udp").unwrap().program, ..one.clone() };
+    let mended = CaptureFilter { hash: parse_filter("udp").unwrap().hash, ..one.clone() };
     assert_ne!(one, mended);
     assert_ne!(one, CaptureFilter { text: "tcp ".into(), ..one.clone() });
     assert_eq!(one, parse_filter("tcp").unwrap());

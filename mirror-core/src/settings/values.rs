@@ -3,7 +3,7 @@
 //!
 //! The error of a reading function names a valid form. A showing function writes a text that reads as the same value.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use mirror_common::abi::MAX_FILTER_TEXT;
 pub use mirror_common::{limit::MAX_BURST, packet::MAX_SNAPLEN};
@@ -12,7 +12,10 @@ use super::{
     CaptureFilter, Rate, Share,
     quantity::{self, BYTES, DECIMAL},
 };
-use crate::filter;
+use crate::filter::{
+    self,
+    ebpf::{self, Access, Insn},
+};
 
 /// Shortest snap length in bytes. The kernel refuses to cut into an unfinished checksum: that of TCP over IPv6 without
 /// extension headers ends at byte 72, and a VLAN tag takes 4 more.
@@ -45,8 +48,14 @@ pub fn parse_filter(text: &str) -> Result<CaptureFilter, String> {
     if text.len() > MAX_FILTER_TEXT {
         return Err(format!("a filter has at most {MAX_FILTER_TEXT} bytes"));
     }
+    Ok(CaptureFilter { text: text.to_owned(), hash: ebpf::hash(&instructions(text)?) })
+}
+
+/// The program of a filter for the kernel.
+pub(super) fn instructions(text: &str) -> Result<Vec<Insn>, String> {
     let program = filter::compile(text).map_err(|error| error.to_string())?;
-    Ok(CaptureFilter { text: text.to_owned(), program: Arc::new(program) })
+    // `compile` refuses programs for which there is none.
+    ebpf::translate(&program, Access::Direct).ok_or_else(|| "the filter is too large".to_owned())
 }
 
 /// `1/100`, `10%`; `None` for all.

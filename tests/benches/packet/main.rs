@@ -20,16 +20,16 @@ use aya::{
     maps::{Array, ArrayOfMaps, HashMap, MapData, PerCpuArray, RingBuf},
     programs::{LinkOrder, SchedClassifier, TcAttach, TcAttachType, tc::SchedClassifierLink},
 };
+use mirror_agent::dataplane::filter_programs::{FilterMap, FilterProgram};
 use mirror_common::{
     abi::{
         DeviceKey, SESSION_FILTERED, SESSION_METERED, Session, SessionCounters, TARGET_CUTS,
         TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target,
     },
-    filter::FilterProgram,
     limit::{Limits, TICKS_PER_NS},
     verdict::{TapKind, Verdict},
 };
-use mirror_core::filter::compile;
+use mirror_core::settings::parse_filter;
 use mirror_tests::{Frame, FrameSocket, Lab, kernel_is_at_least, super_frame};
 use zerocopy::transmute;
 
@@ -182,10 +182,9 @@ impl Rig {
         for name in ["tap_ingress", "deliver"] {
             program(&mut ours, name).load().unwrap();
         }
-        let mut filters: Array<_, [u8; size_of::<FilterProgram>()]> =
-            ours.map_mut("FILTERS").unwrap().try_into().unwrap();
-        for (index, (rules, is_match)) in FILTERS.into_iter().enumerate() {
-            filters.set(index as u32, &transmute!(filter(rules, is_match)), 0).unwrap();
+        let mut filters = FilterMap::new(ours.take_map("FILTERS").unwrap()).unwrap();
+        for (place, (rules, is_match)) in (0..).zip(FILTERS) {
+            filters.set(place, &filter(rules, is_match)).unwrap();
         }
         // One packet an hour: after the first there is no credit.
         let hour = 3_600_000_000_000 * TICKS_PER_NS;
@@ -365,7 +364,8 @@ fn filter(rules: usize, is_match: bool) -> FilterProgram {
     let last = if is_match { PORT } else { 1000 };
     let ports = (1..rules as u16).chain([last]);
     let rules: Vec<String> = ports.map(|port| format!("tcp port {port}")).collect();
-    compile(&rules.join(" or ")).unwrap()
+    let filter = parse_filter(&rules.join(" or ")).unwrap();
+    FilterProgram::load(&filter.instructions().unwrap()).unwrap()
 }
 
 /// A segment of TCP over IPv4 in a frame of so many bytes, for nobody on the node.

@@ -12,10 +12,12 @@ use mirror_agent::{
     cmd::explain::{Criteria, write_verdicts},
 };
 use mirror_core::filter::compile;
+use mirror_tests::{
+    filters::{expression, frame},
+    random::Random,
+};
 use serde_json::Value;
 use tempfile::TempDir;
-
-use crate::{expressions::expression, frames::frame, random::Random};
 
 /// The number of packets of a file.
 const PACKETS: usize = 200;
@@ -94,7 +96,10 @@ fn files(dir: &TempDir, random: &mut Random) -> Vec<PathBuf> {
 /// The numbers of the packets that match the filter, by tcpdump.
 fn tcpdump(file: &Path, filter: &str, optimise: &[&str]) -> BTreeSet<u64> {
     let mut command = Command::new("tcpdump");
-    command.args(optimise).args(["-r", "-", "-w", "-", filter]).stdin(Stdio::from(File::open(file).unwrap()));
+    command
+        .args(optimise)
+        .args(["-r", "-", "-w", "-", "--", filter])
+        .stdin(Stdio::from(File::open(file).unwrap()));
     let taken = run(&mut command).stdout;
     let number = |at: usize| u32::from_le_bytes(taken[at..at + 4].try_into().unwrap());
     let (mut at, mut numbers) = (24, BTreeSet::new());

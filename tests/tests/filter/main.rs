@@ -14,8 +14,7 @@
 mod captures;
 mod errors;
 mod examples;
-mod expressions;
-mod frames;
 mod oracle;
+mod people;
 mod random;
 mod same;

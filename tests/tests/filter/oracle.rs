@@ -1,4 +1,4 @@
-//! Compiles an expression with libpcap and with our compiler, and compares the answers of both programs.
+//! Compiles an expression with libpcap and with our compiler, and compares the answers of the programs.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
@@ -6,11 +6,7 @@ use std::{
 };
 
 use libloading::Library;
-use mirror_common::{
-    filter::{FilterProgram, matches, matches_cut},
-    packet::header,
-};
-use mirror_core::filter;
+use mirror_core::filter::{FilterError, Program, classic::Instruction, compile};
 
 const DLT_EN10MB: c_int = 1;
 /// With this mask, `ip broadcast` matches the addresses with all bits one or all bits zero.
@@ -20,7 +16,7 @@ const NO_NETMASK: c_uint = 0;
 #[repr(C)]
 struct BpfProgram {
     length: c_uint,
-    instructions: *mut c_void,
+    instructions: *mut Instruction,
 }
 
 /// `struct pcap_pkthdr`.
@@ -89,13 +85,19 @@ impl Theirs {
         }
     }
 
+    /// The instructions of the program.
+    pub(crate) fn instructions(&self) -> Vec<Instruction> {
+        // SAFETY: libpcap has made so many instructions, and `Instruction` has their layout.
+        unsafe { std::slice::from_raw_parts(self.0.instructions, self.0.length as usize) }.to_vec()
+    }
+
     /// Whether libpcap's program accepts the frame.
     pub(crate) fn matches(&self, frame: &[u8]) -> bool {
         self.matches_cut(frame, frame.len())
     }
 
     /// Whether libpcap's program accepts a frame of which only the first `captured` bytes are present.
-    fn matches_cut(&self, frame: &[u8], captured: usize) -> bool {
+    pub(crate) fn matches_cut(&self, frame: &[u8], captured: usize) -> bool {
         let (captured, length) = (captured.try_into().unwrap(), frame.len().try_into().unwrap());
         let header = PacketHeader { seconds: 0, microseconds: 0, captured, length };
         // SAFETY: the program is libpcap's own, the header speaks of the frame.
@@ -110,15 +112,10 @@ impl Drop for Theirs {
     }
 }
 
-/// Whether our program accepts the frame.
-pub(crate) fn our_answer(program: &FilterProgram, frame: &[u8]) -> bool {
-    matches(program, &header(frame, frame.len().try_into().unwrap()))
-}
-
 /// One expression, compiled by us and twice by libpcap.
 pub(crate) struct Pair {
     text: String,
-    ours: FilterProgram,
+    ours: Program,
     plain: Theirs,
     /// `None`: libpcap has found that no packet can match.
     optimised: Option<Theirs>,
@@ -126,8 +123,8 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Compiles `text` with both. An error if our compiler refuses it. Panics if only libpcap refuses it.
-    pub(crate) fn compile(text: &str) -> Result<Self, filter::FilterError> {
-        let ours = filter::compile(text)?;
+    pub(crate) fn compile(text: &str) -> Result<Self, FilterError> {
+        let ours = compile(text)?;
         let theirs = |optimise| match Theirs::compile(text, optimise) {
             Ok(theirs) => Some(theirs),
             Err(why) if optimise && why == "expression rejects all packets" => None,
@@ -136,39 +133,32 @@ impl Pair {
         Ok(Self { text: text.to_owned(), ours, plain: theirs(false).unwrap(), optimised: theirs(true) })
     }
 
-    /// The number of steps of our program.
-    pub(crate) fn steps(&self) -> u32 {
-        self.ours.len
+    /// The numbers of instructions of our program and of libpcap's, with its optimiser.
+    pub(crate) fn instructions(&self) -> (usize, usize) {
+        let theirs = self.optimised.as_ref().map_or(1, |optimised| optimised.instructions().len());
+        (self.ours.instructions().len(), theirs)
     }
 
     /// The answer of libpcap without its optimiser. Panics if our answer differs.
     #[track_caller]
     pub(crate) fn answer(&self, frame: &[u8]) -> bool {
-        let Self { text, ours, plain, .. } = self;
-        let expected = plain.matches(frame);
-        assert_eq!(
-            our_answer(ours, frame),
-            expected,
-            "libpcap says {expected}: ({text:?}, \"{}\")\n{}",
-            hex(frame),
-            filter::explain(ours)
-        );
-        expected
+        self.answer_of_cut(frame, frame.len())
     }
 
     /// Compares the answers for the frame in a capture file that keeps `captured` bytes of each frame.
     #[track_caller]
-    pub(crate) fn answer_of_cut(&self, frame: &[u8], captured: usize) {
+    pub(crate) fn answer_of_cut(&self, frame: &[u8], captured: usize) -> bool {
         let Self { text, ours, plain, .. } = self;
-        let header = header(&frame[..captured], frame.len().try_into().unwrap());
+        let len = frame.len().try_into().unwrap();
         let expected = plain.matches_cut(frame, captured);
         assert_eq!(
-            matches_cut(ours, &header, captured.try_into().unwrap()),
+            ours.matches(&frame[..captured], len),
             expected,
             "libpcap says {expected} of {captured} bytes: ({text:?}, \"{}\")\n{}",
             hex(frame),
-            filter::explain(ours)
+            ours.explain()
         );
+        expected
     }
 
     /// Whether libpcap gives the same answer with its optimiser.

@@ -5,29 +5,26 @@
 
 use std::process::Command;
 
-use mirror_core::filter::compile;
-use zerocopy::IntoBytes as _;
-
-use crate::{expressions::expression, random::Random};
+use mirror_core::filter::{
+    compile,
+    ebpf::{Access, hash, translate},
+};
+use mirror_tests::{filters::expression, random::Random};
 
 /// If this variable is set, the test prints its programs and does not compare them.
 const PRINT: &str = "MIRROR_TEST_PRINT_PROGRAMS";
 const TEXTS: usize = 300;
 
-/// A hash of the programs of many texts (FNV-1a).
+/// The hashes of the programs of many texts.
 fn programs() -> String {
     let mut random = Random::new(1);
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut compiled = 0;
-    while compiled < TEXTS {
+    let mut hashes = Vec::new();
+    while hashes.len() < TEXTS {
         if let Ok(program) = compile(&expression(&mut random)) {
-            compiled += 1;
-            for byte in program.as_bytes() {
-                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
+            hashes.push(hash(&translate(&program, Access::Direct).unwrap()));
         }
     }
-    format!("programs {hash:016x}")
+    format!("programs {hashes:x?}")
 }
 
 #[test]

@@ -278,7 +278,8 @@ fn an_empty_address_switches_it_off() {
     for (arguments, variables) in [(&["--listen", ""][..], &[][..]), (&[], &[("MIRROR_LISTEN", "")])] {
         let words = [&["run", "--pods-from", pods.path()][..], arguments].concat();
         let agent = Agent::with_environment(lab, &words, variables);
-        lab.wait_taps(&[]);
+        // It would listen by now.
+        agent.wait_for_log(&["takes copies"]);
         assert_eq!(lab.node().run("ss -Hltn"), "");
         agent.stop();
     }

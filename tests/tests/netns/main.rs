@@ -28,6 +28,7 @@ mod choice;
 mod collectors;
 mod commands;
 mod complete;
+mod filters;
 mod harness;
 mod hidden;
 mod intruders;

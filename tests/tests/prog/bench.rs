@@ -8,13 +8,17 @@ use aya::{
     programs::{SchedClassifier, TcAttach, TcAttachType, tc::NlOptions},
     util::nr_cpus,
 };
+use mirror_agent::dataplane::filter_programs::{FilterMap, FilterProgram};
 use mirror_common::{
     abi::{
         DeviceKey, MAX_FORMS, Session, SessionCounters, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target,
     },
-    filter::FilterProgram,
     limit::{Limits, Meter, PodMeter},
     verdict::{Direction, Hook, TapKind, Verdict},
+};
+use mirror_core::filter::{
+    Program,
+    ebpf::{Access, translate},
 };
 use mirror_tests::{FrameSocket, Lab};
 
@@ -49,8 +53,6 @@ unsafe impl aya::Pod for Value<Target> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<SessionCounters> {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Value<FilterProgram> {}
-// SAFETY: as above.
 unsafe impl aya::Pod for Value<Limits> {}
 // SAFETY: as above; the lock and its padding are bytes, too.
 unsafe impl aya::Pod for Value<Locked<Meter>> {}
@@ -61,12 +63,18 @@ unsafe impl aya::Pod for Value<Locked<PodMeter>> {}
 /// `target1` are up, and `idle` is down.
 pub(crate) struct Bench {
     ebpf: Ebpf,
+    filters: FilterMap,
     pub(crate) lab: Lab,
     pub(crate) tap: u32,
 }
 
 impl Bench {
     pub(crate) fn new(story: &str) -> Self {
+        Self::with_filters(story, true)
+    }
+
+    /// As [`Bench::new`], but `calls_filters` says whether the kernel allows the programs to call filters.
+    pub(crate) fn with_filters(story: &str, calls_filters: bool) -> Self {
         let lab = Lab::new(story);
         for device in ["tap", "target0", "target1", "idle"] {
             // The largest MTU: a veth refuses what its peer could not receive.
@@ -80,6 +88,7 @@ impl Bench {
         }
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(lab.bpffs())
+            .override_global("CALLS_FILTERS", &u32::from(calls_filters), true)
             .load(aya::include_bytes_aligned!(env!("PODMIRROR_EBPF")))
             .unwrap();
         for name in ["tap_ingress", "tap_egress"] {
@@ -87,7 +96,8 @@ impl Bench {
             program.load().unwrap_or_else(|error| panic!("the verifier refuses {name}: {error:#}"));
         }
         let tap = lab.ifindex("tap");
-        Self { ebpf, lab, tap }
+        let filters = FilterMap::new(ebpf.take_map("FILTERS").unwrap()).unwrap();
+        Self { ebpf, filters, lab, tap }
     }
 
     /// Writes the entry of the tapped device. Sessions with the same target and snap length have the same form.
@@ -153,10 +163,14 @@ impl Bench {
     }
 
     /// Writes a filter.
-    pub(crate) fn put_filter(&mut self, index: u32, filter: &FilterProgram) {
-        let mut filters: Array<_, Value<FilterProgram>> =
-            self.ebpf.map_mut("FILTERS").unwrap().try_into().unwrap();
-        filters.set(index, &Value(*filter), 0).unwrap();
+    pub(crate) fn put_filter(&mut self, place: u32, filter: &Program) {
+        let program = FilterProgram::load(&translate(filter, Access::Direct).unwrap()).unwrap();
+        self.filters.set(place, &program).unwrap();
+    }
+
+    /// Takes a filter away.
+    pub(crate) fn clear_filter(&mut self, place: u32) {
+        self.filters.clear(place).unwrap();
     }
 
     /// Writes limits: of the map `LIMITS` (of sessions) or `NODE_LIMITS`.

@@ -9,7 +9,6 @@ use mirror_common::{
     abi::{
         Counter, Delivery, DeviceKey, Session, SessionCounters, SessionInfo, Tap, TapOwner, Target, Tunnel,
     },
-    filter::{FilterProgram, FilterStep},
     limit::{Limits, Meter, PodMeter},
     tunnel::{TunnelId, Tunnels},
 };
@@ -59,7 +58,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             alike
         }),
         layout!(Tap { kind, flags, pod_meter, session_count, sessions }),
-        layout!(Delivery { snaplen, uncut, tunnel }),
+        layout!(Delivery { snaplen, uncut, target }),
         layout!(TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device }),
         layout!(SessionInfo {
             mirror,
@@ -73,20 +72,6 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             budget_packets,
             budget_bytes,
             filter
-        }),
-        layout!(FilterProgram { len, steps }),
-        layout!(FilterStep {
-            mask,
-            low,
-            span,
-            offset,
-            end,
-            ip_header,
-            ip_header_mask,
-            shift,
-            jump_true,
-            jump_false,
-            reserved
         }),
         layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns }),
         layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),

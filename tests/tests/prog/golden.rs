@@ -9,9 +9,7 @@ use std::{collections::BTreeSet, env, fmt::Write as _, fs, mem::offset_of, path:
 use aya_obj::{Object, maps::PinningType};
 use mirror_common::{
     abi::*,
-    filter::{ACCEPT, MAX_FILTER_STEPS, REJECT},
     limit::TICKS_PER_NS,
-    packet::HEADER_BYTES,
     stream::{HEAD, RecordHead, SIZES},
     verdict::{Direction, TapKind, Verdict},
 };
@@ -111,6 +109,8 @@ fn describe() -> String {
         COPY_MARK,
         FORM_BITS,
         TAP_CAPTURES_ONLY,
+        FILTER_MATCHES,
+        FILTER_DIFFERS,
         SESSION_FILTERED,
         SESSION_METERED,
         SESSION_POD_METERED,
@@ -118,7 +118,7 @@ fn describe() -> String {
         TARGET_QUEUELESS,
         TARGET_CUTS,
         TARGET_STREAM,
-        TARGET_COLLECTOR,
+        TARGET_GUARDED,
         TARGET_TUNNEL,
         TUNNEL_IPV6,
         OVERSIZE_TRUNCATE,
@@ -129,10 +129,6 @@ fn describe() -> String {
         POD_LIMIT,
         SHARE_LIMIT,
         TICKS_PER_NS,
-        HEADER_BYTES,
-        MAX_FILTER_STEPS,
-        ACCEPT,
-        REJECT,
     );
     // Records are not pinned, but a program that reads them may be of another version than the agent.
     writeln!(text, "  record: head of {HEAD} bytes, sizes {SIZES:?}").unwrap();
@@ -163,6 +159,7 @@ fn kind(number: u32) -> &'static str {
     match number {
         1 => "hash",
         2 => "array",
+        3 => "array of programs",
         6 => "per-CPU array",
         12 => "array of maps",
         number => panic!("a map of type {number}"),

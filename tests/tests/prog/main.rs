@@ -8,6 +8,7 @@ mod bench;
 mod btf;
 mod choice;
 mod cut;
+mod filters;
 mod golden;
 mod limits;
 mod packets;

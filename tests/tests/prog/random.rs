@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use aya::maps::RingBuf;
 use mirror_common::{
-    abi::{Session, TARGET_COLLECTOR, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target},
+    abi::{Session, TARGET_GUARDED, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target},
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
     verdict::{Direction, Hook, Verdict},
@@ -105,15 +105,19 @@ struct Model<'a> {
 }
 
 impl Kernel for Model<'_> {
-    fn sift(&mut self, _: &Session) -> Result<(), Verdict> {
+    fn filter(&mut self, _: &Session) -> u32 {
         unreachable!("no session has a filter")
+    }
+
+    fn sample(&mut self, _: &Session) -> Option<bool> {
+        unreachable!("no session has a sample")
     }
 
     fn target(&mut self, index: u32) -> Option<Reach> {
         self.targets.get(index as usize).map(|&Target { ifindex, flags, .. }| Reach { ifindex, flags })
     }
 
-    fn is_of_collector(&mut self, target: u32) -> bool {
+    fn is_refused(&mut self, target: u32) -> bool {
         let collector = self.aims[target as usize].collector;
         collector.is_some_and(|byte| [DESTINATION, SOURCE].contains(&byte))
     }
@@ -124,10 +128,6 @@ impl Kernel for Model<'_> {
 
     fn give_back(&mut self, _: &Tap, _: &Session, _: Paid) {
         unreachable!("no session has limits")
-    }
-
-    fn is_of_tunnel(&mut self) -> bool {
-        false
     }
 
     fn clone_to(&mut self, _: &Session, target: Reach, _: u16) -> Cloned {
@@ -191,7 +191,7 @@ fn the_kernel_does_what_the_decision_says() {
                     device => bench.put_device(index, device, aim.flags),
                 };
                 if let Some(byte) = aim.collector {
-                    target.flags |= TARGET_COLLECTOR;
+                    target.flags |= TARGET_GUARDED;
                     target.collector = [byte; 6];
                 }
                 bench.put(index, target)

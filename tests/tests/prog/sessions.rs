@@ -96,7 +96,7 @@ fn a_session_that_fails_leaves_the_others_alone() {
         &[
             session(0, 2, BOTH),
             session(1, 0, Ingress.bit()),
-            // A filter of zeros matches nothing.
+            // There is no filter at this place.
             Session { flags: SESSION_FILTERED, filter: 9, ..session(2, 0, BOTH) },
             session(3, 3, BOTH),
             // Less than the headers cannot be kept.
@@ -110,7 +110,7 @@ fn a_session_that_fails_leaves_the_others_alone() {
     let expected = [
         Verdict::TargetDown,
         Verdict::OtherDirection,
-        Verdict::Filtered,
+        Verdict::Failed,
         Verdict::TargetDown,
         Verdict::Uncut,
         Verdict::Copied,

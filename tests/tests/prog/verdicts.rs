@@ -1,12 +1,13 @@
 //! Each verdict: the condition that leads to it. No other counter changes, and no other copy is made.
 
 use mirror_common::{
-    abi::{TARGET_PLACES, TARGET_UP},
+    abi::{FILTER_PLACES, SESSION_FILTERED, Session, TARGET_PLACES, TARGET_UP},
     verdict::{
         Direction::{self, Egress, Ingress},
         Hook, Verdict,
     },
 };
+use mirror_core::filter::compile;
 use mirror_tests::{Frame, kernel_is_at_least};
 
 use crate::bench::{self, BOTH, Bench, Counted, READY, at, session};
@@ -198,4 +199,50 @@ fn a_session_of_a_target_that_cannot_be_fails() {
     bench.run(Hook::Ingress, &packet(), 1);
     assert_eq!(bench.counted(0), Counted::from([((Ingress, Verdict::Failed), (1, 60))]));
     assert_eq!(bench.counted(1), counted(&[(Ingress, Verdict::Copied, 1)]));
+}
+
+/// The programs for kernels that refuse the call of a filter.
+#[test]
+fn programs_that_call_no_filters_copy_nothing_for_a_session_with_one() {
+    let mut bench = Bench::with_filters("no-filters", false);
+    bench.put_device(0, "target0", READY);
+    bench.put_filter(0, &compile("1 < 2").unwrap());
+    let filtered = Session { flags: SESSION_FILTERED, filter: 0, ..session(0, 0, BOTH) };
+    bench.put_tap(at(false), &[filtered, session(1, 0, BOTH)]);
+    let target = bench.listen("target0");
+    bench.run(Hook::Ingress, &packet(), 1);
+    assert_eq!(bench.counted(0), counted(&[(Ingress, Verdict::Failed, 1)]));
+    assert_eq!(bench.counted(1), counted(&[(Ingress, Verdict::Copied, 1)]));
+    assert_eq!(target.arrived(), [packet()]);
+}
+
+/// A filter that cannot be asked lets nothing pass, and its answer is no verdict of tc (`Bench::run` checks that).
+#[test]
+fn a_filter_whose_place_is_empty_copies_nothing() {
+    let mut bench = one_session("empty-place", false);
+    let target = bench.listen("target0");
+    let (matching, other) = (compile("ether proto 0").unwrap(), compile("ip").unwrap());
+    let frame = Frame::new([2; 6], [4; 6]).ethertype(0).filled(60, 0).bytes();
+    let mut expected = Vec::new();
+    for filter in [5, FILTER_PLACES - 1, FILTER_PLACES, u32::MAX] {
+        bench.put_tap(at(false), &[Session { flags: SESSION_FILTERED, filter, ..session(0, 0, BOTH) }]);
+        let is_place = filter < FILTER_PLACES;
+        for program in [None, Some(&matching), Some(&other), None] {
+            match program {
+                Some(program) if is_place => bench.put_filter(filter, program),
+                None if is_place => bench.clear_filter(filter),
+                _ => {}
+            }
+            bench.reset(0);
+            bench.run(Hook::Ingress, &frame, 1);
+            let verdict = match program {
+                Some(program) if is_place && program == &matching => Verdict::Copied,
+                Some(_) if is_place => Verdict::Filtered,
+                _ => Verdict::Failed,
+            };
+            assert_eq!(bench.counted(0), bench::counted(frame.len(), &[(Ingress, verdict, 1)]), "{filter}");
+            expected.extend((verdict == Verdict::Copied).then(|| frame.clone()));
+        }
+    }
+    assert_eq!(target.arrived(), expected);
 }

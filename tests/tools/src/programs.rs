@@ -36,9 +36,13 @@ pub const NETWORK: [Program; 4] = [
     Program::of("ethtool", "ethtool"),
 ];
 
-/// What writes capture files in the forms that people have.
-pub const CAPTURES: [Program; 2] =
-    [Program::of("wireshark-common", "editcap"), Program::of("wireshark-common", "mergecap")];
+/// What writes capture files in the forms that people have, and what people read them with.
+pub const CAPTURES: [Program; 4] = [
+    Program::of("wireshark-common", "capinfos"),
+    Program::of("wireshark-common", "editcap"),
+    Program::of("wireshark-common", "mergecap"),
+    Program::of("tshark", "tshark"),
+];
 
 /// Go, also where sudo has taken its directory out of the path. `what_for` is what it is to build.
 pub fn go(what_for: &str) -> Result<PathBuf> {

@@ -124,6 +124,7 @@ fn initramfs(kernel: &Path, release: &str, root: &Path, to: &Path) -> Result<()>
     // Where the kernel looks when a driver is asked for by name.
     symlink("../bin/busybox", root.join("sbin/modprobe"))?;
     fs::write(root.join("init"), INIT)?;
+    fs::write(root.join("modules"), MODULES)?;
     command("chmod").arg("+x").arg(root.join("init")).run()?;
     let mut pack = command("sh");
     pack.args(["-c", r#"find . | cpio --create --format=newc --owner=0:0 --quiet >"$1""#, "sh"]).arg(to);

@@ -1,15 +1,23 @@
 //! Relations such as `tcp[tcpflags] & (tcp-syn|tcp-ack) != 0`.
 //!
-//! Constants are computed here. Of the packet, one field can be masked and compared with a constant; a step of a
-//! program cannot do more.
+//! What depends on constants alone is computed here.
 
 use super::{
-    super::ast::{Expr, Primitive, Protocol, Relation, Value},
+    super::ast::{Arithmetic, Expr, Operator, Primitive, Protocol, Relation},
     Keyword, Parsed, Parser, TokenKind, keyword, primitive,
 };
 
-/// The operators, in the order in which they bind.
-const LEVELS: &[&[&str]] = &[&["|"], &["&"], &["<<", ">>"], &["+", "-"], &["*", "/"]];
+/// The operators that have a rank in libpcap's grammar, those that bind least first.
+const LEVELS: &[&[(&str, Operator)]] = &[
+    &[("|", Operator::Or)],
+    &[("&", Operator::And)],
+    &[("<<", Operator::ShiftLeft), (">>", Operator::ShiftRight)],
+    &[("+", Operator::Add), ("-", Operator::Subtract)],
+    &[("*", Operator::Multiply), ("/", Operator::Divide)],
+];
+/// The operators without a rank. One of them takes only the operand just before it, and everything behind it:
+/// `1 + 7 % 4 + 2` is `1 + (7 % (4 + 2))`.
+const UNRANKED: &[(&str, Operator)] = &[("%", Operator::Remainder), ("^", Operator::Xor)];
 
 impl Parser<'_> {
     pub(super) fn relation(&mut self) -> Parsed<Expr> {
@@ -22,7 +30,6 @@ impl Parser<'_> {
             Some("!=") => Relation::NotEqual,
             Some("<=") => Relation::LessOrEqual,
             Some("<") => Relation::Less,
-            Some("^" | "%") => return Err(self.error("this operator is not supported")),
             _ => return Err(self.error("expected a comparison: =, !=, >, >=, < or <=")),
         };
         self.at += 1;
@@ -31,23 +38,39 @@ impl Parser<'_> {
         Ok(primitive(Primitive::Relation(left, relation, right), span))
     }
 
-    fn arithmetic(&mut self, level: usize) -> Parsed<Value> {
-        let Some(operators) = LEVELS.get(level) else { return self.nested(Self::value) };
+    fn arithmetic(&mut self, level: usize) -> Parsed<Arithmetic> {
+        let Some(operators) = LEVELS.get(level) else { return self.nested(Self::with_unranked) };
         let start = self.start();
         let mut left = self.arithmetic(level + 1)?;
-        while let Some(operator) = self.symbol().filter(|symbol| operators.contains(symbol)) {
-            self.at += 1;
+        while let Some(operator) = self.accept_operator(operators) {
             let right = self.arithmetic(level + 1)?;
-            left = computed(left, operator, right).map_err(|reason| self.since(start, reason))?;
+            left = self.computed(start, operator, left, right)?;
         }
         Ok(left)
     }
 
-    fn value(&mut self) -> Parsed<Value> {
+    /// A value, and what an operator without a rank makes of it.
+    fn with_unranked(&mut self) -> Parsed<Arithmetic> {
         let start = self.start();
+        let value = self.value()?;
+        let Some(operator) = self.accept_operator(UNRANKED) else { return Ok(value) };
+        let right = self.arithmetic(0)?;
+        self.computed(start, operator, value, right)
+    }
+
+    fn accept_operator(&mut self, operators: &[(&str, Operator)]) -> Option<Operator> {
+        let symbol = self.symbol()?;
+        let (_, operator) = operators.iter().find(|(known, _)| *known == symbol)?;
+        self.at += 1;
+        Some(*operator)
+    }
+
+    fn value(&mut self) -> Parsed<Arithmetic> {
         if self.accept("-") {
-            let value = self.nested(Self::value)?;
-            return computed(Value::Constant(0), "-", value).map_err(|reason| self.since(start, reason));
+            return Ok(match self.nested(Self::with_unranked)? {
+                Arithmetic::Number(number) => Arithmetic::Number(number.wrapping_neg()),
+                other => Arithmetic::Negated(Box::new(other)),
+            });
         }
         if self.accept("(") {
             let value = self.arithmetic(0)?;
@@ -55,10 +78,8 @@ impl Parser<'_> {
             return Ok(value);
         }
         let value = match self.peek() {
-            Some(&TokenKind::Number(number)) => Value::Constant(number),
-            Some(TokenKind::Word(word)) if matches!(word.as_str(), "len" | "length") => {
-                Value::Length { mask: u32::MAX }
-            }
+            Some(&TokenKind::Number(number)) => Arithmetic::Number(number),
+            Some(TokenKind::Word(word)) if matches!(word.as_str(), "len" | "length") => Arithmetic::Length,
             Some(TokenKind::Word(word)) => match keyword(word) {
                 Some(Keyword::Protocol(protocol)) if self.symbol_at(1) == Some("[") => {
                     return self.field(protocol);
@@ -71,13 +92,10 @@ impl Parser<'_> {
         Ok(value)
     }
 
-    /// `protocol[offset:size]`.
-    fn field(&mut self, protocol: Protocol) -> Parsed<Value> {
+    /// `protocol[index:size]`.
+    fn field(&mut self, protocol: Protocol) -> Parsed<Arithmetic> {
         self.at += 2;
-        let start = self.start();
-        let Value::Constant(offset) = self.arithmetic(0)? else {
-            return Err(self.since(start, "an offset that depends on the packet is not supported"));
-        };
+        let index = Box::new(self.arithmetic(0)?);
         let size = if self.accept(":") {
             match self.peek() {
                 Some(&TokenKind::Number(size @ (1 | 2 | 4))) => {
@@ -90,42 +108,25 @@ impl Parser<'_> {
             1
         };
         self.expect("]")?;
-        Ok(Value::Field { protocol, offset, size, mask: u32::MAX })
+        Ok(Arithmetic::Field { protocol, index, size })
     }
-}
 
-fn computed(left: Value, operator: &str, right: Value) -> Result<Value, String> {
-    Ok(match (left, operator, right) {
-        (Value::Constant(left), _, Value::Constant(right)) => {
-            Value::Constant(constant(left, operator, right)?)
+    fn computed(
+        &self,
+        start: usize,
+        operator: Operator,
+        left: Arithmetic,
+        right: Arithmetic,
+    ) -> Parsed<Arithmetic> {
+        let shifts = matches!(operator, Operator::ShiftLeft | Operator::ShiftRight);
+        let divides = matches!(operator, Operator::Divide | Operator::Remainder);
+        match (&left, &right) {
+            (_, Arithmetic::Number(32..)) if shifts => Err(self.since(start, "a shift by more than 31 bits")),
+            (_, Arithmetic::Number(0)) if divides => Err(self.since(start, "a division by zero")),
+            (Arithmetic::Number(one), Arithmetic::Number(other)) => {
+                Ok(Arithmetic::Number(operator.apply(*one, *other).unwrap_or(0)))
+            }
+            _ => Ok(Arithmetic::Binary(operator, Box::new(left), Box::new(right))),
         }
-        (Value::Length { mask }, "&", Value::Constant(more))
-        | (Value::Constant(more), "&", Value::Length { mask }) => Value::Length { mask: mask & more },
-        (Value::Field { protocol, offset, size, mask }, "&", Value::Constant(more)) => {
-            Value::Field { protocol, offset, size, mask: mask & more }
-        }
-        // Here libpcap forgets to look whether the packet has such a header.
-        (Value::Constant(_), "&", Value::Field { .. }) => {
-            return Err("the field comes before its mask, as in tcp[13] & 2".to_owned());
-        }
-        _ => {
-            return Err(
-                "arithmetic with what stands in the packet is not supported, except '& constant'".to_owned()
-            );
-        }
-    })
-}
-
-/// As in classic BPF, numbers have 32 bits and wrap around.
-fn constant(left: u32, operator: &str, right: u32) -> Result<u32, String> {
-    Ok(match operator {
-        "|" => left | right,
-        "&" => left & right,
-        "+" => left.wrapping_add(right),
-        "-" => left.wrapping_sub(right),
-        "*" => left.wrapping_mul(right),
-        "<<" => left.checked_shl(right).ok_or("a shift by more than 31 bits")?,
-        ">>" => left.checked_shr(right).ok_or("a shift by more than 31 bits")?,
-        _ => left.checked_div(right).ok_or("a division by zero")?,
-    })
+    }
 }

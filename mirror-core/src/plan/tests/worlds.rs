@@ -102,7 +102,13 @@ pub(super) fn desired() -> impl Strategy<Value = Desired> {
 
 pub(super) fn capacity() -> impl Strategy<Value = Capacity> {
     let some = || prop_oneof![Just(100usize), 1..6usize];
-    (some(), some(), some()).prop_map(|(taps, sessions, filters)| Capacity { taps, sessions, filters })
+    let instructions = prop_oneof![Just(100_000usize), 1..1000usize];
+    (some(), some(), some(), instructions).prop_map(|(taps, sessions, filters, instructions)| Capacity {
+        taps,
+        sessions,
+        filters,
+        instructions,
+    })
 }
 
 /// The state that an agent has installed for other wishes, with later changes by other software.

@@ -2,15 +2,37 @@
 
 use std::net::Ipv4Addr;
 
-use crate::{
-    frames::{IPV4, IPV6, MACS, PORTS, PROTOCOLS, VLANS},
-    random::Random,
+use super::{
+    arithmetic,
+    frames::{IPV4, IPV6, LABELS, MACS, NETWORKS, PORTS, PROTOCOLS, SESSIONS, VLANS},
 };
+use crate::random::Random;
 
 /// One expression.
-pub(crate) fn expression(random: &mut Random) -> String {
+pub fn expression(random: &mut Random) -> String {
     let depth = random.pick(&[0, 1, 1, 2, 2, 3]);
-    combined(random, depth)
+    let expression = combined(random, depth);
+    if !random.one_in(12) {
+        return expression;
+    }
+    // Everything behind geneve stands in one bracket: where a frame is not Geneve, libpcap's program reads memory that
+    // nothing has written.
+    let geneve = numbered(random, "geneve", &NETWORKS);
+    let outside = combined(random, 1);
+    // Inside of Geneve, libpcap still looks for the labels outside.
+    if outside.contains("mpls") || random.one_in(2) {
+        format!("{geneve} and ({expression})")
+    } else {
+        format!("{outside} and {geneve} and ({expression})")
+    }
+}
+
+/// The name of a header, with or without a number.
+fn numbered<T: Copy + std::fmt::Display>(random: &mut Random, name: &str, numbers: &[T]) -> String {
+    match random.below(3) {
+        0 => name.to_owned(),
+        _ => format!("{name} {}", random.pick(numbers)),
+    }
 }
 
 fn combined(random: &mut Random, depth: usize) -> String {
@@ -34,7 +56,15 @@ fn operator(random: &mut Random) -> &'static str {
 }
 
 fn primitive(random: &mut Random) -> String {
-    match random.below(20) {
+    match random.below(24) {
+        20 => arithmetic::relation(random),
+        21 => arithmetic::relation(random),
+        22 => old_protocol(random).to_owned(),
+        23 => match random.below(3) {
+            0 => numbered(random, "mpls", &LABELS),
+            1 => numbered(random, "pppoes", &SESSIONS),
+            _ => "pppoed".to_owned(),
+        },
         0..=2 => protocol(random).to_owned(),
         3..=5 => {
             ids(random, &["", "tcp ", "udp ", "sctp "], &["port"], |random| random.pick(&PORTS).to_string())
@@ -79,10 +109,7 @@ fn primitive(random: &mut Random) -> String {
                 "ip broadcast",
             ])
             .to_owned(),
-        17 => match random.below(3) {
-            0 => "vlan".to_owned(),
-            _ => format!("vlan {}", random.pick(&VLANS)),
-        },
+        17 => numbered(random, "vlan", &VLANS),
         18 => {
             let number = random.pick(&[0, 14, 38, 58, 60, 64, 100, 1000]);
             match random.below(2) {
@@ -97,11 +124,64 @@ fn primitive(random: &mut Random) -> String {
 fn protocol(random: &mut Random) -> &'static str {
     random.pick(&[
         "ip", "ip6", "arp", "rarp", "tcp", "udp", "sctp", "icmp", "icmp6", "igmp", "igrp", "pim", "vrrp",
-        "ah", "esp",
+        "carp", "ah", "esp",
     ])
 }
 
-fn relation(random: &mut Random) -> &'static str {
+/// A protocol that few networks have today.
+fn old_protocol(random: &mut Random) -> &'static str {
+    random.pick(&[
+        "stp",
+        "ipx",
+        "netbeui",
+        "atalk",
+        "aarp",
+        "decnet",
+        "lat",
+        "sca",
+        "mopdl",
+        "moprc",
+        "iso",
+        "clnp",
+        "esis",
+        "es-is",
+        "isis",
+        "is-is",
+        "l1",
+        "l2",
+        "iih",
+        "lsp",
+        "snp",
+        "csnp",
+        "psnp",
+        "iso proto 0x83",
+        "iso proto \\clnp",
+        "isis proto 18",
+        "ether proto \\stp",
+        "ether proto \\ipx",
+        "ether proto \\iso",
+        "ether proto \\atalk",
+        "ether proto 0x8137",
+        "ether proto 0xe0",
+        "llc",
+        "llc i",
+        "llc s",
+        "llc U",
+        "llc rr",
+        "llc rnr",
+        "llc rej",
+        "llc ui",
+        "llc xid",
+        "llc sabme",
+        "byte 12 = 8",
+        "byte 14 > 0x45",
+        "byte 23 < 7",
+        "atalk[2:2] > 5",
+        "decnet[0] & 1 = 0",
+    ])
+}
+
+pub(super) fn relation(random: &mut Random) -> &'static str {
     random.pick(&["=", "==", "!=", ">", ">=", "<", "<="])
 }
 

@@ -1,0 +1,254 @@
+//! The programs of filters: loads them into the kernel, and puts them into `FILTERS`, where the tap programs find them.
+//!
+//! aya loads programs of an object file only, so the system call bpf(2) is called here. `maps` decides which filter
+//! stands where, and `mirror_core::filter` makes the instructions. Tests and benchmarks load programs with it too.
+
+use std::{
+    ffi::CStr,
+    io,
+    os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use aya::maps::{Array, Map, MapData};
+use libc::{E2BIG, EACCES, EINVAL, ENOENT, EPERM};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use thiserror::Error;
+
+use crate::{filter::ebpf::Insn, settings::CaptureFilter};
+
+/// The kernel's name of each of these programs.
+pub const NAME: &CStr = c"mirror_filter";
+
+/// Bytes for the verifier's words, of which the last lines are shown.
+const LOG_BYTES: usize = 1 << 16;
+/// The verifier says why it refuses a program, and nothing about each instruction (`BPF_LOG_STATS`).
+const LOG_LEVEL: u32 = 4;
+
+// Commands of bpf(2).
+const MAP_UPDATE_ELEM: u32 = 2;
+const MAP_DELETE_ELEM: u32 = 3;
+const PROG_LOAD: u32 = 5;
+
+/// A program of a filter in the kernel, which keeps it as long as this or an element of `FILTERS` has it.
+#[derive(Debug)]
+pub struct FilterProgram(OwnedFd);
+
+/// Why a program was not loaded.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// The verifier refuses it, and will again.
+    #[error("the kernel refuses the filter: {0}")]
+    Refused(String),
+    /// The kernel cannot load it now.
+    #[error("the kernel cannot load the filter: {0}")]
+    Failed(#[from] io::Error),
+}
+
+impl FilterProgram {
+    /// Loads a program.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses it, or has no memory for it.
+    pub fn load(insns: &[Insn]) -> Result<Self, LoadError> {
+        let mut loaded = load(insns, &mut []);
+        if errno(&loaded) == Some(EPERM) {
+            // Before Linux 5.11 the memory of a program counts as locked memory of its user. If the limit stays, the
+            // kernel says so once more.
+            let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+            loaded = load(insns, &mut []);
+        }
+        match (errno(&loaded), loaded) {
+            (Some(EINVAL | EACCES | E2BIG), Err(error)) => {
+                let mut log = vec![0; LOG_BYTES];
+                match load(insns, &mut log) {
+                    Ok(program) => Ok(program),
+                    Err(_) => Err(LoadError::Refused(format!("{error}: {}", last_lines(&log)))),
+                }
+            }
+            (Some(EPERM), Err(error)) => {
+                let why =
+                    "the limit of locked memory (RLIMIT_MEMLOCK) is too low, or a capability is missing";
+                Err(LoadError::Failed(io::Error::new(error.kind(), format!("{error}: {why}"))))
+            }
+            (_, loaded) => Ok(loaded?),
+        }
+    }
+}
+
+impl AsFd for FilterProgram {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The maps of filters.
+pub(super) struct Filters {
+    programs: FilterMap,
+    hashes: Array<MapData, u64>,
+    are_called: bool,
+}
+
+impl Filters {
+    /// The maps that `get` gives for their names. `are_called`: whether the tap programs call the programs.
+    pub(super) fn from_fn(
+        get: &mut impl FnMut(&str) -> anyhow::Result<Map>,
+        are_called: bool,
+    ) -> anyhow::Result<Self> {
+        let programs = FilterMap::new(get("FILTERS")?)?;
+        Ok(Self { programs, hashes: get("FILTER_HASHES")?.try_into()?, are_called })
+    }
+
+    /// The hash of the program at a place.
+    pub(super) fn hash(&self, place: u32) -> anyhow::Result<u64> {
+        self.hashes.get(&place, 0).context("cannot read the hash of a filter")
+    }
+
+    /// Loads a filter, and puts it at a place that no session uses.
+    pub(super) fn put(&mut self, place: u32, filter: &CaptureFilter) -> anyhow::Result<()> {
+        if !self.are_called {
+            let why = "this kernel runs none: it needs a JIT compiler (net.core.bpf_jit_enable = 1), and on AArch64 \
+                       Linux 6.0 or newer";
+            bail!(LoadError::Refused(why.to_owned()));
+        }
+        let insns = filter.instructions().map_err(|why| anyhow!("the filter {filter:?}: {why}"))?;
+        let program = FilterProgram::load(&insns)?;
+        // The hash last: if the agent ends here, no hash stands for a program that is not there.
+        self.hashes.set(place, &0, 0).context("cannot clear the hash of a filter")?;
+        self.programs.set(place, &program)?;
+        self.hashes.set(place, &filter.hash, 0).context("cannot write the hash of a filter")
+    }
+
+    /// Takes the program away from a place, if there is one.
+    pub(super) fn clear(&mut self, place: u32) -> anyhow::Result<()> {
+        self.programs.clear(place)
+    }
+}
+
+/// The map `FILTERS`.
+pub struct FilterMap(MapData);
+
+impl FilterMap {
+    /// The map.
+    ///
+    /// # Errors
+    ///
+    /// It is of another type.
+    pub fn new(map: Map) -> anyhow::Result<Self> {
+        match map {
+            Map::ProgramArray(data) => Ok(Self(data)),
+            _ => bail!("the map of filters is no array of programs"),
+        }
+    }
+
+    /// Puts a program at a place.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not take it.
+    pub fn set(&mut self, place: u32, program: &FilterProgram) -> anyhow::Result<()> {
+        let fd = program.0.as_raw_fd();
+        self.call(MAP_UPDATE_ELEM, place, Some(&fd)).context("cannot write a filter")
+    }
+
+    /// Takes the program away from a place, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not take it away.
+    pub fn clear(&mut self, place: u32) -> anyhow::Result<()> {
+        match self.call(MAP_DELETE_ELEM, place, None) {
+            Err(error) if error.raw_os_error() != Some(ENOENT) => Err(error).context("cannot clear a filter"),
+            _ => Ok(()),
+        }
+    }
+
+    fn call(&self, command: u32, place: u32, value: Option<&i32>) -> io::Result<()> {
+        #[repr(C)]
+        struct Element {
+            map: u32,
+            _padding: u32,
+            key: u64,
+            value: u64,
+            flags: u64,
+        }
+        let mut element = Element {
+            map: self.0.fd().as_fd().as_raw_fd().cast_unsigned(),
+            _padding: 0,
+            key: address(&raw const place),
+            value: value.map_or(0, |value| address(value)),
+            flags: 0,
+        };
+        // SAFETY: the key and the value have the sizes of the map's, and live until the call returns.
+        unsafe { bpf(command, &mut element) }.map(drop)
+    }
+}
+
+/// Loads a program. The verifier writes its words into `log`, unless that is empty.
+fn load(insns: &[Insn], log: &mut [u8]) -> io::Result<FilterProgram> {
+    const SCHED_CLS: u32 = 3;
+    /// The beginning of the part of `union bpf_attr` for this command.
+    #[repr(C)]
+    struct Program {
+        kind: u32,
+        count: u32,
+        insns: u64,
+        license: u64,
+        log_level: u32,
+        log_size: u32,
+        log: u64,
+        kernel_version: u32,
+        flags: u32,
+        name: [u8; 16],
+    }
+    let license = c"Dual MIT/GPL";
+    let mut name = [0; 16];
+    for (to, from) in name.iter_mut().zip(NAME.to_bytes()) {
+        *to = *from;
+    }
+    let mut program = Program {
+        kind: SCHED_CLS,
+        count: insns.len() as u32,
+        insns: address(insns.as_ptr()),
+        license: address(license.as_ptr()),
+        log_level: if log.is_empty() { 0 } else { LOG_LEVEL },
+        log_size: log.len() as u32,
+        log: if log.is_empty() { 0 } else { address(log.as_mut_ptr()) },
+        kernel_version: 0,
+        flags: 0,
+        name,
+    };
+    // SAFETY: the pointers are those of buffers that live until the call returns, with their sizes.
+    let fd = unsafe { bpf(PROG_LOAD, &mut program) }?;
+    // SAFETY: the kernel has just made the descriptor, for us.
+    Ok(FilterProgram(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// # Safety
+///
+/// The attributes begin as those of the command in `union bpf_attr`, and the pointers in them are valid.
+unsafe fn bpf<T>(command: u32, attributes: &mut T) -> io::Result<i32> {
+    // SAFETY: as the caller says; the kernel takes what is beyond the attributes for zeros.
+    let code = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code as i32) }
+}
+
+fn address<T>(of: *const T) -> u64 {
+    of.expose_provenance() as u64
+}
+
+fn errno<T>(result: &io::Result<T>) -> Option<i32> {
+    result.as_ref().err().and_then(io::Error::raw_os_error)
+}
+
+/// The last two lines that the verifier has written, without its statistics.
+fn last_lines(log: &[u8]) -> String {
+    let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+    let text = String::from_utf8_lossy(log.get(..end).unwrap_or(log));
+    let statistics = ["processed ", "verification time ", "stack depth "];
+    let is_reason = |line: &&str| !line.is_empty() && !statistics.iter().any(|word| line.starts_with(word));
+    let mut lines: Vec<_> = text.lines().rev().filter(is_reason).take(2).collect();
+    lines.reverse();
+    lines.join("; ")
+}

@@ -1,0 +1,170 @@
+//! Translates classic BPF to a program of the kernel (`BPF_PROG_TYPE_SCHED_CLS`) that says whether a packet matches.
+//!
+//! The kernel's own translation is no use here: it ends the program where a load fails, with 0, and 0 is `TC_ACT_OK`.
+//! Here a failed load jumps to the same end as any other "no". The program returns one of two numbers, `FILTER_MATCHES` or
+//! `FILTER_DIFFERS`, and neither is a verdict of tc.
+//!
+//! The program is written up to three times, because a packet is read in three ways:
+//!
+//! ```text
+//! VLAN tag     ┌─► tagged: bpf_skb_load_bytes for each load, as if the tag stood in the packet
+//! in metadata? ┤
+//!              └─► direct: reads the linear part of the packet through pointers. Before a load beyond it,
+//!                  it goes over to the same instruction of ─┐
+//!                  helper: bpf_skb_load_bytes for each load ◄┘
+//! ```
+//!
+//! All three keep the accumulator, the index register and the memory at the same places, so the second can go over to
+//! the third at any load. Of each, only the instructions that can be reached are written: the verifier refuses others.
+//!
+//! Differs from Linux's own classic BPF, as libpcap does, in one thing: a shift by more than 31 bits gives 0.
+//!
+//! Nothing here reaches the kernel: the dataplane loads what it makes. The programs run on Linux 5.10 and newer.
+
+mod assemble;
+mod insn;
+mod loads;
+#[cfg(test)]
+mod tests;
+mod ways;
+
+use zerocopy::IntoBytes as _;
+
+use self::{
+    assemble::{Assembler, Label},
+    ways::{Packet, reached},
+};
+use super::classic::{Condition, Operand, Operation, Operator, Program, Register};
+
+pub use self::insn::Insn;
+
+/// How a program may read packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Through pointers where the packet is linear. This is the fast way.
+    Direct,
+    /// With the kernel's helper alone. For tests.
+    Helper,
+}
+
+/// The eBPF program; `None`: one of its forms is too long for the jumps of eBPF (32 767 instructions).
+pub fn translate(program: &Program, access: Access) -> Option<Vec<Insn>> {
+    let operations: Vec<Operation> =
+        program.instructions().iter().filter_map(|instruction| instruction.decode()).collect();
+    let mut assembler = Assembler::default();
+    assembler.start();
+    let is_read = operations.iter().any(|operation| ways::is_load(*operation));
+    let sees_frame = is_read || operations.iter().any(|operation| matches!(operation, Operation::Length(_)));
+    let mut from_start = vec![false; operations.len()];
+    if let Some(first) = from_start.first_mut() {
+        *first = true;
+    }
+    if sees_frame {
+        assembler.if_untagged(Label::Untagged);
+        assembler.make_header();
+        form(&mut assembler, &operations, Packet::Tagged, &from_start);
+        assembler.place(Label::Untagged);
+    }
+    let mut entries = from_start;
+    if access == Access::Direct {
+        if is_read {
+            assembler.load_pointers();
+        }
+        entries = form(&mut assembler, &operations, Packet::Direct, &entries);
+    }
+    form(&mut assembler, &operations, Packet::Helper, &entries);
+    assembler.finish()
+}
+
+/// Writes a form of the program, as far as it is reached from the `entries`. Returns the instructions from which it can
+/// go over to the helper.
+fn form(assembler: &mut Assembler, operations: &[Operation], packet: Packet, entries: &[bool]) -> Vec<bool> {
+    let reached = reached(operations, packet, entries);
+    let mut writer = Writer { assembler, packet };
+    let mut left = Vec::new();
+    for (at, (operation, known)) in operations.iter().zip(&reached).enumerate() {
+        left.push(known.is_some_and(|known| {
+            writer.assembler.place(Label::Operation(packet, at));
+            writer.operation(at, *operation, &known)
+        }));
+    }
+    assembler.end(packet);
+    left
+}
+
+/// Writes the program in one of its three forms.
+struct Writer<'a> {
+    assembler: &'a mut Assembler,
+    packet: Packet,
+}
+
+impl Writer<'_> {
+    /// Writes an operation. Returns whether it can go over to the helper.
+    fn operation(&mut self, at: usize, operation: Operation, known: &ways::Known) -> bool {
+        let next = |skip: usize| Label::Operation(self.packet, at + 1 + skip);
+        match operation {
+            Operation::Load { .. } | Operation::LoadHeaderLength(_) => {
+                return self.load(at, operation, known);
+            }
+            Operation::Set(register, value) => self.assembler.set(register, value),
+            Operation::Length(register) => self.assembler.length(register, self.packet == Packet::Tagged),
+            Operation::Read(register, place) => self.assembler.read(register, place),
+            Operation::Write(register, place) => self.assembler.write(register, place),
+            Operation::Compute(operator, operand) => self.compute(operator, operand),
+            Operation::Negate => self.assembler.negate(),
+            Operation::ToIndex => self.assembler.copy(Register::Index, Register::Accumulator),
+            Operation::ToAccumulator => self.assembler.copy(Register::Accumulator, Register::Index),
+            Operation::Jump(skip) => self.assembler.jump(next(skip as usize)),
+            Operation::Branch(condition, operand, jt, jf) => {
+                let (on_true, on_false) = (next(jt.into()), next(jf.into()));
+                // The fall-through is free.
+                match (condition, jt) {
+                    (Condition::AnyBit, _) | (_, 1..) => {
+                        self.assembler.branch(condition, false, operand, on_true);
+                        self.assembler.jump(on_false);
+                    }
+                    (_, 0) => {
+                        self.assembler.branch(condition, true, operand, on_false);
+                        self.assembler.jump(on_true);
+                    }
+                }
+            }
+            Operation::Return(value) => self.assembler.jump(Label::answer(value != 0, self.packet)),
+            Operation::ReturnAccumulator => {
+                let nothing = Operand::Constant(0);
+                self.assembler.branch(Condition::Equal, true, nothing, Label::answer(true, self.packet));
+                self.assembler.jump(Label::answer(false, self.packet));
+            }
+        }
+        false
+    }
+
+    fn compute(&mut self, operator: Operator, operand: Operand) {
+        let divides = matches!(operator, Operator::Divide | Operator::Remainder);
+        let shifts = matches!(operator, Operator::ShiftLeft | Operator::ShiftRight);
+        match operand {
+            Operand::Index if divides => {
+                self.assembler.if_index_is_zero(Label::answer(false, self.packet));
+                self.assembler.compute(operator, operand);
+            }
+            Operand::Index if shifts => self.assembler.shift(operator),
+            _ => self.assembler.compute(operator, operand),
+        }
+    }
+}
+
+/// The lower bits of a [`hash`], which hold the number of instructions: the kernel takes a million at most.
+const LENGTH_BITS: u32 = 20;
+
+/// A hash of instructions (FNV-1a), and in its lower 20 bits their number. Two programs of the same text have the same hash
+/// if they have the same instructions.
+pub fn hash(insns: &[Insn]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let hash = insns.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step);
+    hash << LENGTH_BITS | insns.len() as u64 & ((1 << LENGTH_BITS) - 1)
+}
+
+/// The number of instructions of a program with this [`hash`].
+pub const fn length(hash: u64) -> usize {
+    (hash & ((1 << LENGTH_BITS) - 1)) as usize
+}

@@ -1,0 +1,104 @@
+//! The words of the language that are no names.
+
+use super::super::ast::{Direction, IsIsGroup, Kind, Protocol};
+
+/// The meaning of a keyword: it is ours, or it is libpcap's and not supported.
+pub(super) enum Keyword {
+    Protocol(Protocol),
+    Direction(Direction),
+    Kind(Kind),
+    /// A word with a grammar of its own.
+    Other,
+    /// The reason why it is not supported.
+    Unsupported(&'static str),
+}
+
+/// The keyword that is this word.
+pub(super) fn keyword(word: &str) -> Option<Keyword> {
+    Some(match word {
+        "src" => Keyword::Direction(Direction::Src),
+        "dst" => Keyword::Direction(Direction::Dst),
+        "host" => Keyword::Kind(Kind::Host),
+        "net" => Keyword::Kind(Kind::Net),
+        "port" => Keyword::Kind(Kind::Port),
+        "portrange" => Keyword::Kind(Kind::PortRange),
+        "proto" => Keyword::Kind(Kind::Proto),
+        "protochain" => Keyword::Kind(Kind::ProtoChain),
+        "broadcast" | "multicast" | "less" | "greater" | "byte" | "len" | "length" | "mask" | "vlan"
+        | "mpls" | "pppoed" | "pppoes" | "geneve" | "llc" | "rnr" => Keyword::Other,
+        _ => match protocol(word) {
+            Some(protocol) => Keyword::Protocol(protocol),
+            None => Keyword::Unsupported(unsupported(word)?),
+        },
+    })
+}
+
+fn protocol(word: &str) -> Option<Protocol> {
+    Some(match word {
+        "ether" | "link" => Protocol::Ether,
+        "ip" => Protocol::Ip,
+        "ip6" => Protocol::Ip6,
+        "arp" => Protocol::Arp,
+        "rarp" => Protocol::Rarp,
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        "sctp" => Protocol::Sctp,
+        "icmp" => Protocol::Icmp,
+        "icmp6" => Protocol::Icmp6,
+        "igmp" => Protocol::Igmp,
+        "igrp" => Protocol::Igrp,
+        "pim" => Protocol::Pim,
+        "vrrp" => Protocol::Vrrp,
+        "carp" => Protocol::Carp,
+        "ah" => Protocol::Ah,
+        "esp" => Protocol::Esp,
+        "atalk" => Protocol::Atalk,
+        "aarp" => Protocol::Aarp,
+        "decnet" => Protocol::Decnet,
+        "lat" => Protocol::Lat,
+        "sca" => Protocol::Sca,
+        "mopdl" => Protocol::MopDl,
+        "moprc" => Protocol::MopRc,
+        "stp" => Protocol::Stp,
+        "ipx" => Protocol::Ipx,
+        "netbeui" => Protocol::Netbeui,
+        "iso" => Protocol::Iso,
+        "clnp" => Protocol::Clnp,
+        "esis" | "es-is" => Protocol::EsIs,
+        "isis" | "is-is" => Protocol::IsIs,
+        "l1" => Protocol::IsIsGroup(IsIsGroup::Level1),
+        "l2" => Protocol::IsIsGroup(IsIsGroup::Level2),
+        "iih" => Protocol::IsIsGroup(IsIsGroup::Hello),
+        "lsp" => Protocol::IsIsGroup(IsIsGroup::LinkState),
+        "snp" => Protocol::IsIsGroup(IsIsGroup::SequenceNumbers),
+        "csnp" => Protocol::IsIsGroup(IsIsGroup::CompleteSequenceNumbers),
+        "psnp" => Protocol::IsIsGroup(IsIsGroup::PartialSequenceNumbers),
+        _ => return None,
+    })
+}
+
+/// Why a word of libpcap's language has no sense here; `None`: it is no word of that language.
+fn unsupported(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "inbound" | "outbound" => "the direction of a packet is chosen by the mirror, not by its filter",
+        "ifindex" => "the device of a packet is chosen by the mirror, not by its filter",
+        "gateway" => "this needs the name of a host, and names are not looked up",
+        "ppp" | "slip" | "fddi" | "tr" | "wlan" => "the packets here are Ethernet frames; write ether",
+        "type" | "subtype" | "dir" | "direction" | "addr1" | "address1" | "addr2" | "address2" | "addr3"
+        | "address3" | "addr4" | "address4" | "ra" | "ta" | "radio" => {
+            "this is a word for Wi-Fi, and the packets here are Ethernet frames"
+        }
+        "on" | "ifname" | "rset" | "ruleset" | "rulenum" | "srnr" | "subrulenum" | "reason" | "action" => {
+            "this is a word for the logs of OpenBSD's packet filter"
+        }
+        "lane" | "metac" | "bcc" | "oam" | "oamf4" | "oamf4ec" | "oamf4sc" | "sc" | "ilmic" | "vpi"
+        | "vci" | "connectmsg" | "metaconnect" => {
+            "this is a word for ATM, and the packets here are Ethernet frames"
+        }
+        "fisu" | "lssu" | "lsu" | "msu" | "hfisu" | "hlssu" | "hmsu" | "sio" | "opc" | "dpc" | "sls"
+        | "hsio" | "hopc" | "hdpc" | "hsls" => {
+            "this is a word for SS7, and the packets here are Ethernet frames"
+        }
+        _ => return None,
+    })
+}
