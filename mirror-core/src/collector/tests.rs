@@ -63,6 +63,7 @@ fn found(text: &str, ifindex: u32) -> DeviceTarget {
         up: true,
         queueless: true,
         cuts: false,
+        guarded: true,
         collector: Some(MAC),
         room: None,
     }
