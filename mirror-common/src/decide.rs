@@ -75,7 +75,7 @@ pub trait Kernel {
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
     /// Clones the packet, with `tc_index` in the clone, to the device of the session's target. There the clone is cut to
     /// the session's snap length, and addressed if the device is a tunnel's.
-    fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned;
+    fn clone_to(&mut self, session: &Session, direction: Direction, target: Reach, tc_index: u16) -> Cloned;
     /// Writes a record of the packet into the ring of the session's target.
     fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict>;
     /// Writes `skb->tc_index` of the packet itself.
@@ -161,7 +161,7 @@ fn run<K: Kernel>(
     let copied = if target.flags & TARGET_STREAM != 0 {
         kernel.record(session, direction)
     } else {
-        let cloned = kernel.clone_to(session, target, marks::of_copy(packet.tc_index));
+        let cloned = kernel.clone_to(session, direction, target, marks::of_copy(packet.tc_index));
         outcome(cloned, target.flags)
     };
     match copied {

@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 
 use crate::{
     model::TargetName,
-    tunnel::{self, Tunnel},
+    tunnel::Tunnel,
 };
 
 /// Where the copies of a target go.
@@ -97,9 +97,10 @@ impl FromStr for Destination {
         match text.split_once(':') {
             None => device_name(text).map(Self::Device),
             Some(("pod", pod)) => pod_nic(pod).map(Self::Pod),
-            Some((tunnel::KIND, tunnel)) => Tunnel::parse(tunnel).map(Self::Tunnel),
+            Some((kind, tunnel)) if Tunnel::is_kind(kind) => Tunnel::parse(kind, tunnel).map(Self::Tunnel),
             Some((kind, _)) => Err(format!(
-                "{kind:?} is no kind of target: use the name of an interface, pod:NAMESPACE/NAME, or vxlan:ADDRESS/vni=N"
+                "{kind:?} is no kind of target: use the name of an interface, pod:NAMESPACE/NAME, or a tunnel (vxlan, \
+                 geneve, gre or erspan) as in vxlan:ADDRESS/vni=N"
             )),
         }
     }

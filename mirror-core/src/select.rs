@@ -236,6 +236,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
         settings: policy.settings.clone(),
         target: TargetName::default(),
         origin: Origin::Interface,
+        key: None,
     };
     Tap {
         owner: Owner { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), device: name.to_owned() },

@@ -216,6 +216,7 @@ mod tests {
             settings: Settings { snaplen, filter, ..Settings::default() },
             target: TargetName::default(),
             origin: Origin::Policy,
+            key: None,
         }
     }
 

@@ -79,12 +79,13 @@ fn encode_session(placed: &Placed, alike: u32, is_limited: bool) -> abi::Session
         snaplen: settings.snaplen.unwrap_or(0),
         mark: *mark,
         alike,
+        key: session.key.unwrap_or(0),
     }
 }
 
 /// The description of a session, for people and for the next agent.
 pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
-    let Session { directions: _, settings, target, origin } = session;
+    let Session { directions: _, settings, target, origin, key: _ } = session;
     let Settings { filter, sample: _, seed: _, rate, snaplen: _, budget } = settings;
     let Budget { duration, packets, bytes } = budget;
     let ms = |time: Duration| time.as_millis() as u64;
@@ -133,6 +134,7 @@ pub(super) fn decode_session(
         settings,
         target: TargetName(Name::of_written(&text(&info.target))?),
         origin: *Origin::ALL.get(info.origin as usize)?,
+        key: (wire.key != 0).then_some(wire.key),
     };
     let abi::Session { id, serial, target, mark, .. } = *wire;
     let placed = Placed { session, id, serial, target, filter: place, mark };
@@ -316,6 +318,7 @@ mod tests {
             settings,
             target: TargetName(target.parse().unwrap()),
             origin,
+            key: None,
         })
     }
 

@@ -49,6 +49,7 @@ impl Capture {
             settings: self.settings.clone(),
             target: self.target(),
             origin: Origin::Capture,
+            key: None,
         }
     }
 

@@ -130,7 +130,7 @@ impl Kernel for Model<'_> {
         unreachable!("no session has limits")
     }
 
-    fn clone_to(&mut self, _: &Session, target: Reach, _: u16) -> Cloned {
+    fn clone_to(&mut self, _: &Session, _: Direction, target: Reach, _: u16) -> Cloned {
         let aim = self.targets.iter().position(|of| of.ifindex == target.ifindex).unwrap();
         let code = match self.aims[aim].device {
             "idle" => 2,
