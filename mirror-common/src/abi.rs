@@ -305,7 +305,7 @@ pub struct Delivery {
     pub target: u32,
     /// [`Session::key`] of the copy's session.
     pub key: u32,
-    /// [`Session::id`] of the copy's session.
+    /// [`Session::serial`] of the copy's session.
     pub session: u32,
     /// The direction of the packet: [`Direction`] as a number.
     pub direction: u32,
@@ -321,7 +321,7 @@ pub struct Identity {
     pub kind: u8,
     /// Length of what follows, in units of 4 bytes: 2.
     pub length: u8,
-    /// [`Session::id`], as `status` shows it.
+    /// [`Session::serial`], as `status` shows it.
     pub session: [u8; 4],
     /// 1: the pod has received the packet; 2: the pod has sent it.
     pub direction: u8,

@@ -70,9 +70,14 @@ pub fn is_of(header: &Header, tunnels: &Tunnels) -> bool {
 /// that is long enough has some key.
 #[inline(always)]
 fn way_and_key(header: &Header) -> Option<(u32, u32)> {
-    let tag = if is_in(VLAN, u16_at(header, 12)) { 4 } else { 0 };
-    let ip = 14 + tag;
-    let (protocol, inner) = match u16_at(header, 12 + tag) {
+    let mut ip = 14;
+    // At most two VLAN tags.
+    for _ in 0..2 {
+        if is_in(VLAN, u16_at(header, ip - 2)) {
+            ip += 4;
+        }
+    }
+    let (protocol, inner) = match u16_at(header, ip - 2) {
         // Not a part of a fragmented packet behind the first.
         IPV4 if u16_at(header, ip + 6) & 0x1fff == 0 => {
             (byte(header, ip + 9), ip + 4 * (byte(header, ip) & 0xf) as usize)
@@ -143,12 +148,10 @@ mod tests {
     }
 
     /// The frame of a tunnel's packet, with `options` words of IPv4 options.
-    fn frame(is_v6: bool, tagged: bool, options: u8, way: u32, key: u32) -> Vec<u8> {
+    fn frame(is_v6: bool, tags: usize, options: u8, way: u32, key: u32) -> Vec<u8> {
         let mut frame = [[2; 6], [4; 6]].concat();
         let protocol = if way < 0x1_0000 { UDP } else { PROTOCOL_GRE };
-        if tagged {
-            frame.extend([0x81, 0, 0, 7]);
-        }
+        frame.extend([0x81, 0, 0, 7].repeat(tags));
         if is_v6 {
             frame.extend(IPV6.to_be_bytes());
             frame.extend([0x60, 0, 0, 0, 0, 0, protocol, 64]);
@@ -192,7 +195,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_packet_of_a_tunnel_is_known_by_way_and_key(
-            is_v6: bool, tagged: bool, options in 0..11_u8,
+            is_v6: bool, tags in 0..3_usize, options in 0..11_u8,
             way in prop::sample::select(std::vec![VXLAN, 6081, 4790, GRE, ERSPAN_2, ERSPAN_3]),
             key in prop_oneof![Just(77), Just(0x01_02_03), Just(0x01_02_ff), Just(5), Just(9), any::<u32>()],
         ) {
@@ -208,7 +211,7 @@ mod tests {
                 ERSPAN_3 => (5..=9).contains(&key),
                 _ => false,
             };
-            prop_assert_eq!(is_ours(&frame(is_v6, tagged, options, way, key)), expected);
+            prop_assert_eq!(is_ours(&frame(is_v6, tags, options, way, key)), expected);
         }
 
         #[test]
@@ -220,7 +223,7 @@ mod tests {
 
     #[test]
     fn what_only_resembles_a_tunnel_is_copied() {
-        let ours = frame(false, false, 0, VXLAN, 77);
+        let ours = frame(false, 0, 0, VXLAN, 77);
         assert!(is_ours(&ours));
         for (offset, value) in [(12, 9), (23, 6), (21, 1), (48, 0)] {
             let mut other = ours.clone();
@@ -229,7 +232,7 @@ mod tests {
         }
         assert!(!is_of(&header(&ours, 64), &Tunnels::default()));
         assert!(!is_ours(&ours[..46]), "a truncated packet has no VNI");
-        let mut without_key = frame(false, false, 0, GRE, u32::MAX);
+        let mut without_key = frame(false, 0, 0, GRE, u32::MAX);
         assert!(is_ours(&without_key));
         without_key[34] = 0x80;
         assert!(!is_ours(&without_key));

@@ -10,9 +10,12 @@ mod text;
 use core::net::IpAddr;
 use std::{collections::BTreeSet, fmt};
 
+use mirror_common::packet::MAX_SNAPLEN;
+
 use crate::{
     destination::Destination,
-    model::{DeviceTarget, LinkChange, LinkSnapshot, Route},
+    mirror_iface::is_ours,
+    model::{DeviceTarget, Link, LinkChange, LinkKind, LinkSnapshot, Route, TargetName},
 };
 
 /// A tunnel, as in `vxlan:10.9.0.5:4789/vni=77`.
@@ -71,7 +74,7 @@ impl Kind {
     }
 
     /// The UDP port that IANA gave to it; `None`: it has no ports.
-    pub const fn port(self) -> Option<u16> {
+    pub const fn usual_port(self) -> Option<u16> {
         match self {
             Self::Vxlan => Some(4789),
             Self::Geneve => Some(6081),
@@ -121,6 +124,25 @@ impl fmt::Display for TunnelDevice {
             Self::Gre(of) => write!(f, "pm-gre{}", family(of)),
             Self::Erspan(of) => write!(f, "pm-erspan{}", family(of)),
         }
+    }
+}
+
+impl TunnelDevice {
+    /// The kernel's word for such a device.
+    const fn kind(self) -> &'static str {
+        match self {
+            Self::Vxlan(_) => "vxlan",
+            Self::Geneve(_) => "geneve",
+            Self::Gre(Family::V4) => "gretap",
+            Self::Gre(Family::V6) => "ip6gretap",
+            Self::Erspan(Family::V4) => "erspan",
+            Self::Erspan(Family::V6) => "ip6erspan",
+        }
+    }
+
+    /// Whether this is such a device, made by us and up.
+    fn is(self, link: &Link) -> bool {
+        is_ours(link) && link.up && link.kind == LinkKind::Other(self.kind().to_owned())
     }
 }
 
@@ -187,10 +209,10 @@ const LEAST_ROOM: u32 = 128;
 /// Why copies cannot go into a tunnel now.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Blocked {
-    /// The tunnel's device does not exist.
+    /// The tunnel's device does not exist yet.
     NoDevice(String),
-    /// It is down.
-    DeviceDown(String),
+    /// Other software has a device of its name.
+    Taken(String),
     /// The node has no route to the other end, and why.
     NoRoute(IpAddr, String),
     /// The other end is an address of this node.
@@ -205,7 +227,7 @@ impl fmt::Display for Blocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoDevice(name) => write!(f, "the tunnel's device {name} does not exist"),
-            Self::DeviceDown(name) => write!(f, "the tunnel's device {name} is down"),
+            Self::Taken(name) => write!(f, "the agent has not made the device {name}: rename or delete it"),
             Self::NoRoute(remote, why) => write!(f, "this node has no route to {remote}: {why}"),
             Self::Itself(remote) => write!(f, "{remote} is an address of this node; name a device instead"),
             Self::UnderlayDown(device) => write!(f, "the device {device}, where the packets leave, is down"),
@@ -233,23 +255,38 @@ impl Tunnel {
     }
 }
 
-/// The devices that are missing.
-pub fn changes<'a>(tunnels: impl Iterator<Item = &'a Tunnel>, links: &LinkSnapshot) -> Vec<LinkChange> {
-    let devices: BTreeSet<_> = tunnels.map(Tunnel::device).collect();
-    let missing = devices.into_iter().filter(|device| links.by_name(&device.to_string()).is_none());
-    missing.map(LinkChange::CreateTunnel).collect()
+/// The devices that are missing are made. One of ours that is down or of another kind is made again: its agent may have
+/// ended before it was complete. No device is made for a tunnel that ends at this node, because the receiver there may
+/// need the port.
+pub fn changes<'a>(
+    tunnels: impl Iterator<Item = (&'a TargetName, &'a Tunnel)>,
+    links: &LinkSnapshot,
+) -> Vec<LinkChange> {
+    let ends_here =
+        |tunnel: &Tunnel| matches!(links.routes.get(&tunnel.remote), Some(Ok(route)) if route.is_local);
+    let devices: BTreeSet<_> =
+        tunnels.filter(|(_, tunnel)| !ends_here(tunnel)).map(|(_, tunnel)| tunnel.device()).collect();
+    let changes = devices.into_iter().flat_map(|device| match links.by_name(&device.to_string()) {
+        None => vec![LinkChange::CreateTunnel(device)],
+        Some(link) if is_ours(link) && !device.is(link) => {
+            vec![LinkChange::Delete(link.ifindex), LinkChange::CreateTunnel(device)]
+        }
+        Some(_) => vec![],
+    });
+    changes.collect()
 }
 
 /// The target with its present state, and why nothing can be sent.
 pub fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<Blocked>) {
     let device = tunnel.device().to_string();
-    let link = links.by_name(&device);
+    let found = links.by_name(&device);
+    let link = found.filter(|link| tunnel.device().is(link));
     let room = room(tunnel, links);
-    let blocked = match (link, &room) {
-        (None, _) => Some(Blocked::NoDevice(device.clone())),
-        (Some(link), _) if !link.up => Some(Blocked::DeviceDown(device.clone())),
-        (_, Err(blocked)) => Some(blocked.clone()),
-        (_, Ok(_)) => None,
+    let blocked = match (found, link, &room) {
+        (_, _, Err(blocked)) => Some(blocked.clone()),
+        (Some(found), None, _) if !is_ours(found) => Some(Blocked::Taken(device.clone())),
+        (_, None, _) => Some(Blocked::NoDevice(device.clone())),
+        (_, Some(_), Ok(_)) => None,
     };
     let target = DeviceTarget {
         destination: Destination::Tunnel(tunnel.clone()),
@@ -282,7 +319,8 @@ fn room(tunnel: &Tunnel, links: &LinkSnapshot) -> Result<u32, Blocked> {
     };
     let mtu = mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu));
     let room = mtu.checked_sub(tunnel.headers()).filter(|room| *room >= LEAST_ROOM);
-    room.ok_or(Blocked::NoRoom(mtu))
+    // The second stage cannot cut to more.
+    room.map(|room| room.min(MAX_SNAPLEN)).ok_or(Blocked::NoRoom(mtu))
 }
 
 #[cfg(test)]

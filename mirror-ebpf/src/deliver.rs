@@ -15,7 +15,7 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Session, TARGET_TUNNEL, Target, Tunnel,
+        Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Session, TARGET_TUNNEL, Tunnel,
     },
     verdict::Direction,
 };
@@ -34,9 +34,9 @@ pub(crate) fn announcing(
     direction: Direction,
     clone: impl FnOnce() -> i64,
 ) -> (i64, bool) {
-    let Session { id, target, snaplen, key, .. } = *session;
+    let Session { serial, target, snaplen, key, .. } = *session;
     let announced =
-        Delivery { snaplen, uncut: 0, target: target + 1, key, session: id, direction: direction as u32 };
+        Delivery { snaplen, uncut: 0, target: target + 1, key, session: serial, direction: direction as u32 };
     // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
@@ -61,12 +61,15 @@ fn deliver(ctx: TcContext) -> i32 {
         return TC_ACT_UNSPEC;
     }
     let wanted = if announced.snaplen == 0 { u32::MAX } else { announced.snaplen };
-    let done = match TARGETS.get(announced.target - 1) {
-        Some(Target { flags, tunnel, .. }) if flags & TARGET_TUNNEL != 0 => {
-            send(skb, wanted, tunnel, &announced)
-        }
-        Some(_) => cut(skb, wanted),
-        None => Done::Refused,
+    let Some(target) = TARGETS.get(announced.target - 1) else { return TC_ACT_UNSPEC };
+    // The packet that a tunnel makes of a copy may leave by the device of another target.
+    // SAFETY: the context is valid for the whole program.
+    if unsafe { (*skb).ifindex } != target.ifindex {
+        return TC_ACT_UNSPEC;
+    }
+    let done = match target.flags & TARGET_TUNNEL {
+        0 => cut(skb, wanted),
+        _ => send(skb, wanted, &target.tunnel, &announced),
     };
     match done {
         Done::Passes => TC_ACT_UNSPEC,
@@ -121,7 +124,7 @@ fn send(skb: *mut __sk_buff, wanted: u32, tunnel: &Tunnel, announced: &Delivery)
     let is_super_frame = unsafe { (*skb).gso_size != 0 };
     let room = match tunnel.oversize {
         OVERSIZE_FRAGMENT => u32::MAX,
-        OVERSIZE_SEGMENT if is_super_frame => u32::MAX,
+        OVERSIZE_SEGMENT if is_super_frame && len <= wanted => u32::MAX,
         OVERSIZE_DROP if len.min(wanted) > tunnel.room => return Done::TooLong,
         _ => tunnel.room,
     };

@@ -56,6 +56,9 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
     if !is_addressed {
         return false;
     }
+    // Routes may depend on the mark. That of the pod's packet is not for the tunnel's packet.
+    // SAFETY: as above, and tc programs may write this field.
+    unsafe { (*skb).mark = 0 };
     let is_sent = announced.direction == Direction::Egress as u32;
     if tunnel.erspan != 0 {
         let direction = if is_sent { 0 } else { ERSPAN_EGRESS };

@@ -56,7 +56,7 @@ impl Kernel for Node {
         self.targets.get(index as usize).copied()
     }
 
-    fn is_refused(&mut self, target: u32) -> bool {
+    fn is_refused(&mut self, target: u32, _: bool) -> bool {
         self.refused.contains(&target)
     }
 

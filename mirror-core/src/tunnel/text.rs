@@ -45,6 +45,9 @@ impl Tunnel {
                 _ => return Err(format!("{option:?} is no option of this tunnel: use {}", options(kind))),
             }
         }
+        if oversize == Oversize::Fragment && remote.is_ipv6() {
+            return Err(format!("{text:?}: the kernel makes no fragments of tunnel packets over IPv6: use truncate"));
+        }
         let keys =
             keys.ok_or_else(|| format!("{text:?} has no {word}: add one, as in {text}/{word}=77"))?;
         Ok(Self { kind, remote, port, keys, oversize, identity })
@@ -65,7 +68,7 @@ impl fmt::Display for Tunnel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, remote, port, keys: Keys { first, last }, oversize, identity } = self;
         write!(f, "{}:", kind.name())?;
-        match kind.port() {
+        match kind.usual_port() {
             Some(_) => write!(f, "{}", SocketAddr::new(*remote, *port))?,
             None => write!(f, "{remote}")?,
         }
@@ -90,19 +93,24 @@ fn parse_keys(text: &str, most: u32) -> Option<Keys> {
     (1 <= keys.first && keys.first <= keys.last && keys.last <= most).then_some(keys)
 }
 
-/// `10.9.0.5`, `10.9.0.5:4789`, `[fd00::5]` or `[fd00::5]:4789`; a kind without ports takes the address alone.
+/// `10.9.0.5:4789` or `[fd00::5]:4789`; a kind without ports takes the address alone, as in `10.9.0.5` or `fd00::5`.
+///
+/// No port is the default: a kernel has one program for a port, and that may be the node's CNI.
 fn address(kind: Kind, text: &str) -> Result<(IpAddr, u16), String> {
-    let port = kind.port();
-    let bare = || text.trim_start_matches('[').trim_end_matches(']').parse().ok();
-    let with_port = text.parse::<SocketAddr>().ok().filter(|_| port.is_some());
-    let address = with_port.or_else(|| Some(SocketAddr::new(bare()?, port.unwrap_or_default())));
-    let address = address.ok_or_else(|| match port {
-        Some(port) => format!("{text:?} is no address: use one as in 10.9.0.5:{port} or [fd00::5]:{port}"),
-        None => format!("{text:?} is no address: use one as in 10.9.0.5 or fd00::5, without a port"),
-    })?;
-    let ip = address.ip();
-    if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || (port.is_some() && address.port() == 0) {
+    let (address, example) = match kind.usual_port() {
+        Some(port) => (text.parse().ok(), format!("10.9.0.5:{port} or [fd00::5]:{port}")),
+        None => (text.parse().ok().map(|ip| SocketAddr::new(ip, 0)), "10.9.0.5 or fd00::5".to_owned()),
+    };
+    let address = address.ok_or_else(|| format!("{text:?} is no address of a {} tunnel: use one as in {example}", kind.name()))?;
+    let (ip, port) = (address.ip(), address.port());
+    let is_special = match ip {
+        IpAddr::V4(v4) => v4.is_broadcast(),
+        // It would need the name of a device.
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    let is_portless = kind.usual_port().is_some() && port == 0;
+    if is_special || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_portless {
         return Err(format!("{text:?} is no address of another node"));
     }
-    Ok((ip, address.port()))
+    Ok((ip, port))
 }

@@ -117,9 +117,9 @@ impl Kernel for Model<'_> {
         self.targets.get(index as usize).map(|&Target { ifindex, flags, .. }| Reach { ifindex, flags })
     }
 
-    fn is_refused(&mut self, target: u32) -> bool {
-        let collector = self.aims[target as usize].collector;
-        collector.is_some_and(|byte| [DESTINATION, SOURCE].contains(&byte))
+    fn is_refused(&mut self, target: u32, _: bool) -> bool {
+        // The packet comes from no collector's device.
+        self.aims[target as usize].collector == Some(DESTINATION)
     }
 
     fn charge(&mut self, _: &Tap, _: &Session) -> Result<Paid, Verdict> {
