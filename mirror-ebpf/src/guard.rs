@@ -42,7 +42,9 @@ fn is_of_collector(skb: *mut __sk_buff, target: &Target) -> bool {
         return false;
     }
     // SAFETY: the context is valid for the whole program.
-    if unsafe { (*skb).ingress_ifindex } == target.ifindex {
+    let from = unsafe { (*skb).ingress_ifindex };
+    // The node's own packets come from no device.
+    if from != 0 && from == target.ifindex {
         return true;
     }
     let mut receiver = [0_u8; MAC];

@@ -98,6 +98,8 @@ struct Model<'a> {
     targets: &'a [Target],
     aims: &'a [Aim],
     taps: [u32; 2],
+    /// The device at which the node has received the packet.
+    from: u32,
     size: u64,
     tc_index: u16,
     origin: u32,
@@ -118,8 +120,8 @@ impl Kernel for Model<'_> {
     }
 
     fn is_refused(&mut self, target: u32, _: bool) -> bool {
-        // The packet comes from no collector's device.
-        self.aims[target as usize].collector == Some(DESTINATION)
+        let comes_from = self.from != 0 && self.from == self.targets[target as usize].ifindex;
+        self.aims[target as usize].collector.is_some_and(|byte| byte == DESTINATION || comes_from)
     }
 
     fn charge(&mut self, _: &Tap, _: &Session) -> Result<Paid, Verdict> {
@@ -220,6 +222,7 @@ fn the_kernel_does_what_the_decision_says() {
             targets: &targets,
             aims: &case.aims,
             taps: [bench.tap, other],
+            from: ingress_ifindex,
             size: case.size as u64,
             tc_index: 0,
             // Nobody knows what was copied last on the CPU that ran it; but no packet is marked before it is copied.
