@@ -33,7 +33,8 @@ use crate::{
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
     model::{
-        Actual, ActualTap, Desired, Device, LinkChange, LinkSnapshot, MirrorId, Op, Pod, Program, Tap, Target, TargetName,
+        Actual, ActualTap, Desired, Device, LinkChange, LinkSnapshot, MirrorId, Op, Pod, Program, Tap,
+        Target, TargetName,
     },
     plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,

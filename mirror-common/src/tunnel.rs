@@ -137,7 +137,8 @@ mod tests {
     const VXLAN: u32 = 4789;
 
     fn tunnels() -> Tunnels {
-        let known = [(VXLAN, 77, 77), (6081, 0x01_02_03, 0x01_02_ff), (GRE, 1 << 31, u32::MAX), (ERSPAN_3, 5, 9)];
+        let known =
+            [(VXLAN, 77, 77), (6081, 0x01_02_03, 0x01_02_ff), (GRE, 1 << 31, u32::MAX), (ERSPAN_3, 5, 9)];
         let mut tunnels = Tunnels { count: 4, ..Tunnels::default() };
         for (at, (way, first, last)) in known.into_iter().enumerate() {
             tunnels.known[at] = TunnelId { way, first, last };

@@ -5,10 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::{
-    model::TargetName,
-    tunnel::Tunnel,
-};
+use crate::{model::TargetName, tunnel::Tunnel};
 
 /// Where the copies of a target go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -14,9 +14,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use mirror_common::{
-    abi::{
-        Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Session, TARGET_TUNNEL, Tunnel,
-    },
+    abi::{Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Session, TARGET_TUNNEL, Tunnel},
     verdict::Direction,
 };
 

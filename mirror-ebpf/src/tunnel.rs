@@ -1,6 +1,6 @@
 //! Addresses a copy for a tunnel. `deliver` calls it. A packet of a pod is never given an address.
 
-use core::{ffi::c_void, mem};
+use core::ffi::c_void;
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX},
@@ -8,7 +8,8 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        Delivery, IDENTITY_CLASS, IDENTITY_TYPE, Identity, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, Tunnel,
+        Delivery, IDENTITY_CLASS, IDENTITY_TYPE, Identity, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6,
+        Tunnel,
     },
     verdict::Direction,
 };
@@ -50,7 +51,7 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
     let mut key = Key { id: announced.key, remote, tos: 0, ttl: TTL, ext: 0, label: 0 };
     let family = if has(TUNNEL_IPV6) { BPF_F_TUNINFO_IPV6 } else { 0 };
     let checksum = if has(TUNNEL_CHECKSUM) { 0 } else { BPF_F_ZERO_CSUM_TX };
-    let (bytes, flags) = (mem::size_of::<Key>() as u32, u64::from(family | checksum));
+    let (bytes, flags) = (size_of::<Key>() as u32, u64::from(family | checksum));
     // SAFETY: the context is valid for the whole program, and the kernel reads as many bytes as the call says.
     let is_addressed = unsafe { bpf_skb_set_tunnel_key(skb, (&raw mut key).cast(), bytes, flags) } == 0;
     if !is_addressed {
@@ -65,7 +66,7 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
         let is_third = tunnel.erspan == 2;
         let second = if is_third { [0, 0, 0, direction] } else { [0; 4] };
         let mut erspan = Erspan { version: tunnel.erspan, first: [0; 4], second };
-        return set_option(skb, (&raw mut erspan).cast(), mem::size_of::<Erspan>());
+        return set_option(skb, (&raw mut erspan).cast(), size_of::<Erspan>());
     }
     if has(TUNNEL_IDENTITY) {
         let mut identity = Identity {
@@ -76,7 +77,7 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
             direction: if is_sent { 2 } else { 1 },
             reserved: [0; 3],
         };
-        return set_option(skb, (&raw mut identity).cast(), mem::size_of::<Identity>());
+        return set_option(skb, (&raw mut identity).cast(), size_of::<Identity>());
     }
     true
 }

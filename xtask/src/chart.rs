@@ -40,9 +40,10 @@ const TAKEN: &[(&[&str], &str)] = &[
         &[
             "targets.ids=ids0",
             "targets.all=pod:security/suricata/net1",
-            "targets.far=vxlan:10.9.0.5:4789/vni=77",
+            "targets.far=vxlan:10.9.0.5:14789/vni=77",
+            "targets.erspan=erspan:fd00::5/session=1-9/version=2",
         ],
-        "name: MIRROR_TARGETS\n              value: \"all=pod:security/suricata/net1,far=vxlan:10.9.0.5:4789/vni=77,ids=ids0\"",
+        "name: MIRROR_TARGETS\n              value: \"all=pod:security/suricata/net1,erspan=erspan:fd00::5/session=1-9/version=2,far=vxlan:10.9.0.5:14789/vni=77,ids=ids0\"",
     ),
     (&["maxPodRate=10kpps"], "name: MIRROR_MAX_POD_RATE\n              value: \"10kpps\""),
     (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "honorLabels: true"),

@@ -62,11 +62,11 @@ impl Kernel {
     }
 }
 
-/// The modules of the stories about hooks, the programs of others there, devices of tunnels, and the queue and the offloads
+/// The modules of the stories about hooks, the programs of others there, the kinds of tunnels, and the queue and the offloads
 /// of devices. The
 /// kernel also decides the outcome of the stories about the data path, which run once for each way to attach.
 const OF_THE_KERNEL: [&str; 7] =
-    ["attaching", "hidden", "neighbours", "offloads", "order", "tunnels", "versions"];
+    ["attaching", "hidden", "kinds", "neighbours", "offloads", "order", "versions"];
 
 /// The command line of `cargo xtask vm`.
 #[derive(Debug, clap::Args)]

@@ -46,7 +46,8 @@ impl Bpf {
     pub fn load(pins: Pins, lock: PinsLock, mode: AttachMode) -> anyhow::Result<Self> {
         let mut programs = Programs::load(&pins)?;
         let calls_filters = programs.calls_filters();
-        let maps = Maps::from_fn(|name| programs.take_map(name), calls_filters)?;
+        let mut maps = Maps::from_fn(|name| programs.take_map(name), calls_filters)?;
+        maps.renew_tunnels()?;
         Ok(Self {
             programs,
             maps,

@@ -1,7 +1,10 @@
 //! The pinned maps: reads and writes their entries.
 //!
 //! `ledger` decides which place an entry gets, `wire` how it is written, and `mirror_core::budget` how a budget goes
-//! on. `meters` has the maps of limits. Used by the dataplane, and by `status` and `cleanup` without any program loaded.
+//! on. `meters` has the maps of limits, `targets` those of targets. Used by the dataplane, and by `status` and `cleanup`
+//! without any program loaded.
+
+mod targets;
 
 use std::collections::BTreeMap;
 
@@ -9,8 +12,8 @@ use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use mirror_common::{
     abi::{
-        self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS_PER_TAP, MAX_TAPS, SESSION_FILTERED,
-        SESSION_POD_METERED, SessionCounters, SessionInfo, TapOwner,
+        self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS_PER_TAP, MAX_TAPS,
+        SESSION_FILTERED, SESSION_POD_METERED, SessionCounters, SessionInfo, TapOwner,
     },
     tunnel::Tunnels,
 };
@@ -22,11 +25,11 @@ use super::{
     ledger::{Entry, FilterPlace, Ledger, Placed},
     meters::{Meters, now_ns},
     pins::Pins,
-    rings::{Rings, Streams},
+    rings::Streams,
     wire,
 };
 use crate::{
-    model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead, Target, TargetName},
+    model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead},
     settings::CaptureFilter,
 };
 
@@ -381,49 +384,6 @@ impl Maps {
 
     fn entry_of(&self, device: Device) -> anyhow::Result<&Entry> {
         self.ledger.taps.get(&device).ok_or_else(|| anyhow!("device {device} is not tapped"))
-    }
-
-    /// The targets.
-    pub fn targets(&self) -> BTreeMap<TargetName, Target> {
-        self.ledger.targets.values().cloned().collect()
-    }
-
-    /// Writes a target. The rings of streams are in `rings`.
-    pub fn set_target(&mut self, name: &TargetName, target: &Target, rings: &Rings) -> anyhow::Result<()> {
-        let place = self.ledger.target(name).or_else(|| self.ledger.free_target());
-        let place = place
-            .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
-        let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
-        // A stream that is up has its ring; a ring goes when nothing writes to it.
-        if let Target::Stream(Some(ring)) = target {
-            self.streams.set_ring(place, *ring, rings)?;
-        }
-        // Before the first copy leaves, its packets are known.
-        let others =
-            self.ledger.targets.iter().filter(|(at, _)| **at != place).map(|(_, (_, target))| target);
-        let known: TunnelsBytes = transmute!(wire::encode_tunnels(others.chain([target])));
-        self.tunnels.set(0, &known, 0).context("cannot write the tunnels")?;
-        self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
-        if *target == Target::Stream(None) {
-            self.streams.drop_ring(place)?;
-        }
-        self.ledger.targets.insert(place, (name.clone(), target.clone()));
-        Ok(())
-    }
-
-    /// Forgets a target.
-    pub fn remove_target(&mut self, name: &TargetName) -> anyhow::Result<()> {
-        let Some(place) = self.ledger.target(name) else { return Ok(()) };
-        // The name goes last, so that a ring that could not be taken away is not forgotten.
-        if let Some((_, Target::Stream(_))) = self.ledger.targets.get(&place) {
-            self.set_target(name, &Target::Stream(None), &Rings::default())?;
-        }
-        let bytes = [0; size_of::<abi::Target>()];
-        self.targets.set(place, &bytes, 0).with_context(|| format!("cannot forget the target {name}"))?;
-        self.ledger.targets.remove(&place);
-        let known = wire::encode_tunnels(self.ledger.targets.values().map(|(_, target)| target));
-        let known: TunnelsBytes = transmute!(known);
-        self.tunnels.set(0, &known, 0).context("cannot write the tunnels")
     }
 
     /// The counters of a session since it began, summed over the CPUs.

@@ -6,14 +6,14 @@
 use std::{collections::BTreeSet, io};
 
 use anyhow::Context;
+use mirror_core::tunnel::{Family, TunnelDevice};
 use rtnetlink::{
     Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth,
     packet_route::link::{
-        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoGeneve, InfoGre, InfoGre6, InfoKind, InfoVeth,
-        InfoVxlan, LinkAttribute, LinkMessage,
+        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoGeneve, InfoGre, InfoGre6, InfoKind,
+        InfoVeth, InfoVxlan, LinkAttribute, LinkMessage,
     },
 };
-use mirror_core::tunnel::{Family, TunnelDevice};
 use tracing::{info, warn};
 
 use super::{
@@ -100,7 +100,8 @@ const TUNNEL_MTU: u32 = 65_000;
 pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Result<()> {
     let name = &device.to_string();
     let (kind, info) = tunnel_info(device);
-    let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind).name(name.clone()).set_info_data(info);
+    let link =
+        LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind).name(name.clone()).set_info_data(info);
     let is_taken = || {
         let hint = match device {
             TunnelDevice::Vxlan(port) | TunnelDevice::Geneve(port) => {

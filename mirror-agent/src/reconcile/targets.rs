@@ -100,7 +100,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         // Other nodes have the same tunnels, and send packets through them to this one.
         let has_tunnels = self.policy.tunnels().next().is_some();
-        let guarded = |target: DeviceTarget| DeviceTarget { guarded: target.guarded || has_tunnels, ..target };
+        let guarded =
+            |target: DeviceTarget| DeviceTarget { guarded: target.guarded || has_tunnels, ..target };
         targets.into_iter().map(|(name, target)| (name, Target::Device(guarded(target)))).collect()
     }
 }
@@ -119,7 +120,9 @@ impl NotMade {
     /// The changes without the devices whose time has not come. A device is deleted only to be made again.
     pub(super) fn leave_out(&self, changes: Vec<LinkChange>) -> Vec<LinkChange> {
         let is_due = |change: &LinkChange| match change {
-            LinkChange::CreateTunnel(device) => self.0.get(device).is_none_or(|(at, _)| at.elapsed() >= AGAIN),
+            LinkChange::CreateTunnel(device) => {
+                self.0.get(device).is_none_or(|(at, _)| at.elapsed() >= AGAIN)
+            }
             _ => true,
         };
         changes.into_iter().filter(is_due).collect()

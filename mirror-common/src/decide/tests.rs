@@ -429,11 +429,7 @@ fn a_guarded_target_refuses_packets() {
     assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Copied]);
     node.refused = vec![0, 1];
     let (clones, charged) = (node.clones.len(), node.charged.len());
-    assert_eq!(
-        node.see(packet, &tap).0,
-        [Verdict::Copied, Verdict::Loop],
-        "only a guarded target is asked"
-    );
+    assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Loop], "only a guarded target is asked");
     assert_eq!((node.clones.len(), node.charged.len()), (clones + 1, charged));
 }
 

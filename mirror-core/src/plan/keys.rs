@@ -20,7 +20,8 @@ pub(super) fn assign(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Ta
         tap.sessions.values_mut().for_each(|session| session.key = None);
     }
     for (name, target) in &desired.targets {
-        let Some(keys) = target.device().and_then(|device| device.destination.tunnel()).map(|of| of.keys) else {
+        let Some(keys) = target.device().and_then(|device| device.destination.tunnel()).map(|of| of.keys)
+        else {
             continue;
         };
         let mut given = if keys.is_range() { own_keys(&taps, name, keys, actual) } else { BTreeMap::new() };
@@ -52,7 +53,8 @@ fn own_keys(
     actual: &Actual,
 ) -> BTreeMap<Device, u32> {
     let key_of = |tap: &Tap| {
-        let mut keys = tap.sessions.values().filter(|session| session.target == *name).map(|session| session.key);
+        let mut keys =
+            tap.sessions.values().filter(|session| session.target == *name).map(|session| session.key);
         keys.next().flatten()
     };
     let installed: BTreeMap<_, _> = actual
@@ -73,7 +75,8 @@ fn own_keys(
         }
     }
     // A key that a tap is about to give up comes last: until that tap is removed, its copies have the key too.
-    let leaving: BTreeSet<_> = installed.values().map(|(_, key)| *key).filter(|key| !taken.contains(key)).collect();
+    let leaving: BTreeSet<_> =
+        installed.values().map(|(_, key)| *key).filter(|key| !taken.contains(key)).collect();
     let fresh = (keys.first..=keys.last).filter(|key| !taken.contains(key) && !leaving.contains(key));
     given.extend(newcomers.into_iter().zip(fresh.chain(leaving.iter().copied())));
     given

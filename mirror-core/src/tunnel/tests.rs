@@ -55,7 +55,10 @@ fn a_tunnel_has_an_address_and_a_number() {
         ("vxlan:[fd00::5]:4789/vni=1-1", "vxlan:[fd00::5]:4789/vni=1"),
         ("vxlan:10.9.0.5:4789/oversize=fragment/vni=77", "vxlan:10.9.0.5:4789/vni=77/oversize=fragment"),
         ("vxlan:10.9.0.5:4789/oversize=truncate/vni=77", "vxlan:10.9.0.5:4789/vni=77"),
-        ("geneve:10.9.0.5:6081/vni=4096-8191/identity=true", "geneve:10.9.0.5:6081/vni=4096-8191/identity=true"),
+        (
+            "geneve:10.9.0.5:6081/vni=4096-8191/identity=true",
+            "geneve:10.9.0.5:6081/vni=4096-8191/identity=true",
+        ),
         ("gre:10.9.0.5/key=4294967295", "gre:10.9.0.5/key=4294967295"),
         ("gre:fd00::5/key=1", "gre:fd00::5/key=1"),
         ("erspan:fd00::5/session=1-1023/version=1", "erspan:fd00::5/session=1-1023"),
@@ -100,10 +103,7 @@ fn a_tunnel_has_an_address_and_a_number() {
 fn copies_go_where_a_route_leads_and_as_many_bytes_as_fit() {
     let (found, blocked) = target(&tunnel(), &node());
     assert_eq!((found.up, found.ifindex, found.room, blocked), (true, Some(IfIndex(9)), Some(1464), None));
-    assert_eq!(
-        (found.device.as_str(), found.destination.to_string()),
-        ("pm-vxlan4789", TEXT.to_owned())
-    );
+    assert_eq!((found.device.as_str(), found.destination.to_string()), ("pm-vxlan4789", TEXT.to_owned()));
     let narrow = Route { ifindex: IfIndex(2), mtu: Some(1400), is_local: false };
     let links = LinkSnapshot { routes: [(tunnel().remote, Ok(narrow))].into(), ..node() };
     assert_eq!(target(&tunnel(), &links).0.room, Some(1364), "the route's MTU");
@@ -151,7 +151,8 @@ fn there_is_a_reason_where_nothing_can_be_sent() {
 
 #[test]
 fn tunnels_of_one_port_share_a_device_and_a_missing_device_is_made() {
-    let [a, b, c] = [TEXT, "vxlan:10.9.0.6:4789/vni=78", "vxlan:10.9.0.6:4790/vni=77"].map(|text| parse(text).unwrap());
+    let [a, b, c] =
+        [TEXT, "vxlan:10.9.0.6:4789/vni=78", "vxlan:10.9.0.6:4790/vni=77"].map(|text| parse(text).unwrap());
     let create = |port| LinkChange::CreateTunnel(TunnelDevice::Vxlan(port));
     let of = |links: &LinkSnapshot| {
         let name = TargetName::default();

@@ -46,10 +46,11 @@ impl Tunnel {
             }
         }
         if oversize == Oversize::Fragment && remote.is_ipv6() {
-            return Err(format!("{text:?}: the kernel makes no fragments of tunnel packets over IPv6: use truncate"));
+            return Err(format!(
+                "{text:?}: the kernel makes no fragments of tunnel packets over IPv6: use truncate"
+            ));
         }
-        let keys =
-            keys.ok_or_else(|| format!("{text:?} has no {word}: add one, as in {text}/{word}=77"))?;
+        let keys = keys.ok_or_else(|| format!("{text:?} has no {word}: add one, as in {text}/{word}=77"))?;
         Ok(Self { kind, remote, port, keys, oversize, identity })
     }
 }
@@ -101,7 +102,9 @@ fn address(kind: Kind, text: &str) -> Result<(IpAddr, u16), String> {
         Some(port) => (text.parse().ok(), format!("10.9.0.5:{port} or [fd00::5]:{port}")),
         None => (text.parse().ok().map(|ip| SocketAddr::new(ip, 0)), "10.9.0.5 or fd00::5".to_owned()),
     };
-    let address = address.ok_or_else(|| format!("{text:?} is no address of a {} tunnel: use one as in {example}", kind.name()))?;
+    let address = address.ok_or_else(|| {
+        format!("{text:?} is no address of a {} tunnel: use one as in {example}", kind.name())
+    })?;
     let (ip, port) = (address.ip(), address.port());
     let is_special = match ip {
         IpAddr::V4(v4) => v4.is_broadcast(),

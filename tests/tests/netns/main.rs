@@ -32,6 +32,7 @@ mod filters;
 mod harness;
 mod hidden;
 mod intruders;
+mod kinds;
 mod limits;
 mod mirror_iface;
 mod mirrors;

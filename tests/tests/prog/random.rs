@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use aya::maps::RingBuf;
 use mirror_common::{
-    abi::{Session, TARGET_GUARDED, TARGET_CUTS, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target},
+    abi::{Session, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target},
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
     verdict::{Direction, Hook, Verdict},

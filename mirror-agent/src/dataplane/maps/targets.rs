@@ -1,0 +1,65 @@
+//! The maps of the targets: `TARGETS`, the rings of streams, and the tunnels whose packets are never copied.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, anyhow};
+use mirror_common::{abi, tunnel::Tunnels};
+use zerocopy::transmute;
+
+use super::{Maps, TargetBytes, TunnelsBytes};
+use crate::{
+    dataplane::{rings::Rings, wire},
+    model::{Target, TargetName},
+};
+
+impl Maps {
+    /// The targets.
+    pub fn targets(&self) -> BTreeMap<TargetName, Target> {
+        self.ledger.targets.values().cloned().collect()
+    }
+
+    /// Writes a target. The rings of streams are in `rings`.
+    pub fn set_target(&mut self, name: &TargetName, target: &Target, rings: &Rings) -> anyhow::Result<()> {
+        let place = self.ledger.target(name).or_else(|| self.ledger.free_target());
+        let place = place
+            .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
+        let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
+        // A stream that is up has its ring; a ring goes when nothing writes to it.
+        if let Target::Stream(Some(ring)) = target {
+            self.streams.set_ring(place, *ring, rings)?;
+        }
+        // Before the first copy leaves, its packets are known.
+        let others = self.ledger.targets.iter().filter(|(at, _)| **at != place);
+        let tunnels = wire::encode_tunnels(others.map(|(_, (_, target))| target).chain([target]));
+        self.set_tunnels(tunnels)?;
+        self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
+        if *target == Target::Stream(None) {
+            self.streams.drop_ring(place)?;
+        }
+        self.ledger.targets.insert(place, (name.clone(), target.clone()));
+        Ok(())
+    }
+
+    /// Forgets a target.
+    pub fn remove_target(&mut self, name: &TargetName) -> anyhow::Result<()> {
+        let Some(place) = self.ledger.target(name) else { return Ok(()) };
+        // The name goes last, so that a ring that could not be taken away is not forgotten.
+        if let Some((_, Target::Stream(_))) = self.ledger.targets.get(&place) {
+            self.set_target(name, &Target::Stream(None), &Rings::default())?;
+        }
+        let bytes = [0; size_of::<abi::Target>()];
+        self.targets.set(place, &bytes, 0).with_context(|| format!("cannot forget the target {name}"))?;
+        self.ledger.targets.remove(&place);
+        self.renew_tunnels()
+    }
+
+    /// Writes the tunnels of the targets: an agent that was killed between two writes may have left others.
+    pub fn renew_tunnels(&mut self) -> anyhow::Result<()> {
+        self.set_tunnels(wire::encode_tunnels(self.ledger.targets.values().map(|(_, target)| target)))
+    }
+
+    fn set_tunnels(&mut self, tunnels: Tunnels) -> anyhow::Result<()> {
+        let tunnels: TunnelsBytes = transmute!(tunnels);
+        self.tunnels.set(0, &tunnels, 0).context("cannot write the tunnels")
+    }
+}

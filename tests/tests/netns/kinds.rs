@@ -1,0 +1,70 @@
+//! The kinds of tunnels that not every kernel has: GENEVE, GRE and ERSPAN. Those of the guests have all.
+
+use mirror_tests::{Agent, Capture, PodSpec, PodsFile};
+
+use crate::{
+    Node, any_mode,
+    tunnels::{Scene, wait_target_of},
+};
+
+/// A name, the target, and the receiver at the other end.
+const KINDS: [[&str; 3]; 7] = [
+    ["k1", "geneve:10.9.0.5:6081/vni=77/identity=true", "geneve id 77 remote 10.9.0.1 dstport 6081"],
+    ["k2", "geneve:[fd09::5]:6081/vni=78", "geneve id 78 remote fd09::1 dstport 6081"],
+    ["k3", "gre:10.9.0.5/key=4000000000", "gretap local 10.9.0.5 remote 10.9.0.1 key 4000000000"],
+    ["k4", "gre:fd09::5/key=7", "ip6gretap local fd09::5 remote fd09::1 key 7"],
+    ["k5", "erspan:10.9.0.5/session=1023", "erspan seq key 1023 local 10.9.0.5 remote 10.9.0.1 erspan_ver 1"],
+    [
+        "k6",
+        "erspan:10.9.0.5/session=5/version=2",
+        "erspan seq key 5 local 10.9.0.5 remote 10.9.0.1 erspan_ver 2 erspan_dir ingress erspan_hwid 0",
+    ],
+    ["k7", "erspan:fd09::5/session=6", "ip6erspan seq key 6 local fd09::5 remote fd09::1 erspan_ver 1"],
+];
+
+/// One pod is mirrored into all of them at once. A GENEVE option says the session and the direction of each copy.
+#[test]
+fn each_kind_brings_every_frame_once_and_unchanged() {
+    let scene = Scene::new("kinds", 9000);
+    let Scene { far, node: Node { web, db, lab } } = &scene;
+    if !["geneve", "gretap", "ip6gretap"].iter().all(|kind| lab.node().has_link_kind(kind)) {
+        assert!(std::env::var_os("MIRROR_TEST_GUEST").is_none(), "the kernels of the guests have all kinds");
+        return;
+    }
+    // Some kinds finish an unfinished checksum, others leave that to the receiver.
+    for pod in [web, db] {
+        pod.netns().run("ethtool -K eth0 tx off");
+    }
+    let before = lab.network_state();
+    let (mut spec, mut words) = (PodSpec::of(web), Vec::new());
+    for [name, target, receiver] in KINDS {
+        scene.receiver(name, receiver);
+        spec = spec
+            .annotated(&format!("podmirror.io/mirror.{name}"), "true")
+            .annotated(&format!("podmirror.io/target.{name}"), name);
+        words.extend(["--target".to_owned(), format!("{name}={target}")]);
+    }
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let pods = PodsFile::new(lab, &[spec]);
+    let agent = Agent::run(lab, any_mode(), &pods, &words);
+    lab.wait_mirrored(&[web]);
+    for [name, ..] in KINDS {
+        wait_target_of(lab, name, true, 1);
+    }
+    let serial = lab.status().tap(web.veth_host()).session("k1").serial;
+    let cable = Capture::start(far, "up1");
+    let (sent, received) = scene.brings_every_frame(&KINDS.map(|[name, ..]| name), false);
+
+    let mut directions = [0; 3];
+    let is_geneve = |frame: &[u8]| frame[12..14] == [8, 0] && frame[36..38] == 6081_u16.to_be_bytes();
+    for (frame, times) in cable.stop().only(is_geneve).iter() {
+        // Behind Ethernet, IPv4, UDP, and 8 bytes of GENEVE.
+        let option = &frame[50..62];
+        assert_eq!((&option[..4], &option[4..8]), (&[0xff, 0x70, 1, 2][..], &serial.to_be_bytes()[..]));
+        directions[usize::from(option[8])] += times;
+    }
+    assert_eq!(directions, [0, received, sent]);
+    agent.stop();
+    lab.cleanup();
+    lab.network_is_as(&before);
+}
