@@ -18,7 +18,7 @@ use mirror_common::{
     verdict::{Direction, TapKind},
 };
 
-pub use self::captures::Capture;
+pub use self::captures::{Capture, Readers};
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
 pub use self::policy::Policy;
@@ -234,7 +234,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
     let session = Session {
         directions: policy.interface_directions,
         settings: policy.settings.clone(),
-        target: TargetName::default(),
+        target: policy.target.clone(),
         origin: Origin::Interface,
     };
     Tap {

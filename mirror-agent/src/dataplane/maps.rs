@@ -9,8 +9,8 @@ use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use mirror_common::{
     abi::{
-        self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS_PER_TAP, MAX_TAPS, SESSION_FILTERED,
-        SESSION_POD_METERED, SessionCounters, SessionInfo, TapOwner,
+        self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS_PER_TAP, MAX_TAPS,
+        SESSION_FILTERED, SESSION_POD_METERED, SessionCounters, SessionInfo, TapOwner,
     },
     tunnel::Tunnels,
 };
@@ -277,6 +277,10 @@ impl Maps {
         let before = self.entry_of(device)?.sessions.get(mirror).cloned();
         let before = before.ok_or_else(|| anyhow!("device {device} has no mirror {mirror}"))?;
         let place = (before.id, before.serial);
+        if before.session.target != session.target {
+            // What it has taken of a ring, it has not taken of another one.
+            self.streams.clear(before.id)?;
+        }
         self.put_session(device, mirror, session, place, Some(&before.session))
     }
 
@@ -394,8 +398,14 @@ impl Maps {
         let place = place
             .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
         let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
+        let before = self.ledger.targets.get(&place).map(|(_, before)| before.clone());
         // A stream that is up has its ring; a ring goes when nothing writes to it.
         if let Target::Stream(Some(ring)) = target {
+            if before.as_ref() != Some(target) {
+                // What was not read of another ring takes no room in this one.
+                let sessions = self.ledger.sessions_of(place);
+                sessions.into_iter().try_for_each(|session| self.streams.clear(session))?;
+            }
             self.streams.set_ring(place, *ring, rings)?;
         }
         // Before the first copy leaves, its packets are known.
@@ -404,7 +414,8 @@ impl Maps {
         let known: TunnelsBytes = transmute!(wire::encode_tunnels(others.chain([target])));
         self.tunnels.set(0, &known, 0).context("cannot write the tunnels")?;
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
-        if *target == Target::Stream(None) {
+        let is_read = matches!(target, Target::Stream(Some(_)));
+        if matches!(before, Some(Target::Stream(_))) && !is_read {
             self.streams.drop_ring(place)?;
         }
         self.ledger.targets.insert(place, (name.clone(), target.clone()));

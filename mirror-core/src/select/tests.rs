@@ -197,9 +197,11 @@ fn named_interfaces_are_tapped_as_themselves() {
     let mut links = LinkSnapshot::default();
     links.host.insert(IfIndex(4), mk_link(4, "eth0", LinkKind::Other(String::new()), None));
     let interfaces = vec!["eth0".into(), "eth0".into(), "eth9".into()];
-    let selection = select(&[], &[], &links, &Policy { interfaces, ..policy() });
+    let target = TargetName("live".parse().unwrap());
+    let selection = select(&[], &[], &links, &Policy { interfaces, target: target.clone(), ..policy() });
     assert_eq!(selection.taps.len(), 1);
-    assert_eq!(selection.taps[&Device::on_node(IfIndex(4))].kind, TapKind::Interface);
+    let tap = &selection.taps[&Device::on_node(IfIndex(4))];
+    assert_eq!((tap.kind, &tap.sessions[&MirrorId::default()].target), (TapKind::Interface, &target));
     assert_eq!(skips(&selection), [(Some("eth9"), &Why::NoSuchInterface)]);
 }
 

@@ -41,6 +41,7 @@ mod order;
 mod pods;
 mod processes;
 mod returns;
+mod streams;
 mod tails;
 mod tunnels;
 mod unreadable;
