@@ -137,7 +137,9 @@ impl Control {
             Subject::Target(name) => {
                 let target = self.stream(&name)?;
                 if readers.streams.contains_key(&target) {
-                    bail!("another program reads target {target}: a stream has one reader at a time");
+                    bail!(
+                        "another program reads target {target}: a stream has one reader at a time, so end that one first"
+                    );
                 }
                 let (ring, fd) = self.rings.make(ring_bytes)?;
                 readers.streams.insert(target.clone(), ring);

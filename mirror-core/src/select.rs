@@ -215,6 +215,10 @@ pub fn select(
         let skip = |why| Skipped { pod: None, nic: Some(name.clone()), mirror: None, why };
         match links.by_name(name) {
             None => selection.skipped.push(skip(Why::NoSuchInterface)),
+            // A program writes the records of a stream into a file of Ethernet frames.
+            Some(link) if !link.is_ethernet && policy.streams().any(|name| *name == policy.target) => {
+                selection.skipped.push(skip(Why::NotEthernet));
+            }
             Some(link) => {
                 let tap = interface_tap(name, policy);
                 if let Err(why) = claim(link, tap, links, policy, &mut selection) {
