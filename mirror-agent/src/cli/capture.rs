@@ -166,7 +166,47 @@ fn bound(text: &str) -> Result<Bound, String> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use clap::Parser as _;
+
     use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// What `tail` says to these flags.
+    fn tail(flags: &[&str]) -> Result<(), String> {
+        let words = [&["mirror-agent", "tail"], flags].concat();
+        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        let Command::Tail(TailArgs { subject, .. }) = cli.command else {
+            return Err("another command".into());
+        };
+        subject.check().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn packets_are_those_of_a_target_or_those_that_the_flags_choose() {
+        let target = ["--target", "live"];
+        let with = |flags: &[&str]| tail(&[&target, flags].concat());
+        assert_eq!(tail(&["eth0", "--pod", "shop/web", "--filter", "tcp"]), Ok(()));
+        assert_eq!(
+            with(&["--super-frames", "-c", "9", "--for", "9s", "--buffer", "1MiB", "-w", "x"]),
+            Ok(())
+        );
+        for flags in [&["eth0"][..], &["--pod", "shop/web"]] {
+            assert!(with(flags).unwrap_err().contains("cannot be used with"), "{flags:?}");
+        }
+        for (flags, told) in [
+            (&["--filter", "tcp"][..], "--filter cannot be used with --target live: each mirror"),
+            (
+                &["--direction", "both", "--snaplen", "96", "--sample", "1/2"],
+                "--direction, --sample, --snaplen cannot",
+            ),
+        ] {
+            let error = with(flags).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+        assert!(tail(&[]).unwrap_err().contains("required"));
+    }
 
     #[test]
     fn a_pod_has_a_namespace_and_a_name() {

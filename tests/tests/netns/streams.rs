@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, AttachMode, Flood, Frames, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check,
-    eventually,
+    Agent, AttachMode, Capture, Flood, Frames, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail,
+    check, eventually,
 };
 
-use crate::{Inside, Node, any_mode};
+use crate::{Inside, Node, any_mode, shows};
 
 in_both_modes!(
     two_pods_with_their_own_filters_are_in_one_file,
@@ -333,6 +333,30 @@ fn an_agent_that_ends_ends_the_reader() {
     web.ping(db.v4(), 5, 56);
     eventually(SOON, || check(tail.file().packets.len() >= 10, || "nothing is read".into()));
     tail.stop();
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+}
+
+/// The next agent names a device for the same target. What the killed one has left of the stream is in nobody's way.
+#[test]
+fn a_stream_becomes_a_device() {
+    let Node { web, db, lab } = &Node::bridged("streamdevice");
+    let pods = PodsFile::new(lab, &[streamed(web)]);
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let tail = Tail::start(lab, &["tail", "--target", "live"]);
+    agent.kill();
+    tail.end();
+    let agent = Agent::run(lab, any_mode(), &pods, &["--target", "live=live0"]);
+    lab.wait_status(|status| {
+        let target = status.target("live");
+        check(target.up && !target.stream && target.device == "live0", || "no device yet".into())
+    });
+    let (device, inside) = (Capture::start(lab.node(), "live0"), Inside::of(web));
+    web.ping(db.v4(), 5, 56);
+    shows(&device, || inside.capture.frames());
+    drop(device);
     agent.stop();
     lab.cleanup();
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
