@@ -118,10 +118,8 @@ fn world() -> World {
     world_with(watch::channel(Arc::default()).1)
 }
 
-/// With a target `live` that is a stream.
 fn world_with(reading: Reading) -> World {
-    let mut policy = Policy { is_strict: true, ..Policy::default() };
-    policy.targets.insert(live(), Destination::Stream);
+    let policy = Policy { is_strict: true, ..Policy::default() };
     let mirrors = [(TargetName::default(), MirrorIface::new("mirror0", None))].into();
     let metrics = LoopMetrics::new().unwrap();
     Reconciler::new(Pods::default(), Table::default(), Fake::default(), reading, policy, mirrors, metrics)
@@ -491,6 +489,7 @@ async fn a_capture_comes_and_goes() {
 async fn a_stream_is_up_while_a_program_reads_it() {
     let reading = watch::Sender::new(Arc::<Readers>::default());
     let mut world = world_with(reading.subscribe());
+    world.policy.targets.insert(live(), Destination::Stream);
     world.policy.target = live();
     add_pod(&mut world, 1);
     run_for(&mut world, TICK).await.unwrap();
@@ -520,6 +519,7 @@ async fn a_stream_is_up_while_a_program_reads_it() {
 #[tokio::test(start_paused = true)]
 async fn a_ring_of_an_earlier_agent_gets_no_more_copies() {
     let mut world = world();
+    world.policy.targets.insert(live(), Destination::Stream);
     world.dataplane.actual.targets.insert(live(), Target::Stream(Some(RingId(3))));
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
     assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(None));
