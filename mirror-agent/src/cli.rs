@@ -129,6 +129,13 @@ impl MirrorArgs {
                 bail!("--target {name}={to}: the destination of target {name} is {before} already");
             }
         }
+        let tunnels: BTreeMap<_, _> =
+            targets.values().filter_map(|to| Some((to.tunnel()?.device().to_string(), to))).collect();
+        for (name, to) in &targets {
+            if let Some(tunnel) = to.device().and_then(|device| tunnels.get(device)) {
+                bail!("--target {name}={to}: the target {tunnel} uses the device {to}; name another device");
+            }
+        }
         if targets.len() > MAX_TARGETS as usize {
             bail!(
                 "a node has at most {MAX_TARGETS} targets, with that of --mirror-iface; these are {}",

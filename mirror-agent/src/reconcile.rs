@@ -21,6 +21,7 @@ use anyhow::{Context as _, anyhow, bail};
 use carry_out::Carried;
 use expected::Expected;
 use held::Held;
+use targets::NotMade;
 use tokio::{sync::watch, time::Instant};
 use told::Told;
 
@@ -32,7 +33,7 @@ use crate::{
     metrics::LoopMetrics,
     mirror_iface::{self, MirrorIface},
     model::{
-        Actual, ActualTap, Desired, Device, LinkSnapshot, MirrorId, Op, Pod, Program, Tap, Target, TargetName,
+        Actual, ActualTap, Desired, Device, LinkChange, LinkSnapshot, MirrorId, Op, Pod, Program, Tap, Target, TargetName,
     },
     plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,
@@ -75,6 +76,7 @@ pub struct Reconciler<P, L, D> {
     may_end: bool,
     expected: Expected,
     held: Held,
+    not_made: NotMade,
     /// How soon to look again for pods that come without an event.
     look_again: Option<Duration>,
     /// The last round has left something for the next one.
@@ -109,6 +111,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             may_end: false,
             expected: Expected::default(),
             held: Held::default(),
+            not_made: NotMade::default(),
             look_again: None,
             is_behind: false,
             woken: None,
@@ -314,10 +317,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             changes = mirror_iface::left_behind(&names, links);
         }
         changes.extend(self.mirrors.values_mut().flat_map(|mirror| mirror.changes(links)));
-        changes.extend(tunnel::changes(self.policy.tunnels().map(|(_, tunnel)| tunnel), links));
+        changes.extend(self.not_made.leave_out(tunnel::changes(self.policy.tunnels(), links)));
         for change in &changes {
-            if let Err(error) = self.links.apply(change).await {
-                failures.insert(format!("{error:#}"));
+            let done = self.links.apply(change).await.map_err(|error| format!("{error:#}"));
+            match (change, done) {
+                (LinkChange::CreateTunnel(device), done) => self.not_made.note(*device, done),
+                (_, Err(error)) => drop(failures.insert(error)),
+                (_, Ok(())) => {}
             }
         }
         !changes.is_empty()

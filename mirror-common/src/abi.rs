@@ -89,6 +89,10 @@ pub const TARGET_TUNNEL: u32 = 32;
 
 /// Flag of [`Tunnel::flags`]: the other end has an IPv6 address.
 pub const TUNNEL_IPV6: u32 = 1;
+/// Flag of [`Tunnel::flags`]: the packets have a UDP checksum.
+pub const TUNNEL_CHECKSUM: u32 = 2;
+/// Flag of [`Tunnel::flags`]: the packets have the GENEVE option [`Identity`].
+pub const TUNNEL_IDENTITY: u32 = 4;
 /// [`Tunnel::oversize`]: a copy that does not fit is cut.
 pub const OVERSIZE_TRUNCATE: u32 = 0;
 /// [`Tunnel::oversize`]: super-frames are left to the kernel, which segments them. Other copies are cut.
@@ -151,6 +155,8 @@ pub struct Session {
     pub mark: u32,
     /// The sessions of this tap ahead of this one that have the same form: bit `n` stands for `Tap::sessions[n]`.
     pub alike: u32,
+    /// The tunnel key of its copies: VNI, key of GRE, or session of ERSPAN. 0: the target is no tunnel.
+    pub key: u32,
 }
 
 /// Value of the map `TAPS`.
@@ -276,14 +282,14 @@ impl Default for Target {
 pub struct Tunnel {
     /// The address of the other end in network byte order; of IPv4 the first word.
     pub remote: [u32; 4],
-    /// The VNI.
-    pub id: u32,
     /// Bytes of a frame that fit into a packet.
     pub room: u32,
     /// [`OVERSIZE_TRUNCATE`] and its like.
     pub oversize: u32,
-    /// [`TUNNEL_IPV6`].
+    /// [`TUNNEL_IPV6`], [`TUNNEL_CHECKSUM`], [`TUNNEL_IDENTITY`].
     pub flags: u32,
+    /// The version of ERSPAN: 1 is type II, 2 is type III; 0: the tunnel is another one.
+    pub erspan: u32,
 }
 
 /// Value of the per-CPU array map `DELIVERY`, of one element: the messages between a tap and the second stage,
@@ -297,7 +303,36 @@ pub struct Delivery {
     pub uncut: u32,
     /// The index of the copy's target in `TARGETS`, plus 1; 0: no copy is announced, and the other fields do not hold.
     pub target: u32,
+    /// [`Session::key`] of the copy's session.
+    pub key: u32,
+    /// [`Session::serial`] of the copy's session.
+    pub session: u32,
+    /// The direction of the packet: [`Direction`] as a number.
+    pub direction: u32,
 }
+
+/// The GENEVE option of a copy (RFC 8926, section 3.5). Numbers are in network byte order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Identity {
+    /// [`IDENTITY_CLASS`].
+    pub class: [u8; 2],
+    /// [`IDENTITY_TYPE`].
+    pub kind: u8,
+    /// Length of what follows, in units of 4 bytes: 2.
+    pub length: u8,
+    /// [`Session::serial`], as `status` shows it.
+    pub session: [u8; 4],
+    /// 1: the pod has received the packet; 2: the pod has sent it.
+    pub direction: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+/// [`Identity::class`], of the range for experiments.
+pub const IDENTITY_CLASS: u16 = 0xff70;
+/// [`Identity::kind`]; a receiver that does not know it may ignore it.
+pub const IDENTITY_TYPE: u8 = 1;
 
 /// Packets and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -66,16 +66,16 @@ pub trait Kernel {
     fn sample(&mut self, session: &Session) -> Option<bool>;
     /// The target at this index of `TARGETS`.
     fn target(&mut self, index: u32) -> Option<Reach>;
-    /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, by one of its MAC
-    /// addresses, or one of a tunnel of ours, which brings copies of another node.
-    fn is_refused(&mut self, target: u32) -> bool;
+    /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, or one of a tunnel of ours,
+    /// which brings copies of another node. A packet that leaves a pod brings none.
+    fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool;
     /// Step 5 for a session that has limits: [`charge`](crate::limit::charge::charge).
     fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict>;
     /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
     /// Clones the packet, with `tc_index` in the clone, to the device of the session's target. There the clone is cut to
     /// the session's snap length, and addressed if the device is a tunnel's.
-    fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned;
+    fn clone_to(&mut self, session: &Session, direction: Direction, target: Reach, tc_index: u16) -> Cloned;
     /// Writes a record of the packet into the ring of the session's target.
     fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict>;
     /// Writes `skb->tc_index` of the packet itself.
@@ -153,7 +153,9 @@ fn run<K: Kernel>(
     spare(session, copies)?;
     let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
-    if target.flags & TARGET_GUARDED != 0 && kernel.is_refused(session.target) {
+    if target.flags & TARGET_GUARDED != 0
+        && kernel.is_refused(session.target, tap.kind().leaves_pod(packet.hook))
+    {
         return Err(Verdict::Loop);
     }
     let has_limits = session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
@@ -161,7 +163,7 @@ fn run<K: Kernel>(
     let copied = if target.flags & TARGET_STREAM != 0 {
         kernel.record(session, direction)
     } else {
-        let cloned = kernel.clone_to(session, target, marks::of_copy(packet.tc_index));
+        let cloned = kernel.clone_to(session, direction, target, marks::of_copy(packet.tc_index));
         outcome(cloned, target.flags)
     };
     match copied {

@@ -1,8 +1,8 @@
 //! Recognises the packets of our own tunnels, so that they are never copied again.
 //!
 //! On the node that makes them, they carry the mark of a copy. On another node that mark is gone. All agents of a cluster
-//! have the same targets, so a packet with the UDP port and the VNI of one of them is a tunnel's. The addresses do not
-//! matter: a service may have changed them. Pure; the programs call it on the beginning of a packet.
+//! have the same targets, so a packet with the way and the key of one of them is a tunnel's. The addresses do not matter:
+//! a service may have changed them. Pure; the programs call it on the beginning of a packet.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -25,46 +25,81 @@ pub struct Tunnels {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TunnelId {
-    /// The UDP port to which they go.
-    pub port: u32,
-    /// The VNI.
-    pub vni: u32,
+    /// The UDP port to which they go (VXLAN and GENEVE), or one of [`GRE`], [`ERSPAN_2`] and [`ERSPAN_3`].
+    pub way: u32,
+    /// The first key: the VNI, the key of GRE, or the session of ERSPAN.
+    pub first: u32,
+    /// The last key.
+    pub last: u32,
 }
+
+/// [`TunnelId::way`] of Ethernet in GRE (RFC 2890, the protocol type of RFC 1701 for bridged Ethernet).
+pub const GRE: u32 = 0x1_6558;
+/// [`TunnelId::way`] of ERSPAN type II.
+pub const ERSPAN_2: u32 = 0x1_88be;
+/// [`TunnelId::way`] of ERSPAN type III.
+pub const ERSPAN_3: u32 = 0x1_22eb;
 
 const VLAN: [u16; 2] = [0x8100, 0x88a8];
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const UDP: u8 = 17;
-/// Flag of a VXLAN header: it has a VNI.
-const HAS_VNI: u8 = 0x08;
+const PROTOCOL_GRE: u8 = 47;
+/// Flags of a GRE header: it has a checksum, it has a key.
+const HAS_CHECKSUM: u16 = 0x8000;
+const HAS_KEY: u16 = 0x2000;
+/// The bits of the session in the second half of the first word of an ERSPAN header.
+const ERSPAN_SESSION: u16 = 0x3ff;
 
 /// Whether a packet is one of these tunnels. The parts of a fragmented packet behind the first are not recognised.
 #[inline(always)]
 pub fn is_of(header: &Header, tunnels: &Tunnels) -> bool {
-    let tag = if is_in(VLAN, u16_at(header, 12)) { 4 } else { 0 };
-    let ip = 14 + tag;
-    let udp = match u16_at(header, 12 + tag) {
-        IPV4 if byte(header, ip + 9) == UDP && u16_at(header, ip + 6) & 0x1fff == 0 => {
-            ip + 4 * (byte(header, ip) & 0xf) as usize
-        }
-        // The kernel puts no extension headers into a tunnel's packet.
-        IPV6 if byte(header, ip + 6) == UDP => ip + 40,
-        _ => return false,
-    };
-    if byte(header, udp + 8) & HAS_VNI == 0 {
-        return false;
-    }
-    let port = u16_at(header, udp + 2) as u32;
-    let vni = u32::from_be_bytes([0, byte(header, udp + 12), byte(header, udp + 13), byte(header, udp + 14)]);
+    let Some((way, key)) = way_and_key(header) else { return false };
     for (at, known) in tunnels.known.iter().enumerate() {
         if at as u32 >= tunnels.count {
             break;
         }
-        if known.port == port && known.vni == vni {
+        if known.way == way && known.first <= key && key <= known.last {
             return true;
         }
     }
     false
+}
+
+/// The way and the key, if the packet is a tunnel's. VXLAN and GENEVE have the VNI at the same place, so any UDP packet
+/// that is long enough has some key.
+#[inline(always)]
+fn way_and_key(header: &Header) -> Option<(u32, u32)> {
+    let mut ip = 14;
+    // At most two VLAN tags.
+    for _ in 0..2 {
+        if is_in(VLAN, u16_at(header, ip - 2)) {
+            ip += 4;
+        }
+    }
+    let (protocol, inner) = match u16_at(header, ip - 2) {
+        // Not a part of a fragmented packet behind the first.
+        IPV4 if u16_at(header, ip + 6) & 0x1fff == 0 => {
+            (byte(header, ip + 9), ip + 4 * (byte(header, ip) & 0xf) as usize)
+        }
+        // The kernel puts no extension headers into a tunnel's packet.
+        IPV6 => (byte(header, ip + 6), ip + 40),
+        _ => return None,
+    };
+    match protocol {
+        UDP => Some((u16_at(header, inner + 2) as u32, u32_at(header, inner + 12) >> 8)),
+        PROTOCOL_GRE => {
+            let (flags, way) = (u16_at(header, inner), 0x1_0000 | u16_at(header, inner + 2) as u32);
+            let checksum = if flags & HAS_CHECKSUM == 0 { 0 } else { 4 };
+            match way {
+                GRE if flags & HAS_KEY != 0 => Some((way, u32_at(header, inner + 4 + checksum))),
+                // A sequence number is ahead of the ERSPAN header.
+                ERSPAN_2 | ERSPAN_3 => Some((way, (u16_at(header, inner + 10) & ERSPAN_SESSION) as u32)),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
 }
 
 #[inline(always)]
@@ -75,6 +110,11 @@ fn is_in(of: [u16; 2], value: u16) -> bool {
 #[inline(always)]
 fn u16_at(header: &Header, at: usize) -> u16 {
     u16::from_be_bytes([byte(header, at), byte(header, at + 1)])
+}
+
+#[inline(always)]
+fn u32_at(header: &Header, at: usize) -> u32 {
+    (u16_at(header, at) as u32) << 16 | u16_at(header, at + 2) as u32
 }
 
 /// The mask shows the verifier that the index is in bounds. No offset here is that large.
@@ -94,36 +134,56 @@ mod tests {
     use super::*;
     use crate::packet::header;
 
+    const VXLAN: u32 = 4789;
+
     fn tunnels() -> Tunnels {
-        let mut tunnels = Tunnels { count: 2, ..Tunnels::default() };
-        tunnels.known[0] = TunnelId { port: 4789, vni: 77 };
-        tunnels.known[1] = TunnelId { port: 8472, vni: 0x01_02_03 };
+        let known = [(VXLAN, 77, 77), (6081, 0x01_02_03, 0x01_02_ff), (GRE, 1 << 31, u32::MAX), (ERSPAN_3, 5, 9)];
+        let mut tunnels = Tunnels { count: 4, ..Tunnels::default() };
+        for (at, (way, first, last)) in known.into_iter().enumerate() {
+            tunnels.known[at] = TunnelId { way, first, last };
+        }
         // Beyond the count.
-        tunnels.known[2] = TunnelId { port: 4790, vni: 77 };
+        tunnels.known[4] = TunnelId { way: 4790, first: 77, last: 77 };
         tunnels
     }
 
-    /// The frame of a VXLAN packet, with `options` words of IPv4 options.
-    fn frame(is_v6: bool, tagged: bool, options: u8, port: u16, vni: u32) -> Vec<u8> {
+    /// The frame of a tunnel's packet, with `options` words of IPv4 options.
+    fn frame(is_v6: bool, tags: usize, options: u8, way: u32, key: u32) -> Vec<u8> {
         let mut frame = [[2; 6], [4; 6]].concat();
-        if tagged {
-            frame.extend([0x81, 0, 0, 7]);
-        }
+        let protocol = if way < 0x1_0000 { UDP } else { PROTOCOL_GRE };
+        frame.extend([0x81, 0, 0, 7].repeat(tags));
         if is_v6 {
             frame.extend(IPV6.to_be_bytes());
-            frame.extend([0x60, 0, 0, 0, 0, 0, UDP, 64]);
+            frame.extend([0x60, 0, 0, 0, 0, 0, protocol, 64]);
             frame.extend([9; 32]);
         } else {
             frame.extend(IPV4.to_be_bytes());
-            frame.extend([0x45 + options, 0, 0, 0, 0, 0, 0x40, 0, 64, UDP, 0, 0]);
+            frame.extend([0x45 + options, 0, 0, 0, 0, 0, 0x40, 0, 64, protocol, 0, 0]);
             frame.extend([9; 8]);
             frame.extend(std::iter::repeat_n(1, 4 * options as usize));
         }
-        frame.extend([0xc0, 0]);
-        frame.extend(port.to_be_bytes());
-        frame.extend([0; 4]);
-        frame.extend([HAS_VNI, 0, 0, 0]);
-        frame.extend((vni << 8).to_be_bytes());
+        let way_bytes = (way as u16).to_be_bytes();
+        match way {
+            GRE => {
+                frame.extend([0xa0, 0]);
+                frame.extend(way_bytes);
+                frame.extend([7; 4]);
+                frame.extend(key.to_be_bytes());
+            }
+            ERSPAN_2 | ERSPAN_3 => {
+                frame.extend([0x10, 0]);
+                frame.extend(way_bytes);
+                frame.extend([0, 0, 0, 3, 0x10, 0]);
+                // Bits of other meaning are above the session.
+                frame.extend((key as u16 | 0xfc00).to_be_bytes());
+            }
+            _ => {
+                frame.extend([0xc0, 0]);
+                frame.extend(way_bytes);
+                frame.extend([0, 0, 0, 0, 8, 0, 0, 0]);
+                frame.extend((key << 8).to_be_bytes());
+            }
+        }
         frame.extend([0; 14]);
         frame
     }
@@ -134,16 +194,28 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_packet_of_a_tunnel_is_known_by_port_and_number(
-            is_v6: bool, tagged: bool, options in 0..11_u8, port in prop_oneof![Just(4789), Just(8472), Just(4790)],
-            vni in prop_oneof![Just(77), Just(0x01_02_03), 0..0xff_ffff_u32],
+        fn a_packet_of_a_tunnel_is_known_by_way_and_key(
+            is_v6: bool, tags in 0..3_usize, options in 0..11_u8,
+            way in prop::sample::select(std::vec![VXLAN, 6081, 4790, GRE, ERSPAN_2, ERSPAN_3]),
+            key in prop_oneof![Just(77), Just(0x01_02_03), Just(0x01_02_ff), Just(5), Just(9), any::<u32>()],
         ) {
-            let expected = (port, vni) == (4789, 77) || (port, vni) == (8472, 0x01_02_03);
-            prop_assert_eq!(is_ours(&frame(is_v6, tagged, options, port, vni)), expected);
+            let key = match way {
+                GRE => key,
+                ERSPAN_2 | ERSPAN_3 => key & 0x3ff,
+                _ => key & 0xff_ffff,
+            };
+            let expected = match way {
+                VXLAN => key == 77,
+                6081 => (0x01_02_03..=0x01_02_ff).contains(&key),
+                GRE => key >= 1 << 31,
+                ERSPAN_3 => (5..=9).contains(&key),
+                _ => false,
+            };
+            prop_assert_eq!(is_ours(&frame(is_v6, tags, options, way, key)), expected);
         }
 
         #[test]
-        fn any_bytes_have_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..124), tunnels: [u32; 33]) {
+        fn any_bytes_have_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..124), tunnels: [u32; 49]) {
             let tunnels: Tunnels = zerocopy::transmute!(tunnels);
             is_of(&header(&bytes, bytes.len() as u32), &tunnels);
         }
@@ -151,14 +223,18 @@ mod tests {
 
     #[test]
     fn what_only_resembles_a_tunnel_is_copied() {
-        let ours = frame(false, false, 0, 4789, 77);
+        let ours = frame(false, 0, 0, VXLAN, 77);
         assert!(is_ours(&ours));
-        for (offset, value) in [(12, 9), (23, 6), (21, 1), (36, 0), (42, 0)] {
+        for (offset, value) in [(12, 9), (23, 6), (21, 1), (48, 0)] {
             let mut other = ours.clone();
             other[offset] = value;
             assert!(!is_ours(&other), "byte {offset}");
         }
         assert!(!is_of(&header(&ours, 64), &Tunnels::default()));
-        assert!(!is_ours(&ours[..40]), "a truncated packet has no VNI");
+        assert!(!is_ours(&ours[..46]), "a truncated packet has no VNI");
+        let mut without_key = frame(false, 0, 0, GRE, u32::MAX);
+        assert!(is_ours(&without_key));
+        without_key[34] = 0x80;
+        assert!(!is_ours(&without_key));
     }
 }

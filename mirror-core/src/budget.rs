@@ -85,6 +85,7 @@ mod tests {
             },
             target: TargetName::default(),
             origin,
+            key: None,
         })
     }
 
@@ -164,6 +165,7 @@ mod tests {
             },
             target: TargetName::default(),
             origin: Origin::Annotation(Place::Pod),
+            key: None,
         };
         let (meter, old) = (Meter::default(), with(1, Directions::Both));
         let first = limits(&old, None, &meter, 1);

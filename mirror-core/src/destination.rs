@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 
 use crate::{
     model::TargetName,
-    tunnel::{self, Tunnel},
+    tunnel::Tunnel,
 };
 
 /// Where the copies of a target go.
@@ -104,10 +104,10 @@ impl FromStr for Destination {
             None => device_name(text).map(Self::Device),
             Some((STREAM, _)) => Err(format!("{text:?}: a stream is named by {STREAM:?} alone")),
             Some(("pod", pod)) => pod_nic(pod).map(Self::Pod),
-            Some((tunnel::KIND, tunnel)) => Tunnel::parse(tunnel).map(Self::Tunnel),
+            Some((kind, tunnel)) if Tunnel::is_kind(kind) => Tunnel::parse(kind, tunnel).map(Self::Tunnel),
             Some((kind, _)) => Err(format!(
-                "{kind:?} is no kind of target: use the name of an interface, pod:NAMESPACE/NAME, vxlan:ADDRESS/vni=N, or \
-                 stream"
+                "{kind:?} is no kind of target: use the name of an interface, pod:NAMESPACE/NAME, a tunnel (vxlan, \
+                 geneve, gre or erspan) as in vxlan:ADDRESS/vni=N, or stream"
             )),
         }
     }

@@ -11,6 +11,7 @@
 //! The reconcile loop calls it.
 
 mod fit;
+mod keys;
 
 use std::collections::{BTreeMap, BTreeSet};
 

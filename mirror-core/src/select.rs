@@ -240,6 +240,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
         settings: policy.settings.clone(),
         target: policy.target.clone(),
         origin: Origin::Interface,
+        key: None,
     };
     Tap {
         owner: Owner { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), device: name.to_owned() },

@@ -69,6 +69,10 @@ pub struct SessionStatus {
     pub mirror: String,
     /// Where its copies go.
     pub target: String,
+    /// Its number on this node, in the records of a stream and in the GENEVE option of a tunnel.
+    pub serial: u32,
+    /// The tunnel key of its copies; `None`: the target is no tunnel.
+    pub tunnel_key: Option<u32>,
     /// Where the mirror was asked for.
     pub origin: String,
     /// The directions that it copies.

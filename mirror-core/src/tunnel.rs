@@ -1,29 +1,175 @@
 //! Tunnels: targets whose copies leave the node inside packets of another protocol.
 //!
-//! Pure. [`Tunnel`] is what the administrator named, [`changes`] makes the device, [`target`] says whether copies can go
-//! now. The device is one for all tunnels of a kind and port, because the kernel lets only one device of a kind listen at a
-//! port in this mode. Where a copy goes is decided for each copy, by `deliver`. Called by `destination` and the reconcile
-//! loop.
+//! Pure. [`Tunnel`] is what the administrator named (`text` reads it), [`changes`] makes the device, [`target`] says
+//! whether copies can go now. The device is one for all tunnels of a kind and port, because the kernel lets only one
+//! device of a kind listen at a port in this mode. Where a copy goes is decided for each copy, by `deliver`. Called by
+//! `destination` and the reconcile loop.
 
-use core::net::{IpAddr, SocketAddr};
+mod text;
+
+use core::net::IpAddr;
 use std::{collections::BTreeSet, fmt};
+
+use mirror_common::packet::MAX_SNAPLEN;
 
 use crate::{
     destination::Destination,
-    model::{DeviceTarget, LinkChange, LinkSnapshot, Route},
+    mirror_iface::is_ours,
+    model::{DeviceTarget, Link, LinkChange, LinkKind, LinkSnapshot, Route, TargetName},
 };
 
 /// A tunnel, as in `vxlan:10.9.0.5:4789/vni=77`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tunnel {
+    /// The protocol.
+    pub kind: Kind,
     /// The other end.
     pub remote: IpAddr,
-    /// Its UDP port.
+    /// Its UDP port; 0 for a protocol without ports.
     pub port: u16,
-    /// The number of the network (VNI), by which the receiver and other agents know our packets.
-    pub vni: u32,
+    /// The keys, by which the receiver and other agents know our packets.
+    pub keys: Keys,
     /// What becomes of a copy that does not fit into a packet.
     pub oversize: Oversize,
+    /// The packets say the session and the direction of the copy, in a GENEVE option.
+    pub identity: bool,
+}
+
+/// The protocol of a tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// RFC 7348. The key is the VNI.
+    Vxlan,
+    /// RFC 8926. The key is the VNI.
+    Geneve,
+    /// Ethernet in GRE (RFC 2784), with the key of RFC 2890.
+    Gre,
+    /// Type II of draft-foschiano-erspan, version 1 in its header. The key is the session.
+    Erspan2,
+    /// Type III, version 2 in its header: with the direction.
+    Erspan3,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Vxlan, Self::Geneve, Self::Gre, Self::Erspan2, Self::Erspan3];
+
+    /// The word at the beginning of the text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vxlan => "vxlan",
+            Self::Geneve => "geneve",
+            Self::Gre => "gre",
+            Self::Erspan2 | Self::Erspan3 => "erspan",
+        }
+    }
+
+    /// The word for its key, and the largest key.
+    pub const fn key(self) -> (&'static str, u32) {
+        match self {
+            Self::Vxlan | Self::Geneve => ("vni", 0xff_ffff),
+            Self::Gre => ("key", u32::MAX),
+            Self::Erspan2 | Self::Erspan3 => ("session", 0x3ff),
+        }
+    }
+
+    /// The UDP port that IANA gave to it; `None`: it has no ports.
+    pub const fn usual_port(self) -> Option<u16> {
+        match self {
+            Self::Vxlan => Some(4789),
+            Self::Geneve => Some(6081),
+            Self::Gre | Self::Erspan2 | Self::Erspan3 => None,
+        }
+    }
+
+    /// Bytes between the IP header and the copy.
+    const fn headers(self) -> u32 {
+        match self {
+            Self::Vxlan | Self::Geneve => 16,
+            Self::Gre => 8,
+            Self::Erspan2 => 16,
+            Self::Erspan3 => 20,
+        }
+    }
+}
+
+/// The device of a tunnel. All tunnels with the same one share it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TunnelDevice {
+    /// A VXLAN device that listens at this UDP port.
+    Vxlan(u16),
+    /// A GENEVE device that listens at this UDP port.
+    Geneve(u16),
+    /// A device for Ethernet in GRE, over IPv4 or IPv6.
+    Gre(Family),
+    /// A device for ERSPAN, over IPv4 or IPv6.
+    Erspan(Family),
+}
+
+/// The family of the addresses of a tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl fmt::Display for TunnelDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = |family| if family == Family::V4 { 4 } else { 6 };
+        match *self {
+            Self::Vxlan(port) => write!(f, "pm-vxlan{port}"),
+            Self::Geneve(port) => write!(f, "pm-geneve{port}"),
+            Self::Gre(of) => write!(f, "pm-gre{}", family(of)),
+            Self::Erspan(of) => write!(f, "pm-erspan{}", family(of)),
+        }
+    }
+}
+
+impl TunnelDevice {
+    /// The kernel's word for such a device.
+    const fn kind(self) -> &'static str {
+        match self {
+            Self::Vxlan(_) => "vxlan",
+            Self::Geneve(_) => "geneve",
+            Self::Gre(Family::V4) => "gretap",
+            Self::Gre(Family::V6) => "ip6gretap",
+            Self::Erspan(Family::V4) => "erspan",
+            Self::Erspan(Family::V6) => "ip6erspan",
+        }
+    }
+
+    /// Whether this is such a device, made by us and up.
+    fn is(self, link: &Link) -> bool {
+        is_ours(link) && link.up && link.kind == LinkKind::Other(self.kind().to_owned())
+    }
+}
+
+/// The keys of a tunnel: one for all its copies, or a range, from which each tap gets its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Keys {
+    /// The first, at least 1.
+    pub first: u32,
+    /// The last; the first itself: all copies have this key.
+    pub last: u32,
+}
+
+impl Keys {
+    /// Whether each tap gets its own.
+    pub const fn is_range(self) -> bool {
+        self.first != self.last
+    }
+
+    /// Whether a key is one of them.
+    pub const fn has(self, key: u32) -> bool {
+        self.first <= key && key <= self.last
+    }
+
+    /// How many there are.
+    pub const fn count(self) -> usize {
+        (self.last - self.first) as usize + 1
+    }
 }
 
 /// What becomes of a copy that does not fit into one packet to the other end.
@@ -55,24 +201,18 @@ impl Oversize {
     }
 }
 
-/// The word at the beginning of the text.
-pub const KIND: &str = "vxlan";
-/// The port that IANA gave to VXLAN.
-const PORT: u16 = 4789;
-/// The largest number of a network: 24 bits.
-const MAX_VNI: u32 = 0xff_ffff;
-/// Bytes of a UDP header and a VXLAN header.
-const HEADERS: u32 = 16;
+/// Bytes of the GENEVE option with the identity.
+const IDENTITY: u32 = 12;
 /// The least room for a copy: without it hardly a header fits.
 const LEAST_ROOM: u32 = 128;
 
 /// Why copies cannot go into a tunnel now.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Blocked {
-    /// The tunnel's device does not exist.
+    /// The tunnel's device does not exist yet.
     NoDevice(String),
-    /// It is down.
-    DeviceDown(String),
+    /// Other software has a device of its name.
+    Taken(String),
     /// The node has no route to the other end, and why.
     NoRoute(IpAddr, String),
     /// The other end is an address of this node.
@@ -87,7 +227,7 @@ impl fmt::Display for Blocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoDevice(name) => write!(f, "the tunnel's device {name} does not exist"),
-            Self::DeviceDown(name) => write!(f, "the tunnel's device {name} is down"),
+            Self::Taken(name) => write!(f, "the agent has not made the device {name}: rename or delete it"),
             Self::NoRoute(remote, why) => write!(f, "this node has no route to {remote}: {why}"),
             Self::Itself(remote) => write!(f, "{remote} is an address of this node; name a device instead"),
             Self::UnderlayDown(device) => write!(f, "the device {device}, where the packets leave, is down"),
@@ -97,81 +237,56 @@ impl fmt::Display for Blocked {
 }
 
 impl Tunnel {
-    /// Name of the device, which all tunnels of this port share.
-    pub fn device(&self) -> String {
-        format!("pm-{KIND}{}", self.port)
-    }
-
-    /// The text behind `vxlan:`.
-    ///
-    /// # Errors
-    ///
-    /// A message for the user, with the part that is wrong.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let mut parts = text.split('/');
-        let (remote, port) = address(parts.next().unwrap_or_default())?;
-        let (mut vni, mut oversize) = (None, Oversize::default());
-        for option in parts {
-            match option.split_once('=') {
-                Some(("vni", number)) => {
-                    let number = number.parse().ok().filter(|number| (1..=MAX_VNI).contains(number));
-                    vni = Some(
-                        number.ok_or_else(|| format!("{option:?}: a VNI is a number from 1 to {MAX_VNI}"))?,
-                    );
-                }
-                Some(("oversize", word)) => {
-                    let found = Oversize::ALL.into_iter().find(|oversize| oversize.name() == word);
-                    oversize = found.ok_or_else(|| {
-                        format!("{option:?}: use {}", Oversize::ALL.map(Oversize::name).join(", "))
-                    })?;
-                }
-                _ => return Err(format!("{option:?} is no option of a tunnel: use vni=N or oversize=WORD")),
-            }
+    /// The device that it shares with the tunnels of its kind and port.
+    pub const fn device(&self) -> TunnelDevice {
+        let family = if self.remote.is_ipv6() { Family::V6 } else { Family::V4 };
+        match self.kind {
+            Kind::Vxlan => TunnelDevice::Vxlan(self.port),
+            Kind::Geneve => TunnelDevice::Geneve(self.port),
+            Kind::Gre => TunnelDevice::Gre(family),
+            Kind::Erspan2 | Kind::Erspan3 => TunnelDevice::Erspan(family),
         }
-        let vni = vni.ok_or_else(|| format!("{text:?} has no VNI: add one, as in {text}/vni=77"))?;
-        Ok(Self { remote, port, vni, oversize })
+    }
+
+    /// Bytes of a packet ahead of the copy.
+    fn headers(&self) -> u32 {
+        let ip = if self.remote.is_ipv6() { 40 } else { 20 };
+        ip + self.kind.headers() + if self.identity { IDENTITY } else { 0 }
     }
 }
 
-impl fmt::Display for Tunnel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { remote, port, vni, oversize } = self;
-        write!(f, "{KIND}:{}/vni={vni}", SocketAddr::new(*remote, *port))?;
-        if *oversize != Oversize::default() { write!(f, "/oversize={}", oversize.name()) } else { Ok(()) }
-    }
-}
-
-/// `10.9.0.5`, `10.9.0.5:4789`, `[fd00::5]` or `[fd00::5]:4789`.
-fn address(text: &str) -> Result<(IpAddr, u16), String> {
-    let bare = || text.trim_start_matches('[').trim_end_matches(']').parse().ok();
-    let address = text.parse::<SocketAddr>().ok().or_else(|| Some(SocketAddr::new(bare()?, PORT)));
-    let address = address.ok_or_else(|| {
-        format!("{text:?} is no address: use one as in 10.9.0.5:{PORT} or [fd00::5]:{PORT}")
-    })?;
-    let (ip, port) = (address.ip(), address.port());
-    if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || port == 0 {
-        return Err(format!("{text:?} is no address of another node"));
-    }
-    Ok((ip, port))
-}
-
-/// The devices that are missing.
-pub fn changes<'a>(tunnels: impl Iterator<Item = &'a Tunnel>, links: &LinkSnapshot) -> Vec<LinkChange> {
-    let devices: BTreeSet<_> = tunnels.map(|tunnel| (tunnel.device(), tunnel.port)).collect();
-    let missing = devices.into_iter().filter(|(name, _)| links.by_name(name).is_none());
-    missing.map(|(name, port)| LinkChange::CreateTunnel { name, port }).collect()
+/// The devices that are missing are made. One of ours that is down or of another kind is made again: its agent may have
+/// ended before it was complete. No device is made for a tunnel that ends at this node, because the receiver there may
+/// need the port.
+pub fn changes<'a>(
+    tunnels: impl Iterator<Item = (&'a TargetName, &'a Tunnel)>,
+    links: &LinkSnapshot,
+) -> Vec<LinkChange> {
+    let ends_here =
+        |tunnel: &Tunnel| matches!(links.routes.get(&tunnel.remote), Some(Ok(route)) if route.is_local);
+    let devices: BTreeSet<_> =
+        tunnels.filter(|(_, tunnel)| !ends_here(tunnel)).map(|(_, tunnel)| tunnel.device()).collect();
+    let changes = devices.into_iter().flat_map(|device| match links.by_name(&device.to_string()) {
+        None => vec![LinkChange::CreateTunnel(device)],
+        Some(link) if is_ours(link) && !device.is(link) => {
+            vec![LinkChange::Delete(link.ifindex), LinkChange::CreateTunnel(device)]
+        }
+        Some(_) => vec![],
+    });
+    changes.collect()
 }
 
 /// The target with its present state, and why nothing can be sent.
 pub fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<Blocked>) {
-    let device = tunnel.device();
-    let link = links.by_name(&device);
+    let device = tunnel.device().to_string();
+    let found = links.by_name(&device);
+    let link = found.filter(|link| tunnel.device().is(link));
     let room = room(tunnel, links);
-    let blocked = match (link, &room) {
-        (None, _) => Some(Blocked::NoDevice(device.clone())),
-        (Some(link), _) if !link.up => Some(Blocked::DeviceDown(device.clone())),
-        (_, Err(blocked)) => Some(blocked.clone()),
-        (_, Ok(_)) => None,
+    let blocked = match (found, link, &room) {
+        (_, _, Err(blocked)) => Some(blocked.clone()),
+        (Some(found), None, _) if !is_ours(found) => Some(Blocked::Taken(device.clone())),
+        (_, None, _) => Some(Blocked::NoDevice(device.clone())),
+        (_, Some(_), Ok(_)) => None,
     };
     let target = DeviceTarget {
         destination: Destination::Tunnel(tunnel.clone()),
@@ -203,9 +318,9 @@ fn room(tunnel: &Tunnel, links: &LinkSnapshot) -> Result<u32, Blocked> {
         return Err(Blocked::UnderlayDown(name));
     };
     let mtu = mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu));
-    let ip_header = if remote.is_ipv6() { 40 } else { 20 };
-    let room = mtu.checked_sub(ip_header + HEADERS).filter(|room| *room >= LEAST_ROOM);
-    room.ok_or(Blocked::NoRoom(mtu))
+    let room = mtu.checked_sub(tunnel.headers()).filter(|room| *room >= LEAST_ROOM);
+    // The second stage cannot cut to more.
+    room.map(|room| room.min(MAX_SNAPLEN)).ok_or(Blocked::NoRoom(mtu))
 }
 
 #[cfg(test)]

@@ -13,8 +13,11 @@ use aya_ebpf::{
     macros::{btf_map, classifier},
     programs::TcContext,
 };
-use mirror_common::abi::{
-    Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, TARGET_TUNNEL, Target, Tunnel,
+use mirror_common::{
+    abi::{
+        Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Session, TARGET_TUNNEL, Tunnel,
+    },
+    verdict::Direction,
 };
 
 use crate::{TARGETS, tunnel};
@@ -23,14 +26,21 @@ use crate::{TARGETS, tunnel};
 #[btf_map(pin_by_name)]
 static DELIVERY: PerCpuArray<Delivery, 1> = PerCpuArray::new();
 
-/// Announces a copy, to be cut to `snaplen` (0: not), for the target at an index of `TARGETS`, while `clone` makes it.
-/// Returns the code of `clone`, and whether the second stage could not do that.
+/// Announces a copy of a session's packet while `clone` makes it. Returns the code of `clone`, and whether the second
+/// stage could not cut or address the copy.
 #[inline(always)]
-pub(crate) fn announcing(snaplen: u32, target: u32, clone: impl FnOnce() -> i64) -> (i64, bool) {
+pub(crate) fn announcing(
+    session: &Session,
+    direction: Direction,
+    clone: impl FnOnce() -> i64,
+) -> (i64, bool) {
+    let Session { serial, target, snaplen, key, .. } = *session;
+    let announced =
+        Delivery { snaplen, uncut: 0, target: target + 1, key, session: serial, direction: direction as u32 };
     // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
-    unsafe { *delivery = Delivery { snaplen, uncut: 0, target: target + 1 } };
+    unsafe { *delivery = announced };
     let code = clone();
     // SAFETY: as above. The second stage writes it meanwhile, which the compiler knows: the clone is a call.
     let is_uncut = unsafe { (*delivery).uncut != 0 };
@@ -46,15 +56,20 @@ fn deliver(ctx: TcContext) -> i32 {
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return TC_ACT_UNSPEC };
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
     // SAFETY: the element belongs to this CPU.
-    let (snaplen, target) = unsafe { ((*delivery).snaplen, (*delivery).target) };
-    if target == 0 {
+    let announced = unsafe { *delivery };
+    if announced.target == 0 {
         return TC_ACT_UNSPEC;
     }
-    let wanted = if snaplen == 0 { u32::MAX } else { snaplen };
-    let done = match TARGETS.get(target - 1) {
-        Some(Target { flags, tunnel, .. }) if flags & TARGET_TUNNEL != 0 => send(skb, wanted, tunnel),
-        Some(_) => cut(skb, wanted),
-        None => Done::Refused,
+    let wanted = if announced.snaplen == 0 { u32::MAX } else { announced.snaplen };
+    let Some(target) = TARGETS.get(announced.target - 1) else { return TC_ACT_UNSPEC };
+    // The packet that a tunnel makes of a copy may leave by the device of another target.
+    // SAFETY: the context is valid for the whole program.
+    if unsafe { (*skb).ifindex } != target.ifindex {
+        return TC_ACT_UNSPEC;
+    }
+    let done = match target.flags & TARGET_TUNNEL {
+        0 => cut(skb, wanted),
+        _ => send(skb, wanted, &target.tunnel, &announced),
     };
     match done {
         Done::Passes => TC_ACT_UNSPEC,
@@ -103,18 +118,18 @@ fn cut(skb: *mut __sk_buff, wanted: u32) -> Done {
 
 /// Makes a copy fit into the tunnel, and addresses it.
 #[inline(always)]
-fn send(skb: *mut __sk_buff, wanted: u32, tunnel: &Tunnel) -> Done {
+fn send(skb: *mut __sk_buff, wanted: u32, tunnel: &Tunnel, announced: &Delivery) -> Done {
     let (len, _) = wire_len(skb);
     // SAFETY: the context is valid for the whole program.
     let is_super_frame = unsafe { (*skb).gso_size != 0 };
     let room = match tunnel.oversize {
         OVERSIZE_FRAGMENT => u32::MAX,
-        OVERSIZE_SEGMENT if is_super_frame => u32::MAX,
+        OVERSIZE_SEGMENT if is_super_frame && len <= wanted => u32::MAX,
         OVERSIZE_DROP if len.min(wanted) > tunnel.room => return Done::TooLong,
         _ => tunnel.room,
     };
     match cut(skb, wanted.min(room)) {
-        Done::Passes if tunnel::address(skb, tunnel) => Done::Passes,
+        Done::Passes if tunnel::address(skb, tunnel, announced) => Done::Passes,
         _ => Done::Refused,
     }
 }

@@ -1,9 +1,11 @@
 //! Which packets must not be copied to a target, because they would come back or arrive twice.
 //!
 //! * The packets of a tunnel of ours bring copies of another node. A copy of such a packet could be copied there again,
-//!   and so on.
+//!   and so on. A packet that leaves a pod brings nothing, so a pod cannot hide its packets by making them look so.
 //! * A collector, which is a pod, gets its own packets anyway. On a bridge, other taps see these packets too. Its network
-//!   stack would take a copy with its own address for a packet that has arrived twice.
+//!   stack would take a copy with its own address for a packet that has arrived twice. Packets from the collector are
+//!   known by the device that the node has received them at, because any pod can use any MAC address. Packets to it are
+//!   known by their MAC address.
 //!
 //! The decision asks for targets with [`TARGET_GUARDED`](mirror_common::abi::TARGET_GUARDED) alone, so that other nodes
 //! pay nothing.
@@ -20,32 +22,36 @@ use crate::{TARGETS, header};
 #[btf_map(pin_by_name)]
 static TUNNELS: Array<Tunnels, 1> = Array::new();
 
-/// Bytes of the two MAC addresses of a frame.
-const MACS: usize = 12;
+/// Bytes of a MAC address; that of the receiver is at the beginning of a frame.
+const MAC: usize = 6;
 
-/// 1 if the packet must not be copied to this target, else 0.
+/// 1 if the packet must not be copied to this target, else 0. `leaves_pod`: 1 at a hook where packets leave a pod, else 0.
 ///
 /// This is a global function, so the verifier goes through it once, and not again for each session of a tap.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn refuses(skb: *mut __sk_buff, target: u32) -> u32 {
+pub(crate) extern "C" fn refuses(skb: *mut __sk_buff, target: u32, leaves_pod: u32) -> u32 {
     let Some(target) = TARGETS.get(target) else { return 0 };
-    u32::from(is_of_collector(skb, target) || is_of_tunnel(skb))
+    u32::from(is_of_collector(skb, target) || (leaves_pod == 0 && is_of_tunnel(skb)))
 }
 
-/// Whether one of the packet's MAC addresses is that of the target's collector.
+/// Whether the packet comes from the target's collector, or goes to it.
 #[inline(always)]
 fn is_of_collector(skb: *mut __sk_buff, target: &Target) -> bool {
-    let collector = target.collector;
-    let mut macs = [0_u8; MACS];
-    // SAFETY: the context is valid for the whole program, and the buffer has this length.
-    let code = unsafe { bpf_skb_load_bytes(skb.cast(), 0, macs.as_mut_ptr().cast(), MACS as u32) };
-    // A frame without addresses is nobody's own, and a target without a collector has the address 0.
-    if code != 0 || collector == [0; 6] {
+    if target.collector == [0; MAC] {
         return false;
     }
-    let is_at = |offset: usize| (0..collector.len()).all(|at| macs[offset + at] == collector[at]);
-    is_at(0) || is_at(6)
+    // SAFETY: the context is valid for the whole program.
+    let from = unsafe { (*skb).ingress_ifindex };
+    // The node's own packets come from no device.
+    if from != 0 && from == target.ifindex {
+        return true;
+    }
+    let mut receiver = [0_u8; MAC];
+    // SAFETY: as above, and the buffer has this length.
+    let code = unsafe { bpf_skb_load_bytes(skb.cast(), 0, receiver.as_mut_ptr().cast(), MAC as u32) };
+    // A frame without addresses is for nobody.
+    code == 0 && receiver == target.collector
 }
 
 #[inline(always)]

@@ -158,8 +158,8 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn is_refused(&mut self, target: u32) -> bool {
-        guard::refuses(self.skb, target) != 0
+    fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool {
+        guard::refuses(self.skb, target, u32::from(leaves_pod)) != 0
     }
 
     #[inline(always)]
@@ -173,17 +173,16 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned {
-        let Session { snaplen, target: index, .. } = *session;
+    fn clone_to(&mut self, session: &Session, direction: Direction, target: Reach, tc_index: u16) -> Cloned {
         let ifindex = target.ifindex;
         let before = self.tc_index;
         self.set_tc_index(tc_index);
         let skb = self.skb;
         // SAFETY: the context is a valid `__sk_buff`, and no packet pointer is held.
         let clone = || unsafe { bpf_clone_redirect(skb, ifindex, 0) as i64 };
-        let is_plain = snaplen == 0 && target.flags & TARGET_TUNNEL == 0;
+        let is_plain = session.snaplen == 0 && target.flags & TARGET_TUNNEL == 0;
         let (code, is_uncut) =
-            if is_plain { (clone(), false) } else { deliver::announcing(snaplen, index, clone) };
+            if is_plain { (clone(), false) } else { deliver::announcing(session, direction, clone) };
         self.set_tc_index(before);
         Cloned { code, is_uncut }
     }

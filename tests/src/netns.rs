@@ -115,6 +115,15 @@ impl Netns {
         text(&output.stdout)
     }
 
+    /// Whether the kernel has devices of this kind.
+    pub fn has_link_kind(&self, kind: &str) -> bool {
+        let made = self.try_run(&format!("ip link add has-kind type {kind} external")).status.success();
+        if made {
+            self.ip("link delete has-kind");
+        }
+        made
+    }
+
     /// Runs `ip` with these arguments.
     #[track_caller]
     pub fn ip(&self, words: &str) -> String {

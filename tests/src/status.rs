@@ -104,6 +104,10 @@ pub struct SessionStatus {
     pub mirror: String,
     /// Where its copies go.
     pub target: String,
+    /// Its number on the node.
+    pub serial: u32,
+    /// The tunnel key of its copies.
+    pub tunnel_key: Option<u32>,
     /// The place of the request for the mirror.
     pub origin: String,
     /// Directions that are wanted.

@@ -62,9 +62,11 @@ impl Kernel {
     }
 }
 
-/// The modules of the stories about hooks, the programs of others there, and the queue and the offloads of devices. The
+/// The modules of the stories about hooks, the programs of others there, devices of tunnels, and the queue and the offloads
+/// of devices. The
 /// kernel also decides the outcome of the stories about the data path, which run once for each way to attach.
-const OF_THE_KERNEL: [&str; 6] = ["attaching", "hidden", "neighbours", "offloads", "order", "versions"];
+const OF_THE_KERNEL: [&str; 7] =
+    ["attaching", "hidden", "neighbours", "offloads", "order", "tunnels", "versions"];
 
 /// The command line of `cargo xtask vm`.
 #[derive(Debug, clap::Args)]
@@ -127,7 +129,7 @@ fn script(levels: &[(Level, &[String])]) -> Result<String> {
     step("building what the guest runs");
     // Emulation is slow: deadlines that allow for it, and one story at a time. A test of the programs keeps one CPU busy
     // and waits for little, so two of them run at a time.
-    let mut script = String::from("set -e\nexport MIRROR_TEST_SLOW=5\n");
+    let mut script = String::from("set -e\nexport MIRROR_TEST_GUEST=1 MIRROR_TEST_SLOW=5\n");
     if is_ci() {
         script += "export CI=true\n";
     }

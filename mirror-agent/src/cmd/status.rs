@@ -110,10 +110,12 @@ async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<
     Ok(attached)
 }
 
-fn session(SessionReadout { mirror, session, ended, counts, .. }: SessionReadout) -> SessionStatus {
+fn session(SessionReadout { mirror, session, serial, ended, counts }: SessionReadout) -> SessionStatus {
     SessionStatus {
         mirror: mirror.to_string(),
         target: session.target.to_string(),
+        serial,
+        tunnel_key: session.key,
         origin: session.origin.name().to_owned(),
         direction: session.directions.name().to_owned(),
         words: session.settings.words(),

@@ -221,6 +221,7 @@ mod tests {
             settings: Settings { snaplen, filter, ..Settings::default() },
             target: TargetName::default(),
             origin: Origin::Policy,
+            key: None,
         }
     }
 

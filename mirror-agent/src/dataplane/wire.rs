@@ -6,13 +6,13 @@ use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
         SessionInfo, TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM,
-        TARGET_TUNNEL, TARGET_UP, TUNNEL_IPV6, TapOwner,
+        TARGET_TUNNEL, TARGET_UP, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, TapOwner,
     },
-    tunnel::{TunnelId, Tunnels},
+    tunnel::{self, TunnelId, Tunnels},
 };
 use mirror_core::{
     destination::Destination,
-    tunnel::{Oversize, Tunnel},
+    tunnel::{Keys, Kind, Oversize, Tunnel},
 };
 use zerocopy::transmute;
 
@@ -79,12 +79,13 @@ fn encode_session(placed: &Placed, alike: u32, is_limited: bool) -> abi::Session
         snaplen: settings.snaplen.unwrap_or(0),
         mark: *mark,
         alike,
+        key: session.key.unwrap_or(0),
     }
 }
 
 /// The description of a session, for people and for the next agent.
 pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
-    let Session { directions: _, settings, target, origin } = session;
+    let Session { directions: _, settings, target, origin, key: _ } = session;
     let Settings { filter, sample: _, seed: _, rate, snaplen: _, budget } = settings;
     let Budget { duration, packets, bytes } = budget;
     let ms = |time: Duration| time.as_millis() as u64;
@@ -133,6 +134,7 @@ pub(super) fn decode_session(
         settings,
         target: TargetName(Name::of_written(&text(&info.target))?),
         origin: *Origin::ALL.get(info.origin as usize)?,
+        key: (wire.key != 0).then_some(wire.key),
     };
     let abi::Session { id, serial, target, mark, .. } = *wire;
     let placed = Placed { session, id, serial, target, filter: place, mark };
@@ -205,33 +207,52 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
 }
 
 fn encode_tunnel(tunnel: &Tunnel, room: Option<u32>) -> abi::Tunnel {
-    let (bytes, flags) = match tunnel.remote {
+    let bytes = match tunnel.remote {
         IpAddr::V4(v4) => {
             let [a, b, c, d] = v4.octets();
-            ([a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 0)
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
         }
-        IpAddr::V6(v6) => (v6.octets(), TUNNEL_IPV6),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    let is_v6 = tunnel.remote.is_ipv6();
+    // The frame inside has checksums of its own, so a packet needs one only where UDP over IPv6 demands it.
+    let flags = flag(is_v6, TUNNEL_IPV6)
+        | flag(is_v6 && tunnel.kind.usual_port().is_some(), TUNNEL_CHECKSUM)
+        | flag(tunnel.identity, TUNNEL_IDENTITY);
+    let erspan = match tunnel.kind {
+        Kind::Vxlan | Kind::Geneve | Kind::Gre => 0,
+        Kind::Erspan2 => 1,
+        Kind::Erspan3 => 2,
     };
     let oversize = Oversize::ALL.iter().position(|of| *of == tunnel.oversize).unwrap_or_default();
     abi::Tunnel {
         remote: transmute!(bytes),
-        id: tunnel.vni,
         room: room.unwrap_or(0),
         oversize: oversize as u32,
         flags,
+        erspan,
     }
 }
 
 /// The tunnels among the targets, as the programs recognise their packets.
 pub(super) fn encode_tunnels<'a>(targets: impl Iterator<Item = &'a Target>) -> Tunnels {
     let ours = targets.filter_map(|target| target.device()?.destination.tunnel());
-    let ours: BTreeSet<_> = ours.map(|tunnel| (u32::from(tunnel.port), tunnel.vni)).collect();
+    let ours: BTreeSet<_> = ours.map(|tunnel| (way(tunnel), tunnel.keys)).collect();
     let mut tunnels = Tunnels::default();
-    for (known, (port, vni)) in tunnels.known.iter_mut().zip(ours) {
-        *known = TunnelId { port, vni };
+    for (known, (way, Keys { first, last })) in tunnels.known.iter_mut().zip(ours) {
+        *known = TunnelId { way, first, last };
         tunnels.count += 1;
     }
     tunnels
+}
+
+fn way(tunnel: &Tunnel) -> u32 {
+    match tunnel.kind {
+        Kind::Vxlan | Kind::Geneve => u32::from(tunnel.port),
+        Kind::Gre => tunnel::GRE,
+        Kind::Erspan2 => tunnel::ERSPAN_2,
+        Kind::Erspan3 => tunnel::ERSPAN_3,
+    }
 }
 
 /// The target in it; `None`: its place is free.
@@ -319,6 +340,7 @@ mod tests {
             settings,
             target: TargetName(target.parse().unwrap()),
             origin,
+            key: None,
         })
     }
 

@@ -7,11 +7,13 @@ use std::{collections::BTreeSet, io};
 
 use anyhow::Context;
 use rtnetlink::{
-    Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan,
+    Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth,
     packet_route::link::{
-        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, InfoVxlan, LinkAttribute, LinkMessage,
+        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoGeneve, InfoGre, InfoGre6, InfoKind, InfoVeth,
+        InfoVxlan, LinkAttribute, LinkMessage,
     },
 };
+use mirror_core::tunnel::{Family, TunnelDevice};
 use tracing::{info, warn};
 
 use super::{
@@ -90,24 +92,32 @@ pub(super) async fn mirror(
     Ok(())
 }
 
-/// MTU in bytes of a tunnel's device. It bounds no copy.
-const TUNNEL_MTU: u32 = 1500;
+/// MTU in bytes of a tunnel's device: as much as all kinds take, so that it bounds no copy.
+const TUNNEL_MTU: u32 = 65_000;
 
-/// Makes the VXLAN device `name`, which sends to `port` and listens there, and leaves nothing behind if it fails. Each
-/// packet has an address of its own (collect metadata), and what arrives is dropped.
-pub(super) async fn tunnel(handle: &Handle, name: &str, port: u16) -> anyhow::Result<()> {
-    let vxlan = silent(LinkMessageBuilder::<LinkVxlan>::new(name), TUNNEL_MTU)
-        .append_info_data(InfoVxlan::CollectMetadata(true))
-        .append_info_data(InfoVxlan::Learning(false))
-        .port(port)
-        .build();
+/// Makes the device of a tunnel, and leaves nothing behind if it fails. Each packet has an address of its own (collect
+/// metadata), and what arrives is dropped.
+pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Result<()> {
+    let name = &device.to_string();
+    let (kind, info) = tunnel_info(device);
+    let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind).name(name.clone()).set_info_data(info);
     let is_taken = || {
-        format!(
-            "cannot make the tunnel's device {name}: another VXLAN device of this node may use port {port}; name another port"
-        )
+        let hint = match device {
+            TunnelDevice::Vxlan(port) | TunnelDevice::Geneve(port) => {
+                format!("another device of this kind may use port {port}: name another port in the target")
+            }
+            TunnelDevice::Gre(_) | TunnelDevice::Erspan(_) => {
+                "the node may have another device of this kind that takes all packets (external), or its kernel none \
+                 of this kind"
+                    .into()
+            }
+        };
+        format!("cannot make the tunnel's device {name}: {hint}")
     };
-    add(handle, vxlan).await.with_context(is_taken)?;
+    add(handle, silent(link, TUNNEL_MTU).build()).await.with_context(is_taken)?;
     let made = async {
+        // First, so that an agent that comes later knows a half-made device for ours.
+        change(handle, LinkUnspec::new_with_name(name).alias(ALIAS).build()).await.with_context(is_taken)?;
         let ifindex = index_of(handle, name).await?;
         drop_received(handle, ifindex.0)
             .await
@@ -120,8 +130,25 @@ pub(super) async fn tunnel(handle: &Handle, name: &str, port: u16) -> anyhow::Re
         }
         return Err(error);
     }
-    info!(device = name, port, "made the tunnel's device");
+    info!(device = name, "made the tunnel's device");
     Ok(())
+}
+
+fn tunnel_info(device: TunnelDevice) -> (InfoKind, InfoData) {
+    let (v4, v6) = (|| vec![InfoGre::CollectMetadata], || vec![InfoGre6::CollectMetadata]);
+    match device {
+        TunnelDevice::Vxlan(port) => {
+            let info = [InfoVxlan::CollectMetadata(true), InfoVxlan::Learning(false), InfoVxlan::Port(port)];
+            (InfoKind::Vxlan, InfoData::Vxlan(info.into()))
+        }
+        TunnelDevice::Geneve(port) => {
+            (InfoKind::Geneve, InfoData::Geneve(vec![InfoGeneve::CollectMetadata, InfoGeneve::Port(port)]))
+        }
+        TunnelDevice::Gre(Family::V4) => (InfoKind::GreTap, InfoData::GreTap(v4())),
+        TunnelDevice::Gre(Family::V6) => (InfoKind::GreTap6, InfoData::GreTap6(v6())),
+        TunnelDevice::Erspan(Family::V4) => (InfoKind::ErSpan, InfoData::ErSpan(v4())),
+        TunnelDevice::Erspan(Family::V6) => (InfoKind::Ip6ErSpan, InfoData::Ip6ErSpan(v6())),
+    }
 }
 
 /// Creates a veth pair and returns the name of the other end.

@@ -88,7 +88,7 @@ impl LinkTable for Netlink {
             let pods = self.inside.read(handle, &host, pods).await?;
             let mut routes = BTreeMap::new();
             for remote in &self.remotes {
-                routes.insert(*remote, route::to(handle, *remote).await);
+                routes.insert(*remote, route::to(handle, *remote).await?);
             }
             Ok(LinkSnapshot { host, pods, routes })
         })
@@ -101,7 +101,7 @@ impl LinkTable for Netlink {
             LinkChange::CreateMirror { name, mtu, offloads } => {
                 create::mirror(handle, name, *mtu, *offloads).await
             }
-            LinkChange::CreateTunnel { name, port } => create::tunnel(handle, name, *port).await,
+            LinkChange::CreateTunnel(device) => create::tunnel(handle, *device).await,
             LinkChange::SetUp(ifindex) => {
                 let up = LinkUnspec::new_with_index(ifindex.0).up().build();
                 let done = handle.link().change(up).execute().await.map_err(os_error);
@@ -132,7 +132,7 @@ impl LinkTable for Netlink {
             }
         })
         .await;
-        let is_made = matches!(change, LinkChange::CreateMirror { .. } | LinkChange::CreateTunnel { .. });
+        let is_made = matches!(change, LinkChange::CreateMirror { .. } | LinkChange::CreateTunnel(_));
         match done {
             Err(error) if !is_made && error.downcast_ref().is_some_and(is_gone) => Ok(()),
             done => done,

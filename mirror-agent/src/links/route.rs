@@ -14,21 +14,28 @@ use rtnetlink::{
     },
 };
 
-use super::socket::ask;
+use super::{is_momentary, socket::ask};
 use crate::model::{IfIndex, Route};
 
 /// The route to an address, or why there is none.
-pub(super) async fn to(handle: &Handle, remote: IpAddr) -> Result<Route, String> {
-    let route = look_up(handle, remote).await.map_err(|error| error.to_string())?;
-    route.ok_or_else(|| "the kernel names no device".to_owned())
+///
+/// # Errors
+///
+/// The kernel could not say it just now.
+pub(super) async fn to(handle: &Handle, remote: IpAddr) -> io::Result<Result<Route, String>> {
+    match look_up(handle, remote).await {
+        Ok(route) => Ok(route),
+        Err(error) if is_momentary(&error) => Err(error),
+        Err(error) => Ok(Err(error.to_string())),
+    }
 }
 
-async fn look_up(handle: &Handle, remote: IpAddr) -> io::Result<Option<Route>> {
+async fn look_up(handle: &Handle, remote: IpAddr) -> io::Result<Result<Route, String>> {
     let bits = if remote.is_ipv6() { 128 } else { 32 };
     let builder = RouteMessageBuilder::<IpAddr>::new();
     let question = builder.destination_prefix(remote, bits).map_err(io::Error::other)?.build();
     let replies = ask(handle, RouteNetlinkMessage::GetRoute(question), NLM_F_REQUEST).await?;
-    Ok(replies.into_iter().find_map(|reply| {
+    let route = replies.into_iter().find_map(|reply| {
         let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) = reply.payload else {
             return None;
         };
@@ -45,6 +52,13 @@ async fn look_up(handle: &Handle, remote: IpAddr) -> io::Result<Option<Route>> {
                 _ => {}
             }
         }
-        Some(Route { ifindex: ifindex?, mtu, is_local: route.header.kind == RouteType::Local })
-    }))
+        let kind = route.header.kind;
+        Some(match (kind, ifindex) {
+            (RouteType::Unicast | RouteType::Local, Some(ifindex)) => {
+                Ok(Route { ifindex, mtu, is_local: kind == RouteType::Local })
+            }
+            _ => Err(format!("the kernel's route is of the kind {kind:?}")),
+        })
+    });
+    Ok(route.unwrap_or_else(|| Err("the kernel names no route".to_owned())))
 }

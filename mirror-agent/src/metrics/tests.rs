@@ -37,6 +37,7 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
             settings: Settings::default(),
             target: TargetName::default(),
             origin: Origin::Policy,
+            key: None,
         },
         ended: (packets > 100).then_some(Ended::Packets),
         serial: 0,

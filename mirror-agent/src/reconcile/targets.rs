@@ -2,16 +2,23 @@
 //!
 //! `mirror_iface`, `collector` and `tunnel` decide; this module asks them, logs and reports. The loop calls it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use mirror_core::{collector, tunnel};
+use mirror_core::{
+    collector,
+    tunnel::{self, Blocked, Tunnel, TunnelDevice},
+};
+use tokio::time::Instant;
 
 use super::Reconciler;
 use crate::{
     dataplane::Dataplane,
     links::{LinkTable, PodNetns},
     mirror_iface,
-    model::{Actual, DeviceTarget, LinkSnapshot, Pod, Target, TargetName},
+    model::{Actual, DeviceTarget, LinkChange, LinkSnapshot, Pod, Target, TargetName},
     pods::PodSource,
     report::Report,
     select::{Readers, Wanted},
@@ -42,7 +49,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         expected: &mut BTreeSet<String>,
         report: &mut Report,
     ) -> BTreeMap<TargetName, Target> {
-        let mut targets = BTreeMap::new();
+        let (mut targets, mut reached) = (BTreeMap::new(), Vec::new());
         for (name, mirror) in &self.mirrors {
             let mut target = mirror.target(links);
             self.told.target(name, &target);
@@ -76,17 +83,21 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 let pods = collector::of(nic, pods.unwrap_or_default()).filter(|pod| pod.netns.is_none());
                 expected.extend(pods.map(|pod| pod.id.uid.clone()));
             }
-            let why = absent.map(|absent| absent.to_string());
-            self.told.reached(name, &target, why.as_deref(), is_passing);
-            report.unreached.extend(why.map(|why| (name.clone(), why)));
             targets.insert(name.clone(), target);
+            reached.push((name, absent.map(|absent| absent.to_string()), is_passing));
         }
         for (name, tunnel) in self.policy.tunnels() {
             let (target, blocked) = tunnel::target(tunnel, links);
-            let why = blocked.map(|blocked| blocked.to_string());
-            self.told.reached(name, &target, why.as_deref(), false);
-            report.unreached.extend(why.map(|why| (name.clone(), why)));
+            let why = blocked.map(|blocked| match (&blocked, self.not_made.why(tunnel)) {
+                (Blocked::NoDevice(_), Some(why)) => why,
+                _ => blocked.to_string(),
+            });
             targets.insert(name.clone(), target);
+            reached.push((name, why, false));
+        }
+        for (name, why, is_passing) in reached {
+            self.told.reached(name, &targets[name], why.as_deref(), is_passing);
+            report.unreached.extend(why.map(|why| (name.clone(), why)));
         }
         // Other nodes have the same tunnels, and send packets through them to this one.
         let has_tunnels = self.policy.tunnels().next().is_some();
@@ -98,5 +109,39 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let streams = self.policy.streams().map(|name| (name.clone(), Target::Stream(ring(name))));
         let captures = readers.captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring))));
         devices.chain(streams).chain(captures).collect()
+    }
+}
+
+/// The wait before another attempt to make the device of a tunnel.
+const AGAIN: Duration = Duration::from_secs(30);
+
+/// The devices of tunnels that could not be made, when, and why.
+///
+/// This is a reason of their targets, and no failure of the round: the other targets do not wait for it. Each attempt
+/// makes events, so the next attempt has a time of its own.
+#[derive(Default)]
+pub(super) struct NotMade(BTreeMap<TunnelDevice, (Instant, String)>);
+
+impl NotMade {
+    /// The changes without the devices whose time has not come. A device is deleted only to be made again.
+    pub(super) fn leave_out(&self, changes: Vec<LinkChange>) -> Vec<LinkChange> {
+        let is_due = |change: &LinkChange| match change {
+            LinkChange::CreateTunnel(device) => self.0.get(device).is_none_or(|(at, _)| at.elapsed() >= AGAIN),
+            _ => true,
+        };
+        changes.into_iter().filter(is_due).collect()
+    }
+
+    /// Notes whether a device could be made.
+    pub(super) fn note(&mut self, device: TunnelDevice, done: Result<(), String>) {
+        match done {
+            Ok(()) => drop(self.0.remove(&device)),
+            Err(why) => drop(self.0.insert(device, (Instant::now(), why))),
+        }
+    }
+
+    /// Why a tunnel's device could not be made.
+    fn why(&self, tunnel: &Tunnel) -> Option<String> {
+        self.0.get(&tunnel.device()).map(|(_, why)| why.clone())
     }
 }

@@ -185,6 +185,7 @@ async fn nothing_is_removed_before_the_first_complete_list() {
         settings: Settings::default(),
         target: TargetName::default(),
         origin: Origin::Policy,
+        key: None,
     };
     let sessions = [(MirrorId::default(), session)].into();
     let tap = Tap { owner, kind: TapKind::HostVeth, is_limited: false, sessions };

@@ -56,7 +56,7 @@ impl Kernel for Node {
         self.targets.get(index as usize).copied()
     }
 
-    fn is_refused(&mut self, target: u32) -> bool {
+    fn is_refused(&mut self, target: u32, _: bool) -> bool {
         self.refused.contains(&target)
     }
 
@@ -73,7 +73,7 @@ impl Kernel for Node {
         assert_eq!(self.charged.pop(), Some(session.id));
     }
 
-    fn clone_to(&mut self, session: &Session, target: Reach, tc_index: u16) -> Cloned {
+    fn clone_to(&mut self, session: &Session, _: Direction, target: Reach, tc_index: u16) -> Cloned {
         self.clones.push((target.ifindex, tc_index, session.snaplen));
         self.answers.get(&target.ifindex).copied().unwrap_or(Cloned { code: 0, is_uncut: false })
     }

@@ -192,6 +192,8 @@ pub enum NoRoom {
     Filters(usize),
     /// The memory for the programs of filters, in instructions.
     Instructions(usize),
+    /// The keys of a tunnel, of which each tap has its own.
+    Keys(usize),
 }
 
 impl fmt::Display for NoRoom {
@@ -207,6 +209,9 @@ impl fmt::Display for NoRoom {
                     f,
                     "the filters of this node may have {most} instructions together, and this one's do not fit"
                 )
+            }
+            Self::Keys(most) => {
+                write!(f, "the target's tunnel has {most} keys, one for each NIC, and no more fit")
             }
         }
     }

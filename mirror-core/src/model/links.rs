@@ -6,6 +6,7 @@ use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{IfIndex, MacAddress, NetnsId};
+use crate::tunnel::TunnelDevice;
 
 /// The special kind of a device (`IFLA_INFO_KIND`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -151,14 +152,9 @@ pub enum LinkChange {
         /// Whether it keeps its offloads; if not, it gets a queue too.
         offloads: bool,
     },
-    /// Makes a VXLAN device whose packets each have an address of their own: as above, and it drops what arrives. An error
-    /// if the name or the port is taken.
-    CreateTunnel {
-        /// Name of the device to be.
-        name: String,
-        /// The UDP port to which it sends, and at which it listens.
-        port: u16,
-    },
+    /// Makes the device of a tunnel, whose packets each have an address of their own: as above, and it drops what
+    /// arrives. An error if the name or the port is taken, or if the kernel has no such devices.
+    CreateTunnel(TunnelDevice),
     /// Brings a device up.
     SetUp(IfIndex),
     /// Changes the MTU of a device, in bytes.

@@ -65,6 +65,8 @@ pub struct Session {
     pub target: TargetName,
     /// Where it was asked for.
     pub origin: Origin,
+    /// The tunnel key of its copies; `None`: its target is no tunnel, or the session is not placed yet. `plan` decides it.
+    pub key: Option<u32>,
 }
 
 impl Session {

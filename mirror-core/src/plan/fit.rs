@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
+use super::keys;
 use crate::{
     model::{Actual, Desired, Device, MirrorId, NoRoom, Origin, Session, Tap},
     settings::CaptureFilter,
@@ -43,10 +44,10 @@ impl From<NoRoom> for Misfit {
 pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
     let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new(), instructions: 0 };
     let mut fitting = BTreeMap::new();
-    let mut unfit = Vec::new();
+    let (wanted, mut unfit) = keys::assign(desired, actual);
     let passes = [Pass::Unchanged, Pass::Changed, Pass::New];
     for pass in [false, true].into_iter().flat_map(|captures| passes.map(|pass| (captures, pass))) {
-        for (device, tap) in &desired.taps {
+        for (device, tap) in &wanted {
             for (mirror, session) in in_order(tap) {
                 let of = match installed(actual, *device, tap, mirror) {
                     Some(installed) if installed == session => Pass::Unchanged,

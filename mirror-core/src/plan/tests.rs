@@ -12,8 +12,10 @@ use worlds::{actual, desired, device, session, tap, target};
 
 use super::*;
 use crate::{
-    model::{Capacity, Name, NoRoom, Origin, Owner},
+    destination::Destination,
+    model::{Capacity, DeviceTarget, Name, NoRoom, Origin, Owner},
     settings::{NodeLimits, Settings},
+    tunnel::Keys,
 };
 
 /// The installed state when all of `desired` that fits is installed.
@@ -139,11 +141,12 @@ proptest! {
             }
         });
         all?;
+        let (fitting, _) = fit::fit(&desired, &before);
         for (device, now) in &actual.taps {
             let Some(tap) = &now.tap else { continue };
             for (mirror, session) in &tap.sessions {
                 let was = same_owner(&before, device, &tap.owner).and_then(|tap| tap.sessions.get(mirror));
-                let wanted = desired.taps.get(device).filter(|wanted| wanted.owner.is_same(&tap.owner));
+                let wanted = fitting.get(device).filter(|wanted| wanted.owner.is_same(&tap.owner));
                 let wanted = wanted.and_then(|wanted| wanted.sessions.get(mirror));
                 prop_assert!(Some(session) == was || Some(session) == wanted, "{:?}", session);
                 prop_assert!(actual.targets.contains_key(&session.target), "its target is gone");
@@ -175,6 +178,34 @@ proptest! {
             }
         }
         prop_assert!(actual.targets.keys().eq(desired.targets.keys()));
+    }
+
+    /// Each tap has its own key of a range, and keeps it as long as it is installed.
+    #[test]
+    fn a_tap_has_its_own_tunnel_key_and_keeps_it(desired in desired(), before in actual()) {
+        let mut actual = before.clone();
+        let Plan { ops, unfit } = plan(&desired, &before);
+        carry_out(&ops, &mut actual, |_| false, |_, _| {});
+        for (name, target) in &desired.targets {
+            let keys = target.device().and_then(|device| device.destination.tunnel()).map(|tunnel| tunnel.keys);
+            let mut owners = BTreeMap::new();
+            for (device, installed) in &actual.taps {
+                let tap = installed.tap.as_ref().unwrap();
+                for (mirror, session) in tap.sessions.iter().filter(|(_, session)| session.target == *name) {
+                    prop_assert_eq!(session.key.is_some(), keys.is_some());
+                    let (Some(key), Some(keys)) = (session.key, keys) else { continue };
+                    prop_assert!(keys.has(key));
+                    let owner = *owners.entry(key).or_insert(*device);
+                    prop_assert!(owner == *device || !keys.is_range(), "one key for two taps");
+                    let was = same_owner(&before, device, &tap.owner).and_then(|tap| tap.sessions.get(mirror));
+                    let was = was.filter(|was| was.target == *name).and_then(|was| was.key);
+                    prop_assert!(was.is_none_or(|was| was == key || !keys.has(was)), "{:?}: {} now", was, key);
+                }
+            }
+            let lacking = unfit.iter().any(|unfit| matches!(unfit.why, Misfit::NoRoom(NoRoom::Keys(_)))
+                && desired.taps[&unfit.device].sessions[&unfit.mirror].target == *name);
+            prop_assert!(!lacking || keys.is_some_and(Keys::is_range));
+        }
     }
 
     /// Targets may all get new names at once, and the table holds both.
@@ -267,7 +298,12 @@ proptest! {
         });
         let tap = Tap { sessions: sessions.collect(), ..tap };
         let names = ["default", "ids"].map(|name| TargetName(name.parse().unwrap()));
-        let targets = names.into_iter().zip([targets.0, targets.1]).collect();
+        // A tunnel would need a second stage, too.
+        let targets = [targets.0, targets.1].map(|target| match target {
+            Target::Device(device) => Target::Device(DeviceTarget { destination: Destination::default(), ..device }),
+            stream @ Target::Stream(_) => stream,
+        });
+        let targets = names.into_iter().zip(targets).collect();
         let before = Desired { targets, limits: NodeLimits::default(), taps: [(device, tap.clone())].into() };
         let mirror = tap.sessions.keys().next().unwrap().clone();
         let mut after = before.clone();
@@ -312,7 +348,7 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
     match op {
         // A program is attached only where the entry is that of the wanted owner, with all its sessions.
         Op::Attach(device, Program::TapIngress | Program::TapEgress) => {
-            let wanted = &desired.taps[device];
+            let wanted = &fit::fit(desired, before).0[device];
             let tap = entry(device).unwrap();
             prop_assert!(tap.owner == wanted.owner);
             prop_assert!(

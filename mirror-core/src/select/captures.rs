@@ -76,6 +76,7 @@ impl Capture {
             settings: self.settings.clone(),
             target: self.target(),
             origin: Origin::Capture,
+            key: None,
         }
     }
 

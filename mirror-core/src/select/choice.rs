@@ -237,7 +237,7 @@ impl<'a> PodChoice<'_, 'a> {
         if !self.policy.targets.contains_key(&target) {
             return Err(Why::NoSuchTarget(target.to_string()));
         }
-        Ok(Session { directions, settings, target, origin })
+        Ok(Session { directions, settings, target, origin, key: None })
     }
 
     /// Our annotations of one place. The invalid ones are noted as bad.

@@ -23,6 +23,7 @@ fn wanted(pod: &Pod, directions: Directions) -> Wanted<'_> {
         settings: Settings::default(),
         target: TargetName::default(),
         origin: Origin::Annotation(Place::Pod),
+        key: None,
     };
     Wanted { pod, mirrors: [(MirrorId::default(), session)].into(), is_asked: true }
 }

@@ -7,17 +7,22 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{ALIAS, IfIndex, Link, LinkKind};
 
-const TEXT: &str = "10.9.0.5:4789/vni=77";
+const TEXT: &str = "vxlan:10.9.0.5:4789/vni=77";
+
+fn parse(text: &str) -> Result<Tunnel, String> {
+    let (kind, text) = text.split_once(':').unwrap();
+    Tunnel::parse(kind, text)
+}
 
 fn tunnel() -> Tunnel {
-    Tunnel::parse(TEXT).unwrap()
+    parse(TEXT).unwrap()
 }
 
 fn link(ifindex: u32, name: &str, mtu: u32) -> Link {
     Link {
         ifindex: IfIndex(ifindex),
         name: name.into(),
-        kind: LinkKind::Other(KIND.into()),
+        kind: LinkKind::Other("vxlan".into()),
         up: true,
         carrier: true,
         master: None,
@@ -43,32 +48,51 @@ fn node() -> LinkSnapshot {
 
 #[test]
 fn a_tunnel_has_an_address_and_a_number() {
-    let parsed = |text: &str| Tunnel::parse(text).map(|tunnel| tunnel.to_string());
+    let parsed = |text: &str| parse(text).map(|tunnel| tunnel.to_string());
     for (text, expected) in [
         (TEXT, "vxlan:10.9.0.5:4789/vni=77"),
-        ("10.9.0.5/vni=77", "vxlan:10.9.0.5:4789/vni=77"),
-        ("[fd00::5]:8472/vni=16777215", "vxlan:[fd00::5]:8472/vni=16777215"),
-        ("[fd00::5]/vni=1", "vxlan:[fd00::5]:4789/vni=1"),
-        ("10.9.0.5/oversize=fragment/vni=77", "vxlan:10.9.0.5:4789/vni=77/oversize=fragment"),
-        ("10.9.0.5/oversize=truncate/vni=77", "vxlan:10.9.0.5:4789/vni=77"),
+        ("vxlan:[fd00::5]:8472/vni=16777215", "vxlan:[fd00::5]:8472/vni=16777215"),
+        ("vxlan:[fd00::5]:4789/vni=1-1", "vxlan:[fd00::5]:4789/vni=1"),
+        ("vxlan:10.9.0.5:4789/oversize=fragment/vni=77", "vxlan:10.9.0.5:4789/vni=77/oversize=fragment"),
+        ("vxlan:10.9.0.5:4789/oversize=truncate/vni=77", "vxlan:10.9.0.5:4789/vni=77"),
+        ("geneve:10.9.0.5:6081/vni=4096-8191/identity=true", "geneve:10.9.0.5:6081/vni=4096-8191/identity=true"),
+        ("gre:10.9.0.5/key=4294967295", "gre:10.9.0.5/key=4294967295"),
+        ("gre:fd00::5/key=1", "gre:fd00::5/key=1"),
+        ("erspan:fd00::5/session=1-1023/version=1", "erspan:fd00::5/session=1-1023"),
+        ("erspan:10.9.0.5/version=2/session=7", "erspan:10.9.0.5/session=7/version=2"),
     ] {
         assert_eq!(parsed(text), Ok(expected.to_owned()), "{text}");
     }
     for (text, part) in [
-        ("10.9.0.5", "add one, as in 10.9.0.5/vni=77"),
-        ("10.9.0.5/vni=0", "\"vni=0\""),
-        ("10.9.0.5/vni=16777216", "1 to 16777215"),
-        ("10.9.0.5/vni=77/oversize=cut", "truncate, segment, fragment, drop"),
-        ("10.9.0.5/vni=77/ttl=3", "\"ttl=3\""),
-        ("10.9.0/vni=77", "\"10.9.0\""),
-        ("ids.example.org/vni=77", "\"ids.example.org\""),
-        ("127.0.0.1/vni=77", "no address of another node"),
-        ("239.0.0.1/vni=77", "no address of another node"),
-        ("10.9.0.5:0/vni=77", "no address of another node"),
-        ("10.9.0.5/vni=77/", "\"\""),
+        ("vxlan:10.9.0.5:4789", "add one, as in 10.9.0.5:4789/vni=77"),
+        ("vxlan:10.9.0.5/vni=77", "as in 10.9.0.5:4789 or [fd00::5]:4789"),
+        ("vxlan:fd00::5:4789/vni=77", "[fd00::5]:4789"),
+        ("vxlan:[fd00::5/vni=77", "[fd00::5]:4789"),
+        ("vxlan:[fd00::5]:4789/vni=77/oversize=fragment", "use truncate"),
+        ("gre:[fd00::5]/key=77", "as in 10.9.0.5 or fd00::5"),
+        ("vxlan:10.9.0.5:4789/vni=0", "\"vni=0\""),
+        ("vxlan:10.9.0.5:4789/vni=16777216", "1 to 16777215"),
+        ("vxlan:10.9.0.5:4789/vni=9-8", "\"vni=9-8\""),
+        ("vxlan:10.9.0.5:4789/vni=8-", "\"vni=8-\""),
+        ("vxlan:10.9.0.5:4789/vni=77/oversize=cut", "truncate, segment, fragment, drop"),
+        ("vxlan:10.9.0.5:4789/vni=77/ttl=3", "\"ttl=3\""),
+        ("vxlan:10.9.0.5:4789/vni=77/identity=true", "use vni=N, oversize=WORD"),
+        ("vxlan:10.9.0:4789/vni=77", "\"10.9.0:4789\""),
+        ("vxlan:ids.example.org:4789/vni=77", "\"ids.example.org:4789\""),
+        ("vxlan:127.0.0.1:4789/vni=77", "no address of another node"),
+        ("vxlan:255.255.255.255:4789/vni=77", "no address of another node"),
+        ("vxlan:[fe80::5]:4789/vni=77", "no address of another node"),
+        ("vxlan:239.0.0.1:4789/vni=77", "no address of another node"),
+        ("vxlan:10.9.0.5:0/vni=77", "no address of another node"),
+        ("vxlan:10.9.0.5:4789/vni=77/", "\"\""),
+        ("geneve:10.9.0.5:6081/key=7", "identity=true"),
+        ("gre:10.9.0.5:47/key=7", "\"10.9.0.5:47\""),
+        ("gre:10.9.0.5/vni=7", "use key=N"),
+        ("erspan:10.9.0.5/session=1024", "1 to 1023"),
+        ("erspan:10.9.0.5/session=7/version=3", "version=1 or version=2"),
     ] {
-        let error = Tunnel::parse(text).map_err(|error| error.contains(part));
-        assert_eq!(error, Err(true), "{text}: {:?}", Tunnel::parse(text));
+        let error = parse(text).map_err(|error| error.contains(part));
+        assert_eq!(error, Err(true), "{text}: {:?}", parse(text));
     }
 }
 
@@ -78,14 +102,23 @@ fn copies_go_where_a_route_leads_and_as_many_bytes_as_fit() {
     assert_eq!((found.up, found.ifindex, found.room, blocked), (true, Some(IfIndex(9)), Some(1464), None));
     assert_eq!(
         (found.device.as_str(), found.destination.to_string()),
-        ("pm-vxlan4789", format!("vxlan:{TEXT}"))
+        ("pm-vxlan4789", TEXT.to_owned())
     );
     let narrow = Route { ifindex: IfIndex(2), mtu: Some(1400), is_local: false };
     let links = LinkSnapshot { routes: [(tunnel().remote, Ok(narrow))].into(), ..node() };
     assert_eq!(target(&tunnel(), &links).0.room, Some(1364), "the route's MTU");
-    let v6 = Tunnel::parse("[fd00::5]/vni=77").unwrap();
-    let links = LinkSnapshot { routes: [(v6.remote, Ok(narrow))].into(), ..node() };
-    assert_eq!(target(&v6, &links).0.room, Some(1344), "the header of IPv6 is longer");
+    for (text, room) in [
+        ("vxlan:[fd00::5]:4789/vni=77", 1344),
+        ("geneve:10.9.0.5:6081/vni=77", 1364),
+        ("geneve:10.9.0.5:6081/vni=77/identity=true", 1352),
+        ("gre:10.9.0.5/key=77", 1372),
+        ("erspan:10.9.0.5/session=77", 1364),
+        ("erspan:fd00::5/session=77/version=2", 1340),
+    ] {
+        let tunnel = parse(text).unwrap();
+        let links = LinkSnapshot { routes: [(tunnel.remote, Ok(narrow))].into(), ..node() };
+        assert_eq!(target(&tunnel, &links).0.room, Some(room), "{text}");
+    }
 }
 
 #[test]
@@ -100,10 +133,10 @@ fn there_is_a_reason_where_nothing_can_be_sent() {
     let remote = tunnel().remote;
     let device = || "pm-vxlan4789".to_owned();
     assert_eq!(why(|links| drop(links.host.remove(&IfIndex(9)))), Blocked::NoDevice(device()));
-    assert_eq!(
-        why(|links| links.host.get_mut(&IfIndex(9)).unwrap().up = false),
-        Blocked::DeviceDown(device())
-    );
+    assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().up = false), Blocked::NoDevice(device()));
+    assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().alias = None), Blocked::Taken(device()));
+    let plain = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().kind = LinkKind::Dummy;
+    assert_eq!(why(plain), Blocked::NoDevice(device()));
     let down = Blocked::UnderlayDown("uplink".into());
     assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().carrier = false), down);
     assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().mtu = 150), Blocked::NoRoom(150));
@@ -118,30 +151,59 @@ fn there_is_a_reason_where_nothing_can_be_sent() {
 
 #[test]
 fn tunnels_of_one_port_share_a_device_and_a_missing_device_is_made() {
-    let [a, b, c] =
-        [TEXT, "10.9.0.6/vni=78", "10.9.0.6:4790/vni=77"].map(|text| Tunnel::parse(text).unwrap());
-    let create = |port| LinkChange::CreateTunnel { name: format!("pm-vxlan{port}"), port };
-    assert_eq!(changes([&a, &b, &c].into_iter(), &LinkSnapshot::default()), [create(4789), create(4790)]);
-    assert_eq!(changes([&a, &b, &c].into_iter(), &node()), [create(4790)]);
-    let longest = Tunnel { port: 65535, ..a };
-    assert!(longest.device().len() <= 15);
+    let [a, b, c] = [TEXT, "vxlan:10.9.0.6:4789/vni=78", "vxlan:10.9.0.6:4790/vni=77"].map(|text| parse(text).unwrap());
+    let create = |port| LinkChange::CreateTunnel(TunnelDevice::Vxlan(port));
+    let of = |links: &LinkSnapshot| {
+        let name = TargetName::default();
+        changes([&a, &b, &c].map(|tunnel| (&name, tunnel)).into_iter(), links)
+    };
+    assert_eq!(of(&LinkSnapshot::default()), [create(4789), create(4790)]);
+    assert_eq!(of(&node()), [create(4790)]);
+    let mut half_made = node();
+    half_made.host.get_mut(&IfIndex(9)).unwrap().up = false;
+    assert_eq!(of(&half_made), [LinkChange::Delete(IfIndex(9)), create(4789), create(4790)]);
+    half_made.host.get_mut(&IfIndex(9)).unwrap().alias = None;
+    assert_eq!(of(&half_made), [create(4790)], "another program's device is left alone");
+    let mut local = LinkSnapshot::default();
+    let route = Route { ifindex: IfIndex(1), mtu: None, is_local: true };
+    local.routes = [(a.remote, Ok(route))].into();
+    assert_eq!(of(&local), [create(4789), create(4790)], "the tunnel to 10.9.0.6 needs it");
+    local.routes = ["10.9.0.5", "10.9.0.6"].map(|ip| (ip.parse().unwrap(), Ok(route))).into();
+    assert_eq!(of(&local), [], "the receiver on this node needs the port");
+    for (text, name) in [
+        ("geneve:10.9.0.5:65535/vni=7", "pm-geneve65535"),
+        ("gre:10.9.0.5/key=7", "pm-gre4"),
+        ("gre:fd00::5/key=7", "pm-gre6"),
+        ("erspan:10.9.0.5/session=7", "pm-erspan4"),
+        ("erspan:fd00::5/session=7/version=2", "pm-erspan6"),
+    ] {
+        assert_eq!(parse(text).unwrap().device().to_string(), name);
+    }
 }
 
 proptest! {
     /// The text of a tunnel can be read back, so that it can be kept in a map.
     #[test]
     fn the_text_can_be_read_back(
-        v4: [u8; 4], v6: [u8; 16], is_v6: bool, port in 1..=u16::MAX, vni in 1..=MAX_VNI, oversize in 0..4_usize,
+        v4: [u8; 4], v6: [u8; 16], is_v6: bool, port in 1..=u16::MAX, keys: [u32; 2], oversize in 0..4_usize,
+        kind in prop::sample::select(Kind::ALL.to_vec()), identity: bool,
     ) {
         let remote = if is_v6 { IpAddr::from(v6) } else { IpAddr::from(v4) };
-        prop_assume!(!remote.is_unspecified() && !remote.is_loopback() && !remote.is_multicast());
-        let tunnel = Tunnel { remote, port, vni, oversize: Oversize::ALL[oversize] };
-        let text = Destination::Tunnel(tunnel).to_string();
-        prop_assert_eq!(text.parse::<Destination>().map(|parsed| parsed.to_string()), Ok(text));
+        let text = if is_v6 { format!("gre:{remote}/key=1") } else { format!("vxlan:{remote}:1/vni=1") };
+        prop_assume!(parse(&text).is_ok());
+        let [first, last] = keys.map(|key| 1 + key % kind.key().1);
+        let keys = Keys { first: first.min(last), last: first.max(last) };
+        let port = if kind.usual_port().is_some() { port } else { 0 };
+        let identity = identity && kind == Kind::Geneve;
+        let oversize = Oversize::ALL[oversize];
+        prop_assume!(!(is_v6 && oversize == Oversize::Fragment));
+        let tunnel = Tunnel { kind, remote, port, keys, oversize, identity };
+        let text = tunnel.to_string();
+        prop_assert_eq!(text.parse(), Ok(Destination::Tunnel(tunnel)));
     }
 
     #[test]
-    fn any_text_has_an_answer(text in "\\PC{0,40}") {
-        let _ = Tunnel::parse(&text);
+    fn any_text_has_an_answer(kind in prop::sample::select(Kind::ALL.to_vec()), text in "\\PC{0,40}") {
+        let _ = Tunnel::parse(kind.name(), &text);
     }
 }

@@ -327,6 +327,7 @@ pub(crate) const fn session(id: u32, target: u32, directions: u32) -> Session {
         snaplen: 0,
         mark: if target < MAX_FORMS as u32 { 0x100 << target } else { 0 },
         alike: 0,
+        key: 0,
     }
 }
 

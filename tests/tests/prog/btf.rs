@@ -55,10 +55,11 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             serial,
             snaplen,
             mark,
-            alike
+            alike,
+            key
         }),
         layout!(Tap { kind, flags, pod_meter, session_count, sessions }),
-        layout!(Delivery { snaplen, uncut, target }),
+        layout!(Delivery { snaplen, uncut, target, key, session, direction }),
         layout!(TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device }),
         layout!(SessionInfo {
             mirror,
@@ -77,9 +78,9 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),
         layout!(PodMeter { ceiling, share }),
         layout!(Target { ifindex, flags, ring, name, device, collector, reserved, tunnel, destination }),
-        layout!(Tunnel { remote, id, room, oversize, flags }),
+        layout!(Tunnel { remote, room, oversize, flags, erspan }),
         layout!(Tunnels { count, known }),
-        layout!(TunnelId { port, vni }),
+        layout!(TunnelId { way, first, last }),
         layout!(Counter { packets, bytes }),
         layout!(SessionCounters { counters }),
     ] {

@@ -98,6 +98,8 @@ struct Model<'a> {
     targets: &'a [Target],
     aims: &'a [Aim],
     taps: [u32; 2],
+    /// The device at which the node has received the packet.
+    from: u32,
     size: u64,
     tc_index: u16,
     origin: u32,
@@ -117,9 +119,9 @@ impl Kernel for Model<'_> {
         self.targets.get(index as usize).map(|&Target { ifindex, flags, .. }| Reach { ifindex, flags })
     }
 
-    fn is_refused(&mut self, target: u32) -> bool {
-        let collector = self.aims[target as usize].collector;
-        collector.is_some_and(|byte| [DESTINATION, SOURCE].contains(&byte))
+    fn is_refused(&mut self, target: u32, _: bool) -> bool {
+        let comes_from = self.from != 0 && self.from == self.targets[target as usize].ifindex;
+        self.aims[target as usize].collector.is_some_and(|byte| byte == DESTINATION || comes_from)
     }
 
     fn charge(&mut self, _: &Tap, _: &Session) -> Result<Paid, Verdict> {
@@ -130,7 +132,7 @@ impl Kernel for Model<'_> {
         unreachable!("no session has limits")
     }
 
-    fn clone_to(&mut self, _: &Session, target: Reach, _: u16) -> Cloned {
+    fn clone_to(&mut self, _: &Session, _: Direction, target: Reach, _: u16) -> Cloned {
         let aim = self.targets.iter().position(|of| of.ifindex == target.ifindex).unwrap();
         let code = match self.aims[aim].device {
             "idle" => 2,
@@ -220,6 +222,7 @@ fn the_kernel_does_what_the_decision_says() {
             targets: &targets,
             aims: &case.aims,
             taps: [bench.tap, other],
+            from: ingress_ifindex,
             size: case.size as u64,
             tc_index: 0,
             // Nobody knows what was copied last on the CPU that ran it; but no packet is marked before it is copied.

@@ -28,7 +28,7 @@ const PROGRAMS: [Program; 6] = [
 
 /// The kernel modules of a guest, to which their dependencies are added: for the host's files, and for the tests.
 const MODULES: &str = "virtio_pci 9pnet_virtio 9p overlay \
-    dummy veth ifb bridge 8021q macvlan ipvlan tun vxlan \
+    dummy veth ifb bridge 8021q macvlan ipvlan tun vxlan geneve ip_gre ip6_gre \
     sch_ingress cls_bpf cls_matchall cls_u32 act_mirred act_gact act_bpf act_vlan sch_netem sch_htb sch_prio \
     nf_tables nf_conntrack af_packet_diag inet_diag tcp_diag unix_diag crc32c_generic crc32c_intel";
 

@@ -47,6 +47,7 @@ pub(super) fn session() -> impl Strategy<Value = Session> {
             settings: Settings { snaplen, filter, ..Settings::default() },
             target,
             origin,
+            key: None,
         },
     )
 }
@@ -60,12 +61,15 @@ pub(super) fn tap() -> impl Strategy<Value = Tap> {
 }
 
 pub(super) fn target() -> impl Strategy<Value = Target> {
-    let device =
-        (option::of(100..103u32), any::<bool>(), any::<bool>()).prop_map(|(ifindex, up, queueless)| {
-            let ifindex = ifindex.map(IfIndex);
+    // One key for all, and ranges that are too short for all taps.
+    let destination = sample::select(vec!["mirror0", "gre:10.9.0.5/key=7", "gre:10.9.0.5/key=5-7", "gre:10.9.0.5/key=6-9"]);
+    let device = (destination, option::of(100..103u32), any::<bool>(), any::<bool>()).prop_map(
+        |(destination, ifindex, up, queueless)| {
+            let (destination, ifindex) = (destination.parse().unwrap(), ifindex.map(IfIndex));
             let device = "mirror0".to_owned();
-            Target::Device(DeviceTarget { device, ifindex, up, queueless, ..DeviceTarget::default() })
-        });
+            Target::Device(DeviceTarget { destination, device, ifindex, up, queueless, ..DeviceTarget::default() })
+        },
+    );
     let stream = option::of(7..9u32).prop_map(|ring| Target::Stream(ring.map(RingId)));
     prop_oneof![4 => device, 1 => stream]
 }

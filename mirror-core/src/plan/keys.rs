@@ -1,0 +1,80 @@
+//! The tunnel keys of the sessions.
+//!
+//! A tunnel has one key for all copies, or a range, from which each tap gets its own. A tap keeps its key as long as it
+//! is installed, also over a restart of the agent, because the key is read back from the maps. Keys are a node's own:
+//! another node may give the same key to another tap. Pure; `fit` calls it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Unfit;
+use crate::{
+    model::{Actual, Desired, Device, NoRoom, Session, Tap, TargetName},
+    tunnel::Keys,
+};
+
+/// The wanted taps, with the keys of their sessions, and the sessions for which there is no key.
+pub(super) fn assign(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
+    let mut taps = desired.taps.clone();
+    let mut unfit = Vec::new();
+    for tap in taps.values_mut() {
+        tap.sessions.values_mut().for_each(|session| session.key = None);
+    }
+    for (name, target) in &desired.targets {
+        let Some(keys) = target.device().and_then(|device| device.destination.tunnel()).map(|of| of.keys) else {
+            continue;
+        };
+        let mut given = if keys.is_range() { own_keys(&taps, name, keys, actual) } else { BTreeMap::new() };
+        for (device, tap) in &mut taps {
+            let key = if keys.is_range() { given.remove(device) } else { Some(keys.first) };
+            let (device, is_lacking) = (*device, key.is_none());
+            tap.sessions.retain(|mirror, session| {
+                if session.target != *name {
+                    return true;
+                }
+                session.key = key;
+                if is_lacking {
+                    let why = NoRoom::Keys(keys.count()).into();
+                    unfit.push(Unfit { device, mirror: mirror.clone(), why });
+                }
+                !is_lacking
+            });
+        }
+    }
+    taps.retain(|_, tap| !tap.sessions.is_empty());
+    (taps, unfit)
+}
+
+/// A key for each tap that has sessions with this target, as far as there are keys.
+fn own_keys(
+    taps: &BTreeMap<Device, Tap>,
+    name: &TargetName,
+    keys: Keys,
+    actual: &Actual,
+) -> BTreeMap<Device, u32> {
+    let key_of = |tap: &Tap| {
+        let mut keys = tap.sessions.values().filter(|session| session.target == *name).map(|session| session.key);
+        keys.next().flatten()
+    };
+    let installed: BTreeMap<_, _> = actual
+        .taps
+        .iter()
+        .filter_map(|(device, installed)| {
+            let tap = installed.tap.as_ref()?;
+            Some((*device, (&tap.owner, key_of(tap).filter(|key| keys.has(*key))?)))
+        })
+        .collect();
+    let (mut given, mut taken, mut newcomers) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+    let has_target = |session: &Session| session.target == *name;
+    for (device, tap) in taps.iter().filter(|(_, tap)| tap.sessions.values().any(has_target)) {
+        let own = installed.get(device).filter(|(owner, _)| owner.is_same(&tap.owner));
+        match own.filter(|(_, key)| taken.insert(*key)) {
+            Some((_, key)) => drop(given.insert(*device, *key)),
+            None => newcomers.push(*device),
+        }
+    }
+    // A key that a tap is about to give up comes last: until that tap is removed, its copies have the key too.
+    let leaving: BTreeSet<_> = installed.values().map(|(_, key)| *key).filter(|key| !taken.contains(key)).collect();
+    let fresh = (keys.first..=keys.last).filter(|key| !taken.contains(key) && !leaving.contains(key));
+    given.extend(newcomers.into_iter().zip(fresh.chain(leaving.iter().copied())));
+    given
+}

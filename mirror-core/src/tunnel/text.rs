@@ -1,0 +1,116 @@
+//! The text of a tunnel, as in `--target ids=vxlan:10.9.0.5:4789/vni=77`, and back. `destination` calls it.
+
+use core::net::{IpAddr, SocketAddr};
+use std::fmt;
+
+use super::{Keys, Kind, Oversize, Tunnel};
+
+impl Tunnel {
+    /// Whether the text of a tunnel begins with this word.
+    pub fn is_kind(word: &str) -> bool {
+        Kind::ALL.into_iter().any(|kind| kind.name() == word)
+    }
+
+    /// A tunnel of the kind with this name, from the text behind `vxlan:` and its like.
+    ///
+    /// # Errors
+    ///
+    /// A message for the user, with the part that is wrong.
+    pub fn parse(kind: &str, text: &str) -> Result<Self, String> {
+        let mut kind = Kind::ALL.into_iter().find(|of| of.name() == kind).ok_or("no kind of tunnel")?;
+        let mut parts = text.split('/');
+        let (remote, port) = address(kind, parts.next().unwrap_or_default())?;
+        let (word, most) = kind.key();
+        let (mut keys, mut oversize, mut identity) = (None, Oversize::default(), false);
+        for option in parts {
+            match option.split_once('=') {
+                Some((of, numbers)) if of == word => {
+                    let read = parse_keys(numbers, most);
+                    keys = Some(read.ok_or_else(|| {
+                        format!(
+                            "{option:?}: use a number from 1 to {most}, or for a key of its own for each NIC a range, as \
+                             in {word}=100-199"
+                        )
+                    })?);
+                }
+                Some(("oversize", word)) => {
+                    let found = Oversize::ALL.into_iter().find(|oversize| oversize.name() == word);
+                    oversize = found.ok_or_else(|| {
+                        format!("{option:?}: use {}", Oversize::ALL.map(Oversize::name).join(", "))
+                    })?;
+                }
+                Some(("version", "1")) if kind.name() == "erspan" => kind = Kind::Erspan2,
+                Some(("version", "2")) if kind.name() == "erspan" => kind = Kind::Erspan3,
+                Some(("identity", "true")) if kind == Kind::Geneve => identity = true,
+                _ => return Err(format!("{option:?} is no option of this tunnel: use {}", options(kind))),
+            }
+        }
+        if oversize == Oversize::Fragment && remote.is_ipv6() {
+            return Err(format!("{text:?}: the kernel makes no fragments of tunnel packets over IPv6: use truncate"));
+        }
+        let keys =
+            keys.ok_or_else(|| format!("{text:?} has no {word}: add one, as in {text}/{word}=77"))?;
+        Ok(Self { kind, remote, port, keys, oversize, identity })
+    }
+}
+
+/// The options of a kind, for a message.
+fn options(kind: Kind) -> String {
+    let own = match kind {
+        Kind::Geneve => ", identity=true",
+        Kind::Erspan2 | Kind::Erspan3 => ", version=1 or version=2",
+        Kind::Vxlan | Kind::Gre => "",
+    };
+    format!("{}=N, oversize=WORD{own}", kind.key().0)
+}
+
+impl fmt::Display for Tunnel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, remote, port, keys: Keys { first, last }, oversize, identity } = self;
+        write!(f, "{}:", kind.name())?;
+        match kind.usual_port() {
+            Some(_) => write!(f, "{}", SocketAddr::new(*remote, *port))?,
+            None => write!(f, "{remote}")?,
+        }
+        write!(f, "/{}={first}", kind.key().0)?;
+        if first != last {
+            write!(f, "-{last}")?;
+        }
+        if *kind == Kind::Erspan3 {
+            write!(f, "/version=2")?;
+        }
+        if *identity {
+            write!(f, "/identity=true")?;
+        }
+        if *oversize != Oversize::default() { write!(f, "/oversize={}", oversize.name()) } else { Ok(()) }
+    }
+}
+
+/// `77` or `100-199`.
+fn parse_keys(text: &str, most: u32) -> Option<Keys> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let keys = Keys { first: first.parse().ok()?, last: last.parse().ok()? };
+    (1 <= keys.first && keys.first <= keys.last && keys.last <= most).then_some(keys)
+}
+
+/// `10.9.0.5:4789` or `[fd00::5]:4789`; a kind without ports takes the address alone, as in `10.9.0.5` or `fd00::5`.
+///
+/// No port is the default: a kernel has one program for a port, and that may be the node's CNI.
+fn address(kind: Kind, text: &str) -> Result<(IpAddr, u16), String> {
+    let (address, example) = match kind.usual_port() {
+        Some(port) => (text.parse().ok(), format!("10.9.0.5:{port} or [fd00::5]:{port}")),
+        None => (text.parse().ok().map(|ip| SocketAddr::new(ip, 0)), "10.9.0.5 or fd00::5".to_owned()),
+    };
+    let address = address.ok_or_else(|| format!("{text:?} is no address of a {} tunnel: use one as in {example}", kind.name()))?;
+    let (ip, port) = (address.ip(), address.port());
+    let is_special = match ip {
+        IpAddr::V4(v4) => v4.is_broadcast(),
+        // It would need the name of a device.
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    let is_portless = kind.usual_port().is_some() && port == 0;
+    if is_special || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_portless {
+        return Err(format!("{text:?} is no address of another node"));
+    }
+    Ok((ip, port))
+}
