@@ -305,6 +305,8 @@ fn an_agent_that_ends_ends_the_reader() {
     let pods = PodsFile::new(lab, &[streamed(web)]);
     for is_killed in [false, true] {
         let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+        // The taps are still those of the agent before.
+        agent.wait_for_log(&["agent started"]);
         lab.wait_mirrored(&[web]);
         let tail = Tail::start(lab, &["tail", "--target", "live"]);
         web.ping(db.v4(), 5, 56);
