@@ -252,7 +252,7 @@ fn nothing_is_missing_at_the_end_of_a_reader() {
     let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web]);
     let mut copied = 0;
-    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--for", "300ms"]] {
+    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--for", "3s"]] {
         let tail = Tail::start(lab, words);
         let flood = Flood::start(web, db);
         flood.go_on(1000);
