@@ -2,6 +2,8 @@
 
 mod capture;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
@@ -81,10 +83,14 @@ pub struct MirrorArgs {
     #[arg(long, env = "MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = device_name)]
     pub mirror_iface: String,
     /// A further target: copies of mirrors that name it go to this destination: a device, which is made if it is missing
-    /// (ids=ids0), a pod of the node (ids=pod:NAMESPACE/NAME or ids=pod:NAMESPACE/NAME/NIC), or a tunnel, as in
-    /// ids=vxlan:ADDRESS:PORT/vni=N (docs/targets.md has all kinds and options). Can be repeated.
+    /// (ids=ids0), a pod of the node (ids=pod:NAMESPACE/NAME or ids=pod:NAMESPACE/NAME/NIC), a tunnel, as in
+    /// ids=vxlan:ADDRESS:PORT/vni=N (docs/targets.md has all kinds and options), or a stream (live=stream), which
+    /// `mirror-agent tail --target` reads. Can be repeated.
     #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DESTINATION", value_delimiter = ',', value_parser = parse_target)]
     pub targets: Vec<(TargetName, Destination)>,
+    /// The target of the mirrors that name none: one of --target, or `default`, the device of --mirror-iface.
+    #[arg(long, env = "MIRROR_TARGET", value_name = "NAME", default_value = "default", value_parser = target_name)]
+    pub mirror_target: TargetName,
     /// MTU of the mirror interface in bytes [default: 65535 for a device that the agent makes; an existing device keeps
     /// its MTU].
     #[arg(long, env = "MIRROR_IFACE_MTU", value_name = "N", value_parser = clap::value_parser!(u32).range(68..=65535))]
@@ -103,13 +109,20 @@ impl MirrorArgs {
     ///
     /// # Errors
     ///
-    /// Where a name or a destination is given twice, or there are too many: the kernel's table has [`MAX_TARGETS`]
-    /// places.
+    /// Where a name or a destination is given twice, there are too many (the kernel's table has [`MAX_TARGETS`] places),
+    /// or `--mirror-target` is none of them.
     pub fn targets(&self) -> anyhow::Result<BTreeMap<TargetName, Destination>> {
         let default = Destination::Device(self.mirror_iface.clone());
         let mut targets = BTreeMap::from([(TargetName::default(), default)]);
         for (name, to) in &self.targets {
-            if let Some((other, _)) = targets.iter().find(|(_, of)| *of == to) {
+            if name.0.is_default() {
+                bail!(
+                    "--target {name}={to}: the target {name} is the device of --mirror-iface; use another name, and \
+                     --mirror-target for the mirrors that name no target"
+                );
+            }
+            // Each stream is one of its own.
+            if let Some((other, _)) = targets.iter().find(|(_, of)| *of == to && *to != Destination::Stream) {
                 bail!("--target {name}={to}: {to} is the destination of target {other} already");
             }
             if let Some(before) = targets.insert(name.clone(), to.clone()) {
@@ -127,6 +140,13 @@ impl MirrorArgs {
             bail!(
                 "a node has at most {MAX_TARGETS} targets, with that of --mirror-iface; these are {}",
                 targets.len()
+            );
+        }
+        let Self { mirror_target, .. } = self;
+        if !targets.contains_key(mirror_target) {
+            bail!(
+                "--mirror-target {mirror_target}: there is no such target; --target {mirror_target}=DESTINATION makes \
+                 one"
             );
         }
         Ok(targets)
@@ -315,6 +335,11 @@ impl ValueEnum for AttachMode {
             Self::Clsact => PossibleValue::new("clsact").help("Filters of the clsact qdisc"),
         })
     }
+}
+
+/// The name of a target.
+fn target_name(text: &str) -> Result<TargetName, String> {
+    text.parse().map(TargetName)
 }
 
 /// The directions by their names.

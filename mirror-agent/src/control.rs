@@ -1,10 +1,11 @@
-//! The control socket: how a program on the node asks the running agent for a capture.
+//! The control socket: how a program on the node asks the running agent for packets.
 //!
 //! ```text
 //! program                                       agent
-//!   {"pods": [["shop", "web"]], ...}\n    ─►    makes a ring, adds a capture, waits for a round of the loop
-//!   (reads the ring)                      ◄─    one byte with the ring's descriptor, then {"mirror": ...}\n
-//!   closes the connection                 ─►    removes the capture and the ring
+//!   {"of": {"capture": ...}, ...}\n       ─►    makes a ring, adds a capture, waits for a round of the loop
+//!    or {"of": {"target": "live"}, ...}\n ─►    makes a ring, gives it to the target, waits for a round of the loop
+//!   (reads the ring)                      ◄─    one byte with the ring's descriptor, then {"target": ...}\n
+//!   closes the connection, or its half    ─►    takes the ring away, waits for a round, closes the connection
 //! ```
 //!
 //! The program reads the ring itself, so packets never pass through the agent, and an agent that ends closes the
@@ -24,6 +25,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use mirror_common::abi::MAX_CAPTURES;
+use mirror_core::destination::Destination;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -36,9 +38,9 @@ use tracing::info;
 
 use crate::{
     dataplane::rings::Rings,
-    model::{Directions, RingId},
+    model::{Directions, RingId, TargetName},
     report::{Report, Reports},
-    select::Capture,
+    select::{Capture, Readers},
     settings::Settings,
 };
 
@@ -56,87 +58,137 @@ const SETTINGS: [&str; 3] = ["filter", "sample", "snaplen"];
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    /// The pods, by namespace and name.
-    pub pods: BTreeSet<(String, String)>,
-    /// The interfaces of the node.
-    pub interfaces: BTreeSet<String>,
-    /// [`Directions::name`].
-    pub direction: String,
-    /// The settings: [`SETTINGS`].
-    pub settings: BTreeMap<String, String>,
+    /// The packets.
+    pub of: Subject,
     /// Size of the ring in bytes: a power of two, of at least a page.
     pub ring_bytes: u32,
+}
+
+/// Which packets a program asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub enum Subject {
+    /// Those of a capture of its own.
+    Capture {
+        /// The pods, by namespace and name.
+        pods: BTreeSet<(String, String)>,
+        /// The interfaces of the node.
+        interfaces: BTreeSet<String>,
+        /// [`Directions::name`].
+        direction: String,
+        /// The settings: [`SETTINGS`].
+        settings: BTreeMap<String, String>,
+    },
+    /// The copies for a target of the agent that is a stream.
+    Target(String),
 }
 
 /// The agent's answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// The mirror of the capture; empty if the request is refused.
-    pub mirror: String,
+    /// The target of the sessions whose copies come into the ring; empty if the request is refused.
+    pub target: String,
     /// Why the request is refused, or what of it is not mirrored now. The agent goes on trying what can still come.
     pub problems: Vec<String>,
 }
 
-/// The captures of an agent: the control socket writes them, the loop reads them.
+/// The programs that read packets of an agent: the control socket writes them, the loop reads them.
 #[derive(Clone)]
-pub struct Captures {
-    all: watch::Sender<Arc<[Capture]>>,
+pub struct Control {
+    readers: watch::Sender<Arc<Readers>>,
     rings: Rings,
+    targets: Arc<BTreeMap<TargetName, Destination>>,
 }
 
-impl Captures {
-    /// No captures yet. Their rings will be in `rings`.
-    pub fn new(rings: Rings) -> Self {
-        Self { all: watch::Sender::new(Arc::default()), rings }
+impl Control {
+    /// No program reads yet. The rings will be in `rings`; `targets` are those of the agent.
+    pub fn new(rings: Rings, targets: BTreeMap<TargetName, Destination>) -> Self {
+        Self { readers: watch::Sender::new(Arc::default()), rings, targets: Arc::new(targets) }
     }
 
-    /// The captures as they are now, for the loop.
-    pub fn watch(&self) -> watch::Receiver<Arc<[Capture]>> {
-        self.all.subscribe()
+    /// The programs as they are now, for the loop.
+    pub fn watch(&self) -> watch::Receiver<Arc<Readers>> {
+        self.readers.subscribe()
     }
 
-    /// Ends all captures: the agent ends.
+    /// No program reads any more: the agent ends.
     pub fn end(&self) {
-        self.all.send_replace(Arc::default());
+        self.readers.send_replace(Arc::default());
     }
 
-    /// Adds a capture, until the result is dropped. Also returns the ring for its reader.
+    /// Adds a program, until the result is dropped. Also returns the ring for it.
     fn add(&self, request: Request) -> anyhow::Result<(Live, OwnedFd)> {
-        let Request { pods, interfaces, direction, settings: asked, ring_bytes } = request;
-        let directions = Directions::from_name(&direction);
-        let directions = directions.ok_or_else(|| anyhow!("there is no direction {direction:?}"))?;
-        let mut settings = Settings::default();
-        for (key, value) in &asked {
-            let known = SETTINGS.into_iter().find(|known| known == key);
-            settings.set(known.ok_or_else(|| anyhow!("a capture has no setting {key:?}"))?, value)?;
+        let Request { of, ring_bytes } = request;
+        let mut readers = Readers::clone(&self.readers.borrow());
+        let (target, ring, fd) = match of {
+            Subject::Capture { pods, interfaces, direction, settings } => {
+                let directions = Directions::from_name(&direction);
+                let directions = directions.ok_or_else(|| anyhow!("there is no direction {direction:?}"))?;
+                let settings = parse(&settings)?;
+                if readers.captures.len() >= MAX_CAPTURES as usize {
+                    bail!("this agent has {MAX_CAPTURES} captures, and no more fit");
+                }
+                let (ring, fd) = self.rings.make(ring_bytes)?;
+                let capture = Capture { ring, pods, interfaces, directions, settings };
+                let target = capture.target();
+                readers.captures.push(capture);
+                (target, ring, fd)
+            }
+            Subject::Target(name) => {
+                let target = self.stream(&name)?;
+                if readers.streams.contains_key(&target) {
+                    bail!(
+                        "another program reads target {target}: a stream has one reader at a time, so end that one first"
+                    );
+                }
+                let (ring, fd) = self.rings.make(ring_bytes)?;
+                readers.streams.insert(target.clone(), ring);
+                (target, ring, fd)
+            }
+        };
+        self.readers.send_replace(Arc::new(readers));
+        Ok((Live { control: self.clone(), target, ring }, fd))
+    }
+
+    /// The target of this name, if it is a stream.
+    fn stream(&self, name: &str) -> anyhow::Result<TargetName> {
+        match self.targets.iter().find(|(target, _)| target.0.as_str() == name) {
+            Some((target, Destination::Stream)) => Ok(target.clone()),
+            Some((_, destination)) => {
+                bail!("target {name} is no stream: its copies go to {destination}; read them there")
+            }
+            None => bail!(
+                "there is no target {name:?} on this node; --target {name}=stream of the agent makes one"
+            ),
         }
-        if self.all.borrow().len() >= MAX_CAPTURES as usize {
-            bail!("this agent has {MAX_CAPTURES} captures, and no more fit");
-        }
-        let (ring, fd) = self.rings.make(ring_bytes)?;
-        let capture = Capture { ring, pods, interfaces, directions, settings };
-        let live = Live { captures: self.clone(), ring };
-        self.all.send_modify(|all| *all = all.iter().cloned().chain([capture.clone()]).collect());
-        Ok((live, fd))
     }
 }
 
-/// A capture, as long as its program is connected.
+/// The settings of a capture.
+fn parse(asked: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
+    let mut settings = Settings::default();
+    for (key, value) in asked {
+        let known = SETTINGS.into_iter().find(|known| known == key);
+        settings.set(known.ok_or_else(|| anyhow!("a capture has no setting {key:?}"))?, value)?;
+    }
+    Ok(settings)
+}
+
+/// A program that reads, as long as it is connected.
 struct Live {
-    captures: Captures,
+    control: Control,
+    target: TargetName,
     ring: RingId,
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
-        self.captures.all.send_modify(|all| {
-            *all = all.iter().filter(|capture| capture.ring != self.ring).cloned().collect();
-        });
+        self.control.readers.send_modify(|readers| *readers = Arc::new(readers.without(self.ring)));
     }
 }
 
 /// Answers the programs that connect, for ever. Must be called within the runtime.
-pub fn serve(listener: StdListener, captures: Captures, reports: Reports) -> anyhow::Result<()> {
+pub fn serve(listener: StdListener, control: Control, reports: Reports) -> anyhow::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
     tokio::spawn(async move {
@@ -148,10 +200,10 @@ pub fn serve(listener: StdListener, captures: Captures, reports: Reports) -> any
             };
             // Only root reaches the socket. This check still holds if the socket's directory is opened to other users.
             if stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) {
-                let (captures, reports) = (captures.clone(), reports.clone());
+                let (control, reports) = (control.clone(), reports.clone());
                 tokio::spawn(async move {
                     // A program that has gone gets no answer.
-                    let _ = attend(stream, &captures, reports).await;
+                    let _ = attend(stream, &control, reports).await;
                 });
             }
         }
@@ -160,14 +212,14 @@ pub fn serve(listener: StdListener, captures: Captures, reports: Reports) -> any
 }
 
 /// One program, from its request to its end.
-async fn attend(mut stream: UnixStream, captures: &Captures, mut reports: Reports) -> anyhow::Result<()> {
+async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports) -> anyhow::Result<()> {
     let request = timeout(PATIENCE, read_line(&mut stream)).await??;
     // Before that, what an earlier agent has left is still in the maps.
     let is_ready = matches!(timeout(ROUND, reports.wait_for(|report| report.is_reconciled)).await, Ok(Ok(_)));
     let added = match is_ready {
         true => serde_json::from_str(&request)
             .context("the request is not one of this version")
-            .and_then(|request| captures.add(request)),
+            .and_then(|request| control.add(request)),
         false => Err(anyhow!("the agent is not ready yet; `mirror-agent status` shows what it waits for")),
     };
     let (live, ring) = match added {
@@ -178,45 +230,48 @@ async fn attend(mut stream: UnixStream, captures: &Captures, mut reports: Report
         }
     };
     let id = live.ring;
-    let served = serve_capture(stream, live, ring, captures, reports.clone()).await;
+    let served = serve_ring(&mut stream, live, ring, control, reports.clone()).await;
     // Until a round has taken the ring away, the loop may still be about to write it.
-    let _ = timeout(ROUND, reports.wait_for(|report| !report.captures.contains(&id))).await;
-    captures.rings.forget(id);
+    let _ = timeout(ROUND, reports.wait_for(|report| !report.rings.contains(&id))).await;
+    control.rings.forget(id);
+    // Here the connection ends: a program that has closed its half of it knows that no more packets come.
     served
 }
 
-/// One capture, from the answer to the end of its program.
-async fn serve_capture(
-    mut stream: UnixStream,
+/// One ring, from the answer to the end of its program.
+async fn serve_ring(
+    stream: &mut UnixStream,
     live: Live,
     ring: OwnedFd,
-    captures: &Captures,
+    control: &Control,
     reports: Reports,
 ) -> anyhow::Result<()> {
-    let mut all = captures.watch();
-    let answer = round_with(&live, captures, reports).await;
-    info!(mirror = answer.mirror, "a program reads packets");
-    timeout(PATIENCE, write_answer(&mut stream, &answer, Some(&ring))).await??;
+    let mut reading = control.watch();
+    let answer = round_with(&live, control, reports).await;
+    info!(target = %live.target, "a program reads packets");
+    timeout(PATIENCE, write_answer(stream, &answer, Some(&ring))).await??;
     drop(ring);
-    // Nothing more is said. The connection ends with the program, or with the capture.
+    // Nothing more is said. The connection ends with the program, or with its right to read.
     tokio::select! {
         _ = stream.read_u8() => {}
-        _ = all.wait_for(|all| all.iter().all(|capture| capture.ring != live.ring)) => {}
+        _ = reading.wait_for(|readers| !readers.rings().contains(&live.ring)) => {}
     }
-    info!(mirror = answer.mirror, "the program that reads packets has ended");
+    info!(target = %live.target, "the program that reads packets has ended");
     Ok(())
 }
 
-/// The answer after a round of the loop that knows the capture.
-async fn round_with(live: &Live, captures: &Captures, mut reports: Reports) -> Answer {
-    let capture = captures.all.borrow().iter().find(|capture| capture.ring == live.ring).cloned();
-    let Some(capture) = capture else { return Answer::default() };
-    let knows = |report: &Arc<Report>| report.captures.contains(&live.ring);
+/// The answer after a round of the loop that knows the program.
+async fn round_with(live: &Live, control: &Control, mut reports: Reports) -> Answer {
+    let readers = control.readers.borrow().clone();
+    let knows = |report: &Arc<Report>| report.rings.contains(&live.ring);
     let problems = match timeout(ROUND, reports.wait_for(knows)).await {
-        Ok(Ok(report)) => problems(&capture, &report),
-        _ => vec!["the agent has not attached the capture yet".into()],
+        Ok(Ok(report)) => {
+            let capture = readers.captures.iter().find(|capture| capture.ring == live.ring);
+            capture.map(|capture| problems(capture, &report)).unwrap_or_default()
+        }
+        _ => vec!["the agent has not done what was asked yet; it goes on trying".into()],
     };
-    Answer { mirror: capture.mirror().to_string(), problems }
+    Answer { target: live.target.to_string(), problems }
 }
 
 /// The reasons why a capture does not have all that it asks for.
@@ -244,8 +299,8 @@ fn problems(capture: &Capture, report: &Report) -> Vec<String> {
     said.collect()
 }
 
-/// Asks the agent at the other end for a capture. Returns the connection, which keeps the capture alive, the ring, and
-/// the answer.
+/// Asks the agent at the other end for packets. Returns the connection, which keeps the ring in use, the ring, and the
+/// answer.
 ///
 /// # Errors
 ///

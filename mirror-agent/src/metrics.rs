@@ -182,11 +182,9 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
         Opts::new("podmirror_mirror_interface_up", "1 if a target takes copies, else 0."),
         &["target", "device"],
     )?;
-    for (name, target) in targets {
-        if let Some(device) = target.device() {
-            let destination = device.destination.to_string();
-            up.with_label_values(&[name.0.as_str(), &destination]).set(target.is_up().into());
-        }
+    for (name, target) in targets.iter().filter(|(name, _)| !name.0.is_capture()) {
+        let destination = target.destination().to_string();
+        up.with_label_values(&[name.0.as_str(), &destination]).set(target.is_up().into());
     }
     register(registry, &up)?;
     gauge(
@@ -208,7 +206,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         skipped,
         bad,
         failures,
-        captures: _,
+        rings: _,
         unreached: _,
     } = report;
     let taps = IntGaugeVec::new(

@@ -39,7 +39,7 @@ use crate::{
     plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Report, Reports},
-    select::{Capture, Choice, Filters, Policy, Selection, Skipped, Wanted, Why, choose, select},
+    select::{Capture, Choice, Filters, Policy, Readers, Selection, Skipped, Wanted, Why, choose, select},
     settings::Budget,
 };
 
@@ -57,8 +57,8 @@ const LEFTOVERS: Duration = Duration::from_secs(1);
 /// The wait after a round with a failure: doubled from the first to the last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// The captures that programs ask for, as they are now.
-pub type Captures = watch::Receiver<Arc<[Capture]>>;
+/// The programs that read packets, as they are now.
+pub type Reading = watch::Receiver<Arc<Readers>>;
 
 /// The loop and the state that it has logged already.
 pub struct Reconciler<P, L, D> {
@@ -68,7 +68,7 @@ pub struct Reconciler<P, L, D> {
     pub links: L,
     /// The edge to the kernel's maps and hooks.
     pub dataplane: D,
-    captures: Captures,
+    reading: Reading,
     policy: Policy,
     filters: Filters,
     mirrors: BTreeMap<TargetName, MirrorIface>,
@@ -95,7 +95,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         pods: P,
         links: L,
         dataplane: D,
-        captures: Captures,
+        reading: Reading,
         policy: Policy,
         mirrors: BTreeMap<TargetName, MirrorIface>,
         metrics: LoopMetrics,
@@ -104,7 +104,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             pods,
             links,
             dataplane,
-            captures,
+            reading,
             policy,
             filters: Filters::default(),
             mirrors,
@@ -150,7 +150,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 tokio::select! {
                     biased;
                     () = &mut stop => return Ok(()),
-                    () = event(&mut self.pods, &mut self.links, &mut self.captures) => self.note_event(),
+                    () = event(&mut self.pods, &mut self.links, &mut self.reading) => self.note_event(),
                     () = tokio::task::yield_now() => {}
                 }
                 continue;
@@ -166,7 +166,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             }
             tokio::select! {
                 () = &mut stop => return Ok(()),
-                () = event(&mut self.pods, &mut self.links, &mut self.captures) => self.note_event(),
+                () = event(&mut self.pods, &mut self.links, &mut self.reading) => self.note_event(),
                 () = tokio::time::sleep_until(deadline) => {}
             }
             tokio::select! {
@@ -216,18 +216,18 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// device alone: these are returned.
     async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
         let pods = self.pods.snapshot();
-        let captures = self.captures.borrow_and_update().clone();
+        let readers = self.reading.borrow_and_update().clone();
+        let captures = &readers.captures;
         report.is_listed = pods.is_some();
         let Choice { wanted, refused, bad } =
-            choose(pods.as_deref().unwrap_or_default(), &captures, &self.policy, &mut self.filters);
+            choose(pods.as_deref().unwrap_or_default(), captures, &self.policy, &mut self.filters);
         report.bad = self.told.bad(bad);
         let Seen { links, actual, selection } =
-            self.look(pods.as_deref(), &wanted, &captures, &mut report.failures).await?;
+            self.look(pods.as_deref(), &wanted, captures, &mut report.failures).await?;
 
         let mut expected = expected::of(&wanted, &selection.skipped);
-        let mut targets = self.targets(pods.as_deref(), &links, &actual, &mut expected, report);
+        let targets = self.targets(pods.as_deref(), &links, &actual, &readers, &mut expected, report);
         self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
-        targets.extend(captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring)))));
         self.told.ended(&actual);
         let (desired, Plan { ops, unfit }) = self.decide(targets, selection.taps, &actual, report.is_listed);
         let unfit = unfit.into_iter().map(|unfit| not_installed(unfit, &desired));
@@ -243,7 +243,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
         incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
         if report.is_listed && !self.is_behind {
-            report.captures = captures.iter().map(|capture| capture.ring).collect();
+            report.rings = readers.rings();
         }
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {
@@ -331,12 +331,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 }
 
-/// Returns when the pods, the devices or the captures may have changed. Cancel safe.
-async fn event(pods: &mut impl PodSource, links: &mut impl LinkTable, captures: &mut Captures) {
+/// Returns when the pods, the devices or the programs that read may have changed. Cancel safe.
+async fn event(pods: &mut impl PodSource, links: &mut impl LinkTable, reading: &mut Reading) {
     tokio::select! {
         () = pods.changed() => {}
         () = links.changed() => {}
-        Ok(()) = captures.changed() => {}
+        Ok(()) = reading.changed() => {}
     }
 }
 

@@ -27,8 +27,8 @@ pub struct Report {
     pub is_listed: bool,
     /// This round, or one before it, had a complete list of pods and no failure.
     pub is_reconciled: bool,
-    /// The captures that a round knew which has done all its work, by their rings.
-    pub captures: BTreeSet<RingId>,
+    /// The programs that read packets and that a round knew which has done all its work, by their rings.
+    pub rings: BTreeSet<RingId>,
     /// Taps that are wanted.
     pub wanted: usize,
     /// The wanted taps that are installed, as far as this round has seen. Without a list of pods: the taps that an
@@ -52,7 +52,7 @@ impl Default for Report {
             at: Instant::now(),
             is_listed: false,
             is_reconciled: false,
-            captures: BTreeSet::new(),
+            rings: BTreeSet::new(),
             wanted: 0,
             attached: 0,
             skipped: BTreeSet::new(),

@@ -16,6 +16,8 @@ pub enum Destination {
     Pod(PodNic),
     /// To another node or machine, inside packets of another protocol.
     Tunnel(Tunnel),
+    /// Into a ring buffer, for the one program that reads it: `mirror-agent tail --target`.
+    Stream,
 }
 
 /// A pod by its names, and a NIC of it.
@@ -31,6 +33,8 @@ pub struct PodNic {
 
 /// The beginning of the text of a pod. A name of a device has no colon.
 const POD: &str = "pod:";
+/// The text of a stream. So no device of this name can be named as a target.
+const STREAM: &str = "stream";
 
 impl Default for Destination {
     fn default() -> Self {
@@ -43,7 +47,7 @@ impl Destination {
     pub fn device(&self) -> Option<&str> {
         match self {
             Self::Device(name) => Some(name),
-            Self::Pod(_) | Self::Tunnel(_) => None,
+            Self::Pod(_) | Self::Tunnel(_) | Self::Stream => None,
         }
     }
 
@@ -51,7 +55,7 @@ impl Destination {
     pub const fn tunnel(&self) -> Option<&Tunnel> {
         match self {
             Self::Tunnel(tunnel) => Some(tunnel),
-            Self::Device(_) | Self::Pod(_) => None,
+            Self::Device(_) | Self::Pod(_) | Self::Stream => None,
         }
     }
 
@@ -64,7 +68,7 @@ impl Destination {
     pub const fn pod(&self) -> Option<&PodNic> {
         match self {
             Self::Pod(pod) => Some(pod),
-            Self::Device(_) | Self::Tunnel(_) => None,
+            Self::Device(_) | Self::Tunnel(_) | Self::Stream => None,
         }
     }
 }
@@ -75,6 +79,7 @@ impl fmt::Display for Destination {
             Self::Device(name) => f.write_str(name),
             Self::Pod(pod) => write!(f, "{POD}{pod}"),
             Self::Tunnel(tunnel) => tunnel.fmt(f),
+            Self::Stream => f.write_str(STREAM),
         }
     }
 }
@@ -92,18 +97,21 @@ impl FromStr for Destination {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
+            None if text == STREAM => Ok(Self::Stream),
             None => device_name(text).map(Self::Device),
+            Some((STREAM, _)) => Err(format!("{text:?}: a stream is named by {STREAM:?} alone")),
             Some(("pod", pod)) => pod_nic(pod).map(Self::Pod),
             Some((kind, tunnel)) if Tunnel::is_kind(kind) => Tunnel::parse(kind, tunnel).map(Self::Tunnel),
             Some((kind, _)) => Err(format!(
-                "{kind:?} is no kind of target: use the name of an interface, pod:NAMESPACE/NAME, or a tunnel (vxlan, \
-                 geneve, gre or erspan) as in vxlan:ADDRESS/vni=N"
+                "{kind:?} is no kind of target: use the name of an interface, pod:NAMESPACE/NAME, a tunnel (vxlan, \
+                 geneve, gre or erspan) as in vxlan:ADDRESS/vni=N, or stream"
             )),
         }
     }
 }
 
-/// A target and its destination, as in `ids=ids0`, `ids=pod:security/suricata` or `ids=vxlan:10.9.0.5/vni=77`.
+/// A target and its destination, as in `ids=ids0`, `ids=pod:security/suricata`, `ids=vxlan:10.9.0.5/vni=77` or
+/// `live=stream`.
 ///
 /// No destination has a comma, so a list of targets can be separated by commas.
 ///
@@ -168,10 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_is_a_device_or_a_pod() {
+    fn a_destination_is_a_device_a_pod_or_a_stream() {
         let parsed = |text: &str| text.parse::<Destination>();
         assert_eq!(parsed("ids0"), Ok(Destination::Device("ids0".into())));
         assert_eq!(parsed("pod"), Ok(Destination::Device("pod".into())));
+        assert_eq!(parsed("stream"), Ok(Destination::Stream));
+        assert_eq!(parsed("stream0"), Ok(Destination::Device("stream0".into())));
+        assert_eq!(Destination::Stream.to_string(), "stream");
         assert_eq!(parsed("pod:security/suricata"), Ok(pod("security", "suricata", None)));
         assert_eq!(parsed("pod:security/ids-0.a/net1"), Ok(pod("security", "ids-0.a", Some("net1"))));
     }
@@ -184,6 +195,7 @@ mod tests {
             ("ids=", "1 to 15 bytes"),
             ("ids=a-name-that-is-too-long", "1 to 15 bytes"),
             ("ids=pot:a/b", "\"pot\""),
+            ("live=stream:4MiB", "\"stream:4MiB\""),
             ("ids=pod:suricata", "\"suricata\""),
             ("ids=pod:a/b/c/d", "\"a/b/c/d\""),
             ("ids=pod:A/b", "\"A\""),
@@ -205,6 +217,7 @@ mod tests {
             device in "[a-z0-9._-]{3,15}", namespace in "[a-z0-9]{1,63}", name in "[a-z0-9]{1,80}([.-][a-z0-9]{1,80}){0,2}",
             nic in prop::option::of("[a-z0-9]{1,15}"),
         ) {
+            prop_assume!(device != STREAM);
             let device = Destination::Device(device);
             prop_assert_eq!(device.to_string().parse(), Ok(device));
             let pod = pod(&namespace, &name, nic.as_deref());

@@ -18,7 +18,7 @@ use mirror_common::{
     verdict::{Direction, TapKind},
 };
 
-pub use self::captures::Capture;
+pub use self::captures::{Capture, Readers};
 pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
 pub use self::policy::Policy;
@@ -215,6 +215,10 @@ pub fn select(
         let skip = |why| Skipped { pod: None, nic: Some(name.clone()), mirror: None, why };
         match links.by_name(name) {
             None => selection.skipped.push(skip(Why::NoSuchInterface)),
+            // A program writes the records of a stream into a file of Ethernet frames.
+            Some(link) if !link.is_ethernet && policy.streams().any(|name| *name == policy.target) => {
+                selection.skipped.push(skip(Why::NotEthernet));
+            }
             Some(link) => {
                 let tap = interface_tap(name, policy);
                 if let Err(why) = claim(link, tap, links, policy, &mut selection) {
@@ -234,7 +238,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
     let session = Session {
         directions: policy.interface_directions,
         settings: policy.settings.clone(),
-        target: TargetName::default(),
+        target: policy.target.clone(),
         origin: Origin::Interface,
         key: None,
     };

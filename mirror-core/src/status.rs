@@ -29,8 +29,8 @@ pub struct NodeStatus {
 pub struct TargetStatus {
     /// Its name.
     pub name: String,
-    /// What the administrator named: a device, as in `ids0`, a pod, as in `pod:security/suricata`, or a
-    /// tunnel, as in `vxlan:10.9.0.5:4789/vni=77`; empty for a stream.
+    /// What the administrator named: a device, as in `ids0`, a pod, as in `pod:security/suricata`, a
+    /// tunnel, as in `vxlan:10.9.0.5:4789/vni=77`, or `stream`; empty for the stream of a capture.
     #[serde(default)]
     pub destination: String,
     /// The device that takes the copies: the mirror interface, the node's end of a pod's veth, or a tunnel's. Empty for a stream, which

@@ -45,6 +45,8 @@ const TAKEN: &[(&[&str], &str)] = &[
         ],
         "name: MIRROR_TARGETS\n              value: \"all=pod:security/suricata/net1,erspan=erspan:fd00::5/session=1-9/version=2,far=vxlan:10.9.0.5:14789/vni=77,ids=ids0\"",
     ),
+    (&["targets.live=stream"], "name: MIRROR_TARGETS\n              value: \"live=stream\""),
+    (&["targets.live=stream", "mirrorTarget=live"], "name: MIRROR_TARGET\n              value: \"live\""),
     (&["maxPodRate=10kpps"], "name: MIRROR_MAX_POD_RATE\n              value: \"10kpps\""),
     (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "honorLabels: true"),
     (&["nodeSelector=null", "tolerations=null", "priorityClassName="], "kind: DaemonSet"),
@@ -69,6 +71,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["targets.ids=a=b"], "targets"),
     (&["targets.ids=pod:suricata"], "targets"),
     (&["targets.ids=vxlan:10.9.0.5"], "targets"),
+    (&["targets.live=stream:1"], "targets"),
+    (&["mirrorTarget=Live"], "mirrorTarget"),
 ];
 
 /// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` does.

@@ -3,15 +3,16 @@
 //! Their flags have no environment variables, but for `--bpffs`: in the agent's container, the variables of the agent's
 //! own flags are set.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use anyhow::bail;
 use clap::{ArgGroup, Args};
 use mirror_core::destination::device_name;
 
-use super::{StateArgs, directions, settings::value_of};
+use super::{StateArgs, directions, settings::value_of, target_name};
 use crate::{
     dataplane::rings::MAX_RINGS,
-    model::Directions,
+    model::{Directions, TargetName},
     recording::Bound,
     settings::{parse_bytes, parse_duration},
 };
@@ -27,15 +28,20 @@ const MIN_RING: u32 = 1 << 18;
 #[derive(Debug, Clone, Args)]
 pub struct SubjectArgs {
     /// Interfaces of the node.
-    #[arg(value_name = "IFACE", value_parser = device_name, required_unless_present = "pods")]
+    #[arg(value_name = "IFACE", value_parser = device_name, required_unless_present_any = ["pods", "target"])]
     pub interfaces: Vec<String>,
     /// A pod of this node, by namespace and name, with all its NICs. Can be repeated. Needs the agent that runs on the
     /// node.
     #[arg(long = "pod", value_name = "NAMESPACE/NAME", value_parser = pod)]
     pub pods: Vec<(String, String)>,
-    /// Which packets, seen from the pod, or from an interface that belongs to no pod.
-    #[arg(long, value_parser = directions(), default_value = "both")]
-    pub direction: Directions,
+    /// A target of the agent that is a stream (--target NAME=stream of `mirror-agent run` and `attach`): what the mirrors
+    /// copy there. They have their own directions and settings, so --direction, --filter, --sample and --snaplen cannot
+    /// be used with it.
+    #[arg(long, value_name = "NAME", value_parser = target_name, conflicts_with_all = ["interfaces", "pods"])]
+    pub target: Option<TargetName>,
+    /// Which packets, seen from the pod, or from an interface that belongs to no pod [default: both].
+    #[arg(long, value_parser = directions())]
+    pub direction: Option<Directions>,
     /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
     #[arg(long, value_name = "EXPR", value_parser = value_of("filter"))]
     pub filter: Option<String>,
@@ -60,6 +66,32 @@ pub struct SubjectArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "what is flattened has its own")]
     pub state: StateArgs,
+}
+
+impl SubjectArgs {
+    /// The flags for packets that were given, by the keys of a mirror.
+    pub fn settings(&self) -> BTreeMap<String, String> {
+        let given = [("filter", &self.filter), ("sample", &self.sample), ("snaplen", &self.snaplen)];
+        given.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value.clone()?))).collect()
+    }
+
+    /// Checks that a target is not given together with flags for packets.
+    ///
+    /// # Errors
+    ///
+    /// A message for the user.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let Some(target) = &self.target else { return Ok(()) };
+        let direction = self.direction.map(|_| "direction".to_owned());
+        let given: Vec<_> = direction.into_iter().chain(self.settings().into_keys()).collect();
+        if !given.is_empty() {
+            bail!(
+                "--{} cannot be used with --target {target}: each mirror that copies there has its own settings",
+                given.join(", --")
+            );
+        }
+        Ok(())
+    }
 }
 
 /// `mirror-agent tail`.
@@ -134,7 +166,47 @@ fn bound(text: &str) -> Result<Bound, String> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use clap::Parser as _;
+
     use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// What `tail` says to these flags.
+    fn tail(flags: &[&str]) -> Result<(), String> {
+        let words = [&["mirror-agent", "tail"], flags].concat();
+        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        let Command::Tail(TailArgs { subject, .. }) = cli.command else {
+            return Err("another command".into());
+        };
+        subject.check().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn packets_are_those_of_a_target_or_those_that_the_flags_choose() {
+        let target = ["--target", "live"];
+        let with = |flags: &[&str]| tail(&[&target, flags].concat());
+        assert_eq!(tail(&["eth0", "--pod", "shop/web", "--filter", "tcp"]), Ok(()));
+        assert_eq!(
+            with(&["--super-frames", "-c", "9", "--for", "9s", "--buffer", "1MiB", "-w", "x"]),
+            Ok(())
+        );
+        for flags in [&["eth0"][..], &["--pod", "shop/web"]] {
+            assert!(with(flags).unwrap_err().contains("cannot be used with"), "{flags:?}");
+        }
+        for (flags, told) in [
+            (&["--filter", "tcp"][..], "--filter cannot be used with --target live: each mirror"),
+            (
+                &["--direction", "both", "--snaplen", "96", "--sample", "1/2"],
+                "--direction, --sample, --snaplen cannot",
+            ),
+        ] {
+            let error = with(flags).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+        assert!(tail(&[]).unwrap_err().contains("required"));
+    }
 
     #[test]
     fn a_pod_has_a_namespace_and_a_name() {

@@ -7,7 +7,7 @@ use tracing::info;
 use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
 use crate::{
     cli::{AttachArgs, SettingArgs, StateArgs},
-    control::{self, Captures},
+    control::{self, Control},
     dataplane::{Dataplane as _, bpf::Bpf, pins::Pins},
     metrics::LoopMetrics,
     notes,
@@ -42,20 +42,20 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let links = links_of(&targets)?;
     let policy = Policy {
         targets,
+        target: mirror.mirror_target,
         limits,
         interfaces,
         interface_directions: direction,
         settings,
         ..Policy::default()
     };
-    let captures = Captures::new(dataplane.rings());
+    let readers = Control::new(dataplane.rings(), policy.targets.clone());
     let metrics = LoopMetrics::new()?;
-    let mut reconciler =
-        Reconciler::new(NoPods, links, dataplane, captures.watch(), policy, mirrors, metrics);
+    let mut reconciler = Reconciler::new(NoPods, links, dataplane, readers.watch(), policy, mirrors, metrics);
     // This command has no HTTP server, so there is no trouble with one to report.
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reconciler.reports(), trouble.subscribe())?;
-    control::serve(control, captures, reconciler.reports())?;
+    control::serve(control, readers, reconciler.reports())?;
     info!("mirroring until Ctrl-C");
     let outcome = reconciler.run(stop).await;
     // Also after a refusal, which may leave pinned maps. The reconciler, and with it the lock, lives until the end.

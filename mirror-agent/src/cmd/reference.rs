@@ -67,7 +67,7 @@ const OTHERS: [Annotation; 4] = [
     Annotation {
         key: TARGET,
         stands_on: "pod, namespace",
-        help: "Name of the target that gets the copies, one of `--target`; without it, `--mirror-iface`",
+        help: "Name of the target that gets the copies, one of `--target`; without it, that of `--mirror-target`",
         example: "ids",
     },
     Annotation {

@@ -7,7 +7,7 @@ use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
 use crate::{
     admin::{self, Admin},
     cli::{Listen, RunArgs, SettingArgs, StateArgs},
-    control::{self, Captures},
+    control::{self, Control},
     dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
     events,
     metrics::{LoopMetrics, Metrics},
@@ -19,7 +19,7 @@ use crate::{
     },
     reconcile::Reconciler,
     report::Reports,
-    select::Policy,
+    select::{Policy, Readers},
 };
 
 /// Runs until SIGINT or SIGTERM.
@@ -73,28 +73,29 @@ async fn follow(
         exclude_namespaces: args.exclude_namespaces.into_iter().collect(),
         allow_namespaces: args.allow_namespaces.map(|names| names.into_iter().collect()),
         targets,
+        target: mirror.mirror_target,
         limits,
         settings,
         is_strict,
         ..Policy::default()
     };
     let source = pods.state();
-    let captures = Captures::new(dataplane.rings());
+    let readers = Control::new(dataplane.rings(), policy.targets.clone());
     let mut reconciler =
-        Reconciler::new(pods, links, dataplane, captures.watch(), policy, mirrors, metrics.clone());
+        Reconciler::new(pods, links, dataplane, readers.watch(), policy, mirrors, metrics.clone());
     let reports = reconciler.reports();
     tell(reports.clone());
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reports.clone(), trouble.subscribe())?;
-    control::serve(control, captures.clone(), reports.clone())?;
+    control::serve(control, readers.clone(), reports.clone())?;
     if let Listen::At(address) = listen {
         let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?)?;
         tokio::spawn(admin::run(address, Admin { metrics, reports, source }, trouble));
     }
     reconciler.run(stop).await?;
-    // The mirror outlives the agent, captures do not.
-    if !captures.watch().borrow().is_empty() {
-        captures.end();
+    // The mirror outlives the agent, rings do not.
+    if **readers.watch().borrow() != Readers::default() {
+        readers.end();
         reconciler.last_round().await;
     }
     match own {

@@ -56,12 +56,14 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     // The pinned targets are those that the last agent saw; the devices are those of now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
     let targets = targets.into_iter().map(|(name, target)| {
+        // The stream of a capture is no choice of the administrator.
+        let is_capture = name.0.is_capture();
+        let destination = if is_capture { String::new() } else { target.destination().to_string() };
         let name = name.to_string();
         let Some(device) = target.device() else {
-            let (destination, device, up) = (String::new(), String::new(), target.is_up());
+            let (device, up) = (String::new(), target.is_up());
             return TargetStatus { name, destination, device, ifindex: None, up, stream: true };
         };
-        let destination = device.destination.to_string();
         // Another device may have the name of a pod's device, after that has gone.
         let known = device.ifindex;
         let mut now = MirrorIface::new(&device.device, None).target(&devices);

@@ -1,53 +1,48 @@
 //! `mirror-agent tail` and `mirror-agent capture`: read the packets of pods and interfaces into pcapng files.
 //!
-//! The agent that runs on the node makes the capture and this command reads its ring (`control`). Where no agent runs,
-//! the command runs the loop itself, for interfaces, and asks itself in the same way.
+//! The agent that runs on the node makes the capture, or gives the copies for one of its targets, and this command reads
+//! the ring (`control`). Where no agent runs, the command runs the loop itself, for interfaces, and asks itself in the
+//! same way. [`sessions`] finds the sessions whose packets come.
+
+mod sessions;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    future::Future,
-    io::IsTerminal as _,
-    ops::ControlFlow,
-    os::unix::net::UnixStream as StdStream,
-    time::Duration,
+    collections::BTreeMap, future::Future, io::IsTerminal as _, ops::ControlFlow,
+    os::unix::net::UnixStream as StdStream, time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
 use tokio::{
-    io::AsyncReadExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
     sync::watch,
-    time::{Instant, MissedTickBehavior, interval, sleep_until},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 use tracing::{info, warn};
 
+use self::sessions::{Before, Sessions};
 use super::{cleanup::remove_everything, stop_signal};
 use crate::{
     cli::{CaptureArgs, Keep, StateArgs, SubjectArgs, TailArgs},
-    control::{self, Captures, Request},
-    dataplane::{
-        Dataplane as _,
-        bpf::Bpf,
-        hooks::AttachMode,
-        pins::Pins,
-        readout::{Reader, Readout, SessionReadout, TapReadout},
-        rings::RingReader,
-    },
+    control::{self, Control, Request, Subject},
+    dataplane::{Dataplane as _, bpf::Bpf, hooks::AttachMode, pins::Pins, rings::RingReader},
     links::netlink::Netlink,
     metrics::LoopMetrics,
     model::Actual,
     notes,
     pods::NoPods,
     reconcile::Reconciler,
-    recording::{Clock, Destination, Kept, Plan, Progress, Recorder, Source},
+    recording::{Clock, Destination, Kept, Plan, Progress, Recorder},
     select::Policy,
 };
-use mirror_common::verdict::Verdict;
 
 /// How often the ring is read while it is not filled far enough to wake this command: packets are seen after this time
 /// at the latest.
 const LOOK: Duration = Duration::from_millis(10);
 /// How often the counters are read.
 const COUNT: Duration = Duration::from_secs(1);
+/// How long this command waits at its end until no mirror copies into its ring any more.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Reads packets as they come.
 pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
@@ -77,17 +72,24 @@ pub async fn capture(args: CaptureArgs) -> anyhow::Result<()> {
 }
 
 async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyhow::Result<()> {
+    subject.check()?;
     let plan = Plan { destination, kept, super_frames: subject.super_frames, max_packets: subject.packets };
     // First, so that Ctrl-C finds its way to the clean-up from here on.
     let stop = stop_signal()?;
-    match Pins::connect_control()? {
-        Some(agent) => read(agent, &subject, plan, stop).await,
-        None if !subject.pods.is_empty() => {
+    match (Pins::connect_control()?, &subject.target) {
+        (Some(agent), _) => read(agent, &subject, plan, stop).await,
+        (None, Some(target)) => {
+            bail!(
+                "no agent runs on this node, and only an agent gives the copies for target {target} to a program; start \
+                 one with `mirror-agent run --target {target}=stream`"
+            )
+        }
+        (None, None) if !subject.pods.is_empty() => {
             bail!(
                 "no agent runs on this node, and only an agent knows which device is a pod's; name interfaces instead"
             )
         }
-        None => with_own_loop(&subject, plan, stop).await,
+        (None, None) => with_own_loop(&subject, plan, stop).await,
     }
 }
 
@@ -109,14 +111,14 @@ async fn with_own_loop(
              `mirror-agent cleanup`"
         );
     }
-    let captures = Captures::new(dataplane.rings());
     let policy = Policy { targets: BTreeMap::new(), ..Policy::default() };
+    let readers = Control::new(dataplane.rings(), policy.targets.clone());
     let (links, metrics) = (Netlink::new()?, LoopMetrics::new()?);
     let mut reconciler =
-        Reconciler::new(NoPods, links, dataplane, captures.watch(), policy, BTreeMap::new(), metrics);
+        Reconciler::new(NoPods, links, dataplane, readers.watch(), policy, BTreeMap::new(), metrics);
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reconciler.reports(), trouble.subscribe())?;
-    control::serve(control, captures, reconciler.reports())?;
+    control::serve(control, readers, reconciler.reports())?;
     let agent = Pins::connect_control()?.context("cannot reach the control socket that was made just now")?;
     let outcome = tokio::select! {
         outcome = reconciler.run(std::future::pending()) => outcome,
@@ -126,7 +128,7 @@ async fn with_own_loop(
     outcome.and(removed)
 }
 
-/// Asks an agent for a capture, and reads it to its end.
+/// Asks an agent for packets, and reads them to the end.
 async fn read(
     agent: StdStream,
     subject: &SubjectArgs,
@@ -134,26 +136,32 @@ async fn read(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     tokio::pin!(stop);
-    let asked = [("filter", &subject.filter), ("sample", &subject.sample), ("snaplen", &subject.snaplen)];
-    let asked = asked.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value.clone()?)));
-    let request = Request {
-        pods: subject.pods.iter().cloned().collect(),
-        interfaces: subject.interfaces.iter().cloned().collect(),
-        direction: subject.direction.name().to_owned(),
-        settings: asked.collect(),
-        ring_bytes: subject.buffer,
+    let of = match &subject.target {
+        Some(target) => Subject::Target(target.to_string()),
+        None => Subject::Capture {
+            pods: subject.pods.iter().cloned().collect(),
+            interfaces: subject.interfaces.iter().cloned().collect(),
+            direction: subject.direction.unwrap_or_default().name().to_owned(),
+            settings: subject.settings(),
+        },
     };
+    let request = Request { of, ring_bytes: subject.buffer };
+    let pins = Pins::new(&subject.state.bpffs);
+    let before = subject.target.as_ref().map_or_else(Before::default, |target| Before::read(&pins, target));
     let (mut agent, ring, answer) = tokio::select! {
         answered = control::ask(agent, &request) => answered?,
         () = &mut stop => return Ok(()),
     };
-    let pins = Pins::new(&subject.state.bpffs);
-    let mut sessions = Sessions { maps: Reader::open(&pins)?, mirror: answer.mirror, known: BTreeMap::new() };
-    if sessions.find()?.is_empty() {
-        match answer.problems.is_empty() {
-            true => bail!("the agent has not attached the capture; `mirror-agent status` shows its failures"),
-            false => bail!("{}", answer.problems.join("; ")),
+    let mut sessions = Sessions::open(&pins, &answer.target, before)?;
+    match (sessions.are_there()?, &subject.target) {
+        (true, _) => {}
+        (false, Some(target)) => {
+            warn!(%target, "no pod or interface of this node is mirrored to this target; packets come when one is");
         }
+        (false, None) if answer.problems.is_empty() => {
+            bail!("the agent has not attached the capture; `mirror-agent status` shows its failures")
+        }
+        (false, None) => bail!("{}", answer.problems.join("; ")),
     }
     answer.problems.iter().for_each(|problem| warn!("{problem}"));
 
@@ -163,77 +171,30 @@ async fn read(
     reading.count()?;
     let end = subject.time.map(|time| Instant::now() + time);
     let outcome = tokio::select! {
-        outcome = reading.run() => outcome,
-        () = &mut stop => Ok(()),
-        () = async { sleep_until(end.unwrap_or_else(Instant::now)).await }, if end.is_some() => Ok(()),
+        outcome = reading.run() => outcome.map(|()| Ended::Complete),
+        () = &mut stop => Ok(Ended::Asked),
+        () = async { sleep_until(end.unwrap_or_else(Instant::now)).await }, if end.is_some() => Ok(Ended::Asked),
         // Nothing is said after the answer, so this is the end.
         _ = agent.read_u8() => Err(anyhow!("the agent has ended, and with it the capture")),
+    };
+    let outcome = match outcome {
+        Ok(Ended::Asked) if subject.target.is_some() => reading.let_go(&mut agent).await,
+        outcome => outcome.map(drop),
     };
     let finished = reading.finish();
     drop(agent);
     outcome.and(finished)
 }
 
-/// The sessions of a capture, in the agent's maps.
-struct Sessions {
-    maps: Reader,
-    mirror: String,
-    /// The sessions that have been seen, by their number.
-    known: BTreeMap<u32, Known>,
+/// Why the reading has ended in order.
+enum Ended {
+    /// The recording takes no more.
+    Complete,
+    /// The user wanted it: a signal, or the time is up.
+    Asked,
 }
 
-/// A session of the capture.
-#[derive(Default)]
-struct Known {
-    name: String,
-    /// The packets that were read.
-    read: u64,
-    /// It is in the maps no more.
-    is_gone: bool,
-}
-
-/// A session as it is in the maps.
-struct Found {
-    source: Source,
-    /// The packets that were written into the ring.
-    copied: u64,
-    /// The packets for which the ring had no room.
-    lost: u64,
-}
-
-impl Sessions {
-    /// The sessions that are in the maps now.
-    fn find(&mut self) -> anyhow::Result<Vec<Found>> {
-        let Readout { taps, .. } = self.maps.read_mirrors(|mirror| mirror.0.as_str() == self.mirror)?;
-        let of_tap =
-            |tap: &TapReadout| tap.sessions.iter().map(|session| found(tap, session)).collect::<Vec<_>>();
-        Ok(taps.iter().flat_map(of_tap).collect())
-    }
-}
-
-fn found(tap: &TapReadout, session: &SessionReadout) -> Found {
-    let owner = &tap.owner;
-    let name = match &owner.pod {
-        Some(pod) => format!("{pod} {}", owner.nic),
-        None => owner.device.clone(),
-    };
-    let settings = &session.session.settings;
-    let source = Source {
-        serial: session.serial,
-        name,
-        description: format!("device {} of the node", owner.device),
-        filter: settings.filter.as_ref().map(|filter| filter.text.clone()),
-        snaplen: settings.snaplen,
-        comment: (!settings.words().is_empty()).then(|| settings.words().join(", ")),
-    };
-    let count = |verdict: Verdict| {
-        let counts = session.counts.iter().filter(|count| count.verdict == verdict);
-        counts.map(|count| count.packets).sum()
-    };
-    Found { source, copied: count(Verdict::Copied), lost: count(Verdict::Lost) }
-}
-
-/// A capture that is being read.
+/// A ring that is being read.
 struct Reading {
     ring: RingReader,
     sessions: Sessions,
@@ -275,11 +236,7 @@ impl Reading {
             if is_late {
                 return ControlFlow::Break(());
             }
-            if !sessions.known.contains_key(&head.serial) {
-                // The session was added since the maps were read last.
-                looked = note(sessions, recorder);
-            }
-            sessions.known.entry(head.serial).or_default().read += 1;
+            looked = sessions.read_one(head.serial, recorder);
             progress = recorder.record(head, bytes);
             if progress == Progress::Complete || looked.is_err() {
                 ControlFlow::Break(())
@@ -296,7 +253,18 @@ impl Reading {
 
     /// Reads the counters, and says which sessions have gone.
     fn count(&mut self) -> anyhow::Result<()> {
-        note(&mut self.sessions, &mut self.recorder)
+        self.sessions.note(&mut self.recorder)
+    }
+
+    /// Ends the copies for the ring of a target, and reads on until then. The mirrors stay, and so do their counters: a
+    /// packet that counts as copied is in the ring.
+    async fn let_go(&mut self, agent: &mut UnixStream) -> anyhow::Result<()> {
+        agent.shutdown().await.context("cannot tell the agent that this is the end")?;
+        tokio::select! {
+            outcome = self.run() => outcome,
+            _ = agent.read_u8() => Ok(()),
+            () = sleep(PATIENCE) => Ok(()),
+        }
     }
 
     /// Reads what was written until now, and ends the recording.
@@ -321,27 +289,4 @@ enum Batch {
     End,
     /// The recording takes no more.
     Complete,
-}
-
-/// Gives the recorder the sessions and their counters.
-fn note(sessions: &mut Sessions, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let found = sessions.find()?;
-    let here: BTreeSet<u32> = found.iter().map(|found| found.source.serial).collect();
-    for (_, known) in
-        sessions.known.iter_mut().filter(|(serial, known)| !known.is_gone && !here.contains(serial))
-    {
-        known.is_gone = true;
-        warn!(
-            source = known.name,
-            "no more packets come from here: the pod or the device has gone, or another mirror has its place"
-        );
-    }
-    for Found { source, copied, lost } in found {
-        let known = sessions.known.entry(source.serial).or_default();
-        known.name.clone_from(&source.name);
-        recorder.add_source(&source);
-        // A packet can be read before it is counted.
-        recorder.note_counters(source.serial, copied.max(known.read) + lost, lost);
-    }
-    Ok(())
 }

@@ -97,6 +97,11 @@ impl Ledger {
         self.targets.iter().find(|(_, (of, _))| of == name).map(|(place, _)| *place)
     }
 
+    /// The ids of the sessions whose target has this place.
+    pub(super) fn sessions_of(&self, target: u32) -> Vec<u32> {
+        self.placed().filter(|placed| placed.target == target).map(|placed| placed.id).collect()
+    }
+
     /// A place that no target has.
     pub(super) fn free_target(&self) -> Option<u32> {
         free(self.targets.keys().copied().collect(), 0..TARGET_PLACES)

@@ -280,6 +280,10 @@ impl Maps {
         let before = self.entry_of(device)?.sessions.get(mirror).cloned();
         let before = before.ok_or_else(|| anyhow!("device {device} has no mirror {mirror}"))?;
         let place = (before.id, before.serial);
+        if before.session.target != session.target {
+            // What it has taken of a ring, it has not taken of another one.
+            self.streams.clear(before.id)?;
+        }
         self.put_session(device, mirror, session, place, Some(&before.session))
     }
 

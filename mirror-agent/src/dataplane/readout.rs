@@ -82,18 +82,17 @@ impl Reader {
 
     /// Reads everything.
     pub fn read(&mut self) -> anyhow::Result<Readout> {
-        self.read_mirrors(|_| true)
+        self.read_sessions(|_| true)
     }
 
-    /// Reads everything but the sessions of other mirrors than those that `is_wanted`. The counters are most of the
-    /// work: each CPU has its own.
-    pub fn read_mirrors(&mut self, is_wanted: impl Fn(&MirrorId) -> bool) -> anyhow::Result<Readout> {
+    /// Reads everything but the sessions that nobody wants. The counters are most of the work: each CPU has its own.
+    pub fn read_sessions(&mut self, is_wanted: impl Fn(&Session) -> bool) -> anyhow::Result<Readout> {
         self.maps.refresh()?;
         let mut taps = Vec::new();
         for (device, TapEntry { head, sessions: entries }) in self.maps.taps()? {
             let mut sessions = Vec::new();
             for (mirror, SessionEntry { session, ended, id, serial }) in
-                entries.into_iter().filter(|(mirror, _)| is_wanted(mirror))
+                entries.into_iter().filter(|(_, entry)| is_wanted(&entry.session))
             {
                 let counts = counts(&self.maps.counters(id)?);
                 sessions.push(SessionReadout { mirror, session, serial, ended, counts });

@@ -1,6 +1,6 @@
-//! Ring buffers: the agent makes one for each capture, the kernel writes records into it, a program reads them.
+//! Ring buffers: the agent makes one for each program that reads, and the kernel writes records into it.
 //!
-//! [`Rings`] has the rings of the captures, and [`Streams`] has the maps by which the programs reach them. [`RingReader`]
+//! [`Rings`] has the rings of these programs, and [`Streams`] has the maps by which the programs reach them. [`RingReader`]
 //! is the other side, in the process that reads. The format of a record and the rules for room in a ring are
 //! `mirror_common::stream`.
 
@@ -31,7 +31,7 @@ const BATCH: usize = 1024;
 /// A ring, and its bytes.
 type Ring = (RingBuf<MapData>, u32);
 
-/// The rings of the captures, by their id.
+/// The rings of the programs that read, by their id.
 #[derive(Clone, Default)]
 pub struct Rings(Arc<Mutex<BTreeMap<RingId, Ring>>>);
 
@@ -45,7 +45,7 @@ impl Rings {
         let taken: u32 = self.all().values().map(|(_, bytes)| *bytes).sum();
         if taken.saturating_add(bytes) > MAX_RINGS {
             bail!(
-                "the captures of this node have {} MiB together, and {} MiB are in use",
+                "the rings of all `tail` and `capture` on this node have {} MiB together, and {} MiB are in use",
                 MAX_RINGS >> 20,
                 taken >> 20
             );

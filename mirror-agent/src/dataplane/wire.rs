@@ -263,8 +263,11 @@ pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> 
     }
     let device = text(&wire.device);
     let target = DeviceTarget {
-        // A later agent may know further kinds.
-        destination: text(&wire.destination).parse().unwrap_or(Destination::Device(device.clone())),
+        destination: match text(&wire.destination).parse() {
+            // A later agent may know further kinds, and a mirror interface can have the name `stream`.
+            Err(_) | Ok(Destination::Stream) => Destination::Device(device.clone()),
+            Ok(destination) => destination,
+        },
         device,
         ifindex: (wire.ifindex != 0).then_some(IfIndex(wire.ifindex)),
         up: wire.flags & TARGET_UP != 0,

@@ -56,9 +56,13 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
         let destination = device.parse().unwrap();
         Target::Device(DeviceTarget { destination, ifindex, up: true, ..DeviceTarget::default() })
     };
-    // A stream is no interface.
+    // The stream of a capture would be a new series each time.
     let stream = (TargetName(Name::of_capture(1)), Target::Stream(None));
-    let targets = [("default", device("mirror0", Some(IfIndex(9)))), ("ids", device("ids0", None))];
+    let targets = [
+        ("default", device("mirror0", Some(IfIndex(9)))),
+        ("ids", device("ids0", None)),
+        ("live", Target::Stream(None)),
+    ];
     let targets = targets.map(|(name, target)| (TargetName(name.parse().unwrap()), target));
     let targets = targets.into_iter().chain([stream]).collect();
     let taps = vec![tap(1, Some(pod("web", "a")), 1000), tap(2, Some(pod("web", "b")), 7), tap(3, None, 5)];
@@ -77,6 +81,7 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
             "podmirror_ended_mirrors 1".into(),
             "podmirror_mirror_interface_up{device=\"ids0\",target=\"ids\"} 0".into(),
             "podmirror_mirror_interface_up{device=\"mirror0\",target=\"default\"} 1".into(),
+            "podmirror_mirror_interface_up{device=\"stream\",target=\"live\"} 0".into(),
             format!("podmirror_packets_total{} 5", labels("", "", "default")),
             format!("podmirror_packets_total{} 1007", labels("shop", "web", "default")),
             format!("podmirror_packets_total{} 70", labels("shop", "web", "ids")),

@@ -1,4 +1,4 @@
-//! The targets of a round: the mirror interfaces, the collectors, and the tunnels.
+//! The targets of a round: the mirror interfaces, the collectors, the tunnels and the streams.
 //!
 //! `mirror_iface`, `collector` and `tunnel` decide; this module asks them, logs and reports. The loop calls it.
 
@@ -21,7 +21,7 @@ use crate::{
     model::{Actual, DeviceTarget, LinkChange, LinkSnapshot, Pod, Target, TargetName},
     pods::PodSource,
     report::Report,
-    select::Wanted,
+    select::{Readers, Wanted},
 };
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
@@ -38,13 +38,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         to_read
     }
 
-    /// The targets that are devices, with their present state. Adds the UIDs of collectors that are found by their
+    /// The targets with their present state. Adds the UIDs of collectors that are found by their
     /// processes, and have no process or no NIC yet, to those that are expected.
     pub(super) fn targets(
         &mut self,
         pods: Option<&[Pod]>,
         links: &LinkSnapshot,
         actual: &Actual,
+        readers: &Readers,
         expected: &mut BTreeSet<String>,
         report: &mut Report,
     ) -> BTreeMap<TargetName, Target> {
@@ -102,7 +103,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let has_tunnels = self.policy.tunnels().next().is_some();
         let guarded =
             |target: DeviceTarget| DeviceTarget { guarded: target.guarded || has_tunnels, ..target };
-        targets.into_iter().map(|(name, target)| (name, Target::Device(guarded(target)))).collect()
+        let devices = targets.into_iter().map(|(name, target)| (name, Target::Device(guarded(target))));
+        // That no program reads a stream is no problem, so it is neither logged nor reported.
+        let ring = |name| readers.streams.get(name).copied();
+        let streams = self.policy.streams().map(|name| (name.clone(), Target::Stream(ring(name))));
+        let captures = readers.captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring))));
+        devices.chain(streams).chain(captures).collect()
     }
 }
 

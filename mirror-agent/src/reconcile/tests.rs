@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use mirror_common::verdict::TapKind;
+use mirror_core::destination::Destination;
 
 use super::{carry_out::SLICE, *};
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
     links::PodNetns,
     model::{
         ALIAS, ActualTap, DeviceTarget, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId,
-        NetnsId, Op, Origin, Owner, Peer, Pod, PodId, PodLinks, Program, RingId, Session, Tap,
+        NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId, PodLinks, Program, RingId, Session, Tap,
     },
     select::MIRROR,
     settings::{Settings, parse_filter},
@@ -117,11 +118,15 @@ fn world() -> World {
     world_with(watch::channel(Arc::default()).1)
 }
 
-fn world_with(captures: Captures) -> World {
+fn world_with(reading: Reading) -> World {
     let policy = Policy { is_strict: true, ..Policy::default() };
     let mirrors = [(TargetName::default(), MirrorIface::new("mirror0", None))].into();
     let metrics = LoopMetrics::new().unwrap();
-    Reconciler::new(Pods::default(), Table::default(), Fake::default(), captures, policy, mirrors, metrics)
+    Reconciler::new(Pods::default(), Table::default(), Fake::default(), reading, policy, mirrors, metrics)
+}
+
+fn live() -> TargetName {
+    TargetName("live".parse().unwrap())
 }
 
 /// Lets the loop run for a while (of paused time).
@@ -440,10 +445,14 @@ fn capture(interfaces: &[&str]) -> Capture {
     }
 }
 
+fn captured(capture: Capture) -> Arc<Readers> {
+    Arc::new(Readers { captures: vec![capture], ..Readers::default() })
+}
+
 /// A program that asks for what cannot be does not end the agent, not even at its start.
 #[tokio::test(start_paused = true)]
 async fn a_capture_that_cannot_be_is_no_reason_to_end() {
-    let captures = watch::Sender::new(Arc::from([capture(&["nosuch0", "mirror0"])]));
+    let captures = watch::Sender::new(captured(capture(&["nosuch0", "mirror0"])));
     let mut world = world_with(captures.subscribe());
     add_pod(&mut world, 1);
     run_for(&mut world, TICK).await.unwrap();
@@ -451,21 +460,21 @@ async fn a_capture_that_cannot_be_is_no_reason_to_end() {
     let report = world.report.borrow().clone();
     let reasons: Vec<_> = report.skipped.iter().map(|skipped| skipped.why.name()).collect();
     assert_eq!(reasons, ["MirrorInterface", "NoSuchInterface"]);
-    assert!(report.is_reconciled && report.captures == [RingId(4)].into());
+    assert!(report.is_reconciled && report.rings == [RingId(4)].into());
 }
 
 /// A program asks for a capture of a pod and ends again. The pod's mirror is as before.
 #[tokio::test(start_paused = true)]
 async fn a_capture_comes_and_goes() {
-    let captures = watch::Sender::new(Arc::<[Capture]>::default());
+    let captures = watch::Sender::new(Arc::<Readers>::default());
     let mut world = world_with(captures.subscribe());
     add_pod(&mut world, 1);
     run_for(&mut world, TICK).await.unwrap();
     let before = world.dataplane.actual.clone();
     let capture = capture(&[]);
-    captures.send_replace([capture.clone()].into());
+    captures.send_replace(captured(capture.clone()));
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
-    assert_eq!(world.report.borrow().captures, [RingId(4)].into());
+    assert_eq!(world.report.borrow().rings, [RingId(4)].into());
     let installed = &world.dataplane.actual;
     let session = &installed.taps[&device(11)].tap.as_ref().unwrap().sessions[&capture.mirror()];
     assert_eq!((session.origin, &session.target), (Origin::Capture, &capture.target()));
@@ -473,4 +482,46 @@ async fn a_capture_comes_and_goes() {
     captures.send_replace(Arc::default());
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
     assert_eq!(world.dataplane.actual, before);
+}
+
+/// A mirror copies to a stream. A program reads the stream, dies, and another one takes its place. That nobody reads is
+/// no failure, and no other op is needed than one for the target.
+#[tokio::test(start_paused = true)]
+async fn a_stream_is_up_while_a_program_reads_it() {
+    let reading = watch::Sender::new(Arc::<Readers>::default());
+    let mut world = world_with(reading.subscribe());
+    world.policy.targets.insert(live(), Destination::Stream);
+    world.policy.target = live();
+    add_pod(&mut world, 1);
+    run_for(&mut world, TICK).await.unwrap();
+    let session = |world: &World| {
+        let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
+        tap.sessions[&MirrorId::default()].clone()
+    };
+    assert_eq!((session(&world).origin, session(&world).target), (Origin::Annotation(Place::Pod), live()));
+    for ring in [None, Some(RingId(4)), Some(RingId(5)), None] {
+        let streams = ring.map(|ring| (live(), ring)).into_iter().collect();
+        reading.send_replace(Arc::new(Readers { streams, ..Readers::default() }));
+        world.dataplane.tried.clear();
+        run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+        let report = world.report.borrow().clone();
+        assert_eq!(report.rings, ring.into_iter().collect());
+        assert!(
+            report.is_reconciled && report.failures.is_empty() && report.unreached.is_empty(),
+            "{report:?}"
+        );
+        assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(ring));
+        let ops: Vec<_> = world.dataplane.tried.iter().map(Op::name).collect();
+        assert!(ops.iter().all(|op| *op == "set_target") && ops.len() <= 1, "{ops:?}");
+    }
+}
+
+/// What a killed agent has left is taken away before there is a list of pods.
+#[tokio::test(start_paused = true)]
+async fn a_ring_of_an_earlier_agent_gets_no_more_copies() {
+    let mut world = world();
+    world.policy.targets.insert(live(), Destination::Stream);
+    world.dataplane.actual.targets.insert(live(), Target::Stream(Some(RingId(3))));
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(None));
 }

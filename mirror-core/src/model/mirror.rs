@@ -166,6 +166,14 @@ impl Target {
         }
     }
 
+    /// What the administrator named. A stream has no address.
+    pub const fn destination(&self) -> &Destination {
+        match self {
+            Self::Device(device) => &device.destination,
+            Self::Stream(_) => &Destination::Stream,
+        }
+    }
+
     /// Index of that device, if there is one now.
     pub const fn ifindex(&self) -> Option<IfIndex> {
         match self {

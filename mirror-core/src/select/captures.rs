@@ -1,7 +1,8 @@
-//! Captures: mirrors that a program on the node asks for, and whose packets that program reads itself.
+//! The programs that read packets, and captures: mirrors that such a program asks for.
 //!
-//! Pure. A capture names pods and interfaces. It is one more session on their taps, with a target of its own, so it
-//! changes no other mirror. `choose` and `select` add the sessions after all others.
+//! Pure. A program can also read the stream of a target, whose mirrors others ask for ([`Readers`]). A capture names
+//! pods and interfaces. It is one more session on their taps, with a target of its own, so it changes no other mirror.
+//! `choose` and `select` add the sessions after all others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +16,32 @@ use crate::{
     },
     settings::Settings,
 };
+
+/// The programs that read packets now.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Readers {
+    /// Those that have asked for a capture, in the order in which they came.
+    pub captures: Vec<Capture>,
+    /// Those that read the stream of a target, by the target: the ring of each. The mirrors that copy there are not
+    /// theirs.
+    pub streams: BTreeMap<TargetName, RingId>,
+}
+
+impl Readers {
+    /// The rings of all of them.
+    pub fn rings(&self) -> BTreeSet<RingId> {
+        self.captures.iter().map(|capture| capture.ring).chain(self.streams.values().copied()).collect()
+    }
+
+    /// The same without the program that reads this ring.
+    #[must_use]
+    pub fn without(&self, ring: RingId) -> Self {
+        let mut others = self.clone();
+        others.captures.retain(|capture| capture.ring != ring);
+        others.streams.retain(|_, of| *of != ring);
+        others
+    }
+}
 
 /// A request of a program that reads packets.
 #[derive(Debug, Clone, PartialEq)]

@@ -214,7 +214,7 @@ impl<'a> PodChoice<'_, 'a> {
         inherited: &Said<'a>,
     ) -> Result<Session, Why> {
         let mut settings = self.policy.settings.clone();
-        let mut target = TargetName::default();
+        let mut target = self.policy.target.clone();
         let is_allowed = self
             .policy
             .allow_namespaces

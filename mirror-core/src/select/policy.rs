@@ -20,8 +20,10 @@ pub struct Policy {
     pub exclude_namespaces: BTreeSet<String>,
     /// The only namespaces whose pods may choose for themselves; `None`: all.
     pub allow_namespaces: Option<BTreeSet<String>>,
-    /// The targets: where the copies of each go. No two targets have the same destination.
+    /// The targets: where the copies of each go. No two targets have the same destination, but for streams.
     pub targets: BTreeMap<TargetName, Destination>,
+    /// The target of the mirrors that name none; one of these.
+    pub target: TargetName,
     /// The limits that hold for any request of the pods.
     pub limits: NodeLimits,
     /// Interfaces that are mirrored by name, without a pod.
@@ -43,6 +45,7 @@ impl Default for Policy {
             exclude_namespaces: BTreeSet::new(),
             allow_namespaces: None,
             targets: [(TargetName::default(), Destination::Device("mirror0".to_owned()))].into(),
+            target: TargetName::default(),
             limits: NodeLimits::default(),
             interfaces: Vec::new(),
             interface_directions: Directions::Both,
@@ -67,6 +70,12 @@ impl Policy {
     /// The targets that are tunnels.
     pub fn tunnels(&self) -> impl Iterator<Item = (&TargetName, &Tunnel)> {
         self.targets.iter().filter_map(|(name, destination)| Some((name, destination.tunnel()?)))
+    }
+
+    /// The targets that are streams.
+    pub fn streams(&self) -> impl Iterator<Item = &TargetName> {
+        let streams = self.targets.iter().filter(|(_, destination)| **destination == Destination::Stream);
+        streams.map(|(name, _)| name)
     }
 
     /// The targets that are pods.

@@ -8,6 +8,7 @@ use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
 use crate::{
+    destination::Destination,
     model::{Directions, IfIndex, NetnsId, Peer, Pod, PodLinks},
     settings::Settings,
 };
@@ -198,10 +199,27 @@ fn named_interfaces_are_tapped_as_themselves() {
     let mut links = LinkSnapshot::default();
     links.host.insert(IfIndex(4), mk_link(4, "eth0", LinkKind::Other(String::new()), None));
     let interfaces = vec!["eth0".into(), "eth0".into(), "eth9".into()];
-    let selection = select(&[], &[], &links, &Policy { interfaces, ..policy() });
+    let target = TargetName("live".parse().unwrap());
+    let selection = select(&[], &[], &links, &Policy { interfaces, target: target.clone(), ..policy() });
     assert_eq!(selection.taps.len(), 1);
-    assert_eq!(selection.taps[&Device::on_node(IfIndex(4))].kind, TapKind::Interface);
+    let tap = &selection.taps[&Device::on_node(IfIndex(4))];
+    assert_eq!((tap.kind, &tap.sessions[&MirrorId::default()].target), (TapKind::Interface, &target));
     assert_eq!(skips(&selection), [(Some("eth9"), &Why::NoSuchInterface)]);
+}
+
+/// A device takes copies with any header, a file of Ethernet frames does not.
+#[test]
+fn a_stream_takes_frames_with_an_ethernet_header_only() {
+    let mut links = LinkSnapshot::default();
+    let tun = mk_link(4, "wg0", LinkKind::Other("wireguard".into()), None);
+    links.host.insert(IfIndex(4), Link { is_ethernet: false, ..tun });
+    let selected = |destination: Destination| {
+        let targets = [(TargetName::default(), destination)].into();
+        select(&[], &[], &links, &Policy { interfaces: vec!["wg0".into()], targets, ..policy() })
+    };
+    assert_eq!(selected(Destination::Device("mirror0".into())).taps.len(), 1);
+    let refused = selected(Destination::Stream);
+    assert_eq!((refused.taps.len(), &skips(&refused)[..]), (0, &[(Some("wg0"), &Why::NotEthernet)][..]));
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
     let mut text = format!("agent             {agent} (this is version {version})\n");
     for TargetStatus { name, destination, device, ifindex, up, stream } in targets {
         if *stream {
-            let state = if *up { "a program reads it" } else { "no program reads it" };
+            let state = if *up { "a program reads it" } else { "no program reads it, so nothing is copied" };
             text.push_str(&format!("stream            {name} ({state})\n"));
             continue;
         }

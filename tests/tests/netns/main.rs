@@ -42,6 +42,7 @@ mod order;
 mod pods;
 mod processes;
 mod returns;
+mod streams;
 mod tails;
 mod tunnels;
 mod unreadable;

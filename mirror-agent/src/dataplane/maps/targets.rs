@@ -24,8 +24,14 @@ impl Maps {
         let place = place
             .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
         let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
+        let before = self.ledger.targets.get(&place).map(|(_, before)| before.clone());
         // A stream that is up has its ring; a ring goes when nothing writes to it.
         if let Target::Stream(Some(ring)) = target {
+            if before.as_ref() != Some(target) {
+                // What was not read of another ring takes no room in this one.
+                let sessions = self.ledger.sessions_of(place);
+                sessions.into_iter().try_for_each(|session| self.streams.clear(session))?;
+            }
             self.streams.set_ring(place, *ring, rings)?;
         }
         // Before the first copy leaves, its packets are known.
@@ -33,7 +39,8 @@ impl Maps {
         let tunnels = wire::encode_tunnels(others.map(|(_, (_, target))| target).chain([target]));
         self.set_tunnels(tunnels)?;
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
-        if *target == Target::Stream(None) {
+        let is_read = matches!(target, Target::Stream(Some(_)));
+        if matches!(before, Some(Target::Stream(_))) && !is_read {
             self.streams.drop_ring(place)?;
         }
         self.ledger.targets.insert(place, (name.clone(), target.clone()));

@@ -293,6 +293,24 @@ fn each_mirror_of_a_pod_has_its_own_words() {
     );
 }
 
+/// `--mirror-target` is for the mirrors that name no target, and no more than that.
+#[test]
+fn a_mirror_without_a_target_has_the_nodes() {
+    let policy = Policy { target: TargetName("lab".parse().unwrap()), ..with_targets(enabled(true)) };
+    let web = pod(
+        &[
+            ("podmirror.io/mirror.a", "true"),
+            ("podmirror.io/mirror.b", "true"),
+            ("podmirror.io/target.b", "default"),
+            ("podmirror.io/mirror.c", "true"),
+        ],
+        &[("podmirror.io/target.c", "ids")],
+    );
+    let expected =
+        ["a both all -> lab", "b both all -> default", "c both all -> ids", "default both all -> lab"];
+    assert_eq!(mirrors_of(&web, &policy), (expected.map(str::to_owned).to_vec(), vec![]));
+}
+
 #[test]
 fn every_problem_of_an_annotation_is_told_in_words() {
     let problem = |key: &str, value: &str| {

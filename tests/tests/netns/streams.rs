@@ -1,0 +1,400 @@
+//! A stream is the target of mirrors: one program at a time reads it, and nothing is copied while none does.
+
+use std::collections::BTreeMap;
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Flood, Frames, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail,
+    check, eventually,
+};
+
+use crate::{Inside, Node, any_mode, shows};
+
+in_both_modes!(
+    two_pods_with_their_own_filters_are_in_one_file,
+    a_stream_without_a_reader_is_down,
+    attach_copies_to_a_stream,
+);
+
+const TARGET: [&str; 2] = ["--target", "live=stream"];
+
+/// A pod with a mirror to the stream.
+fn streamed(pod: &PodNs) -> PodSpec {
+    PodSpec::of(pod).mirror("true").annotated("podmirror.io/target", "live")
+}
+
+/// Waits until a program reads the stream, or until none does.
+#[track_caller]
+fn wait_stream(lab: &Lab, is_read: bool) -> Status {
+    lab.wait_status(|status| {
+        let target = status.target("live");
+        check(target.stream && target.up == is_read, || format!("read: not {is_read}"))
+    })
+}
+
+/// The frames of an interface and a direction.
+fn frames(file: &PacketFile, interface: &str, direction: &str) -> Frames {
+    let packets = file.packets.iter();
+    let packets = packets.filter(|packet| packet.interface == interface && packet.direction == direction);
+    packets.fold(Frames::default(), |frames, packet| frames.with(&packet.frame.bytes, 1))
+}
+
+fn verdicts(lab: &Lab, pod: &PodNs) -> BTreeMap<String, u64> {
+    lab.status().tap(pod.veth_host()).verdicts()
+}
+
+/// The counts that are not zero.
+fn counts(counts: &[(&str, usize)]) -> BTreeMap<String, u64> {
+    let counts = counts.iter().filter(|(_, count)| *count > 0);
+    counts.map(|(name, count)| ((*name).to_owned(), *count as u64)).collect()
+}
+
+/// Whether a frame is an IPv4 packet of this protocol.
+fn is_ipv4(frame: &[u8], protocol: u8) -> bool {
+    frame[12..14] == [8, 0] && frame[23] == protocol
+}
+
+/// The mirror of web wants UDP and that of db wants ICMP, so each packet between them is for one of the two.
+fn two_pods_with_their_own_filters_are_in_one_file(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("streams");
+    let filtered = |pod, filter| streamed(pod).annotated("podmirror.io/filter", filter);
+    let pods = PodsFile::new(lab, &[filtered(web, "ip proto 17"), filtered(db, "icmp")]);
+    let agent = Agent::run(lab, mode, &pods, &TARGET);
+    lab.wait_mirrored(&[web, db]);
+    let tail = Tail::start(lab, &["tail", "--target", "live", "--super-frames"]);
+    let inside = [web, db].map(Inside::of);
+    web.ping(db.v4(), 10, 1000);
+    web.udp_echo(db, db.v4(), &[0, 22, 64, 1400, 1472, 9000]);
+    web.ping(db.v6(), 5, 56);
+    let expected = || {
+        let [(sent, received), (replied, asked)] = [&inside[0], &inside[1]].map(Inside::frames);
+        let of_web = [&sent, &received].map(|frames| frames.only(|frame| is_ipv4(frame, 17)));
+        let of_db = [&replied, &asked].map(|frames| frames.only(|frame| is_ipv4(frame, 1)));
+        [("default/web eth0", of_web), ("default/db eth0", of_db)]
+    };
+    eventually(SOON, || {
+        let file = tail.file();
+        for (interface, [sent, received]) in expected() {
+            frames(&file, interface, "egress").same_as(&sent)?;
+            frames(&file, interface, "ingress").same_as(&received)?;
+        }
+        Ok(())
+    });
+    let file = tail.stop();
+    let [(_, of_web), (_, of_db)] = expected();
+    assert!(of_web.iter().chain(&of_db).all(|frames| frames.len() >= 7), "{of_web:?}, {of_db:?}");
+    let all: usize = of_web.iter().chain(&of_db).map(Frames::len).sum();
+    assert_eq!(file.packets.len(), all, "and nothing else");
+    let mut interfaces = file.interfaces.clone();
+    interfaces.sort();
+    assert_eq!(interfaces, ["default/db eth0", "default/web eth0"]);
+    assert_eq!(file.statistics.iter().map(|(received, _)| *received as usize).sum::<usize>(), all);
+    let [all_of_web, all_of_db] = inside.map(Inside::stop);
+    for (pod, [sent, received], (all_sent, all_received)) in
+        [(web, of_web, all_of_web), (db, of_db, all_of_db)]
+    {
+        let of_pod = counts(&[
+            ("egress copied", sent.len()),
+            ("ingress copied", received.len()),
+            ("egress filtered", all_sent.len() - sent.len()),
+            ("ingress filtered", all_received.len() - received.len()),
+        ]);
+        assert_eq!(verdicts(lab, pod), of_pod);
+    }
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+}
+
+/// That nobody reads is a normal state. Each reader has the packets of its own time, and their counts.
+fn a_stream_without_a_reader_is_down(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("streamdown");
+    let before = lab.network_state();
+    let pods = PodsFile::new(lab, &[streamed(web), PodSpec::of(db)]);
+    let agent = Agent::run(lab, mode, &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let inside = Inside::of(web);
+    let mut unread = (0, 0);
+    let mut read = (0, 0);
+    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--buffer", "1MiB"]] {
+        let status = wait_stream(lab, false);
+        let target = status.target("live");
+        assert_eq!((target.destination.as_str(), target.device.as_str()), ("stream", ""));
+        let [unreached, failures] =
+            ["unreached_targets", "failures"].map(|of| status.notes.clone().unwrap()[of].clone());
+        assert_eq!((unreached, failures), (serde_json::json!([]), serde_json::json!([])));
+        let seen = || {
+            let (sent, received) = inside.frames();
+            (sent.len(), received.len())
+        };
+        let counted = |lab: &Lab| {
+            let tap = lab.status().tap(web.veth_host()).clone();
+            check(tap.seen() == (seen().0 + seen().1) as u64, || format!("not {:?}: {tap:?}", seen()))
+        };
+        let start = seen();
+        web.ping(db.v4(), 10, 56);
+        eventually(SOON, || counted(lab));
+        let end = seen();
+        unread = (unread.0 + end.0 - start.0, unread.1 + end.1 - start.1);
+
+        let tail = Tail::start(lab, words);
+        web.ping(db.v4(), 20, 56);
+        eventually(SOON, || counted(lab));
+        let file = tail.stop();
+        let (start, end) = (end, seen());
+        let own = (end.0 - start.0, end.1 - start.1);
+        read = (read.0 + own.0, read.1 + own.1);
+        assert_eq!((file.frames("egress").len(), file.frames("ingress").len()), own);
+        assert_eq!(file.statistics, [((own.0 + own.1) as u64, 0)], "not those of other readers");
+        let expected = counts(&[
+            ("egress copied", read.0),
+            ("ingress copied", read.1),
+            ("egress target_down", unread.0),
+            ("ingress target_down", unread.1),
+        ]);
+        assert_eq!(verdicts(lab, web), expected);
+    }
+    wait_stream(lab, false);
+    let table = lab.agent_exit(&["status"]).stdout;
+    assert!(table.contains("live (no program reads it, so nothing is copied)"), "{table}");
+    let warnings = agent.log_with(&["\"WARN\""]);
+    assert!(warnings.is_empty(), "{warnings:#?}");
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+    lab.network_is_as(&before);
+}
+
+fn attach_copies_to_a_stream(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("streamattach");
+    let before = lab.network_state();
+    let words = [web.veth_host(), "--target", "live=stream", "--mirror-target", "live", "--filter", "icmp"];
+    let agent = Agent::attach(lab, mode, &words);
+    lab.wait_mirrored(&[web]);
+    let tail = Tail::start(lab, &["tail", "--target", "live"]);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 10, 1000);
+    web.udp_echo(db, db.v4(), &[100]);
+    eventually(SOON, || {
+        let (file, (sent, received)) = (tail.file(), inside.frames());
+        let icmp = |frames: Frames| frames.only(|frame| is_ipv4(frame, 1));
+        // What the node's end of the veth receives is what the pod has sent.
+        frames(&file, web.veth_host(), "ingress").same_as(&icmp(sent))?;
+        frames(&file, web.veth_host(), "egress").same_as(&icmp(received))
+    });
+    assert_eq!(tail.stop().packets.len(), 20);
+    agent.interrupt();
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+    lab.network_is_as(&before);
+}
+
+/// Two mirrored pods talk to each other. The mirrors are ordinary ones: the packet is copied at the first tap.
+#[test]
+fn a_packet_between_two_mirrored_pods_comes_once() {
+    let Node { web, db, lab } = &Node::bridged("streamonce");
+    let pods = PodsFile::new(lab, &[streamed(web), streamed(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web, db]);
+    let tail = Tail::start(lab, &["tail", "--target", "live"]);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 10, 1000);
+    db.ping(web.v6(), 10, 100);
+    eventually(SOON, || {
+        let file = tail.file();
+        file.frames("egress").and(&file.frames("ingress")).same_as(&inside.capture.frames())
+    });
+    let file = tail.stop();
+    assert!(file.packets.iter().all(|packet| packet.direction == "egress"), "seen by the sender first");
+    let status = lab.status();
+    for pod in [web, db] {
+        let tap = status.tap(pod.veth_host());
+        assert_eq!(
+            (tap.total("copied") + tap.total("duplicate"), tap.packets("ingress", "copied")),
+            (tap.seen(), 0)
+        );
+    }
+}
+
+/// Pods get the mirror and lose it while a program reads.
+#[test]
+fn pods_come_and_go_while_the_stream_is_read() {
+    let Node { web, db, lab } = &Node::bridged("streamgoes");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[]);
+    let tail = Tail::start(lab, &["tail", "--target", "live"]);
+    web.ping(db.v4(), 3, 56);
+    let mut expected = 0;
+    for (number, pod) in [web, db, web].into_iter().enumerate() {
+        pods.write(&[streamed(pod)]);
+        lab.wait_mirrored(&[pod]);
+        let inside = Inside::of(web);
+        web.ping(db.v4(), 5 + number, 56);
+        eventually(SOON, || {
+            let (sent, received) = inside.frames();
+            let (read, all) = (tail.file().packets.len(), expected + sent.len() + received.len());
+            check(read == all, || format!("{read} of {all}"))
+        });
+        let (sent, received) = inside.stop();
+        expected += sent.len() + received.len();
+    }
+    let file = tail.stop();
+    assert_eq!(file.interfaces, ["default/web eth0", "default/db eth0", "default/web eth0"]);
+    assert_eq!(file.packets.len(), expected);
+    assert_eq!(file.statistics.len(), 3);
+}
+
+/// Every packet that counts as copied is in the file of a reader that ends in order.
+#[test]
+fn nothing_is_missing_at_the_end_of_a_reader() {
+    let Node { web, db, lab } = &Node::bridged("streamend");
+    let filter = format!("udp and src host {}", web.v4());
+    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", &filter)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let mut copied = 0;
+    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--for", "3s"]] {
+        let tail = Tail::start(lab, words);
+        let flood = Flood::start(web, db);
+        flood.go_on(1000);
+        let file = if words.len() > 3 { tail.wait() } else { tail.stop() };
+        flood.go_on(100);
+        flood.stop();
+        let status = wait_stream(lab, false);
+        let now = status.tap(web.veth_host()).total("copied");
+        assert!(!file.packets.is_empty());
+        assert_eq!(file.packets.len() as u64, now - copied);
+        copied = now;
+    }
+}
+
+/// A program that does not read any more is killed. The next one has the whole ring.
+#[test]
+fn a_killed_reader_leaves_the_stream_to_the_next() {
+    let Node { web, db, lab } = &Node::bridged("streamkilled");
+    let pods = PodsFile::new(lab, &[streamed(web)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let flooded = Tail::start(lab, &["tail", "--target", "live", "--buffer", "16MiB"]);
+    flooded.pause();
+    let flood = Flood::start(web, db);
+    eventually(SOON, || {
+        flood.go_on(5000);
+        let tap = lab.status().tap(web.veth_host()).clone();
+        check(tap.total("lost") > 0, || format!("the ring is not full: {tap:?}"))
+    });
+    flood.stop();
+    flooded.kill();
+    wait_stream(lab, false);
+    let lost = lab.status().tap(web.veth_host()).total("lost");
+    let tail = Tail::start(lab, &["tail", "--target", "live", "--buffer", "256KiB"]);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 50, 1000);
+    eventually(SOON, || {
+        let (sent, received) = inside.frames();
+        let (read, all) = (tail.file().packets.len(), sent.len() + received.len());
+        check(read == all && read >= 100, || format!("{read} of {all}"))
+    });
+    assert_eq!(tail.stop().statistics[0].1, 0);
+    assert_eq!(lab.status().tap(web.veth_host()).total("lost"), lost);
+}
+
+/// The mirror outlives the agent, the reader does not. The next agent finds the stream without one.
+#[test]
+fn an_agent_that_ends_ends_the_reader() {
+    let Node { web, db, lab } = &Node::bridged("streamagent");
+    let pods = PodsFile::new(lab, &[streamed(web)]);
+    for is_killed in [false, true] {
+        let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+        // The taps are still those of the agent before.
+        agent.wait_for_log(&["agent started"]);
+        lab.wait_mirrored(&[web]);
+        let tail = Tail::start(lab, &["tail", "--target", "live"]);
+        web.ping(db.v4(), 5, 56);
+        if is_killed {
+            agent.kill()
+        } else {
+            agent.stop()
+        }
+        let (code, file) = tail.end();
+        assert_eq!(code, Some(1), "it did not end by itself, as with Ctrl-C");
+        assert!(file.packets.len() >= 10 && file.statistics.len() == 1, "{file:?}");
+        assert_eq!(lab.status().taps.len(), 1);
+        // Nobody takes the ring of a killed agent away.
+        assert_eq!(lab.status().target("live").up, is_killed);
+    }
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    agent.wait_for_log(&["agent started"]);
+    wait_stream(lab, false);
+    let tail = Tail::start(lab, &["tail", "--target", "live", "--buffer", "1MiB"]);
+    web.ping(db.v4(), 5, 56);
+    eventually(SOON, || check(tail.file().packets.len() >= 10, || "nothing is read".into()));
+    tail.stop();
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+}
+
+/// The next agent names a device for the same target. What the killed one has left of the stream is in nobody's way.
+#[test]
+fn a_stream_becomes_a_device() {
+    let Node { web, db, lab } = &Node::bridged("streamdevice");
+    let pods = PodsFile::new(lab, &[streamed(web)]);
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let tail = Tail::start(lab, &["tail", "--target", "live"]);
+    agent.kill();
+    tail.end();
+    let agent = Agent::run(lab, any_mode(), &pods, &["--target", "live=live0"]);
+    lab.wait_status(|status| {
+        let target = status.target("live");
+        check(target.up && !target.stream && target.device == "live0", || "no device yet".into())
+    });
+    let (device, inside) = (Capture::start(lab.node(), "live0"), Inside::of(web));
+    web.ping(db.v4(), 5, 56);
+    shows(&device, || inside.capture.frames());
+    drop(device);
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+}
+
+/// An engineer's command must say at once what is wrong.
+#[test]
+fn what_is_no_stream_of_this_agent_is_refused() {
+    let Node { web, db: _db, lab } = &Node::bridged("streamrefused");
+    let refused = |words: &[&str], told: &str| {
+        let exit = lab.agent_exit(&[words, &["-w", "/dev/null"]].concat());
+        assert!(exit.code == Some(1) && exit.stderr.contains(told), "{words:?}: {exit:?}");
+        assert_eq!(exit.stderr.lines().count(), 1, "{words:?}: {exit:?}");
+    };
+    let tail = ["tail", "--target", "live"];
+    refused(&tail, "no agent runs on this node");
+    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
+    let pods = PodsFile::new(lab, &[streamed(web)]);
+    let targets = ["--target", "live=stream", "--target", "ids=ids0", "--target", "other=stream"];
+    let _agent = Agent::run(lab, any_mode(), &pods, &targets);
+    lab.wait_mirrored(&[web]);
+    refused(&["tail", "--target", "nosuch"], "there is no target \"nosuch\" on this node");
+    refused(&["tail", "--target", "ids"], "target ids is no stream: its copies go to ids0");
+    refused(&["tail", "--target", "default"], "target default is no stream: its copies go to mirror0");
+    let settings = ["--filter", "udp", "--snaplen", "96", "--sample", "1/2", "--direction", "both"];
+    for words in settings.chunks(2) {
+        refused(&[&tail, words].concat(), &format!("{} cannot be used with --target live", words[0]));
+    }
+    let reader = Tail::start(lab, &tail);
+    refused(&["capture", "--target", "live", "--ring", "1MB"], "another program reads target live");
+    let second = Tail::start(lab, &["tail", "--target", "other"]);
+    second.stop();
+    reader.stop();
+    for words in [&["--pod", "default/web"][..], &["veth0"]] {
+        assert_eq!(lab.agent_exit(&[&tail, words].concat()).code, Some(2), "{words:?}");
+    }
+    let run = ["run", "--pods-from", pods.path()];
+    for (words, told) in [
+        (["--target", "default=stream"], "is the device of --mirror-iface"),
+        (["--mirror-target", "live"], "--target live=DESTINATION makes one"),
+    ] {
+        let exit = lab.agent_exit(&[&run[..], &words].concat());
+        assert!(exit.code == Some(1) && exit.stderr.contains(told), "{words:?}: {exit:?}");
+    }
+}
