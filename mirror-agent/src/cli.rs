@@ -83,7 +83,7 @@ pub struct MirrorArgs {
     #[arg(long, env = "MIRROR_IFACE", value_name = "NAME", default_value = "mirror0", value_parser = device_name)]
     pub mirror_iface: String,
     /// A further target: copies of mirrors that name it go to this destination: a device, which is made if it is missing
-    /// (ids=ids0), a pod of the node (ids=pod:NAMESPACE/NAME or ids=pod:NAMESPACE/NAME/NIC), a tunnel, as in
+    /// (ids=ids0), a pod of the node (ids=pod:NAMESPACE/NAME or ids=pod:NAMESPACE/LABEL=VALUE), a tunnel, as in
     /// ids=vxlan:ADDRESS:PORT/vni=N (docs/targets.md has all kinds and options), or a stream (live=stream), which
     /// `mirror-agent tail --target` reads. Can be repeated.
     #[arg(long = "target", env = "MIRROR_TARGETS", value_name = "NAME=DESTINATION", value_delimiter = ',', value_parser = parse_target)]

@@ -115,8 +115,8 @@ pub const NODE_LIMITS_LEN: usize = 3;
 pub const MAX_FILTER_TEXT: usize = 1024;
 /// Bytes of the name of a target, and of a mirror.
 pub const MAX_NAME: usize = 64;
-/// Bytes of the text of a destination: a pod has up to 63 bytes of a namespace, 253 of a name, 15 of a NIC.
-pub const MAX_DESTINATION: usize = 344;
+/// Bytes of the text of a destination: a pod has up to 63 bytes of a namespace, 381 of a label, 15 of a NIC.
+pub const MAX_DESTINATION: usize = 472;
 
 /// Key of the maps `TAPS` and `TAP_OWNERS`: a tapped device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

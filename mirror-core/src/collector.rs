@@ -60,24 +60,24 @@ impl fmt::Display for Absent {
     }
 }
 
-/// The pods of these names: their devices have to be read. A file may have several pods of one name.
-pub fn of<'a>(nic: &PodNic, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> {
-    let (namespace, name) = (nic.namespace.clone(), nic.name.clone());
-    pods.iter().filter(move |pod| pod.id.namespace == namespace && pod.id.name == name)
+/// The pods that are meant: their devices have to be read. Several pods can have a label, and in a file also a name.
+pub fn of<'a>(nic: &'a PodNic, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> {
+    pods.iter().filter(|pod| pod.id.namespace == nic.namespace && nic.which.is(pod))
 }
 
-/// The device that leads to a collector, and why nothing can be copied there. Of several pods of one name, the first
-/// that can be reached counts.
+/// The device that leads to a collector, and why nothing can be copied there. Of several pods, the first that can be
+/// reached counts.
 pub fn target(nic: &PodNic, pods: &[Pod], links: &LinkSnapshot) -> (DeviceTarget, Option<Absent>) {
-    let mut absent = None;
+    let mut not_reached = None;
     for pod in of(nic, pods) {
-        match of_pod(nic, pod, links) {
+        let (target, absent) = match of_pod(nic, pod, links) {
             Ok(target) if target.up => return (target, None),
-            Ok(target) => return (target, Some(Absent::Down(nic_name(nic, pod, links)))),
-            Err(why) => absent = absent.or(Some(why)),
-        }
+            Ok(target) => (target, Absent::Down(nic_name(nic, pod, links))),
+            Err(why) => (none(nic), why),
+        };
+        not_reached.get_or_insert((target, Some(absent)));
     }
-    (none(nic), Some(absent.unwrap_or(Absent::NoPod)))
+    not_reached.unwrap_or_else(|| (none(nic), Some(Absent::NoPod)))
 }
 
 /// What holds until there is a list of pods: the target that an earlier agent has written, if its device still exists.

@@ -5,7 +5,10 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::{model::TargetName, tunnel::Tunnel};
+use crate::{
+    model::{Pod, TargetName},
+    tunnel::Tunnel,
+};
 
 /// Where the copies of a target go.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,15 +23,43 @@ pub enum Destination {
     Stream,
 }
 
-/// A pod by its names, and a NIC of it.
+/// A pod by its name or a label, and a NIC of it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodNic {
     /// `metadata.namespace`.
     pub namespace: String,
-    /// `metadata.name`.
-    pub name: String,
+    /// Which pod of the namespace.
+    pub which: Which,
     /// The NIC's name inside the pod; `None`: the first NIC that leads to the node.
     pub nic: Option<String>,
+}
+
+/// Which pod of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Which {
+    /// The one with this `metadata.name`.
+    Named(String),
+    /// One with this label, by key and value: the pods of a DaemonSet have random names.
+    Labelled(String, String),
+}
+
+impl Which {
+    /// Whether a pod of the namespace is meant.
+    pub fn is(&self, pod: &Pod) -> bool {
+        match self {
+            Self::Named(name) => pod.id.name == *name,
+            Self::Labelled(key, value) => pod.labels.get(key) == Some(value),
+        }
+    }
+}
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(name) => f.write_str(name),
+            Self::Labelled(key, value) => write!(f, "{key}={value}"),
+        }
+    }
 }
 
 /// The beginning of the text of a pod. A name of a device has no colon.
@@ -86,8 +117,8 @@ impl fmt::Display for Destination {
 
 impl fmt::Display for PodNic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, name, nic } = self;
-        write!(f, "{namespace}/{name}")?;
+        let Self { namespace, which, nic } = self;
+        write!(f, "{namespace}/{which}")?;
         nic.iter().try_for_each(|nic| write!(f, "/{nic}"))
     }
 }
@@ -138,30 +169,49 @@ pub fn device_name(name: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// `NAMESPACE/NAME` or `NAMESPACE/NAME/NIC`.
+/// `NAMESPACE/NAME` or `NAMESPACE/KEY=VALUE`, and `/NIC` behind it or not.
 fn pod_nic(text: &str) -> Result<PodNic, String> {
-    let parts: Vec<_> = text.split('/').collect();
-    let (namespace, name, nic) = match parts[..] {
-        [namespace, name] => (namespace, name, None),
-        [namespace, name, nic] => (namespace, name, Some(nic)),
-        _ => return Err(format!("{text:?} is no pod: use NAMESPACE/NAME or NAMESPACE/NAME/NIC")),
-    };
+    let (namespace, rest) = text.split_once('/').ok_or_else(|| {
+        format!("{text:?} is no pod: use NAMESPACE/NAME or NAMESPACE/LABEL=VALUE, and /NIC behind it")
+    })?;
     if !is_label(namespace) {
         return Err(format!("{namespace:?} is no namespace of Kubernetes"));
     }
-    if name.len() > 253 || !name.split('.').all(is_label) {
-        return Err(format!("{name:?} is no name of a pod"));
-    }
+    // The key of a label can have a slash.
+    let (key, rest) = rest.split_once('=').map_or((None, rest), |(key, rest)| (Some(key), rest));
+    let (last, nic) = rest.split_once('/').map_or((rest, None), |(last, nic)| (last, Some(nic)));
+    let which = match key {
+        None if last.len() <= 253 && last.split('.').all(is_label) => Which::Named(last.to_owned()),
+        None => return Err(format!("{last:?} is no name of a pod")),
+        Some(key) if is_key(key) && is_qualified(last) => Which::Labelled(key.to_owned(), last.to_owned()),
+        Some(key) => return Err(format!("{:?} is no label of Kubernetes", format!("{key}={last}"))),
+    };
     let nic = nic.map(device_name).transpose()?;
-    Ok(PodNic { namespace: namespace.to_owned(), name: name.to_owned(), nic })
+    Ok(PodNic { namespace: namespace.to_owned(), which, nic })
+}
+
+/// Whether a text is the key of a label: a name, and ahead of it a DNS name with a slash or nothing.
+fn is_key(key: &str) -> bool {
+    let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    prefix.is_none_or(|prefix| prefix.len() <= 253 && prefix.split('.').all(is_label)) && is_qualified(name)
+}
+
+/// Whether a text is the name or the value of a label. A value may be empty for Kubernetes; here it would be a
+/// mistake.
+fn is_qualified(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    text.len() <= 63 && text.bytes().all(is_inner) && ends_with(text, |end| end.is_ascii_alphanumeric())
 }
 
 /// Whether a text is a DNS label. A part of a pod's name may be longer than 63 bytes.
 fn is_label(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let ends = [text.bytes().next(), text.bytes().last()];
-    text.bytes().all(|byte| is_inner(byte) || byte == b'-')
-        && ends.into_iter().flatten().filter(|end| is_inner(*end)).count() == 2
+    text.bytes().all(|byte| is_inner(byte) || byte == b'-') && ends_with(text, is_inner)
+}
+
+/// Whether a text has a first and a last byte of this kind.
+fn ends_with(text: &str, is_end: impl Fn(u8) -> bool) -> bool {
+    text.bytes().next().is_some_and(&is_end) && text.bytes().last().is_some_and(is_end)
 }
 
 #[cfg(test)]
@@ -172,7 +222,11 @@ mod tests {
 
     fn pod(namespace: &str, name: &str, nic: Option<&str>) -> Destination {
         let nic = nic.map(str::to_owned);
-        Destination::Pod(PodNic { namespace: namespace.into(), name: name.into(), nic })
+        let which = match name.split_once('=') {
+            Some((key, value)) => Which::Labelled(key.into(), value.into()),
+            None => Which::Named(name.into()),
+        };
+        Destination::Pod(PodNic { namespace: namespace.into(), which, nic })
     }
 
     #[test]
@@ -185,6 +239,9 @@ mod tests {
         assert_eq!(Destination::Stream.to_string(), "stream");
         assert_eq!(parsed("pod:security/suricata"), Ok(pod("security", "suricata", None)));
         assert_eq!(parsed("pod:security/ids-0.a/net1"), Ok(pod("security", "ids-0.a", Some("net1"))));
+        assert_eq!(parsed("pod:security/app=ids"), Ok(pod("security", "app=ids", None)));
+        let long = "app.kubernetes.io/name=Ids_0";
+        assert_eq!(parsed(&format!("pod:security/{long}/net1")), Ok(pod("security", long, Some("net1"))));
     }
 
     #[test]
@@ -197,7 +254,12 @@ mod tests {
             ("ids=pot:a/b", "\"pot\""),
             ("live=stream:4MiB", "\"stream:4MiB\""),
             ("ids=pod:suricata", "\"suricata\""),
-            ("ids=pod:a/b/c/d", "\"a/b/c/d\""),
+            ("ids=pod:a/b/c/d", "1 to 15 bytes"),
+            ("ids=pod:a/app=", "\"app=\" is no label"),
+            ("ids=pod:a/=b", "\"=b\" is no label"),
+            ("ids=pod:a/A.b/c=d", "is no label"),
+            ("ids=pod:a/app=b c", "is no label"),
+            ("ids=pod:a/app=b/c/d", "1 to 15 bytes"),
             ("ids=pod:A/b", "\"A\""),
             ("ids=pod:/b", "\"\""),
             ("ids=pod:a/b_c", "\"b_c\""),
@@ -215,13 +277,16 @@ mod tests {
         #[test]
         fn the_text_can_be_read_back(
             device in "[a-z0-9._-]{3,15}", namespace in "[a-z0-9]{1,63}", name in "[a-z0-9]{1,80}([.-][a-z0-9]{1,80}){0,2}",
+            label in "([a-z0-9]{1,60}([.][a-z0-9]{1,60}){0,2}/)?[a-zA-Z0-9]{1,31}([._-][a-zA-Z0-9]{1,31})?=[a-zA-Z0-9]{1,63}",
             nic in prop::option::of("[a-z0-9]{1,15}"),
         ) {
             prop_assume!(device != STREAM);
             let device = Destination::Device(device);
             prop_assert_eq!(device.to_string().parse(), Ok(device));
-            let pod = pod(&namespace, &name, nic.as_deref());
-            prop_assert_eq!(pod.to_string().parse(), Ok(pod));
+            for which in [name, label] {
+                let pod = pod(&namespace, &which, nic.as_deref());
+                prop_assert_eq!(pod.to_string().parse(), Ok(pod));
+            }
         }
 
         #[test]

@@ -97,6 +97,8 @@ impl fmt::Display for PodId {
 pub struct Pod {
     /// Its identity.
     pub id: PodId,
+    /// `metadata.labels`.
+    pub labels: BTreeMap<String, String>,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
     /// The annotations of its namespace. They hold where the pod has no annotation of its own.

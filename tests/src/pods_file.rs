@@ -20,6 +20,7 @@ pub struct PodSpec {
     name: String,
     uid: String,
     host_network: bool,
+    labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
 }
 
@@ -30,6 +31,7 @@ impl PodSpec {
             name: name.to_owned(),
             uid: format!("{name}-1"),
             host_network: false,
+            labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
         }
     }
@@ -37,6 +39,13 @@ impl PodSpec {
     /// The pod with this network namespace.
     pub fn of(pod: &PodNs) -> Self {
         Self::named(pod.name()).annotated(NETNS, pod.netns().path().to_str().unwrap())
+    }
+
+    /// Sets a label.
+    #[must_use]
+    pub fn labelled(mut self, key: &str, value: &str) -> Self {
+        self.labels.insert(key.to_owned(), value.to_owned());
+        self
     }
 
     /// Sets an annotation.
@@ -67,12 +76,14 @@ impl PodSpec {
     }
 
     fn yaml(&self) -> String {
-        let Self { name, uid, host_network, annotations } = self;
+        let Self { name, uid, host_network, labels, annotations } = self;
         let mut yaml =
             format!("apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: default\n");
-        if !annotations.is_empty() {
-            yaml += "  annotations:\n";
-            annotations.iter().for_each(|(key, value)| writeln!(yaml, "    {key}: {value:?}").unwrap());
+        for (field, values) in [("labels", labels), ("annotations", annotations)] {
+            if !values.is_empty() {
+                writeln!(yaml, "  {field}:").unwrap();
+                values.iter().for_each(|(key, value)| writeln!(yaml, "    {key}: {value:?}").unwrap());
+            }
         }
         yaml += &format!("  uid: {uid}\nspec:\n  containers:\n  - name: main\n    image: example\n");
         if *host_network { yaml + "  hostNetwork: true\n" } else { yaml }

@@ -39,11 +39,11 @@ const TAKEN: &[(&[&str], &str)] = &[
     (
         &[
             "targets.ids=ids0",
-            "targets.all=pod:security/suricata/net1",
+            "targets.all=pod:security/app.kubernetes.io/name=suricata/net1",
             "targets.far=vxlan:10.9.0.5:14789/vni=77",
             "targets.erspan=erspan:fd00::5/session=1-9/version=2",
         ],
-        "name: MIRROR_TARGETS\n              value: \"all=pod:security/suricata/net1,erspan=erspan:fd00::5/session=1-9/version=2,far=vxlan:10.9.0.5:14789/vni=77,ids=ids0\"",
+        "name: MIRROR_TARGETS\n              value: \"all=pod:security/app.kubernetes.io/name=suricata/net1,erspan=erspan:fd00::5/session=1-9/version=2,far=vxlan:10.9.0.5:14789/vni=77,ids=ids0\"",
     ),
     (&["targets.live=stream"], "name: MIRROR_TARGETS\n              value: \"live=stream\""),
     (&["targets.live=stream", "mirrorTarget=live"], "name: MIRROR_TARGET\n              value: \"live\""),

@@ -63,6 +63,7 @@ struct Metadata {
     uid: Option<String>,
     namespace: Option<String>,
     name: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
     annotations: Option<BTreeMap<String, String>>,
 }
 
@@ -177,6 +178,7 @@ fn pod(object: Object) -> Result<Pod, String> {
     };
     let annotations = metadata.annotations.unwrap_or_default();
     Ok(Pod {
+        labels: metadata.labels.unwrap_or_default(),
         id: PodId { uid, namespace, name },
         host_network: object.spec.and_then(|spec| spec.host_network).unwrap_or(false),
         netns: annotations.get(NETNS_ANNOTATION).map(Into::into),

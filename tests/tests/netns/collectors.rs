@@ -298,6 +298,47 @@ fn a_collector_goes_and_comes_back() {
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
 }
 
+/// A collector by a label, as of a DaemonSet that makes its pods again: while the old one and the new one are there, the
+/// first that can be reached gets the copies.
+#[test]
+fn a_collector_with_a_label_is_followed_by_the_next_one() {
+    let scene = Scene::bridged("collector-label");
+    let label = ("app.kubernetes.io/name", "ids");
+    let (web_spec, first) = (scene.web(), scene.ids().labelled(label.0, label.1));
+    let Scene { ids, node } = scene;
+    let Node { web, db, lab } = &node;
+    let next = lab.pod("ids-next", "br0");
+    let next_spec = PodSpec::of(&next).mirror("false").labelled(label.0, label.1);
+    let other = PodSpec::of(db).mirror("false").labelled(label.0, "another");
+    let pods = PodsFile::new(lab, &[web_spec.clone(), other.clone(), first.clone()]);
+    let agent =
+        Agent::run(lab, any_mode(), &pods, &["--target", "ids=pod:default/app.kubernetes.io/name=ids"]);
+    lab.wait_mirrored(&[web]);
+    assert_eq!(wait_target(lab, true).target("ids").device, ids.veth_host());
+    let gets = |pod: &PodNs| {
+        let (inside, collector) = (Inside::of(web), Capture::start(pod.netns(), "eth0"));
+        web.ping(db.v4(), 10, 56);
+        shows(&collector, || inside.capture.frames());
+        inside.stop();
+        collector.stop();
+    };
+    // The bridge floods what it does not know, and that reaches all.
+    ids.ping(web.v4(), 1, 56);
+    next.ping(web.v4(), 1, 56);
+    gets(&ids);
+    pods.write(&[web_spec.clone(), other.clone(), first, next_spec]);
+    drop(ids);
+    lab.wait_status(|status| {
+        let target = status.target("ids");
+        check(target.up && target.device == next.veth_host(), || format!("{target:?}"))
+    });
+    gets(&next);
+    pods.write(&[web_spec, other]);
+    wait_target(lab, false);
+    agent.stop();
+    lab.cleanup();
+}
+
 /// The user reads what is wrong with a target: at the start, or in the status.
 #[test]
 fn a_target_that_cannot_be_is_refused_with_the_value() {
@@ -307,6 +348,7 @@ fn a_target_that_cannot_be_is_refused_with_the_value() {
     let pods = PodsFile::new(lab, &[scene.web(), scene.ids(), host]);
     for (target, named) in [
         ("ids=pod:ids", "\"ids\" is no pod"),
+        ("ids=pod:default/app=", "\"app=\" is no label"),
         ("ids=pot:default/ids", "\"pot\" is no kind of target"),
         ("ids=pod:default/ids/a-name-that-is-too-long", "1 to 15 bytes"),
     ] {

@@ -1,6 +1,6 @@
 //! [`Kept`]: the objects of one watch, and whether an event of the watch changes anything for the agent.
 //!
-//! Most changes of an object change nothing for the agent: its status, its labels. Every agent receives them, and none
+//! Most changes of an object change nothing for the agent: its status, its managed fields. Every agent receives them, and none
 //! must do further work for them. No clock and no connection; `Follower` hands over the events of a watch.
 
 use std::fmt::Debug;

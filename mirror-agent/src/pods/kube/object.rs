@@ -23,7 +23,7 @@ use crate::{
 const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
 
 /// Most bytes of the annotations of an object that are kept: twice the most that the mirrors of a pod can need, with
-/// filters.
+/// filters. And most bytes of the labels of a pod.
 const MOST_KEPT: usize = 32 << 10;
 
 /// A pod of the API: the name under which it is stored, and what the agent needs, or why that cannot be read.
@@ -84,6 +84,11 @@ fn pod(object: Value) -> Result<Pod, String> {
     // An author of a pod must not be able to have any namespace of the node mirrored.
     pod.netns = None;
     keep_ours(&mut pod.annotations)?;
+    let bytes: usize = pod.labels.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > MOST_KEPT {
+        // Such a pod is no collector, and is mirrored like any other.
+        pod.labels.clear();
+    }
     Ok(pod)
 }
 

@@ -33,6 +33,7 @@ fn of_a_pod_what_the_agent_needs_is_kept() {
     ];
     let expected = Pod {
         id: PodId { uid: "8a2e".into(), namespace: "shop".into(), name: "web-0".into() },
+        labels: [("app".to_owned(), "web".to_owned())].into(),
         annotations: kept.map(|(key, value)| (key.into(), value.into())).into(),
         host_network: true,
         ..Pod::default()
@@ -208,7 +209,7 @@ fn of_a_pod_only_what_is_kept_wakes_the_loop() {
     assert!(kept.take_in(Event::InitDone), "a whole list");
     for (field, value, wakes) in [
         ("/metadata/resourceVersion", json!("2"), false),
-        ("/metadata/labels", json!({"color": "green"}), false),
+        ("/metadata/labels", json!({"color": "green"}), true),
         ("/metadata/managedFields", json!([{"manager": "kubelet"}]), false),
         ("/metadata/annotations/color", json!("green"), false),
         ("/status/podIP", json!("10.0.0.1"), false),

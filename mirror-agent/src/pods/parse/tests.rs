@@ -165,7 +165,7 @@ fn more_pods_than_a_node_can_run_fit() {
     assert_eq!(parse(&documents(&pods)).unwrap(), pods);
 }
 
-fn any_annotations() -> impl Strategy<Value = BTreeMap<String, String>> {
+fn any_texts() -> impl Strategy<Value = BTreeMap<String, String>> {
     let key = prop_oneof![Just(NETNS_ANNOTATION.to_owned()), "[a-z./]{1,20}", any::<String>()];
     let value = prop_oneof!["true|no|~|null|0x1f|1e3|- a|a: b|#|\"|'|&a|\\*a|!!str|\n|%|", any::<String>()];
     collection::btree_map(key, value, 0..4)
@@ -173,19 +173,21 @@ fn any_annotations() -> impl Strategy<Value = BTreeMap<String, String>> {
 
 fn any_pods() -> impl Strategy<Value = Vec<Pod>> {
     let word = || prop_oneof!["[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", Just("null".to_owned())];
-    let pod = (any_annotations(), any::<bool>(), proptest::option::of("[0-9a-f][-0-9a-f]{0,50}"));
+    let pod = (any_texts(), any_texts(), any::<bool>(), proptest::option::of("[0-9a-f][-0-9a-f]{0,50}"));
     collection::btree_map((word(), word()), pod, 0..5).prop_map(|pods| {
         let with_index = pods.into_iter().enumerate();
-        let mk = with_index.map(|(index, ((namespace, name), (annotations, host_network, uid)))| Pod {
-            netns: annotations.get(NETNS_ANNOTATION).map(Into::into),
-            annotations,
-            host_network,
-            id: match uid {
-                Some(uid) => PodId { uid: format!("{index}-{uid}"), namespace, name },
-                None => mk_pod(&namespace, &name).id,
-            },
-            ..Pod::default()
-        });
+        let mk =
+            with_index.map(|(index, ((namespace, name), (labels, annotations, host_network, uid)))| Pod {
+                netns: annotations.get(NETNS_ANNOTATION).map(Into::into),
+                labels,
+                annotations,
+                host_network,
+                id: match uid {
+                    Some(uid) => PodId { uid: format!("{index}-{uid}"), namespace, name },
+                    None => mk_pod(&namespace, &name).id,
+                },
+                ..Pod::default()
+            });
         mk.collect()
     })
 }
@@ -197,7 +199,7 @@ fn object(pod: &Pod) -> Value {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "annotations": pod.annotations, "labels": {"app": "x"}, "name": name, "namespace": namespace, "uid": uid,
+            "annotations": pod.annotations, "labels": pod.labels, "name": name, "namespace": namespace, "uid": uid,
         },
         "spec": {"containers": [{"name": "c", "command": ["sh", "-c"]}], "hostNetwork": pod.host_network},
         "status": {"phase": "Running"},
