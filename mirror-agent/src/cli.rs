@@ -129,6 +129,14 @@ impl MirrorArgs {
                 bail!("--target {name}={to}: the destination of target {name} is {before} already");
             }
         }
+        for (name, to, tunnel) in targets.iter().filter_map(|(name, to)| Some((name, to, to.tunnel()?))) {
+            let is_other = |(of, other): &(&TargetName, &Destination)| {
+                *of < name && other.tunnel().is_some_and(|other| other.meets(tunnel))
+            };
+            if let Some((of, other)) = targets.iter().find(is_other) {
+                bail!("--target {name}={to}: the target {of}, {other}, has the same keys; use others");
+            }
+        }
         let tunnels: BTreeMap<_, _> =
             targets.values().filter_map(|to| Some((to.tunnel()?.device().to_string(), to))).collect();
         for (name, to) in &targets {

@@ -175,7 +175,8 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NoNic
         | Why::NoSuchInterface
         | Why::NoSuchPod(_)
-        | Why::NotEthernet => None,
+        | Why::NotEthernet
+        | Why::TunnelInTunnel(_) => None,
         // Every node has such pods, and users do not expect them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,
         Why::HostNetwork { is_asked: true }

@@ -379,6 +379,7 @@ fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()
         (Why::MirrorInterface(conflict), _) if policy.is_strict || skipped.pod.is_none() => {
             Some(anyhow!("{conflict}, so copies would loop; choose another --mirror-iface"))
         }
+        (Why::TunnelInTunnel(_), Some(name)) => Some(anyhow!("{name} cannot be mirrored: {}", skipped.why)),
         (Why::NoSuchInterface, Some(name)) => Some(anyhow!("there is no interface {name:?} to mirror")),
         _ => None,
     });

@@ -146,7 +146,7 @@ pub struct Session {
     pub sample: u32,
     /// Seed of the sample.
     pub seed: u32,
-    /// Number that no other session of this node has had, for the records of a stream: `id` is used again.
+    /// Number that no other session of this agent has had, for the records of a stream: `id` is used again.
     pub serial: u32,
     /// Bytes that are kept of a copy; 0: all of them. At most [`MAX_SNAPLEN`](crate::packet::MAX_SNAPLEN).
     pub snaplen: u32,

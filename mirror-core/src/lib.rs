@@ -17,6 +17,7 @@ pub mod budget;
 pub mod collector;
 pub mod destination;
 pub mod filter;
+mod fnv;
 pub mod frame;
 pub mod hidden;
 pub mod mirror_iface;

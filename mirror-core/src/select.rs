@@ -23,6 +23,7 @@ pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Proble
 pub use self::filters::Filters;
 pub use self::policy::Policy;
 use crate::{
+    destination::Destination,
     mirror_iface::{self, Conflict},
     model::{
         Device, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, NoRoom, Origin, Owner, Place, PodId,
@@ -55,6 +56,8 @@ pub enum Why {
     NoSuchInterface,
     /// The packets of the interface have no Ethernet header.
     NotEthernet,
+    /// The interface is a tunnel's device of this kind, and so is the target's.
+    TunnelInTunnel(String),
     /// This node has no pod of this namespace and name.
     NoSuchPod(String),
     /// An annotation cannot be used: a broken filter must not become "everything".
@@ -105,6 +108,7 @@ impl Why {
             Self::MirrorInterface(_) => "MirrorInterface",
             Self::NoSuchInterface => "NoSuchInterface",
             Self::NotEthernet => "NotEthernet",
+            Self::TunnelInTunnel(_) => "TunnelInTunnel",
             Self::NoSuchPod(_) => "NoSuchPod",
             Self::BadSetting(..) => "BadSetting",
             Self::NamespaceExcluded => "NamespaceExcluded",
@@ -142,6 +146,13 @@ impl fmt::Display for Why {
             Self::NoSuchInterface => write!(f, "there is no such interface"),
             Self::NotEthernet => {
                 write!(f, "its packets have no Ethernet header, as the file of a capture must say")
+            }
+            Self::TunnelInTunnel(kind) => {
+                write!(
+                    f,
+                    "it is a tunnel's device ({kind}), and the target is a tunnel too: the kernel has one address for \
+                     each CPU, so its packets would follow the copies; choose another target"
+                )
             }
             Self::NoSuchPod(pod) => write!(f, "this node has no pod {pod}"),
             Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
@@ -339,6 +350,11 @@ fn claim(
     if let Some(conflict) = mirrors.filter_map(|mirror| mirror_iface::conflict(mirror, link, links)).next() {
         return Err(Why::MirrorInterface(conflict));
     }
+    let is_to_tunnel =
+        |session: &Session| policy.targets.get(&session.target).is_some_and(Destination::is_tunnel);
+    if is_tunnels(link) && tap.sessions.values().any(is_to_tunnel) {
+        return Err(Why::TunnelInTunnel(kind_name(&link.kind).to_owned()));
+    }
     let device = Device::on_node(link.ifindex);
     match selection.taps.get(&device) {
         // An interface that was named twice.
@@ -349,6 +365,25 @@ fn claim(
             Ok(())
         }
     }
+}
+
+/// Whether a device may be a tunnel's to whose packets a program gives their addresses, as Cilium's does. It does so by
+/// `bpf_skb_set_tunnel_key`, like `deliver`, and all addresses given on a CPU are one object of the kernel.
+fn is_tunnels(link: &Link) -> bool {
+    const KINDS: [&str; 11] = [
+        "vxlan",
+        "geneve",
+        "gre",
+        "gretap",
+        "ip6gre",
+        "ip6gretap",
+        "erspan",
+        "ip6erspan",
+        "ipip",
+        "ip6tnl",
+        "xfrm",
+    ];
+    matches!(&link.kind, LinkKind::Other(kind) if KINDS.contains(&kind.as_str()))
 }
 
 fn kind_name(kind: &LinkKind) -> &str {

@@ -140,9 +140,10 @@ impl TunnelDevice {
         }
     }
 
-    /// Whether this is such a device, made by us and up.
+    /// Whether this is such a device, made by us, up and without a queue: a copy that waits would get the address of a later
+    /// one.
     fn is(self, link: &Link) -> bool {
-        is_ours(link) && link.up && link.kind == LinkKind::Other(self.kind().to_owned())
+        is_ours(link) && link.up && link.queueless && link.kind == LinkKind::Other(self.kind().to_owned())
     }
 }
 
@@ -237,6 +238,13 @@ impl fmt::Display for Blocked {
 }
 
 impl Tunnel {
+    /// Whether a receiver could not tell the copies of two tunnels apart.
+    pub fn meets(&self, other: &Self) -> bool {
+        (self.kind, self.remote, self.port) == (other.kind, other.remote, other.port)
+            && self.keys.first <= other.keys.last
+            && other.keys.first <= self.keys.last
+    }
+
     /// The device that it shares with the tunnels of its kind and port.
     pub const fn device(&self) -> TunnelDevice {
         let family = if self.remote.is_ipv6() { Family::V6 } else { Family::V4 };

@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX},
-    helpers::{bpf_skb_set_tunnel_key, bpf_skb_set_tunnel_opt},
+    helpers::{bpf_skb_change_type, bpf_skb_set_tunnel_key, bpf_skb_set_tunnel_opt},
 };
 use mirror_common::{
     abi::{
@@ -35,6 +35,8 @@ struct Erspan {
     second: [u8; 4],
 }
 
+/// The type of a packet for another host (include/uapi/linux/if_packet.h).
+const PACKET_OTHERHOST: u32 = 3;
 /// Hops of a packet: as many as the kernel gives its own packets.
 const TTL: u8 = 64;
 /// The direction bit of ERSPAN type III in the last byte of its bits: 1, the pod has received the packet.
@@ -43,6 +45,10 @@ const ERSPAN_EGRESS: u8 = 0x08;
 /// Addresses a copy. Returns whether the kernel could do that.
 #[inline(always)]
 pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery) -> bool {
+    // The session is still that of another target.
+    if announced.key == 0 {
+        return false;
+    }
     let has = |flag| tunnel.flags & flag != 0;
     let [first, rest @ ..] = tunnel.remote;
     // The helper takes an IPv4 address in the byte order of the machine.
@@ -60,6 +66,12 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
     // Routes may depend on the mark. That of the pod's packet is not for the tunnel's packet.
     // SAFETY: as above, and tc programs may write this field.
     unsafe { (*skb).mark = 0 };
+    // For a packet that is too long, some of the kernel's tunnels send an ICMP error to the sender of the packet inside,
+    // if that packet is for this host.
+    // SAFETY: as above.
+    if unsafe { bpf_skb_change_type(skb, PACKET_OTHERHOST) } != 0 {
+        return false;
+    }
     let is_sent = announced.direction == Direction::Egress as u32;
     if tunnel.erspan != 0 {
         let direction = if is_sent { 0 } else { ERSPAN_EGRESS };

@@ -47,7 +47,7 @@ impl Bpf {
         let mut programs = Programs::load(&pins)?;
         let calls_filters = programs.calls_filters();
         let mut maps = Maps::from_fn(|name| programs.take_map(name), calls_filters)?;
-        maps.renew_tunnels()?;
+        maps.clear_leftovers()?;
         Ok(Self {
             programs,
             maps,

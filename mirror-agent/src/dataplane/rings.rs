@@ -100,11 +100,15 @@ impl Streams {
         self.rings.set(place, ring, 0).context("cannot write a ring")
     }
 
-    /// Takes the ring away from the place of a target, so that its memory becomes free.
-    pub(super) fn drop_ring(&mut self, place: u32) -> anyhow::Result<()> {
-        let empty = RingBuf::create(EMPTY_RING, 0).context("cannot make an empty ring")?;
-        self.rings.set(place, &empty, 0).context("cannot take a ring away")
+    /// Takes the ring away from the place of a target, so that its memory becomes free. `empty` is [`empty_ring`].
+    pub(super) fn drop_ring(&mut self, place: u32, empty: &RingBuf<MapData>) -> anyhow::Result<()> {
+        self.rings.set(place, empty, 0).context("cannot take a ring away")
     }
+}
+
+/// The smallest ring, for the place of a ring that is taken away.
+pub(super) fn empty_ring() -> anyhow::Result<RingBuf<MapData>> {
+    RingBuf::create(EMPTY_RING, 0).context("cannot make an empty ring")
 }
 
 /// The reading end of a ring.

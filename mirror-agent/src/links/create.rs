@@ -120,6 +120,8 @@ pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Res
         // First, so that an agent that comes later knows a half-made device for ours.
         change(handle, LinkUnspec::new_with_name(name).alias(ALIAS).build()).await.with_context(is_taken)?;
         let ifindex = index_of(handle, name).await?;
+        // The address of a copy is one object for all copies of a CPU, so it must be read before the next copy is made.
+        queue::none(handle, ifindex).await.with_context(|| format!("cannot take the queue of {name}"))?;
         drop_received(handle, ifindex.0)
             .await
             .with_context(|| format!("cannot make {name} drop what it receives"))?;

@@ -1,4 +1,5 @@
-//! The queue of a mirror interface whose copies the kernel segments. The queue keeps the copies in order.
+//! The queue of a mirror interface whose copies the kernel segments. The queue keeps the copies in order. And no queue, for
+//! the device of a tunnel.
 //!
 //! All CPUs send to a device without a queue at once, and each of them segments its own super-frame: the segments of
 //! two frames mix. Behind a queue one CPU at a time segments and sends. Only a root qdisc with our handle is ever
@@ -34,6 +35,14 @@ pub(super) async fn give(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     let options = DefaultNla::new(OPTIONS, LIMIT.to_ne_bytes().to_vec());
     queue.attributes = vec![TcAttribute::Kind(KIND.to_owned()), TcAttribute::Other(options)];
     // Without NLM_F_REPLACE the request replaces only the kernel's default queue.
+    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    ask(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await.map(drop)
+}
+
+/// Leaves a device without a queue, also one that the kernel would give its default queue.
+pub(super) async fn none(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
+    let mut queue = root_of(ifindex)?;
+    queue.attributes = vec![TcAttribute::Kind("noqueue".to_owned())];
     let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
     ask(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await.map(drop)
 }

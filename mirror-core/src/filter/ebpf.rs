@@ -35,6 +35,7 @@ use self::{
     ways::{Packet, reached},
 };
 use super::classic::{Condition, Operand, Operation, Operator, Program, Register};
+use crate::fnv::fnv1a;
 
 pub use self::insn::Insn;
 
@@ -159,9 +160,7 @@ const LENGTH_BITS: u32 = 20;
 /// A hash of instructions (FNV-1a), and in its lower 20 bits their number. Two programs of the same text have the same hash
 /// if they have the same instructions.
 pub fn hash(insns: &[Insn]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    let hash = insns.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step);
-    hash << LENGTH_BITS | insns.len() as u64 & ((1 << LENGTH_BITS) - 1)
+    fnv1a(insns.as_bytes()) << LENGTH_BITS | insns.len() as u64 & ((1 << LENGTH_BITS) - 1)
 }
 
 /// The number of instructions of a program with this [`hash`].

@@ -1,14 +1,17 @@
 //! The tunnel keys of the sessions.
 //!
 //! A tunnel has one key for all copies, or a range, from which each tap gets its own. A tap keeps its key as long as it
-//! is installed, also over a restart of the agent, because the key is read back from the maps. Keys are a node's own:
-//! another node may give the same key to another tap. Pure; `fit` calls it.
+//! is installed, also over a restart of the agent, because the key is read back from the maps. A new tap gets the key at
+//! the hash of its owner, or the next free one: so a key that is free again does not go to the next pod at once, and
+//! mostly the same pod gets the same key again. Keys are a node's own: another node may give the same key to another
+//! tap. Pure; `fit` calls it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Unfit;
 use crate::{
-    model::{Actual, Desired, Device, NoRoom, Session, Tap, TargetName},
+    fnv::fnv1a,
+    model::{Actual, Desired, Device, NoRoom, Owner, Session, Tap, TargetName},
     tunnel::Keys,
 };
 
@@ -71,13 +74,28 @@ fn own_keys(
         let own = installed.get(device).filter(|(owner, _)| owner.is_same(&tap.owner));
         match own.filter(|(_, key)| taken.insert(*key)) {
             Some((_, key)) => drop(given.insert(*device, *key)),
-            None => newcomers.push(*device),
+            None => newcomers.push((*device, &tap.owner)),
         }
     }
     // A key that a tap is about to give up comes last: until that tap is removed, its copies have the key too.
     let leaving: BTreeSet<_> =
         installed.values().map(|(_, key)| *key).filter(|key| !taken.contains(key)).collect();
-    let fresh = (keys.first..=keys.last).filter(|key| !taken.contains(key) && !leaving.contains(key));
-    given.extend(newcomers.into_iter().zip(fresh.chain(leaving.iter().copied())));
+    for (device, owner) in newcomers {
+        let start = start(owner, keys);
+        let mut free = (start..=keys.last).chain(keys.first..start).filter(|key| !taken.contains(key));
+        let fresh = free.clone().find(|key| !leaving.contains(key));
+        if let Some(key) = fresh.or_else(|| free.next()) {
+            taken.insert(key);
+            given.insert(device, key);
+        }
+    }
     given
+}
+
+/// Where the search for a key begins.
+fn start(owner: &Owner, keys: Keys) -> u32 {
+    let uid = owner.pod.as_ref().map_or("", |pod| &pod.uid);
+    let hash = fnv1a(format!("{uid}/{}", owner.nic).as_bytes());
+    // Less than the count, which fits.
+    keys.first + (hash % keys.count() as u64) as u32
 }

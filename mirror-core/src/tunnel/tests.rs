@@ -93,6 +93,7 @@ fn a_tunnel_has_an_address_and_a_number() {
         ("gre:10.9.0.5/vni=7", "use key=N"),
         ("erspan:10.9.0.5/session=1024", "1 to 1023"),
         ("erspan:10.9.0.5/session=7/version=3", "version=1 or version=2"),
+        ("erspan:fd00::5/session=7/oversize=segment", "use truncate"),
     ] {
         let error = parse(text).map_err(|error| error.contains(part));
         assert_eq!(error, Err(true), "{text}: {:?}", parse(text));
@@ -135,6 +136,8 @@ fn there_is_a_reason_where_nothing_can_be_sent() {
     assert_eq!(why(|links| drop(links.host.remove(&IfIndex(9)))), Blocked::NoDevice(device()));
     assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().up = false), Blocked::NoDevice(device()));
     assert_eq!(why(|links| links.host.get_mut(&IfIndex(9)).unwrap().alias = None), Blocked::Taken(device()));
+    let queue = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().queueless = false;
+    assert_eq!(why(queue), Blocked::NoDevice(device()));
     let plain = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().kind = LinkKind::Dummy;
     assert_eq!(why(plain), Blocked::NoDevice(device()));
     let down = Blocked::UnderlayDown("uplink".into());
@@ -147,6 +150,20 @@ fn there_is_a_reason_where_nothing_can_be_sent() {
         links.routes.values_mut().for_each(|route| route.as_mut().unwrap().is_local = true);
     };
     assert_eq!(why(local), Blocked::Itself(remote));
+}
+
+#[test]
+fn tunnels_with_the_same_keys_meet() {
+    let meet = |a: &str, b: &str| parse(a).unwrap().meets(&parse(b).unwrap());
+    let of = |keys: &str| format!("gre:10.9.0.5/key={keys}");
+    for (a, b, expected) in
+        [("7", "7", true), ("5-9", "7", true), ("5-9", "9-12", true), ("5-9", "10-12", false)]
+    {
+        assert_eq!((meet(&of(a), &of(b)), meet(&of(b), &of(a))), (expected, expected), "{a} and {b}");
+    }
+    assert!(!meet("gre:10.9.0.5/key=7", "gre:10.9.0.6/key=7"));
+    assert!(!meet("erspan:10.9.0.5/session=7", "erspan:10.9.0.5/session=7/version=2"));
+    assert!(meet(TEXT, &format!("{TEXT}/oversize=drop")));
 }
 
 #[test]
@@ -197,7 +214,9 @@ proptest! {
         let port = if kind.usual_port().is_some() { port } else { 0 };
         let identity = identity && kind == Kind::Geneve;
         let oversize = Oversize::ALL[oversize];
+        let is_erspan = kind.name() == "erspan";
         prop_assume!(!(is_v6 && oversize == Oversize::Fragment));
+        prop_assume!(!(is_v6 && is_erspan && oversize == Oversize::Segment));
         let tunnel = Tunnel { kind, remote, port, keys, oversize, identity };
         let text = tunnel.to_string();
         prop_assert_eq!(text.parse(), Ok(Destination::Tunnel(tunnel)));

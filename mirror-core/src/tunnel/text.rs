@@ -50,6 +50,12 @@ impl Tunnel {
                 "{text:?}: the kernel makes no fragments of tunnel packets over IPv6: use truncate"
             ));
         }
+        let is_erspan = matches!(kind, Kind::Erspan2 | Kind::Erspan3);
+        if oversize == Oversize::Segment && is_erspan && remote.is_ipv6() {
+            return Err(format!(
+                "{text:?}: segments that do not fit would make the kernel send ICMP errors to the pod: use truncate"
+            ));
+        }
         let keys = keys.ok_or_else(|| format!("{text:?} has no {word}: add one, as in {text}/{word}=77"))?;
         Ok(Self { kind, remote, port, keys, oversize, identity })
     }

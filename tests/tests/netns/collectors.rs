@@ -257,9 +257,12 @@ fn a_collector_goes_and_comes_back() {
     // The same name, another pod.
     let ids = lab.pod("ids", "br0");
     pods.write(&[web_spec, PodSpec::of(&ids).uid("ids-2").mirror("false")]);
-    let status = wait_target(lab, true);
-    assert_eq!(status.target("ids").device, ids.veth_host());
-    assert_eq!(unreached(&status), [""; 0]);
+    lab.wait_status(|status| {
+        let (target, why) = (status.target("ids"), unreached(status));
+        check(target.up && target.device == ids.veth_host() && why.is_empty(), || {
+            format!("{target:?}, {why:?}")
+        })
+    });
     let takes_copies = || {
         let before = ids.netns().ip("-s -j link show eth0");
         flood.go_on(50);
@@ -268,8 +271,10 @@ fn a_collector_goes_and_comes_back() {
     takes_copies();
 
     lab.node().ip(&format!("link set {} down", ids.veth_host()));
-    let status = wait_target(lab, false);
-    assert_eq!(unreached(&status).len(), 1, "{status:?}");
+    lab.wait_status(|status| {
+        let why = unreached(status);
+        check(!status.target("ids").up && why.len() == 1, || format!("{why:?}"))
+    });
     lab.node().ip(&format!("link set {} name ids-end", ids.veth_host()));
     flood.go_on(100);
     lab.node().ip("link set ids-end up");

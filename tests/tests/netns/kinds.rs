@@ -51,6 +51,10 @@ fn each_kind_brings_every_frame_once_and_unchanged() {
     for [name, ..] in KINDS {
         wait_target_of(lab, name, true, 1);
     }
+    for device in ["pm-geneve6081", "pm-gre4", "pm-gre6", "pm-erspan4", "pm-erspan6"] {
+        // A copy in a queue would get the address of a later copy.
+        assert!(lab.node().tc(&format!("qdisc show dev {device} root")).contains("noqueue"), "{device}");
+    }
     let serial = lab.status().tap(web.veth_host()).session("k1").serial;
     let cable = Capture::start(far, "up1");
     let (sent, received) = scene.brings_every_frame(&KINDS.map(|[name, ..]| name), false);

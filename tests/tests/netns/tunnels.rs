@@ -199,7 +199,7 @@ fn each_nic_has_its_own_key() {
 }
 
 /// Another program has the port. The target says so, and everything else works: the agent is ready, and mirrors to
-/// other targets.
+/// other targets. That program's device cannot be mirrored into a tunnel.
 #[test]
 fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     let scene = Scene::new("tunnel-taken", 1500);
@@ -222,6 +222,9 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
     assert!(lab.devices().contains(&"cni".to_owned()) && !lab.devices().contains(&DEVICE.to_owned()));
     agent.stop();
     lab.cleanup();
+    // The packets of such a device may have addresses of its program's, which the copies would overwrite.
+    let exit = lab.agent_exit(&["attach", "cni", "--target", FAR, "--mirror-target", "far"]);
+    assert!(exit.code == Some(1) && exit.stderr.contains("it is a tunnel's device (vxlan)"), "{exit:?}");
 
     // A device of the tunnel's name that another program has made is left alone.
     lab.node().ip("link delete cni");
@@ -324,8 +327,10 @@ fn copying_goes_on_when_the_way_is_back() {
     };
     arrives();
     lab.node().ip("link set up0 down");
-    let status = wait_target(lab, "far", false);
-    assert!(unreached(&status).contains("no route to 10.9.0.5"), "{status:?}");
+    lab.wait_status(|status| {
+        let why = unreached(status);
+        check(!status.target("far").up && why.contains("no route to 10.9.0.5"), || why)
+    });
     flood.go_on(200);
     lab.node().ip("link set up0 up");
     wait_target(lab, "far", true);

@@ -8,7 +8,10 @@ use zerocopy::transmute;
 
 use super::{Maps, TargetBytes, TunnelsBytes};
 use crate::{
-    dataplane::{rings::Rings, wire},
+    dataplane::{
+        rings::{self, Rings},
+        wire,
+    },
     model::{Target, TargetName},
 };
 
@@ -38,10 +41,14 @@ impl Maps {
         let others = self.ledger.targets.iter().filter(|(at, _)| **at != place);
         let tunnels = wire::encode_tunnels(others.map(|(_, (_, target))| target).chain([target]));
         self.set_tunnels(tunnels)?;
-        self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
         let is_read = matches!(target, Target::Stream(Some(_)));
-        if matches!(before, Some(Target::Stream(_))) && !is_read {
-            self.streams.drop_ring(place)?;
+        let loses_ring = matches!(before, Some(Target::Stream(_))) && !is_read;
+        // Made first: once the target has no ring, it would not be known that the old one has to go.
+        let empty = if loses_ring { Some(rings::empty_ring()?) } else { None };
+        // The reader gets what is copied before this.
+        self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
+        if let Some(empty) = empty {
+            self.streams.drop_ring(place, &empty)?;
         }
         self.ledger.targets.insert(place, (name.clone(), target.clone()));
         Ok(())
@@ -50,19 +57,28 @@ impl Maps {
     /// Forgets a target.
     pub fn remove_target(&mut self, name: &TargetName) -> anyhow::Result<()> {
         let Some(place) = self.ledger.target(name) else { return Ok(()) };
-        // The name goes last, so that a ring that could not be taken away is not forgotten.
+        // The name goes last, so that what could not be taken away is not forgotten.
         if let Some((_, Target::Stream(_))) = self.ledger.targets.get(&place) {
             self.set_target(name, &Target::Stream(None), &Rings::default())?;
         }
+        let others = self.ledger.targets.iter().filter(|(at, _)| **at != place);
+        self.set_tunnels(wire::encode_tunnels(others.map(|(_, (_, target))| target)))?;
         let bytes = [0; size_of::<abi::Target>()];
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot forget the target {name}"))?;
         self.ledger.targets.remove(&place);
-        self.renew_tunnels()
+        Ok(())
     }
 
-    /// Writes the tunnels of the targets: an agent that was killed between two writes may have left others.
-    pub fn renew_tunnels(&mut self) -> anyhow::Result<()> {
-        self.set_tunnels(wire::encode_tunnels(self.ledger.targets.values().map(|(_, target)| target)))
+    /// Takes away what an agent may have left that was killed between two writes: tunnels of targets that have gone, and
+    /// rings that no program reads.
+    pub fn clear_leftovers(&mut self) -> anyhow::Result<()> {
+        self.set_tunnels(wire::encode_tunnels(self.ledger.targets.values().map(|(_, target)| target)))?;
+        for (place, (_, target)) in &self.ledger.targets {
+            if *target == Target::Stream(None) {
+                self.streams.drop_ring(*place, &rings::empty_ring()?)?;
+            }
+        }
+        Ok(())
     }
 
     fn set_tunnels(&mut self, tunnels: Tunnels) -> anyhow::Result<()> {
