@@ -56,10 +56,10 @@ fn is_of_collector(skb: *mut __sk_buff, target: &Target) -> bool {
 
 #[inline(always)]
 fn is_of_tunnel(skb: *mut __sk_buff) -> bool {
-    let Some(tunnels) = TUNNELS.get(0) else { return false };
-    if tunnels.count == 0 {
-        return false;
+    match TUNNELS.get(0) {
+        Some(tunnels) if tunnels.count != 0 => {
+            header::read(skb).is_some_and(|header| tunnel::is_of(header, tunnels))
+        }
+        _ => false,
     }
-    let Some(header) = header::read(skb) else { return false };
-    tunnel::is_of(header, tunnels)
 }

@@ -29,10 +29,8 @@ struct Key {
 #[repr(C)]
 struct Erspan {
     version: u32,
-    /// Type II: the index, in network byte order. Type III: the timestamp.
-    first: [u8; 4],
-    /// Type III: the security group tag, and bits of the second half of its last word.
-    second: [u8; 4],
+    /// Type II: the index. Type III: the timestamp, the security group tag, and bits.
+    rest: [u8; 8],
 }
 
 /// The type of a packet for another host (include/uapi/linux/if_packet.h).
@@ -58,29 +56,23 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
     let family = if has(TUNNEL_IPV6) { BPF_F_TUNINFO_IPV6 } else { 0 };
     let checksum = if has(TUNNEL_CHECKSUM) { 0 } else { BPF_F_ZERO_CSUM_TX };
     let (bytes, flags) = (size_of::<Key>() as u32, u64::from(family | checksum));
-    // SAFETY: the context is valid for the whole program, and the kernel reads as many bytes as the call says.
-    let is_addressed = unsafe { bpf_skb_set_tunnel_key(skb, (&raw mut key).cast(), bytes, flags) } == 0;
-    if !is_addressed {
-        return false;
-    }
-    // Routes may depend on the mark. That of the pod's packet is not for the tunnel's packet.
-    // SAFETY: as above, and tc programs may write this field.
-    unsafe { (*skb).mark = 0 };
-    // For a packet that is too long, some of the kernel's tunnels send an ICMP error to the sender of the packet inside,
-    // if that packet is for this host.
-    // SAFETY: as above.
-    if unsafe { bpf_skb_change_type(skb, PACKET_OTHERHOST) } != 0 {
-        return false;
-    }
+    // Routes may depend on the mark, and that of the pod's packet is not for the tunnel's packet. For a packet that is too
+    // long, some of the kernel's tunnels send an ICMP error to the sender of the packet inside, if it is for this host.
+    // SAFETY: the context is valid for the whole program, tc programs may write its mark, and the kernel reads as many
+    // bytes as the call says.
+    let is_addressed = unsafe {
+        (*skb).mark = 0;
+        bpf_skb_change_type(skb, PACKET_OTHERHOST) == 0
+            && bpf_skb_set_tunnel_key(skb, (&raw mut key).cast(), bytes, flags) == 0
+    };
     let is_sent = announced.direction == Direction::Egress as u32;
-    if tunnel.erspan != 0 {
-        let direction = if is_sent { 0 } else { ERSPAN_EGRESS };
-        let is_third = tunnel.erspan == 2;
-        let second = if is_third { [0, 0, 0, direction] } else { [0; 4] };
-        let mut erspan = Erspan { version: tunnel.erspan, first: [0; 4], second };
-        return set_option(skb, (&raw mut erspan).cast(), size_of::<Erspan>());
-    }
-    if has(TUNNEL_IDENTITY) {
+    if !is_addressed {
+        false
+    } else if tunnel.erspan != 0 {
+        let direction = if is_sent || tunnel.erspan != 2 { 0 } else { ERSPAN_EGRESS };
+        let mut erspan = Erspan { version: tunnel.erspan, rest: [0, 0, 0, 0, 0, 0, 0, direction] };
+        set_option(skb, (&raw mut erspan).cast(), size_of::<Erspan>())
+    } else if has(TUNNEL_IDENTITY) {
         let mut identity = Identity {
             class: IDENTITY_CLASS.to_be_bytes(),
             kind: IDENTITY_TYPE,
@@ -89,9 +81,10 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
             direction: if is_sent { 2 } else { 1 },
             reserved: [0; 3],
         };
-        return set_option(skb, (&raw mut identity).cast(), size_of::<Identity>());
+        set_option(skb, (&raw mut identity).cast(), size_of::<Identity>())
+    } else {
+        true
     }
-    true
 }
 
 /// Gives a copy that has an address an option of this many bytes.
