@@ -48,7 +48,7 @@ fn what_the_agent_does_not_read_costs_it_no_round() {
     let rounds = || lab.metrics()["podmirror_reconcile_duration_seconds_count"];
     let before = rounds();
     for turn in 0..TURNS {
-        api.kubectl(&format!("label --overwrite pod web turn={turn}"));
+        api.kubectl(&format!("annotate --overwrite pod web example.com/turn={turn}"));
         api.kubectl(&format!("label --overwrite namespace {} turn={turn}", api.namespace()));
     }
     // It has heard of all that when it knows what came afterwards.
