@@ -146,12 +146,18 @@ impl Lab {
         assert!(gone.is_empty() && new.is_empty(), "gone: {gone:#?}\nnew: {new:#?}");
     }
 
-    /// The pins below the directory for `--bpffs`.
+    /// The pins below the directory for `--bpffs`. An agent may remove a directory while this looks.
     pub fn pins(&self) -> Vec<PathBuf> {
         fn walk(directory: &Path, pins: &mut Vec<PathBuf>) -> io::Result<()> {
             for entry in fs::read_dir(directory)? {
                 let path = entry?.path();
-                if path.is_dir() { walk(&path, pins)? } else { pins.push(path) }
+                if !path.is_dir() {
+                    pins.push(path);
+                } else if let Err(error) = walk(&path, pins)
+                    && error.kind() != io::ErrorKind::NotFound
+                {
+                    return Err(error);
+                }
             }
             Ok(())
         }
