@@ -1,7 +1,8 @@
 //! `cargo xtask vm`: runs the levels prog and netns on Debian's stock kernels, in qemu.
 //!
 //! The level vm, which is part of `test --all`, leaves out the stories about commands, files, annotations and reports,
-//! which use little of the kernel. The level vm-whole and `cargo xtask vm` leave out nothing.
+//! which use little of the kernel, and those about decisions that the level prog tests. The level vm-whole and `cargo
+//! xtask vm` leave out nothing.
 //!
 //! The guest mounts this machine's file system, read-only, and runs test binaries that were built here. Nothing is
 //! installed on the machine or in the guest. qemu emulates the CPU without KVM, so this also works in a virtual
@@ -62,11 +63,15 @@ impl Kernel {
     }
 }
 
-/// The modules of the stories about hooks, the programs of others there, the kinds of tunnels, and the queue and the offloads
-/// of devices. The
-/// kernel also decides the outcome of the stories about the data path, which run once for each way to attach.
+/// The modules whose stories the kernel decides: about hooks and the programs of others there, the kinds of tunnels, and
+/// the queues and offloads of devices.
 const OF_THE_KERNEL: [&str; 7] =
     ["attaching", "hidden", "kinds", "neighbours", "offloads", "order", "versions"];
+
+/// The modules of which the stories about the data path are the kernel's too: every form of packet, packets that come
+/// back, filters that are replaced, ring buffers. The other stories about the data path differ in what the tap programs
+/// decide, and the level prog tests that on every kernel.
+const DATA_PATH: [&str; 4] = ["complete", "filters", "returns", "tails"];
 
 /// The command line of `cargo xtask vm`.
 #[derive(Debug, clap::Args)]
@@ -114,8 +119,9 @@ pub(crate) fn run_whole(arguments: &[String]) -> Result<()> {
 /// Runs both levels on every kernel, with the stories that depend on the kernel.
 pub(crate) fn run_short() -> Result<()> {
     for kernel in Kernel::value_variants() {
-        let modules = OF_THE_KERNEL.iter().map(|module| format!("{module}::"));
-        let stories: Vec<_> = modules.chain([kernel.way().to_owned()]).collect();
+        let whole = OF_THE_KERNEL.iter().map(|module| format!("{module}::"));
+        let data_path = DATA_PATH.iter().map(|module| format!("{module}{}", kernel.way()));
+        let stories: Vec<_> = whole.chain(data_path).collect();
         guest::boot(*kernel, &script(&[(Level::Prog, &[]), (Level::Netns, &stories)])?)?;
     }
     Ok(())
@@ -154,14 +160,14 @@ fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{OF_THE_KERNEL, quoted};
+    use super::{DATA_PATH, OF_THE_KERNEL, quoted};
     use crate::workspace;
 
     /// A module that is named here and has another name now would be left out without an error.
     #[test]
     fn the_modules_of_the_kernels_stories_exist() {
         let stories = workspace::root().join("tests/tests/netns");
-        for module in OF_THE_KERNEL {
+        for module in OF_THE_KERNEL.iter().chain(&DATA_PATH) {
             assert!(stories.join(format!("{module}.rs")).is_file(), "{module}");
         }
     }
