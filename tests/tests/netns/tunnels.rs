@@ -56,6 +56,8 @@ impl Scene {
         self.far.ip(&format!("link add {name} type {kind}"));
         self.far.sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1");
         self.far.ip(&format!("link set {name} mtu 9000"));
+        // Otherwise the device puts segments together again that come one after the other (`gro_cells_receive`).
+        self.far.run(&format!("ethtool -K {name} gro off"));
         self.far.ip(&format!("link set {name} up"));
     }
 
