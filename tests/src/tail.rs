@@ -6,6 +6,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use nix::sys::signal::{Signal, kill};
@@ -42,8 +43,12 @@ impl Tail {
     pub fn spawn(lab: &Lab, arguments: &[&str]) -> Self {
         let file = lab.files().join(format!("tail-{}.pcapng", arguments.concat().replace('/', "-")));
         let mut command = lab.agent(arguments);
-        let process = Process::start(command.arg("-w").arg(&file));
-        Self { process, file }
+        Self::of(command.arg("-w").arg(&file), file)
+    }
+
+    /// Starts this command, which writes the file.
+    pub fn of(command: &mut Command, file: PathBuf) -> Self {
+        Self { process: Process::start(command), file }
     }
 
     /// Its file.

@@ -13,6 +13,7 @@ mod installation;
 mod lives;
 mod many;
 mod mirroring;
+mod targets;
 
 /// Pings from one pod to another while `outage` runs. Each ping and each answer must be on the mirror interface once.
 /// Returns the number of these packets.
