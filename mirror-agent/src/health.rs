@@ -1,12 +1,18 @@
 //! Whether the agent is ready, and whether its loop lives.
 //!
-//! Pure: the newest report, the state of the source and the time in; the answer out. Called by `admin`.
+//! Pure, but for [`end_if_hung`]: the newest report, the state of the source and the time in; the answer out. Called by
+//! `admin` and by `cmd::run`.
 
-use std::time::Duration;
+use std::{io, process, thread, time::Duration};
 
 use tokio::time::Instant;
+use tracing::error;
 
-use crate::{pods::SourceState, reconcile::TICK, report::Report};
+use crate::{
+    pods::SourceState,
+    reconcile::TICK,
+    report::{Report, Reports},
+};
 
 /// How long the source may be away before its pods are too old to speak of readiness.
 const AWAY: Duration = Duration::from_secs(60);
@@ -45,8 +51,37 @@ pub fn alive(report: &Report, now: Instant) -> Result<(), String> {
     Ok(())
 }
 
+/// Ends the process, from now on, if the loop hangs; a kubelet or systemd then starts it again. The mirror goes on
+/// meanwhile. A probe over the network cannot do this, because another process may have the port.
+///
+/// # Errors
+///
+/// There is no memory for a thread. It takes one, because a task would hang with the loop.
+pub fn end_if_hung(reports: Reports) -> io::Result<()> {
+    thread::Builder::new().name("health".to_owned()).spawn(move || {
+        let reason = until_hung(&reports, TICK);
+        error!(reason, "the agent hangs, and ends");
+        process::exit(1);
+    })?;
+    Ok(())
+}
+
+/// Looks at the newest report from time to time. Returns when the loop hangs, with the reason.
+fn until_hung(reports: &Reports, interval: Duration) -> String {
+    loop {
+        if let Err(reason) = alive(&reports.borrow(), Instant::now()) {
+            return reason;
+        }
+        thread::sleep(interval);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::watch;
+
     use super::*;
 
     fn seconds(seconds: u64) -> Duration {
@@ -90,5 +125,21 @@ mod tests {
         assert_eq!(alive(&report, report.at + TICK + ROUND), Ok(()));
         let reason = alive(&report, report.at + seconds(241));
         assert_eq!(reason, Err("no round of the loop has ended for 241 s".into()));
+    }
+
+    #[test]
+    fn a_loop_that_hangs_is_noticed_and_one_that_goes_on_is_not() {
+        let report = Report::default();
+        let old = Report { at: report.at.checked_sub(seconds(241)).unwrap(), ..Report::default() };
+        let reports = watch::Sender::new(Arc::new(report));
+        let watched = reports.subscribe();
+        let watching = thread::spawn(move || until_hung(&watched, Duration::from_millis(1)));
+        for _ in 0..100 {
+            reports.send_replace(Arc::new(Report::default()));
+            thread::yield_now();
+        }
+        assert!(!watching.is_finished());
+        reports.send_replace(Arc::new(old));
+        assert_eq!(watching.join().unwrap(), "no round of the loop has ended for 241 s");
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     cli::{Listen, RunArgs, SettingArgs, StateArgs},
     control::{self, Control},
     dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
-    events,
+    events, health,
     metrics::{LoopMetrics, Metrics},
     notes,
     pods::{
@@ -85,6 +85,7 @@ async fn follow(
         Reconciler::new(pods, links, dataplane, readers.watch(), policy, mirrors, metrics.clone());
     let reports = reconciler.reports();
     tell(reports.clone());
+    health::end_if_hung(reports.clone())?;
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reports.clone(), trouble.subscribe())?;
     control::serve(control, readers.clone(), reports.clone())?;
