@@ -187,6 +187,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NamespaceExcluded
         | Why::NamespaceNotAllowed
         | Why::NoSuchTarget(_)
+        | Why::NoSuchNic
         | Why::TooManyMirrors
         | Why::NoRoom(_)
         | Why::FilterRefused(_)

@@ -6,5 +6,7 @@ pub const PREFIX: &str = "podmirror.io/";
 pub const MIRROR: &str = "podmirror.io/mirror";
 /// Annotation of a pod or of a namespace: the target of the copies.
 pub const TARGET: &str = "podmirror.io/target";
+/// Annotation of a pod or of a namespace: the NICs of the pod that are mirrored.
+pub const NICS: &str = "podmirror.io/nics";
 /// The annotation of Kube-OVN on a pod, which holds where our annotation is missing.
 pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";

@@ -7,6 +7,7 @@
 mod captures;
 mod choice;
 mod filters;
+mod nics;
 mod policy;
 #[cfg(test)]
 mod tests;
@@ -19,8 +20,10 @@ use mirror_common::{
 };
 
 pub use self::captures::{Capture, Readers};
-pub use self::choice::{BadAnnotation, Choice, MIRROR, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
+pub use self::choice::{BadAnnotation, Choice, MIRROR, NICS, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
+pub use self::nics::Nics;
+use self::nics::{is_inner, is_nic};
 pub use self::policy::Policy;
 use crate::{
     destination::Destination,
@@ -46,6 +49,8 @@ pub enum Why {
     NetnsUnreadable(String),
     /// It has no NIC yet.
     NoNic,
+    /// It has no NIC of this name, which the mirror is for.
+    NoSuchNic,
     /// The NIC, of this kind, has no veth end on the node.
     NoHostInterface(String),
     /// The device is tapped for this other pod already.
@@ -103,6 +108,7 @@ impl Why {
             Self::NoNetns => "NoNetns",
             Self::NetnsUnreadable(_) => "NetnsUnreadable",
             Self::NoNic => "NoNic",
+            Self::NoSuchNic => "NoSuchNic",
             Self::NoHostInterface(_) => "NoHostInterface",
             Self::TappedFor(_) => "TappedForOther",
             Self::MirrorInterface(_) => "MirrorInterface",
@@ -138,6 +144,7 @@ impl fmt::Display for Why {
             }
             Self::NetnsUnreadable(error) => write!(f, "its network namespace cannot be read: {error}"),
             Self::NoNic => write!(f, "its network namespace has no interface but loopback yet"),
+            Self::NoSuchNic => write!(f, "the pod has no interface of this name, which {NICS} asks for"),
             Self::NoHostInterface(kind) => {
                 write!(f, "an interface of kind {kind:?} has no veth end on the node to tap")
             }
@@ -263,7 +270,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
 
 /// Adds the taps of one pod: a tap for each of its NICs.
 fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
-    let Wanted { pod, mirrors, is_asked } = wanted;
+    let Wanted { pod, mirrors, is_asked, .. } = wanted;
     // A reason concerns the pod, unless only a capture wants the pod.
     let mirror = mirrors.keys().next().filter(|_| mirrors.keys().all(|mirror| mirror.0.is_capture()));
     let skip = |nic: Option<&str>, why, selection: &mut Selection| {
@@ -289,10 +296,19 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
     if nics.is_empty() {
         skip(None, Why::NoNic, selection);
     }
+    for (mirror, name) in wanted.named_nics() {
+        if !nics.is_empty() && !nics.iter().any(|(nic, _)| nic.name == name) {
+            let (pod, mirror, nic) = (Some(pod.id.clone()), Some(mirror.clone()), Some(name.to_owned()));
+            selection.skipped.push(Skipped { pod, nic, mirror, why: Why::NoSuchNic });
+        }
+    }
     let leads_to_node = nics.iter().any(|(_, host_end)| host_end.is_some());
     for (nic, host_end) in nics {
+        let sessions = wanted.mirrors_of(&nic.name);
+        let is_named = wanted.named_nics().any(|(_, name)| nic.name == name);
         let result = match host_end {
-            None if leads_to_node && is_inner(nic) => continue,
+            _ if sessions.is_empty() => continue,
+            None if leads_to_node && is_inner(nic) && !is_named => continue,
             None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
             Some(link) => {
                 let owner = Owner {
@@ -301,38 +317,14 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
                     nic: nic.name.clone(),
                     device: link.name.clone(),
                 };
-                let tap = Tap {
-                    owner,
-                    kind: TapKind::HostVeth,
-                    is_limited: policy.limits.is_limited(),
-                    sessions: mirrors.clone(),
-                };
+                let tap =
+                    Tap { owner, kind: TapKind::HostVeth, is_limited: policy.limits.is_limited(), sessions };
                 claim(link, tap, links, policy, selection)
             }
         };
         if let Err(why) = result {
             skip(Some(&nic.name), why, selection);
         }
-    }
-}
-
-/// Whether a device inside a pod is a NIC. A veth is, in any state; another device is if it is up: every namespace has
-/// unused fallback tunnel devices (`tunl0`, `sit0` and so on).
-fn is_nic(link: &Link) -> bool {
-    match link.kind {
-        LinkKind::Loopback => false,
-        LinkKind::Veth => true,
-        LinkKind::Dummy | LinkKind::Ifb | LinkKind::Other(_) => link.up,
-    }
-}
-
-/// Whether a device that leads to no device of the node may serve containers inside the pod (docker, kind). These
-/// containers reach the node by another NIC, and there can be many such devices, with random names.
-fn is_inner(link: &Link) -> bool {
-    match &link.kind {
-        LinkKind::Veth => true,
-        LinkKind::Other(kind) => kind == "bridge",
-        LinkKind::Loopback | LinkKind::Dummy | LinkKind::Ifb => false,
     }
 }
 

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use clap::{Arg, Command, CommandFactory as _};
 
 use crate::{
-    annotations::{MIRROR, OVN_MIRROR, PREFIX, TARGET},
+    annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX, TARGET},
     cli::Cli,
     pods::parse::NETNS_ANNOTATION,
     settings::SETTINGS,
@@ -49,7 +49,7 @@ struct Annotation {
     example: &'static str,
 }
 
-const OTHERS: [Annotation; 4] = [
+const OTHERS: [Annotation; 5] = [
     Annotation {
         key: MIRROR,
         stands_on: "pod, namespace",
@@ -69,6 +69,12 @@ const OTHERS: [Annotation; 4] = [
         stands_on: "pod, namespace",
         help: "Name of the target that gets the copies, one of `--target`; without it, that of `--mirror-target`",
         example: "ids",
+    },
+    Annotation {
+        key: NICS,
+        stands_on: "pod, namespace",
+        help: "Names of the pod's NICs that are mirrored; without it, all of them",
+        example: "eth0,net1",
     },
     Annotation {
         key: NETNS_ANNOTATION,

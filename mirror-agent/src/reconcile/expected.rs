@@ -101,7 +101,7 @@ mod tests {
             netns: (uid == "b").then(|| "/run/netns/b".into()),
             ..Pod::default()
         });
-        let wanted = |pod| Wanted { pod, mirrors: BTreeMap::new(), is_asked: true };
+        let wanted = |pod| Wanted { pod, mirrors: BTreeMap::new(), nics: BTreeMap::new(), is_asked: true };
         let chosen: Vec<_> = pods.iter().map(wanted).collect();
         let skip =
             |pod: usize, why| Skipped { pod: Some(pods[pod].id.clone()), nic: None, mirror: None, why };

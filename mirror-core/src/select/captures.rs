@@ -112,7 +112,7 @@ impl Capture {
                 Some(at) => wanted.get_mut(at).map_or(Ok(()), |wanted| self.add_to(&mut wanted.mirrors)),
                 None => {
                     let mirrors = [(self.mirror(), self.session())].into();
-                    wanted.push(Wanted { pod, mirrors, is_asked: false });
+                    wanted.push(Wanted { pod, mirrors, nics: BTreeMap::new(), is_asked: false });
                     Ok(())
                 }
             };

@@ -13,11 +13,11 @@ use std::{
 
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
-use super::{Capture, Filters, Policy, Skipped, Why};
-pub use crate::annotations::{MIRROR, OVN_MIRROR, PREFIX};
+use super::{Capture, Filters, Nics, Policy, Skipped, Why};
+pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
     model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Session, TargetName},
-    settings::KEYS,
+    settings::{KEYS, SettingError},
 };
 
 /// Annotation of a pod in a file: its network namespace. The source of pods reads it.
@@ -30,8 +30,24 @@ pub struct Wanted<'a> {
     pub pod: &'a Pod,
     /// Its mirrors; at least one, and at most [`MAX_SESSIONS_PER_TAP`].
     pub mirrors: BTreeMap<MirrorId, Session>,
+    /// The NICs that a mirror is for, where it is not for all.
+    pub nics: BTreeMap<MirrorId, Nics>,
     /// An annotation asks for one of them, and not the policy alone.
     pub is_asked: bool,
+}
+
+impl Wanted<'_> {
+    /// The mirrors of one NIC.
+    pub(super) fn mirrors_of(&self, nic: &str) -> BTreeMap<MirrorId, Session> {
+        let is_for = |mirror| self.nics.get(mirror).is_none_or(|nics| nics.has(nic));
+        let mirrors = self.mirrors.iter().filter(|(mirror, _)| is_for(mirror));
+        mirrors.map(|(mirror, session)| (mirror.clone(), session.clone())).collect()
+    }
+
+    /// The NICs that mirrors name.
+    pub(super) fn named_nics(&self) -> impl Iterator<Item = (&MirrorId, &str)> {
+        self.nics.iter().flat_map(|(mirror, nics)| nics.named().map(move |name| (mirror, name)))
+    }
 }
 
 /// The result of the annotations and the policy for all pods.
@@ -82,7 +98,7 @@ impl fmt::Display for BadAnnotation {
             Problem::Value => write!(f, "{value:?} is not true, false, both, ingress or egress")?,
             Problem::Key => write!(
                 f,
-                "there is no such annotation; those of a mirror are mirror, target, {}",
+                "there is no such annotation; those of a mirror are mirror, target, nics, {}",
                 KEYS.join(", ")
             )?,
             Problem::Name(error) => f.write_str(error)?,
@@ -138,7 +154,7 @@ impl<'a> PodChoice<'_, 'a> {
             }
         }
         asked.sort();
-        let mut mirrors = BTreeMap::new();
+        let (mut mirrors, mut nics) = (BTreeMap::new(), BTreeMap::new());
         let mut is_asked = false;
         for (origin, mirror, directions) in asked {
             let session = match self.session(&mirror, directions, origin, &own, &inherited) {
@@ -146,15 +162,16 @@ impl<'a> PodChoice<'_, 'a> {
                 session => session,
             };
             match session {
-                Ok(session) => {
+                Ok((session, of)) => {
                     is_asked |= origin != Origin::Policy;
+                    nics.extend((of != Nics::default()).then(|| (mirror.clone(), of)));
                     mirrors.insert(mirror, session);
                 }
                 Err(why) => self.refuse(Some(mirror), why),
             }
         }
         if !mirrors.is_empty() {
-            self.choice.wanted.push(Wanted { pod: self.pod, mirrors, is_asked });
+            self.choice.wanted.push(Wanted { pod: self.pod, mirrors, nics, is_asked });
         }
     }
 
@@ -204,7 +221,7 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
-    /// The session of a mirror that is wanted.
+    /// The session of a mirror that is wanted, and the NICs that it is for.
     fn session(
         &mut self,
         mirror: &MirrorId,
@@ -212,7 +229,7 @@ impl<'a> PodChoice<'_, 'a> {
         origin: Origin,
         own: &Said<'a>,
         inherited: &Said<'a>,
-    ) -> Result<Session, Why> {
+    ) -> Result<(Session, Nics), Why> {
         let mut settings = self.policy.settings.clone();
         let mut target = self.policy.target.clone();
         let is_allowed = self
@@ -237,7 +254,12 @@ impl<'a> PodChoice<'_, 'a> {
         if !self.policy.targets.contains_key(&target) {
             return Err(Why::NoSuchTarget(target.to_string()));
         }
-        Ok(Session { directions, settings, target, origin, key: None })
+        let mut nics = Nics::default();
+        if let Some((place, value)) = said("nics") {
+            let bad = |reason| SettingError { key: "nics", value: value.to_owned(), reason };
+            nics = Nics::parse(value).map_err(|reason| Why::BadSetting(place, bad(reason)))?;
+        }
+        Ok((Session { directions, settings, target, origin, key: None }, nics))
     }
 
     /// Our annotations of one place. The invalid ones are noted as bad.
@@ -252,7 +274,7 @@ impl<'a> PodChoice<'_, 'a> {
             if word == NETNS && name.is_none() {
                 continue;
             }
-            if word != "mirror" && word != "target" && !KEYS.contains(&word) {
+            if !["mirror", "target", "nics"].contains(&word) && !KEYS.contains(&word) {
                 self.bad(place, key.to_owned(), value, Problem::Key);
                 continue;
             }

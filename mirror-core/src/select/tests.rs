@@ -25,7 +25,7 @@ fn wanted(pod: &Pod, directions: Directions) -> Wanted<'_> {
         origin: Origin::Annotation(Place::Pod),
         key: None,
     };
-    Wanted { pod, mirrors: [(MirrorId::default(), session)].into(), is_asked: true }
+    Wanted { pod, mirrors: [(MirrorId::default(), session)].into(), nics: BTreeMap::new(), is_asked: true }
 }
 
 /// The directions of the one session of a tap.

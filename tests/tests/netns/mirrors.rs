@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mirror_tests::{Agent, AttachMode, Capture, Lab, PodSpec, PodsFile, SOON, check, eventually};
+use mirror_tests::{Agent, AttachMode, Capture, Lab, PodSpec, PodsFile, SOON, Status, check, eventually};
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
 
@@ -75,6 +75,57 @@ fn each_mirror_of_a_pod_gets_its_own_packets(mode: AttachMode) {
     assert_eq!(lab.agent_exit(&["cleanup"]).code, Some(0));
     let devices = lab.devices();
     assert!(!devices.contains(&"ids0".to_owned()) && !devices.contains(&MIRROR.to_owned()), "{devices:?}");
+}
+
+/// The IDS gets the packets of both NICs. The engineer asks for the second NIC, and for one that comes later.
+#[test]
+fn a_mirror_gets_the_nics_that_it_names() {
+    let Node { mut web, mut db, lab } = Node::bridged("named-nics");
+    lab.bridge("br1");
+    web.add_nic(&lab, "br1");
+    db.add_nic(&lab, "br1");
+    let spec = PodSpec::of(&web)
+        .mirror("true")
+        .annotated("podmirror.io/mirror.debug", "true")
+        .annotated("podmirror.io/nics.debug", "eth1, eth2")
+        .annotated("podmirror.io/target.debug", "debug");
+    let pods = PodsFile::new(&lab, &[spec]);
+    let _agent = Agent::run(&lab, any_mode(), &pods, &["--target", "debug=debug0"]);
+    let hosts = |count: usize| web.nics()[..count].iter().map(|nic| nic.host.clone()).collect::<Vec<_>>();
+    let [first, second] = &hosts(2)[..] else { panic!("two NICs") };
+    let status = lab.wait_taps(&[first, second]);
+    let mirrors = |status: &Status, host: &str| {
+        status.tap(host).sessions.iter().map(|session| session.mirror.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(mirrors(&status, first), ["default"]);
+    assert_eq!(mirrors(&status, second), ["debug", "default"]);
+    let skipped = &status.notes.as_ref().unwrap()["skipped"];
+    assert_eq!(skipped.as_array().map(Vec::len), Some(1), "{skipped}");
+    assert_eq!(
+        (&skipped[0]["nic"], &skipped[0]["reason"]),
+        (&"eth2".into(), &"NoSuchNic".into()),
+        "{skipped}"
+    );
+
+    let inside = ["eth0", "eth1"].map(|nic| Capture::start(web.netns(), nic));
+    let (all, debug) = (Capture::start(lab.node(), MIRROR), Capture::start(lab.node(), "debug0"));
+    web.ping(db.v4(), 5, 56);
+    web.ping(db.nics()[1].v4.into(), 7, 56);
+    shows(&debug, || inside[1].frames());
+    shows(&all, || inside[0].frames().and(&inside[1].frames()));
+    let [first, second] = inside.map(Capture::stop);
+    debug.stop().same_as(&second).unwrap();
+    all.stop().same_as(&first.and(&second)).unwrap();
+    assert!(first.len() >= 10 && second.len() >= 14);
+
+    web.add_nic(&lab, "br1");
+    let hosts: Vec<_> = web.nics().iter().map(|nic| nic.host.as_str()).collect();
+    let status = lab.wait_taps(&hosts);
+    assert_eq!(mirrors(&status, hosts[2]), ["debug", "default"]);
+    lab.wait_status(|status| {
+        let skipped = &status.notes.as_ref().ok_or("no agent")?["skipped"];
+        check(*skipped == serde_json::json!([]), || skipped.to_string())
+    });
 }
 
 /// While one mirror of a pod is added, changed and removed, the other mirror loses no packet and copies none twice.

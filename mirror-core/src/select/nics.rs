@@ -1,0 +1,150 @@
+//! The NICs of a pod: which devices inside it are NICs, and which of them a mirror is for ([`Nics`]).
+//!
+//! Pure. `choose` reads them from an annotation, `select` looks for them inside the pod.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    destination::device_name,
+    model::{Link, LinkKind},
+};
+
+/// Most names that an annotation may have: each can become an Event.
+const MOST: usize = 32;
+
+/// Names of NICs inside a pod; `None`: all that it has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Nics(Option<BTreeSet<String>>);
+
+impl Nics {
+    /// Reads `eth0,net1`.
+    ///
+    /// # Errors
+    ///
+    /// A message for the user.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let names: Result<BTreeSet<_>, _> = text.split(',').map(|name| device_name(name.trim())).collect();
+        match names {
+            Ok(names) if names.len() > MOST => Err(format!("it has more than {MOST} names")),
+            Ok(names) => Ok(Self(Some(names))),
+            Err(why) => Err(format!("{why}; use names as in eth0,net1")),
+        }
+    }
+
+    /// Whether the mirror is for the NIC of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.as_ref().is_none_or(|names| names.contains(name))
+    }
+
+    /// The names that the annotation has.
+    pub(super) fn named(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().flatten().map(String::as_str)
+    }
+}
+
+/// Whether a device inside a pod is a NIC. A veth is, in any state; another device is if it is up: every namespace has
+/// unused fallback tunnel devices (`tunl0`, `sit0` and so on).
+pub(super) fn is_nic(link: &Link) -> bool {
+    match link.kind {
+        LinkKind::Loopback => false,
+        LinkKind::Veth => true,
+        LinkKind::Dummy | LinkKind::Ifb | LinkKind::Other(_) => link.up,
+    }
+}
+
+/// Whether a device that leads to no device of the node may serve containers inside the pod (docker, kind). These
+/// containers reach the node by another NIC, and there can be many such devices, with random names.
+pub(super) fn is_inner(link: &Link) -> bool {
+    match &link.kind {
+        LinkKind::Veth => true,
+        LinkKind::Other(kind) => kind == "bridge",
+        LinkKind::Loopback | LinkKind::Dummy | LinkKind::Ifb => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::collections::BTreeMap;
+
+    use proptest::{collection::btree_set, option, prelude::*};
+
+    use super::*;
+    use crate::{
+        model::{MirrorId, Name},
+        select::{
+            Filters, MIRROR, NICS, Policy, Why, choose, select,
+            tests::{mk_node, mk_pod},
+        },
+    };
+
+    #[test]
+    fn names_are_read_as_people_write_them() {
+        let nics = Nics::parse("eth0, net1").unwrap_or_default();
+        assert_eq!(nics.named().collect::<Vec<_>>(), ["eth0", "net1"]);
+        assert!(nics.has("net1") && !nics.has("net2") && !nics.has("net"));
+        assert!(Nics::default().has("net2"));
+        assert_eq!(Nics::default().named().count(), 0);
+        for bad in ["", ",", "eth0,", "eth0 net1", "a/b", "a-name-that-is-too-long"] {
+            assert!(Nics::parse(bad).is_err_and(|why| why.contains("as in eth0,net1")), "{bad}");
+        }
+        let many =
+            |count: usize| (0..count).map(|number| format!("net{number}")).collect::<Vec<_>>().join(",");
+        assert!(Nics::parse(&many(MOST)).is_ok());
+        assert_eq!(Nics::parse(&many(MOST + 1)), Err("it has more than 32 names".to_owned()));
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_used_does_not_become_all() {
+        let pods = [mk_pod("web", &[(MIRROR, "true"), (NICS, "eth0 eth1")])];
+        let choice = choose(&pods, &[], &Policy::default(), &mut Filters::default());
+        assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
+        let why = choice.refused[0].why.to_string();
+        assert!(why.starts_with("annotation podmirror.io/nics \"eth0 eth1\":"), "{why}");
+    }
+
+    /// The annotation of a mirror, for these NICs.
+    fn names(nics: &BTreeSet<u32>) -> String {
+        nics.iter().map(|nic| format!("eth{nic}")).collect::<Vec<_>>().join(",")
+    }
+
+    proptest! {
+        /// Each NIC has the mirrors that name it and those that name none, and each name without a NIC is told.
+        #[test]
+        fn each_nic_has_the_mirrors_that_are_for_it(
+            count in 1..5_u32,
+            of_default in option::of(btree_set(0..6_u32, 1..4)),
+            of_debug in option::of(btree_set(0..6_u32, 1..4)),
+        ) {
+            let debug = MirrorId("debug".parse::<Name>().unwrap());
+            let mirrors = BTreeMap::from([(MirrorId::default(), &of_default), (debug, &of_debug)]);
+            let mut pod = mk_pod("web", &[(MIRROR, "true"), ("podmirror.io/mirror.debug", "true")]);
+            for (mirror, nics) in &mirrors {
+                let key = if mirror.0.is_default() { NICS.to_owned() } else { format!("{NICS}.{mirror}") };
+                pod.annotations.extend(nics.as_ref().map(|nics| (key, names(nics))));
+            }
+            let ends: Vec<_> = (0..count).map(|nic| (&pod, nic + 2, nic + 100)).collect();
+            let links = mk_node(&ends);
+            let pods = [pod.clone()];
+            let choice = choose(&pods, &[], &Policy::default(), &mut Filters::default());
+            let selection = select(&choice.wanted, &[], &links, &Policy::default());
+            for nic in 0..count {
+                let expected: Vec<_> = mirrors
+                    .iter()
+                    .filter(|(_, nics)| nics.as_ref().is_none_or(|nics| nics.contains(&nic)))
+                    .map(|(mirror, _)| mirror)
+                    .collect();
+                let tap = selection.taps.iter().find(|(device, _)| device.ifindex.0 == nic + 100);
+                let found: Vec<_> = tap.iter().flat_map(|(_, tap)| tap.sessions.keys()).collect();
+                prop_assert_eq!(found, expected);
+            }
+            let missing: usize = mirrors
+                .values()
+                .map(|nics| nics.iter().flatten().filter(|nic| **nic >= count).count())
+                .sum();
+            prop_assert_eq!(selection.skipped.len(), missing);
+            prop_assert!(selection.skipped.iter().all(|skipped| skipped.why == Why::NoSuchNic));
+        }
+    }
+}
