@@ -77,7 +77,7 @@ pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
 pub use relay::Way;
 pub use status::{Counts, PodRef, SessionStatus, Status, TapStatus, Target};
-pub use tail::{FilePacket, PacketFile, Tail};
+pub use tail::{FilePacket, PacketFile, PipedTail, Tail};
 pub use traffic::{Conversation, Flood, Pinging, while_talking};
 
 /// The default mirror interface.

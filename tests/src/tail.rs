@@ -4,9 +4,10 @@
 //! (draft-ietf-opsawg-pcapng).
 
 use std::{
-    fs,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
 };
 
 use nix::sys::signal::{Signal, kill};
@@ -25,18 +26,23 @@ impl Tail {
     #[track_caller]
     pub fn start(lab: &Lab, arguments: &[&str]) -> Self {
         let mut tail = Self::spawn(lab, arguments);
+        tail.wait_until_it_reads(lab);
+        tail
+    }
+
+    #[track_caller]
+    fn wait_until_it_reads(&mut self, lab: &Lab) {
         eventually(crate::SOON, || {
-            let ended = tail.process.ended();
-            assert!(ended.is_none(), "it has ended ({ended:?}): {:#?}", tail.process.lines());
+            let ended = self.process.ended();
+            assert!(ended.is_none(), "it has ended ({ended:?}): {:#?}", self.process.lines());
             // The file is made when the session is there. The programs of a new tap are attached a little later.
             let status = lab.try_status()?;
             let is_read = |target: &&crate::Target| target.stream && target.up;
             let attached = |tap: &crate::TapStatus| tap.attached.values().all(|mode| mode != "none");
             let reads =
                 status.targets.iter().any(|target| is_read(&target)) && status.taps.iter().all(attached);
-            crate::check(tail.file.exists() && reads, || format!("no tail yet: {status:#?}"))
+            crate::check(self.file.exists() && reads, || format!("no tail yet: {status:#?}"))
         });
-        tail
     }
 
     /// The same, without waiting.
@@ -102,6 +108,50 @@ impl Tail {
     /// Kills it.
     pub fn kill(mut self) {
         self.process.end(Signal::SIGKILL);
+    }
+}
+
+/// `mirror-agent tail ... -w - | tee FILE | tcpdump -nr -`. `tee` and tcpdump end with `tail`, whose end is theirs.
+#[derive(Debug)]
+pub struct PipedTail {
+    tail: Tail,
+    others: [Child; 2],
+    text: PathBuf,
+}
+
+impl PipedTail {
+    /// Starts `tail` with these arguments, and waits until it reads.
+    #[track_caller]
+    pub fn start(lab: &Lab, arguments: &[&str]) -> Self {
+        let (file, text) = (lab.files().join("piped.pcapng"), lab.files().join("piped.txt"));
+        let (from_tail, to_tee) = io::pipe().unwrap();
+        let (from_tee, to_tcpdump) = io::pipe().unwrap();
+        let process = Process::start(lab.agent(arguments).args(["-w", "-"]).stdout(to_tee));
+        let tee = Command::new("tee").arg(&file).stdin(from_tail).stdout(to_tcpdump).spawn().unwrap();
+        let mut tcpdump = Command::new("tcpdump");
+        tcpdump.args(["-nq", "-Z", "root", "-r", "-"]).stdin(from_tee).stdout(File::create(&text).unwrap());
+        // It names the file that it reads.
+        let tcpdump = tcpdump.stderr(Stdio::null()).spawn().unwrap();
+        let mut tail = Tail { process, file };
+        tail.wait_until_it_reads(lab);
+        Self { tail, others: [tee, tcpdump], text }
+    }
+
+    /// The packets so far.
+    #[track_caller]
+    pub fn file(&self) -> PacketFile {
+        self.tail.file()
+    }
+
+    /// Ends `tail` as Ctrl-C does. All of them must end well. Returns the packets, and tcpdump's text for them.
+    #[track_caller]
+    pub fn stop(self) -> (PacketFile, String) {
+        let Self { tail, others, text } = self;
+        let file = tail.stop();
+        for mut other in others {
+            assert!(other.wait().unwrap().success(), "{other:?}");
+        }
+        (file, fs::read_to_string(text).unwrap())
     }
 }
 
@@ -172,6 +222,11 @@ impl PacketFile {
     pub fn frames(&self, direction: &str) -> Frames {
         let packets = self.packets.iter().filter(|packet| packet.direction == direction);
         packets.fold(Frames::default(), |frames, packet| frames.with(&packet.frame.bytes, 1))
+    }
+
+    /// The frames of both directions.
+    pub fn all_frames(&self) -> Frames {
+        self.frames("ingress").and(&self.frames("egress"))
     }
 }
 

@@ -16,6 +16,8 @@ use crate::{
 pub(crate) enum Bench {
     /// ns per packet of the tap programs.
     Packet,
+    /// ns per packet by the kind of the target.
+    Target,
     /// The agent with many pods: how soon it taps, its memory, its CPU time.
     Scale,
 }
@@ -40,7 +42,8 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     bench.args(["--package", "mirror-tests", "--bench"]);
     match args.bench {
         Bench::Packet => bench.arg("packet").run(),
-        // As users run it: optimised.
+        // Here and below, the agent as users run it: optimised.
+        Bench::Target => bench.arg("target").env("MIRROR_AGENT", workspace::release_agent()?).run(),
         Bench::Scale => level::with_api(bench.arg("scale").env("MIRROR_AGENT", workspace::release_agent()?)),
     }
 }

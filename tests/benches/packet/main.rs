@@ -10,15 +10,18 @@
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
 #![expect(clippy::print_stdout, reason = "its output")]
 
+#[path = "../measure/figures.rs"]
 mod figures;
+#[path = "../measure/path.rs"]
+mod path;
 mod readers;
 
-use std::{net::Ipv4Addr, thread, time::Instant};
+use std::thread;
 
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
     maps::{Array, ArrayOfMaps, HashMap, MapData, PerCpuArray, RingBuf},
-    programs::{LinkOrder, SchedClassifier, TcAttach, TcAttachType, tc::SchedClassifierLink},
+    programs::{SchedClassifier, TcAttachType},
 };
 use mirror_agent::dataplane::filter_programs::{FilterMap, FilterProgram};
 use mirror_common::{
@@ -30,24 +33,18 @@ use mirror_common::{
     verdict::{TapKind, Verdict},
 };
 use mirror_core::settings::parse_filter;
-use mirror_tests::{Frame, FrameSocket, Lab, kernel_is_at_least, super_frame};
+use mirror_tests::{FrameSocket, Lab, kernel_is_at_least, super_frame};
 use zerocopy::transmute;
 
 use self::{
-    figures::{compare, report, rounds},
-    readers::{Tcpdump, pin_to_cpu, read},
+    figures::{ROUNDS, compare, report, rounds},
+    path::{
+        CUT_TO, FRAME, LONG_FRAME, PORT, SEGMENT, SUPER_FRAME, attach, pin_to_cpu, program, send, sink,
+        tcp_frame,
+    },
+    readers::{Tcpdump, read},
 };
 
-const ROUNDS: usize = 41;
-/// Bytes of a frame, FCS left out.
-const FRAME: usize = 64;
-/// Bytes of a frame that is cut, and of what is left of it.
-const LONG_FRAME: usize = 1400;
-const CUT_TO: u32 = 96;
-/// Bytes of a super-frame.
-const SUPER_FRAME: usize = 32_000;
-/// The port that the frames of TCP are from and to.
-const PORT: u16 = 443;
 /// Packets of one timed run of the program: fewer than the veth's backlog holds (`net.core.netdev_max_backlog`).
 const RUN_PACKETS: u32 = 500;
 /// Timed runs of a candidate in a round.
@@ -155,15 +152,7 @@ impl Rig {
     fn new() -> Self {
         let lab = Lab::new("bench-packet");
         let node = lab.node();
-        let mut is_dummy = true;
-        for target in TARGETS {
-            is_dummy &= node.try_run(&format!("ip link add {target} type dummy")).status.success();
-            if !is_dummy {
-                node.ip(&format!("link add {target} type veth peer name {target}p"));
-                node.ip(&format!("link set {target}p arp off up"));
-            }
-            node.ip(&format!("link set {target} arp off up"));
-        }
+        let [target_kind, ..] = TARGETS.map(|target| sink(node, target));
         let device = |name: &str| {
             let pod = format!("{name}p");
             node.ip(&format!("link add {name} type veth peer name {pod}"));
@@ -214,7 +203,6 @@ impl Rig {
             .load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES")))
             .unwrap();
         program(&mut probes, "bare_clone").load().unwrap();
-        let target_kind = if is_dummy { "dummy" } else { "veth pair" };
         Self { lab, ours, probes, target_kind, tapped, untapped }
     }
 
@@ -312,32 +300,11 @@ impl Rig {
         let link =
             (name != "no program").then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
         let socket = lab.node().sender(&device.pod).with_super_frames();
-        let frame = super_frame(&tcp_frame(SUPER_FRAME), 1460);
+        let frame = super_frame(&tcp_frame(SUPER_FRAME), SEGMENT);
         let time = send(&socket, &frame, SUPER_PACKETS);
         drop(link);
         time
     }
-}
-
-/// ns per frame that is sent `times` times.
-fn send(socket: &FrameSocket, frame: &[u8], times: u32) -> f64 {
-    let start = Instant::now();
-    for _ in 0..times {
-        assert_eq!(socket.send(frame).unwrap(), frame.len());
-    }
-    start.elapsed().as_nanos() as f64 / f64::from(times)
-}
-
-/// Puts a program at a hook of a device until the link is dropped.
-fn attach(
-    lab: &Lab,
-    program: &mut SchedClassifier,
-    ifindex: u32,
-    attach_type: TcAttachType,
-) -> SchedClassifierLink {
-    let how = TcAttach::Tcx { attach_type, order: LinkOrder::first() };
-    let id = lab.node().enter(|| program.attach(ifindex, how)).unwrap();
-    program.take_link(id).unwrap()
 }
 
 /// The session of a candidate.
@@ -366,21 +333,4 @@ fn filter(rules: usize, is_match: bool) -> FilterProgram {
     let rules: Vec<String> = ports.map(|port| format!("tcp port {port}")).collect();
     let filter = parse_filter(&rules.join(" or ")).unwrap();
     FilterProgram::load(&filter.instructions().unwrap()).unwrap()
-}
-
-/// A segment of TCP over IPv4 in a frame of so many bytes, for nobody on the node.
-fn tcp_frame(len: usize) -> Vec<u8> {
-    let mut frame = Frame::new([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1])
-        .filled(len - 28, 0)
-        .ipv4(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2))
-        .bytes();
-    // TCP in the place of UDP, whose header is shorter.
-    frame[23] = 6;
-    frame[34..38].copy_from_slice(&[PORT, PORT].map(u16::to_be_bytes).concat());
-    frame[46..48].copy_from_slice(&[0x50, 0x10]);
-    frame
-}
-
-fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
-    ebpf.program_mut(name).unwrap().try_into().unwrap()
 }

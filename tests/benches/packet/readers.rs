@@ -1,4 +1,4 @@
-//! The readers of packets that run on another CPU during a measurement, and the CPUs themselves.
+//! The readers of packets that run on another CPU during a measurement.
 
 use std::{
     hint::black_box,
@@ -9,12 +9,11 @@ use std::{
 
 use aya::maps::{Array, MapData, RingBuf};
 use mirror_tests::Lab;
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 
-use crate::{CUT_TO, STREAMED};
+use crate::{
+    STREAMED,
+    path::{CUT_TO, pin_to_cpu},
+};
 
 /// How often the ring is read, at least.
 const LOOK_MS: i32 = 10;
@@ -60,12 +59,4 @@ pub(crate) fn read(
         let now = taken.get(&STREAMED, 0).unwrap();
         returned.set(STREAMED, &now, 0).unwrap();
     }
-}
-
-/// Keeps the bench, and with it the softirqs that it causes, on one CPU; namespaces are entered on threads that
-/// inherit it.
-pub(crate) fn pin_to_cpu(cpu: usize) {
-    let mut cpus = CpuSet::new();
-    cpus.set(cpu).unwrap();
-    sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The demo: two pods, one of them mirrored, and the packets on the mirror interface.
+//! The demo: three pods, one of them mirrored, and its packets: on the mirror interface, and in a `tail` beside it.
 //!
 //! `cargo xtask demo` shows it to people, and the level netns runs it. The node and the pods are network namespaces of
 //! their own, so this machine's network stays as it is. At its end, and after Ctrl-C, the demo removes everything
@@ -15,13 +15,15 @@ use std::{
 };
 
 use mirror_tests::{
-    Agent, Capture, Conversation, Frames, Lab, MIRROR, PodNs, PodSpec, PodsFile, SOON, Status, check,
-    eventually,
+    Agent, Capture, Conversation, Frames, Lab, MIRROR, PipedTail, PodNs, PodSpec, PodsFile, SOON, Status,
+    check, eventually,
 };
 
 /// The number of echo requests of each ping.
 const PINGS: usize = 3;
 const BRIDGE: &str = "br0";
+/// Super-frames and unfinished checksums stay as on the mirror interface.
+const TAIL: [&str; 4] = ["tail", "--pod", "default/web", "--super-frames"];
 
 fn main() -> ExitCode {
     ctrlc::set_handler(mirror_tests::interrupt).expect("no other handler is set");
@@ -61,6 +63,8 @@ fn show() {
     step(&format!("tcpdump -ni {MIRROR}"));
     let inside = Capture::start(web.netns(), &web.eth0().name);
     let mirror = Capture::start(lab.node(), MIRROR);
+    step(&format!("mirror-agent {} -w - | tee web.pcapng | tcpdump -nr -", TAIL.join(" ")));
+    let tail = PipedTail::start(&lab, &TAIL);
     step("db and client talk: none of it may appear");
     talk(&db, &client);
     step("web and db talk: each packet must appear");
@@ -76,7 +80,18 @@ fn show() {
     indented(mirror.text("ip or arp").lines());
     println!("    What is sent to all (ARP's requests, IGMP) reaches web too, whoever sends it.");
     seen.judge();
-    eventually(SOON, || mirror.frames().ipv4().same_as(&inside.frames().ipv4()));
+    let shown = eventually(SOON, || {
+        let shown = mirror.frames().ipv4();
+        shown.same_as(&inside.frames().ipv4())?;
+        tail.file().all_frames().ipv4().same_as(&shown)?;
+        Ok(shown)
+    });
+    let (file, text) = tail.stop();
+    step("the same from tail, which needs no mirror interface");
+    indented(text.lines());
+    let in_file = file.all_frames().ipv4();
+    in_file.same_as(&shown).expect("the file that tail has left is as it was");
+    println!("    {} IPv4 packets on {MIRROR}, and the same {} in web.pcapng", shown.len(), in_file.len());
 
     step("what the agent counted");
     counters(&lab.status());

@@ -1,6 +1,8 @@
-//! The rounds in which the candidates take turns, and what is printed of them: medians and quartiles.
+//! The rounds in which the candidates take turns, and what is printed of them: medians and quartiles. The benches
+//! `packet` and `target` call it.
 
-use crate::ROUNDS;
+/// Rounds of a measurement.
+pub(crate) const ROUNDS: usize = 41;
 
 /// ns per packet of each candidate in each round, without the first round, which warms up.
 pub(crate) fn rounds(names: &[&str], mut measure: impl FnMut(&str) -> f64) -> Vec<Vec<f64>> {
@@ -11,13 +13,13 @@ pub(crate) fn rounds(names: &[&str], mut measure: impl FnMut(&str) -> f64) -> Ve
 /// Prints the times of each candidate, and their ratios to those of `base` in the same round.
 pub(crate) fn report(title: &str, names: &[&str], base: &str, rounds: &[Vec<f64>]) {
     let base = names.iter().position(|name| *name == base).unwrap();
-    println!("{title:<20}  median  quartiles      against a bare clone");
+    println!("{title:<20}  median  quartiles        against a bare clone");
     for (column, name) in names.iter().enumerate() {
         let [low, median, high] = quartiles(rounds.iter().map(|round| round[column]));
         let [ratio_low, ratio, ratio_high] =
             quartiles(rounds.iter().map(|round| round[column] / round[base]));
         println!(
-            "  {name:<18}  {median:>6.0}  {low:>4.0} … {high:<6.0}  {ratio:.3}  ({ratio_low:.3} … {ratio_high:.3})"
+            "  {name:<18}  {median:>6.0}  {low:>5.0} … {high:<6.0}  {ratio:.3}  ({ratio_low:.3} … {ratio_high:.3})"
         );
     }
     println!();

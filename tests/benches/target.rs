@@ -1,0 +1,234 @@
+//! ns per packet by the kind of the target, whole and cut: an agent, and a pod for each of them. Run by
+//! `cargo xtask bench target`.
+//!
+//! What is timed is the whole path: frames that a pod sends through its veth, until the node has dropped them and has
+//! given the copies away. The built agent mirrors each pod in its own way. Two pods are not mirrored: one has no
+//! program, and one has a program that makes a bare copy with `bpf_clone_redirect` and nothing else. The pods take turns
+//! in every round, and what is compared is the ratio within a round; medians and quartiles are over the rounds.
+//!
+//! The time of receivers is not measured: nobody captures, and the packets of tunnels are dropped behind the node's
+//! uplink. The reader of the stream runs on another CPU. The bench `packet` has what the programs cost alone.
+//!
+//! Times nothing for a verdict: it prints, and a person reads.
+
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
+#![expect(clippy::print_stdout, reason = "its output")]
+
+#[expect(dead_code, reason = "what the bench `packet` compares")]
+#[path = "measure/figures.rs"]
+mod figures;
+#[path = "measure/path.rs"]
+mod path;
+
+use std::{thread, time::Duration};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{TcAttachType, tc::SchedClassifierLink},
+};
+use mirror_tests::{
+    Agent, AttachMode, Lab, PodNs, PodSpec, PodsFile, check, kernel_is_at_least, super_frame,
+};
+
+use self::{
+    figures::{ROUNDS, report, rounds},
+    path::{
+        CUT_TO, FRAME, LONG_FRAME, SEGMENT, SUPER_FRAME, attach, pin_to_cpu, program, send, sink, tcp_frame,
+    },
+};
+
+/// A kind of target.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    destination: &'static str,
+    /// The kernel's word for the device of a tunnel. Not every kernel has it.
+    tunnel: Option<&'static str>,
+}
+
+impl Kind {
+    const fn on_the_node(name: &'static str, destination: &'static str) -> Self {
+        Self { name, destination, tunnel: None }
+    }
+
+    const fn tunnel(name: &'static str, destination: &'static str, device: &'static str) -> Self {
+        Self { name, destination, tunnel: Some(device) }
+    }
+}
+
+/// The tunnels leave super-frames whole, as the node's own packets.
+const KINDS: [Kind; 7] = [
+    Kind::on_the_node("interface", "ids0"),
+    Kind::on_the_node(STREAM, "stream"),
+    Kind::on_the_node("pod", "pod:default/ids"),
+    Kind::tunnel("vxlan", "vxlan:10.9.0.5:14789/vni=77/oversize=segment", "vxlan"),
+    Kind::tunnel("geneve", "geneve:10.9.0.5:16081/vni=77/oversize=segment", "geneve"),
+    Kind::tunnel("gre", "gre:10.9.0.5/key=77/oversize=segment", "gretap"),
+    Kind::tunnel("erspan", "erspan:10.9.0.5/session=77/oversize=segment", "erspan"),
+];
+const STREAM: &str = "stream";
+/// The pods that are not mirrored.
+const NOTHING: &str = "no program";
+const BARE: &str = "bare clone";
+/// The target of the bare clone: a mirror interface as the agent makes it, which no mirror names.
+const BARE_TARGET: &str = "bare=bare0";
+
+/// Bytes of a frame, and how many a pod sends in a round: fewer than the ring of the stream holds, so that its reader
+/// takes all of them, however late it is.
+const SIZES: [(usize, u32); 3] = [(FRAME, 100_000), (LONG_FRAME, 25_000), (SUPER_FRAME, 1_200)];
+const RING: &str = "64MiB";
+/// How long the reader of the stream gets behind its turn, so that it does not run beside other candidates.
+const READER: Duration = Duration::from_millis(100);
+/// The device by which the tunnels' packets leave. The segments of super-frames fit into its MTU, with all headers.
+const UPLINK: &str = "up0";
+const UPLINK_MTU: u32 = 9000;
+
+fn main() {
+    assert!(kernel_is_at_least(6, 6), "the bench attaches its program by TCX: it needs Linux 6.6 or newer");
+    let lab = Lab::new("bench-target");
+    let rig = Rig::new(&lab);
+    let names: Vec<_> = rig.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+    for (bytes, times) in SIZES {
+        let measured = rounds(&names, |name| rig.time(name, bytes, times));
+        report(&format!("{bytes} bytes"), &names, BARE, &measured);
+    }
+    rig.report_copies(&lab);
+    rig.end();
+    lab.cleanup();
+}
+
+/// The agent, the reader of the stream, the pods, and the program of the pod that has no mirror.
+struct Rig {
+    candidates: Vec<Candidate>,
+    agent: Agent,
+    reader: Agent,
+    _ids: PodNs,
+    _bare: (Ebpf, SchedClassifierLink),
+}
+
+/// A pod that takes its turn.
+struct Candidate {
+    name: String,
+    pod: PodNs,
+    mirror: Option<(Kind, u32)>,
+}
+
+impl Candidate {
+    fn new(lab: &Lab, name: &str, mirror: Option<(Kind, u32)>) -> Self {
+        let pod = lab.routed_pod(&name.replace(", ", "-").replace(' ', "-"));
+        Self { name: name.to_owned(), pod, mirror }
+    }
+
+    /// The pod with its annotations.
+    fn spec(&self) -> PodSpec {
+        let spec = PodSpec::of(&self.pod);
+        match self.mirror {
+            None => spec,
+            Some((kind, 0)) => spec.mirror("true").annotated("podmirror.io/target", kind.name),
+            Some((kind, snaplen)) => spec
+                .mirror("true")
+                .annotated("podmirror.io/target", kind.name)
+                .annotated("podmirror.io/snaplen", &snaplen.to_string()),
+        }
+    }
+}
+
+impl Rig {
+    fn new(lab: &Lab) -> Self {
+        let sink_kind = sink(lab.node(), UPLINK);
+        lab.node().ip(&format!("link set {UPLINK} mtu {UPLINK_MTU}"));
+        lab.node().ip(&format!("address add 10.9.0.1/24 dev {UPLINK}"));
+        let is_here = |kind: &Kind| kind.tunnel.is_none_or(|device| lab.node().has_link_kind(device));
+        let (kinds, missing): (Vec<_>, Vec<_>) = KINDS.into_iter().partition(is_here);
+        let release = nix::sys::utsname::uname().unwrap();
+        println!(
+            "ns per packet over the whole path, Linux {}, {ROUNDS} rounds, candidates interleaved\n\
+             copies and tunnels leave by a {sink_kind}; a frame of {SUPER_FRAME} bytes is a super-frame of TCP with \
+             segments of {SEGMENT}; \"{CUT_TO}\": cut to {CUT_TO} bytes",
+            release.release().to_string_lossy(),
+        );
+        for kind in missing {
+            println!("not on this kernel: {}", kind.name);
+        }
+        println!();
+
+        let mut candidates = vec![Candidate::new(lab, NOTHING, None), Candidate::new(lab, BARE, None)];
+        for kind in &kinds {
+            candidates.push(Candidate::new(lab, kind.name, Some((*kind, 0))));
+            candidates.push(Candidate::new(lab, &format!("{}, {CUT_TO}", kind.name), Some((*kind, CUT_TO))));
+        }
+        let ids = lab.routed_pod("ids");
+        let mut specs: Vec<_> = candidates.iter().map(Candidate::spec).collect();
+        specs.push(PodSpec::of(&ids));
+        let targets: Vec<_> =
+            kinds.iter().map(|Kind { name, destination, .. }| format!("{name}={destination}")).collect();
+        let targets = targets.iter().map(String::as_str).chain([BARE_TARGET]);
+        let flags: Vec<_> = targets.flat_map(|target| ["--target", target]).collect();
+
+        // The agent and the reader are to run on another CPU than the pods.
+        pin_to_cpu(1);
+        let agent = Agent::run(lab, AttachMode::Tcx, &PodsFile::new(lab, &specs), &flags);
+        let mirrored = candidates.iter().filter(|candidate| candidate.mirror.is_some());
+        lab.wait_mirrored(&mirrored.map(|candidate| &candidate.pod).collect::<Vec<_>>());
+        let words = ["tail", "--target", STREAM, "--super-frames", "--buffer", RING, "-w", "/dev/null"];
+        let reader = Agent::readable(lab, &words);
+        lab.wait_status(|status| {
+            let down: Vec<_> = kinds.iter().filter(|kind| !status.target(kind.name).up).collect();
+            check(down.is_empty(), || {
+                format!("down: {:?}", down.iter().map(|kind| kind.name).collect::<Vec<_>>())
+            })
+        });
+        pin_to_cpu(0);
+
+        let mut probes = EbpfLoader::new()
+            .override_global("TARGET", &lab.ifindex("bare0"), true)
+            .load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES")))
+            .unwrap();
+        let bare_clone = program(&mut probes, "bare_clone");
+        bare_clone.load().unwrap();
+        let device = lab.ifindex(candidates[1].pod.veth_host());
+        let link = attach(lab, bare_clone, device, TcAttachType::Ingress);
+        Self { candidates, agent, reader, _ids: ids, _bare: (probes, link) }
+    }
+
+    /// ns per frame of so many bytes that a pod sends.
+    fn time(&self, name: &str, bytes: usize, times: u32) -> f64 {
+        let Candidate { pod, mirror, .. } =
+            self.candidates.iter().find(|candidate| candidate.name == name).unwrap();
+        let (socket, frame) = (pod.netns().sender("eth0"), tcp_frame(bytes));
+        let time = match bytes {
+            SUPER_FRAME => send(&socket.with_super_frames(), &super_frame(&frame, SEGMENT), times),
+            _ => send(&socket, &frame, times),
+        };
+        if mirror.is_some_and(|(kind, _)| kind.name == STREAM) {
+            thread::sleep(READER);
+        }
+        time
+    }
+
+    /// Prints whether the copies were made: a packet without a copy costs less.
+    fn report_copies(&self, lab: &Lab) {
+        let status = lab.status();
+        let (mut copies, mut by_tunnel) = (0, 0);
+        for Candidate { name, pod, mirror } in &self.candidates {
+            let Some((kind, _)) = mirror else { continue };
+            let session = status.tap(pod.veth_host()).session("default");
+            let copied = session.total("copied");
+            copies += copied;
+            by_tunnel += if kind.tunnel.is_some() { copied } else { 0 };
+            if copied != session.seen() {
+                println!("not all packets were copied, {name}: {:?}", session.verdicts());
+            }
+        }
+        let uplink = lab.node().ip(&format!("-j -s link show dev {UPLINK}"));
+        let uplink: serde_json::Value = serde_json::from_str(&uplink).unwrap();
+        let sent = &uplink[0]["stats64"]["tx"]["packets"];
+        println!("{copies} copies; {by_tunnel} of them into tunnels, and {sent} packets left by the uplink");
+    }
+
+    /// Ends the reader and the agent.
+    fn end(self) {
+        self.reader.interrupt();
+        self.agent.stop();
+    }
+}
