@@ -9,7 +9,7 @@ use aya_ebpf::{
 use mirror_common::{
     abi::{
         Delivery, IDENTITY_CLASS, IDENTITY_TYPE, Identity, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6,
-        Tunnel,
+        TUNNEL_UDP, Tunnel,
     },
     verdict::Direction,
 };
@@ -33,7 +33,8 @@ struct Erspan {
     rest: [u8; 8],
 }
 
-/// The type of a packet for another host (include/uapi/linux/if_packet.h).
+/// The types of a packet for this host and for another one (include/uapi/linux/if_packet.h).
+const PACKET_HOST: u32 = 0;
 const PACKET_OTHERHOST: u32 = 3;
 /// Hops of a packet: as many as the kernel gives its own packets.
 const TTL: u8 = 64;
@@ -56,13 +57,15 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
     let family = if has(TUNNEL_IPV6) { BPF_F_TUNINFO_IPV6 } else { 0 };
     let checksum = if has(TUNNEL_CHECKSUM) { 0 } else { BPF_F_ZERO_CSUM_TX };
     let (bytes, flags) = (size_of::<Key>() as u32, u64::from(family | checksum));
-    // Routes may depend on the mark, and that of the pod's packet is not for the tunnel's packet. For a packet that is too
-    // long, some of the kernel's tunnels send an ICMP error to the sender of the packet inside, if it is for this host.
+    // For a packet that is too long, the kernel may send an ICMP error to the sender of the packet inside. GRE does so if
+    // the packet is for this host, VXLAN and GENEVE if it is not, and their device is a port of a bridge or of Open vSwitch.
+    let packet_type = if has(TUNNEL_UDP) { PACKET_HOST } else { PACKET_OTHERHOST };
+    // Routes may depend on the mark, and that of the pod's packet is not for the tunnel's packet.
     // SAFETY: the context is valid for the whole program, tc programs may write its mark, and the kernel reads as many
     // bytes as the call says.
     let is_addressed = unsafe {
         (*skb).mark = 0;
-        bpf_skb_change_type(skb, PACKET_OTHERHOST) == 0
+        bpf_skb_change_type(skb, packet_type) == 0
             && bpf_skb_set_tunnel_key(skb, (&raw mut key).cast(), bytes, flags) == 0
     };
     let is_sent = announced.direction == Direction::Egress as u32;
