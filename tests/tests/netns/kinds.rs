@@ -1,10 +1,10 @@
 //! The kinds of tunnels that not every kernel has: GENEVE, GRE and ERSPAN. Those of the guests have all.
 
-use mirror_tests::{Agent, Capture, PodSpec, PodsFile};
+use mirror_tests::{Agent, Capture, Lab, PodSpec, PodsFile};
 
 use crate::{
     Node, any_mode,
-    tunnels::{Scene, wait_target_of},
+    far::{Scene, wait_target_of},
 };
 
 /// A name, the target, and the receiver at the other end.
@@ -22,15 +22,53 @@ const KINDS: [[&str; 3]; 7] = [
     ["k7", "erspan:fd09::5/session=6", "ip6erspan seq key 6 local fd09::5 remote fd09::1 erspan_ver 1"],
 ];
 
+/// The stories are for the kernels that have all kinds.
+fn has_all_kinds() -> bool {
+    let lab = Lab::new("kinds-probe");
+    let has = ["geneve", "gretap", "ip6gretap"].iter().all(|kind| lab.node().has_link_kind(kind));
+    assert!(
+        has || std::env::var_os("MIRROR_TEST_GUEST").is_none(),
+        "the kernels of the guests have all kinds"
+    );
+    has
+}
+
+/// The stories about a routed way, see `underlays`.
+mod underlay {
+    use crate::underlays::{
+        OTHERS, Way, a_narrow_way_is_learned, frames_are_treated_as_told, super_frames_are_segmented,
+    };
+
+    fn tell(story: &str, of: fn(&str, &[&Way])) {
+        if super::has_all_kinds() {
+            of(story, &OTHERS.iter().collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn frames() {
+        tell("kinds-frames", frames_are_treated_as_told);
+    }
+
+    #[test]
+    fn super_frames() {
+        tell("kinds-super", super_frames_are_segmented);
+    }
+
+    #[test]
+    fn narrow_way() {
+        tell("kinds-narrow", a_narrow_way_is_learned);
+    }
+}
+
 /// One pod is mirrored into all of them at once. A GENEVE option says the session and the direction of each copy.
 #[test]
 fn each_kind_brings_every_frame_once_and_unchanged() {
-    let scene = Scene::new("kinds", 9000);
-    let Scene { far, node: Node { web, db, lab } } = &scene;
-    if !["geneve", "gretap", "ip6gretap"].iter().all(|kind| lab.node().has_link_kind(kind)) {
-        assert!(std::env::var_os("MIRROR_TEST_GUEST").is_none(), "the kernels of the guests have all kinds");
+    if !has_all_kinds() {
         return;
     }
+    let scene = Scene::new("kinds", 9000);
+    let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     // Some kinds finish an unfinished checksum, others leave that to the receiver.
     for pod in [web, db] {
         pod.netns().run("ethtool -K eth0 tx off");
