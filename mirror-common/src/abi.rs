@@ -286,6 +286,8 @@ pub struct Tunnel {
     pub remote: [u32; 4],
     /// Bytes of a frame that fit into a packet.
     pub room: u32,
+    /// Bytes of a packet ahead of the frame.
+    pub headers: u32,
     /// [`OVERSIZE_TRUNCATE`] and its like.
     pub oversize: u32,
     /// [`TUNNEL_IPV6`], [`TUNNEL_CHECKSUM`], [`TUNNEL_IDENTITY`], [`TUNNEL_UDP`].

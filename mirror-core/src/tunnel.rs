@@ -201,7 +201,7 @@ impl Tunnel {
     }
 
     /// Bytes of a packet ahead of the copy.
-    fn headers(&self) -> u32 {
+    pub fn headers(&self) -> u32 {
         let ip = if self.remote.is_ipv6() { 40 } else { 20 };
         ip + self.kind.headers() + if self.identity { IDENTITY } else { 0 }
     }

@@ -229,6 +229,7 @@ fn encode_tunnel(tunnel: &Tunnel, room: Option<u32>) -> abi::Tunnel {
     abi::Tunnel {
         remote: transmute!(bytes),
         room: room.unwrap_or(0),
+        headers: tunnel.headers(),
         oversize: oversize as u32,
         flags,
         erspan,

@@ -61,26 +61,51 @@ mod underlay {
     }
 }
 
-/// One pod is mirrored into all of them at once. A GENEVE option says the session and the direction of each copy.
 #[test]
 fn each_kind_brings_every_frame_once_and_unchanged() {
+    brings_every_frame("kinds", &OWN, |_| String::new());
+}
+
+/// Devices of other software, of each kind.
+#[test]
+fn each_kind_takes_a_device_of_other_software() {
+    const DEVICES: [&str; 5] = ["gn0", "gt4", "gt6", "es4", "es6"];
+    const DEVICE: [usize; 7] = [0, 0, 1, 2, 3, 3, 4];
+    brings_every_frame("kinds-devices", &DEVICES, |kind| format!("/device={}", DEVICES[DEVICE[kind]]));
+}
+
+/// The devices that the agent makes.
+const OWN: [&str; 5] = ["pm-geneve6081", "pm-gre4", "pm-gre6", "pm-erspan4", "pm-erspan6"];
+
+/// One pod is mirrored into all of them at once. A GENEVE option says the session and the direction of each copy.
+fn brings_every_frame(story: &str, devices: &[&str; 5], option: impl Fn(usize) -> String) {
     if !has_all_kinds() {
         return;
     }
-    let scene = Scene::new("kinds", 9000);
+    let scene = Scene::new(story, 9000);
     let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     // Some kinds finish an unfinished checksum, others leave that to the receiver.
     for pod in [web, db] {
         pod.netns().run("ethtool -K eth0 tx off");
     }
+    if devices != &OWN {
+        let kinds = ["geneve dstport 6081", "gretap", "ip6gretap", "erspan", "ip6erspan"];
+        for (device, kind) in devices.iter().zip(kinds) {
+            lab.node().ip(&format!("link add {device} type {kind} external"));
+            lab.node().sysctl(&format!("ipv6/conf/{device}/disable_ipv6"), "1");
+            lab.node().ip(&format!("link set {device} mtu 8900"));
+            lab.node().tc(&format!("qdisc replace dev {device} root noqueue"));
+            lab.node().ip(&format!("link set {device} up"));
+        }
+    }
     let before = lab.network_state();
     let (mut spec, mut words) = (PodSpec::of(web), Vec::new());
-    for [name, target, receiver] in KINDS {
+    for (kind, [name, target, receiver]) in KINDS.into_iter().enumerate() {
         scene.receiver(name, receiver);
         spec = spec
             .annotated(&format!("podmirror.io/mirror.{name}"), "true")
             .annotated(&format!("podmirror.io/target.{name}"), name);
-        words.extend(["--target".to_owned(), format!("{name}={target}")]);
+        words.extend(["--target".to_owned(), format!("{name}={target}{}", option(kind))]);
     }
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let pods = PodsFile::new(lab, &[spec]);
@@ -89,7 +114,7 @@ fn each_kind_brings_every_frame_once_and_unchanged() {
     for [name, ..] in KINDS {
         wait_target_of(lab, name, true, 1);
     }
-    for device in ["pm-geneve6081", "pm-gre4", "pm-gre6", "pm-erspan4", "pm-erspan6"] {
+    for device in devices {
         // A copy in a queue would get the address of a later copy.
         assert!(lab.node().tc(&format!("qdisc show dev {device} root")).contains("noqueue"), "{device}");
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use mirror_tests::{
     Agent, Capture, Conversation, Frames, Netns, PodNs, PodSpec, PodsFile, SOON, check, eventually,
+    kernel_is_at_least,
 };
 
 use crate::{
@@ -59,6 +60,17 @@ pub(crate) const OTHERS: [Way; 7] = [
 impl Way {
     fn is_v6(&self) -> bool {
         self.name.ends_with('6')
+    }
+
+    /// The room when the node has learned that the way has an MTU of 1400. Over IPv4 it does not learn this.
+    fn narrow_room(&self) -> usize {
+        self.room - if self.is_v6() { 100 } else { 0 }
+    }
+
+    /// Whether the kernel sends no ICMP error to the pod, for a packet that does not fit into what the agent has not seen
+    /// yet. `deliver` prevents it from Linux 5.12 on.
+    fn is_silent(&self) -> bool {
+        !["g6", "e6"].contains(&self.name) || kernel_is_at_least(5, 12)
     }
 
     /// Whether the kind takes this `oversize`.
@@ -244,7 +256,8 @@ pub(crate) fn super_frames_are_segmented(story: &str, ways: &[&Way]) {
 /// A router further on has a smaller MTU. Over IPv4 it makes fragments. Over IPv6 it tells the node, and the agent cuts to
 /// what fits as soon as it looks at the route again. The pods are told nothing.
 pub(crate) fn a_narrow_way_is_learned(story: &str, ways: &[&Way]) {
-    let mirrored = Mirrored::new(story, ways.to_vec(), "truncate");
+    let ways = ways.iter().copied().filter(|way| way.is_silent()).collect();
+    let mirrored = Mirrored::new(story, ways, "truncate");
     let Scene { far, router, node: Node { web, db, lab } } = &mirrored.scene;
     let router = router.as_ref().unwrap();
     router.ip("link set r1 mtu 1400");
@@ -264,21 +277,18 @@ pub(crate) fn a_narrow_way_is_learned(story: &str, ways: &[&Way]) {
     lab.node().ip("link delete wake");
     let arrived = mirrored.receivers(Capture::start);
     for way in &mirrored.ways {
-        let room = if way.is_v6() { way.room - 100 } else { way.room };
         eventually(SOON, || {
-            let before = arrived[way.name].frames();
             web.ping(db.v4(), 1, 1472);
-            eventually(SOON, || {
-                check(arrived[way.name].frames().len() >= before.len() + 2, || "no copy".into())
-            });
-            let copies = arrived[way.name].frames().less(&before);
-            check(copies.iter().all(|(frame, _)| frame.len() == room), || format!("{}: {copies}", way.name))
+            let copies = arrived[way.name].frames();
+            let is_cut = copies.iter().any(|(frame, _)| frame.len() == way.narrow_room());
+            check(is_cut, || format!("{}: {copies}", way.name))
         });
     }
+    drop(arrived);
     let (inside, arrived) = (Inside::of(web), mirrored.receivers(Capture::start));
     talk(web, db);
     for way in &mirrored.ways {
-        let room = if way.is_v6() { way.room - 100 } else { way.room };
+        let room = way.narrow_room();
         shows(&arrived[way.name], || with_long(&inside.capture.frames(), room, Some(room)));
     }
     let (sent, received) = inside.stop();
