@@ -117,6 +117,12 @@ fn a_device_that_cannot_be_used_is_a_reason_until_it_can() {
     let goes_on = |lines: &[&str]| {
         change(lines);
         wait_target(lab, "far", true);
+        let before = counted("copied");
+        eventually(SOON, || {
+            // The program at the device comes next.
+            web.ping(db.v4(), 1, 56);
+            check(counted("copied") > before, || "no copy".into())
+        });
         let (before, inside, copies) = (counted("copied"), Inside::of(web), Capture::start(far, "vx4"));
         web.ping(db.v4(), 3, 56);
         shows(&copies, || inside.capture.frames());

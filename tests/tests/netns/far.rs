@@ -118,6 +118,14 @@ pub(crate) fn mirrored(pod: &PodNs, target: &str) -> PodSpec {
     PodSpec::of(pod).mirror("true").annotated("podmirror.io/target", target)
 }
 
+/// A pod with a mirror for each of these targets, of the target's name.
+pub(crate) fn mirrored_into<'a>(pod: &PodNs, targets: impl Iterator<Item = &'a str>) -> PodSpec {
+    targets.fold(PodSpec::of(pod), |spec, name| {
+        spec.annotated(&format!("podmirror.io/mirror.{name}"), "true")
+            .annotated(&format!("podmirror.io/target.{name}"), name)
+    })
+}
+
 /// The reasons why targets cannot be reached.
 pub(crate) fn unreached(status: &Status) -> String {
     status.notes.clone().unwrap_or_default()["unreached_targets"].to_string()

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, Capture, Conversation, Frames, Netns, PodNs, PodSpec, PodsFile, SOON, check, eventually,
-    kernel_is_at_least,
+    Agent, Capture, Conversation, Frames, Netns, PodNs, PodsFile, SOON, check, eventually, kernel_is_at_least,
 };
 
 use crate::{
     Inside, Node, any_mode,
-    far::{Scene, named, wait_target_of},
+    far::{Scene, mirrored_into, named, wait_target_of},
     shows,
 };
 
@@ -94,16 +93,13 @@ impl<'a> Mirrored<'a> {
     fn new(story: &str, ways: Vec<&'a Way>, oversize: &str) -> Self {
         let scene = Scene::routed(story);
         let Node { web, lab, .. } = &scene.node;
-        let (mut spec, mut words) = (PodSpec::of(web), Vec::new());
+        let mut words = Vec::new();
         for Way { name, target, receiver, .. } in &ways {
             scene.receiver(name, receiver);
             scene.far.run(&format!("ethtool -K {name} gro off"));
-            spec = spec
-                .annotated(&format!("podmirror.io/mirror.{name}"), "true")
-                .annotated(&format!("podmirror.io/target.{name}"), name);
             words.extend(["--target".to_owned(), format!("{name}={target}/oversize={oversize}")]);
         }
-        let pods = PodsFile::new(lab, &[spec]);
+        let pods = PodsFile::new(lab, &[mirrored_into(web, ways.iter().map(|way| way.name))]);
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         let agent = Agent::run(lab, any_mode(), &pods, &words);
         lab.wait_mirrored(&[web]);
