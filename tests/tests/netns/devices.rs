@@ -28,7 +28,7 @@ fn overlay(near: &Netns, far: &Netns) {
     near.ip(&format!("neighbour add {FAR} lladdr {FAR_MAC} dev cni0 nud permanent"));
     near.ip(&format!("route add {FAR} encap ip id 500 dst 10.9.0.5 dev cni0"));
     near.tc("qdisc add dev cni0 clsact");
-    near.tc("filter add dev cni0 ingress pref 7 protocol all u32 match u32 0 0 action ok");
+    near.tc("filter add dev cni0 ingress pref 7 protocol all u32 match u32 0 0 flowid 1:1");
     far.ip(&format!(
         "link add vx500 address {FAR_MAC} type vxlan id 500 dstport 4789 local 10.9.0.5 remote 10.9.0.1"
     ));

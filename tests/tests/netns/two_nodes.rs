@@ -15,14 +15,11 @@ struct Half {
 }
 
 impl Half {
-    fn new(story: &str, others: usize) -> Self {
+    /// Each lab gives its pods the same addresses, so the receivers have different numbers.
+    fn new(story: &str, is_first: bool) -> Self {
         let node = Node::routed(story);
-        // The addresses of pods are the same on each node of these tests; those of the receivers differ.
-        let mut ids = node.lab.routed_pod("ids");
-        for _ in 0..others {
-            ids = node.lab.routed_pod("ids2");
-        }
-        Self { ids, node }
+        let [one, two] = ["ids", "ids2"].map(|name| node.lab.routed_pod(name));
+        Self { ids: if is_first { one } else { two }, node }
     }
 
     /// The receiver's device, for the copies of the other node. A packet with a full frame is not fragmented on the way.
@@ -40,7 +37,7 @@ impl Half {
 /// the receiver there, and are not copied back.
 #[test]
 fn two_nodes_that_mirror_to_each_other_copy_each_frame_once() {
-    let halves = [Half::new("node-a", 0), Half::new("node-b", 1)];
+    let halves = [Half::new("node-a", true), Half::new("node-b", false)];
     let [a, b] = &halves;
     let [near, other] = [a.node.lab.node(), b.node.lab.node()];
     cable((near, "up0"), (other, "up0"), 1600);
