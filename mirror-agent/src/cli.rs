@@ -138,7 +138,7 @@ impl MirrorArgs {
             }
         }
         let tunnels: BTreeMap<_, _> =
-            targets.values().filter_map(|to| Some((to.tunnel()?.device().to_string(), to))).collect();
+            targets.values().filter_map(|to| Some((to.tunnel()?.device_name(), to))).collect();
         for (name, to) in &targets {
             if let Some(tunnel) = to.device().and_then(|device| tunnels.get(device)) {
                 bail!("--target {name}={to}: the target {tunnel} uses the device {to}; name another device");

@@ -93,6 +93,8 @@ pub const TUNNEL_IPV6: u32 = 1;
 pub const TUNNEL_CHECKSUM: u32 = 2;
 /// Flag of [`Tunnel::flags`]: the packets have the GENEVE option [`Identity`].
 pub const TUNNEL_IDENTITY: u32 = 4;
+/// Flag of [`Tunnel::flags`]: the packets are UDP, those of VXLAN or GENEVE.
+pub const TUNNEL_UDP: u32 = 8;
 /// [`Tunnel::oversize`]: a copy that does not fit is cut.
 pub const OVERSIZE_TRUNCATE: u32 = 0;
 /// [`Tunnel::oversize`]: super-frames are left to the kernel, which segments them. Other copies are cut.
@@ -284,9 +286,11 @@ pub struct Tunnel {
     pub remote: [u32; 4],
     /// Bytes of a frame that fit into a packet.
     pub room: u32,
+    /// Bytes of a packet ahead of the frame.
+    pub headers: u32,
     /// [`OVERSIZE_TRUNCATE`] and its like.
     pub oversize: u32,
-    /// [`TUNNEL_IPV6`], [`TUNNEL_CHECKSUM`], [`TUNNEL_IDENTITY`].
+    /// [`TUNNEL_IPV6`], [`TUNNEL_CHECKSUM`], [`TUNNEL_IDENTITY`], [`TUNNEL_UDP`].
     pub flags: u32,
     /// The version of ERSPAN: 1 is type II, 2 is type III; 0: the tunnel is another one.
     pub erspan: u32,

@@ -4,6 +4,8 @@
 //! have the same targets, so a packet with the way and the key of one of them is a tunnel's. The addresses do not matter:
 //! a service may have changed them. Pure; the programs call it on the beginning of a packet.
 
+pub mod arguments;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::packet::{HEADER_BYTES, Header};

@@ -1,10 +1,11 @@
 //! Tunnels: targets whose copies leave the node inside packets of another protocol.
 //!
-//! Pure. [`Tunnel`] is what the administrator named (`text` reads it), [`changes`] makes the device, [`target`] says
-//! whether copies can go now. The device is one for all tunnels of a kind and port, because the kernel lets only one
+//! Pure. [`Tunnel`] is what the administrator named (`text` reads it), [`changes`] makes the device (`device` says which), [`target`]
+//! says whether copies can go now. The device is one for all tunnels of a kind and port, because the kernel lets only one
 //! device of a kind listen at a port in this mode. Where a copy goes is decided for each copy, by `deliver`. Called by
 //! `destination` and the reconcile loop.
 
+mod device;
 mod text;
 
 use core::net::IpAddr;
@@ -12,10 +13,11 @@ use std::{collections::BTreeSet, fmt};
 
 use mirror_common::packet::MAX_SNAPLEN;
 
+pub use self::device::{Family, TunnelDevice, Unfit};
 use crate::{
     destination::Destination,
     mirror_iface::is_ours,
-    model::{DeviceTarget, Link, LinkChange, LinkKind, LinkSnapshot, Route, TargetName},
+    model::{DeviceTarget, Link, LinkChange, LinkSnapshot, Route, TargetName},
 };
 
 /// A tunnel, as in `vxlan:10.9.0.5:4789/vni=77`.
@@ -33,6 +35,8 @@ pub struct Tunnel {
     pub oversize: Oversize,
     /// The packets say the session and the direction of the copy, in a GENEVE option.
     pub identity: bool,
+    /// The device of other software through which they leave. We neither make nor change it. `None`: we make one.
+    pub existing: Option<String>,
 }
 
 /// The protocol of a tunnel.
@@ -93,60 +97,6 @@ impl Kind {
     }
 }
 
-/// The device of a tunnel. All tunnels with the same one share it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TunnelDevice {
-    /// A VXLAN device that listens at this UDP port.
-    Vxlan(u16),
-    /// A GENEVE device that listens at this UDP port.
-    Geneve(u16),
-    /// A device for Ethernet in GRE, over IPv4 or IPv6.
-    Gre(Family),
-    /// A device for ERSPAN, over IPv4 or IPv6.
-    Erspan(Family),
-}
-
-/// The family of the addresses of a tunnel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl fmt::Display for TunnelDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let family = |family| if family == Family::V4 { 4 } else { 6 };
-        match *self {
-            Self::Vxlan(port) => write!(f, "pm-vxlan{port}"),
-            Self::Geneve(port) => write!(f, "pm-geneve{port}"),
-            Self::Gre(of) => write!(f, "pm-gre{}", family(of)),
-            Self::Erspan(of) => write!(f, "pm-erspan{}", family(of)),
-        }
-    }
-}
-
-impl TunnelDevice {
-    /// The kernel's word for such a device.
-    const fn kind(self) -> &'static str {
-        match self {
-            Self::Vxlan(_) => "vxlan",
-            Self::Geneve(_) => "geneve",
-            Self::Gre(Family::V4) => "gretap",
-            Self::Gre(Family::V6) => "ip6gretap",
-            Self::Erspan(Family::V4) => "erspan",
-            Self::Erspan(Family::V6) => "ip6erspan",
-        }
-    }
-
-    /// Whether this is such a device, made by us, up and without a queue: a copy that waits would get the address of a later
-    /// one.
-    fn is(self, link: &Link) -> bool {
-        is_ours(link) && link.up && link.queueless && link.kind == LinkKind::Other(self.kind().to_owned())
-    }
-}
-
 /// The keys of a tunnel: one for all its copies, or a range, from which each tap gets its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Keys {
@@ -204,6 +154,8 @@ impl Oversize {
 
 /// Bytes of the GENEVE option with the identity.
 const IDENTITY: u32 = 12;
+/// Bytes of an Ethernet header, which the MTU of a device does not count.
+const ETHERNET: u32 = 14;
 /// The least room for a copy: without it hardly a header fits.
 const LEAST_ROOM: u32 = 128;
 
@@ -214,13 +166,15 @@ pub enum Blocked {
     NoDevice(String),
     /// Other software has a device of its name.
     Taken(String),
+    /// The administrator has named a device that cannot be used.
+    Unfit(Unfit),
     /// The node has no route to the other end, and why.
     NoRoute(IpAddr, String),
     /// The other end is an address of this node.
     Itself(IpAddr),
     /// The device through which the packets leave is down or gone.
     UnderlayDown(String),
-    /// No copy fits into a packet.
+    /// No copy fits into a packet of this MTU.
     NoRoom(u32),
 }
 
@@ -229,6 +183,7 @@ impl fmt::Display for Blocked {
         match self {
             Self::NoDevice(name) => write!(f, "the tunnel's device {name} does not exist"),
             Self::Taken(name) => write!(f, "the agent has not made the device {name}: rename or delete it"),
+            Self::Unfit(unfit) => unfit.fmt(f),
             Self::NoRoute(remote, why) => write!(f, "this node has no route to {remote}: {why}"),
             Self::Itself(remote) => write!(f, "{remote} is an address of this node; name a device instead"),
             Self::UnderlayDown(device) => write!(f, "the device {device}, where the packets leave, is down"),
@@ -245,19 +200,8 @@ impl Tunnel {
             && other.keys.first <= self.keys.last
     }
 
-    /// The device that it shares with the tunnels of its kind and port.
-    pub const fn device(&self) -> TunnelDevice {
-        let family = if self.remote.is_ipv6() { Family::V6 } else { Family::V4 };
-        match self.kind {
-            Kind::Vxlan => TunnelDevice::Vxlan(self.port),
-            Kind::Geneve => TunnelDevice::Geneve(self.port),
-            Kind::Gre => TunnelDevice::Gre(family),
-            Kind::Erspan2 | Kind::Erspan3 => TunnelDevice::Erspan(family),
-        }
-    }
-
     /// Bytes of a packet ahead of the copy.
-    fn headers(&self) -> u32 {
+    pub fn headers(&self) -> u32 {
         let ip = if self.remote.is_ipv6() { 40 } else { 20 };
         ip + self.kind.headers() + if self.identity { IDENTITY } else { 0 }
     }
@@ -272,8 +216,10 @@ pub fn changes<'a>(
 ) -> Vec<LinkChange> {
     let ends_here =
         |tunnel: &Tunnel| matches!(links.routes.get(&tunnel.remote), Some(Ok(route)) if route.is_local);
-    let devices: BTreeSet<_> =
-        tunnels.filter(|(_, tunnel)| !ends_here(tunnel)).map(|(_, tunnel)| tunnel.device()).collect();
+    let devices: BTreeSet<_> = tunnels
+        .filter(|(_, tunnel)| !ends_here(tunnel))
+        .filter_map(|(_, tunnel)| tunnel.own_device())
+        .collect();
     let changes = devices.into_iter().flat_map(|device| match links.by_name(&device.to_string()) {
         None => vec![LinkChange::CreateTunnel(device)],
         Some(link) if is_ours(link) && !device.is(link) => {
@@ -286,22 +232,15 @@ pub fn changes<'a>(
 
 /// The target with its present state, and why nothing can be sent.
 pub fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<Blocked>) {
-    let device = tunnel.device().to_string();
-    let found = links.by_name(&device);
-    let link = found.filter(|link| tunnel.device().is(link));
-    let room = room(tunnel, links);
-    let blocked = match (found, link, &room) {
-        (_, _, Err(blocked)) => Some(blocked.clone()),
-        (Some(found), None, _) if !is_ours(found) => Some(Blocked::Taken(device.clone())),
-        (_, None, _) => Some(Blocked::NoDevice(device.clone())),
-        (_, Some(_), Ok(_)) => None,
-    };
+    let link = link(tunnel, links);
+    let room = room(tunnel, link.as_ref().ok().copied(), links);
+    let blocked = room.as_ref().err().or(link.as_ref().err()).cloned();
     let target = DeviceTarget {
         destination: Destination::Tunnel(tunnel.clone()),
-        device,
-        ifindex: link.map(|link| link.ifindex),
+        device: tunnel.device_name(),
+        ifindex: link.as_ref().ok().map(|link| link.ifindex),
         up: blocked.is_none(),
-        queueless: link.is_some_and(|link| link.queueless),
+        queueless: link.is_ok(),
         guarded: true,
         room: room.ok(),
         ..DeviceTarget::default()
@@ -309,8 +248,24 @@ pub fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<Bl
     (target, blocked)
 }
 
+/// The device, if it takes copies now.
+fn link<'a>(tunnel: &Tunnel, links: &'a LinkSnapshot) -> Result<&'a Link, Blocked> {
+    if let Some(name) = &tunnel.existing {
+        return device::of_others(name, tunnel.device(), links).map_err(Blocked::Unfit);
+    }
+    let name = tunnel.device_name();
+    match links.by_name(&name) {
+        Some(link) if tunnel.device().is(link) => Ok(link),
+        Some(link) if !is_ours(link) => Err(Blocked::Taken(name)),
+        _ => Err(Blocked::NoDevice(name)),
+    }
+}
+
 /// The longest frame that fits into one packet.
-fn room(tunnel: &Tunnel, links: &LinkSnapshot) -> Result<u32, Blocked> {
+///
+/// The MTU of a device of other software counts too, for GRE and ERSPAN: the kernel cuts what is longer, or answers the
+/// sender of the packet inside with an ICMP error. Devices of ours have the largest MTU.
+fn room(tunnel: &Tunnel, link: Option<&Link>, links: &LinkSnapshot) -> Result<u32, Blocked> {
     let remote = tunnel.remote;
     let route = match links.routes.get(&remote) {
         Some(Ok(route)) => route,
@@ -321,14 +276,20 @@ fn room(tunnel: &Tunnel, links: &LinkSnapshot) -> Result<u32, Blocked> {
     if is_local {
         return Err(Blocked::Itself(remote));
     }
-    let Some(link) = links.host.get(&ifindex).filter(|link| link.up && link.carrier) else {
+    let Some(underlay) = links.host.get(&ifindex).filter(|link| link.up && link.carrier) else {
         let name = links.host.get(&ifindex).map_or_else(|| ifindex.to_string(), |link| link.name.clone());
         return Err(Blocked::UnderlayDown(name));
     };
-    let mtu = mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu));
-    let room = mtu.checked_sub(tunnel.headers()).filter(|room| *room >= LEAST_ROOM);
-    // The second stage cannot cut to more.
-    room.map(|room| room.min(MAX_SNAPLEN)).ok_or(Blocked::NoRoom(mtu))
+    let mtu = mtu.map_or(underlay.mtu, |mtu| mtu.min(underlay.mtu));
+    let is_bound = tunnel.existing.is_some() && tunnel.kind.usual_port().is_none();
+    let of_device = link.filter(|_| is_bound).map_or(u32::MAX, |link| link.mtu);
+    let of_way = mtu.saturating_sub(tunnel.headers());
+    let room = of_way.min(of_device.saturating_add(ETHERNET));
+    match room >= LEAST_ROOM {
+        // The second stage cannot cut to more.
+        true => Ok(room.min(MAX_SNAPLEN)),
+        false => Err(Blocked::NoRoom(mtu.min(of_device))),
+    }
 }
 
 #[cfg(test)]

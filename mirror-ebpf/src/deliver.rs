@@ -123,9 +123,11 @@ fn send(skb: *mut __sk_buff, wanted: u32, tunnel: &Tunnel, announced: &Delivery)
     let room = match tunnel.oversize {
         OVERSIZE_FRAGMENT => u32::MAX,
         OVERSIZE_SEGMENT if is_super_frame && len <= wanted => u32::MAX,
-        OVERSIZE_DROP if len.min(wanted) > tunnel.room => return Done::TooLong,
-        _ => tunnel.room,
+        _ => tunnel::room(skb, tunnel, len.min(wanted)),
     };
+    if tunnel.oversize == OVERSIZE_DROP && len.min(wanted) > room {
+        return Done::TooLong;
+    }
     match cut(skb, wanted.min(room)) {
         Done::Passes if tunnel::address(skb, tunnel, announced) => Done::Passes,
         _ => Done::Refused,

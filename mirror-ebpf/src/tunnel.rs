@@ -4,41 +4,32 @@ use core::ffi::c_void;
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX},
-    helpers::{bpf_skb_change_type, bpf_skb_set_tunnel_key, bpf_skb_set_tunnel_opt},
+    helpers::{bpf_fib_lookup, bpf_skb_change_type, bpf_skb_set_tunnel_key, bpf_skb_set_tunnel_opt},
 };
 use mirror_common::{
     abi::{
         Delivery, IDENTITY_CLASS, IDENTITY_TYPE, Identity, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6,
-        Tunnel,
+        TUNNEL_UDP, Tunnel,
     },
+    tunnel::arguments::{Erspan, Key, Lookup},
     verdict::Direction,
 };
 
-/// `struct bpf_tunnel_key` as Linux 5.10 has it. Later kernels have more fields, and take this length too.
-#[repr(C)]
-struct Key {
-    id: u32,
-    remote: [u32; 4],
-    tos: u8,
-    ttl: u8,
-    ext: u16,
-    label: u32,
-}
-
-/// `struct erspan_metadata` (include/uapi/linux/erspan.h).
-#[repr(C)]
-struct Erspan {
-    version: u32,
-    /// Type II: the index. Type III: the timestamp, the security group tag, and bits.
-    rest: [u8; 8],
-}
-
-/// The type of a packet for another host (include/uapi/linux/if_packet.h).
+/// The types of a packet for this host and for another one (include/uapi/linux/if_packet.h).
+const PACKET_HOST: u32 = 0;
 const PACKET_OTHERHOST: u32 = 3;
-/// Hops of a packet: as many as the kernel gives its own packets.
-const TTL: u8 = 64;
-/// The direction bit of ERSPAN type III in the last byte of its bits: 1, the pod has received the packet.
-const ERSPAN_EGRESS: u8 = 0x08;
+
+/// Bytes of the longest copy that may be handed to the kernel. `len`: the length of this one.
+#[inline(always)]
+pub(crate) fn room(skb: *mut __sk_buff, tunnel: &Tunnel, len: u32) -> u32 {
+    // SAFETY: the context is valid for the whole program.
+    let ifindex = unsafe { (*skb).ifindex };
+    let Some(mut lookup) = Lookup::of(tunnel, len, ifindex) else { return tunnel.room };
+    let bytes = size_of::<Lookup>() as i32;
+    // SAFETY: the context is valid, and the kernel reads and writes as many bytes as the call says.
+    let code = unsafe { bpf_fib_lookup(skb.cast(), (&raw mut lookup).cast(), bytes, 0) };
+    lookup.room(tunnel, code)
+}
 
 /// Addresses a copy. Returns whether the kernel could do that.
 #[inline(always)]
@@ -48,29 +39,26 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
         return false;
     }
     let has = |flag| tunnel.flags & flag != 0;
-    let [first, rest @ ..] = tunnel.remote;
-    // The helper takes an IPv4 address in the byte order of the machine.
-    let first = if has(TUNNEL_IPV6) { first } else { u32::from_be(first) };
-    let remote = [first, rest[0], rest[1], rest[2]];
-    let mut key = Key { id: announced.key, remote, tos: 0, ttl: TTL, ext: 0, label: 0 };
+    let mut key = Key::of(tunnel, announced.key);
     let family = if has(TUNNEL_IPV6) { BPF_F_TUNINFO_IPV6 } else { 0 };
     let checksum = if has(TUNNEL_CHECKSUM) { 0 } else { BPF_F_ZERO_CSUM_TX };
     let (bytes, flags) = (size_of::<Key>() as u32, u64::from(family | checksum));
-    // Routes may depend on the mark, and that of the pod's packet is not for the tunnel's packet. For a packet that is too
-    // long, some of the kernel's tunnels send an ICMP error to the sender of the packet inside, if it is for this host.
+    // For a packet that is too long, the kernel may send an ICMP error to the sender of the packet inside. GRE does so if
+    // the packet is for this host, VXLAN and GENEVE if it is not, and their device is a port of a bridge or of Open vSwitch.
+    let packet_type = if has(TUNNEL_UDP) { PACKET_HOST } else { PACKET_OTHERHOST };
+    // Routes may depend on the mark, and that of the pod's packet is not for the tunnel's packet.
     // SAFETY: the context is valid for the whole program, tc programs may write its mark, and the kernel reads as many
     // bytes as the call says.
     let is_addressed = unsafe {
         (*skb).mark = 0;
-        bpf_skb_change_type(skb, PACKET_OTHERHOST) == 0
+        bpf_skb_change_type(skb, packet_type) == 0
             && bpf_skb_set_tunnel_key(skb, (&raw mut key).cast(), bytes, flags) == 0
     };
     let is_sent = announced.direction == Direction::Egress as u32;
     if !is_addressed {
         false
     } else if tunnel.erspan != 0 {
-        let direction = if is_sent || tunnel.erspan != 2 { 0 } else { ERSPAN_EGRESS };
-        let mut erspan = Erspan { version: tunnel.erspan, rest: [0, 0, 0, 0, 0, 0, 0, direction] };
+        let mut erspan = Erspan::of(tunnel, is_sent);
         set_option(skb, (&raw mut erspan).cast(), size_of::<Erspan>())
     } else if has(TUNNEL_IDENTITY) {
         let mut identity = Identity {

@@ -6,7 +6,7 @@ use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
         SessionInfo, TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM,
-        TARGET_TUNNEL, TARGET_UP, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, TapOwner,
+        TARGET_TUNNEL, TARGET_UP, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
     },
     tunnel::{self, TunnelId, Tunnels},
 };
@@ -214,11 +214,12 @@ fn encode_tunnel(tunnel: &Tunnel, room: Option<u32>) -> abi::Tunnel {
         }
         IpAddr::V6(v6) => v6.octets(),
     };
-    let is_v6 = tunnel.remote.is_ipv6();
+    let (is_v6, is_udp) = (tunnel.remote.is_ipv6(), tunnel.kind.usual_port().is_some());
     // The frame inside has checksums of its own, so a packet needs one only where UDP over IPv6 demands it.
     let flags = flag(is_v6, TUNNEL_IPV6)
-        | flag(is_v6 && tunnel.kind.usual_port().is_some(), TUNNEL_CHECKSUM)
-        | flag(tunnel.identity, TUNNEL_IDENTITY);
+        | flag(is_v6 && is_udp, TUNNEL_CHECKSUM)
+        | flag(tunnel.identity, TUNNEL_IDENTITY)
+        | flag(is_udp, TUNNEL_UDP);
     let erspan = match tunnel.kind {
         Kind::Vxlan | Kind::Geneve | Kind::Gre => 0,
         Kind::Erspan2 => 1,
@@ -228,6 +229,7 @@ fn encode_tunnel(tunnel: &Tunnel, room: Option<u32>) -> abi::Tunnel {
     abi::Tunnel {
         remote: transmute!(bytes),
         room: room.unwrap_or(0),
+        headers: tunnel.headers(),
         oversize: oversize as u32,
         flags,
         erspan,
@@ -368,7 +370,7 @@ mod tests {
             let [up, queueless, cuts, guarded] = flags;
             let stream = Target::Stream(ifindex.map(RingId));
             let destination: Destination = match collector {
-                Some([0..128, ..]) => "vxlan:[fd00::5]:8472/vni=77/oversize=segment".parse().unwrap(),
+                Some([0..128, ..]) => "vxlan:[fd00::5]:8472/vni=77/device=cni0/oversize=segment".parse().unwrap(),
                 Some(_) => "pod:security/suricata-0/net1".parse().unwrap(),
                 None => Destination::Device(device.clone()),
             };

@@ -118,6 +118,7 @@ mod tests {
             is_ethernet: true,
             address: None,
             mtu: 1500,
+            external: None,
             offloads: Default::default(),
             alias: None,
         };

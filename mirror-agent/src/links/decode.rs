@@ -1,7 +1,8 @@
 //! From rtnetlink's words to [`Link`]. Pure; `netlink` calls it for every device of a dump.
 
 use rtnetlink::packet_route::link::{
-    InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+    InfoData, InfoGeneve, InfoGre, InfoGre6, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo,
+    LinkLayerType, LinkMessage,
 };
 
 use crate::model::{IfIndex, Link, LinkKind, Peer};
@@ -22,6 +23,7 @@ pub(super) fn link(message: LinkMessage) -> Link {
         address: None,
         mtu: 0,
         alias: None,
+        external: None,
         offloads: None,
     };
     let (mut info_kind, mut qdisc) = (None, String::new());
@@ -37,10 +39,13 @@ pub(super) fn link(message: LinkMessage) -> Link {
             LinkAttribute::LinkNetNsId(nsid) => peer_nsid = Some(nsid),
             LinkAttribute::Qdisc(name) => qdisc = name,
             LinkAttribute::LinkInfo(infos) => {
-                info_kind = infos.into_iter().find_map(|info| match info {
-                    LinkInfo::Kind(kind) => Some(kind),
-                    _ => None,
-                });
+                for info in infos {
+                    match info {
+                        LinkInfo::Kind(kind) => info_kind = Some(kind),
+                        LinkInfo::Data(data) => link.external = external(&data),
+                        _ => {}
+                    }
+                }
             }
             _ => {}
         }
@@ -60,6 +65,28 @@ fn kind(flags: LinkFlags, info_kind: Option<InfoKind>) -> LinkKind {
         Some(other) => LinkKind::Other(other.to_string()),
         None => LinkKind::Other(String::new()),
     }
+}
+
+/// Whether a tunnel's device is in external mode, and its UDP port.
+fn external(data: &InfoData) -> Option<u16> {
+    let (is_external, port) = match data {
+        InfoData::Vxlan(infos) => (
+            infos.contains(&InfoVxlan::CollectMetadata(true)),
+            infos.iter().find_map(|info| if let InfoVxlan::Port(port) = info { Some(*port) } else { None }),
+        ),
+        InfoData::Geneve(infos) => (
+            infos.contains(&InfoGeneve::CollectMetadata),
+            infos.iter().find_map(|info| if let InfoGeneve::Port(port) = info { Some(*port) } else { None }),
+        ),
+        InfoData::GreTap(infos) | InfoData::ErSpan(infos) => {
+            (infos.contains(&InfoGre::CollectMetadata), None)
+        }
+        InfoData::GreTap6(infos) | InfoData::Ip6ErSpan(infos) => {
+            (infos.contains(&InfoGre6::CollectMetadata), None)
+        }
+        _ => (false, None),
+    };
+    is_external.then(|| port.unwrap_or(0))
 }
 
 /// A device that was never up has the qdisc `noop`, and may get another one when it comes up. Then its kind decides.
@@ -129,6 +156,7 @@ mod tests {
                 address: Some([2, 0, 0, 0, 0, 7]),
                 mtu: 1450,
                 alias: Some("hello".into()),
+                external: None,
                 offloads: None,
             }
         );
@@ -146,6 +174,32 @@ mod tests {
         }
         assert_eq!(link(mk_message(LinkFlags::Up, vec![info(InfoKind::Dummy)])).kind, LinkKind::Dummy);
         assert_eq!(link(mk_message(LinkFlags::Up, vec![info(InfoKind::Ifb)])).kind, LinkKind::Ifb);
+    }
+
+    #[test]
+    fn a_tunnels_device_in_external_mode_has_its_port() {
+        let of = |data: InfoData| {
+            let infos = vec![LinkInfo::Kind(InfoKind::Vxlan), LinkInfo::Data(data)];
+            link(mk_message(LinkFlags::Up, vec![LinkAttribute::LinkInfo(infos)])).external
+        };
+        let vxlan = |is_external| {
+            InfoData::Vxlan(vec![InfoVxlan::Port(4789), InfoVxlan::CollectMetadata(is_external)])
+        };
+        assert_eq!((of(vxlan(true)), of(vxlan(false))), (Some(4789), None));
+        let geneve = vec![InfoGeneve::CollectMetadata, InfoGeneve::Port(6081)];
+        assert_eq!(of(InfoData::Geneve(geneve)), Some(6081));
+        assert_eq!(of(InfoData::Geneve(vec![InfoGeneve::Id(7), InfoGeneve::Port(6081)])), None);
+        for (data, expected) in [
+            (InfoData::GreTap(vec![InfoGre::CollectMetadata]), Some(0)),
+            (InfoData::ErSpan(vec![InfoGre::CollectMetadata]), Some(0)),
+            (InfoData::GreTap(vec![]), None),
+            (InfoData::GreTap6(vec![InfoGre6::CollectMetadata]), Some(0)),
+            (InfoData::Ip6ErSpan(vec![InfoGre6::CollectMetadata]), Some(0)),
+            (InfoData::Ip6ErSpan(vec![]), None),
+            (InfoData::GreTun(vec![InfoGre::CollectMetadata]), None),
+        ] {
+            assert_eq!(of(data.clone()), expected, "{data:?}");
+        }
     }
 
     #[test]

@@ -83,6 +83,7 @@ fn link(ifindex: u32, kind: LinkKind) -> Link {
         address: None,
         mtu: 1500,
         alias: None,
+        external: None,
         offloads: None,
     }
 }

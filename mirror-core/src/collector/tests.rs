@@ -33,6 +33,7 @@ fn link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link {
         address: Some(MAC),
         mtu: 1500,
         alias: None,
+        external: None,
         offloads: None,
     }
 }

@@ -17,6 +17,7 @@ fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
         address: None,
         mtu: 1500,
         alias: None,
+        external: None,
         offloads: None,
     }
 }

@@ -60,6 +60,9 @@ pub struct Link {
     pub mtu: u32,
     /// `IFLA_IFALIAS`.
     pub alias: Option<String>,
+    /// It is a tunnel's device in external mode (collect metadata): each packet brings its own address. The UDP port at
+    /// which it listens, or 0 for a kind without ports.
+    pub external: Option<u16>,
     /// The work that the device takes over from the kernel when it sends; `None`: not requested, or unknown.
     pub offloads: Option<Offloads>,
 }

@@ -63,7 +63,7 @@ impl Policy {
 
     /// The names of all devices that the agent makes for targets if they are missing.
     pub fn own_devices(&self) -> BTreeSet<String> {
-        let tunnels = self.tunnels().map(|(_, tunnel)| tunnel.device().to_string());
+        let tunnels = self.tunnels().filter_map(|(_, tunnel)| Some(tunnel.own_device()?.to_string()));
         self.mirror_ifaces().map(str::to_owned).chain(tunnels).collect()
     }
 

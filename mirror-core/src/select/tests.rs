@@ -56,6 +56,7 @@ fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link
         address: None,
         mtu: 1500,
         alias: None,
+        external: None,
         offloads: None,
     }
 }

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{ALIAS, IfIndex, Link, LinkKind};
 
+mod device;
+
 const TEXT: &str = "vxlan:10.9.0.5:4789/vni=77";
 
 fn parse(text: &str) -> Result<Tunnel, String> {
@@ -32,6 +34,7 @@ fn link(ifindex: u32, name: &str, mtu: u32) -> Link {
         address: None,
         mtu,
         alias: Some(ALIAS.into()),
+        external: Some(4789),
         offloads: None,
     }
 }
@@ -63,6 +66,11 @@ fn a_tunnel_has_an_address_and_a_number() {
         ("gre:fd00::5/key=1", "gre:fd00::5/key=1"),
         ("erspan:fd00::5/session=1-1023/version=1", "erspan:fd00::5/session=1-1023"),
         ("erspan:10.9.0.5/version=2/session=7", "erspan:10.9.0.5/session=7/version=2"),
+        ("gre:10.9.0.5/device=cni0/key=7", "gre:10.9.0.5/key=7/device=cni0"),
+        (
+            "vxlan:10.9.0.5:4789/vni=7/oversize=fragment/device=a=b",
+            "vxlan:10.9.0.5:4789/vni=7/device=a=b/oversize=fragment",
+        ),
     ] {
         assert_eq!(parsed(text), Ok(expected.to_owned()), "{text}");
     }
@@ -94,6 +102,10 @@ fn a_tunnel_has_an_address_and_a_number() {
         ("erspan:10.9.0.5/session=1024", "1 to 1023"),
         ("erspan:10.9.0.5/session=7/version=3", "version=1 or version=2"),
         ("erspan:fd00::5/session=7/oversize=segment", "use truncate"),
+        ("vxlan:10.9.0.5:4789/vni=7/device=", "\"device=\": an interface name has 1 to 15 bytes"),
+        ("vxlan:10.9.0.5:4789/vni=7/device=sixteen-bytes-xx", "1 to 15 bytes"),
+        ("gre:10.9.0.5/key=7/device=cni0/oversize=segment", "use truncate"),
+        ("erspan:10.9.0.5/session=7/device=cni0/oversize=fragment", "use truncate"),
     ] {
         let error = parse(text).map_err(|error| error.contains(part));
         assert_eq!(error, Err(true), "{text}: {:?}", parse(text));
@@ -140,6 +152,8 @@ fn there_is_a_reason_where_nothing_can_be_sent() {
     assert_eq!(why(queue), Blocked::NoDevice(device()));
     let plain = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().kind = LinkKind::Dummy;
     assert_eq!(why(plain), Blocked::NoDevice(device()));
+    let with_address = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().external = None;
+    assert_eq!(why(with_address), Blocked::NoDevice(device()));
     let down = Blocked::UnderlayDown("uplink".into());
     assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().carrier = false), down);
     assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().mtu = 150), Blocked::NoRoom(150));
@@ -205,6 +219,7 @@ proptest! {
     fn the_text_can_be_read_back(
         v4: [u8; 4], v6: [u8; 16], is_v6: bool, port in 1..=u16::MAX, keys: [u32; 2], oversize in 0..4_usize,
         kind in prop::sample::select(Kind::ALL.to_vec()), identity: bool,
+        existing in prop::option::of("[a-z0-9._=-]{3,15}"),
     ) {
         let remote = if is_v6 { IpAddr::from(v6) } else { IpAddr::from(v4) };
         let text = if is_v6 { format!("gre:{remote}/key=1") } else { format!("vxlan:{remote}:1/vni=1") };
@@ -217,7 +232,9 @@ proptest! {
         let is_erspan = kind.name() == "erspan";
         prop_assume!(!(is_v6 && oversize == Oversize::Fragment));
         prop_assume!(!(is_v6 && is_erspan && oversize == Oversize::Segment));
-        let tunnel = Tunnel { kind, remote, port, keys, oversize, identity };
+        let leaves_to_kernel = matches!(oversize, Oversize::Segment | Oversize::Fragment);
+        prop_assume!(!(leaves_to_kernel && existing.is_some() && kind.usual_port().is_none()));
+        let tunnel = Tunnel { kind, remote, port, keys, oversize, identity, existing };
         let text = tunnel.to_string();
         prop_assert_eq!(text.parse(), Ok(Destination::Tunnel(tunnel)));
     }

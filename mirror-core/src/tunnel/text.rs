@@ -4,6 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 use std::fmt;
 
 use super::{Keys, Kind, Oversize, Tunnel};
+use crate::destination::device_name;
 
 impl Tunnel {
     /// Whether the text of a tunnel begins with this word.
@@ -21,7 +22,7 @@ impl Tunnel {
         let mut parts = text.split('/');
         let (remote, port) = address(kind, parts.next().unwrap_or_default())?;
         let (word, most) = kind.key();
-        let (mut keys, mut oversize, mut identity) = (None, Oversize::default(), false);
+        let (mut keys, mut oversize, mut identity, mut existing) = (None, Oversize::default(), false, None);
         for option in parts {
             match option.split_once('=') {
                 Some((of, numbers)) if of == word => {
@@ -41,6 +42,10 @@ impl Tunnel {
                 }
                 Some(("version", "1")) if kind.name() == "erspan" => kind = Kind::Erspan2,
                 Some(("version", "2")) if kind.name() == "erspan" => kind = Kind::Erspan3,
+                Some(("device", name)) => {
+                    let name = device_name(name).map_err(|error| format!("{option:?}: {error}"))?;
+                    existing = Some(name);
+                }
                 Some(("identity", "true")) if kind == Kind::Geneve => identity = true,
                 _ => return Err(format!("{option:?} is no option of this tunnel: use {}", options(kind))),
             }
@@ -56,8 +61,15 @@ impl Tunnel {
                 "{text:?}: segments that do not fit would make the kernel send ICMP errors to the pod: use truncate"
             ));
         }
+        let leaves_to_kernel = matches!(oversize, Oversize::Segment | Oversize::Fragment);
+        if leaves_to_kernel && existing.is_some() && kind.usual_port().is_none() {
+            return Err(format!(
+                "{text:?}: copies longer than the MTU of that device would make the kernel send ICMP errors to the pod: \
+                 use truncate"
+            ));
+        }
         let keys = keys.ok_or_else(|| format!("{text:?} has no {word}: add one, as in {text}/{word}=77"))?;
-        Ok(Self { kind, remote, port, keys, oversize, identity })
+        Ok(Self { kind, remote, port, keys, oversize, identity, existing })
     }
 }
 
@@ -68,12 +80,12 @@ fn options(kind: Kind) -> String {
         Kind::Erspan2 | Kind::Erspan3 => ", version=1 or version=2",
         Kind::Vxlan | Kind::Gre => "",
     };
-    format!("{}=N, oversize=WORD{own}", kind.key().0)
+    format!("{}=N, oversize=WORD, device=NAME{own}", kind.key().0)
 }
 
 impl fmt::Display for Tunnel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, remote, port, keys: Keys { first, last }, oversize, identity } = self;
+        let Self { kind, remote, port, keys: Keys { first, last }, oversize, identity, existing } = self;
         write!(f, "{}:", kind.name())?;
         match kind.usual_port() {
             Some(_) => write!(f, "{}", SocketAddr::new(*remote, *port))?,
@@ -88,6 +100,9 @@ impl fmt::Display for Tunnel {
         }
         if *identity {
             write!(f, "/identity=true")?;
+        }
+        if let Some(name) = existing {
+            write!(f, "/device={name}")?;
         }
         if *oversize != Oversize::default() { write!(f, "/oversize={}", oversize.name()) } else { Ok(()) }
     }

@@ -1,10 +1,11 @@
 //! The kinds of tunnels that not every kernel has: GENEVE, GRE and ERSPAN. Those of the guests have all.
 
-use mirror_tests::{Agent, Capture, PodSpec, PodsFile};
+use mirror_tests::{Agent, Capture, Frame, Lab, PodsFile};
 
 use crate::{
-    Node, any_mode,
-    tunnels::{Scene, wait_target_of},
+    Inside, Node, any_mode,
+    far::{Scene, mirrored_into, wait_target_of},
+    shows,
 };
 
 /// A name, the target, and the receiver at the other end.
@@ -22,36 +23,128 @@ const KINDS: [[&str; 3]; 7] = [
     ["k7", "erspan:fd09::5/session=6", "ip6erspan seq key 6 local fd09::5 remote fd09::1 erspan_ver 1"],
 ];
 
-/// One pod is mirrored into all of them at once. A GENEVE option says the session and the direction of each copy.
+/// The stories are for the kernels that have all kinds.
+fn has_all_kinds() -> bool {
+    let lab = Lab::new("kinds-probe");
+    let has = ["geneve", "gretap", "ip6gretap"].iter().all(|kind| lab.node().has_link_kind(kind));
+    assert!(
+        has || std::env::var_os("MIRROR_TEST_GUEST").is_none(),
+        "the kernels of the guests have all kinds"
+    );
+    has
+}
+
+/// The stories about a routed way, see `underlays`.
+mod underlay {
+    use crate::underlays::{
+        OTHERS, Way, a_narrow_way_is_learned, frames_are_treated_as_told, super_frames_are_segmented,
+    };
+
+    fn tell(story: &str, of: fn(&str, &[&Way])) {
+        if super::has_all_kinds() {
+            of(story, &OTHERS.iter().collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn frames() {
+        tell("kinds-frames", frames_are_treated_as_told);
+    }
+
+    #[test]
+    fn super_frames() {
+        tell("kinds-super", super_frames_are_segmented);
+    }
+
+    #[test]
+    fn narrow_way() {
+        tell("kinds-narrow", a_narrow_way_is_learned);
+    }
+}
+
 #[test]
 fn each_kind_brings_every_frame_once_and_unchanged() {
-    let scene = Scene::new("kinds", 9000);
-    let Scene { far, node: Node { web, db, lab } } = &scene;
-    if !["geneve", "gretap", "ip6gretap"].iter().all(|kind| lab.node().has_link_kind(kind)) {
-        assert!(std::env::var_os("MIRROR_TEST_GUEST").is_none(), "the kernels of the guests have all kinds");
+    brings_every_frame("kinds", &OWN, |_| String::new());
+}
+
+/// Devices of other software, of each kind.
+#[test]
+fn each_kind_takes_a_device_of_other_software() {
+    const DEVICES: [&str; 5] = ["gn0", "gt4", "gt6", "es4", "es6"];
+    const DEVICE: [usize; 7] = [0, 0, 1, 2, 3, 3, 4];
+    brings_every_frame("kinds-devices", &DEVICES, |kind| format!("/device={}", DEVICES[DEVICE[kind]]));
+}
+
+/// The devices that the agent makes.
+const OWN: [&str; 5] = ["pm-geneve6081", "pm-gre4", "pm-gre6", "pm-erspan4", "pm-erspan6"];
+
+/// Mirrors one pod into all of them at once. `option`: a further option of each target.
+fn start(scene: &Scene, option: impl Fn(usize) -> String) -> Agent {
+    let Node { web, lab, .. } = &scene.node;
+    let mut words = Vec::new();
+    for (kind, [name, target, receiver]) in KINDS.into_iter().enumerate() {
+        scene.receiver(name, receiver);
+        words.extend(["--target".to_owned(), format!("{name}={target}{}", option(kind))]);
+    }
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let pods = PodsFile::new(lab, &[mirrored_into(web, KINDS.iter().map(|[name, ..]| *name))]);
+    let agent = Agent::run(lab, any_mode(), &pods, &words);
+    lab.wait_mirrored(&[web]);
+    KINDS.iter().for_each(|[name, ..]| drop(wait_target_of(lab, name, true, 1)));
+    agent
+}
+
+/// The kernel's device for GRE over IPv6 drops a packet without a source address, as of duplicate address detection. All
+/// other kinds bring it.
+#[test]
+fn gre_over_ipv6_alone_drops_packets_without_a_source_address() {
+    if !has_all_kinds() {
         return;
     }
+    let scene = Scene::new("kinds-nowhere", 9000);
+    let Scene { far, node: Node { web, db, lab }, .. } = &scene;
+    let agent = start(&scene, |_| String::new());
+    let inside = Inside::of(web);
+    let arrived = KINDS.map(|[name, ..]| (name, Capture::start(far, name)));
+    let header = [0x60, 0, 0, 0, 0, 24, 58, 255];
+    let to = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 9];
+    let frame = Frame::new([0x33, 0x33, 0xff, 0, 0, 9], web.eth0().mac).ethertype(0x86dd).bytes();
+    let frame = [&frame[..14], &header, &[0; 16], &to, &[135; 24]].concat();
+    web.send_frame(&frame);
+    web.ping(db.v6(), 1, 56);
+    for (name, arrived) in arrived {
+        let is_lost = |frame: &[u8]| name == "k4" && frame[22..38] == [0; 16];
+        shows(&arrived, || inside.capture.frames().only(|frame| !is_lost(frame)));
+        assert_eq!(arrived.stop().count(&frame), usize::from(name != "k4"), "{name}");
+    }
+    agent.stop();
+    lab.cleanup();
+}
+
+/// One pod is mirrored into all of them at once. A GENEVE option says the session and the direction of each copy.
+fn brings_every_frame(story: &str, devices: &[&str; 5], option: impl Fn(usize) -> String) {
+    if !has_all_kinds() {
+        return;
+    }
+    let scene = Scene::new(story, 9000);
+    let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     // Some kinds finish an unfinished checksum, others leave that to the receiver.
     for pod in [web, db] {
         pod.netns().run("ethtool -K eth0 tx off");
     }
+    if devices != &OWN {
+        let kinds = ["geneve dstport 6081", "gretap", "ip6gretap", "erspan", "ip6erspan"];
+        for (device, kind) in devices.iter().zip(kinds) {
+            lab.node().ip(&format!("link add {device} type {kind} external"));
+            lab.node().sysctl(&format!("ipv6/conf/{device}/disable_ipv6"), "1");
+            lab.node().ip(&format!("link set {device} mtu 8900"));
+            lab.node().tc(&format!("qdisc replace dev {device} root noqueue"));
+            lab.node().ip(&format!("link set {device} up"));
+        }
+    }
     let before = lab.network_state();
-    let (mut spec, mut words) = (PodSpec::of(web), Vec::new());
-    for [name, target, receiver] in KINDS {
-        scene.receiver(name, receiver);
-        spec = spec
-            .annotated(&format!("podmirror.io/mirror.{name}"), "true")
-            .annotated(&format!("podmirror.io/target.{name}"), name);
-        words.extend(["--target".to_owned(), format!("{name}={target}")]);
-    }
-    let words: Vec<_> = words.iter().map(String::as_str).collect();
-    let pods = PodsFile::new(lab, &[spec]);
-    let agent = Agent::run(lab, any_mode(), &pods, &words);
-    lab.wait_mirrored(&[web]);
-    for [name, ..] in KINDS {
-        wait_target_of(lab, name, true, 1);
-    }
-    for device in ["pm-geneve6081", "pm-gre4", "pm-gre6", "pm-erspan4", "pm-erspan6"] {
+    let agent = start(&scene, option);
+    for device in devices {
         // A copy in a queue would get the address of a later copy.
         assert!(lab.node().tc(&format!("qdisc show dev {device} root")).contains("noqueue"), "{device}");
     }

@@ -28,6 +28,8 @@ mod choice;
 mod collectors;
 mod commands;
 mod complete;
+mod devices;
+mod far;
 mod filters;
 mod harness;
 mod hidden;
@@ -45,6 +47,8 @@ mod returns;
 mod streams;
 mod tails;
 mod tunnels;
+mod two_nodes;
+mod underlays;
 mod unreadable;
 mod versions;
 

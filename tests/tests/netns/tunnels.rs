@@ -1,125 +1,20 @@
 //! Copies leave the node in a tunnel. The receiver is the kernel's own device for such tunnels, on a machine at the other
 //! end of a cable.
 
-use std::{
-    collections::BTreeMap,
-    net::{Ipv4Addr, UdpSocket},
-};
+use std::net::{Ipv4Addr, UdpSocket};
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Conversation, Flood, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, Status,
-    Tail, check, eventually,
+    Agent, AttachMode, Capture, Conversation, Flood, PodNs, PodSpec, PodsFile, SOON, Status, check,
+    eventually,
 };
 
-use crate::{Inside, Node, any_mode, shows};
+use crate::{
+    Inside, Node, any_mode,
+    far::{DEVICE, FAR, Scene, VNI, mirrored, unreached, wait_target, wait_target_of},
+    shows,
+};
 
 in_both_modes!(a_tunnel_brings_every_frame_once_and_unchanged);
-
-const VNI: u32 = 77;
-const DEVICE: &str = "pm-vxlan4789";
-/// A tunnel to the other end of the cable.
-const FAR: &str = "far=vxlan:10.9.0.5:4789/vni=77";
-
-/// A node with a cable to another machine.
-pub(crate) struct Scene {
-    pub(crate) far: Netns,
-    pub(crate) node: Node,
-}
-
-impl Scene {
-    pub(crate) fn new(story: &str, mtu: u32) -> Self {
-        let node = Node::bridged(story);
-        let near = node.lab.node();
-        let far = Netns::new(&format!("{}-far", near.name()));
-        far.keep_quiet();
-        near.ip(&format!("link add up0 mtu {mtu} type veth peer name up1 mtu {mtu} netns {}", far.name()));
-        for (netns, device, number) in [(near, "up0", 1), (&far, "up1", 5)] {
-            netns.keep_neighbours(device);
-            netns.ip(&format!("link set {device} up"));
-            netns.ip(&format!("address add 10.9.0.{number}/24 dev {device}"));
-            netns.ip(&format!("address add fd09::{number}/64 dev {device} nodad"));
-        }
-        // All learn where the others are, so that there is no other traffic.
-        for address in ["10.9.0.5", "fd09::5"] {
-            near.run(&format!("ping -c 1 -W 5 {address}"));
-        }
-        let Node { web, db, .. } = &node;
-        web.ping(db.v4(), 2, 56);
-        web.ping(db.v6(), 2, 56);
-        let scene = Self { far, node };
-        scene.receiver("vx4", &format!("vxlan id {VNI} dstport 4789 local 10.9.0.5 nolearning"));
-        scene
-    }
-
-    /// Makes a device that receives what comes through a tunnel.
-    pub(crate) fn receiver(&self, name: &str, kind: &str) {
-        self.far.ip(&format!("link add {name} type {kind}"));
-        self.far.sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1");
-        self.far.ip(&format!("link set {name} mtu 9000"));
-        // Otherwise the device puts segments together again that come one after the other (`gro_cells_receive`).
-        self.far.run(&format!("ethtool -K {name} gro off"));
-        self.far.ip(&format!("link set {name} up"));
-    }
-
-    fn pods(&self, target: &str) -> PodsFile {
-        PodsFile::new(&self.node.lab, &[mirrored(&self.node.web, target)])
-    }
-
-    /// The copies of everything that web sends and receives come out of each device at the other end, once and unchanged.
-    /// Returns how many frames web has sent, and how many it has received.
-    pub(crate) fn brings_every_frame(&self, receivers: &[&str], super_frames: bool) -> (usize, usize) {
-        let Self { far, node: Node { web, db, lab } } = self;
-        let inside = Inside::of(web);
-        let arrived: Vec<_> = receivers.iter().map(|receiver| Capture::start(far, receiver)).collect();
-        // What leaves the node is never copied again: a capture of the uplink shows other packets only.
-        let uplink = Tail::start(lab, &["tail", "up0"]);
-        web.ping(db.v4(), 20, 56);
-        web.ping(db.v6(), 20, 1400);
-        web.udp_echo(db, db.v4(), &[0, 1, 1472]);
-        if super_frames {
-            Conversation::open(web, db, db.v4()).exchange(300_000);
-        }
-        arrived.iter().for_each(|arrived| shows(arrived, || inside.capture.frames()));
-        let (sent, received) = inside.stop();
-        let all = sent.and(&received);
-        arrived.into_iter().for_each(|arrived| arrived.stop().same_as(&all).unwrap());
-        let status = lab.status();
-        let copies = named(&[("egress copied", sent.len()), ("ingress copied", received.len())]);
-        let sessions = &status.tap(web.veth_host()).sessions;
-        assert_eq!(sessions.len(), receivers.len());
-        sessions.iter().for_each(|session| assert_eq!(session.verdicts(), copies, "{session:?}"));
-        let tail = status.tap("up0").sessions[0].verdicts();
-        assert_eq!(tail, named(&[("ingress loop", receivers.len() * all.len())]), "copies and nothing else");
-        uplink.stop();
-        (sent.len(), received.len())
-    }
-}
-
-fn mirrored(pod: &PodNs, target: &str) -> PodSpec {
-    PodSpec::of(pod).mirror("true").annotated("podmirror.io/target", target)
-}
-
-/// The reasons why targets cannot be reached.
-fn unreached(status: &Status) -> String {
-    status.notes.clone().unwrap_or_default()["unreached_targets"].to_string()
-}
-
-/// Waits until the target's state is that.
-fn wait_target(lab: &Lab, name: &str, is_up: bool) -> Status {
-    wait_target_of(lab, name, is_up, 1)
-}
-
-/// The same with this many taps.
-pub(crate) fn wait_target_of(lab: &Lab, name: &str, is_up: bool, taps: usize) -> Status {
-    lab.wait_status(|status| {
-        let up = status.target(name).up;
-        check(up == is_up && status.taps.len() == taps, || format!("target {name} is up: {up}"))
-    })
-}
-
-fn named(counts: &[(&str, usize)]) -> BTreeMap<String, u64> {
-    counts.iter().map(|(name, count)| ((*name).to_owned(), *count as u64)).collect()
-}
 
 fn a_tunnel_brings_every_frame_once_and_unchanged(mode: AttachMode) {
     let scene = Scene::new("tunnel", 9000);
@@ -153,7 +48,7 @@ fn a_tunnel_brings_every_frame_once_and_unchanged(mode: AttachMode) {
 #[test]
 fn each_nic_has_its_own_key() {
     let scene = Scene::new("tunnel-keys", 1500);
-    let Scene { far, node: Node { web, db, lab } } = &scene;
+    let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     let third = lab.pod("third", "br0");
     third.ping(db.v4(), 2, 56);
     scene.receiver("vx78", "vxlan id 78 dstport 4789 local 10.9.0.5 nolearning");
@@ -243,7 +138,7 @@ fn a_port_that_is_taken_is_a_reason_of_its_target_alone() {
 #[test]
 fn a_copy_that_does_not_fit_is_treated_as_told() {
     let scene = Scene::new("tunnel-oversize", 1500);
-    let Scene { far, node: Node { web, db, lab } } = &scene;
+    let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     // 1500 bytes less the headers of IPv4, UDP and VXLAN.
     let room = 1464;
     for (oversize, kept, verdict) in [
@@ -285,7 +180,7 @@ fn a_copy_that_does_not_fit_is_treated_as_told() {
 #[test]
 fn a_super_frame_is_cut_to_what_fits() {
     let scene = Scene::new("tunnel-super", 1500);
-    let Scene { far, node: Node { web, db, lab } } = &scene;
+    let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     for snaplen in [None, Some(96)] {
         let pods = scene.pods("far");
         let words = ["--target", FAR, "--snaplen", "96"];
@@ -316,7 +211,7 @@ fn a_super_frame_is_cut_to_what_fits() {
 #[test]
 fn copying_goes_on_when_the_way_is_back() {
     let scene = Scene::new("tunnel-down", 1500);
-    let Scene { far, node: Node { web, db, lab } } = &scene;
+    let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     let pods = scene.pods("far");
     let agent = Agent::run(lab, any_mode(), &pods, &["--target", FAR]);
     lab.wait_mirrored(&[web]);

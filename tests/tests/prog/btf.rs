@@ -78,7 +78,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),
         layout!(PodMeter { ceiling, share }),
         layout!(Target { ifindex, flags, ring, name, device, collector, reserved, tunnel, destination }),
-        layout!(Tunnel { remote, room, oversize, flags, erspan }),
+        layout!(Tunnel { remote, room, headers, oversize, flags, erspan }),
         layout!(Tunnels { count, known }),
         layout!(TunnelId { way, first, last }),
         layout!(Counter { packets, bytes }),

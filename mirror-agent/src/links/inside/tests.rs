@@ -43,6 +43,7 @@ fn link(ifindex: u32) -> Link {
         address: None,
         mtu: 1500,
         alias: None,
+        external: None,
         offloads: None,
     }
 }
