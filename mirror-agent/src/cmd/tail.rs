@@ -7,13 +7,20 @@
 mod sessions;
 
 use std::{
-    collections::BTreeMap, future::Future, io::IsTerminal as _, ops::ControlFlow,
-    os::unix::net::UnixStream as StdStream, time::Duration,
+    collections::BTreeMap,
+    future::{Future, pending},
+    io::{self, IsTerminal as _},
+    ops::ControlFlow,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::net::UnixStream as StdStream,
+    },
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, Interest, unix::AsyncFd},
     net::UnixStream,
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
@@ -47,7 +54,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Reads packets as they come.
 pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
     let destination = if args.write.as_os_str() == "-" {
-        if std::io::stdout().is_terminal() {
+        if io::stdout().is_terminal() {
             bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | tcpdump -nr -`");
         }
         Destination::Stdout
@@ -121,7 +128,7 @@ async fn with_own_loop(
     control::serve(control, readers, reconciler.reports())?;
     let agent = Pins::connect_control()?.context("cannot reach the control socket that was made just now")?;
     let outcome = tokio::select! {
-        outcome = reconciler.run(std::future::pending()) => outcome,
+        outcome = reconciler.run(pending()) => outcome,
         outcome = read(agent, subject, plan, stop) => outcome,
     };
     let removed = remove_everything(&pins, &mut reconciler.links).await;
@@ -202,9 +209,10 @@ struct Reading {
 }
 
 impl Reading {
-    /// Reads until the recording is complete.
+    /// Reads until the recording is complete, which it also is when the reader of its pipe is gone.
     async fn run(&mut self) -> anyhow::Result<()> {
         let woken = self.ring.wakes().context("cannot wait for the ring")?;
+        let pipe = Pipe::new(self.recorder.pipe()).context("cannot wait for the pipe")?;
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut count = interval(COUNT);
@@ -214,6 +222,7 @@ impl Reading {
                 guard = woken.readable() => guard.context("cannot wait for the ring")?.clear_ready(),
                 _ = look.tick() => {}
                 _ = count.tick() => self.count()?,
+                taken = pipe.taken(), if self.recorder.is_pending() => taken.context("cannot wait for the pipe")?,
             }
             while let Batch::More = match self.batch(u64::MAX)? {
                 Batch::Complete => return Ok(()),
@@ -225,30 +234,34 @@ impl Reading {
         }
     }
 
-    /// Reads some of what is in the ring, as far as it was written until `end_ns` (`CLOCK_MONOTONIC`).
+    /// Reads some of what is in the ring, as far as it was written until `end_ns` (`CLOCK_MONOTONIC`). Nothing if what was
+    /// read before still waits for the reader of the pipe: then the ring fills, and the taps count what is lost.
     fn batch(&mut self, end_ns: u64) -> anyhow::Result<Batch> {
         let Self { ring, sessions, recorder } = self;
         let mut progress = Progress::GoesOn;
         let mut is_late = false;
         let mut looked = Ok(());
-        let is_empty = ring.read(|head, bytes| {
-            is_late = head.time_ns > end_ns;
-            if is_late {
-                return ControlFlow::Break(());
-            }
-            looked = sessions.read_one(head.serial, recorder);
-            progress = recorder.record(head, bytes);
-            if progress == Progress::Complete || looked.is_err() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        })?;
+        let mut is_empty = false;
+        if !recorder.is_stalled() {
+            is_empty = ring.read(|head, bytes| {
+                is_late = head.time_ns > end_ns;
+                if is_late {
+                    return ControlFlow::Break(());
+                }
+                looked = sessions.read_one(head.serial, recorder);
+                progress = recorder.record(head, bytes);
+                if progress == Progress::Complete || looked.is_err() || recorder.is_stalled() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            })?;
+        }
         looked?;
         if recorder.end_batch()? == Progress::Complete || progress == Progress::Complete {
             return Ok(Batch::Complete);
         }
-        Ok(if is_empty || is_late { Batch::End } else { Batch::More })
+        Ok(if is_empty || is_late || recorder.is_stalled() { Batch::End } else { Batch::More })
     }
 
     /// Reads the counters, and says which sessions have gone.
@@ -270,6 +283,7 @@ impl Reading {
     /// Reads what was written until now, and ends the recording.
     fn finish(mut self) -> anyhow::Result<()> {
         let end_ns = Clock::now()?.monotonic_ns;
+        self.recorder.wait_for_reader();
         while let Batch::More = self.batch(end_ns)? {}
         self.count()?;
         let summary = self.recorder.finish(end_ns)?;
@@ -281,11 +295,35 @@ impl Reading {
     }
 }
 
+/// The pipe that packets go to, if they go to one.
+struct Pipe(Option<AsyncFd<OwnedFd>>);
+
+impl Pipe {
+    fn new(pipe: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let pipe = pipe.map(|pipe| {
+            // SAFETY: the `AsyncFd` owns the descriptor, and nothing else closes it.
+            Ok::<_, io::Error>(unsafe {
+                AsyncFd::register_with_interest(pipe.try_clone_to_owned()?, Interest::WRITABLE)
+            }?)
+        });
+        pipe.transpose().map(Self)
+    }
+
+    /// Returns when its reader has taken something since the pipe was full, or is gone.
+    async fn taken(&self) -> io::Result<()> {
+        match &self.0 {
+            // What the reader takes after this is told again. So the caller can write until the pipe is full.
+            Some(pipe) => pipe.writable().await.map(|mut guard| guard.clear_ready()),
+            None => pending().await,
+        }
+    }
+}
+
 /// The state of the ring after a batch.
 enum Batch {
     /// There is more to read.
     More,
-    /// There is nothing to read now.
+    /// There is nothing to read now, or no room for it.
     End,
     /// The recording takes no more.
     Complete,

@@ -39,6 +39,7 @@ mod mirrors;
 mod neighbours;
 mod offloads;
 mod order;
+mod pipes;
 mod pods;
 mod processes;
 mod returns;
