@@ -2,8 +2,9 @@
 //!
 //! The agent that runs on the node makes the capture, or gives the copies for one of its targets, and this command reads
 //! the ring (`control`). Where no agent runs, the command runs the loop itself, for interfaces, and asks itself in the
-//! same way. [`sessions`] finds the sessions whose packets come.
+//! same way. [`sessions`] finds the sessions whose packets come, and [`losses`] counts what was lost of them.
 
+mod losses;
 mod sessions;
 
 use std::{

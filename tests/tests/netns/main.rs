@@ -42,6 +42,7 @@ mod order;
 mod pipes;
 mod pods;
 mod processes;
+mod readers;
 mod returns;
 mod streams;
 mod tails;
