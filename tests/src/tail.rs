@@ -30,6 +30,19 @@ impl Tail {
         tail
     }
 
+    /// Starts it again and again as long as it is refused, and waits until it reads.
+    #[track_caller]
+    pub fn start_when_free(lab: &Lab, arguments: &[&str]) -> Self {
+        eventually(crate::SOON, || {
+            let mut tail = Self::spawn(lab, arguments);
+            while !tail.file.exists() {
+                crate::check(tail.process.ended().is_none(), || format!("{:#?}", tail.process.lines()))?;
+                std::thread::yield_now();
+            }
+            Ok(tail)
+        })
+    }
+
     /// As [`Tail::start`] with its standard output, a pipe, in the place of a file. Also returns the pipe.
     #[track_caller]
     pub fn piped(lab: &Lab, arguments: &[&str]) -> (Self, PipeReader) {

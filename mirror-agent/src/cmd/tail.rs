@@ -21,7 +21,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, Interest, unix::AsyncFd},
+    io::{AsyncReadExt as _, Interest, unix::AsyncFd},
     net::UnixStream,
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
@@ -189,9 +189,7 @@ async fn read(
         Ok(Ended::Asked) if subject.target.is_some() => reading.let_go(&mut agent).await,
         outcome => outcome.map(drop),
     };
-    let finished = reading.finish();
-    drop(agent);
-    outcome.and(finished)
+    outcome.and(reading.finish(agent))
 }
 
 /// Why the reading has ended in order.
@@ -273,20 +271,23 @@ impl Reading {
     /// Ends the copies for the ring of a target, and reads on until then. The mirrors stay, and so do their counters: a
     /// packet that counts as copied is in the ring.
     async fn let_go(&mut self, agent: &mut UnixStream) -> anyhow::Result<()> {
-        agent.shutdown().await.context("cannot tell the agent that this is the end")?;
         tokio::select! {
             outcome = self.run() => outcome,
-            _ = agent.read_u8() => Ok(()),
+            outcome = control::let_go(agent) => outcome,
             () = sleep(PATIENCE) => Ok(()),
         }
     }
 
-    /// Reads what was written until now, and ends the recording.
-    fn finish(mut self) -> anyhow::Result<()> {
+    /// Ends the connection to the agent, reads what was written until now, and ends the recording.
+    fn finish(mut self, agent: UnixStream) -> anyhow::Result<()> {
         let end_ns = Clock::now()?.monotonic_ns;
+        self.count()?;
+        // From here on, the next reader can have the sessions, and the reader of a pipe can take its time.
+        self.ring.keep_room();
+        drop(agent);
         self.recorder.wait_for_reader();
         while let Batch::More = self.batch(end_ns)? {}
-        self.count()?;
+        self.sessions.tell(&mut self.recorder);
         let summary = self.recorder.finish(end_ns)?;
         if summary.unknown > 0 {
             warn!(packets = summary.unknown, "packets of sessions that ended at once are not in the file");

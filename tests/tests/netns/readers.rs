@@ -62,6 +62,38 @@ fn a_killed_reader_leaves_the_stream_to_the_next() {
     assert_eq!(lab.status().tap(web.veth_host()).total("lost"), lost);
 }
 
+/// Each reader is asked to end, and the next one starts at once, while packets come. The accounts of room are right at
+/// the end: what a session has taken was returned, no more and no less.
+#[test]
+fn readers_that_follow_at_once_keep_no_room_of_each_other() {
+    let Node { web, db, lab } = &Node::bridged("streamnext");
+    let filter = format!("udp and src host {}", web.v4());
+    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", &filter)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let flood = Flood::start(web, db);
+    let mut tail = Tail::start(lab, &["tail", "--target", "live"]);
+    let mut read = 0;
+    for reader in 1..6 {
+        flood.go_on(500);
+        tail.interrupt();
+        // A number that is never reached gives its file another name.
+        let words = ["tail", "--target", "live", "-c", &(reader * 1_000_000).to_string()];
+        let next = Tail::start_when_free(lab, &words);
+        read += tail.wait().packets.len();
+        tail = next;
+    }
+    flood.go_on(500);
+    flood.stop();
+    let copied = || lab.status().tap(web.veth_host()).total("copied") as usize;
+    eventually(SOON, || {
+        let (all, copied) = (read + tail.file().packets.len(), copied());
+        check(all == copied, || format!("{all} of {copied} packets are in the files"))
+    });
+    assert_eq!(lab.room_in_use(), []);
+    assert_eq!(tail.stop().statistics.len(), 1);
+}
+
 /// The mirror of a pod changes its target. What it has copied and lost elsewhere is not in the file.
 #[test]
 fn a_mirror_that_changes_to_the_stream_brings_no_counts_along() {
