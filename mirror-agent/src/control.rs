@@ -270,8 +270,12 @@ async fn round_with(live: &Live, control: &Control, mut reports: Reports) -> Ans
     let knows = |report: &Arc<Report>| report.rings.contains(&live.ring);
     let problems = match timeout(ROUND, reports.wait_for(knows)).await {
         Ok(Ok(report)) => {
+            let unwritten = report.unwritten.get(&live.target).map(|why| {
+                format!("nothing is copied for this command yet: {why}; the agent goes on trying")
+            });
             let capture = readers.captures.iter().find(|capture| capture.ring == live.ring);
-            capture.map(|capture| problems(capture, &report)).unwrap_or_default()
+            let skipped = capture.map(|capture| problems(capture, &report)).unwrap_or_default();
+            unwritten.into_iter().chain(skipped).collect()
         }
         _ => vec!["the agent has not done what was asked yet; it goes on trying".into()],
     };

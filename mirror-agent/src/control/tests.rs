@@ -119,3 +119,19 @@ async fn a_program_that_does_not_close_the_connection_is_not_waited_for() {
     agent.round();
     second.await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn a_ring_that_cannot_be_written_is_told() {
+    let agent = Agent::ready();
+    let asking = agent.ask();
+    agent.readers(1).await;
+    let unwritten = [(live(), "cannot write a ring: no memory".to_owned())].into();
+    agent.reports.send_modify(|report| {
+        *report = Arc::new(Report { unwritten, ..Report::clone(report) });
+    });
+    agent.round();
+    let (_, _, answer) = asking.await.unwrap().unwrap();
+    let told =
+        "nothing is copied for this command yet: cannot write a ring: no memory; the agent goes on trying";
+    assert_eq!(answer.problems, [told]);
+}
