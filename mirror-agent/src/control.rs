@@ -40,7 +40,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{UnixListener, UnixStream},
     sync::watch,
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 use tracing::info;
 
@@ -56,9 +56,12 @@ use crate::{
 
 /// How long a program may take to write its request, to read the answer, or to close the connection.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a program waits for the agent: a round can last some seconds on a node with many taps.
+/// How long the agent may take between request and answer, all waits together, and for a round without a ring: a round
+/// can last some seconds on a node with many taps.
 const ROUND: Duration = Duration::from_secs(30);
-
+/// How long a program waits for the answer: as long as the agent may take, so that the answer of a slow agent, which says
+/// why it is slow, still comes in time.
+const ANSWER: Duration = Duration::from_secs(PATIENCE.as_secs() + ROUND.as_secs() + PATIENCE.as_secs());
 /// The settings of a capture, by the keys of annotations.
 const SETTINGS: [&str; 3] = ["filter", "sample", "snaplen"];
 
@@ -207,7 +210,8 @@ pub fn serve(listener: StdListener, control: Control, reports: Reports) -> anyho
 /// One program, from its request to its end.
 async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports) -> anyhow::Result<()> {
     let request = timeout(PATIENCE, read_line(&mut stream)).await??;
-    let (live, ring) = match admit(&request, control, &mut reports).await {
+    let deadline = Instant::now() + ROUND;
+    let (live, ring) = match admit(&request, control, &mut reports, deadline).await {
         Ok(added) => added,
         Err(error) => {
             let answer = Answer { problems: vec![format!("{error:#}")], ..Answer::default() };
@@ -215,7 +219,7 @@ async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports)
         }
     };
     let (target, id) = (live.target.clone(), live.ring);
-    let served = serve_ring(&mut stream, live, ring, control, reports.clone()).await;
+    let served = serve_ring(&mut stream, live, ring, control, reports.clone(), deadline).await;
     // Until a round has taken the ring away, the loop may still be about to write it.
     let _ = timeout(ROUND, reports.wait_for(|report| !report.rings.contains(&id))).await;
     // A program that has let go knows from this that no more packets come. Then it closes the connection.
@@ -227,14 +231,19 @@ async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports)
 }
 
 /// Adds the program of a request when there is a place for it.
-async fn admit(request: &str, control: &Control, reports: &mut Reports) -> anyhow::Result<(Live, OwnedFd)> {
+async fn admit(
+    request: &str,
+    control: &Control,
+    reports: &mut Reports,
+    deadline: Instant,
+) -> anyhow::Result<(Live, OwnedFd)> {
     // Before that, what an earlier agent has left is still in the maps.
-    let ready = timeout(ROUND, reports.wait_for(|report| report.is_reconciled)).await;
+    let ready = timeout_at(deadline, reports.wait_for(|report| report.is_reconciled)).await;
     if !ready.is_ok_and(|ready| ready.is_ok()) {
         bail!("the agent is not ready yet; `mirror-agent status` shows what it waits for");
     }
     let request: Request = serde_json::from_str(request).context("the request is not one of this version")?;
-    if timeout(ROUND, control.vacancy(&request)).await.is_err() {
+    if timeout_at(deadline, control.vacancy(&request)).await.is_err() {
         bail!(
             "the agent has not taken the ring of the last reader away yet; `mirror-agent status` shows its failures"
         );
@@ -249,9 +258,10 @@ async fn serve_ring(
     ring: OwnedFd,
     control: &Control,
     reports: Reports,
+    deadline: Instant,
 ) -> anyhow::Result<()> {
     let mut reading = control.watch();
-    let answer = round_with(&live, control, reports).await;
+    let answer = round_with(&live, control, reports, deadline).await;
     info!(target = %live.target, "a program reads packets");
     timeout(PATIENCE, write_answer(stream, &answer, Some(&ring))).await??;
     drop(ring);
@@ -265,10 +275,10 @@ async fn serve_ring(
 }
 
 /// The answer after a round of the loop that knows the program.
-async fn round_with(live: &Live, control: &Control, mut reports: Reports) -> Answer {
+async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadline: Instant) -> Answer {
     let readers = control.readers.borrow().clone();
     let knows = |report: &Arc<Report>| report.rings.contains(&live.ring);
-    let problems = match timeout(ROUND, reports.wait_for(knows)).await {
+    let problems = match timeout_at(deadline, reports.wait_for(knows)).await {
         Ok(Ok(report)) => {
             let unwritten = report.unwritten.get(&live.target).map(|why| {
                 format!("nothing is copied for this command yet: {why}; the agent goes on trying")
@@ -330,7 +340,7 @@ pub async fn ask(agent: StdStream, request: &Request) -> anyhow::Result<(UnixStr
         let answer: Answer = serde_json::from_str(&read_line(&mut stream).await?)?;
         anyhow::Ok((ring, answer))
     };
-    let answered = timeout(ROUND + PATIENCE, asked).await.context("the agent does not answer")?;
+    let answered = timeout(ANSWER, asked).await.context("the agent does not answer")?;
     match answered.context("the agent gives no valid answer")? {
         (Some(ring), answer) => Ok((stream, ring, answer)),
         (None, answer) => bail!("{}", answer.problems.join("; ")),

@@ -135,3 +135,21 @@ async fn a_ring_that_cannot_be_written_is_told() {
         "nothing is copied for this command yet: cannot write a ring: no memory; the agent goes on trying";
     assert_eq!(answer.problems, [told]);
 }
+
+/// The program waits as long as the agent, so it gets the reason.
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_is_slow_says_so_before_the_program_gives_up() {
+    let (agent, began) = (Agent::new(), Instant::now());
+    let refused = agent.ask().await.unwrap().unwrap_err().to_string();
+    assert!(refused.contains("the agent is not ready yet"), "{refused}");
+    assert!((ROUND..ANSWER).contains(&began.elapsed()), "{:?}", began.elapsed());
+
+    // Ready late, and then there is no round that knows the program.
+    let (agent, began) = (Agent::new(), Instant::now());
+    let asking = agent.ask();
+    tokio::time::sleep(ROUND - Duration::from_secs(1)).await;
+    agent.round();
+    let (_, _, answer) = asking.await.unwrap().unwrap();
+    assert_eq!(answer.problems, ["the agent has not done what was asked yet; it goes on trying"]);
+    assert!((ROUND..ANSWER).contains(&began.elapsed()), "{:?}", began.elapsed());
+}
