@@ -2,9 +2,11 @@
 //!
 //! The agent that runs on the node makes the capture, or gives the copies for one of its targets, and this command reads
 //! the ring (`control`). Where no agent runs, the command runs the loop itself, for interfaces, and asks itself in the
-//! same way. [`sessions`] finds the sessions whose packets come, and [`losses`] counts what was lost of them.
+//! same way. [`sessions`] finds the sessions whose packets come, [`losses`] counts
+//! what was lost of them, and [`memory`] refuses what the container has no memory for.
 
 mod losses;
+mod memory;
 mod sessions;
 
 use std::{
@@ -76,6 +78,7 @@ pub async fn capture(args: CaptureArgs) -> anyhow::Result<()> {
         Keep { rotate: Some(bytes), files, .. } => Kept::Files { bytes, files },
         Keep { .. } => Kept::All,
     };
+    memory::check(kept, args.subject.buffer, &args.write)?;
     run(args.subject, Destination::File(args.write), kept).await
 }
 
