@@ -77,6 +77,12 @@ impl Tail {
     /// The same, without waiting.
     pub fn spawn(lab: &Lab, arguments: &[&str]) -> Self {
         let file = lab.files().join(format!("tail-{}.pcapng", arguments.concat().replace('/', "-")));
+        Self::into_fifo(lab, arguments, &file)
+    }
+
+    /// The same, with this FIFO in the place of the file.
+    pub fn into_fifo(lab: &Lab, arguments: &[&str], file: &Path) -> Self {
+        let file = file.to_owned();
         let mut command = lab.agent(arguments);
         let process = Process::start(command.arg("-w").arg(&file));
         Self { process, file }
@@ -128,6 +134,12 @@ impl Tail {
     pub fn end(mut self) -> (Option<i32>, PacketFile) {
         let status = self.process.wait();
         (status.code(), self.file())
+    }
+
+    /// Waits until it has logged a line with this text.
+    #[track_caller]
+    pub fn wait_for_log(&mut self, text: &str) {
+        self.process.wait_for_line(text);
     }
 
     /// Asks it to end, as Ctrl-C does.

@@ -7,6 +7,7 @@
 
 mod losses;
 mod memory;
+mod pipe;
 mod sessions;
 
 use std::{
@@ -14,23 +15,23 @@ use std::{
     future::{Future, pending},
     io::{self, IsTerminal as _},
     ops::ControlFlow,
-    os::{
-        fd::{BorrowedFd, OwnedFd},
-        unix::net::UnixStream as StdStream,
-    },
+    os::unix::net::UnixStream as StdStream,
     time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
 use tokio::{
-    io::{AsyncReadExt as _, Interest, unix::AsyncFd},
+    io::AsyncReadExt as _,
     net::UnixStream,
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 use tracing::{info, warn};
 
-use self::sessions::{Before, Sessions};
+use self::{
+    pipe::Pipe,
+    sessions::{Before, Sessions},
+};
 use super::{cleanup::remove_everything, stop_signal};
 use crate::{
     cli::{CaptureArgs, Keep, StateArgs, SubjectArgs, TailArgs},
@@ -87,6 +88,11 @@ async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyh
     let plan = Plan { destination, kept, super_frames: subject.super_frames, max_packets: subject.packets };
     // First, so that Ctrl-C finds its way to the clean-up from here on.
     let stop = stop_signal()?;
+    tokio::pin!(stop);
+    let _open = tokio::select! {
+        open = pipe::has_reader(&plan.destination) => open,
+        () = &mut stop => return Ok(()),
+    };
     match (Pins::connect_control()?, &subject.target) {
         (Some(agent), _) => read(agent, &subject, plan, stop).await,
         (None, Some(target)) => {
@@ -297,30 +303,6 @@ impl Reading {
         }
         info!(packets = summary.packets, kept = summary.kept, files = summary.files.len(), "done");
         Ok(())
-    }
-}
-
-/// The pipe that packets go to, if they go to one.
-struct Pipe(Option<AsyncFd<OwnedFd>>);
-
-impl Pipe {
-    fn new(pipe: Option<BorrowedFd<'_>>) -> io::Result<Self> {
-        let pipe = pipe.map(|pipe| {
-            // SAFETY: the `AsyncFd` owns the descriptor, and nothing else closes it.
-            Ok::<_, io::Error>(unsafe {
-                AsyncFd::register_with_interest(pipe.try_clone_to_owned()?, Interest::WRITABLE)
-            }?)
-        });
-        pipe.transpose().map(Self)
-    }
-
-    /// Returns when its reader has taken something since the pipe was full, or is gone.
-    async fn taken(&self) -> io::Result<()> {
-        match &self.0 {
-            // What the reader takes after this is told again. So the caller can write until the pipe is full.
-            Some(pipe) => pipe.writable().await.map(|mut guard| guard.clear_ready()),
-            None => pending().await,
-        }
     }
 }
 

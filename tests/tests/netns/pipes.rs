@@ -5,6 +5,8 @@ use std::{
     thread,
 };
 
+use nix::{sys::stat::Mode, unistd::mkfifo};
+
 use mirror_tests::{Agent, Flood, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Tail, check, eventually};
 
 use crate::{Inside, Node, any_mode};
@@ -132,4 +134,37 @@ fn a_reader_that_goes_ends_the_command_at_once() {
         assert_eq!(exit.code, Some(0), "{words:?}: {exit:?}");
         nothing_is_left(lab);
     }
+}
+
+/// As with `mkfifo packets; mirror-agent tail -w packets & wireshark -k -i packets`. A command whose FIFO has no reader
+/// waits for one, and Ctrl-C ends it. Nothing is captured meanwhile.
+#[test]
+fn a_fifo_is_written_when_it_has_a_reader() {
+    let Node { web, db, lab } = &Node::bridged("pipefifo");
+    let _agent = agent(lab, web, db);
+    let fifo = |name: &str| {
+        let path = lab.files().join(name);
+        mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        path
+    };
+    let fifos = [fifo("nobody"), fifo("packets")];
+    let [mut nobody, mut somebody] = fifos.each_ref().map(|path| Tail::into_fifo(lab, &TAIL, path));
+    [&mut nobody, &mut somebody].map(|tail| tail.wait_for_log("no program reads this FIFO yet"));
+    nobody.interrupt();
+    assert_eq!(nobody.exit().code, Some(0));
+    lab.wait_mirrored(&[]);
+    let reader = thread::spawn({
+        let path = fifos[1].clone();
+        move || PacketFile::read(&path)
+    });
+    lab.wait_mirrored(&[web]);
+    web.ping(db.v4(), 5, 56);
+    eventually(SOON, || {
+        let counted = counted(lab, web);
+        check(counted == (10, 0), || format!("{counted:?} of 10 packets"))
+    });
+    somebody.interrupt();
+    assert_eq!(somebody.exit().code, Some(0));
+    let file = reader.join().unwrap();
+    assert_eq!((file.packets.len(), file.statistics), (10, vec![(10, 0)]));
 }
