@@ -5,18 +5,28 @@
 //!   {"of": {"capture": ...}, ...}\n       ─►    makes a ring, adds a capture, waits for a round of the loop
 //!    or {"of": {"target": "live"}, ...}\n ─►    makes a ring, gives it to the target, waits for a round of the loop
 //!   (reads the ring)                      ◄─    one byte with the ring's descriptor, then {"target": ...}\n
-//!   closes the connection, or its half    ─►    takes the ring away, waits for a round, closes the connection
+//!   writes one byte (let_go)              ─►    takes the ring away, waits for a round
+//!   (knows that no more packets come)     ◄─    closes its half of the connection
+//!   closes the connection                 ─►    forgets the ring; the target is free for the next program
 //! ```
 //!
-//! The program reads the ring itself, so packets never pass through the agent, and an agent that ends closes the
-//! connection. Only root reaches the socket (`dataplane::lock`). [`serve`] is called by the commands that run a loop,
-//! [`ask`] by `cmd::tail`.
+//! A program can also just close the connection. The program reads the ring itself, so packets never pass through the
+//! agent, and an agent that ends closes the connection. Only root reaches the socket (`dataplane::lock`). [`serve`] is
+//! called by the commands that run a loop, [`ask`] and [`let_go`] by `cmd::tail`.
+//!
+//! **One reader after another.** The program that reads a stream returns room by read and write of a number for each
+//! session (`dataplane::rings`), and the agent sets these numbers when a target gets a ring. Two programs that did this at
+//! the same time could leave a number too low for good: the session would get less room than it should, or none. So the
+//! next program gets its ring when the one before has closed the connection, and a program returns nothing after that.
+//! One that is stopped (`SIGSTOP`) is not waited for longer than [`PATIENCE`]. It can return one more batch when it goes
+//! on. No record is lost or read twice then, because each program has a ring of its own.
+
+mod messages;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{self, IoSlice, IoSliceMut},
     os::{
-        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        fd::OwnedFd,
         unix::net::{UnixListener as StdListener, UnixStream as StdStream},
     },
     sync::Arc,
@@ -26,16 +36,16 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use mirror_common::abi::MAX_CAPTURES;
 use mirror_core::destination::Destination;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
-use serde::{Deserialize, Serialize};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Interest},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{UnixListener, UnixStream},
     sync::watch,
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 use tracing::info;
 
+pub use self::messages::{Answer, Request, Subject};
+use self::messages::{read_line, receive_ring, write_answer, write_line};
 use crate::{
     dataplane::rings::Rings,
     model::{Directions, RingId, TargetName},
@@ -44,53 +54,16 @@ use crate::{
     settings::Settings,
 };
 
-/// How long a program may take to write its request, or to read the answer.
+/// How long a program may take to write its request, to read the answer, or to close the connection.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a program waits for the agent: a round can last some seconds on a node with many taps.
+/// How long the agent may take between request and answer, all waits together, and for a round without a ring: a round
+/// can last some seconds on a node with many taps.
 const ROUND: Duration = Duration::from_secs(30);
-/// Most bytes of a request or an answer.
-const MOST_BYTES: u64 = 1 << 20;
-
+/// How long a program waits for the answer: as long as the agent may take, so that the answer of a slow agent, which says
+/// why it is slow, still comes in time.
+const ANSWER: Duration = Duration::from_secs(PATIENCE.as_secs() + ROUND.as_secs() + PATIENCE.as_secs());
 /// The settings of a capture, by the keys of annotations.
 const SETTINGS: [&str; 3] = ["filter", "sample", "snaplen"];
-
-/// What a program asks for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Request {
-    /// The packets.
-    pub of: Subject,
-    /// Size of the ring in bytes: a power of two, of at least a page.
-    pub ring_bytes: u32,
-}
-
-/// Which packets a program asks for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "snake_case")]
-pub enum Subject {
-    /// Those of a capture of its own.
-    Capture {
-        /// The pods, by namespace and name.
-        pods: BTreeSet<(String, String)>,
-        /// The interfaces of the node.
-        interfaces: BTreeSet<String>,
-        /// [`Directions::name`].
-        direction: String,
-        /// The settings: [`SETTINGS`].
-        settings: BTreeMap<String, String>,
-    },
-    /// The copies for a target of the agent that is a stream.
-    Target(String),
-}
-
-/// The agent's answer.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
-    /// The target of the sessions whose copies come into the ring; empty if the request is refused.
-    pub target: String,
-    /// Why the request is refused, or what of it is not mirrored now. The agent goes on trying what can still come.
-    pub problems: Vec<String>,
-}
 
 /// The programs that read packets of an agent: the control socket writes them, the loop reads them.
 #[derive(Clone)]
@@ -98,12 +71,19 @@ pub struct Control {
     readers: watch::Sender<Arc<Readers>>,
     rings: Rings,
     targets: Arc<BTreeMap<TargetName, Destination>>,
+    /// The targets whose last program has ended, and still has its ring.
+    left: watch::Sender<BTreeSet<TargetName>>,
 }
 
 impl Control {
     /// No program reads yet. The rings will be in `rings`; `targets` are those of the agent.
     pub fn new(rings: Rings, targets: BTreeMap<TargetName, Destination>) -> Self {
-        Self { readers: watch::Sender::new(Arc::default()), rings, targets: Arc::new(targets) }
+        Self {
+            readers: watch::Sender::new(Arc::default()),
+            rings,
+            targets: Arc::new(targets),
+            left: watch::Sender::default(),
+        }
     }
 
     /// The programs as they are now, for the loop.
@@ -114,6 +94,21 @@ impl Control {
     /// No program reads any more: the agent ends.
     pub fn end(&self) {
         self.readers.send_replace(Arc::default());
+    }
+
+    /// Returns when no ring of an earlier program is at the target of a request any more.
+    async fn vacancy(&self, request: &Request) {
+        if let Subject::Target(name) = &request.of {
+            let is_free = |left: &BTreeSet<TargetName>| left.iter().all(|target| target.0.as_str() != name);
+            // The sender is in `self`.
+            let _ = self.left.subscribe().wait_for(is_free).await;
+        }
+    }
+
+    /// The ring of a program that has ended is used no more.
+    fn forget(&self, target: &TargetName, ring: RingId) {
+        self.rings.forget(ring);
+        self.left.send_if_modified(|left| left.remove(target));
     }
 
     /// Adds a program, until the result is dropped. Also returns the ring for it.
@@ -183,6 +178,7 @@ struct Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
+        self.control.left.send_if_modified(|left| left.insert(self.target.clone()));
         self.control.readers.send_modify(|readers| *readers = Arc::new(readers.without(self.ring)));
     }
 }
@@ -214,28 +210,45 @@ pub fn serve(listener: StdListener, control: Control, reports: Reports) -> anyho
 /// One program, from its request to its end.
 async fn attend(mut stream: UnixStream, control: &Control, mut reports: Reports) -> anyhow::Result<()> {
     let request = timeout(PATIENCE, read_line(&mut stream)).await??;
-    // Before that, what an earlier agent has left is still in the maps.
-    let is_ready = matches!(timeout(ROUND, reports.wait_for(|report| report.is_reconciled)).await, Ok(Ok(_)));
-    let added = match is_ready {
-        true => serde_json::from_str(&request)
-            .context("the request is not one of this version")
-            .and_then(|request| control.add(request)),
-        false => Err(anyhow!("the agent is not ready yet; `mirror-agent status` shows what it waits for")),
-    };
-    let (live, ring) = match added {
+    let deadline = Instant::now() + ROUND;
+    let (live, ring) = match admit(&request, control, &mut reports, deadline).await {
         Ok(added) => added,
         Err(error) => {
             let answer = Answer { problems: vec![format!("{error:#}")], ..Answer::default() };
             return timeout(PATIENCE, write_answer(&mut stream, &answer, None)).await?;
         }
     };
-    let id = live.ring;
-    let served = serve_ring(&mut stream, live, ring, control, reports.clone()).await;
+    let (target, id) = (live.target.clone(), live.ring);
+    let served = serve_ring(&mut stream, live, ring, control, reports.clone(), deadline).await;
     // Until a round has taken the ring away, the loop may still be about to write it.
     let _ = timeout(ROUND, reports.wait_for(|report| !report.rings.contains(&id))).await;
-    control.rings.forget(id);
-    // Here the connection ends: a program that has closed its half of it knows that no more packets come.
+    // A program that has let go knows from this that no more packets come. Then it closes the connection.
+    if stream.shutdown().await.is_ok() {
+        let _ = timeout(PATIENCE, stream.read_u8()).await;
+    }
+    control.forget(&target, id);
     served
+}
+
+/// Adds the program of a request when there is a place for it.
+async fn admit(
+    request: &str,
+    control: &Control,
+    reports: &mut Reports,
+    deadline: Instant,
+) -> anyhow::Result<(Live, OwnedFd)> {
+    // Before that, what an earlier agent has left is still in the maps.
+    let ready = timeout_at(deadline, reports.wait_for(|report| report.is_reconciled)).await;
+    if !ready.is_ok_and(|ready| ready.is_ok()) {
+        bail!("the agent is not ready yet; `mirror-agent status` shows what it waits for");
+    }
+    let request: Request = serde_json::from_str(request).context("the request is not one of this version")?;
+    if timeout_at(deadline, control.vacancy(&request)).await.is_err() {
+        bail!(
+            "the agent has not taken the ring of the last reader away yet; `mirror-agent status` shows its failures"
+        );
+    }
+    control.add(request)
 }
 
 /// One ring, from the answer to the end of its program.
@@ -245,13 +258,14 @@ async fn serve_ring(
     ring: OwnedFd,
     control: &Control,
     reports: Reports,
+    deadline: Instant,
 ) -> anyhow::Result<()> {
     let mut reading = control.watch();
-    let answer = round_with(&live, control, reports).await;
+    let answer = round_with(&live, control, reports, deadline).await;
     info!(target = %live.target, "a program reads packets");
     timeout(PATIENCE, write_answer(stream, &answer, Some(&ring))).await??;
     drop(ring);
-    // Nothing more is said. The connection ends with the program, or with its right to read.
+    // The program lets go or ends, or the agent ends.
     tokio::select! {
         _ = stream.read_u8() => {}
         _ = reading.wait_for(|readers| !readers.rings().contains(&live.ring)) => {}
@@ -261,13 +275,17 @@ async fn serve_ring(
 }
 
 /// The answer after a round of the loop that knows the program.
-async fn round_with(live: &Live, control: &Control, mut reports: Reports) -> Answer {
+async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadline: Instant) -> Answer {
     let readers = control.readers.borrow().clone();
     let knows = |report: &Arc<Report>| report.rings.contains(&live.ring);
-    let problems = match timeout(ROUND, reports.wait_for(knows)).await {
+    let problems = match timeout_at(deadline, reports.wait_for(knows)).await {
         Ok(Ok(report)) => {
+            let unwritten = report.unwritten.get(&live.target).map(|why| {
+                format!("nothing is copied for this command yet: {why}; the agent goes on trying")
+            });
             let capture = readers.captures.iter().find(|capture| capture.ring == live.ring);
-            capture.map(|capture| problems(capture, &report)).unwrap_or_default()
+            let skipped = capture.map(|capture| problems(capture, &report)).unwrap_or_default();
+            unwritten.into_iter().chain(skipped).collect()
         }
         _ => vec!["the agent has not done what was asked yet; it goes on trying".into()],
     };
@@ -299,6 +317,14 @@ fn problems(capture: &Capture, report: &Report) -> Vec<String> {
     said.collect()
 }
 
+/// Tells the agent that the program wants no more packets, and returns when none comes any more.
+pub async fn let_go(agent: &mut UnixStream) -> anyhow::Result<()> {
+    agent.write_all(b"-").await.context("cannot tell the agent that this is the end")?;
+    // The end of the connection.
+    let _ = agent.read_u8().await;
+    Ok(())
+}
+
 /// Asks the agent at the other end for packets. Returns the connection, which keeps the ring in use, the ring, and the
 /// answer.
 ///
@@ -309,62 +335,17 @@ pub async fn ask(agent: StdStream, request: &Request) -> anyhow::Result<(UnixStr
     agent.set_nonblocking(true)?;
     let mut stream = UnixStream::from_std(agent)?;
     let asked = async {
-        stream.write_all(&[serde_json::to_vec(request)?, b"\n".to_vec()].concat()).await?;
+        write_line(&mut stream, request).await?;
         let ring = receive_ring(&stream).await?;
         let answer: Answer = serde_json::from_str(&read_line(&mut stream).await?)?;
         anyhow::Ok((ring, answer))
     };
-    let answered = timeout(ROUND + PATIENCE, asked).await.context("the agent does not answer")?;
+    let answered = timeout(ANSWER, asked).await.context("the agent does not answer")?;
     match answered.context("the agent gives no valid answer")? {
         (Some(ring), answer) => Ok((stream, ring, answer)),
         (None, answer) => bail!("{}", answer.problems.join("; ")),
     }
 }
 
-async fn read_line(stream: &mut UnixStream) -> anyhow::Result<String> {
-    let mut line = String::new();
-    BufReader::new(stream.take(MOST_BYTES)).read_line(&mut line).await?;
-    Ok(line)
-}
-
-/// Writes one byte, with the ring if there is one, and the answer.
-async fn write_answer(
-    stream: &mut UnixStream,
-    answer: &Answer,
-    ring: Option<&OwnedFd>,
-) -> anyhow::Result<()> {
-    let fds = ring.map(|ring| [ring.as_raw_fd()]);
-    let rights = fds.as_ref().map(|fds| ControlMessage::ScmRights(fds));
-    stream
-        .async_io(Interest::WRITABLE, || {
-            let byte = [IoSlice::new(b"+")];
-            Ok(sendmsg::<()>(stream.as_raw_fd(), &byte, rights.as_slice(), MsgFlags::empty(), None)?)
-        })
-        .await?;
-    stream.write_all(&[serde_json::to_vec(answer)?, b"\n".to_vec()].concat()).await?;
-    Ok(())
-}
-
-/// Reads that byte.
-async fn receive_ring(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
-    stream
-        .async_io(Interest::READABLE, || {
-            let mut byte = [0];
-            let mut parts = [IoSliceMut::new(&mut byte)];
-            let mut space = nix::cmsg_space!([i32; 1]);
-            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-            let message = recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
-            if message.bytes == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            let mut ring = None;
-            for control in message.cmsgs()? {
-                if let ControlMessageOwned::ScmRights(fds) = control {
-                    // SAFETY: the kernel has made these descriptors for this process just now.
-                    ring = fds.first().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) });
-                }
-            }
-            Ok(ring)
-        })
-        .await
-}
+#[cfg(test)]
+mod tests;

@@ -3,20 +3,22 @@
 //! ```text
 //! record ─► frames (mirror_core::frame) ─► block (mirror_core::pcapng) ─► store ─┬─ memory   (pure)
 //! source ─► interfaces (pure) ─────────────────────────────────────────────────► ├─ rotation ─► names (pure)
-//!                                                                                └─► output  (the file)
+//!                                                                                └─► output  (the file) ─► pipe
 //! ```
 //!
 //! `cmd::tail` and `cmd::capture` call it, from one thread: a batch of records, then [`Recorder::end_batch`]. It opens
-//! and writes files, and blocks while it does. It reads no ring, knows no pods, and decides nothing about a packet. It
-//! reads no clock either, but for [`Clock::now`].
+//! and writes files, and blocks while it does. It never waits for the reader of a pipe before the end of the recording:
+//! what the reader does not take stays in memory, and the caller hands over no more records while
+//! [`Recorder::is_stalled`]. It reads no ring, knows no pods, and decides nothing about a packet. It reads no clock
+//! either, but for [`Clock::now`].
 //!
 //! Packets keep the order in which they come, although the times of different CPUs can be a little out of order in the
 //! ring. The order of a flow is that of the ring, and sorting by time could break it.
 //!
 //! The memory of a recorder is bounded: by [`Kept`], by some MiB of descriptions, and by 64 KiB of blocks that are not
-//! written yet.
+//! written yet, with the segments of one record.
 
-use std::{collections::TryReserveError, io, path::PathBuf, time::Duration};
+use std::{collections::TryReserveError, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
 
 use mirror_common::{stream::RecordHead, verdict};
 use mirror_core::{
@@ -25,12 +27,13 @@ use mirror_core::{
 };
 use nix::time::{ClockId, clock_gettime};
 
-use self::{interfaces::Interfaces, store::Store};
+use self::{interfaces::Interfaces, output::Output, store::Store};
 
 mod interfaces;
 mod memory;
 mod names;
 mod output;
+mod pipe;
 mod rotation;
 mod store;
 
@@ -264,16 +267,37 @@ impl Recorder {
         self.progress
     }
 
-    /// Writes what is due. Only a write shows that the reader of a pipe is gone, so without packets the recording goes
-    /// on.
+    /// Writes what is due, as far as the reader of a pipe takes it. The recording is complete if that reader is gone,
+    /// also if nothing is due.
     pub fn end_batch(&mut self) -> Result<Progress, RecordingError> {
         let written = self.store.end_batch();
         self.note(written);
         self.failure.take().map_or(Ok(self.progress), Err)
     }
 
-    /// Writes the rest, and the counters of each interface. `ended_ns` is the end of the recording on
-    /// `CLOCK_MONOTONIC`. After a failure nothing more is written: the failure is told here, if
+    /// The pipe or socket that packets go to. When it takes more, it is time for [`end_batch`](Self::end_batch).
+    pub fn pipe(&self) -> Option<BorrowedFd<'_>> {
+        self.store.output()?.pipe()
+    }
+
+    /// Whether blocks wait for the reader of the pipe.
+    pub fn is_pending(&self) -> bool {
+        self.store.output().is_some_and(Output::is_pending)
+    }
+
+    /// Whether so many blocks wait for the reader of the pipe that records should stay where they are.
+    pub fn is_stalled(&self) -> bool {
+        self.store.output().is_some_and(Output::is_stalled)
+    }
+
+    /// The end is near: from now on, each write waits for the reader of the pipe. It is a failure if the reader takes
+    /// nothing for some seconds.
+    pub fn wait_for_reader(&mut self) {
+        self.store.wait_for_reader();
+    }
+
+    /// Writes the rest, and the counters of each interface. It [waits](Self::wait_for_reader) for the reader of a pipe.
+    /// `ended_ns` is the end of the recording on `CLOCK_MONOTONIC`. After a failure nothing more is written: the failure is told here, if
     /// [`end_batch`](Self::end_batch) has not told it.
     pub fn finish(self, ended_ns: u64) -> Result<Summary, RecordingError> {
         if let Some(failure) = self.failure {

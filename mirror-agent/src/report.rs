@@ -39,6 +39,8 @@ pub struct Report {
     pub skipped: BTreeSet<Skipped>,
     /// The pods and tunnels to which nothing can be copied, and why.
     pub unreached: BTreeMap<TargetName, String>,
+    /// The targets that this round could not write, and why. These are among the failures, too.
+    pub unwritten: BTreeMap<TargetName, String>,
     /// The annotations that make no sense.
     pub bad: BTreeSet<BadAnnotation>,
     /// The operations that failed in this round, and will be tried again.
@@ -57,6 +59,7 @@ impl Default for Report {
             attached: 0,
             skipped: BTreeSet::new(),
             unreached: BTreeMap::new(),
+            unwritten: BTreeMap::new(),
             bad: BTreeSet::new(),
             failures: BTreeSet::new(),
         }

@@ -13,7 +13,7 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{MapInfo, PerCpuArray, loaded_maps},
+    maps::{Array, Map, MapData, MapInfo, PerCpuArray, loaded_maps},
     programs::{
         LinkOrder, ProgramInfo, SchedClassifier, TcAttachType, loaded_links, loaded_programs,
         tc::{NlOptions, TcAttach},
@@ -204,5 +204,19 @@ impl Neighbour {
     pub fn seen(&self) -> u64 {
         let seen: PerCpuArray<_, u64> = self.ebpf.map("SEEN").unwrap().try_into().unwrap();
         seen.get(&0, 0).unwrap().iter().sum()
+    }
+}
+
+impl Lab {
+    /// The accounts of room in rings that are not even: what a session has taken, and what its readers have returned.
+    pub fn room_in_use(&self) -> Vec<(u64, u64)> {
+        let [taken, returned] = ["TAKEN", "RETURNED"].map(|name| {
+            let pin = self.pins().into_iter().find(|pin| pin.ends_with(name)).unwrap();
+            let map = Map::from_map_data(MapData::from_pin(pin).unwrap()).unwrap();
+            Array::<MapData, u64>::try_from(map).unwrap()
+        });
+        let accounts = taken.iter().zip(returned.iter());
+        let accounts = accounts.map(|(taken, returned)| (taken.unwrap(), returned.unwrap()));
+        accounts.filter(|(taken, returned)| taken != returned).collect()
     }
 }

@@ -5,19 +5,20 @@
 
 use std::{
     fs::{self, File},
-    io,
+    io::{self, PipeReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::{Captured, Frames, Lab, eventually, process::Process};
+use crate::{Captured, Exit, Frames, Lab, eventually, process::Process};
 
 /// A running `tail` or `capture`. It is killed on drop.
 #[derive(Debug)]
 pub struct Tail {
     process: Process,
+    /// Where it writes: a file, or its standard output.
     file: PathBuf,
 }
 
@@ -30,8 +31,37 @@ impl Tail {
         tail
     }
 
+    /// Starts it again and again as long as it is refused, and waits until it reads.
+    #[track_caller]
+    pub fn start_when_free(lab: &Lab, arguments: &[&str]) -> Self {
+        eventually(crate::SOON, || {
+            let mut tail = Self::spawn(lab, arguments);
+            while !tail.file.exists() {
+                crate::check(tail.process.ended().is_none(), || format!("{:#?}", tail.process.lines()))?;
+                std::thread::yield_now();
+            }
+            Ok(tail)
+        })
+    }
+
+    /// As [`Tail::start`] with its standard output, a pipe, in the place of a file. Also returns the pipe.
+    #[track_caller]
+    pub fn piped(lab: &Lab, arguments: &[&str]) -> (Self, PipeReader) {
+        let (reader, writer) = io::pipe().unwrap();
+        // `capture` takes a path only.
+        let file = PathBuf::from(if arguments[0] == "tail" { "-" } else { "/dev/stdout" });
+        let mut command = lab.agent(arguments);
+        let process = Process::start(command.arg("-w").arg(&file).stdout(writer));
+        // The command has the other end of the pipe, too.
+        drop(command);
+        let mut tail = Self { process, file };
+        tail.wait_until_it_reads(lab);
+        (tail, reader)
+    }
+
     #[track_caller]
     fn wait_until_it_reads(&mut self, lab: &Lab) {
+        let is_file = self.file != Path::new("-");
         eventually(crate::SOON, || {
             let ended = self.process.ended();
             assert!(ended.is_none(), "it has ended ({ended:?}): {:#?}", self.process.lines());
@@ -41,13 +71,19 @@ impl Tail {
             let attached = |tap: &crate::TapStatus| tap.attached.values().all(|mode| mode != "none");
             let reads =
                 status.targets.iter().any(|target| is_read(&target)) && status.taps.iter().all(attached);
-            crate::check(self.file.exists() && reads, || format!("no tail yet: {status:#?}"))
+            crate::check((!is_file || self.file.exists()) && reads, || format!("no tail yet: {status:#?}"))
         });
     }
 
     /// The same, without waiting.
     pub fn spawn(lab: &Lab, arguments: &[&str]) -> Self {
         let file = lab.files().join(format!("tail-{}.pcapng", arguments.concat().replace('/', "-")));
+        Self::into_fifo(lab, arguments, &file)
+    }
+
+    /// The same, with this FIFO in the place of the file.
+    pub fn into_fifo(lab: &Lab, arguments: &[&str], file: &Path) -> Self {
+        let file = file.to_owned();
         let mut command = lab.agent(arguments);
         Self::of(command.arg("-w").arg(&file), file)
     }
@@ -105,6 +141,24 @@ impl Tail {
         (status.code(), self.file())
     }
 
+    /// Waits until it has logged a line with this text.
+    #[track_caller]
+    pub fn wait_for_log(&mut self, text: &str) {
+        self.process.wait_for_line(text);
+    }
+
+    /// Asks it to end, as Ctrl-C does.
+    pub fn interrupt(&self) {
+        self.signal(Signal::SIGINT);
+    }
+
+    /// Waits until it ends, and returns how it has ended.
+    #[track_caller]
+    pub fn exit(mut self) -> Exit {
+        let code = self.process.wait().code();
+        Exit { code, stdout: String::new(), stderr: self.process.lines().join("\n") }
+    }
+
     /// Kills it.
     pub fn kill(mut self) {
         self.process.end(Signal::SIGKILL);
@@ -116,6 +170,7 @@ impl Tail {
 pub struct PipedTail {
     tail: Tail,
     others: [Child; 2],
+    file: PathBuf,
     text: PathBuf,
 }
 
@@ -124,34 +179,35 @@ impl PipedTail {
     #[track_caller]
     pub fn start(lab: &Lab, arguments: &[&str]) -> Self {
         let (file, text) = (lab.files().join("piped.pcapng"), lab.files().join("piped.txt"));
-        let (from_tail, to_tee) = io::pipe().unwrap();
+        let (tail, from_tail) = Tail::piped(lab, arguments);
         let (from_tee, to_tcpdump) = io::pipe().unwrap();
-        let process = Process::start(lab.agent(arguments).args(["-w", "-"]).stdout(to_tee));
+        // It is there before `tee` makes it.
+        File::create(&file).unwrap();
         let tee = Command::new("tee").arg(&file).stdin(from_tail).stdout(to_tcpdump).spawn().unwrap();
         let mut tcpdump = Command::new("tcpdump");
         tcpdump.args(["-nq", "-Z", "root", "-r", "-"]).stdin(from_tee).stdout(File::create(&text).unwrap());
         // It names the file that it reads.
         let tcpdump = tcpdump.stderr(Stdio::null()).spawn().unwrap();
-        let mut tail = Tail { process, file };
-        tail.wait_until_it_reads(lab);
-        Self { tail, others: [tee, tcpdump], text }
+        Self { tail, others: [tee, tcpdump], file, text }
     }
 
     /// The packets so far.
     #[track_caller]
     pub fn file(&self) -> PacketFile {
-        self.tail.file()
+        PacketFile::read(&self.file)
     }
 
     /// Ends `tail` as Ctrl-C does. All of them must end well. Returns the packets, and tcpdump's text for them.
     #[track_caller]
     pub fn stop(self) -> (PacketFile, String) {
-        let Self { tail, others, text } = self;
-        let file = tail.stop();
+        let Self { tail, others, file, text } = self;
+        tail.interrupt();
+        let exit = tail.exit();
+        assert_eq!(exit.code, Some(0), "{exit:?}");
         for mut other in others {
             assert!(other.wait().unwrap().success(), "{other:?}");
         }
-        (file, fs::read_to_string(text).unwrap())
+        (PacketFile::read(&file), fs::read_to_string(text).unwrap())
     }
 }
 
@@ -183,7 +239,11 @@ impl PacketFile {
     /// Reads a file. It may end in the middle of a block.
     #[track_caller]
     pub fn read(path: &Path) -> Self {
-        let bytes = fs::read(path).unwrap();
+        Self::parse(&fs::read(path).unwrap())
+    }
+
+    /// Reads the bytes of a file. They may end in the middle of a block.
+    pub fn parse(bytes: &[u8]) -> Self {
         let u32_at =
             |at: usize| bytes.get(at..at + 4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
         let mut file = Self::default();

@@ -2,25 +2,36 @@
 //!
 //! The agent that runs on the node makes the capture, or gives the copies for one of its targets, and this command reads
 //! the ring (`control`). Where no agent runs, the command runs the loop itself, for interfaces, and asks itself in the
-//! same way. [`sessions`] finds the sessions whose packets come.
+//! same way. [`sessions`] finds the sessions whose packets come, [`losses`] counts
+//! what was lost of them, and [`memory`] refuses what the container has no memory for.
 
+mod losses;
+mod memory;
+mod pipe;
 mod sessions;
 
 use std::{
-    collections::BTreeMap, future::Future, io::IsTerminal as _, ops::ControlFlow,
-    os::unix::net::UnixStream as StdStream, time::Duration,
+    collections::BTreeMap,
+    future::{Future, pending},
+    io::{self, IsTerminal as _},
+    ops::ControlFlow,
+    os::unix::net::UnixStream as StdStream,
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::AsyncReadExt as _,
     net::UnixStream,
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 use tracing::{info, warn};
 
-use self::sessions::{Before, Sessions};
+use self::{
+    pipe::Pipe,
+    sessions::{Before, Sessions},
+};
 use super::{cleanup::remove_everything, stop_signal};
 use crate::{
     cli::{CaptureArgs, Keep, StateArgs, SubjectArgs, TailArgs},
@@ -47,7 +58,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Reads packets as they come.
 pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
     let destination = if args.write.as_os_str() == "-" {
-        if std::io::stdout().is_terminal() {
+        if io::stdout().is_terminal() {
             bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | tcpdump -nr -`");
         }
         Destination::Stdout
@@ -68,6 +79,7 @@ pub async fn capture(args: CaptureArgs) -> anyhow::Result<()> {
         Keep { rotate: Some(bytes), files, .. } => Kept::Files { bytes, files },
         Keep { .. } => Kept::All,
     };
+    memory::check(kept, args.subject.buffer, &args.write)?;
     run(args.subject, Destination::File(args.write), kept).await
 }
 
@@ -76,6 +88,11 @@ async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyh
     let plan = Plan { destination, kept, super_frames: subject.super_frames, max_packets: subject.packets };
     // First, so that Ctrl-C finds its way to the clean-up from here on.
     let stop = stop_signal()?;
+    tokio::pin!(stop);
+    let _open = tokio::select! {
+        open = pipe::has_reader(&plan.destination) => open,
+        () = &mut stop => return Ok(()),
+    };
     match (Pins::connect_control()?, &subject.target) {
         (Some(agent), _) => read(agent, &subject, plan, stop).await,
         (None, Some(target)) => {
@@ -121,7 +138,7 @@ async fn with_own_loop(
     control::serve(control, readers, reconciler.reports())?;
     let agent = Pins::connect_control()?.context("cannot reach the control socket that was made just now")?;
     let outcome = tokio::select! {
-        outcome = reconciler.run(std::future::pending()) => outcome,
+        outcome = reconciler.run(pending()) => outcome,
         outcome = read(agent, subject, plan, stop) => outcome,
     };
     let removed = remove_everything(&pins, &mut reconciler.links).await;
@@ -181,9 +198,7 @@ async fn read(
         Ok(Ended::Asked) if subject.target.is_some() => reading.let_go(&mut agent).await,
         outcome => outcome.map(drop),
     };
-    let finished = reading.finish();
-    drop(agent);
-    outcome.and(finished)
+    outcome.and(reading.finish(agent))
 }
 
 /// Why the reading has ended in order.
@@ -202,9 +217,10 @@ struct Reading {
 }
 
 impl Reading {
-    /// Reads until the recording is complete.
+    /// Reads until the recording is complete, which it also is when the reader of its pipe is gone.
     async fn run(&mut self) -> anyhow::Result<()> {
         let woken = self.ring.wakes().context("cannot wait for the ring")?;
+        let pipe = Pipe::new(self.recorder.pipe()).context("cannot wait for the pipe")?;
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut count = interval(COUNT);
@@ -214,6 +230,7 @@ impl Reading {
                 guard = woken.readable() => guard.context("cannot wait for the ring")?.clear_ready(),
                 _ = look.tick() => {}
                 _ = count.tick() => self.count()?,
+                taken = pipe.taken(), if self.recorder.is_pending() => taken.context("cannot wait for the pipe")?,
             }
             while let Batch::More = match self.batch(u64::MAX)? {
                 Batch::Complete => return Ok(()),
@@ -225,30 +242,34 @@ impl Reading {
         }
     }
 
-    /// Reads some of what is in the ring, as far as it was written until `end_ns` (`CLOCK_MONOTONIC`).
+    /// Reads some of what is in the ring, as far as it was written until `end_ns` (`CLOCK_MONOTONIC`). Nothing if what was
+    /// read before still waits for the reader of the pipe: then the ring fills, and the taps count what is lost.
     fn batch(&mut self, end_ns: u64) -> anyhow::Result<Batch> {
         let Self { ring, sessions, recorder } = self;
         let mut progress = Progress::GoesOn;
         let mut is_late = false;
         let mut looked = Ok(());
-        let is_empty = ring.read(|head, bytes| {
-            is_late = head.time_ns > end_ns;
-            if is_late {
-                return ControlFlow::Break(());
-            }
-            looked = sessions.read_one(head.serial, recorder);
-            progress = recorder.record(head, bytes);
-            if progress == Progress::Complete || looked.is_err() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        })?;
+        let mut is_empty = false;
+        if !recorder.is_stalled() {
+            is_empty = ring.read(|head, bytes| {
+                is_late = head.time_ns > end_ns;
+                if is_late {
+                    return ControlFlow::Break(());
+                }
+                looked = sessions.read_one(head.serial, recorder);
+                progress = recorder.record(head, bytes);
+                if progress == Progress::Complete || looked.is_err() || recorder.is_stalled() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            })?;
+        }
         looked?;
         if recorder.end_batch()? == Progress::Complete || progress == Progress::Complete {
             return Ok(Batch::Complete);
         }
-        Ok(if is_empty || is_late { Batch::End } else { Batch::More })
+        Ok(if is_empty || is_late || recorder.is_stalled() { Batch::End } else { Batch::More })
     }
 
     /// Reads the counters, and says which sessions have gone.
@@ -259,19 +280,23 @@ impl Reading {
     /// Ends the copies for the ring of a target, and reads on until then. The mirrors stay, and so do their counters: a
     /// packet that counts as copied is in the ring.
     async fn let_go(&mut self, agent: &mut UnixStream) -> anyhow::Result<()> {
-        agent.shutdown().await.context("cannot tell the agent that this is the end")?;
         tokio::select! {
             outcome = self.run() => outcome,
-            _ = agent.read_u8() => Ok(()),
+            outcome = control::let_go(agent) => outcome,
             () = sleep(PATIENCE) => Ok(()),
         }
     }
 
-    /// Reads what was written until now, and ends the recording.
-    fn finish(mut self) -> anyhow::Result<()> {
+    /// Ends the connection to the agent, reads what was written until now, and ends the recording.
+    fn finish(mut self, agent: UnixStream) -> anyhow::Result<()> {
         let end_ns = Clock::now()?.monotonic_ns;
-        while let Batch::More = self.batch(end_ns)? {}
         self.count()?;
+        // From here on, the next reader can have the sessions, and the reader of a pipe can take its time.
+        self.ring.keep_room();
+        drop(agent);
+        self.recorder.wait_for_reader();
+        while let Batch::More = self.batch(end_ns)? {}
+        self.sessions.tell(&mut self.recorder);
         let summary = self.recorder.finish(end_ns)?;
         if summary.unknown > 0 {
             warn!(packets = summary.unknown, "packets of sessions that ended at once are not in the file");
@@ -285,7 +310,7 @@ impl Reading {
 enum Batch {
     /// There is more to read.
     More,
-    /// There is nothing to read now.
+    /// There is nothing to read now, or no room for it.
     End,
     /// The recording takes no more.
     Complete,

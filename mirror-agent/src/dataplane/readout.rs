@@ -82,17 +82,21 @@ impl Reader {
 
     /// Reads everything.
     pub fn read(&mut self) -> anyhow::Result<Readout> {
-        self.read_sessions(|_| true)
+        self.read_sessions(|_, _| true)
     }
 
-    /// Reads everything but the sessions that nobody wants. The counters are most of the work: each CPU has its own.
-    pub fn read_sessions(&mut self, is_wanted: impl Fn(&Session) -> bool) -> anyhow::Result<Readout> {
+    /// Reads everything but the sessions that nobody wants, by their numbers. The counters are most of the work: each CPU
+    /// has its own.
+    pub fn read_sessions(
+        &mut self,
+        mut is_wanted: impl FnMut(u32, &Session) -> bool,
+    ) -> anyhow::Result<Readout> {
         self.maps.refresh()?;
         let mut taps = Vec::new();
         for (device, TapEntry { head, sessions: entries }) in self.maps.taps()? {
             let mut sessions = Vec::new();
             for (mirror, SessionEntry { session, ended, id, serial }) in
-                entries.into_iter().filter(|(_, entry)| is_wanted(&entry.session))
+                entries.into_iter().filter(|(_, entry)| is_wanted(entry.serial, &entry.session))
             {
                 let counts = counts(&self.maps.counters(id)?);
                 sessions.push(SessionReadout { mirror, session, serial, ended, counts });

@@ -114,7 +114,8 @@ pub(super) fn empty_ring() -> anyhow::Result<RingBuf<MapData>> {
 /// The reading end of a ring.
 pub struct RingReader {
     ring: RingBuf<MapData>,
-    returned: Array<MapData, u64>,
+    /// `None`: room is returned no more.
+    returned: Option<Array<MapData, u64>>,
 }
 
 impl RingReader {
@@ -125,8 +126,13 @@ impl RingReader {
         let returned = returned.with_context(|| format!("cannot open the map {}", path.display()))?;
         Ok(Self {
             ring: Map::from_map_data(MapData::from_fd(ring)?)?.try_into().context("not a ring buffer")?,
-            returned: Map::from_map_data(returned)?.try_into()?,
+            returned: Some(Map::from_map_data(returned)?.try_into()?),
         })
+    }
+
+    /// Returns no more room. Nothing is lost by that at the end of a reader, and another one may have the sessions now.
+    pub fn keep_room(&mut self) {
+        self.returned = None;
     }
 
     /// Becomes readable when the ring has become a quarter full. Must be called within the runtime.
@@ -156,13 +162,13 @@ impl RingReader {
                 break;
             }
         }
-        // The agent writes here too, when it gives the id to a new session. If both write at the same time, the numbers
-        // differ by the records of the old session, until these are read.
+        // No other reader writes here: `control` says why. The agent does, when it gives the id to a new session. If both
+        // write at the same time, the numbers differ by the records of the old session, until these are read.
         for (session, bytes) in read {
-            let before =
-                self.returned.get(&session, 0).context("cannot read what was returned to the ring")?;
+            let Some(numbers) = &mut self.returned else { break };
+            let before = numbers.get(&session, 0).context("cannot read what was returned to the ring")?;
             let returned = before.wrapping_add(bytes);
-            self.returned.set(session, &returned, 0).context("cannot return room to the ring")?;
+            numbers.set(session, &returned, 0).context("cannot return room to the ring")?;
         }
         Ok(is_empty)
     }

@@ -40,6 +40,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         report: &mut Report,
     ) -> Carried {
         self.held.keep(ops);
+        report.unwritten.clear();
         let mut carried = Carried::default();
         let Carried { of_devices, incomplete } = &mut carried;
         let mut failures = Failures::none(actual);
@@ -71,7 +72,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 self.metrics.op(op, began.elapsed(), applied.is_err());
                 if let Err(error) = applied {
                     failures.add(op);
-                    errors.insert(format!("{error:#}"));
+                    let error = format!("{error:#}");
+                    if let Op::SetTarget(name, _) = op {
+                        report.unwritten.insert(name.clone(), error.clone());
+                    }
+                    errors.insert(error);
                 }
             }
             if !is_whole || !errors.is_empty() {

@@ -517,6 +517,24 @@ async fn a_stream_is_up_while_a_program_reads_it() {
     }
 }
 
+/// The program that reads learns why it gets nothing.
+#[tokio::test(start_paused = true)]
+async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
+    let streams = [(live(), RingId(4))].into();
+    let reading = watch::Sender::new(Arc::new(Readers { streams, ..Readers::default() }));
+    let mut world = world_with(reading.subscribe());
+    world.policy.targets.insert(live(), Destination::Stream);
+    let write = Op::SetTarget(live(), Target::Stream(Some(RingId(4))));
+    world.dataplane.failures.push_back(write);
+    run_for(&mut world, Duration::from_millis(500)).await.unwrap();
+    let report = world.report.borrow().clone();
+    assert!(report.rings == [RingId(4)].into() && report.unwritten[&live()].contains("injected failure"));
+    assert!(report.failures.contains(&report.unwritten[&live()]));
+    run_for(&mut world, TICK).await.unwrap();
+    let report = world.report.borrow().clone();
+    assert!(report.unwritten.is_empty() && report.failures.is_empty(), "{report:?}");
+}
+
 /// What a killed agent has left is taken away before there is a list of pods.
 #[tokio::test(start_paused = true)]
 async fn a_ring_of_an_earlier_agent_gets_no_more_copies() {

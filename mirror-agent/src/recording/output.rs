@@ -1,25 +1,28 @@
 //! One file, or standard output, that blocks are written to.
 //!
-//! It collects blocks and writes many at once. It knows nothing of a block but its length.
-//! [`store`](super::store) and [`rotation`](super::rotation) call it.
+//! It collects blocks and writes many at once. A pipe gets what its reader takes, and the rest stays here. It knows
+//! nothing of a block but its length. [`store`](super::store) and [`rotation`](super::rotation) call it.
 
 use std::{
     fs::{File, OpenOptions, Permissions},
     io::{self, ErrorKind, Write as _},
     os::{
-        fd::AsFd as _,
+        fd::{AsFd as _, BorrowedFd},
         unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use super::{Destination, Progress, RecordingError};
+use super::{Destination, Progress, RecordingError, pipe};
 
 /// Packets are secrets: the files are for their owner alone.
 const MODE: u32 = 0o600;
 /// How many bytes are collected before they are written, if the batch does not end before. A batch has no bound that is
 /// known here: a record can become 65535 segments.
 const MOST_PENDING: usize = 64 << 10;
+/// How long the reader of a pipe may take nothing at the end of a recording.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// What messages call standard output.
 const STDOUT: &str = "standard output";
 /// Where a block has its length, in 4 bytes.
@@ -35,6 +38,8 @@ pub(super) struct Output {
     pending: Vec<u8>,
     /// Bytes of the file that are written. `None`: it may have had bytes before, or it is a pipe.
     written: Option<u64>,
+    /// A pipe: how long its reader may take nothing. 0: for ever, and meanwhile the blocks are collected here.
+    pipe: Option<Duration>,
     is_open: bool,
 }
 
@@ -45,8 +50,8 @@ impl Output {
             Destination::Stdout => {
                 // Rust's own buffer is left out: it breaks the bytes up at their newlines.
                 let file = io::stdout().as_fd().try_clone_to_owned();
-                let file = file.map_err(|error| RecordingError::Write { place: STDOUT.to_owned(), error })?;
-                Ok(Self { file: file.into(), path: None, pending: Vec::new(), written: None, is_open: true })
+                let output = file.and_then(|file| Self::new(file.into(), None, None));
+                output.map_err(|error| RecordingError::Write { place: STDOUT.to_owned(), error })
             }
             Destination::File(path) => {
                 Self::replace(&path).map_err(|error| RecordingError::Create { path, error })
@@ -63,22 +68,44 @@ impl Output {
         if is_file && metadata.permissions().mode() & !MODE & 0o777 != 0 {
             file.set_permissions(Permissions::from_mode(MODE))?;
         }
-        Ok(Self::new(file, path, is_file.then_some(0)))
+        Self::new(file, Some(path), is_file.then_some(0))
     }
 
     /// A file where there is nothing yet.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)?;
-        Ok(Self::new(file, path, Some(0)))
+        Self::new(file, Some(path), Some(0))
     }
 
-    fn new(file: File, path: &Path, written: Option<u64>) -> Self {
-        Self { file, path: Some(path.to_owned()), pending: Vec::new(), written, is_open: true }
+    fn new(file: File, path: Option<&Path>, written: Option<u64>) -> io::Result<Self> {
+        let pipe = pipe::is_pipe(&file)?.then_some(Duration::ZERO);
+        Ok(Self { file, path: path.map(Path::to_owned), pending: Vec::new(), written, pipe, is_open: true })
     }
 
     /// Its path. `None`: standard output.
     pub(super) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// The pipe or socket that it is, to wait until its reader takes more.
+    pub(super) fn pipe(&self) -> Option<BorrowedFd<'_>> {
+        self.pipe.map(|_| self.file.as_fd())
+    }
+
+    /// Whether blocks wait for the reader of a pipe.
+    pub(super) fn is_pending(&self) -> bool {
+        self.is_open && self.pipe.is_some() && !self.pending.is_empty()
+    }
+
+    /// Whether so many blocks wait for the reader of a pipe that there should not be more.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.is_pending() && self.pending.len() >= MOST_PENDING
+    }
+
+    /// From now on, what is written to a pipe waits for its reader. It is an error if the reader takes nothing for
+    /// [`PATIENCE`].
+    pub(super) fn wait_for_reader(&mut self) {
+        self.pipe = self.pipe.map(|_| PATIENCE);
     }
 
     /// Adds blocks. They are written when there are enough of them. [`Progress::Complete`]: they were not taken,
@@ -91,36 +118,59 @@ impl Output {
         if self.pending.len() < MOST_PENDING { Ok(Progress::GoesOn) } else { self.flush() }
     }
 
-    /// Writes what was added.
+    /// Writes what was added, or as much of it as the reader of a pipe takes. Finds out if that reader is gone.
     pub(super) fn flush(&mut self) -> Result<Progress, RecordingError> {
         let mut pending = std::mem::take(&mut self.pending);
-        let outcome = self.write(&pending);
-        pending.clear();
+        let outcome = self.write_some(&pending);
+        let count = outcome.as_ref().map_or(pending.len(), |count| *count);
+        pending.drain(..count);
         self.pending = pending;
-        outcome
+        outcome.map(|_| self.progress())
     }
 
-    /// Writes these blocks at once. Nothing may be pending.
+    /// Writes these blocks at once. Nothing may be pending, and a pipe must [wait](Self::wait_for_reader).
     pub(super) fn write(&mut self, blocks: &[u8]) -> Result<Progress, RecordingError> {
+        self.write_some(blocks).map(|_| self.progress())
+    }
+
+    fn progress(&self) -> Progress {
+        if self.is_open { Progress::GoesOn } else { Progress::Complete }
+    }
+
+    /// Writes these bytes. Returns how many need not be written any more: fewer than all only if the reader of a pipe
+    /// takes no more now.
+    fn write_some(&mut self, blocks: &[u8]) -> Result<usize, RecordingError> {
         if !self.is_open {
-            return Ok(Progress::Complete);
+            return Ok(blocks.len());
         }
-        match write_all(&mut self.file, blocks) {
+        let written = match self.pipe {
+            Some(patience) => pipe::write(&mut self.file, blocks, patience),
+            None => write_all(&mut self.file, blocks),
+        };
+        let (count, error) = match written {
             Ok(()) => {
                 self.written = self.written.map(|written| written + blocks.len() as u64);
-                Ok(Progress::GoesOn)
+                return Ok(blocks.len());
             }
-            Err((count, error)) => {
-                self.is_open = false;
-                if error.kind() == ErrorKind::BrokenPipe {
-                    // The reader has seen enough, as in `| head`.
-                    return Ok(Progress::Complete);
-                }
-                self.cut(whole_blocks(blocks, count));
-                let place = self.path().map_or(STDOUT.to_owned(), |path| path.display().to_string());
-                Err(RecordingError::Write { place, error })
+            Err((count, error))
+                if error.kind() == ErrorKind::WouldBlock && self.pipe == Some(Duration::ZERO) =>
+            {
+                return Ok(count);
             }
-        }
+            Err(failed) => failed,
+        };
+        self.is_open = false;
+        let error = match error.kind() {
+            // The reader has seen enough, as in `| head`.
+            ErrorKind::BrokenPipe => return Ok(blocks.len()),
+            ErrorKind::WouldBlock => {
+                io::Error::other(format!("its reader has taken nothing for {} s", PATIENCE.as_secs()))
+            }
+            _ => error,
+        };
+        self.cut(whole_blocks(blocks, count));
+        let place = self.path().map_or(STDOUT.to_owned(), |path| path.display().to_string());
+        Err(RecordingError::Write { place, error })
     }
 
     /// Writes what was added. The file takes nothing after this.

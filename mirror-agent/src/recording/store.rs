@@ -106,18 +106,37 @@ impl Store {
     /// Writes what does not wait for the end of the recording.
     pub(super) fn end_batch(&mut self) -> Result<Progress, RecordingError> {
         match self {
-            Self::All(output) => output.flush(),
-            Self::First { .. } | Self::Last { .. } => Ok(Progress::GoesOn),
+            // Of `First` and `Last` nothing is due, but the reader of a pipe can be gone.
+            Self::All(output) | Self::First { output, .. } | Self::Last { output, .. } => output.flush(),
             Self::Files(rotation) => rotation.output().flush(),
+        }
+    }
+
+    /// The output. That of a rotation is never a pipe.
+    pub(super) fn output(&self) -> Option<&Output> {
+        match self {
+            Self::All(output) | Self::First { output, .. } | Self::Last { output, .. } => Some(output),
+            Self::Files(_) => None,
+        }
+    }
+
+    /// From now on, what is written to a pipe waits for its reader.
+    pub(super) fn wait_for_reader(&mut self) {
+        match self {
+            Self::All(output) | Self::First { output, .. } | Self::Last { output, .. } => {
+                output.wait_for_reader();
+            }
+            Self::Files(_) => {}
         }
     }
 
     /// Writes the rest. Returns how many packets are kept, if not all are, and the files.
     pub(super) fn finish(
-        self,
+        mut self,
         interfaces: &Interfaces,
         ended_ns: u64,
     ) -> Result<(Option<u64>, Vec<PathBuf>), RecordingError> {
+        self.wait_for_reader();
         let (mut output, kept) = match self {
             Self::All(output) => (output, None),
             Self::First { mut output, mut memory, .. } | Self::Last { mut output, mut memory, .. } => {

@@ -1,18 +1,18 @@
 //! Tests of recordings: what `pcap-parser` reads back from the files. Here are the stories of one file. `files` has
-//! those of directories and disks, and `model` the properties.
+//! those of directories and disks, `pipes` those of readers that are slow or gone, and `model` the properties.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{fs, fs::File, io::Read as _, os::unix::fs::OpenOptionsExt as _, path::Path};
+use std::{fs, path::Path};
 
 use mirror_common::verdict;
-use nix::{sys::stat::Mode, unistd::mkfifo};
 use pcap_parser::{Block, InterfaceDescriptionBlock, OptionCode, PcapNGOption};
 
 use super::*;
 
 mod files;
 mod model;
+mod pipes;
 
 /// The recording begins at this moment. A record with the time 5000 comes a second and some after the epoch.
 const STARTED: Clock = Clock { wall_ns: 1_000_000_000, monotonic_ns: 1000 };
@@ -340,29 +340,4 @@ fn the_newest_packet_is_kept_however_small_the_bound() {
     }
     assert_eq!(recorder.finish(9000).unwrap().kept, 1);
     assert_eq!(read(&path).packets[0].bytes, frame(3, 60));
-}
-
-#[test]
-fn a_reader_that_closes_the_pipe_ends_the_recording() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("pipe");
-    mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
-    let open = || File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
-    let mut reader = open();
-    let mut recorder = begin_with_two(all(&path));
-    assert_eq!(record(&mut recorder, &frame(1, 60)), Progress::GoesOn);
-    assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
-    let mut bytes = vec![0; 1 << 16];
-    let count = reader.read(&mut bytes).unwrap();
-    let (contents, rest) = read_blocks(&bytes[..count]);
-    assert_eq!((contents.packets.len(), rest), (1, 0), "the batch is with the reader");
-
-    drop(reader);
-    assert_eq!(record(&mut recorder, &frame(2, 60)), Progress::GoesOn);
-    assert_eq!(recorder.end_batch().unwrap(), Progress::Complete);
-    assert_eq!(record(&mut recorder, &frame(3, 60)), Progress::Complete);
-    // Also if there is another reader by now: it would see the end of a file without its beginning.
-    let mut other = open();
-    recorder.finish(9000).unwrap();
-    assert_eq!(other.read(&mut bytes).unwrap(), 0);
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Flood, Frames, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail,
-    check, eventually,
+    Agent, AttachMode, Capture, Frames, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check,
+    eventually,
 };
 
 use crate::{Inside, Node, any_mode, shows};
@@ -15,16 +15,16 @@ in_both_modes!(
     attach_copies_to_a_stream,
 );
 
-const TARGET: [&str; 2] = ["--target", "live=stream"];
+pub(crate) const TARGET: [&str; 2] = ["--target", "live=stream"];
 
 /// A pod with a mirror to the stream.
-fn streamed(pod: &PodNs) -> PodSpec {
+pub(crate) fn streamed(pod: &PodNs) -> PodSpec {
     PodSpec::of(pod).mirror("true").annotated("podmirror.io/target", "live")
 }
 
 /// Waits until a program reads the stream, or until none does.
 #[track_caller]
-fn wait_stream(lab: &Lab, is_read: bool) -> Status {
+pub(crate) fn wait_stream(lab: &Lab, is_read: bool) -> Status {
     lab.wait_status(|status| {
         let target = status.target("live");
         check(target.stream && target.up == is_read, || format!("read: not {is_read}"))
@@ -241,61 +241,6 @@ fn pods_come_and_go_while_the_stream_is_read() {
     assert_eq!(file.interfaces, ["default/web eth0", "default/db eth0", "default/web eth0"]);
     assert_eq!(file.packets.len(), expected);
     assert_eq!(file.statistics.len(), 3);
-}
-
-/// Every packet that counts as copied is in the file of a reader that ends in order.
-#[test]
-fn nothing_is_missing_at_the_end_of_a_reader() {
-    let Node { web, db, lab } = &Node::bridged("streamend");
-    let filter = format!("udp and src host {}", web.v4());
-    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", &filter)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
-    let mut copied = 0;
-    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--for", "3s"]] {
-        let tail = Tail::start(lab, words);
-        let flood = Flood::start(web, db);
-        flood.go_on(1000);
-        let file = if words.len() > 3 { tail.wait() } else { tail.stop() };
-        flood.go_on(100);
-        flood.stop();
-        let status = wait_stream(lab, false);
-        let now = status.tap(web.veth_host()).total("copied");
-        assert!(!file.packets.is_empty());
-        assert_eq!(file.packets.len() as u64, now - copied);
-        copied = now;
-    }
-}
-
-/// A program that does not read any more is killed. The next one has the whole ring.
-#[test]
-fn a_killed_reader_leaves_the_stream_to_the_next() {
-    let Node { web, db, lab } = &Node::bridged("streamkilled");
-    let pods = PodsFile::new(lab, &[streamed(web)]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
-    lab.wait_mirrored(&[web]);
-    let flooded = Tail::start(lab, &["tail", "--target", "live", "--buffer", "16MiB"]);
-    flooded.pause();
-    let flood = Flood::start(web, db);
-    eventually(SOON, || {
-        flood.go_on(5000);
-        let tap = lab.status().tap(web.veth_host()).clone();
-        check(tap.total("lost") > 0, || format!("the ring is not full: {tap:?}"))
-    });
-    flood.stop();
-    flooded.kill();
-    wait_stream(lab, false);
-    let lost = lab.status().tap(web.veth_host()).total("lost");
-    let tail = Tail::start(lab, &["tail", "--target", "live", "--buffer", "256KiB"]);
-    let inside = Inside::of(web);
-    web.ping(db.v4(), 50, 1000);
-    eventually(SOON, || {
-        let (sent, received) = inside.frames();
-        let (read, all) = (tail.file().packets.len(), sent.len() + received.len());
-        check(read == all && read >= 100, || format!("{read} of {all}"))
-    });
-    assert_eq!(tail.stop().statistics[0].1, 0);
-    assert_eq!(lab.status().tap(web.veth_host()).total("lost"), lost);
 }
 
 /// The mirror outlives the agent, the reader does not. The next agent finds the stream without one.

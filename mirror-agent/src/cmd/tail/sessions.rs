@@ -1,12 +1,14 @@
 //! The sessions whose packets come into the ring of `tail` or `capture`: their names and counters for the file.
 //!
-//! It reads the agent's maps, and knows nothing of the ring. Called by `tail` for each packet, and once a second.
+//! It reads the agent's maps, and knows nothing of the ring. What was received are the packets that were read and those
+//! that the ring has [lost](super::losses). Called by `tail` for each packet, and once a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::verdict::Verdict;
 use tracing::warn;
 
+use super::losses::Losses;
 use crate::{
     dataplane::{
         pins::Pins,
@@ -16,17 +18,15 @@ use crate::{
     recording::{Recorder, Source},
 };
 
-/// The counters of the sessions of a target before it had a ring of ours, by the numbers of the sessions: copied, and
-/// lost. Nothing is copied to a stream without a reader, so this is what earlier readers had.
+/// The sessions before a target had a ring of ours.
 #[derive(Default)]
-pub(super) struct Before(BTreeMap<u32, (u64, u64)>);
+pub(super) struct Before(Losses);
 
 impl Before {
-    /// The present counters. Where no agent has made maps yet, there are none.
+    /// The present ones. Where no agent has made maps yet, there are none.
     pub(super) fn read(pins: &Pins, target: &TargetName) -> Self {
-        let Ok(mut maps) = Reader::open(pins) else { return Self::default() };
-        let found = find(&mut maps, target.0.as_str()).unwrap_or_default();
-        Self(found.into_iter().map(|found| (found.source.serial, (found.copied, found.lost))).collect())
+        let look = Reader::open(pins).and_then(|mut maps| Look::at(&mut maps, target.0.as_str()));
+        look.map(|look| Self(Losses::begin(look.lost(), look.elsewhere))).unwrap_or_default()
     }
 }
 
@@ -34,7 +34,7 @@ impl Before {
 pub(super) struct Sessions {
     maps: Reader,
     target: String,
-    before: Before,
+    losses: Losses,
     /// The sessions that have been seen, by their number.
     known: BTreeMap<u32, Known>,
 }
@@ -45,28 +45,20 @@ struct Known {
     name: String,
     /// The packets that were read.
     read: u64,
-    /// It is in the maps no more.
-    is_gone: bool,
-}
-
-/// A session as it is in the maps.
-struct Found {
-    source: Source,
-    /// The packets that were written into the ring.
-    copied: u64,
-    /// The packets for which the ring had no room.
-    lost: u64,
+    /// It copied to the target when the maps were read last.
+    is_here: bool,
 }
 
 impl Sessions {
     /// Those in the maps of an agent.
     pub(super) fn open(pins: &Pins, target: &str, before: Before) -> anyhow::Result<Self> {
-        Ok(Self { maps: Reader::open(pins)?, target: target.to_owned(), before, known: BTreeMap::new() })
+        let Before(losses) = before;
+        Ok(Self { maps: Reader::open(pins)?, target: target.to_owned(), losses, known: BTreeMap::new() })
     }
 
     /// Whether there are any now.
     pub(super) fn are_there(&mut self) -> anyhow::Result<bool> {
-        Ok(!self.find()?.is_empty())
+        Ok(!Look::at(&mut self.maps, &self.target)?.here.is_empty())
     }
 
     /// A packet of a session was read.
@@ -79,47 +71,66 @@ impl Sessions {
 
     /// Gives the recorder the sessions and their counters, and says which of them have gone.
     pub(super) fn note(&mut self, recorder: &mut Recorder) -> anyhow::Result<()> {
-        let found = self.find()?;
-        let here: BTreeSet<u32> = found.iter().map(|found| found.source.serial).collect();
+        let look = Look::at(&mut self.maps, &self.target)?;
+        let here = look.lost();
         for (_, known) in
-            self.known.iter_mut().filter(|(serial, known)| !known.is_gone && !here.contains(serial))
+            self.known.iter_mut().filter(|(serial, known)| known.is_here && !here.contains_key(serial))
         {
-            known.is_gone = true;
+            known.is_here = false;
             warn!(
                 source = known.name,
                 "no more packets come from here: the pod or the device has gone, or another mirror has its place"
             );
         }
-        for Found { source, copied, lost } in found {
+        self.losses.look(here, look.elsewhere);
+        for (source, _) in look.here {
             let known = self.known.entry(source.serial).or_default();
             known.name.clone_from(&source.name);
+            known.is_here = true;
             recorder.add_source(&source);
-            // A packet can be read before it is counted.
-            recorder.note_counters(source.serial, copied.max(known.read) + lost, lost);
         }
+        self.tell(recorder);
         Ok(())
     }
 
-    /// The sessions that are in the maps now, with their counters since the beginning.
-    fn find(&mut self) -> anyhow::Result<Vec<Found>> {
-        let mut all = find(&mut self.maps, &self.target)?;
-        for found in &mut all {
-            let (copied, lost) = self.before.0.get(&found.source.serial).copied().unwrap_or_default();
-            found.copied = found.copied.saturating_sub(copied);
-            found.lost = found.lost.saturating_sub(lost);
+    /// Gives the recorder the counters, without another look at the maps.
+    pub(super) fn tell(&self, recorder: &mut Recorder) {
+        for (serial, known) in &self.known {
+            let lost = self.losses.of(*serial);
+            recorder.note_counters(*serial, known.read + lost, lost);
         }
-        Ok(all)
     }
 }
 
-fn find(maps: &mut Reader, target: &str) -> anyhow::Result<Vec<Found>> {
-    let Readout { taps, .. } = maps.read_sessions(|session| session.target.0.as_str() == target)?;
-    let of_tap =
-        |tap: &TapReadout| tap.sessions.iter().map(|session| found(tap, session)).collect::<Vec<_>>();
-    Ok(taps.iter().flat_map(of_tap).collect())
+/// The maps at one moment.
+struct Look {
+    /// The sessions that copy to the target, and how many packets each has lost since it began.
+    here: Vec<(Source, u64)>,
+    /// The numbers of the others.
+    elsewhere: BTreeSet<u32>,
 }
 
-fn found(tap: &TapReadout, session: &SessionReadout) -> Found {
+impl Look {
+    fn at(maps: &mut Reader, target: &str) -> anyhow::Result<Self> {
+        let mut elsewhere = BTreeSet::new();
+        let Readout { taps, .. } = maps.read_sessions(|serial, session| {
+            let is_here = session.target.0.as_str() == target;
+            if !is_here {
+                elsewhere.insert(serial);
+            }
+            is_here
+        })?;
+        let here = taps.iter().flat_map(|tap| tap.sessions.iter().map(|session| found(tap, session)));
+        Ok(Self { here: here.collect(), elsewhere })
+    }
+
+    /// What those that copy to the target have lost.
+    fn lost(&self) -> BTreeMap<u32, u64> {
+        self.here.iter().map(|(source, lost)| (source.serial, *lost)).collect()
+    }
+}
+
+fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, u64) {
     let owner = &tap.owner;
     let name = match &owner.pod {
         Some(pod) => format!("{pod} {}", owner.nic),
@@ -137,9 +148,6 @@ fn found(tap: &TapReadout, session: &SessionReadout) -> Found {
         snaplen: settings.snaplen,
         comment: (!settings.words().is_empty()).then(|| settings.words().join(", ")),
     };
-    let count = |verdict: Verdict| {
-        let counts = session.counts.iter().filter(|count| count.verdict == verdict);
-        counts.map(|count| count.packets).sum()
-    };
-    Found { source, copied: count(Verdict::Copied), lost: count(Verdict::Lost) }
+    let lost = session.counts.iter().filter(|count| count.verdict == Verdict::Lost);
+    (source, lost.map(|count| count.packets).sum())
 }

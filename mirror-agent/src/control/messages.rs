@@ -1,0 +1,110 @@
+//! The messages on the control socket, and how they are written and read. Both ends call it ([`control`](super)).
+//!
+//! A message is a line of JSON. The ring goes ahead of the answer, with a byte of its own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, IoSlice, IoSliceMut},
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+};
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Interest},
+    net::UnixStream,
+};
+
+/// Most bytes of a request or an answer.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// What a program asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// The packets.
+    pub of: Subject,
+    /// Size of the ring in bytes: a power of two, of at least a page.
+    pub ring_bytes: u32,
+}
+
+/// Which packets a program asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub enum Subject {
+    /// Those of a capture of its own.
+    Capture {
+        /// The pods, by namespace and name.
+        pods: BTreeSet<(String, String)>,
+        /// The interfaces of the node.
+        interfaces: BTreeSet<String>,
+        /// [`Directions::name`].
+        direction: String,
+        /// The settings that a capture can have, by the keys of annotations.
+        settings: BTreeMap<String, String>,
+    },
+    /// The copies for a target of the agent that is a stream.
+    Target(String),
+}
+
+/// The agent's answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The target of the sessions whose copies come into the ring; empty if the request is refused.
+    pub target: String,
+    /// Why the request is refused, or what of it is not mirrored now. The agent goes on trying what can still come.
+    pub problems: Vec<String>,
+}
+
+/// Writes a message.
+pub(super) async fn write_line(stream: &mut UnixStream, message: &impl Serialize) -> anyhow::Result<()> {
+    Ok(stream.write_all(&[serde_json::to_vec(message)?, b"\n".to_vec()].concat()).await?)
+}
+
+/// Reads a message.
+pub(super) async fn read_line(stream: &mut UnixStream) -> anyhow::Result<String> {
+    let mut line = String::new();
+    BufReader::new(stream.take(MOST_BYTES)).read_line(&mut line).await?;
+    Ok(line)
+}
+
+/// Writes one byte, with the ring if there is one, and the answer.
+pub(super) async fn write_answer(
+    stream: &mut UnixStream,
+    answer: &Answer,
+    ring: Option<&OwnedFd>,
+) -> anyhow::Result<()> {
+    let fds = ring.map(|ring| [ring.as_raw_fd()]);
+    let rights = fds.as_ref().map(|fds| ControlMessage::ScmRights(fds));
+    stream
+        .async_io(Interest::WRITABLE, || {
+            let byte = [IoSlice::new(b"+")];
+            Ok(sendmsg::<()>(stream.as_raw_fd(), &byte, rights.as_slice(), MsgFlags::empty(), None)?)
+        })
+        .await?;
+    write_line(stream, answer).await
+}
+
+/// Reads that byte.
+pub(super) async fn receive_ring(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    stream
+        .async_io(Interest::READABLE, || {
+            let mut byte = [0];
+            let mut parts = [IoSliceMut::new(&mut byte)];
+            let mut space = nix::cmsg_space!([i32; 1]);
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+            let message = recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
+            if message.bytes == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let mut ring = None;
+            for control in message.cmsgs()? {
+                if let ControlMessageOwned::ScmRights(fds) = control {
+                    // SAFETY: the kernel has made these descriptors for this process just now.
+                    ring = fds.first().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) });
+                }
+            }
+            Ok(ring)
+        })
+        .await
+}

@@ -1,0 +1,155 @@
+//! Stories of programs that ask for packets, with a loop that is played by the test: it publishes reports.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use tokio::{
+    task::{JoinHandle, yield_now},
+    time::Instant,
+};
+
+use super::*;
+
+/// An agent with the stream `live`, and the reports of its loop.
+struct Agent {
+    control: Control,
+    reports: watch::Sender<Arc<Report>>,
+}
+
+impl Agent {
+    fn new() -> Self {
+        let targets = [(live(), Destination::Stream)].into();
+        Self { control: Control::new(Rings::default(), targets), reports: watch::Sender::default() }
+    }
+
+    /// An agent whose loop has done its first round.
+    fn ready() -> Self {
+        let agent = Self::new();
+        agent.round();
+        agent
+    }
+
+    /// A round of the loop: it knows the programs that read now.
+    fn round(&self) {
+        let rings = self.control.watch().borrow().rings();
+        self.reports.send_modify(|report| {
+            *report = Arc::new(Report { is_reconciled: true, rings, ..Report::clone(report) });
+        });
+    }
+
+    /// A program connects. Returns its end of the connection.
+    fn connect(&self) -> StdStream {
+        let (program, agent) = StdStream::pair().unwrap();
+        agent.set_nonblocking(true).unwrap();
+        let agent = UnixStream::from_std(agent).unwrap();
+        let (control, reports) = (self.control.clone(), self.reports.subscribe());
+        tokio::spawn(async move { attend(agent, &control, reports).await });
+        program
+    }
+
+    /// A program asks for the stream.
+    fn ask(&self) -> Asking {
+        let connection = self.connect();
+        tokio::spawn(async move {
+            let request = Request { of: Subject::Target("live".into()), ring_bytes: 1 << 16 };
+            ask(connection, &request).await
+        })
+    }
+
+    /// Waits until this many programs read.
+    async fn readers(&self, count: usize) {
+        self.control.watch().wait_for(|readers| readers.rings().len() == count).await.unwrap();
+    }
+}
+
+type Asking = JoinHandle<anyhow::Result<(UnixStream, OwnedFd, Answer)>>;
+
+fn live() -> TargetName {
+    TargetName("live".parse().unwrap())
+}
+
+/// Lets all tasks run, and the runtime look at all sockets.
+async fn settle() {
+    for _ in 0..1000 {
+        yield_now().await;
+    }
+}
+
+/// The next program waits until a round has taken the ring of the one before away, and until that one has closed the
+/// connection: only then it returns no more room.
+#[tokio::test]
+async fn one_program_reads_after_the_other() {
+    let agent = Agent::ready();
+    let first = agent.ask();
+    agent.readers(1).await;
+    agent.round();
+    let (mut first, _ring, answer) = first.await.unwrap().unwrap();
+    assert_eq!(answer, Answer { target: "live".into(), problems: Vec::new() });
+    let refused = agent.ask().await.unwrap().unwrap_err().to_string();
+    assert!(refused.contains("another program reads target live"), "{refused}");
+
+    first.write_all(b"-").await.unwrap();
+    agent.readers(0).await;
+    let second = agent.ask();
+    settle().await;
+    assert!(agent.control.watch().borrow().rings().is_empty(), "the round is missing");
+    agent.round();
+    assert!(first.read_u8().await.is_err(), "no more packets come");
+    settle().await;
+    assert!(agent.control.watch().borrow().rings().is_empty(), "the first program is still connected");
+    drop(first);
+    agent.readers(1).await;
+    agent.round();
+    second.await.unwrap().unwrap();
+}
+
+/// A program that is stopped does not keep the target for ever.
+#[tokio::test(start_paused = true)]
+async fn a_program_that_does_not_close_the_connection_is_not_waited_for() {
+    let agent = Agent::ready();
+    let first = agent.ask();
+    agent.readers(1).await;
+    agent.round();
+    let (mut first, _ring, _) = first.await.unwrap().unwrap();
+    first.write_all(b"-").await.unwrap();
+    agent.readers(0).await;
+    let (began, second) = (Instant::now(), agent.ask());
+    agent.round();
+    agent.readers(1).await;
+    assert!((PATIENCE..PATIENCE * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
+    agent.round();
+    second.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_ring_that_cannot_be_written_is_told() {
+    let agent = Agent::ready();
+    let asking = agent.ask();
+    agent.readers(1).await;
+    let unwritten = [(live(), "cannot write a ring: no memory".to_owned())].into();
+    agent.reports.send_modify(|report| {
+        *report = Arc::new(Report { unwritten, ..Report::clone(report) });
+    });
+    agent.round();
+    let (_, _, answer) = asking.await.unwrap().unwrap();
+    let told =
+        "nothing is copied for this command yet: cannot write a ring: no memory; the agent goes on trying";
+    assert_eq!(answer.problems, [told]);
+}
+
+/// The program waits as long as the agent, so it gets the reason.
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_is_slow_says_so_before_the_program_gives_up() {
+    let (agent, began) = (Agent::new(), Instant::now());
+    let refused = agent.ask().await.unwrap().unwrap_err().to_string();
+    assert!(refused.contains("the agent is not ready yet"), "{refused}");
+    assert!((ROUND..ANSWER).contains(&began.elapsed()), "{:?}", began.elapsed());
+
+    // Ready late, and then there is no round that knows the program.
+    let (agent, began) = (Agent::new(), Instant::now());
+    let asking = agent.ask();
+    tokio::time::sleep(ROUND - Duration::from_secs(1)).await;
+    agent.round();
+    let (_, _, answer) = asking.await.unwrap().unwrap();
+    assert_eq!(answer.problems, ["the agent has not done what was asked yet; it goes on trying"]);
+    assert!((ROUND..ANSWER).contains(&began.elapsed()), "{:?}", began.elapsed());
+}

@@ -1,0 +1,67 @@
+//! A pipe, FIFO or socket as the output: writes what its reader takes, and never waits longer than the caller allows.
+//!
+//! The pipe stays in blocking mode: that of standard output is shared with other programs, such as the shell, and so is
+//! its mode. Instead, each write is so short that a pipe which is ready takes it at once. [`output`](super::output)
+//! calls this module, and keeps what was not taken.
+
+use std::{
+    fs::File,
+    io::{self, ErrorKind, Write as _},
+    os::{fd::AsFd as _, unix::fs::FileTypeExt as _},
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+
+/// Most bytes of a write: `PIPE_BUF`. A pipe is ready when so many bytes fit in, and sockets are ready later.
+const MOST_AT_ONCE: usize = 4096;
+
+/// Whether a file has a reader that can make its writer wait.
+pub(super) fn is_pipe(file: &File) -> io::Result<bool> {
+    let kind = file.metadata()?.file_type();
+    Ok(kind.is_fifo() || kind.is_socket())
+}
+
+/// Writes bytes. Each time that the reader takes nothing, it gets `patience` to take something. An error comes with the
+/// number of bytes that were written before it: [`ErrorKind::WouldBlock`] if the patience is at its end,
+/// [`ErrorKind::BrokenPipe`] if the reader is gone, which is found out also if there are no bytes.
+pub(super) fn write(pipe: &mut File, bytes: &[u8], patience: Duration) -> Result<(), (usize, io::Error)> {
+    let mut count = 0;
+    loop {
+        let rest = bytes.get(count..).unwrap_or_default();
+        let patience = if rest.is_empty() { Duration::ZERO } else { patience };
+        let is_ready = wait(pipe, patience).map_err(|error| (count, error))?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        if !is_ready {
+            return Err((count, ErrorKind::WouldBlock.into()));
+        }
+        match pipe.write(rest.get(..MOST_AT_ONCE).unwrap_or(rest)) {
+            Ok(0) => return Err((count, ErrorKind::WriteZero.into())),
+            Ok(more) => count += more,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err((count, error)),
+        }
+    }
+}
+
+/// Waits until the pipe takes bytes; whether it does. An error if its reader is gone.
+fn wait(pipe: &File, patience: Duration) -> io::Result<bool> {
+    let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)];
+    let timeout = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
+    while let Err(error) = poll(&mut fds, timeout) {
+        if error != Errno::EINTR {
+            return Err(error.into());
+        }
+    }
+    let [found] = fds.map(|fd| fd.revents().unwrap_or(PollFlags::empty()));
+    // A pipe without a reader has an error, a socket without one is hung up.
+    if found.intersects(PollFlags::POLLERR | PollFlags::POLLHUP) {
+        return Err(ErrorKind::BrokenPipe.into());
+    }
+    Ok(found.contains(PollFlags::POLLOUT))
+}

@@ -1,0 +1,207 @@
+//! Stories of pipes: a reader that is slow, one that takes nothing, one that is gone. A write that waited for such a
+//! reader would not return, because the reader is this thread.
+
+use std::{
+    fs::File,
+    io::{ErrorKind, Read as _},
+    os::{fd::OwnedFd, unix::fs::OpenOptionsExt as _, unix::net::UnixStream},
+    thread,
+};
+
+use nix::{
+    fcntl::{FcntlArg, fcntl},
+    sys::stat::Mode,
+    unistd::mkfifo,
+};
+use proptest::prelude::*;
+
+use super::*;
+
+/// What a pipe has room for, in bytes: a page or a little more.
+const ROOM: i32 = 4096;
+
+/// A pipe with a name and little room, and its reader.
+fn pipe(directory: &tempfile::TempDir) -> (PathBuf, File) {
+    let path = directory.path().join("pipe");
+    mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    let reader = open(&path);
+    fcntl(&reader, FcntlArg::F_SETPIPE_SZ(ROOM)).unwrap();
+    (path, reader)
+}
+
+/// A reader that does not wait for a writer.
+fn open(path: &Path) -> File {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).unwrap()
+}
+
+/// Reads at most so many bytes of what is there.
+fn take(reader: &mut File, most: usize, taken: &mut Vec<u8>) {
+    match reader.take(most as u64).read_to_end(taken) {
+        Err(error) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
+        _ => {}
+    }
+}
+
+/// Ends a recording while another thread reads the rest. Returns all that was read.
+fn finish(recorder: Recorder, reader: File, mut taken: Vec<u8>) -> (Summary, Vec<u8>) {
+    let rest = thread::spawn(move || {
+        let mut reader = reader;
+        fcntl(&reader, FcntlArg::F_SETFL(nix::fcntl::OFlag::empty())).unwrap();
+        reader.read_to_end(&mut taken).unwrap();
+        taken
+    });
+    let summary = recorder.finish(9000).unwrap();
+    (summary, rest.join().unwrap())
+}
+
+#[test]
+fn a_reader_that_takes_nothing_makes_nobody_wait() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, mut reader) = pipe(&directory);
+    let mut recorder = begin_with_two(all(&path));
+    let mut sent = 0_u8;
+    while !recorder.is_stalled() {
+        assert_eq!(record(&mut recorder, &frame(sent, 999)), Progress::GoesOn);
+        assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
+        sent += 1;
+    }
+    assert!((60..80).contains(&sent), "64 KiB wait, and no more: {sent} packets");
+    // The reader goes on.
+    let mut taken = Vec::new();
+    while recorder.is_pending() {
+        take(&mut reader, 3000, &mut taken);
+        assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
+    }
+    assert_eq!(record(&mut recorder, &frame(sent, 999)), Progress::GoesOn);
+    let (summary, taken) = finish(recorder, reader, taken);
+    let (contents, rest) = read_blocks(&taken);
+    let expected = (0..=sent).map(|number| frame(number, 999));
+    assert!(contents.packets.iter().map(|packet| packet.bytes.clone()).eq(expected));
+    assert_eq!((contents.statistics.len(), rest, summary.packets), (2, 0, u64::from(sent) + 1));
+}
+
+#[test]
+fn packets_in_memory_go_through_a_pipe_at_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, reader) = pipe(&directory);
+    let mut recorder = begin_with_two(Plan { kept: Kept::First { bytes: 1 << 20 }, ..all(&path) });
+    for number in 0..200 {
+        assert_eq!(record(&mut recorder, &frame(number, 999)), Progress::GoesOn);
+        assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
+    }
+    assert!(!recorder.is_pending());
+    let (summary, taken) = finish(recorder, reader, Vec::new());
+    let (contents, rest) = read_blocks(&taken);
+    assert_eq!((contents.packets.len(), contents.statistics.len(), rest), (200, 2, 0));
+    assert_eq!(summary.kept, 200);
+}
+
+#[test]
+fn a_reader_that_takes_nothing_at_the_end_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, mut reader) = pipe(&directory);
+    let mut recorder = begin_with_two(all(&path));
+    for number in 0..20 {
+        assert_eq!(record(&mut recorder, &frame(number, 999)), Progress::GoesOn);
+    }
+    let error = recorder.finish(9000).unwrap_err().to_string();
+    assert_eq!(error, format!("cannot write to {}: its reader has taken nothing for 5 s", path.display()));
+    let mut taken = Vec::new();
+    take(&mut reader, usize::MAX, &mut taken);
+    let packets = read_blocks(&taken).0.packets;
+    assert!(!packets.is_empty() && packets.len() < 20, "{}", packets.len());
+}
+
+#[test]
+fn a_reader_that_closes_the_pipe_ends_the_recording() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, mut reader) = pipe(&directory);
+    let mut recorder = begin_with_two(all(&path));
+    assert_eq!(record(&mut recorder, &frame(1, 60)), Progress::GoesOn);
+    assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
+    let mut taken = Vec::new();
+    take(&mut reader, usize::MAX, &mut taken);
+    let (contents, rest) = read_blocks(&taken);
+    assert_eq!((contents.packets.len(), rest), (1, 0), "the batch is with the reader");
+
+    drop(reader);
+    assert_eq!(record(&mut recorder, &frame(2, 60)), Progress::GoesOn);
+    assert_eq!(recorder.end_batch().unwrap(), Progress::Complete);
+    assert_eq!(record(&mut recorder, &frame(3, 60)), Progress::Complete);
+    // Also if there is another reader by now: it would see the end of a file without its beginning.
+    let mut other = open(&path);
+    recorder.finish(9000).unwrap();
+    assert_eq!(other.read(&mut [0; 100]).unwrap(), 0);
+}
+
+#[test]
+fn a_reader_that_is_gone_is_noticed_without_packets() {
+    for kept in [Kept::All, Kept::First { bytes: 1000 }, Kept::Last(Bound::Bytes(1000))] {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, reader) = pipe(&directory);
+        let mut recorder = begin_with_two(Plan { kept, ..all(&path) });
+        assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
+        drop(reader);
+        assert_eq!(recorder.end_batch().unwrap(), Progress::Complete, "{kept:?}");
+        recorder.finish(9000).unwrap();
+    }
+}
+
+#[test]
+fn a_reader_that_is_gone_while_much_waits_ends_the_recording() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, reader) = pipe(&directory);
+    let mut recorder = begin_with_two(all(&path));
+    while !recorder.is_stalled() {
+        assert_eq!(record(&mut recorder, &frame(1, 999)), Progress::GoesOn);
+    }
+    drop(reader);
+    assert_eq!(recorder.end_batch().unwrap(), Progress::Complete);
+    assert!(!recorder.is_pending() && !recorder.is_stalled());
+    recorder.finish(9000).unwrap();
+}
+
+/// Standard output is a socket where a service manager or a remote shell gives it one.
+#[test]
+fn a_socket_is_a_pipe_too() {
+    let (mut reader, writer) = UnixStream::pair().unwrap();
+    let mut writer = File::from(OwnedFd::from(writer));
+    assert!(pipe::is_pipe(&writer).unwrap());
+    let bytes: Vec<u8> = (0..4 << 20).map(|at: u32| (at / 7) as u8).collect();
+    let (count, error) = pipe::write(&mut writer, &bytes, Duration::from_millis(10)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    assert!(count > 0 && count < bytes.len());
+    let mut taken = vec![0; count];
+    reader.read_exact(&mut taken).unwrap();
+    assert!(taken == bytes[..count]);
+    drop(reader);
+    let (count, error) = pipe::write(&mut writer, &[], Duration::ZERO).unwrap_err();
+    assert_eq!((count, error.kind()), (0, ErrorKind::BrokenPipe));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(50))]
+
+    /// However little the reader takes at a time, it gets the bytes that a file has.
+    #[test]
+    fn a_pipe_has_the_bytes_of_a_file(
+        steps in prop::collection::vec((0_usize..3000, 0_usize..6000), 1..60)
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mut reader) = pipe(&directory);
+        let file = directory.path().join("file");
+        let mut recorders = [begin_with_two(all(&path)), begin_with_two(all(&file))];
+        let mut taken = Vec::new();
+        for (number, (length, most)) in (0..=255).cycle().zip(steps) {
+            for recorder in &mut recorders {
+                prop_assert_eq!(record(recorder, &frame(number, length)), Progress::GoesOn);
+                prop_assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
+            }
+            take(&mut reader, most, &mut taken);
+        }
+        let [through_pipe, into_file] = recorders;
+        let (_, taken) = finish(through_pipe, reader, taken);
+        into_file.finish(9000).unwrap();
+        prop_assert!(taken == fs::read(&file).unwrap());
+    }
+}

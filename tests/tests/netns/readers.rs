@@ -1,0 +1,130 @@
+//! One reader of a stream after another: each has the packets and the counts of its own time, and the whole ring.
+
+use mirror_tests::{Agent, Flood, PodSpec, PodsFile, SOON, Tail, check, eventually};
+
+use crate::{
+    Inside, Node, any_mode,
+    streams::{TARGET, streamed, wait_stream},
+};
+
+/// Every packet that counts as copied is in the file of a reader that ends in order.
+#[test]
+fn nothing_is_missing_at_the_end_of_a_reader() {
+    let Node { web, db, lab } = &Node::bridged("streamend");
+    let filter = format!("udp and src host {}", web.v4());
+    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", &filter)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let mut copied = 0;
+    for words in [&["tail", "--target", "live"][..], &["tail", "--target", "live", "--for", "3s"]] {
+        let tail = Tail::start(lab, words);
+        let flood = Flood::start(web, db);
+        flood.go_on(1000);
+        let file = if words.len() > 3 { tail.wait() } else { tail.stop() };
+        flood.go_on(100);
+        flood.stop();
+        let status = wait_stream(lab, false);
+        let now = status.tap(web.veth_host()).total("copied");
+        assert!(!file.packets.is_empty());
+        assert_eq!(file.packets.len() as u64, now - copied);
+        copied = now;
+    }
+}
+
+/// A program that does not read any more is killed. The next one has the whole ring.
+#[test]
+fn a_killed_reader_leaves_the_stream_to_the_next() {
+    let Node { web, db, lab } = &Node::bridged("streamkilled");
+    let pods = PodsFile::new(lab, &[streamed(web)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let flooded = Tail::start(lab, &["tail", "--target", "live", "--buffer", "16MiB"]);
+    flooded.pause();
+    let flood = Flood::start(web, db);
+    eventually(SOON, || {
+        flood.go_on(5000);
+        let tap = lab.status().tap(web.veth_host()).clone();
+        check(tap.total("lost") > 0, || format!("the ring is not full: {tap:?}"))
+    });
+    flood.stop();
+    flooded.kill();
+    wait_stream(lab, false);
+    let lost = lab.status().tap(web.veth_host()).total("lost");
+    let tail = Tail::start(lab, &["tail", "--target", "live", "--buffer", "256KiB"]);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 50, 1000);
+    eventually(SOON, || {
+        let (sent, received) = inside.frames();
+        let (read, all) = (tail.file().packets.len(), sent.len() + received.len());
+        check(read == all && read >= 100, || format!("{read} of {all}"))
+    });
+    assert_eq!(tail.stop().statistics[0].1, 0);
+    assert_eq!(lab.status().tap(web.veth_host()).total("lost"), lost);
+}
+
+/// Each reader is asked to end, and the next one starts at once, while packets come. The accounts of room are right at
+/// the end: what a session has taken was returned, no more and no less.
+#[test]
+fn readers_that_follow_at_once_keep_no_room_of_each_other() {
+    let Node { web, db, lab } = &Node::bridged("streamnext");
+    let filter = format!("udp and src host {}", web.v4());
+    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", &filter)]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    lab.wait_mirrored(&[web]);
+    let flood = Flood::start(web, db);
+    let mut tail = Tail::start(lab, &["tail", "--target", "live"]);
+    let mut read = 0;
+    for reader in 1..6 {
+        flood.go_on(500);
+        tail.interrupt();
+        // A number that is never reached gives its file another name.
+        let words = ["tail", "--target", "live", "-c", &(reader * 1_000_000).to_string()];
+        let next = Tail::start_when_free(lab, &words);
+        read += tail.wait().packets.len();
+        tail = next;
+    }
+    flood.go_on(500);
+    flood.stop();
+    let copied = || lab.status().tap(web.veth_host()).total("copied") as usize;
+    eventually(SOON, || {
+        let (all, copied) = (read + tail.file().packets.len(), copied());
+        check(all == copied, || format!("{all} of {copied} packets are in the files"))
+    });
+    assert_eq!(lab.room_in_use(), []);
+    assert_eq!(tail.stop().statistics.len(), 1);
+}
+
+/// The mirror of a pod changes its target. What it has copied and lost elsewhere is not in the file.
+#[test]
+fn a_mirror_that_changes_to_the_stream_brings_no_counts_along() {
+    let Node { web, db, lab } = &Node::bridged("streammoved");
+    let to = |target| PodSpec::of(web).mirror("true").annotated("podmirror.io/target", target);
+    let pods = PodsFile::new(lab, &[to("other")]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--target", "live=stream", "--target", "other=stream"]);
+    lab.wait_mirrored(&[web]);
+    let other = Tail::start(lab, &["tail", "--target", "other", "--buffer", "256KiB"]);
+    let live = Tail::start(lab, &["tail", "--target", "live"]);
+    other.pause();
+    let flood = Flood::start(web, db);
+    eventually(SOON, || {
+        flood.go_on(2000);
+        let tap = lab.status().tap(web.veth_host()).clone();
+        check(tap.total("lost") > 0, || format!("the ring is not full: {tap:?}"))
+    });
+    flood.stop();
+    pods.write(&[to("live")]);
+    lab.wait_status(|status| {
+        let target = &status.tap(web.veth_host()).sessions[0].target;
+        check(target == "live", || "the mirror has not changed".into())
+    });
+    let before = lab.status().tap(web.veth_host()).total("copied");
+    web.ping(db.v4(), 10, 56);
+    eventually(SOON, || {
+        let copied = lab.status().tap(web.veth_host()).total("copied") - before;
+        let read = live.file().packets.len() as u64;
+        check(read == copied && read >= 20, || format!("{read} of {copied} are in the file"))
+    });
+    let file = live.stop();
+    assert_eq!(file.statistics, [(file.packets.len() as u64, 0)]);
+    other.kill();
+}
