@@ -1,12 +1,11 @@
 //! Whether the agent is ready, and whether its loop lives.
 //!
-//! Pure, but for [`end_if_hung`]: the newest report, the state of the source and the time in; the answer out. Called by
-//! `admin` and by `cmd::run`.
+//! Pure, but for [`until_hung`], which sleeps: the newest report, the state of the source and the time in; the answer out.
+//! Called by `admin` and by `cmd::run`.
 
-use std::{io, process, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use tokio::time::Instant;
-use tracing::error;
 
 use crate::{
     pods::SourceState,
@@ -51,23 +50,8 @@ pub fn alive(report: &Report, now: Instant) -> Result<(), String> {
     Ok(())
 }
 
-/// Ends the process, from now on, if the loop hangs; a kubelet or systemd then starts it again. The mirror goes on
-/// meanwhile. A probe over the network cannot do this, because another process may have the port.
-///
-/// # Errors
-///
-/// There is no memory for a thread. It takes one, because a task would hang with the loop.
-pub fn end_if_hung(reports: Reports) -> io::Result<()> {
-    thread::Builder::new().name("health".to_owned()).spawn(move || {
-        let reason = until_hung(&reports, TICK);
-        error!(reason, "the agent hangs, and ends");
-        process::exit(1);
-    })?;
-    Ok(())
-}
-
 /// Looks at the newest report from time to time. Returns when the loop hangs, with the reason.
-fn until_hung(reports: &Reports, interval: Duration) -> String {
+pub fn until_hung(reports: &Reports, interval: Duration) -> String {
     loop {
         if let Err(reason) = alive(&reports.borrow(), Instant::now()) {
             return reason;
@@ -78,6 +62,8 @@ fn until_hung(reports: &Reports, interval: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
     use std::sync::Arc;
 
     use tokio::sync::watch;

@@ -1,7 +1,9 @@
 //! `mirror-agent run`: follows the pods until stopped, and leaves the mirror in place then.
 
+use std::{io, process, thread};
+
 use tokio::sync::watch;
-use tracing::info;
+use tracing::{error, info};
 
 use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
 use crate::{
@@ -17,7 +19,7 @@ use crate::{
         file::PodFile,
         kube::{KubePods, Watched, connect, installation::Installation},
     },
-    reconcile::Reconciler,
+    reconcile::{Reconciler, TICK},
     report::Reports,
     select::{Policy, Readers},
 };
@@ -43,6 +45,18 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
             follow(pods, false, own, args, metrics, post).await
         }
     }
+}
+
+/// Ends the process, from now on, if the loop hangs; a kubelet or systemd then starts it again. The mirror goes on
+/// meanwhile. A probe over the network cannot do this, because another process may have the port.
+fn end_if_hung(reports: Reports) -> io::Result<()> {
+    // A task would hang with the loop.
+    thread::Builder::new().name("health".to_owned()).spawn(move || {
+        let reason = health::until_hung(&reports, TICK);
+        error!(reason, "the agent hangs, and ends");
+        process::exit(1);
+    })?;
+    Ok(())
 }
 
 /// Follows a source of pods, and gives the reports of the loop to `tell`. At the end it leaves the mirror in place,
@@ -85,7 +99,7 @@ async fn follow(
         Reconciler::new(pods, links, dataplane, readers.watch(), policy, mirrors, metrics.clone());
     let reports = reconciler.reports();
     tell(reports.clone());
-    health::end_if_hung(reports.clone())?;
+    end_if_hung(reports.clone())?;
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reports.clone(), trouble.subscribe())?;
     control::serve(control, readers.clone(), reports.clone())?;

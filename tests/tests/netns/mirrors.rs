@@ -91,14 +91,13 @@ fn a_mirror_gets_the_nics_that_it_names() {
         .annotated("podmirror.io/target.debug", "debug");
     let pods = PodsFile::new(&lab, &[spec]);
     let _agent = Agent::run(&lab, any_mode(), &pods, &["--target", "debug=debug0"]);
-    let hosts = |count: usize| web.nics()[..count].iter().map(|nic| nic.host.clone()).collect::<Vec<_>>();
-    let [first, second] = &hosts(2)[..] else { panic!("two NICs") };
-    let status = lab.wait_taps(&[first, second]);
+    let [first, second] = [0, 1].map(|nic: usize| web.nics()[nic].host.clone());
+    let status = lab.wait_taps(&[&first, &second]);
     let mirrors = |status: &Status, host: &str| {
         status.tap(host).sessions.iter().map(|session| session.mirror.clone()).collect::<Vec<_>>()
     };
-    assert_eq!(mirrors(&status, first), ["default"]);
-    assert_eq!(mirrors(&status, second), ["debug", "default"]);
+    assert_eq!(mirrors(&status, &first), ["default"]);
+    assert_eq!(mirrors(&status, &second), ["debug", "default"]);
     let skipped = &status.notes.as_ref().unwrap()["skipped"];
     assert_eq!(skipped.as_array().map(Vec::len), Some(1), "{skipped}");
     assert_eq!(

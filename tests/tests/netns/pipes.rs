@@ -149,7 +149,9 @@ fn a_fifo_is_written_when_it_has_a_reader() {
     };
     let fifos = [fifo("nobody"), fifo("packets")];
     let [mut nobody, mut somebody] = fifos.each_ref().map(|path| Tail::into_fifo(lab, &TAIL, path));
-    [&mut nobody, &mut somebody].map(|tail| tail.wait_for_log("no program reads this FIFO yet"));
+    for tail in [&mut nobody, &mut somebody] {
+        tail.wait_for_log("no program reads this FIFO yet");
+    }
     nobody.interrupt();
     assert_eq!(nobody.exit().code, Some(0));
     lab.wait_mirrored(&[]);
