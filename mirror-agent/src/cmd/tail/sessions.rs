@@ -134,7 +134,6 @@ fn found(tap: &TapReadout, session: &SessionReadout) -> Found {
         name,
         description: format!("device {} of the node{mirror}", owner.device),
         filter: settings.filter.as_ref().map(|filter| filter.text.clone()),
-        snaplen: settings.snaplen,
         comment: (!settings.words().is_empty()).then(|| settings.words().join(", ")),
     };
     let count = |verdict: Verdict| {
