@@ -5,17 +5,19 @@
 
 use std::{
     fs,
+    io::PipeReader,
     path::{Path, PathBuf},
 };
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::{Captured, Frames, Lab, eventually, process::Process};
+use crate::{Captured, Exit, Frames, Lab, eventually, process::Process};
 
 /// A running `tail` or `capture`. It is killed on drop.
 #[derive(Debug)]
 pub struct Tail {
     process: Process,
+    /// Where it writes: a file, or its standard output.
     file: PathBuf,
 }
 
@@ -24,18 +26,39 @@ impl Tail {
     #[track_caller]
     pub fn start(lab: &Lab, arguments: &[&str]) -> Self {
         let mut tail = Self::spawn(lab, arguments);
+        tail.wait_until_it_reads(lab);
+        tail
+    }
+
+    /// The same with its standard output, a pipe, in the place of a file. Also returns the pipe.
+    #[track_caller]
+    pub fn piped(lab: &Lab, arguments: &[&str]) -> (Self, PipeReader) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        // `capture` takes a path only.
+        let file = PathBuf::from(if arguments[0] == "tail" { "-" } else { "/dev/stdout" });
+        let mut command = lab.agent(arguments);
+        let process = Process::start(command.arg("-w").arg(&file).stdout(writer));
+        // The command has the other end of the pipe, too.
+        drop(command);
+        let mut tail = Self { process, file };
+        tail.wait_until_it_reads(lab);
+        (tail, reader)
+    }
+
+    #[track_caller]
+    fn wait_until_it_reads(&mut self, lab: &Lab) {
+        let is_file = self.file != Path::new("-");
         eventually(crate::SOON, || {
-            let ended = tail.process.ended();
-            assert!(ended.is_none(), "it has ended ({ended:?}): {:#?}", tail.process.lines());
+            let ended = self.process.ended();
+            assert!(ended.is_none(), "it has ended ({ended:?}): {:#?}", self.process.lines());
             // The file is made when the session is there. The programs of a new tap are attached a little later.
             let status = lab.try_status()?;
             let is_read = |target: &&crate::Target| target.stream && target.up;
             let attached = |tap: &crate::TapStatus| tap.attached.values().all(|mode| mode != "none");
             let reads =
                 status.targets.iter().any(|target| is_read(&target)) && status.taps.iter().all(attached);
-            crate::check(tail.file.exists() && reads, || format!("no tail yet: {status:#?}"))
+            crate::check((!is_file || self.file.exists()) && reads, || format!("no tail yet: {status:#?}"))
         });
-        tail
     }
 
     /// The same, without waiting.
@@ -94,6 +117,18 @@ impl Tail {
         (status.code(), self.file())
     }
 
+    /// Asks it to end, as Ctrl-C does.
+    pub fn interrupt(&self) {
+        self.signal(Signal::SIGINT);
+    }
+
+    /// Waits until it ends, and returns how it has ended.
+    #[track_caller]
+    pub fn exit(mut self) -> Exit {
+        let code = self.process.wait().code();
+        Exit { code, stdout: String::new(), stderr: self.process.lines().join("\n") }
+    }
+
     /// Kills it.
     pub fn kill(mut self) {
         self.process.end(Signal::SIGKILL);
@@ -128,7 +163,11 @@ impl PacketFile {
     /// Reads a file. It may end in the middle of a block.
     #[track_caller]
     pub fn read(path: &Path) -> Self {
-        let bytes = fs::read(path).unwrap();
+        Self::parse(&fs::read(path).unwrap())
+    }
+
+    /// Reads the bytes of a file. They may end in the middle of a block.
+    pub fn parse(bytes: &[u8]) -> Self {
         let u32_at =
             |at: usize| bytes.get(at..at + 4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
         let mut file = Self::default();
