@@ -20,6 +20,7 @@ const TREE: &str = "MIRROR_READERS";
 
 /// Arguments: the tree, pairs of a directory of the test and its path in the tree, `--`, the program and its arguments.
 const ENTER: &str = r#"
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 tree=$1
 shift
 mount --bind "$tree" "$tree"

@@ -64,7 +64,7 @@ fn every_kind_is_what_its_name_says() {
         });
         assert_eq!(read(), expected(), "{target}");
         // Everything that the node has sent is this tunnel's, with this key.
-        let sent = cable.dissected("eth.addr[0:6] == 02:00:00:00:02:05", &["frame.number"]);
+        let sent = cable.dissected("eth.dst == 02:00:00:00:02:05", &["frame.number"]);
         assert_eq!(sent.len(), expected().len(), "{target}");
         let wrong = "_ws.malformed || _ws.short || _ws.expert.severity == 8388608 || ip.checksum.status == Bad || \
             tcp.checksum.status == Bad || udp.checksum.status == Bad || icmp.checksum.status == Bad || \
