@@ -132,8 +132,6 @@ pub struct Source {
     pub description: String,
     /// The filter of the session.
     pub filter: Option<String>,
-    /// Most bytes of a frame that the session keeps, without a VLAN tag in metadata.
-    pub snaplen: Option<u32>,
     /// Anything else.
     pub comment: Option<String>,
 }

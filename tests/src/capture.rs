@@ -87,6 +87,22 @@ impl Capture {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// What tshark reads in the frames so far that match a display filter: these fields, one line a frame. It checks all
+    /// checksums. A field that occurs several times, as in a tunnel, has its values separated by commas.
+    #[track_caller]
+    pub fn dissected(&self, filter: &str, fields: &[&str]) -> Vec<String> {
+        self.drain();
+        let mut tshark = Command::new("tshark");
+        for protocol in ["ip", "tcp", "udp"] {
+            tshark.args(["-o", &format!("{protocol}.check_checksum:TRUE")]);
+        }
+        tshark.args(["-n", "-T", "fields", "-Y", filter, "-r"]).arg(self.directory.path().join("pcap"));
+        tshark.args(fields.iter().flat_map(|field| ["-e", field]));
+        let output = tshark.output().unwrap();
+        assert!(output.status.success(), "{filter}: {output:?}");
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+    }
+
     /// Ends the capture and returns all of its frames.
     #[track_caller]
     pub fn stop(mut self) -> Frames {

@@ -5,6 +5,7 @@
 //! Agent ─ the built binary on the node, and its status      Capture ─ tcpdump on a device, parsed
 //! Api ─ a real API server, of which a Lab is a node         Comparison ─ what a pod says, and what is mirrored
 //! LaggingApi ─ another one, which answers from the past
+//! Reader ─ a program that nobody here wrote                 Recipe ─ a container of docs/recipes.md
 //! Cluster ─ a real Kubernetes node, with the agent on it    KubePod ─ a pod of it
 //! ```
 //!
@@ -50,6 +51,8 @@ mod pod;
 mod pods_file;
 mod process;
 pub mod random;
+mod reader;
+mod recipe;
 mod relay;
 mod status;
 mod tail;
@@ -75,6 +78,8 @@ pub use netns::{Netns, as_nobody};
 pub use order::{segments, steps_back};
 pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
+pub use reader::Reader;
+pub use recipe::Recipe;
 pub use relay::Way;
 pub use status::{Counts, PodRef, SessionStatus, Status, TapStatus, Target};
 pub use tail::{FilePacket, PacketFile, PipedTail, Tail};

@@ -27,7 +27,12 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(command: &mut Command) -> Self {
-        let started = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+        Self::fed_by(command, Stdio::null())
+    }
+
+    /// The same, with this standard input.
+    pub(crate) fn fed_by(command: &mut Command, stdin: impl Into<Stdio>) -> Self {
+        let started = command.stdin(stdin).stderr(Stdio::piped()).spawn();
         let mut child = started.unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let lines = Arc::new(Mutex::new(Vec::new()));
         let stderr = BufReader::new(child.stderr.take().unwrap());

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 // Used by the tasks as modules of this crate.
-use mirror_test_tools::{apt, arch, archive, process, programs};
+use mirror_test_tools::{apt, arch, archive, process, programs, readers};
 
 /// The tasks of podmirror's developers.
 #[derive(Debug, Parser)]

@@ -13,7 +13,7 @@ use crate::{
     apt,
     cluster::level::{self, Given},
     process::{Run as _, command, is_ci, is_root, step},
-    programs, tools, vm, workspace,
+    programs, readers, tools, vm, workspace,
 };
 
 /// The levels of tests.
@@ -33,6 +33,8 @@ pub(crate) enum Level {
     Vm,
     /// The levels prog and netns on other kernels, with all stories. Runs only if it is named.
     VmWhole,
+    /// Programs that nobody here wrote (Suricata, softflowd, tshark) read copies. Runs only if it is named.
+    Readers,
     /// Millions of random filters and frames against libpcap. Runs only if it is named.
     Fuzz,
 }
@@ -43,7 +45,7 @@ pub(crate) struct TestArgs {
     /// What to run [default: unit, prog and netns].
     #[arg(long = "level", value_name = "LEVEL")]
     levels: Vec<Level>,
-    /// Run every level but vm-whole and fuzz: also api, cluster and vm, which install what they need.
+    /// Run every level but vm-whole, readers and fuzz: also api, cluster and vm, which install what they need.
     #[arg(long, conflicts_with = "levels")]
     all: bool,
     /// Run the level cluster on a cluster that exists, whose only node is this machine or a container on it.
@@ -115,6 +117,7 @@ impl Level {
             Self::Cluster => "cluster",
             Self::Vm => "vm",
             Self::VmWhole => "vm-whole",
+            Self::Readers => "readers",
             Self::Fuzz => "fuzz",
         }
     }
@@ -135,6 +138,15 @@ impl Level {
                 let mut fuzz = test_target("filter");
                 fuzz.env("MIRROR_FUZZ_PAIRS", FUZZ_PAIRS);
                 fuzz.args(["--", "random", "--nocapture"]).args(arguments).run()
+            }
+            Self::Readers => {
+                programs::bring(&programs::NETWORK)?;
+                programs::bring(&programs::CAPTURES)?;
+                bpffs()?;
+                let mut test = test_target(self.name());
+                test.env(readers::VARIABLE, readers::bring()?);
+                test.env("MIRROR_AGENT", workspace::tested(self.name())?.agent);
+                test.arg("--").args(arguments).run()
             }
             Self::Prog => {
                 bpffs()?;
@@ -174,7 +186,10 @@ fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
     match level {
         Level::Unit | Level::Fuzz => Ok(()),
         Level::Prog | Level::Netns if is_root() => Ok(()),
-        Level::Prog | Level::Netns => bail!("it needs root, to load programs and to make network namespaces"),
+        Level::Readers if is_root() => apt::can_unpack(),
+        Level::Prog | Level::Netns | Level::Readers => {
+            bail!("it needs root, to load programs and to make network namespaces")
+        }
         Level::Api => level::can_run_api(),
         Level::Cluster => level::can_run(given),
         Level::Vm | Level::VmWhole => apt::can_unpack(),

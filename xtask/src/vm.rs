@@ -2,7 +2,8 @@
 //!
 //! The level vm, which is part of `test --all`, leaves out the stories about commands, files, annotations and reports,
 //! which use little of the kernel, and those about decisions that the level prog tests. The level vm-whole and `cargo
-//! xtask vm` leave out nothing.
+//! xtask vm` leave out nothing. `cargo xtask vm --level readers` runs that level, on kernels that have all kinds of
+//! tunnels.
 //!
 //! The guest mounts this machine's file system, read-only, and runs test binaries that were built here. Nothing is
 //! installed on the machine or in the guest. qemu emulates the CPU without KVM, so this also works in a virtual
@@ -20,7 +21,7 @@ use clap::ValueEnum;
 use crate::{
     apt,
     process::{is_ci, step},
-    programs,
+    programs, readers,
     test::Level,
     tools,
     workspace::{self, Tested},
@@ -80,7 +81,7 @@ pub(crate) struct VmArgs {
     #[arg(long)]
     kernel: Kernel,
     /// The levels to run [default: prog and netns].
-    #[arg(long = "level", value_name = "LEVEL", value_parser = ["prog", "netns"])]
+    #[arg(long = "level", value_name = "LEVEL", value_parser = ["prog", "netns", "readers"])]
     levels: Vec<String>,
     /// Run a shell command instead of tests.
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["levels", "arguments"])]
@@ -97,8 +98,9 @@ pub(crate) fn run(args: VmArgs) -> Result<()> {
     if let Some(command) = exec {
         return guest::boot(kernel, &format!("{command}\n"));
     }
-    let chosen = |level: &Level| levels.is_empty() || levels.iter().any(|name| name == level.name());
-    let levels: Vec<_> = [Level::Prog, Level::Netns].into_iter().filter(chosen).collect();
+    let levels = if levels.is_empty() { vec!["prog".to_owned(), "netns".to_owned()] } else { levels };
+    let chosen = |level: &Level| levels.iter().any(|name| name == level.name());
+    let levels: Vec<_> = [Level::Prog, Level::Netns, Level::Readers].into_iter().filter(chosen).collect();
     let levels: Vec<_> = levels.into_iter().map(|level| (level, &arguments[..])).collect();
     guest::boot(kernel, &script(&levels)?)
 }
@@ -142,6 +144,15 @@ fn script(levels: &[(Level, &[String])]) -> Result<String> {
     for (level, arguments) in levels {
         let Tested { test, agent } = workspace::tested(level.name())?;
         writeln!(script, "export MIRROR_AGENT={}", quoted(&agent.to_string_lossy()))?;
+        if *level == Level::Readers {
+            programs::bring(&programs::CAPTURES)?;
+            writeln!(
+                script,
+                "export {}={}",
+                readers::VARIABLE,
+                quoted(&readers::bring()?.to_string_lossy())
+            )?;
+        }
         writeln!(script, "echo '==> level {}'", level.name())?;
         let threads = if *level == Level::Prog { 2 } else { 1 };
         write!(script, "{} --test-threads={threads} --color=never", quoted(&test.to_string_lossy()))?;

@@ -14,8 +14,6 @@ use super::Source;
 const MAX_PREAMBLE: usize = 8 << 20;
 /// Most bytes of the statistics of an interface: a block with two times and two counters.
 const STATISTICS: usize = 76;
-/// Room for the VLAN tag that is put into the bytes of a frame behind its capture, in bytes.
-const TAG: u32 = 4;
 
 /// The interfaces so far.
 #[derive(Debug)]
@@ -55,8 +53,9 @@ impl Interfaces {
         }
         let before = self.preamble.len();
         let interface = Interface {
-            // 0 means no limit.
-            snaplen: source.snaplen.map_or(0, |snaplen| snaplen.saturating_add(TAG)),
+            // No limit, also where the session has one, which its comment says: libpcap, and with it tcpdump and
+            // Suricata, refuses a file whose interfaces have different snap lengths.
+            snaplen: 0,
             name: Some(&source.name),
             description: Some(&source.description),
             filter: source.filter.as_deref(),

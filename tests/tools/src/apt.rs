@@ -1,5 +1,5 @@
 //! Debian's packages, unpacked into the cache: a private apt configuration, so that the system's sources and packages
-//! stay as they are. Called by the level `vm` and by the clusters of the tests.
+//! stay as they are. Called by the levels `vm` and `readers`, and by the clusters of the tests.
 
 use std::{
     env, fs,
@@ -93,6 +93,17 @@ impl Apt {
         let mut download = self.command("apt-get");
         download.args(["install", "--download-only", "--yes", "--no-install-recommends"]);
         download.args(["--target-release", "bookworm-backports", package]);
+        self.fetch(download, to)
+    }
+
+    /// The same with every package that they need, as if nothing were installed. A program of another Debian than this
+    /// machine's runs in that tree by chroot.
+    pub fn unpack_tree(&self, packages: &[&str], to: &Path) -> Result<()> {
+        let nothing = self.dir.join("nothing-installed");
+        fs::write(&nothing, "")?;
+        let mut download = self.command("apt-get");
+        download.arg("-o").arg(format!("Dir::State::status={}", nothing.display()));
+        download.args(["install", "--download-only", "--yes", "--no-install-recommends"]).args(packages);
         self.fetch(download, to)
     }
 

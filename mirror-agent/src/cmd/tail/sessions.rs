@@ -145,7 +145,6 @@ fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, u64) {
         name,
         description: format!("device {} of the node{mirror}", owner.device),
         filter: settings.filter.as_ref().map(|filter| filter.text.clone()),
-        snaplen: settings.snaplen,
         comment: (!settings.words().is_empty()).then(|| settings.words().join(", ")),
     };
     let lost = session.counts.iter().filter(|count| count.verdict == Verdict::Lost);

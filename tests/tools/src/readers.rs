@@ -1,0 +1,51 @@
+//! Programs that read copies, as Debian 13 has them: Suricata, softflowd, nfdump.
+//!
+//! They are unpacked into the cache with everything that they need, and nothing is installed. They run in that tree by
+//! chroot, because the libraries of this machine may be older. Called by the level `readers`, whose stories know the
+//! tree by an environment variable.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{apt::Apt, process::step, programs::cache_dir};
+
+/// The environment variable with the tree.
+pub const VARIABLE: &str = "MIRROR_READERS";
+
+/// util-linux has setpriv, which takes capabilities away.
+const PACKAGES: [&str; 4] = ["suricata", "softflowd", "nfdump", "util-linux"];
+
+/// The tree with the programs. It is brought once.
+pub fn bring() -> Result<PathBuf> {
+    let tree = cache_dir()?.join("readers");
+    if tree.is_dir() {
+        return Ok(tree);
+    }
+    step(&format!("bringing {} of Debian 13 into {}", PACKAGES.join(", "), tree.display()));
+    let unpacked = tree.with_extension("unpacked");
+    if unpacked.exists() {
+        fs::remove_dir_all(&unpacked)?;
+    }
+    Apt::new(&["trixie"])?.unpack_tree(&PACKAGES, &unpacked)?;
+    complete(&unpacked).with_context(|| unpacked.display().to_string())?;
+    fs::rename(&unpacked, &tree).with_context(|| tree.display().to_string())?;
+    Ok(tree)
+}
+
+/// Adds what a system has and no package: the links to the directories in `/usr`, and where file systems are mounted.
+fn complete(tree: &Path) -> Result<()> {
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        if !tree.join(name).exists() {
+            symlink(Path::new("usr").join(name), tree.join(name))?;
+        }
+    }
+    for name in ["dev", "proc", "sys", "run", "tmp"] {
+        fs::create_dir_all(tree.join(name))?;
+    }
+    Ok(())
+}
