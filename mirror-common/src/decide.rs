@@ -88,9 +88,9 @@ pub trait Kernel {
     fn set_origin(&mut self, ifindex: u32);
     /// Counts the packet for a session.
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict);
-    /// 0, in a form that the kernel's verifier does not take for a constant. Otherwise the verifier would go through
-    /// the following code once for each set of sessions that have copied the packet.
-    fn no_session(&mut self) -> u32 {
+    /// 0, in a form that the kernel's verifier does not take for a constant. Added to a number with few values, it keeps
+    /// the verifier from going through all sessions once for each value.
+    fn zero(&mut self) -> u32 {
         0
     }
 }
@@ -98,12 +98,13 @@ pub trait Kernel {
 /// Takes the packet through every session of the tap, and leaves on it the marks of the forms that were copied.
 #[inline(always)]
 pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
-    let direction = tap.kind().direction(packet.hook);
+    let zero = kernel.zero();
+    let direction = Direction::of_bit(tap.kind().direction(packet.hook) as u32 ^ zero);
     let before = packet.tc_index;
     let packet = marks::standing(kernel, packet, tap.kind());
     // The sessions are a bit each, by their places.
     let mut copies =
-        Copies { forms: marks::forms(packet.tc_index) as u64, sessions: kernel.no_session() as u64 };
+        Copies { forms: (marks::forms(packet.tc_index) | zero) as u64, sessions: zero as u64 };
     for place in 0..MAX_SESSIONS_PER_TAP {
         if place as u64 >= tap.session_count as u64 {
             break;

@@ -37,6 +37,12 @@ impl Direction {
         1 << self as u32
     }
 
+    /// The direction with this number; of a greater number, its lowest bit.
+    #[inline(always)]
+    pub const fn of_bit(number: u32) -> Self {
+        if number & 1 == 0 { Self::Ingress } else { Self::Egress }
+    }
+
     /// The word for status, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {

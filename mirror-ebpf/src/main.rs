@@ -229,9 +229,9 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn no_session(&mut self) -> u32 {
-        // A packet is shorter than 2 GiB, but the verifier does not know.
-        core::hint::black_box(self.len) >> 31
+    fn zero(&mut self) -> u32 {
+        // A packet is shorter than 2 GiB, but the verifier does not know. The compiler does not know what is in the box.
+        core::hint::black_box(self.len >> 31)
     }
 }
 

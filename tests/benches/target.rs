@@ -31,7 +31,7 @@ use mirror_tests::{
 };
 
 use self::{
-    figures::{ROUNDS, report, rounds},
+    figures::{ROUNDS, quartiles, report, rounds},
     path::{
         CUT_TO, FRAME, LONG_FRAME, SEGMENT, SUPER_FRAME, attach, pin_to_cpu, program, send, sink, tcp_frame,
     },
@@ -60,7 +60,7 @@ impl Kind {
 const KINDS: [Kind; 7] = [
     Kind::on_the_node("interface", "ids0"),
     Kind::on_the_node(STREAM, "stream"),
-    Kind::on_the_node("pod", "pod:default/ids"),
+    Kind::on_the_node("collector", "pod:default/ids"),
     Kind::tunnel("vxlan", "vxlan:10.9.0.5:14789/vni=77/oversize=segment", "vxlan"),
     Kind::tunnel("geneve", "geneve:10.9.0.5:16081/vni=77/oversize=segment", "geneve"),
     Kind::tunnel("gre", "gre:10.9.0.5/key=77/oversize=segment", "gretap"),
@@ -88,13 +88,31 @@ fn main() {
     let lab = Lab::new("bench-target");
     let rig = Rig::new(&lab);
     let names: Vec<_> = rig.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
-    for (bytes, times) in SIZES {
+    let measured = SIZES.map(|(bytes, times)| {
         let measured = rounds(&names, |name| rig.time(name, bytes, times));
         report(&format!("{bytes} bytes"), &names, BARE, &measured);
-    }
+        measured
+    });
+    summary(&names, &measured);
     rig.report_copies(&lab);
     rig.end();
     lab.cleanup();
+}
+
+/// Prints the medians, as docs/speed.md has them.
+fn summary(names: &[&str], measured: &[Vec<Vec<f64>>]) {
+    let base = names.iter().position(|name| *name == BARE).unwrap();
+    println!("| target | {} |", SIZES.map(|(bytes, _)| format!("{bytes} bytes")).join(" | "));
+    println!("| --- | {} |", SIZES.map(|_| "---").join(" | "));
+    for (column, name) in names.iter().enumerate() {
+        let cells = measured.iter().map(|rounds| {
+            let [_, time, _] = quartiles(rounds.iter().map(|round| round[column]));
+            let [_, ratio, _] = quartiles(rounds.iter().map(|round| round[column] / round[base]));
+            format!("{time:.0} ({ratio:.2})")
+        });
+        println!("| {name} | {} |", cells.collect::<Vec<_>>().join(" | "));
+    }
+    println!();
 }
 
 /// The agent, the reader of the stream, the pods, and the program of the pod that has no mirror.

@@ -38,7 +38,8 @@ pub(crate) fn compare(names: &[&str], name: &str, base: &str, rounds: &[Vec<f64>
     );
 }
 
-fn quartiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
+/// The lower quartile, the median and the upper quartile.
+pub(crate) fn quartiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| values[(values.len() - 1) * quarter / 4])
