@@ -103,8 +103,7 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     let before = packet.tc_index;
     let packet = marks::standing(kernel, packet, tap.kind());
     // The sessions are a bit each, by their places.
-    let mut copies =
-        Copies { forms: (marks::forms(packet.tc_index) | zero) as u64, sessions: zero as u64 };
+    let mut copies = Copies { forms: (marks::forms(packet.tc_index) | zero) as u64, sessions: zero as u64 };
     for place in 0..MAX_SESSIONS_PER_TAP {
         if place as u64 >= tap.session_count as u64 {
             break;
