@@ -159,12 +159,17 @@ impl Cluster {
 
     /// The agent's process, if one runs.
     pub fn agent_pid(&self) -> Option<u32> {
-        let is_agent = |pid: &u32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line == b"/mirror-agent\0run\0"
-        };
+        self.pid_of(&["run"])
+    }
+
+    /// The process in the agent's container with these arguments, if one runs.
+    pub fn pid_of(&self, arguments: &[&str]) -> Option<u32> {
+        let command: String =
+            [&["/mirror-agent"], arguments].concat().iter().map(|word| format!("{word}\0")).collect();
+        let is_it =
+            |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == command.as_bytes());
         let entries = fs::read_dir("/proc").unwrap().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_agent)
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_it)
     }
 
     /// Stops a component of a cluster that was built here, by SIGTERM or, if that does not help, by SIGKILL. The API

@@ -59,8 +59,9 @@ impl Tail {
         (tail, reader)
     }
 
+    /// Waits until its packets are copied to it.
     #[track_caller]
-    fn wait_until_it_reads(&mut self, lab: &Lab) {
+    pub fn wait_until_it_reads(&mut self, lab: &Lab) {
         let is_file = self.file != Path::new("-");
         eventually(crate::SOON, || {
             let ended = self.process.ended();

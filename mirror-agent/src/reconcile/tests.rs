@@ -525,13 +525,14 @@ async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
     let mut world = world_with(reading.subscribe());
     world.policy.targets.insert(live(), Destination::Stream);
     let write = Op::SetTarget(live(), Target::Stream(Some(RingId(4))));
-    world.dataplane.failures.push_back(write);
+    world.dataplane.failures = vec![write; 1000].into();
     add_pod(&mut world, 1);
     run_for(&mut world, Duration::from_millis(500)).await.unwrap();
     let report = world.report.borrow().clone();
     assert_eq!(report.rings, [RingId(4)].into());
     let why = report.unwritten.get(&live()).cloned().unwrap_or_default();
     assert!(why.contains("injected failure") && report.failures.contains(&why), "{report:?}");
+    world.dataplane.failures.clear();
     run_for(&mut world, TICK).await.unwrap();
     let report = world.report.borrow().clone();
     assert!(report.unwritten.is_empty() && report.failures.is_empty(), "{report:?}");

@@ -2,7 +2,16 @@
 
 use std::fs::File;
 
-use mirror_tests::{AGENT, Capture, Cluster, Netns, PATIENCE, SOON, Tail, check, eventually, pod_object};
+use mirror_tests::{
+    AGENT, Capture, Cluster, Netns, PATIENCE, SOON, SessionStatus, Tail, check, eventually, pod_object,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// What the program runs in the agent's container.
+const COMMAND: [&str; 5] = ["tail", "--target", "program", "-w", "-"];
 
 /// Another machine, at the other end of a cable of the node. The cable goes with it.
 fn another_machine(cluster: &Cluster) -> Netns {
@@ -43,11 +52,15 @@ fn a_pod_a_program_and_another_machine_get_every_packet() {
          --set targets.machine=vxlan:10.9.0.5:14789/vni=77",
         cluster.namespace()
     ));
+    // helm waits for no agent of a cluster with one node, because the node may be without an agent in an update.
+    cluster
+        .kubectl(&format!("-n {AGENT} rollout status daemonset/{AGENT} --timeout={}s", PATIENCE.as_secs()));
     let file = host.files().join("live.pcapng");
-    let mut kubectl = cluster
-        .command(&format!("-n {AGENT} exec daemonset/{AGENT} -- /mirror-agent tail --target program -w -"));
-    let tail = Tail::of(kubectl.stdout(File::create(&file).unwrap()), file);
-    host.wait_status(|status| {
+    let mut kubectl =
+        cluster.command(&format!("-n {AGENT} exec daemonset/{AGENT} -- /mirror-agent {}", COMMAND.join(" ")));
+    let mut tail = Tail::of(kubectl.stdout(File::create(&file).unwrap()), file);
+    tail.wait_until_it_reads(host);
+    let before = host.wait_status(|status| {
         let up = status.targets.iter().filter(|target| target.up).count();
         check(up == 4 && status.taps.len() == 1, || format!("not all of the targets are up: {status:#?}"))
     });
@@ -64,19 +77,19 @@ fn a_pod_a_program_and_another_machine_get_every_packet() {
         tail.file().all_frames().ipv4().same_as(&frames)?;
         Ok(frames)
     });
-    let status = host.status();
+    let after = host.status();
     for mirror in ["pod", "program", "machine"] {
-        let session = status.tap(&web.device).session(mirror);
-        assert!(session.total("copied") >= frames.len() as u64, "{session:#?}");
-        assert_eq!(session.seen(), session.total("copied") + session.total("duplicate"), "{session:#?}");
+        let [before, after] = [&before, &after].map(|status| status.tap(&web.device).session(mirror));
+        assert!(after.total("copied") >= frames.len() as u64, "{after:#?}");
+        let others =
+            |session: &SessionStatus| session.seen() - session.total("copied") - session.total("duplicate");
+        assert_eq!(others(after), others(before), "{after:#?}");
     }
 
-    // Kubernetes leaves the command alone. It ends when it has a packet to write.
-    tail.kill();
-    eventually(PATIENCE, || {
-        web.ping(db.ip, 1);
-        check(!host.status().target("program").up, || "the command goes on".into())
-    });
+    let pid = cluster.pid_of(&COMMAND).unwrap();
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGTERM).unwrap();
+    tail.wait();
+    host.wait_status(|status| check(!status.target("program").up, || "the target is still up".into()));
     cluster.helm(&format!("uninstall {AGENT} {all}"));
     cluster.has_left_nothing();
     let devices = host.devices();

@@ -45,6 +45,8 @@ impl Scene {
         cable((&far, "up1"), (&router, "r1"), 1500);
         for (netns, device, own, side, to) in [(near, "up0", 1, "r0", 5), (&far, "up1", 5, "r1", 1)] {
             let way = if side == "r0" { 254 } else { 253 };
+            // A router looks for a neighbour from a link-local address.
+            router.ip(&format!("address add fe80::{way}/64 dev {side} nodad"));
             for (own, to, way, bits) in [
                 (format!("10.9.0.{own}"), format!("10.9.0.{to}"), format!("10.9.0.{way}"), 32),
                 (format!("fd09::{own}"), format!("fd09::{to}"), format!("fd09::{way}"), 128),

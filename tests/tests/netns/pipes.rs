@@ -93,7 +93,7 @@ fn a_reader_that_pauses_gets_everything_that_was_not_lost() {
     let all = || {
         let (sent, received) = inside.frames();
         let is_ip = |frame: &[u8]| frame[12..14] == [8, 0];
-        (sent.only(is_ip), received.only(is_ip))
+        (sent.only(is_ip).on_a_wire(), received.only(is_ip).on_a_wire())
     };
     eventually(SOON, || {
         let (sent, received) = all();

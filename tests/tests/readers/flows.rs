@@ -12,6 +12,10 @@ const PORT: u16 = 2055;
 /// The socket of softflowd.
 const CONTROL: &str = "/run/story/softflowd.ctl";
 
+/// Protocols of IP, by their numbers.
+const ICMP: u8 = 1;
+const UDP: u8 = 17;
+
 /// The number of packets that softflowd has counted.
 fn counted(lab: &Lab, far: &Netns) -> usize {
     let text = control(lab, far, "statistics");
@@ -37,7 +41,7 @@ fn nothing_waits(netns: &Netns) -> Result<(), String> {
 }
 
 /// A flow in one direction: from, to, protocol, packets, bytes.
-fn flow(from: IpAddr, to: IpAddr, protocol: &str, sizes: &[usize]) -> String {
+fn flow(from: IpAddr, to: IpAddr, protocol: u8, sizes: &[usize]) -> String {
     // With the header of IPv4, and with 8 bytes of UDP or ICMP.
     let bytes: usize = sizes.iter().map(|size| size + 28).sum();
     format!("{from} {to} {protocol} {} {bytes}", sizes.len())
@@ -90,7 +94,7 @@ fn softflowd_exports_the_flows_of_the_mirrored_pod() {
             check(count > 2 * (sizes.len() + 5), || format!("{count} packets are counted"))
         });
         control(lab, &far, "expire-all");
-        softflowd.stop(Signal::SIGINT);
+        softflowd.stop(Signal::SIGTERM);
         eventually(SOON, || nothing_waits(&far));
         nfcapd.stop(Signal::SIGINT);
 
@@ -106,7 +110,7 @@ fn softflowd_exports_the_flows_of_the_mirrored_pod() {
         let both = |protocol, sizes: &[usize]| {
             [(web, db), (db, web)].map(|(from, to)| flow(from.v4(), to.v4(), protocol, sizes))
         };
-        let mut expected = [both("UDP", &sizes), both("ICMP", &[56; 5])].concat();
+        let mut expected = [both(UDP, &sizes), both(ICMP, &[56; 5])].concat();
         expected.sort();
         assert_eq!(flows, expected, "version {version}");
         agent.stop();
