@@ -53,8 +53,7 @@ fn a_pod_a_program_and_another_machine_get_every_packet() {
         cluster.namespace()
     ));
     // helm waits for no agent of a cluster with one node, because the node may be without an agent in an update.
-    cluster
-        .kubectl(&format!("-n {AGENT} rollout status daemonset/{AGENT} --timeout={}s", PATIENCE.as_secs()));
+    cluster.wait_rolled_out();
     let file = host.files().join("live.pcapng");
     let mut kubectl =
         cluster.command(&format!("-n {AGENT} exec daemonset/{AGENT} -- /mirror-agent {}", COMMAND.join(" ")));
