@@ -1,6 +1,6 @@
 //! The kinds of tunnels that not every kernel has: GENEVE, GRE and ERSPAN. Those of the guests have all.
 
-use mirror_tests::{Agent, Capture, Frame, Lab, PodsFile};
+use mirror_tests::{Agent, Capture, Frame, Lab, OneCpu, PodsFile};
 
 use crate::{
     Inside, Node, any_mode,
@@ -101,6 +101,7 @@ fn gre_over_ipv6_alone_drops_packets_without_a_source_address() {
     if !has_all_kinds() {
         return;
     }
+    let _in_order = OneCpu::of_this_thread();
     let scene = Scene::new("kinds-nowhere", 9000);
     let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     let agent = start(&scene, |_| String::new());
@@ -126,6 +127,7 @@ fn brings_every_frame(story: &str, devices: &[&str; 5], option: impl Fn(usize) -
     if !has_all_kinds() {
         return;
     }
+    let _in_order = OneCpu::of_this_thread();
     let scene = Scene::new(story, 9000);
     let Scene { far, node: Node { web, db, lab }, .. } = &scene;
     // Some kinds finish an unfinished checksum, others leave that to the receiver.

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, Capture, Conversation, Frames, Netns, PodNs, PodsFile, SOON, check, eventually, kernel_is_at_least,
+    Agent, Capture, Conversation, Frames, Netns, OneCpu, PodNs, PodsFile, SOON, check, eventually,
+    kernel_is_at_least,
 };
 
 use crate::{
     Inside, Node, any_mode,
     far::{Scene, mirrored_into, named, wait_target_of},
-    shows,
 };
 
 /// A tunnel: its target, the room for a frame in a packet of 1500 bytes, and the receiver.
@@ -84,6 +84,7 @@ impl Way {
 
 /// A pod that is mirrored into each of these tunnels, and the agent that does it.
 struct Mirrored<'a> {
+    _in_order: OneCpu,
     scene: Scene,
     ways: Vec<&'a Way>,
     agent: Agent,
@@ -91,12 +92,12 @@ struct Mirrored<'a> {
 
 impl<'a> Mirrored<'a> {
     fn new(story: &str, ways: Vec<&'a Way>, oversize: &str) -> Self {
+        let in_order = OneCpu::of_this_thread();
         let scene = Scene::routed(story);
         let Node { web, lab, .. } = &scene.node;
         let mut words = Vec::new();
         for Way { name, target, receiver, .. } in &ways {
             scene.receiver(name, receiver);
-            scene.far.run(&format!("ethtool -K {name} gro off"));
             words.extend(["--target".to_owned(), format!("{name}={target}/oversize={oversize}")]);
         }
         let pods = PodsFile::new(lab, &[mirrored_into(web, ways.iter().map(|way| way.name))]);
@@ -104,12 +105,21 @@ impl<'a> Mirrored<'a> {
         let agent = Agent::run(lab, any_mode(), &pods, &words);
         lab.wait_mirrored(&[web]);
         ways.iter().for_each(|way| drop(wait_target_of(lab, way.name, true, 1)));
-        Self { scene, ways, agent }
+        Self { _in_order: in_order, scene, ways, agent }
     }
 
     /// Captures at all receivers.
     fn receivers(&self, capture: fn(&Netns, &str) -> Capture) -> BTreeMap<&'static str, Capture> {
         self.ways.iter().map(|way| (way.name, capture(&self.scene.far, way.name))).collect()
+    }
+
+    /// These frames come out of a tunnel, and no others.
+    fn brings(&self, way: &Way, arrived: &BTreeMap<&str, Capture>, expected: impl Fn() -> Frames) {
+        eventually(SOON, || {
+            let same = arrived[way.name].frames().same_as(&expected());
+            let losses = || self.scene.far.ip(&format!("-s -s link show dev {}", way.name));
+            same.map_err(|why| format!("{}: {why}{}", way.name, losses()))
+        });
     }
 
     fn end(self) {
@@ -176,7 +186,7 @@ pub(crate) fn frames_are_treated_as_told(story: &str, ways: &[&Way]) {
             _ => with_long(frames, way.room, Some(way.room)),
         };
         for way in &mirrored.ways {
-            shows(&arrived[way.name], || expected(way, &inside.capture.frames()));
+            mirrored.brings(way, &arrived, || expected(way, &inside.capture.frames()));
         }
         let (sent, received) = inside.stop();
         let all = sent.and(&received);
@@ -285,7 +295,7 @@ pub(crate) fn a_narrow_way_is_learned(story: &str, ways: &[&Way]) {
     talk(web, db);
     for way in &mirrored.ways {
         let room = way.narrow_room();
-        shows(&arrived[way.name], || with_long(&inside.capture.frames(), room, Some(room)));
+        mirrored.brings(way, &arrived, || with_long(&inside.capture.frames(), room, Some(room)));
     }
     let (sent, received) = inside.stop();
     is_unharmed(web, db, &sent.and(&received));
