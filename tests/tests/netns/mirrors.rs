@@ -98,7 +98,7 @@ fn a_mirror_gets_the_nics_that_it_names() {
     };
     assert_eq!(mirrors(&status, &first), ["default"]);
     assert_eq!(mirrors(&status, &second), ["debug", "default"]);
-    let skipped = &status.notes.as_ref().unwrap()["skipped"];
+    let skipped = &status.notes.as_ref().unwrap()["not_mirrored"];
     assert_eq!(skipped.as_array().map(Vec::len), Some(1), "{skipped}");
     assert_eq!(
         (&skipped[0]["nic"], &skipped[0]["reason"]),
@@ -122,7 +122,7 @@ fn a_mirror_gets_the_nics_that_it_names() {
     let status = lab.wait_taps(&hosts);
     assert_eq!(mirrors(&status, hosts[2]), ["debug", "default"]);
     lab.wait_status(|status| {
-        let skipped = &status.notes.as_ref().ok_or("no agent")?["skipped"];
+        let skipped = &status.notes.as_ref().ok_or("no agent")?["not_mirrored"];
         check(*skipped == serde_json::json!([]), || skipped.to_string())
     });
 }
