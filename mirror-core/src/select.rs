@@ -29,8 +29,8 @@ use crate::{
     destination::Destination,
     mirror_iface::{self, Conflict},
     model::{
-        Device, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, NoRoom, Origin, Owner, Place, PodId,
-        Session, Tap, TargetName,
+        Device, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NoRoom, Origin, Owner, Place, PodId, Session,
+        Tap, TargetName,
     },
     settings::SettingError,
 };
@@ -261,7 +261,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
         key: None,
     };
     Tap {
-        owner: Owner { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), device: name.to_owned() },
+        owner: Owner::of_interface(name),
         kind: TapKind::Interface,
         is_limited: policy.limits.is_limited(),
         sessions: [(MirrorId::default(), session)].into(),
@@ -315,6 +315,7 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
                     pod: Some(pod.id.clone()),
                     netns: inside.netns,
                     nic: nic.name.clone(),
+                    network: pod.networks.of_nic(&nic.name).map(str::to_owned),
                     device: link.name.clone(),
                 };
                 let tap =
