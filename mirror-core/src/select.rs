@@ -4,6 +4,7 @@
 //! [`choose`] reads annotations, [`select`] finds the devices. It does not know the installed state (`plan` does) and
 //! reads nothing itself.
 
+mod attachments;
 mod captures;
 mod choice;
 mod filters;
@@ -19,6 +20,7 @@ use mirror_common::{
     verdict::{Direction, TapKind},
 };
 
+pub use self::attachments::Attachment;
 pub use self::captures::{Capture, Readers};
 pub use self::choice::{BadAnnotation, Choice, MIRROR, NICS, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
@@ -51,6 +53,8 @@ pub enum Why {
     NoNic,
     /// It has no NIC of this name, which the mirror is for.
     NoSuchNic,
+    /// An annotation of Kube-OVN asks for the NICs of a network that none of the pod's NICs is in.
+    NoSuchNetwork(Attachment),
     /// The NIC, of this kind, has no veth end on the node.
     NoHostInterface(String),
     /// The device is tapped for this other pod already.
@@ -88,7 +92,7 @@ pub enum Why {
 impl Why {
     /// Whether this is true of every pod for a moment, while the pod starts.
     pub const fn is_passing(&self) -> bool {
-        matches!(self, Self::NoNetns | Self::NoNic)
+        matches!(self, Self::NoNetns | Self::NoNic | Self::NoSuchNetwork(Attachment { is_told: false, .. }))
     }
 
     /// What it means for the mirror, in two or three words.
@@ -109,6 +113,7 @@ impl Why {
             Self::NetnsUnreadable(_) => "NetnsUnreadable",
             Self::NoNic => "NoNic",
             Self::NoSuchNic => "NoSuchNic",
+            Self::NoSuchNetwork(_) => "NoSuchNetwork",
             Self::NoHostInterface(_) => "NoHostInterface",
             Self::TappedFor(_) => "TappedForOther",
             Self::MirrorInterface(_) => "MirrorInterface",
@@ -144,7 +149,10 @@ impl fmt::Display for Why {
             }
             Self::NetnsUnreadable(error) => write!(f, "its network namespace cannot be read: {error}"),
             Self::NoNic => write!(f, "its network namespace has no interface but loopback yet"),
-            Self::NoSuchNic => write!(f, "the pod has no interface of this name, which {NICS} asks for"),
+            Self::NoSuchNic => {
+                write!(f, "the pod has no interface of this name, which an annotation asks for")
+            }
+            Self::NoSuchNetwork(attachment) => attachment.fmt(f),
             Self::NoHostInterface(kind) => {
                 write!(f, "an interface of kind {kind:?} has no veth end on the node to tap")
             }
