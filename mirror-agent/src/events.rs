@@ -36,7 +36,7 @@ use self::outbox::{Outbox, Outcome, Post};
 use crate::{
     model::PodId,
     report::{Report, Reports},
-    select::{Skipped, Why},
+    select::{Attachment, Skipped, Why},
 };
 
 /// `reportingController` of our Events.
@@ -179,7 +179,10 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::TunnelInTunnel(_) => None,
         // Every node has such pods, and users do not expect them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,
+        // Multus has not written the networks of the pod yet.
+        Why::NoSuchNetwork(Attachment { is_told: false, .. }) => None,
         Why::HostNetwork { is_asked: true }
+        | Why::NoSuchNetwork(Attachment { is_told: true, .. })
         | Why::NoHostInterface(_)
         | Why::TappedFor(_)
         | Why::MirrorInterface(_)

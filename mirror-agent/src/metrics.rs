@@ -159,10 +159,14 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
         &PACKET_LABELS,
     )?;
     let mut ended = 0;
+    let mut networks = BTreeMap::new();
     for TapReadout { owner, sessions, .. } in taps {
         let (namespace, pod) = owner.pod.as_ref().map_or(("", ""), |pod| (&pod.namespace, &pod.name));
         // A capture would be a new series each time. The program that reads it shows its counts.
-        let mirrors = sessions.iter().filter(|session| !session.mirror.0.is_capture());
+        let mut mirrors = sessions.iter().filter(|session| !session.mirror.0.is_capture()).peekable();
+        if let (Some(network), Some(_)) = (&owner.network, mirrors.peek()) {
+            networks.insert([namespace, pod, &owner.nic], network);
+        }
         for SessionReadout { mirror, session, ended: budget, counts, .. } in mirrors {
             ended += usize::from(budget.is_some());
             let (mirror, target) = (mirror.0.as_str(), session.target.0.as_str());
@@ -178,6 +182,15 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
     }
     register(registry, &packets)?;
     register(registry, &bytes)?;
+    // Most NICs have none, so it is no label of the counters.
+    let info = IntGaugeVec::new(
+        Opts::new("podmirror_nic_info", "1, and the network of a NIC, as the pod's annotation says."),
+        &["namespace", "pod", "nic", "network"],
+    )?;
+    for ([namespace, pod, nic], network) in networks {
+        info.with_label_values(&[namespace, pod, nic, network]).set(1);
+    }
+    register(registry, &info)?;
     let up = IntGaugeVec::new(
         Opts::new("podmirror_mirror_interface_up", "1 if a target takes copies, else 0."),
         &["target", "device"],

@@ -117,6 +117,8 @@ pub const NODE_LIMITS_LEN: usize = 3;
 pub const MAX_FILTER_TEXT: usize = 1024;
 /// Bytes of the name of a target, and of a mirror.
 pub const MAX_NAME: usize = 64;
+/// Bytes of the name of a network: 63 of a namespace, a slash, and 253 of the name of an object.
+pub const MAX_NETWORK: usize = 320;
 /// Bytes of the text of a destination: a pod has up to 63 bytes of a namespace, 381 of a label, 15 of a NIC.
 pub const MAX_DESTINATION: usize = 472;
 
@@ -205,6 +207,8 @@ pub struct TapOwner {
     pub nic: [u8; 16],
     /// Name of the tapped device on the node.
     pub device: [u8; 16],
+    /// The network that the NIC is in, as an annotation of the pod says; empty where that is not known.
+    pub network: [u8; MAX_NETWORK],
 }
 
 /// Value of the map `SESSION_INFO`, whose key is [`Session::id`] (`u32`): the settings, in their own units. Only the

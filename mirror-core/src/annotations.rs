@@ -10,3 +10,8 @@ pub const TARGET: &str = "podmirror.io/target";
 pub const NICS: &str = "podmirror.io/nics";
 /// The annotation of Kube-OVN on a pod, which holds where our annotation is missing.
 pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";
+/// The end of the annotation of Kube-OVN for one attachment. Ahead of it stand the name of the attachment's
+/// NetworkAttachmentDefinition, a dot, and its namespace.
+pub const OVN_ATTACHMENT: &str = ".ovn.kubernetes.io/mirror";
+/// The annotation in which Multus says which network each NIC of a pod is in.
+pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";

@@ -22,6 +22,7 @@ pub mod frame;
 pub mod hidden;
 pub mod mirror_iface;
 pub mod model;
+pub mod networks;
 pub mod pcapng;
 pub mod plan;
 pub mod select;

@@ -19,6 +19,7 @@ pub use self::{
     name::{MirrorId, Name, TargetName},
     op::{Op, TapHead},
 };
+use crate::networks::Networks;
 
 /// Index of a network device in its network namespace; never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,8 +100,10 @@ pub struct Pod {
     pub id: PodId,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
-    /// `metadata.annotations`.
+    /// `metadata.annotations`, without the annotation that `networks` was read from.
     pub annotations: BTreeMap<String, String>,
+    /// The networks of its NICs, as an annotation says. For people, and for the annotations of Kube-OVN.
+    pub networks: Networks,
     /// The annotations of its namespace. They hold where the pod has no annotation of its own.
     pub inherited: Arc<BTreeMap<String, String>>,
     /// `spec.hostNetwork`: it has no NIC of its own.

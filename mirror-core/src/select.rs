@@ -4,6 +4,7 @@
 //! [`choose`] reads annotations, [`select`] finds the devices. It does not know the installed state (`plan` does) and
 //! reads nothing itself.
 
+mod attachments;
 mod captures;
 mod choice;
 mod filters;
@@ -19,6 +20,7 @@ use mirror_common::{
     verdict::{Direction, TapKind},
 };
 
+pub use self::attachments::Attachment;
 pub use self::captures::{Capture, Readers};
 pub use self::choice::{BadAnnotation, Choice, MIRROR, NICS, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
 pub use self::filters::Filters;
@@ -29,8 +31,8 @@ use crate::{
     destination::Destination,
     mirror_iface::{self, Conflict},
     model::{
-        Device, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NetnsId, NoRoom, Origin, Owner, Place, PodId,
-        Session, Tap, TargetName,
+        Device, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NoRoom, Origin, Owner, Place, PodId, Session,
+        Tap, TargetName,
     },
     settings::SettingError,
 };
@@ -51,6 +53,8 @@ pub enum Why {
     NoNic,
     /// It has no NIC of this name, which the mirror is for.
     NoSuchNic,
+    /// An annotation of Kube-OVN asks for the NICs of a network that none of the pod's NICs is in.
+    NoSuchNetwork(Attachment),
     /// The NIC, of this kind, has no veth end on the node.
     NoHostInterface(String),
     /// The device is tapped for this other pod already.
@@ -88,7 +92,7 @@ pub enum Why {
 impl Why {
     /// Whether this is true of every pod for a moment, while the pod starts.
     pub const fn is_passing(&self) -> bool {
-        matches!(self, Self::NoNetns | Self::NoNic)
+        matches!(self, Self::NoNetns | Self::NoNic | Self::NoSuchNetwork(Attachment { is_told: false, .. }))
     }
 
     /// What it means for the mirror, in two or three words.
@@ -109,6 +113,7 @@ impl Why {
             Self::NetnsUnreadable(_) => "NetnsUnreadable",
             Self::NoNic => "NoNic",
             Self::NoSuchNic => "NoSuchNic",
+            Self::NoSuchNetwork(_) => "NoSuchNetwork",
             Self::NoHostInterface(_) => "NoHostInterface",
             Self::TappedFor(_) => "TappedForOther",
             Self::MirrorInterface(_) => "MirrorInterface",
@@ -144,7 +149,10 @@ impl fmt::Display for Why {
             }
             Self::NetnsUnreadable(error) => write!(f, "its network namespace cannot be read: {error}"),
             Self::NoNic => write!(f, "its network namespace has no interface but loopback yet"),
-            Self::NoSuchNic => write!(f, "the pod has no interface of this name, which {NICS} asks for"),
+            Self::NoSuchNic => {
+                write!(f, "the pod has no interface of this name, which an annotation asks for")
+            }
+            Self::NoSuchNetwork(attachment) => attachment.fmt(f),
             Self::NoHostInterface(kind) => {
                 write!(f, "an interface of kind {kind:?} has no veth end on the node to tap")
             }
@@ -261,7 +269,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
         key: None,
     };
     Tap {
-        owner: Owner { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), device: name.to_owned() },
+        owner: Owner::of_interface(name),
         kind: TapKind::Interface,
         is_limited: policy.limits.is_limited(),
         sessions: [(MirrorId::default(), session)].into(),
@@ -315,6 +323,7 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
                     pod: Some(pod.id.clone()),
                     netns: inside.netns,
                     nic: nic.name.clone(),
+                    network: pod.networks.of_nic(&nic.name).map(str::to_owned),
                     device: link.name.clone(),
                 };
                 let tap =

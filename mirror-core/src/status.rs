@@ -56,6 +56,10 @@ pub struct TapStatus {
     pub pod: Option<PodStatus>,
     /// The NIC inside the pod.
     pub nic: String,
+    /// The network that the NIC is in, as the pod's annotation `k8s.v1.cni.cncf.io/network-status` says; `None`: it does
+    /// not say.
+    #[serde(default)]
+    pub network: Option<String>,
     /// How our programs run at its hooks.
     pub attached: AttachedStatus,
     /// Its sessions.

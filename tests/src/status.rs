@@ -71,6 +71,8 @@ pub struct TapStatus {
     pub pod: Option<PodRef>,
     /// The NIC that it is for.
     pub nic: String,
+    /// The network that the NIC is in.
+    pub network: Option<String>,
     /// By hook: how the program is attached.
     pub attached: BTreeMap<String, String>,
     /// Its sessions.

@@ -230,6 +230,8 @@ pub struct FilePacket {
 pub struct PacketFile {
     /// The names of its interfaces.
     pub interfaces: Vec<String>,
+    /// The descriptions of its interfaces.
+    pub descriptions: Vec<String>,
     /// Its packets in their order.
     pub packets: Vec<FilePacket>,
     /// For each interface with statistics: packets received, and dropped.
@@ -253,7 +255,11 @@ impl PacketFile {
             let Some(block) = bytes.get(at + 8..at + length as usize - 4) else { break };
             match kind {
                 1 => {
-                    file.interfaces.push(String::from_utf8(option(&block[8..], 2).unwrap().to_vec()).unwrap())
+                    let text = |code| {
+                        option(&block[8..], code).map(|text| String::from_utf8(text.to_vec()).unwrap())
+                    };
+                    file.interfaces.push(text(2).unwrap());
+                    file.descriptions.push(text(3).unwrap_or_default());
                 }
                 5 => {
                     let count = |code| u64_of(option(&block[12..], code).unwrap());

@@ -49,7 +49,7 @@ struct Annotation {
     example: &'static str,
 }
 
-const OTHERS: [Annotation; 5] = [
+const OTHERS: [Annotation; 6] = [
     Annotation {
         key: MIRROR,
         stands_on: "pod, namespace",
@@ -62,6 +62,13 @@ const OTHERS: [Annotation; 5] = [
         stands_on: "pod",
         help: "The annotation of Kube-OVN: `true` or `false`; used if the pod has no annotation \
                `podmirror.io/mirror`",
+        example: "true",
+    },
+    Annotation {
+        key: "NAME.NAMESPACE.ovn.kubernetes.io/mirror",
+        stands_on: "pod",
+        help: "The annotation of Kube-OVN for the attachment of this NetworkAttachmentDefinition: `true` or `false` for \
+               its NICs; used if the pod has no annotation `podmirror.io/mirror`",
         example: "true",
     },
     Annotation {
@@ -171,6 +178,7 @@ fn row(text: &mut String, cells: &[&str]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::annotations::OVN_ATTACHMENT;
 
     /// All visible arguments of all commands.
     fn arguments(command: &Command) -> Vec<Arg> {
@@ -195,6 +203,7 @@ mod tests {
         for setting in &SETTINGS {
             assert!(text.contains(&format!("| `podmirror.io/{}` |", setting.key)), "{}", setting.key);
         }
+        assert!(text.contains(&format!("| `NAME.NAMESPACE{OVN_ATTACHMENT}` | pod |")));
         for line in [
             "| `--max-pod-rate RATE` | `MIRROR_MAX_POD_RATE` |",
             "| `podmirror.io/netns` | pod |",

@@ -80,6 +80,7 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
         device: owner.device,
         pod: owner.pod.map(|pod| PodStatus { uid: pod.uid, namespace: pod.namespace, name: pod.name }),
         nic: owner.nic,
+        network: owner.network,
         attached: attached.remove(&device).unwrap_or_default(),
         sessions: sessions.into_iter().map(session).collect(),
     });

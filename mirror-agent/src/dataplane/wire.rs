@@ -143,7 +143,7 @@ pub(super) fn decode_session(
 
 /// The entry of a tap in the map of owners.
 pub(super) fn encode_owner(owner: &Owner) -> TapOwner {
-    let Owner { pod, netns, nic, device } = owner;
+    let Owner { pod, netns, nic, network, device } = owner;
     let (uid, namespace, name) =
         pod.as_ref().map_or(("", "", ""), |PodId { uid, namespace, name }| (uid, namespace, name));
     TapOwner {
@@ -154,17 +154,19 @@ pub(super) fn encode_owner(owner: &Owner) -> TapOwner {
         pod_name: fixed(name),
         nic: fixed(nic),
         device: fixed(device),
+        network: fixed(network.as_deref().unwrap_or_default()),
     }
 }
 
 /// The owner in it.
 pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
-    let TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device } = wire;
+    let TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device, network } = wire;
     let pod = PodId { uid: text(pod_uid), namespace: text(pod_namespace), name: text(pod_name) };
     Owner {
         pod: (!pod.uid.is_empty()).then_some(pod),
         netns: NetnsId { dev: *netns_dev, ino: *netns_ino },
         nic: text(nic),
+        network: Some(text(network)).filter(|network| !network.is_empty()),
         device: text(device),
     }
 }
@@ -351,10 +353,11 @@ mod tests {
         #[test]
         fn owners_survive_the_map(
             uid in "[a-f0-9-]{1,64}", namespace in "[a-z]{1,63}", name in "[a-z.]{1,253}",
-            nic in "\\PC{0,5}", device in "\\PC{0,3}", dev: u64, ino: u64, has_pod: bool,
+            nic in "\\PC{0,5}", network in option::of("[a-z]{1,63}/[a-z.]{1,253}"), device in "\\PC{0,3}",
+            dev: u64, ino: u64, has_pod: bool,
         ) {
             let pod = has_pod.then_some(PodId { uid, namespace, name });
-            let owner = Owner { pod, netns: NetnsId { dev, ino }, nic, device };
+            let owner = Owner { pod, netns: NetnsId { dev, ino }, nic, network, device };
             prop_assume!(owner.nic.len() <= 16 && owner.device.len() <= 16);
             prop_assume!(!owner.nic.contains('\0') && !owner.device.contains('\0'));
             let bytes: [u8; size_of::<TapOwner>()] = transmute!(encode_owner(&owner));

@@ -26,6 +26,7 @@ fn what_stays_wrong_is_told_and_what_passes_is_not() {
         mirror: None,
         why,
     };
+    let network = |is_told| Why::NoSuchNetwork(Attachment { key: "fast.shop.ovn".into(), is_told });
     let error = SettingError { key: "rate", value: "fast".into(), reason: "a number is missing".into() };
     let skipped = [
         skip("a", None, Why::HostNetwork { is_asked: true }),
@@ -34,6 +35,8 @@ fn what_stays_wrong_is_told_and_what_passes_is_not() {
         skip("c", None, Why::NoNetns),
         skip("d", None, Why::NoNic),
         skip("e", None, Why::BadSetting(Place::Pod, error)),
+        skip("g", None, network(true)),
+        skip("h", None, network(false)),
         Skipped { pod: None, nic: Some("eth9".into()), mirror: None, why: Why::NoSuchInterface },
     ];
     let bad = BadAnnotation {
@@ -48,7 +51,13 @@ fn what_stays_wrong_is_told_and_what_passes_is_not() {
     let facts: Vec<_> = facts.iter().map(|fact| (fact.pod.name.as_str(), fact.reason)).collect();
     assert_eq!(
         facts,
-        [("a", "HostNetwork"), ("b", "NoHostInterface"), ("e", "BadSetting"), ("f", "BadAnnotation")]
+        [
+            ("a", "HostNetwork"),
+            ("b", "NoHostInterface"),
+            ("e", "BadSetting"),
+            ("f", "BadAnnotation"),
+            ("g", "NoSuchNetwork")
+        ]
     );
 }
 

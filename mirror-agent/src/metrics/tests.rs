@@ -89,6 +89,33 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
     );
 }
 
+/// A pod and its successor can be in different networks for a moment. Two series with the labels of one NIC would break
+/// the queries that join them.
+#[test]
+fn a_nic_has_one_series_with_its_network() {
+    let with_network = |ifindex, uid, network: Option<&str>| {
+        let mut tap = tap(ifindex, Some(pod("web", uid)), 1);
+        tap.owner.network = network.map(str::to_owned);
+        tap
+    };
+    let mut captured = tap(4, Some(pod("db", "c")), 1);
+    captured.owner.network = Some("shop/fast".into());
+    captured.sessions[0].mirror = MirrorId(Name::of_capture(1));
+    let taps = vec![
+        with_network(1, "a", None),
+        with_network(2, "a", Some("shop/slow")),
+        with_network(3, "b", Some("shop/fast")),
+        captured,
+    ];
+    let readout = Readout { targets: BTreeMap::new(), taps };
+    let lines = lines(|registry| register_state(registry, &readout).unwrap());
+    let infos: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_info")).collect();
+    assert_eq!(
+        infos,
+        ["podmirror_nic_info{namespace=\"shop\",network=\"shop/fast\",nic=\"eth0\",pod=\"web\"} 1"]
+    );
+}
+
 #[test]
 fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
     let skipped = |name, nic: Option<&str>, why| Skipped {

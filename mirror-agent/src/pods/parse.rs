@@ -3,6 +3,8 @@
 //! The parser reads the few fields that the agent needs and ignores all others, so that the output of `kubectl get pod
 //! -o yaml` is valid input at any version. The phase of a pod does not matter: a pod that has ended has no devices.
 
+mod networks;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -11,7 +13,10 @@ use std::{
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned, UserMessageFormatter};
 
-use crate::model::{Pod, PodId};
+use crate::{
+    annotations::NETWORK_STATUS,
+    model::{Pod, PodId},
+};
 
 /// The annotation that names a pod's network namespace.
 pub const NETNS_ANNOTATION: &str = "podmirror.io/netns";
@@ -176,12 +181,14 @@ fn pod(object: Object) -> Result<Pod, String> {
             uid
         }
     };
-    let annotations = metadata.annotations.unwrap_or_default();
+    let mut annotations = metadata.annotations.unwrap_or_default();
     Ok(Pod {
         labels: metadata.labels.unwrap_or_default(),
         id: PodId { uid, namespace, name },
         host_network: object.spec.and_then(|spec| spec.host_network).unwrap_or(false),
         netns: annotations.get(NETNS_ANNOTATION).map(Into::into),
+        // It can be long, and little of it is needed.
+        networks: annotations.remove(NETWORK_STATUS).map(|text| networks::read(&text)).unwrap_or_default(),
         annotations,
         inherited: Arc::default(),
     })

@@ -179,6 +179,7 @@ async fn nothing_is_removed_before_the_first_complete_list() {
         pod: Some(PodId::default()),
         netns: NetnsId::default(),
         nic: "eth0".into(),
+        network: None,
         device: "dev11".into(),
     };
     let session = Session {

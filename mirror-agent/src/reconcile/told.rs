@@ -160,8 +160,9 @@ pub(super) fn tell_op(op: &Op, desired: &Desired, actual: &Actual) {
             let owner = desired.taps.get(device).map(|tap| &tap.owner);
             let pod = owner.and_then(|owner| owner.pod.as_ref()).map(tracing::field::display);
             let (name, nic) = (owner.map(|owner| &owner.device), owner.map(|owner| &owner.nic));
+            let network = owner.and_then(|owner| owner.network.as_ref());
             let (direction, target) = (session.directions.name(), &session.target);
-            info!(pod, ifindex = %device, device = name, nic, %mirror, %target, direction, "mirroring");
+            info!(pod, ifindex = %device, device = name, nic, network, %mirror, %target, direction, "mirroring");
         }
         Op::RemoveTap(device) => {
             let pod = owner(device).and_then(|owner| owner.pod.as_ref()).map(tracing::field::display);

@@ -25,13 +25,20 @@ pub struct Owner {
     pub netns: NetnsId,
     /// The NIC's name inside the pod, or the interface's own.
     pub nic: String,
+    /// The network that the NIC is in, as an annotation of the pod says. For people alone.
+    pub network: Option<String>,
     /// The tapped device's name on the node.
     pub device: String,
 }
 
 impl Owner {
-    /// Whether a tap for `other` goes on as a tap for this one, with its sessions and counters. Names of NICs and
-    /// devices do not count where there is a pod: both can be renamed.
+    /// An interface of the node that the user named.
+    pub fn of_interface(name: &str) -> Self {
+        Self { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), network: None, device: name.to_owned() }
+    }
+
+    /// Whether a tap for `other` goes on as a tap for this one, with its sessions and counters. Names of NICs, networks
+    /// and devices do not count where there is a pod: all of them can change.
     pub fn is_same(&self, other: &Self) -> bool {
         match (&self.pod, &other.pod) {
             (Some(pod), Some(other_pod)) => pod.uid == other_pod.uid && self.netns == other.netns,
@@ -277,9 +284,10 @@ mod tests {
     fn a_pod_is_the_same_under_other_names_of_its_devices() {
         let pod = |uid: &str| Some(PodId { uid: uid.into(), ..PodId::default() });
         let netns = NetnsId { dev: 4, ino: 7 };
-        let owner = Owner { pod: pod("a"), netns, nic: "eth0".into(), device: "veth1".into() };
+        let owner = Owner { pod: pod("a"), netns, nic: "eth0".into(), network: None, device: "veth1".into() };
         assert!(owner.is_same(&Owner { nic: "net0".into(), ..owner.clone() }));
         assert!(owner.is_same(&Owner { device: "other".into(), ..owner.clone() }));
+        assert!(owner.is_same(&Owner { network: Some("shop/fast".into()), ..owner.clone() }));
         assert!(!owner.is_same(&Owner { pod: pod("b"), ..owner.clone() }));
         assert!(
             !owner.is_same(&Owner { netns: NetnsId { dev: 4, ino: 8 }, ..owner.clone() }),

@@ -11,8 +11,8 @@ use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::TapKind};
 use super::{Policy, Selection, Skipped, Wanted, Why, claim};
 use crate::{
     model::{
-        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, NetnsId, Origin, Owner, Pod,
-        RingId, Session, Tap, TargetName,
+        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, Origin, Owner, Pod, RingId,
+        Session, Tap, TargetName,
     },
     settings::Settings,
 };
@@ -146,7 +146,7 @@ impl Capture {
         if let Some(tap) = selection.taps.get_mut(&Device::on_node(link.ifindex)) {
             return self.add_to(&mut tap.sessions);
         }
-        let owner = Owner { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), device: name.to_owned() };
+        let owner = Owner::of_interface(name);
         let sessions = [(self.mirror(), self.session())].into();
         let tap = Tap { owner, kind: kind(link), is_limited: policy.limits.is_limited(), sessions };
         claim(link, tap, links, policy, selection)

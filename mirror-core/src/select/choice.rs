@@ -13,9 +13,13 @@ use std::{
 
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
-use super::{Capture, Filters, Nics, Policy, Skipped, Why};
+use super::{
+    Capture, Filters, Nics, Policy, Skipped, Why,
+    attachments::{Attachments, Bad},
+};
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
+    annotations::{NETWORK_STATUS, OVN_ATTACHMENT},
     model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Session, TargetName},
     settings::{KEYS, SettingError},
 };
@@ -87,6 +91,8 @@ pub enum Problem {
     Name(String),
     /// The annotation sets a property of a mirror that neither the pod nor its namespace asks for.
     NoMirror,
+    /// It has an entry about a NIC that cannot be, or cannot be read, and why.
+    Networks(String),
 }
 
 impl fmt::Display for BadAnnotation {
@@ -94,14 +100,16 @@ impl fmt::Display for BadAnnotation {
         let Self { place, key, value, problem, .. } = self;
         write!(f, "{place} {key}: ")?;
         match problem {
-            Problem::Value if key == OVN_MIRROR => write!(f, "{value:?} is not true or false")?,
+            Problem::Value if key == OVN_MIRROR || key.ends_with(OVN_ATTACHMENT) => {
+                write!(f, "{value:?} is not true or false")?;
+            }
             Problem::Value => write!(f, "{value:?} is not true, false, both, ingress or egress")?,
             Problem::Key => write!(
                 f,
                 "there is no such annotation; those of a mirror are mirror, target, nics, {}",
                 KEYS.join(", ")
             )?,
-            Problem::Name(error) => f.write_str(error)?,
+            Problem::Name(error) | Problem::Networks(error) => f.write_str(error)?,
             Problem::NoMirror => {
                 let name = key.split_once('.').and_then(|(_, rest)| rest.split_once('.'));
                 let name = name.map_or("", |(_, name)| name);
@@ -131,6 +139,15 @@ pub fn choose<'a>(
     choice
 }
 
+/// A request for a mirror. The order is that in which mirrors get a place.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Asked {
+    origin: Origin,
+    mirror: MirrorId,
+    directions: Directions,
+    nics: Nics,
+}
+
 /// The annotations of one place, by mirror.
 type Said<'a> = BTreeMap<MirrorId, BTreeMap<&'a str, &'a str>>;
 
@@ -149,15 +166,14 @@ impl<'a> PodChoice<'_, 'a> {
         self.tell_strays(&own, &inherited);
         let mut asked = Vec::new();
         for mirror in mirrors(&own, &inherited) {
-            if let Some((directions, origin)) = self.asked(&mirror, &own, &inherited) {
-                asked.push((origin, mirror, directions));
-            }
+            asked.extend(self.asked(mirror, &own, &inherited));
         }
         asked.sort();
         let (mut mirrors, mut nics) = (BTreeMap::new(), BTreeMap::new());
         let mut is_asked = false;
-        for (origin, mirror, directions) in asked {
-            let session = match self.session(&mirror, directions, origin, &own, &inherited) {
+        for asked in asked {
+            let (origin, mirror) = (asked.origin, asked.mirror.clone());
+            let session = match self.session(asked, &own, &inherited) {
                 Ok(_) if mirrors.len() == MAX_SESSIONS_PER_TAP => Err(Why::TooManyMirrors),
                 session => session,
             };
@@ -171,76 +187,91 @@ impl<'a> PodChoice<'_, 'a> {
             }
         }
         if !mirrors.is_empty() {
+            if let Some(problem) = self.pod.networks.problem() {
+                let problem = Problem::Networks(problem.to_owned());
+                self.bad(Place::Pod, NETWORK_STATUS.to_owned(), "", problem);
+            }
             self.choice.wanted.push(Wanted { pod: self.pod, mirrors, nics, is_asked });
         }
     }
 
-    /// The directions of a mirror, and the origin of the request; `None`: it is not wanted, or refused.
-    fn asked(
-        &mut self,
-        mirror: &MirrorId,
-        own: &Said<'a>,
-        inherited: &Said<'a>,
-    ) -> Option<(Directions, Origin)> {
+    /// The request for a mirror; `None`: it is not wanted, or refused.
+    fn asked(&mut self, mirror: MirrorId, own: &Said<'a>, inherited: &Said<'a>) -> Option<Asked> {
         let mut word = |place, said: &Said<'a>| {
-            let value = said.get(mirror)?.get("mirror")?;
+            let value = said.get(&mirror)?.get("mirror")?;
             let directions = parse(value);
             if directions.is_none() {
-                self.bad(place, key_of("mirror", mirror), value, Problem::Value);
+                self.bad(place, key_of("mirror", &mirror), value, Problem::Value);
             }
             directions
         };
         let (ours, theirs) = (word(Place::Pod, own), word(Place::Namespace, inherited));
-        let ovn = if mirror.0.is_default() { self.ovn() } else { None };
+        let is_default = mirror.0.is_default();
+        let (ovn, attachments) = if is_default { self.ovn() } else { Default::default() };
+        let attachments = if ours.is_none() { attachments } else { Attachments::default() };
         let at = |place| move |directions| (directions, Origin::Annotation(place));
-        let asked = ours.or(ovn).map(at(Place::Pod)).or(theirs.map(at(Place::Namespace)));
-        let is_default = mirror.0.is_default() && self.policy.enable_mirror;
-        let default = is_default.then_some((Directions::Both, Origin::Policy));
+        let mut asked = ours.or(ovn).map(at(Place::Pod)).or(theirs.map(at(Place::Namespace)));
+        let default = (is_default && self.policy.enable_mirror).then_some((Directions::Both, Origin::Policy));
         let namespace = &self.pod.id.namespace;
-        let Policy { exclude_namespaces, allow_namespaces, .. } = self.policy;
-        if exclude_namespaces.contains(namespace) {
+        let is_allowed = self.is_allowed();
+
+        let is_for_all = matches!(asked, Some((Some(_), _))) || asked.is_none() && default.is_some();
+        let mut nics = Nics::all_but(attachments.left_out);
+        // Where annotations do not count, those of attachments cannot undo that the pod is left out.
+        if !is_for_all && !attachments.wanted.is_empty() && (is_allowed || asked.is_none()) {
+            asked = Some((Some(Directions::Both), Origin::Annotation(Place::Pod)));
+            nics = Nics::only(attachments.wanted);
+        }
+        if self.policy.exclude_namespaces.contains(namespace) {
             if matches!(asked, Some((Some(_), _))) {
-                self.refuse(Some(mirror.clone()), Why::NamespaceExcluded);
+                self.refuse(Some(mirror), Why::NamespaceExcluded);
             }
             return None;
         }
-        if allow_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(namespace)) {
+        let (directions, origin) = if is_allowed {
+            // Where the whole pod is mirrored, a NIC of that network is, too.
+            for missing in attachments.missing.into_iter().filter(|_| !is_for_all) {
+                self.refuse(None, Why::NoSuchNetwork(missing));
+            }
+            match asked {
+                Some((directions, origin)) => (directions?, origin),
+                None => default?,
+            }
+        } else {
             // The annotations of a pod's author do not count here, except to leave the pod out.
-            return match asked {
-                Some((None, _)) => None,
+            match asked {
+                Some((None, _)) => return None,
                 Some((Some(_), _)) if default.is_none() => {
-                    self.refuse(Some(mirror.clone()), Why::NamespaceNotAllowed);
-                    None
+                    self.refuse(Some(mirror), Why::NamespaceNotAllowed);
+                    return None;
                 }
-                _ => default,
-            };
-        }
-        match asked {
-            Some((directions, origin)) => Some((directions?, origin)),
-            None => default,
-        }
+                _ => default?,
+            }
+        };
+        Some(Asked { origin, mirror, directions, nics })
+    }
+
+    /// Whether the annotations of the pod and of its namespace count.
+    fn is_allowed(&self) -> bool {
+        let allowed = self.policy.allow_namespaces.as_ref();
+        allowed.is_none_or(|allowed| allowed.contains(&self.pod.id.namespace))
     }
 
     /// The session of a mirror that is wanted, and the NICs that it is for.
     fn session(
         &mut self,
-        mirror: &MirrorId,
-        directions: Directions,
-        origin: Origin,
+        asked: Asked,
         own: &Said<'a>,
         inherited: &Said<'a>,
     ) -> Result<(Session, Nics), Why> {
+        let Asked { origin, mirror, directions, mut nics } = asked;
         let mut settings = self.policy.settings.clone();
         let mut target = self.policy.target.clone();
-        let is_allowed = self
-            .policy
-            .allow_namespaces
-            .as_ref()
-            .is_none_or(|allowed| allowed.contains(&self.pod.id.namespace));
+        let is_allowed = self.is_allowed();
         let said = |key| {
             let places =
                 [(Place::Pod, own), (Place::Namespace, inherited)].into_iter().filter(|_| is_allowed);
-            places.filter_map(|(place, said)| Some((place, *said.get(mirror)?.get(key)?))).next()
+            places.filter_map(|(place, said)| Some((place, *said.get(&mirror)?.get(key)?))).next()
         };
         for key in KEYS {
             if let Some((place, value)) = said(key) {
@@ -254,10 +285,13 @@ impl<'a> PodChoice<'_, 'a> {
         if !self.policy.targets.contains_key(&target) {
             return Err(Why::NoSuchTarget(target.to_string()));
         }
-        let mut nics = Nics::default();
         if let Some((place, value)) = said("nics") {
             let bad = |reason| SettingError { key: "nics", value: value.to_owned(), reason };
-            nics = Nics::parse(value).map_err(|reason| Why::BadSetting(place, bad(reason)))?;
+            let named = Nics::parse(value).map_err(|reason| Why::BadSetting(place, bad(reason)))?;
+            nics = match place {
+                Place::Pod => named,
+                Place::Namespace => nics.or(named),
+            };
         }
         Ok((Session { directions, settings, target, origin, key: None }, nics))
     }
@@ -309,16 +343,29 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
-    fn ovn(&mut self) -> Option<Option<Directions>> {
-        let value = self.pod.annotations.get(OVN_MIRROR)?;
-        match value.as_str() {
+    /// The annotations of Kube-OVN: for the whole pod, and for single attachments.
+    fn ovn(&mut self) -> (Option<Option<Directions>>, Attachments<'a>) {
+        let pod = self.pod;
+        let attachments = Attachments::of(pod);
+        for (key, value, bad) in &attachments.bad {
+            let problem = match bad {
+                Bad::Value => Problem::Value,
+                Bad::Key => Problem::Name(format!(
+                    "use NAME.NAMESPACE{OVN_ATTACHMENT}, with the name and the namespace of a \
+                     NetworkAttachmentDefinition"
+                )),
+            };
+            self.bad(Place::Pod, (*key).to_owned(), value, problem);
+        }
+        let whole = pod.annotations.get(OVN_MIRROR).and_then(|value| match value.as_str() {
             "true" => Some(Some(Directions::Both)),
             "false" => Some(None),
             _ => {
                 self.bad(Place::Pod, OVN_MIRROR.to_owned(), value, Problem::Value);
                 None
             }
-        }
+        });
+        (whole, attachments)
     }
 
     fn bad(&mut self, place: Place, key: String, value: &str, problem: Problem) {

@@ -1,6 +1,6 @@
 //! The NICs of a pod: which devices inside it are NICs, and which of them a mirror is for ([`Nics`]).
 //!
-//! Pure. `choose` reads them from an annotation, `select` looks for them inside the pod.
+//! Pure. `choose` takes them from annotations, `select` looks for them inside the pod.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,31 @@ use crate::{
 /// Most names that an annotation may have: each can become an Event.
 const MOST: usize = 32;
 
-/// Names of NICs inside a pod; `None`: all that it has.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Nics(Option<BTreeSet<String>>);
+/// NICs inside a pod, by their names.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Nics {
+    /// `None`: all that the pod has.
+    only: Option<BTreeSet<String>>,
+    /// Without these.
+    but: BTreeSet<String>,
+}
 
 impl Nics {
+    /// The NICs of these names.
+    pub(super) fn only(names: BTreeSet<String>) -> Self {
+        Self { only: Some(names), but: BTreeSet::new() }
+    }
+
+    /// All NICs but these.
+    pub(super) fn all_but(names: BTreeSet<String>) -> Self {
+        Self { only: None, but: names }
+    }
+
+    /// Those that `less_specific` names too, where these name none.
+    pub(super) fn or(self, less_specific: Self) -> Self {
+        Self { only: self.only.or(less_specific.only), but: self.but }
+    }
+
     /// Reads `eth0,net1`.
     ///
     /// # Errors
@@ -26,19 +46,19 @@ impl Nics {
         let names: Result<BTreeSet<_>, _> = text.split(',').map(|name| device_name(name.trim())).collect();
         match names {
             Ok(names) if names.len() > MOST => Err(format!("it has more than {MOST} names")),
-            Ok(names) => Ok(Self(Some(names))),
+            Ok(names) => Ok(Self::only(names)),
             Err(why) => Err(format!("{why}; use names as in eth0,net1")),
         }
     }
 
     /// Whether the mirror is for the NIC of this name.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.0.as_ref().is_none_or(|names| names.contains(name))
+        self.only.as_ref().is_none_or(|names| names.contains(name)) && !self.but.contains(name)
     }
 
-    /// The names that the annotation has.
+    /// The names of the NICs that the mirror asks for, where it is not for all.
     pub(super) fn named(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().flatten().map(String::as_str)
+        self.only.iter().flatten().map(String::as_str)
     }
 }
 

@@ -18,6 +18,8 @@ const COLUMNS: [&str; 11] = [
 ];
 /// How many of [`COLUMNS`] say which session a row is about.
 const HEAD: usize = 7;
+/// Stands behind the column of the NIC if the network of a NIC is known.
+const NETWORK: (usize, &str) = (2, "NETWORK");
 
 pub(super) fn table(status: &NodeStatus) -> String {
     let NodeStatus { version, agent_running, targets, taps, notes } = status;
@@ -45,17 +47,26 @@ pub(super) fn table(status: &NodeStatus) -> String {
     }
     text.push_str(&format!("taps              {}\n", taps.len()));
     let sessions = || taps.iter().flat_map(|tap| tap.sessions.iter().map(move |session| (tap, session)));
-    let mut rows = vec![COLUMNS.map(str::to_owned).to_vec()];
+    let has_networks = taps.iter().any(|tap| tap.network.is_some());
+    let with_network = |mut cells: Vec<String>, network: Option<&str>| {
+        if has_networks {
+            cells.insert(NETWORK.0, network.unwrap_or("-").to_owned());
+        }
+        cells
+    };
+    let mut rows = vec![with_network(COLUMNS.map(str::to_owned).to_vec(), Some(NETWORK.1))];
     for (tap, session) in sessions() {
         let pod = tap.pod.as_ref().map_or("-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
         let hooks = format!("{}/{}", tap.attached.ingress, tap.attached.egress);
         let mut head = vec![pod, tap.nic.clone(), tap.device.clone(), hooks];
         head.extend([session.mirror.clone(), session.target.clone(), session.direction.clone()]);
+        head = with_network(head, tap.network.as_deref());
         for counter in &session.counters {
             let numbers = [counter.packets.to_string(), counter.bytes.to_string()];
             head.extend([counter.direction.clone(), counter.verdict.clone()]);
             head.extend(numbers);
-            rows.push(std::mem::replace(&mut head, vec![String::new(); HEAD]));
+            let empty = vec![String::new(); HEAD + usize::from(has_networks)];
+            rows.push(std::mem::replace(&mut head, empty));
         }
         if session.counters.is_empty() {
             head.extend(["-", "-", "0", "0"].map(str::to_owned));
@@ -142,6 +153,61 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{
+        settings::Settings,
+        status::{AttachedStatus, PodStatus, SessionStatus, TapStatus},
+    };
+
+    /// A tap with one session, which has seen nothing.
+    fn tap(nic: &str, network: Option<&str>) -> TapStatus {
+        let session = SessionStatus {
+            mirror: "default".into(),
+            target: "default".into(),
+            serial: 1,
+            tunnel_key: None,
+            origin: "annotation".into(),
+            direction: "both".into(),
+            settings: Settings::default().into(),
+            words: Vec::new(),
+            ended: None,
+            counters: Vec::new(),
+        };
+        TapStatus {
+            ifindex: 7,
+            device: format!("veth-{nic}"),
+            pod: Some(PodStatus { uid: "1".into(), namespace: "shop".into(), name: "web".into() }),
+            nic: nic.into(),
+            network: network.map(str::to_owned),
+            attached: AttachedStatus::default(),
+            sessions: vec![session],
+        }
+    }
+
+    #[test]
+    fn networks_have_a_column_where_one_is_known() {
+        let lines = |taps: Vec<TapStatus>| {
+            let status = NodeStatus {
+                version: "1".into(),
+                agent_running: true,
+                targets: Vec::new(),
+                taps,
+                notes: None,
+            };
+            table(&status).lines().skip(3).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            lines(vec![tap("eth0", None), tap("net1", Some("shop/fast"))]),
+            [
+                "POD       NIC   NETWORK    DEVICE     HOOKS      MIRROR   TARGET   MIRRORED  DIRECTION  VERDICT  PACKETS  BYTES",
+                "shop/web  eth0  -          veth-eth0  none/none  default  default  both      -          -        0        0",
+                "shop/web  net1  shop/fast  veth-net1  none/none  default  default  both      -          -        0        0",
+            ]
+        );
+        assert_eq!(
+            lines(vec![tap("eth0", None)])[0],
+            "POD       NIC   DEVICE     HOOKS      MIRROR   TARGET   MIRRORED  DIRECTION  VERDICT  PACKETS  BYTES"
+        );
+    }
 
     #[test]
     fn a_name_cannot_speak_to_the_terminal() {

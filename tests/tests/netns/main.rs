@@ -39,6 +39,7 @@ mod limits;
 mod mirror_iface;
 mod mirrors;
 mod neighbours;
+mod networks;
 mod offloads;
 mod order;
 mod pipes;

@@ -140,10 +140,11 @@ fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, u64) {
     // A mirror with a name of the user's: the pod can have several.
     let mirror = Some(&session.mirror).filter(|mirror| !mirror.0.is_capture());
     let mirror = mirror.map_or_else(String::new, |mirror| format!(", mirror {mirror}"));
+    let network = owner.network.as_ref().map_or_else(String::new, |network| format!(", network {network}"));
     let source = Source {
         serial: session.serial,
         name,
-        description: format!("device {} of the node{mirror}", owner.device),
+        description: format!("device {} of the node{network}{mirror}", owner.device),
         filter: settings.filter.as_ref().map(|filter| filter.text.clone()),
         comment: (!settings.words().is_empty()).then(|| settings.words().join(", ")),
     };

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::kept::Keep;
 use crate::{
-    annotations::{OVN_MIRROR, PREFIX},
+    annotations::{OVN_ATTACHMENT, OVN_MIRROR, PREFIX},
     model::Pod,
     pods::parse,
 };
@@ -95,8 +95,8 @@ fn pod(object: Value) -> Result<Pod, String> {
 /// Keeps the annotations that the agent may read. An author may write 256 KiB of them on each object. An object with
 /// more than any choice can need is an error, because an annotation left out might be a filter.
 fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), String> {
-    annotations
-        .retain(|key, _| key == OVN_MIRROR || key.starts_with(PREFIX) && key != parse::NETNS_ANNOTATION);
+    let is_ovn = |key: &str| key == OVN_MIRROR || key.ends_with(OVN_ATTACHMENT);
+    annotations.retain(|key, _| is_ovn(key) || key.starts_with(PREFIX) && key != parse::NETNS_ANNOTATION);
     for value in annotations.values_mut() {
         // A value that is cut here is still too long, and is refused.
         value.truncate(value.floor_char_boundary(2 * MAX_FILTER_TEXT));

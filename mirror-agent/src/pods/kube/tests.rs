@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
 use kube::{Resource as _, runtime::watcher::Event};
+use mirror_core::networks::{Entry, Networks};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -20,6 +21,8 @@ fn of_a_pod_what_the_agent_needs_is_kept() {
             "annotations": {
                 "podmirror.io/mirror": "ingress", "podmirror.io/filter": "tcp", "ovn.kubernetes.io/mirror": "true",
                 "podmirror.io/netns": "/run/netns/other", "kubectl.kubernetes.io/last-applied-configuration": "{}",
+                "fast.shop.ovn.kubernetes.io/mirror": "true", "fast.shop.ovn.kubernetes.io/allocated": "true",
+                "k8s.v1.cni.cncf.io/network-status": "[{\"name\":\"shop/fast\",\"interface\":\"net1\"}]",
             },
             "managedFields": [{"manager": "kubectl"}],
         },
@@ -27,6 +30,7 @@ fn of_a_pod_what_the_agent_needs_is_kept() {
         "status": {"phase": "Running"},
     }));
     let kept = [
+        ("fast.shop.ovn.kubernetes.io/mirror", "true"),
         ("ovn.kubernetes.io/mirror", "true"),
         ("podmirror.io/filter", "tcp"),
         ("podmirror.io/mirror", "ingress"),
@@ -35,6 +39,7 @@ fn of_a_pod_what_the_agent_needs_is_kept() {
         id: PodId { uid: "8a2e".into(), namespace: "shop".into(), name: "web-0".into() },
         labels: [("app".to_owned(), "web".to_owned())].into(),
         annotations: kept.map(|(key, value)| (key.into(), value.into())).into(),
+        networks: Networks::of([Entry { network: Some("shop/fast"), nic: Some("net1") }]),
         host_network: true,
         ..Pod::default()
     };
@@ -96,7 +101,7 @@ fn several() -> Value {
     json!({
         "podmirror.io/mirror": "true", "podmirror.io/filter": "tcp", "podmirror.io/mirror.ids": "egress",
         "podmirror.io/filter.ids": "udp", "podmirror.io/target.ids": "ids0", "podmirror.io/later": "x",
-        "ovn.kubernetes.io/mirror": "true",
+        "ovn.kubernetes.io/mirror": "true", "fast.shop.ovn.kubernetes.io/mirror": "true",
     })
 }
 
@@ -215,6 +220,8 @@ fn of_a_pod_only_what_is_kept_wakes_the_loop() {
         ("/status/podIP", json!("10.0.0.1"), false),
         ("/metadata/annotations/podmirror.io~1mirror", json!("false"), true),
         ("/metadata/annotations/podmirror.io~1rate", json!("10kpps"), true),
+        ("/metadata/annotations/fast.shop.ovn.kubernetes.io~1mirror", json!("true"), true),
+        ("/metadata/annotations/fast.shop.ovn.kubernetes.io~1allocated", json!("true"), false),
         ("/metadata/annotations", json!(["no", "map"]), true),
         ("/metadata/uid", json!("2"), true),
         ("/spec", json!({"hostNetwork": true}), true),
@@ -236,6 +243,30 @@ fn of_a_pod_only_what_is_kept_wakes_the_loop() {
     // A list without news.
     assert!(!kept.take_in(Event::Init) && !kept.take_in(Event::InitApply(web(|_| {}))));
     assert!(kept.take_in(Event::InitDone));
+}
+
+/// Multus writes the annotation after the pod was made, and may write it again.
+#[test]
+fn networks_that_come_later_wake_the_loop_and_their_addresses_do_not() {
+    let (store, mut kept) = Kept::new();
+    let mut takes_in = |status: &str| {
+        let pod = web(|object| {
+            object["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"] = status.into()
+        });
+        kept.take_in(Event::Apply(pod))
+    };
+    let fast = r#"[{"name": "shop/fast", "interface": "net1", "ips": ["10.0.0.1"]}]"#;
+    assert!(takes_in(""), "a new pod");
+    assert!(takes_in(fast));
+    assert!(!takes_in(fast));
+    assert!(!takes_in(&fast.replace("10.0.0.1", "10.0.0.2")));
+    assert!(takes_in(&fast.replace("fast", "slow")), "another network");
+    assert!(takes_in(&fast.replace("net1", "net2")), "another NIC");
+    assert!(takes_in("[]"));
+    assert!(takes_in("no list"));
+    let pod = store.state()[0].pod().cloned().unwrap();
+    assert_eq!(pod.networks.problem(), Some("it is no JSON list (line 1, column 2)"));
+    assert!(pod.annotations.keys().all(|key| key.starts_with("podmirror.io/")), "{:?}", pod.annotations);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use mirror_core::networks::{Entry, Networks};
 use proptest::{collection, prelude::*};
 use serde_json::{Value, json};
 
@@ -24,6 +25,11 @@ items:
     annotations:
       podmirror.io/mirror: "true"
       podmirror.io/netns: /run/netns/web
+      k8s.v1.cni.cncf.io/network-status: |-
+        [{
+            "name": "shop/fast",
+            "interface": "net1"
+        }]
     creationTimestamp: "2026-01-01T00:00:00Z"
     deletionTimestamp: "2026-01-01T00:00:09Z"
     managedFields:
@@ -54,6 +60,7 @@ metadata:
             name: "web-0".into(),
         },
         annotations: annotations.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
+        networks: Networks::of([Entry { network: Some("shop/fast"), nic: Some("net1") }]),
         host_network: true,
         netns: Some("/run/netns/web".into()),
         ..Pod::default()

@@ -26,6 +26,7 @@ fn owner() -> impl Strategy<Value = Owner> {
         }),
         netns: if pod.is_some() { NetnsId { dev: 4, ino } } else { NetnsId::default() },
         nic: format!("eth{name}"),
+        network: (name == 1).then(|| format!("shop/net{ino}")),
         device: format!("veth{name}"),
     })
 }

@@ -1,0 +1,225 @@
+//! [`Networks`]: the network that each NIC of a pod is in, as an annotation of the pod says.
+//!
+//! Pure. A source of pods reads the JSON of the annotation and hands over its entries; this module judges them, and keeps a
+//! bounded number. `select` reads the result: names of networks are for people, and Kube-OVN's annotations of
+//! attachments name networks. No other decision uses them, because the author of a pod can write the annotation.
+
+use std::collections::BTreeMap;
+
+use mirror_common::abi::MAX_NETWORK;
+
+use crate::destination::device_name;
+
+/// Most NICs whose network is kept.
+const MOST: usize = 32;
+/// Most bytes of the namespace in the name of a network.
+const NAMESPACE_MAX: usize = 63;
+/// Most bytes of the rest: that of an object of Kubernetes.
+const NAME_MAX: usize = 253;
+/// Most characters of a wrong name that a message repeats.
+const REPEATED: usize = 64;
+
+const _: () = assert!(NAMESPACE_MAX + 1 + NAME_MAX <= MAX_NETWORK);
+
+/// An entry of the annotation: one NIC.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The name of the network.
+    pub network: Option<&'a str>,
+    /// The name of the NIC inside the pod.
+    pub nic: Option<&'a str>,
+}
+
+/// The network of each NIC of a pod, by the name of the NIC.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Networks {
+    of_nics: BTreeMap<String, String>,
+    /// The first problem of the annotation.
+    problem: Option<String>,
+    is_told: bool,
+}
+
+impl Networks {
+    /// Those that the entries of an annotation say. Of two entries for one NIC the first counts.
+    pub fn of<'a>(entries: impl IntoIterator<Item = Entry<'a>>) -> Self {
+        let mut networks = Self { is_told: true, ..Self::default() };
+        for entry in entries {
+            if let Err(problem) = networks.add(entry) {
+                networks.problem.get_or_insert(problem);
+            }
+        }
+        networks
+    }
+
+    /// None, because of a problem of the annotation as a whole.
+    pub fn unreadable(problem: String) -> Self {
+        Self { problem: Some(problem), is_told: true, ..Self::default() }
+    }
+
+    /// The network that a NIC is in.
+    pub fn of_nic(&self, nic: &str) -> Option<&str> {
+        self.of_nics.get(nic).map(String::as_str)
+    }
+
+    /// The NICs, each with its network.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.of_nics.iter().map(|(nic, network)| (nic.as_str(), network.as_str()))
+    }
+
+    /// Whether the pod has the annotation. Multus writes it after the pod was made.
+    pub const fn is_told(&self) -> bool {
+        self.is_told
+    }
+
+    /// The first entry that is left out, and why; or why there are none.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    fn add(&mut self, Entry { network, nic }: Entry<'_>) -> Result<(), String> {
+        // Some CNI plugins do not say the NIC of the pod's first network.
+        let Some(nic) = nic.filter(|nic| !nic.is_empty()) else { return Ok(()) };
+        let nic = device_name(nic).map_err(|why| format!("an entry names the NIC {}: {why}", short(nic)))?;
+        let network = network.ok_or_else(|| format!("the entry of the NIC {nic:?} names no network"))?;
+        if !is_network(network) {
+            return Err(format!(
+                "the entry of the NIC {nic:?} names the network {}, which is no NAME and no NAMESPACE/NAME",
+                short(network)
+            ));
+        }
+        match self.of_nics.get(&nic) {
+            Some(first) if first == network => Ok(()),
+            Some(first) => {
+                Err(format!("a second entry of the NIC {nic:?} names the network {network}, and not {first}"))
+            }
+            None if self.of_nics.len() == MOST => {
+                Err(format!("{MOST} NICs are the most, and the NIC {nic:?} is one more"))
+            }
+            None => {
+                self.of_nics.insert(nic, network.to_owned());
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A name that is wrong, as a message repeats it.
+fn short(name: &str) -> String {
+    let shown: String = name.chars().take(REPEATED).collect();
+    if shown.len() < name.len() { format!("{shown:?}…") } else { format!("{shown:?}") }
+}
+
+/// Whether a text can be the name of a network: of a NetworkAttachmentDefinition with its namespace, or of a CNI
+/// configuration (CNI specification, section 1).
+fn is_network(text: &str) -> bool {
+    let (namespace, name) = match text.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, text),
+    };
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    let is_word = |word: &str, most: usize| {
+        word.len() <= most
+            && word.bytes().all(is_inner)
+            && word.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+    };
+    namespace.is_none_or(|namespace| is_word(namespace, NAMESPACE_MAX)) && is_word(name, NAME_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, option, prelude::*};
+
+    use super::*;
+
+    fn entry<'a>(network: &'a str, nic: &'a str) -> Entry<'a> {
+        Entry { network: Some(network), nic: Some(nic) }
+    }
+
+    #[test]
+    fn the_network_of_each_nic_is_known() {
+        // As Multus writes it beside Calico, which does not name its NIC.
+        let networks = Networks::of([
+            Entry { network: Some("k8s-pod-network"), nic: None },
+            entry("shop/fast", "net1"),
+            entry("shop/fast", "net2"),
+        ]);
+        assert_eq!(networks.iter().collect::<Vec<_>>(), [("net1", "shop/fast"), ("net2", "shop/fast")]);
+        assert_eq!((networks.of_nic("net1"), networks.of_nic("eth0")), (Some("shop/fast"), None));
+        assert_eq!((networks.is_told(), networks.problem()), (true, None));
+        assert!(!Networks::default().is_told());
+    }
+
+    #[test]
+    fn an_entry_that_cannot_be_is_left_out_alone_with_a_reason() {
+        let long = "n".repeat(MAX_NETWORK);
+        let table = [
+            (entry("shop/fast", "a b"), "the NIC \"a b\": an interface name has 1 to 15 bytes"),
+            (entry("shop/fast", "\u{1b}[2J"), ""),
+            (entry("shop/fast", &long), "nnn\"…: an interface name"),
+            (Entry { network: None, nic: Some("net9") }, "the entry of the NIC \"net9\" names no network"),
+            (entry("", "net9"), "names the network \"\", which is no NAME and no NAMESPACE/NAME"),
+            (entry("shop/", "net9"), "the network \"shop/\""),
+            (entry("a/b/c", "net9"), "the network \"a/b/c\""),
+            (entry("-a", "net9"), "the network \"-a\""),
+            (entry("a\nb", "net9"), "the network \"a\\nb\""),
+            (entry(&long, "net9"), "nnn\"…, which is no NAME"),
+            (
+                entry("shop/slow", "net1"),
+                "a second entry of the NIC \"net1\" names the network shop/slow, and not shop/fast",
+            ),
+        ];
+        for (odd, problem) in table {
+            let networks = Networks::of([entry("shop/fast", "net1"), odd, entry("shop/other", "net2")]);
+            let kept = [networks.of_nic("net1"), networks.of_nic("net2")];
+            assert_eq!(kept, [Some("shop/fast"), Some("shop/other")], "{odd:?}");
+            if problem.is_empty() {
+                // The kernel takes this name.
+                assert_eq!((networks.iter().count(), networks.problem()), (3, None));
+                continue;
+            }
+            let told = networks.problem().unwrap_or_default();
+            assert!(told.contains(problem) && told.len() < 300, "{told}");
+            assert_eq!(networks.iter().count(), 2, "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn of_two_networks_of_a_nic_the_first_counts_and_the_same_one_twice_is_no_problem() {
+        let networks = Networks::of([entry("a", "net1"), entry("a", "net1"), entry("b", "net1")]);
+        assert_eq!(networks.iter().collect::<Vec<_>>(), [("net1", "a")]);
+        assert!(networks.problem().is_some());
+        assert_eq!(Networks::of([entry("a", "net1"), entry("a", "net1")]).problem(), None);
+    }
+
+    proptest! {
+        /// Whatever the entries are, what is kept is bounded, can be written into the maps, and stood in an entry. What is
+        /// left out is told.
+        #[test]
+        fn what_is_kept_is_bounded_and_was_said(
+            entries in vec(
+                (option::of(prop_oneof!["[a-z.]{1,4}(/[a-z]{1,3})?", any::<String>()]),
+                 option::of(prop_oneof!["net[0-9]{1,2}", any::<String>()])),
+                0..100,
+            ),
+        ) {
+            let said = |(network, nic): &(Option<String>, Option<String>)| {
+                Some((nic.clone()?, network.clone()?))
+            };
+            let given = entries.iter().map(|(network, nic)| Entry { network: network.as_deref(), nic: nic.as_deref() });
+            let networks = Networks::of(given);
+            prop_assert!(networks.iter().count() <= MOST);
+            for (nic, network) in networks.iter() {
+                let first = entries.iter().filter_map(said).find(|(of, network)| of == nic && is_network(network));
+                prop_assert_eq!(first, Some((nic.to_owned(), network.to_owned())));
+                prop_assert!(nic.len() <= 15 && network.len() <= MAX_NETWORK);
+                prop_assert!(!network.contains(|char: char| char.is_control() || char.is_whitespace()));
+            }
+            let is_whole = entries.iter().all(|(network, nic)| match nic.as_deref() {
+                None | Some("") => true,
+                Some(nic) => networks.of_nic(nic).is_some() && networks.of_nic(nic) == network.as_deref(),
+            });
+            prop_assert_eq!(networks.problem().is_none(), is_whole);
+            prop_assert!(networks.problem().is_none_or(|problem| problem.len() < 2000));
+        }
+    }
+}
