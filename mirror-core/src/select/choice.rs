@@ -13,7 +13,7 @@ use std::{
 
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
-use super::{Capture, Filters, Nics, Policy, Skipped, Why};
+use super::{Capture, Filters, Nics, Policy, Skipped, Unasked, Why};
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
     model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Session, TargetName},
@@ -57,6 +57,8 @@ pub struct Choice<'a> {
     pub wanted: Vec<Wanted<'a>>,
     /// The mirrors whose request is refused.
     pub refused: Vec<Skipped>,
+    /// The pods of which no mirror is asked for, but perhaps by a capture.
+    pub unasked: BTreeMap<&'a PodId, Unasked>,
     /// Invalid annotations.
     pub bad: Vec<BadAnnotation>,
 }
@@ -131,6 +133,14 @@ pub fn choose<'a>(
     choice
 }
 
+/// Why a mirror is not wanted.
+enum Declined {
+    /// Nobody asks for it.
+    Unasked(Unasked),
+    /// It is asked for, and refused.
+    Refused,
+}
+
 /// The annotations of one place, by mirror.
 type Said<'a> = BTreeMap<MirrorId, BTreeMap<&'a str, &'a str>>;
 
@@ -147,11 +157,16 @@ impl<'a> PodChoice<'_, 'a> {
         let own = self.read(Place::Pod);
         let inherited = self.read(Place::Namespace);
         self.tell_strays(&own, &inherited);
-        let mut asked = Vec::new();
+        let (mut asked, mut unasked) = (Vec::new(), Some(Unasked::NoRequest));
         for mirror in mirrors(&own, &inherited) {
-            if let Some((directions, origin)) = self.asked(&mirror, &own, &inherited) {
-                asked.push((origin, mirror, directions));
+            match self.asked(&mirror, &own, &inherited) {
+                Ok((directions, origin)) => asked.push((origin, mirror, directions)),
+                Err(Declined::Unasked(why)) => unasked = unasked.map(|other| other.max(why)),
+                Err(Declined::Refused) => unasked = None,
             }
+        }
+        if let (true, Some(why)) = (asked.is_empty(), unasked) {
+            self.choice.unasked.insert(&self.pod.id, why);
         }
         asked.sort();
         let (mut mirrors, mut nics) = (BTreeMap::new(), BTreeMap::new());
@@ -175,13 +190,13 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
-    /// The directions of a mirror, and the origin of the request; `None`: it is not wanted, or refused.
+    /// The directions of a mirror, and the origin of the request. A refusal is noted.
     fn asked(
         &mut self,
         mirror: &MirrorId,
         own: &Said<'a>,
         inherited: &Said<'a>,
-    ) -> Option<(Directions, Origin)> {
+    ) -> Result<(Directions, Origin), Declined> {
         let mut word = |place, said: &Said<'a>| {
             let value = said.get(mirror)?.get("mirror")?;
             let directions = parse(value);
@@ -192,32 +207,27 @@ impl<'a> PodChoice<'_, 'a> {
         };
         let (ours, theirs) = (word(Place::Pod, own), word(Place::Namespace, inherited));
         let ovn = if mirror.0.is_default() { self.ovn() } else { None };
-        let at = |place| move |directions| (directions, Origin::Annotation(place));
+        let at = |place| move |directions| (directions, place);
         let asked = ours.or(ovn).map(at(Place::Pod)).or(theirs.map(at(Place::Namespace)));
         let is_default = mirror.0.is_default() && self.policy.enable_mirror;
         let default = is_default.then_some((Directions::Both, Origin::Policy));
         let namespace = &self.pod.id.namespace;
         let Policy { exclude_namespaces, allow_namespaces, .. } = self.policy;
         if exclude_namespaces.contains(namespace) {
-            if matches!(asked, Some((Some(_), _))) {
-                self.refuse(Some(mirror.clone()), Why::NamespaceExcluded);
-            }
-            return None;
+            return Err(match asked {
+                Some((Some(_), _)) => self.decline(mirror, Why::NamespaceExcluded),
+                _ => Declined::Unasked(Unasked::NamespaceExcluded),
+            });
         }
-        if allow_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(namespace)) {
+        let is_closed = allow_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(namespace));
+        match (asked, default) {
+            (Some((None, place)), _) => Err(Declined::Unasked(Unasked::OptedOut(place))),
+            (Some((Some(directions), place)), _) if !is_closed => Ok((directions, Origin::Annotation(place))),
             // The annotations of a pod's author do not count here, except to leave the pod out.
-            return match asked {
-                Some((None, _)) => None,
-                Some((Some(_), _)) if default.is_none() => {
-                    self.refuse(Some(mirror.clone()), Why::NamespaceNotAllowed);
-                    None
-                }
-                _ => default,
-            };
-        }
-        match asked {
-            Some((directions, origin)) => Some((directions?, origin)),
-            None => default,
+            (_, Some(default)) => Ok(default),
+            (Some(_), None) => Err(self.decline(mirror, Why::NamespaceNotAllowed)),
+            (None, None) if is_closed => Err(Declined::Unasked(Unasked::NamespaceNotAllowed)),
+            (None, None) => Err(Declined::Unasked(Unasked::NoRequest)),
         }
     }
 
@@ -324,6 +334,11 @@ impl<'a> PodChoice<'_, 'a> {
     fn bad(&mut self, place: Place, key: String, value: &str, problem: Problem) {
         let pod = self.pod.id.clone();
         self.choice.bad.push(BadAnnotation { pod, place, key, value: value.to_owned(), problem });
+    }
+
+    fn decline(&mut self, mirror: &MirrorId, why: Why) -> Declined {
+        self.refuse(Some(mirror.clone()), why);
+        Declined::Refused
     }
 
     fn refuse(&mut self, mirror: Option<MirrorId>, why: Why) {
