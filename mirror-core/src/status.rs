@@ -1,8 +1,9 @@
-//! What a node mirrors, as `mirror-agent status` shows it: the types of `-o json`, and the table.
+//! What a node mirrors, as `mirror-agent status` shows it: the types of `-o json`, the table, and the words about a pod.
 //!
 //! The types are an interface: a field is added, and never renamed. The agent fills them from the pinned maps and from
 //! its notes. A program on another machine reads the JSON into the same types and prints the same table.
 
+mod explain;
 mod table;
 
 use serde::{Deserialize, Serialize};
@@ -270,5 +271,14 @@ impl NodeStatus {
     /// The table for people.
     pub fn table(&self) -> String {
         table::table(self)
+    }
+
+    /// One pod, by `NAMESPACE/NAME`, in plain words for people.
+    ///
+    /// # Errors
+    ///
+    /// Nothing is known of the pod: a message that says where to look.
+    pub fn explain(&self, pod: &str) -> Result<String, String> {
+        explain::explain(self, pod)
     }
 }
