@@ -16,6 +16,7 @@ use clap::{
 use mirror_common::{abi::MAX_TARGETS, sample::DEFAULT_SEED};
 use mirror_core::destination::{Destination, device_name, parse_target};
 
+use self::capture::pod;
 pub use self::{
     capture::{CaptureArgs, Keep, SubjectArgs, TailArgs},
     settings::SettingArgs,
@@ -57,7 +58,7 @@ pub enum Command {
     Cleanup(CleanupArgs),
     /// Work with filters.
     Filter(FilterArgs),
-    /// Tell what would be copied of a capture file.
+    /// Tell why a pod of this node is mirrored or not, and how; or what would be copied of a capture file.
     Explain(ExplainArgs),
     /// Print the reference of flags and annotations, in Markdown.
     #[command(hide = true)]
@@ -285,9 +286,16 @@ pub enum FilterCommand {
 /// `mirror-agent explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
+    /// A pod of this node, by namespace and name: is it mirrored, who asks for it, how is it done, what is counted, what
+    /// is missing, and what can be done. Works with or without a running agent.
+    #[arg(
+        long, value_name = "NAMESPACE/NAME", value_parser = pod, required_unless_present = "pcap",
+        conflicts_with_all = ["pcap", "filter", "sample", "sample_seed"]
+    )]
+    pub pod: Option<(String, String)>,
     /// The capture: a pcap or pcapng file of Ethernet frames, as tcpdump and Wireshark write them.
     #[arg(long, value_name = "FILE")]
-    pub pcap: PathBuf,
+    pub pcap: Option<PathBuf>,
     /// The filter, in tcpdump's language (pcap-filter(7)) [default: every packet].
     #[arg(long, value_name = "EXPR")]
     pub filter: Option<String>,
@@ -297,9 +305,12 @@ pub struct ExplainArgs {
     /// The seed of the sample.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED)]
     pub sample_seed: u32,
-    /// Form of the output.
+    /// Form of the output about a capture. About a pod there is no JSON: `status -o json` has the same facts.
     #[arg(short, long, env = "MIRROR_OUTPUT", value_enum, default_value = "table")]
     pub output: OutputFormat,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub state: StateArgs,
 }
 
 /// Form of the log lines.

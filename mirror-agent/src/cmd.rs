@@ -45,7 +45,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Status(args) => status::status(args).await,
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),
-            Command::Explain(args) => explain::explain(args),
+            Command::Explain(args) => explain::explain(args).await,
             Command::Reference => print(&reference::reference()),
         }
     })

@@ -222,6 +222,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         rings: _,
         unreached: _,
         unwritten: _,
+        pods: _,
     } = report;
     let taps = IntGaugeVec::new(
         Opts::new("podmirror_taps", "Taps: those that are wanted, and those of them that are attached."),

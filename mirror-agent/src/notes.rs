@@ -9,10 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mirror_core::status::{BadAnnotation, NotMirrored, Notes, Unreached};
+use mirror_core::status::{BadAnnotation, KnownPod, NotAsked, NotMirrored, Notes, Unreached};
 use tokio::{io::AsyncWriteExt as _, sync::watch, time::timeout};
 
-use crate::report::{Report, Reports};
+use crate::{
+    model::PodId,
+    report::{Report, Reports},
+    select::Unasked,
+};
 
 /// How long to wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -27,7 +31,18 @@ impl From<&Report> for Notes {
             mirror: skipped.mirror.as_ref().map(ToString::to_string),
             reason: skipped.why.name().to_owned(),
             message: skipped.why.to_string(),
+            remedy: skipped.why.remedy().to_owned(),
         });
+        let not_asked = |pod: &PodId, why: Unasked| NotAsked {
+            reason: why.name().to_owned(),
+            message: why.to_string(),
+            remedy: why.remedy(pod),
+        };
+        let known = |(pod, why): (&PodId, &Option<Unasked>)| KnownPod {
+            pod: pod.to_string(),
+            not_asked: why.map(|why| not_asked(pod, why)),
+        };
+        let pods = report.pods.as_ref().map(|pods| pods.iter().map(known).collect());
         let bad = report.bad.iter();
         let bad = bad.map(|bad| BadAnnotation { pod: bad.pod.to_string(), message: bad.to_string() });
         let unreached = report.unreached.iter();
@@ -38,6 +53,7 @@ impl From<&Report> for Notes {
             not_mirrored: not_mirrored.collect(),
             bad_annotations: bad.collect(),
             failures: report.failures.iter().cloned().collect(),
+            pods,
         }
     }
 }
@@ -103,10 +119,7 @@ mod tests {
     use std::{io::Write as _, sync::Arc};
 
     use super::*;
-    use crate::{
-        model::PodId,
-        select::{Skipped, Why},
-    };
+    use crate::select::{Skipped, Why};
 
     #[test]
     fn what_is_read_is_bounded_in_time_and_length() {
@@ -141,10 +154,20 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("agent");
         let pod = PodId { uid: "1".into(), namespace: "shop".into(), name: "web".into() };
-        let skipped =
-            Skipped { pod: Some(pod), nic: None, mirror: None, why: Why::HostNetwork { is_asked: true } };
-        let report =
-            Report { skipped: [skipped].into(), failures: ["no".to_owned()].into(), ..Report::default() };
+        let skipped = Skipped {
+            pod: Some(pod.clone()),
+            nic: None,
+            mirror: None,
+            why: Why::HostNetwork { is_asked: true },
+        };
+        let db = PodId { name: "db".into(), ..pod.clone() };
+        let pods = Some([(pod, None), (db.clone(), Some(Unasked::NoRequest))].into());
+        let report = Report {
+            skipped: [skipped].into(),
+            failures: ["no".to_owned()].into(),
+            pods,
+            ..Report::default()
+        };
         let (_sender, reports) = watch::channel(Arc::new(report));
         let trouble = watch::Sender::new(Some("no port".to_owned()));
         serve(UnixListener::bind(&path).unwrap(), reports, trouble.subscribe()).unwrap();
@@ -156,7 +179,19 @@ mod tests {
                 mirror: None,
                 reason: "HostNetwork".into(),
                 message: Why::HostNetwork { is_asked: true }.to_string(),
+                remedy: Why::HostNetwork { is_asked: true }.remedy().into(),
             }],
+            pods: Some(vec![
+                KnownPod {
+                    pod: "shop/db".into(),
+                    not_asked: Some(NotAsked {
+                        reason: "NoRequest".into(),
+                        message: Unasked::NoRequest.to_string(),
+                        remedy: Unasked::NoRequest.remedy(&db),
+                    }),
+                },
+                KnownPod { pod: "shop/web".into(), not_asked: None },
+            ]),
             bad_annotations: Vec::new(),
             failures: vec!["no".into(), "no port".into()],
         };

@@ -219,9 +219,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let readers = self.reading.borrow_and_update().clone();
         let captures = &readers.captures;
         report.is_listed = pods.is_some();
-        let Choice { wanted, refused, bad } =
+        let Choice { wanted, refused, unasked, bad } =
             choose(pods.as_deref().unwrap_or_default(), captures, &self.policy, &mut self.filters);
         report.bad = self.told.bad(bad);
+        let asked = |pod: &Pod| (pod.id.clone(), unasked.get(&pod.id).copied());
+        report.pods = pods.as_deref().map(|pods| pods.iter().map(asked).collect());
         let Seen { links, actual, selection } =
             self.look(pods.as_deref(), &wanted, captures, &mut report.failures).await?;
 

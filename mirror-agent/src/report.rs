@@ -11,8 +11,8 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    model::{RingId, TargetName},
-    select::{BadAnnotation, Skipped},
+    model::{PodId, RingId, TargetName},
+    select::{BadAnnotation, Skipped, Unasked},
 };
 
 /// The newest report.
@@ -41,6 +41,8 @@ pub struct Report {
     pub unreached: BTreeMap<TargetName, String>,
     /// The targets that this round could not write, and why. These are among the failures, too.
     pub unwritten: BTreeMap<TargetName, String>,
+    /// The pods of the list, and why no mirror of a pod is asked for; `None`: there was no complete list.
+    pub pods: Option<BTreeMap<PodId, Option<Unasked>>>,
     /// The annotations that make no sense.
     pub bad: BTreeSet<BadAnnotation>,
     /// The operations that failed in this round, and will be tried again.
@@ -60,6 +62,7 @@ impl Default for Report {
             skipped: BTreeSet::new(),
             unreached: BTreeMap::new(),
             unwritten: BTreeMap::new(),
+            pods: None,
             bad: BTreeSet::new(),
             failures: BTreeSet::new(),
         }

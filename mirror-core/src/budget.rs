@@ -3,6 +3,8 @@
 //! Pure: the caller brings the clock and the value of the kernel's meter. The dataplane calls it when it writes a
 //! session.
 
+use std::time::Duration;
+
 use mirror_common::limit::{Limits, Meter, is_used_up};
 
 use crate::{
@@ -61,10 +63,18 @@ pub fn ended(limits: &Limits, meter: &Meter, now_ns: u64) -> Option<Ended> {
     }
 }
 
+/// What these limits have left of each budget; `None`: there is no such budget.
+pub fn left(limits: &Limits, meter: &Meter, now_ns: u64) -> Budget {
+    let left = |end: u64, used: u64| (end != 0).then(|| end.saturating_sub(used));
+    Budget {
+        duration: left(limits.ends_ns, now_ns).map(Duration::from_nanos),
+        packets: left(limits.packets, meter.packets),
+        bytes: left(limits.bytes, meter.bytes),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use mirror_common::verdict::Verdict;
     use proptest::{option, prelude::*, sample};
 
@@ -152,6 +162,24 @@ mod tests {
             copy(&limits, &mut meter, now_ns, used);
             let has_ended = ended(&limits, &meter, now_ns).is_some();
             prop_assert_eq!(meter.take(&limits, now_ns, 100) == Err(Verdict::Ended), has_ended);
+        }
+
+        #[test]
+        fn a_session_has_ended_when_nothing_is_left_of_a_budget(
+            session in session(), used in 0..6usize, now_ns in 1..5_000_000u64,
+        ) {
+            let mut meter = Meter::default();
+            let limits = limits(&session, None, &meter, 1);
+            copy(&limits, &mut meter, now_ns, used);
+            let Budget { duration, packets, bytes } = left(&limits, &meter, now_ns);
+            let of = session.settings.budget;
+            prop_assert_eq!(
+                (duration.is_some(), packets.is_some(), bytes.is_some()),
+                (of.duration.is_some(), of.packets.is_some(), of.bytes.is_some())
+            );
+            prop_assert!(duration <= of.duration && packets <= of.packets && bytes <= of.bytes);
+            let nothing = duration == Some(Duration::ZERO) || packets == Some(0) || bytes == Some(0);
+            prop_assert_eq!(nothing, ended(&limits, &meter, now_ns).is_some());
         }
     }
 

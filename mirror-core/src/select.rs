@@ -12,13 +12,12 @@ mod nics;
 mod policy;
 #[cfg(test)]
 mod tests;
+mod unasked;
+mod why;
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
-use mirror_common::{
-    abi::MAX_SESSIONS_PER_TAP,
-    verdict::{Direction, TapKind},
-};
+use mirror_common::verdict::TapKind;
 
 pub use self::attachments::Attachment;
 pub use self::captures::{Capture, Readers};
@@ -26,173 +25,12 @@ pub use self::choice::{BadAnnotation, Choice, MIRROR, NICS, OVN_MIRROR, PREFIX, 
 pub use self::filters::Filters;
 pub use self::nics::Nics;
 use self::nics::{is_inner, is_nic};
-pub use self::policy::Policy;
+pub use self::{policy::Policy, unasked::Unasked, why::Why};
 use crate::{
     destination::Destination,
-    mirror_iface::{self, Conflict},
-    model::{
-        Device, Hidden, Link, LinkKind, LinkSnapshot, MirrorId, NoRoom, Origin, Owner, Place, PodId, Session,
-        Tap, TargetName,
-    },
-    settings::SettingError,
+    mirror_iface,
+    model::{Device, Link, LinkKind, LinkSnapshot, MirrorId, Origin, Owner, PodId, Session, Tap},
 };
-
-/// Why a pod, or a NIC of it, is selected but not tapped.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Why {
-    /// It shares the node's network namespace: a tap would see the whole node.
-    HostNetwork {
-        /// See [`Wanted::is_asked`].
-        is_asked: bool,
-    },
-    /// No process of the pod runs on this node yet, and the source does not name its network namespace.
-    NoNetns,
-    /// Its network namespace cannot be read, and why.
-    NetnsUnreadable(String),
-    /// It has no NIC yet.
-    NoNic,
-    /// It has no NIC of this name, which the mirror is for.
-    NoSuchNic,
-    /// An annotation of Kube-OVN asks for the NICs of a network that none of the pod's NICs is in.
-    NoSuchNetwork(Attachment),
-    /// The NIC, of this kind, has no veth end on the node.
-    NoHostInterface(String),
-    /// The device is tapped for this other pod already.
-    TappedFor(PodId),
-    /// The device and the mirror interface are entangled.
-    MirrorInterface(Conflict),
-    /// There is no interface of this name.
-    NoSuchInterface,
-    /// The packets of the interface have no Ethernet header.
-    NotEthernet,
-    /// The interface is a tunnel's device of this kind, and so is the target's.
-    TunnelInTunnel(String),
-    /// This node has no pod of this namespace and name.
-    NoSuchPod(String),
-    /// An annotation cannot be used: a broken filter must not become "everything".
-    BadSetting(Place, SettingError),
-    /// The node's policy leaves out its namespace.
-    NamespaceExcluded,
-    /// The node's policy lets only other namespaces choose.
-    NamespaceNotAllowed,
-    /// There is no target of this name.
-    NoSuchTarget(String),
-    /// Another program or filter of the device comes first, so that not every packet of this direction is seen.
-    Hidden(Direction, Hidden),
-    /// Copies to this target cannot be cut, because another program or filter of its device comes first.
-    Uncut(TargetName, Hidden),
-    /// The pod has as many mirrors as fit before it.
-    TooManyMirrors,
-    /// A table of the kernel is full.
-    NoRoom(NoRoom),
-    /// The kernel refuses the program of its filter, with this reason.
-    FilterRefused(String),
-}
-
-impl Why {
-    /// Whether this is true of every pod for a moment, while the pod starts.
-    pub const fn is_passing(&self) -> bool {
-        matches!(self, Self::NoNetns | Self::NoNic | Self::NoSuchNetwork(Attachment { is_told: false, .. }))
-    }
-
-    /// What it means for the mirror, in two or three words.
-    pub const fn effect(&self) -> &'static str {
-        match self {
-            Self::Hidden(_, Hidden::Program(_)) => "perhaps partly mirrored",
-            Self::Hidden(..) => "partly mirrored",
-            why if why.is_passing() => "not mirrored yet",
-            _ => "not mirrored",
-        }
-    }
-
-    /// A word for status and metrics.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::HostNetwork { .. } => "HostNetwork",
-            Self::NoNetns => "NoNetns",
-            Self::NetnsUnreadable(_) => "NetnsUnreadable",
-            Self::NoNic => "NoNic",
-            Self::NoSuchNic => "NoSuchNic",
-            Self::NoSuchNetwork(_) => "NoSuchNetwork",
-            Self::NoHostInterface(_) => "NoHostInterface",
-            Self::TappedFor(_) => "TappedForOther",
-            Self::MirrorInterface(_) => "MirrorInterface",
-            Self::NoSuchInterface => "NoSuchInterface",
-            Self::NotEthernet => "NotEthernet",
-            Self::TunnelInTunnel(_) => "TunnelInTunnel",
-            Self::NoSuchPod(_) => "NoSuchPod",
-            Self::BadSetting(..) => "BadSetting",
-            Self::NamespaceExcluded => "NamespaceExcluded",
-            Self::NamespaceNotAllowed => "NamespaceNotAllowed",
-            Self::NoSuchTarget(_) => "NoSuchTarget",
-            Self::Hidden(..) => "Hidden",
-            Self::Uncut(..) => "Uncut",
-            Self::TooManyMirrors => "TooManyMirrors",
-            Self::NoRoom(_) => "NoRoom",
-            Self::FilterRefused(_) => "FilterRefused",
-        }
-    }
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::HostNetwork { .. } => {
-                write!(f, "the pod uses the node's own network, which is never tapped for a pod")
-            }
-            Self::NoNetns => {
-                write!(
-                    f,
-                    "no process of the pod runs on this node yet; for a pod from a file, the annotation \
-                     podmirror.io/netns can name its network namespace"
-                )
-            }
-            Self::NetnsUnreadable(error) => write!(f, "its network namespace cannot be read: {error}"),
-            Self::NoNic => write!(f, "its network namespace has no interface but loopback yet"),
-            Self::NoSuchNic => {
-                write!(f, "the pod has no interface of this name, which an annotation asks for")
-            }
-            Self::NoSuchNetwork(attachment) => attachment.fmt(f),
-            Self::NoHostInterface(kind) => {
-                write!(f, "an interface of kind {kind:?} has no veth end on the node to tap")
-            }
-            Self::TappedFor(pod) => write!(f, "the device is tapped for pod {pod} already"),
-            Self::MirrorInterface(conflict) => conflict.fmt(f),
-            Self::NoSuchInterface => write!(f, "there is no such interface"),
-            Self::NotEthernet => {
-                write!(f, "its packets have no Ethernet header, as the file of a capture must say")
-            }
-            Self::TunnelInTunnel(kind) => {
-                write!(
-                    f,
-                    "it is a tunnel's device ({kind}), and the target is a tunnel too: the kernel has one address for \
-                     each CPU, so its packets would follow the copies; choose another target"
-                )
-            }
-            Self::NoSuchPod(pod) => write!(f, "this node has no pod {pod}"),
-            Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
-            Self::NamespaceExcluded => {
-                write!(f, "its namespace is one of those that are never mirrored (--exclude-namespaces)")
-            }
-            Self::NamespaceNotAllowed => {
-                write!(f, "its namespace is none of those that may ask for a mirror (--allow-namespaces)")
-            }
-            Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
-            Self::Uncut(target, hidden) => write!(
-                f,
-                "copies cannot be cut to the snap length, or addressed, at the device of target {target}: {hidden}"
-            ),
-            Self::NoSuchTarget(name) => {
-                write!(f, "there is no target {name:?} on this node; --target {name}=DESTINATION makes one")
-            }
-            Self::TooManyMirrors => {
-                write!(f, "a pod has at most {MAX_SESSIONS_PER_TAP} mirrors, and others come first")
-            }
-            Self::NoRoom(table) => table.fmt(f),
-            Self::FilterRefused(why) => why.fmt(f),
-        }
-    }
-}
 
 /// A pod, a NIC or an interface that is selected but not tapped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

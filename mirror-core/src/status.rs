@@ -1,13 +1,17 @@
-//! What a node mirrors, as `mirror-agent status` shows it: the types of `-o json`, and the table.
+//! What a node mirrors, as `mirror-agent status` shows it: the types of `-o json`, the table, and the words about a pod.
 //!
 //! The types are an interface: a field is added, and never renamed. The agent fills them from the pinned maps and from
 //! its notes. A program on another machine reads the JSON into the same types and prints the same table.
 
+mod explain;
 mod table;
 
 use serde::{Deserialize, Serialize};
 
-use crate::settings::{Settings, Share};
+use crate::settings::{Budget, Settings, Share};
+
+/// The reason of an annotation that is ignored, in one word.
+const BAD_ANNOTATION: &str = "BadAnnotation";
 
 /// What a node mirrors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -88,6 +92,9 @@ pub struct SessionStatus {
     pub words: Vec<String>,
     /// The budget that is used up, so that nothing is copied any more.
     pub ended: Option<String>,
+    /// What is left of the budgets.
+    #[serde(default)]
+    pub left: LeftStatus,
     /// The counters that are not zero.
     pub counters: Vec<CounterStatus>,
 }
@@ -111,6 +118,24 @@ pub struct SettingsStatus {
     pub packets: Option<u64>,
     /// Bytes until the mirror ends.
     pub bytes: Option<u64>,
+}
+
+/// What is left of the budgets of a session; `None`: there is no such budget.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LeftStatus {
+    /// Seconds.
+    pub duration: Option<f64>,
+    /// Packets.
+    pub packets: Option<u64>,
+    /// Bytes.
+    pub bytes: Option<u64>,
+}
+
+impl From<Budget> for LeftStatus {
+    fn from(left: Budget) -> Self {
+        let Budget { duration, packets, bytes } = left;
+        Self { duration: duration.map(|time| time.as_secs_f64()), packets, bytes }
+    }
 }
 
 impl From<Settings> for SettingsStatus {
@@ -149,9 +174,14 @@ pub struct AttachedStatus {
     pub egress: String,
 }
 
+impl AttachedStatus {
+    /// No program of ours runs at the hook.
+    pub const NONE: &str = "none";
+}
+
 impl Default for AttachedStatus {
     fn default() -> Self {
-        Self { ingress: "none".to_owned(), egress: "none".to_owned() }
+        Self { ingress: Self::NONE.to_owned(), egress: Self::NONE.to_owned() }
     }
 }
 
@@ -180,6 +210,29 @@ pub struct Notes {
     /// The pods and tunnels to which nothing can be copied.
     #[serde(default)]
     pub unreached_targets: Vec<Unreached>,
+    /// The pods of this node; `None`: the agent has no list of them yet.
+    #[serde(default)]
+    pub pods: Option<Vec<KnownPod>>,
+}
+
+/// A pod that the agent knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownPod {
+    /// Namespace and name.
+    pub pod: String,
+    /// Why no mirror of it is asked for; `None`: one is asked for.
+    pub not_asked: Option<NotAsked>,
+}
+
+/// Why no mirror of a pod is asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotAsked {
+    /// The reason in one word.
+    pub reason: String,
+    /// The reason.
+    pub message: String,
+    /// What can be done to have the pod mirrored.
+    pub remedy: String,
 }
 
 /// A pod or a tunnel to which nothing can be copied.
@@ -204,6 +257,9 @@ pub struct NotMirrored {
     pub reason: String,
     /// The reason.
     pub message: String,
+    /// What can be done about it.
+    #[serde(default)]
+    pub remedy: String,
 }
 
 /// An annotation that is invalid, and ignored.
@@ -219,5 +275,14 @@ impl NodeStatus {
     /// The table for people.
     pub fn table(&self) -> String {
         table::table(self)
+    }
+
+    /// One pod, by `NAMESPACE/NAME`, in plain words for people.
+    ///
+    /// # Errors
+    ///
+    /// Nothing is known of the pod: a message that says where to look.
+    pub fn explain(&self, pod: &str) -> Result<String, String> {
+        explain::explain(self, pod)
     }
 }

@@ -118,6 +118,8 @@ pub struct SessionStatus {
     pub settings: serde_json::Value,
     /// The budget that is used up.
     pub ended: Option<String>,
+    /// What is left of the budgets, as JSON.
+    pub left: serde_json::Value,
     /// The counters that are not zero.
     pub counters: Vec<Counts>,
 }

@@ -137,7 +137,8 @@ pub struct Keep {
     pub files: u32,
 }
 
-fn pod(text: &str) -> Result<(String, String), String> {
+/// A pod, as in `shop/web`.
+pub(super) fn pod(text: &str) -> Result<(String, String), String> {
     match text.split_once('/') {
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
             Ok((namespace.into(), name.into()))

@@ -1,8 +1,12 @@
-//! `mirror-agent explain`: what would be copied of a capture, and why the rest would not.
+//! `mirror-agent explain`: whether and how a pod is mirrored (`--pod`); or what would be copied of a capture, and why
+//! the rest would not (`--pcap`).
 //!
-//! Evaluates the program that the kernel's is made from, and the sample, on each packet of a file ([`capture`] reads it), and writes one
-//! line for each packet while it reads. Needs no kernel and changes nothing. A packet that was cut in the capture is
-//! judged as in tcpdump: its length is the length on the wire, and bytes that were not captured decide nothing.
+//! Changes nothing. About a pod, `mirror_core::status` makes the words of what `status` reads.
+//!
+//! About a capture, it evaluates the program that the kernel's is made from, and the sample, on each packet of a file
+//! ([`capture`] reads it), and writes one line for each packet while it reads. Needs no kernel. A packet that was cut in
+//! the capture is judged as in tcpdump: its length is the length on the wire, and bytes that were not captured decide
+//! nothing.
 
 mod capture;
 #[cfg(test)]
@@ -12,6 +16,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{self, BufWriter, Read, Write},
+    path::Path,
 };
 
 use anyhow::{Context as _, anyhow, bail};
@@ -23,7 +28,7 @@ use mirror_common::{
 use serde::Serialize;
 
 use self::capture::Packet;
-use super::filter::pointed;
+use super::{filter::pointed, print, status};
 use crate::{
     cli::{ExplainArgs, OutputFormat},
     filter::{Program, compile},
@@ -44,20 +49,36 @@ pub struct Criteria {
     pub seed: u32,
 }
 
-/// Prints a line a packet, and the totals.
-pub fn explain(args: ExplainArgs) -> anyhow::Result<()> {
-    let ExplainArgs { pcap, filter, sample, sample_seed, output } = args;
-    let filter = match &filter {
+/// Prints the words about a pod, or a line for each packet of a capture.
+pub async fn explain(args: ExplainArgs) -> anyhow::Result<()> {
+    match (&args.pod, &args.pcap) {
+        (Some(_), _) if args.output == OutputFormat::Json => {
+            bail!("explain --pod has no output in JSON; `mirror-agent status -o json` has the same facts")
+        }
+        (Some((namespace, name)), _) => {
+            let status = status::of_node(&args.state).await?;
+            let text = status.explain(&format!("{namespace}/{name}"));
+            print(&text.map_err(anyhow::Error::msg)?)
+        }
+        (None, Some(pcap)) => explain_capture(pcap, &args),
+        (None, None) => bail!("name a pod (--pod NAMESPACE/NAME) or a capture (--pcap FILE)"),
+    }
+}
+
+/// Prints a line for each packet, and the totals.
+fn explain_capture(pcap: &Path, args: &ExplainArgs) -> anyhow::Result<()> {
+    let ExplainArgs { filter, sample, sample_seed, output, .. } = args;
+    let filter = match filter {
         Some(text) => Some(compile(text).map_err(|error| anyhow!("{}", pointed(text, &error)))?),
         None => None,
     };
     let share = match sample {
-        Some(text) => parse_sample(&text).map_err(|why| anyhow!("--sample {text:?}: {why}"))?,
+        Some(text) => parse_sample(text).map_err(|why| anyhow!("--sample {text:?}: {why}"))?,
         None => None,
     };
-    let criteria = Criteria { filter, share: share.map_or(0, |Share(share)| share), seed: sample_seed };
-    let file = File::open(&pcap).with_context(|| format!("cannot read {}", pcap.display()))?;
-    let explained = write_verdicts(file, &criteria, output, &mut BufWriter::new(io::stdout().lock()));
+    let criteria = Criteria { filter, share: share.map_or(0, |Share(share)| share), seed: *sample_seed };
+    let file = File::open(pcap).with_context(|| format!("cannot read {}", pcap.display()))?;
+    let explained = write_verdicts(file, &criteria, *output, &mut BufWriter::new(io::stdout().lock()));
     match explained {
         // The reader has closed the pipe, as in `explain | head`.
         Err(error) if is_broken_pipe(&error) => Ok(()),

@@ -1,6 +1,6 @@
 //! `mirror-agent status`: taps, sessions and counters, read from the pinned maps; and what the running agent adds.
 //!
-//! Needs no running agent and changes nothing.
+//! Needs no running agent and changes nothing. `explain --pod` reads the same.
 
 use std::collections::BTreeMap;
 
@@ -25,8 +25,18 @@ use crate::{
 
 /// Prints the status.
 pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
-    let StatusArgs { output, state: StateArgs { bpffs } } = args;
-    let pins = Pins::new(&bpffs);
+    let StatusArgs { output, state } = args;
+    let status = of_node(&state).await?;
+    let text = match output {
+        OutputFormat::Json => serde_json::to_string_pretty(&status)? + "\n",
+        OutputFormat::Table => status.table(),
+    };
+    print(&text)
+}
+
+/// What this node mirrors.
+pub(super) async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
+    let pins = Pins::new(&state.bpffs);
     if !pins.exist() {
         if let Some(version) = pins.other_versions()?.last() {
             bail!(
@@ -40,12 +50,7 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
             pins.maps().display()
         );
     }
-    let status = read(&pins).await?;
-    let text = match output {
-        OutputFormat::Json => serde_json::to_string_pretty(&status)? + "\n",
-        OutputFormat::Table => status.table(),
-    };
-    print(&text)
+    read(&pins).await
 }
 
 async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
@@ -111,7 +116,8 @@ async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<
     Ok(attached)
 }
 
-fn session(SessionReadout { mirror, session, serial, ended, counts }: SessionReadout) -> SessionStatus {
+fn session(readout: SessionReadout) -> SessionStatus {
+    let SessionReadout { mirror, session, serial, ended, left, counts } = readout;
     SessionStatus {
         mirror: mirror.to_string(),
         target: session.target.to_string(),
@@ -122,6 +128,7 @@ fn session(SessionReadout { mirror, session, serial, ended, counts }: SessionRea
         words: session.settings.words(),
         settings: session.settings.into(),
         ended: ended.map(|budget| budget.name().to_owned()),
+        left: left.into(),
         counters: counts.into_iter().map(counter).collect(),
     }
 }

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead},
-    settings::CaptureFilter,
+    settings::{Budget, CaptureFilter},
 };
 
 /// Bytes of a wire type: aya takes arrays of bytes without a look inside, and `zerocopy` proves the conversion.
@@ -68,6 +68,8 @@ pub struct SessionEntry {
     pub session: Session,
     /// The budget that it has used up, if any.
     pub ended: Option<Ended>,
+    /// What is left of its budgets.
+    pub left: Budget,
     /// Its id.
     pub id: u32,
     /// Its number, in the records of a stream.
@@ -189,15 +191,17 @@ impl Maps {
     pub fn taps(&self) -> anyhow::Result<BTreeMap<Device, TapEntry>> {
         let now_ns = now_ns()?;
         let session = |placed: &Placed| {
-            let ended = match placed.session.settings.is_metered() {
+            let (ended, left) = match placed.session.settings.is_metered() {
                 true => {
-                    budget::ended(&self.meters.limits(placed.id)?, &self.meters.meter(placed.id)?, now_ns)
+                    let (limits, meter) = (self.meters.limits(placed.id)?, self.meters.meter(placed.id)?);
+                    (budget::ended(&limits, &meter, now_ns), budget::left(&limits, &meter, now_ns))
                 }
-                false => None,
+                false => (None, Budget::default()),
             };
             anyhow::Ok(SessionEntry {
                 session: placed.session.clone(),
                 ended,
+                left,
                 id: placed.id,
                 serial: placed.serial,
             })

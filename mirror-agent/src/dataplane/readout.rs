@@ -14,7 +14,10 @@ use super::{
     maps::{Maps, SessionEntry, TapEntry},
     pins::Pins,
 };
-use crate::model::{Device, Ended, MirrorId, Owner, Session, Target, TargetName};
+use crate::{
+    model::{Device, Ended, MirrorId, Owner, Session, Target, TargetName},
+    settings::Budget,
+};
 
 /// The pinned maps, open for reading.
 pub struct Reader {
@@ -52,6 +55,8 @@ pub struct SessionReadout {
     pub serial: u32,
     /// The budget that is used up, if any.
     pub ended: Option<Ended>,
+    /// What is left of its budgets.
+    pub left: Budget,
     /// The counts of its packets that are not zero.
     pub counts: Vec<Count>,
 }
@@ -95,11 +100,11 @@ impl Reader {
         let mut taps = Vec::new();
         for (device, TapEntry { head, sessions: entries }) in self.maps.taps()? {
             let mut sessions = Vec::new();
-            for (mirror, SessionEntry { session, ended, id, serial }) in
+            for (mirror, SessionEntry { session, ended, left, id, serial }) in
                 entries.into_iter().filter(|(_, entry)| is_wanted(entry.serial, &entry.session))
             {
                 let counts = counts(&self.maps.counters(id)?);
-                sessions.push(SessionReadout { mirror, session, serial, ended, counts });
+                sessions.push(SessionReadout { mirror, session, serial, ended, left, counts });
             }
             taps.push(TapReadout { device, owner: head.owner, sessions });
         }

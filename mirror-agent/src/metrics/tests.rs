@@ -12,7 +12,7 @@ use crate::{
         Program, Session, Target, TargetName,
     },
     select::{BadAnnotation, Problem, Skipped, Why},
-    settings::Settings,
+    settings::{Budget, Settings},
 };
 
 /// The series that `fill` registers.
@@ -40,6 +40,7 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
             key: None,
         },
         ended: (packets > 100).then_some(Ended::Packets),
+        left: Budget::default(),
         serial: 0,
         counts: vec![Count { direction, verdict, packets, bytes: packets * 60 }],
     };

@@ -14,7 +14,7 @@ use std::{
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
 use super::{
-    Capture, Filters, Nics, Policy, Skipped, Why,
+    Capture, Filters, Nics, Policy, Skipped, Unasked, Why,
     attachments::{Attachments, Bad},
 };
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
@@ -61,6 +61,8 @@ pub struct Choice<'a> {
     pub wanted: Vec<Wanted<'a>>,
     /// The mirrors whose request is refused.
     pub refused: Vec<Skipped>,
+    /// The pods of which no mirror is asked for, but perhaps by a capture.
+    pub unasked: BTreeMap<&'a PodId, Unasked>,
     /// Invalid annotations.
     pub bad: Vec<BadAnnotation>,
 }
@@ -148,6 +150,14 @@ struct Asked {
     nics: Nics,
 }
 
+/// Why a mirror is not wanted.
+enum Declined {
+    /// Nobody asks for it.
+    Unasked(Unasked),
+    /// It is asked for, and refused.
+    Refused,
+}
+
 /// The annotations of one place, by mirror.
 type Said<'a> = BTreeMap<MirrorId, BTreeMap<&'a str, &'a str>>;
 
@@ -164,9 +174,16 @@ impl<'a> PodChoice<'_, 'a> {
         let own = self.read(Place::Pod);
         let inherited = self.read(Place::Namespace);
         self.tell_strays(&own, &inherited);
-        let mut asked = Vec::new();
+        let (mut asked, mut unasked) = (Vec::new(), Some(Unasked::NoRequest));
         for mirror in mirrors(&own, &inherited) {
-            asked.extend(self.asked(mirror, &own, &inherited));
+            match self.asked(mirror, &own, &inherited) {
+                Ok(request) => asked.push(request),
+                Err(Declined::Unasked(why)) => unasked = unasked.map(|other| other.max(why)),
+                Err(Declined::Refused) => unasked = None,
+            }
+        }
+        if let (true, Some(why)) = (asked.is_empty(), unasked) {
+            self.choice.unasked.insert(&self.pod.id, why);
         }
         asked.sort();
         let (mut mirrors, mut nics) = (BTreeMap::new(), BTreeMap::new());
@@ -195,8 +212,8 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
-    /// The request for a mirror; `None`: it is not wanted, or refused.
-    fn asked(&mut self, mirror: MirrorId, own: &Said<'a>, inherited: &Said<'a>) -> Option<Asked> {
+    /// The request for a mirror. A refusal is noted.
+    fn asked(&mut self, mirror: MirrorId, own: &Said<'a>, inherited: &Said<'a>) -> Result<Asked, Declined> {
         let mut word = |place, said: &Said<'a>| {
             let value = said.get(&mirror)?.get("mirror")?;
             let directions = parse(value);
@@ -209,46 +226,40 @@ impl<'a> PodChoice<'_, 'a> {
         let is_default = mirror.0.is_default();
         let (ovn, attachments) = if is_default { self.ovn() } else { Default::default() };
         let attachments = if ours.is_none() { attachments } else { Attachments::default() };
-        let at = |place| move |directions| (directions, Origin::Annotation(place));
+        let at = |place| move |directions| (directions, place);
         let mut asked = ours.or(ovn).map(at(Place::Pod)).or(theirs.map(at(Place::Namespace)));
         let default = (is_default && self.policy.enable_mirror).then_some((Directions::Both, Origin::Policy));
-        let namespace = &self.pod.id.namespace;
         let is_allowed = self.is_allowed();
 
         let is_for_all = matches!(asked, Some((Some(_), _))) || asked.is_none() && default.is_some();
         let mut nics = Nics::all_but(attachments.left_out);
         // Where annotations do not count, those of attachments cannot undo that the pod is left out.
         if !is_for_all && !attachments.wanted.is_empty() && (is_allowed || asked.is_none()) {
-            asked = Some((Some(Directions::Both), Origin::Annotation(Place::Pod)));
+            asked = Some((Some(Directions::Both), Place::Pod));
             nics = Nics::only(attachments.wanted);
         }
-        if self.policy.exclude_namespaces.contains(namespace) {
-            if matches!(asked, Some((Some(_), _))) {
-                self.refuse(Some(mirror), Why::NamespaceExcluded);
-            }
-            return None;
+        if self.policy.exclude_namespaces.contains(&self.pod.id.namespace) {
+            return Err(match asked {
+                Some((Some(_), _)) => self.decline(mirror, Why::NamespaceExcluded),
+                _ => Declined::Unasked(Unasked::NamespaceExcluded),
+            });
         }
-        let (directions, origin) = if is_allowed {
-            // Where the whole pod is mirrored, a NIC of that network is, too.
-            for missing in attachments.missing.into_iter().filter(|_| !is_for_all) {
-                self.refuse(None, Why::NoSuchNetwork(missing));
-            }
-            match asked {
-                Some((directions, origin)) => (directions?, origin),
-                None => default?,
-            }
-        } else {
+        // Where the whole pod is mirrored, a NIC of that network is, too.
+        let is_missing = is_allowed && !is_for_all && !attachments.missing.is_empty();
+        for missing in attachments.missing.into_iter().filter(|_| is_missing) {
+            self.refuse(None, Why::NoSuchNetwork(missing));
+        }
+        let (directions, origin) = match (asked, default) {
+            (Some((None, place)), _) => return Err(Declined::Unasked(Unasked::OptedOut(place))),
+            (Some((Some(directions), place)), _) if is_allowed => (directions, Origin::Annotation(place)),
             // The annotations of a pod's author do not count here, except to leave the pod out.
-            match asked {
-                Some((None, _)) => return None,
-                Some((Some(_), _)) if default.is_none() => {
-                    self.refuse(Some(mirror), Why::NamespaceNotAllowed);
-                    return None;
-                }
-                _ => default?,
-            }
+            (_, Some(default)) => default,
+            (Some(_), None) => return Err(self.decline(mirror, Why::NamespaceNotAllowed)),
+            (None, None) if is_missing => return Err(Declined::Refused),
+            (None, None) if is_allowed => return Err(Declined::Unasked(Unasked::NoRequest)),
+            (None, None) => return Err(Declined::Unasked(Unasked::NamespaceNotAllowed)),
         };
-        Some(Asked { origin, mirror, directions, nics })
+        Ok(Asked { origin, mirror, directions, nics })
     }
 
     /// Whether the annotations of the pod and of its namespace count.
@@ -371,6 +382,11 @@ impl<'a> PodChoice<'_, 'a> {
     fn bad(&mut self, place: Place, key: String, value: &str, problem: Problem) {
         let pod = self.pod.id.clone();
         self.choice.bad.push(BadAnnotation { pod, place, key, value: value.to_owned(), problem });
+    }
+
+    fn decline(&mut self, mirror: MirrorId, why: Why) -> Declined {
+        self.refuse(Some(mirror), why);
+        Declined::Refused
     }
 
     fn refuse(&mut self, mirror: Option<MirrorId>, why: Why) {

@@ -9,7 +9,8 @@ use proptest::{collection::vec, option, prelude::*, sample};
 use super::*;
 use crate::{
     destination::Destination,
-    model::{Directions, IfIndex, NetnsId, Peer, Pod, PodLinks},
+    mirror_iface::Conflict,
+    model::{Directions, IfIndex, NetnsId, Peer, Place, Pod, PodLinks, TargetName},
     settings::Settings,
 };
 

@@ -1,6 +1,6 @@
 //! The status as a table for people.
 
-use super::{NodeStatus, NotMirrored, Notes, TargetStatus, Unreached};
+use super::{BAD_ANNOTATION, NodeStatus, NotMirrored, Notes, TargetStatus, Unreached};
 use crate::model::Name;
 
 const COLUMNS: [&str; 11] = [
@@ -95,10 +95,10 @@ pub(super) fn table(status: &NodeStatus) -> String {
 
 /// The states that differ from the wishes of a user.
 fn told(notes: &Notes) -> String {
-    let Notes { not_mirrored, bad_annotations, failures, unreached_targets } = notes;
+    let Notes { not_mirrored, bad_annotations, failures, unreached_targets, pods: _ } = notes;
     let row = |what: &str, about: &str, why: &str| [what, about, why].map(str::to_owned).to_vec();
     let mut rows = Vec::new();
-    for NotMirrored { pod, nic, mirror, reason, message } in not_mirrored {
+    for NotMirrored { pod, nic, mirror, reason, message, remedy: _ } in not_mirrored {
         let mirror = mirror.as_ref().map(|mirror| format!("({mirror})"));
         let about = [pod.as_deref(), nic.as_deref(), mirror.as_deref()]
             .into_iter()
@@ -107,7 +107,7 @@ fn told(notes: &Notes) -> String {
             .join(" ");
         rows.push(row(reason, &about, message));
     }
-    rows.extend(bad_annotations.iter().map(|bad| row("BadAnnotation", &bad.pod, &bad.message)));
+    rows.extend(bad_annotations.iter().map(|bad| row(BAD_ANNOTATION, &bad.pod, &bad.message)));
     let unreached =
         |Unreached { target, message }: &Unreached| row("TargetDown", &format!("target {target}"), message);
     rows.extend(unreached_targets.iter().map(unreached));
@@ -137,7 +137,7 @@ fn columns(rows: &[Vec<String>]) -> String {
 
 /// The text with escapes for what does not print: a pod chooses the names of its NICs, and the kernel takes control
 /// characters in them, which a terminal would obey.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for char in text.chars() {
         match char {
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::{
         settings::Settings,
-        status::{AttachedStatus, PodStatus, SessionStatus, TapStatus},
+        status::{AttachedStatus, LeftStatus, PodStatus, SessionStatus, TapStatus},
     };
 
     /// A tap with one session, which has seen nothing.
@@ -170,6 +170,7 @@ mod tests {
             settings: Settings::default().into(),
             words: Vec::new(),
             ended: None,
+            left: LeftStatus::default(),
             counters: Vec::new(),
         };
         TapStatus {

@@ -29,6 +29,7 @@ mod collectors;
 mod commands;
 mod complete;
 mod devices;
+mod explained;
 mod far;
 mod filters;
 mod harness;

@@ -27,7 +27,7 @@ fn pod(annotations: &[(&str, &str)]) -> Pod {
 /// The NICs that are mirrored, each with its directions and network, and the problems.
 fn mirrored(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
     let pods = [pod.clone()];
-    let Choice { wanted, refused, bad } = choose(&pods, &[], policy, &mut Filters::default());
+    let Choice { wanted, refused, bad, unasked: _ } = choose(&pods, &[], policy, &mut Filters::default());
     let links = mk_node(&[(pod, 2, 100), (pod, 3, 101), (pod, 4, 102)]);
     let Selection { taps, skipped } = select(&wanted, &[], &links, policy);
     let taps = taps.values().flat_map(|tap| {

@@ -177,7 +177,7 @@ fn the_policy_stands_above_annotations() {
     for (policy, annotations, expected) in table {
         for (own, inherited) in [(annotations, &[] as Annotations), (&[], annotations)] {
             let pods = [pod(own, inherited)];
-            let Choice { wanted, refused, bad } = choose(&pods, &[], &policy, &mut Filters::default());
+            let Choice { wanted, refused, bad, .. } = choose(&pods, &[], &policy, &mut Filters::default());
             let why = refused.first().map(|skipped| skipped.why.clone());
             let chosen = wanted.first().map(of_default);
             assert_eq!(why.map_or(Ok(chosen), Err), expected, "{own:?} {inherited:?} {policy:?}");
@@ -226,6 +226,21 @@ proptest! {
         }
         let bad = [own, inherited].into_iter().filter(|value| *value == Some("maybe")).count();
         prop_assert_eq!(choice.bad.len(), bad);
+        // A pod without a mirror has a reason: of a refusal, or why nobody asks.
+        let opted_out = match (known(own), known(inherited)) {
+            (Some(None), _) => Some(Place::Pod),
+            (None, Some(None)) => Some(Place::Namespace),
+            _ => None,
+        };
+        let unasked = match (gate, opted_out) {
+            _ if is_wanted || is_in_vain => None,
+            (1, _) => Some(Unasked::NamespaceExcluded),
+            (_, Some(place)) => Some(Unasked::OptedOut(place)),
+            (2, None) => Some(Unasked::NamespaceNotAllowed),
+            _ => Some(Unasked::NoRequest),
+        };
+        prop_assert_eq!(choice.unasked.get(&pods[0].id).copied(), unasked);
+        prop_assert_eq!(choice.unasked.len(), usize::from(unasked.is_some()));
     }
 }
 

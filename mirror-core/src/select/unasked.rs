@@ -1,0 +1,66 @@
+//! [`Unasked`]: the reason why no mirror of a pod is asked for, which is no problem.
+//!
+//! Data and its words. `choose` finds the reason for each pod without a mirror; `notes` tells it to `explain`.
+
+use std::fmt;
+
+use super::{MIRROR, OVN_MIRROR, Why};
+use crate::model::{Place, PodId};
+
+/// Why no mirror of a pod is asked for. Of several reasons, the last in this order counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Unasked {
+    /// Neither an annotation nor the policy asks for one.
+    NoRequest,
+    /// As before, and an annotation of this pod would not count.
+    NamespaceNotAllowed,
+    /// An annotation that stands there says that it is not to be mirrored.
+    OptedOut(Place),
+    /// The node's policy leaves out its namespace.
+    NamespaceExcluded,
+}
+
+impl Unasked {
+    /// A word for status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoRequest => "NoRequest",
+            Self::NamespaceNotAllowed => Why::NamespaceNotAllowed.name(),
+            Self::OptedOut(_) => "OptedOut",
+            Self::NamespaceExcluded => Why::NamespaceExcluded.name(),
+        }
+    }
+
+    /// What can be done to have the pod mirrored.
+    pub fn remedy(self, pod: &PodId) -> String {
+        let PodId { namespace, name, .. } = pod;
+        match self {
+            Self::NoRequest | Self::OptedOut(_) => format!(
+                "To mirror it: kubectl annotate --overwrite --namespace {namespace} pod {name} {MIRROR}=true; for a pod \
+                 from a file, write this annotation there."
+            ),
+            Self::NamespaceNotAllowed => Why::NamespaceNotAllowed.remedy().to_owned(),
+            Self::NamespaceExcluded => Why::NamespaceExcluded.remedy().to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Unasked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRequest => write!(
+                f,
+                "no mirror is asked for: {MIRROR} stands neither on the pod nor on its namespace, and the agent runs \
+                 without --enable-mirror"
+            ),
+            Self::NamespaceNotAllowed => Why::NamespaceNotAllowed.fmt(f),
+            Self::OptedOut(Place::Pod) => {
+                write!(f, "the pod opts out: {MIRROR}, {MIRROR}.NAME or {OVN_MIRROR} on it is \"false\"")
+            }
+            Self::OptedOut(Place::Namespace) => {
+                write!(f, "its namespace opts out: {MIRROR} or {MIRROR}.NAME on it is \"false\"")
+            }
+            Self::NamespaceExcluded => Why::NamespaceExcluded.fmt(f),
+        }
+    }
+}

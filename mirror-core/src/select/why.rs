@@ -1,0 +1,244 @@
+//! [`Why`]: the reason why a pod, a NIC or a mirror that is asked for is not there, and what to do about it.
+//!
+//! Data and its words. `choose`, `select`, `plan` and `hidden` find the reason; the log, `status`, `explain`, the metrics
+//! and the Events show it.
+
+use std::fmt;
+
+use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::Direction};
+
+use super::{Attachment, PREFIX};
+use crate::{
+    mirror_iface::Conflict,
+    model::{Hidden, NoRoom, Place, PodId, TargetName},
+    settings::SettingError,
+};
+
+/// Why a pod, or a NIC of it, is selected but not tapped.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Why {
+    /// It shares the node's network namespace: a tap would see the whole node.
+    HostNetwork {
+        /// See [`Wanted::is_asked`].
+        is_asked: bool,
+    },
+    /// No process of the pod runs on this node yet, and the source does not name its network namespace.
+    NoNetns,
+    /// Its network namespace cannot be read, and why.
+    NetnsUnreadable(String),
+    /// It has no NIC yet.
+    NoNic,
+    /// It has no NIC of this name, which the mirror is for.
+    NoSuchNic,
+    /// An annotation of Kube-OVN asks for the NICs of a network that none of the pod's NICs is in.
+    NoSuchNetwork(Attachment),
+    /// The NIC, of this kind, has no veth end on the node.
+    NoHostInterface(String),
+    /// The device is tapped for this other pod already.
+    TappedFor(PodId),
+    /// The device and the mirror interface are entangled.
+    MirrorInterface(Conflict),
+    /// There is no interface of this name.
+    NoSuchInterface,
+    /// The packets of the interface have no Ethernet header.
+    NotEthernet,
+    /// The interface is a tunnel's device of this kind, and so is the target's.
+    TunnelInTunnel(String),
+    /// This node has no pod of this namespace and name.
+    NoSuchPod(String),
+    /// An annotation cannot be used: a broken filter must not become "everything".
+    BadSetting(Place, SettingError),
+    /// The node's policy leaves out its namespace.
+    NamespaceExcluded,
+    /// The node's policy lets only other namespaces choose.
+    NamespaceNotAllowed,
+    /// There is no target of this name.
+    NoSuchTarget(String),
+    /// Another program or filter of the device comes first, so that not every packet of this direction is seen.
+    Hidden(Direction, Hidden),
+    /// Copies to this target cannot be cut, because another program or filter of its device comes first.
+    Uncut(TargetName, Hidden),
+    /// The pod has as many mirrors as fit before it.
+    TooManyMirrors,
+    /// A table of the kernel is full.
+    NoRoom(NoRoom),
+    /// The kernel refuses the program of its filter, with this reason.
+    FilterRefused(String),
+}
+
+impl Why {
+    /// The [name](Self::name) of [`Why::Hidden`].
+    pub const HIDDEN: &str = "Hidden";
+
+    /// Whether this is true of every pod for a moment, while the pod starts.
+    pub const fn is_passing(&self) -> bool {
+        matches!(self, Self::NoNetns | Self::NoNic | Self::NoSuchNetwork(Attachment { is_told: false, .. }))
+    }
+
+    /// What it means for the mirror, in two or three words.
+    pub const fn effect(&self) -> &'static str {
+        match self {
+            Self::Hidden(_, Hidden::Program(_)) => "perhaps partly mirrored",
+            Self::Hidden(..) => "partly mirrored",
+            why if why.is_passing() => "not mirrored yet",
+            _ => "not mirrored",
+        }
+    }
+
+    /// A word for status and metrics.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::HostNetwork { .. } => "HostNetwork",
+            Self::NoNetns => "NoNetns",
+            Self::NetnsUnreadable(_) => "NetnsUnreadable",
+            Self::NoNic => "NoNic",
+            Self::NoSuchNic => "NoSuchNic",
+            Self::NoSuchNetwork(_) => "NoSuchNetwork",
+            Self::NoHostInterface(_) => "NoHostInterface",
+            Self::TappedFor(_) => "TappedForOther",
+            Self::MirrorInterface(_) => "MirrorInterface",
+            Self::NoSuchInterface => "NoSuchInterface",
+            Self::NotEthernet => "NotEthernet",
+            Self::TunnelInTunnel(_) => "TunnelInTunnel",
+            Self::NoSuchPod(_) => "NoSuchPod",
+            Self::BadSetting(..) => "BadSetting",
+            Self::NamespaceExcluded => "NamespaceExcluded",
+            Self::NamespaceNotAllowed => "NamespaceNotAllowed",
+            Self::NoSuchTarget(_) => "NoSuchTarget",
+            Self::Hidden(..) => Self::HIDDEN,
+            Self::Uncut(..) => "Uncut",
+            Self::TooManyMirrors => "TooManyMirrors",
+            Self::NoRoom(_) => "NoRoom",
+            Self::FilterRefused(_) => "FilterRefused",
+        }
+    }
+
+    /// What can be done about it, in one or two sentences.
+    pub const fn remedy(&self) -> &'static str {
+        match self {
+            Self::HostNetwork { .. } => {
+                "Only a pod without hostNetwork can be mirrored. `mirror-agent tail` can read an interface of the node."
+            }
+            Self::NoNetns => {
+                "Wait until the pod runs. If it runs, check that the agent sees the node's processes (hostPID)."
+            }
+            Self::NetnsUnreadable(_) => {
+                "The agent tries again. If the reason stays, compare its rights with docs/security.md, and start the pod \
+                 again."
+            }
+            Self::NoNic => {
+                "Wait until the CNI has connected the pod. If it does not, look at the Events of the pod."
+            }
+            Self::NoSuchNic => {
+                "Correct podmirror.io/nics. `ip link` inside the pod shows the names of its NICs."
+            }
+            Self::NoSuchNetwork(_) => {
+                "Wait until Multus has written its annotation. If it has, correct the name in the annotation of Kube-OVN."
+            }
+            Self::NoHostInterface(_) => {
+                "A NIC of this kind cannot be mirrored. docs/choosing.md says which networks are covered."
+            }
+            Self::TappedFor(_) => {
+                "Wait until the other pod has gone. One device can be tapped for one pod only."
+            }
+            Self::MirrorInterface(_) => {
+                "Choose another mirror interface (--mirror-iface, --target) that is not connected with this device."
+            }
+            Self::NoSuchInterface => {
+                "Correct the name. `ip link` on the node shows the names of its interfaces."
+            }
+            Self::NotEthernet => "Choose an interface whose packets are Ethernet frames.",
+            Self::TunnelInTunnel(_) => "Choose a target that is no tunnel.",
+            Self::NoSuchPod(_) => {
+                "Name a pod of this node. `kubectl get pod -o wide` shows the node of each pod."
+            }
+            Self::BadSetting(..) => "Correct the annotation. This mirror does not run until then.",
+            Self::NamespaceExcluded => {
+                "Only the administrator can change this: the namespace is in --exclude-namespaces of the agent."
+            }
+            Self::NamespaceNotAllowed => {
+                "Only the administrator can change this, by adding the namespace to --allow-namespaces of the agent."
+            }
+            Self::NoSuchTarget(_) => {
+                "Name a target that `mirror-agent status` lists on this node, or have the administrator add this one."
+            }
+            Self::Hidden(_, Hidden::NoHook) => {
+                "Have a clsact qdisc put in the place of the ingress qdisc, or do without this direction."
+            }
+            Self::Hidden(..) => {
+                "If packets are missing, have the other program or filter put behind the mirror, or removed."
+            }
+            Self::Uncut(..) => {
+                "Have the other program put behind ours, or removed. A mirror without a snap length does not need the \
+                 program that cuts, unless its target is a tunnel."
+            }
+            Self::TooManyMirrors => "Take back a mirror of this pod, or end a capture of it.",
+            Self::NoRoom(_) => {
+                "Take back mirrors on this node, or use fewer different filters. docs/choosing.md has the numbers."
+            }
+            Self::FilterRefused(_) => {
+                "Write a shorter or simpler filter. docs/filters.md says what is refused."
+            }
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HostNetwork { .. } => {
+                write!(f, "the pod uses the node's own network, which is never tapped for a pod")
+            }
+            Self::NoNetns => {
+                write!(
+                    f,
+                    "no process of the pod runs on this node yet; for a pod from a file, the annotation \
+                     podmirror.io/netns can name its network namespace"
+                )
+            }
+            Self::NetnsUnreadable(error) => write!(f, "its network namespace cannot be read: {error}"),
+            Self::NoNic => write!(f, "its network namespace has no interface but loopback yet"),
+            Self::NoSuchNic => {
+                write!(f, "the pod has no interface of this name, which an annotation asks for")
+            }
+            Self::NoSuchNetwork(attachment) => attachment.fmt(f),
+            Self::NoHostInterface(kind) => {
+                write!(f, "an interface of kind {kind:?} has no veth end on the node to tap")
+            }
+            Self::TappedFor(pod) => write!(f, "the device is tapped for pod {pod} already"),
+            Self::MirrorInterface(conflict) => conflict.fmt(f),
+            Self::NoSuchInterface => write!(f, "there is no such interface"),
+            Self::NotEthernet => {
+                write!(f, "its packets have no Ethernet header, as the file of a capture must say")
+            }
+            Self::TunnelInTunnel(kind) => {
+                write!(
+                    f,
+                    "it is a tunnel's device ({kind}), and the target is a tunnel too: the kernel has one address for \
+                     each CPU, so its packets would follow the copies; choose another target"
+                )
+            }
+            Self::NoSuchPod(pod) => write!(f, "this node has no pod {pod}"),
+            Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
+            Self::NamespaceExcluded => {
+                write!(f, "its namespace is one of those that are never mirrored (--exclude-namespaces)")
+            }
+            Self::NamespaceNotAllowed => {
+                write!(f, "its namespace is none of those that may ask for a mirror (--allow-namespaces)")
+            }
+            Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
+            Self::Uncut(target, hidden) => write!(
+                f,
+                "copies cannot be cut to the snap length, or addressed, at the device of target {target}: {hidden}"
+            ),
+            Self::NoSuchTarget(name) => {
+                write!(f, "there is no target {name:?} on this node; --target {name}=DESTINATION makes one")
+            }
+            Self::TooManyMirrors => {
+                write!(f, "a pod has at most {MAX_SESSIONS_PER_TAP} mirrors, and others come first")
+            }
+            Self::NoRoom(table) => table.fmt(f),
+            Self::FilterRefused(why) => why.fmt(f),
+        }
+    }
+}

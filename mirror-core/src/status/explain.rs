@@ -1,0 +1,286 @@
+//! One pod in plain words: whether it is mirrored, who asks for it, how it is done, what is missing, what can be done.
+//!
+//! Pure: of a [`NodeStatus`], which also comes as JSON. The text is for people; programs read `status -o json`. Called
+//! by `mirror-agent explain --pod`. [`mirror`] writes about a mirror at a NIC, [`target`] about where its copies go, and
+//! [`verdicts`] says what a counter means.
+
+mod mirror;
+mod target;
+mod verdicts;
+
+use mirror_common::verdict::Direction;
+
+use super::{
+    AttachedStatus, BAD_ANNOTATION, BadAnnotation, KnownPod, NodeStatus, NotAsked, NotMirrored, Notes,
+    SessionStatus, TapStatus, table::printable,
+};
+use crate::{model::Origin, select::Why};
+
+/// The text about a pod, by `NAMESPACE/NAME`.
+///
+/// # Errors
+///
+/// Nothing is known of the pod: a message that says where to look.
+pub(super) fn explain(status: &NodeStatus, pod: &str) -> Result<String, String> {
+    let subject = Subject::of(status, pod);
+    if subject.is_unknown() {
+        return Err(subject.unknown());
+    }
+    let mut text = Text::default();
+    subject.summary(&mut text);
+    subject.reasons(&mut text);
+    subject.failures(&mut text);
+    for tap in &subject.taps {
+        subject.nic(tap, &mut text);
+    }
+    Ok(text.0)
+}
+
+/// Lines of text.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    /// Adds a line, so many steps to the right. The pod chooses parts of it, so it cannot have control characters.
+    fn line(&mut self, depth: usize, line: &str) {
+        self.0.push_str(&"  ".repeat(depth));
+        self.0.push_str(&printable(line));
+        self.0.push('\n');
+    }
+
+    fn gap(&mut self) {
+        self.0.push('\n');
+    }
+}
+
+/// A message as a sentence.
+fn sentence(message: &str) -> String {
+    let mut chars = message.chars();
+    let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
+    format!("{first}{}.", chars.as_str().trim_end_matches('.'))
+}
+
+/// What the status has about one pod.
+struct Subject<'a> {
+    status: &'a NodeStatus,
+    pod: &'a str,
+    taps: Vec<&'a TapStatus>,
+    skipped: Vec<&'a NotMirrored>,
+    bad: Vec<&'a BadAnnotation>,
+    known: Option<&'a KnownPod>,
+}
+
+impl<'a> Subject<'a> {
+    fn of(status: &'a NodeStatus, name: &'a str) -> Self {
+        let is_of = |tap: &&TapStatus| {
+            let pod = tap.pod.as_ref();
+            pod.is_some_and(|pod| name.split_once('/') == Some((pod.namespace.as_str(), pod.name.as_str())))
+        };
+        let notes = status.notes.as_ref();
+        let skipped = notes.into_iter().flat_map(|notes| &notes.not_mirrored);
+        let bad = notes.into_iter().flat_map(|notes| &notes.bad_annotations);
+        let mut known = notes.and_then(|notes| notes.pods.as_ref()).into_iter().flatten();
+        Self {
+            status,
+            pod: name,
+            taps: status.taps.iter().filter(is_of).collect(),
+            skipped: skipped.filter(|skipped| skipped.pod.as_deref() == Some(name)).collect(),
+            bad: bad.filter(|bad| bad.pod == name).collect(),
+            known: known.find(|known| known.pod == name),
+        }
+    }
+
+    fn is_unknown(&self) -> bool {
+        self.taps.is_empty() && self.skipped.is_empty() && self.bad.is_empty() && self.known.is_none()
+    }
+
+    /// Where to look for a pod of which nothing is known.
+    fn unknown(&self) -> String {
+        let (NodeStatus { agent_running, notes, .. }, pod) = (self.status, self.pod);
+        let (namespace, name) = pod.split_once('/').unwrap_or(("", pod));
+        let elsewhere =
+            format!("`kubectl get pod --namespace {namespace} {name} --output wide` names its node");
+        let text = match notes {
+            Some(Notes { pods: Some(_), .. }) => format!(
+                "the agent of this node knows no pod {pod}: check the name, and ask on the node of the pod; \
+                 {elsewhere}. A pod from a file must stand in the file. The agent's log tells which pods it leaves out"
+            ),
+            Some(_) => format!(
+                "nothing is known of pod {pod}: the agent of this node has no list of pods yet, and its log says why. \
+                 {}",
+                sentence(&elsewhere)
+            ),
+            None if *agent_running => {
+                format!(
+                    "no tap of this node is for pod {pod}, and the agent that runs does not answer; try again"
+                )
+            }
+            None => format!(
+                "no tap of this node is for pod {pod}, and no agent runs here that could know more: start it, or ask \
+                 on the node of the pod; {elsewhere}"
+            ),
+        };
+        printable(text.trim_end_matches('.'))
+    }
+
+    /// Every session of the pod, with its tap.
+    fn sessions(&self) -> impl Iterator<Item = (&'a TapStatus, &'a SessionStatus)> {
+        let taps = self.taps.iter().copied();
+        taps.flat_map(|tap| tap.sessions.iter().map(move |session| (tap, session)))
+    }
+
+    /// Whether the pod is mirrored, and how much of this is certain.
+    fn summary(&self, text: &mut Text) {
+        let (captures, mirrors): (Vec<_>, Vec<_>) =
+            self.sessions().partition(|(_, session)| session.origin == Origin::Capture.name());
+        let copying = mirrors.iter().filter(|(tap, session)| self.copies(tap, session)).count();
+        let pod = self.pod;
+        text.line(
+            0,
+            &match copying {
+                0 if mirrors.is_empty() && captures.is_empty() => format!("{pod} is not mirrored."),
+                0 if mirrors.is_empty() => format!("{pod} is not mirrored, but a capture reads its packets."),
+                0 => format!("{pod} has a mirror, but nothing is copied now. The reasons stand below."),
+                some if some < mirrors.len() || !self.skipped.is_empty() || !self.bad.is_empty() => {
+                    format!("{pod} is mirrored, but not everything is as asked. The reasons stand below.")
+                }
+                _ => format!("{pod} is mirrored."),
+            },
+        );
+        match (&self.status.notes, self.status.agent_running) {
+            (None, false) => text.line(
+                0,
+                "No agent runs on this node. What is installed goes on; a change takes effect when an agent runs \
+                 again.",
+            ),
+            (None, true) => {
+                text.line(0, "The agent of this node does not answer, so reasons may be missing here.");
+            }
+            (Some(Notes { pods: None, .. }), _) => text.line(
+                0,
+                "The agent of this node has no list of pods yet. What an earlier agent has installed goes on.",
+            ),
+            (Some(_), _) => {}
+        }
+    }
+
+    /// Whether a session copies packets now, as far as the status shows it.
+    fn copies(&self, tap: &TapStatus, session: &SessionStatus) -> bool {
+        let wants = |direction: Direction| ["both", direction.name()].contains(&session.direction.as_str());
+        let is_seen =
+            Direction::ALL.into_iter().any(|direction| wants(direction) && is_attached(tap, direction));
+        let is_up = self.status.targets.iter().any(|target| target.name == session.target && target.up);
+        session.ended.is_none() && is_seen && is_up
+    }
+
+    /// Why there is no mirror, or not all that is asked for.
+    fn reasons(&self, text: &mut Text) {
+        if let Some(KnownPod { not_asked: Some(NotAsked { reason, message, remedy }), .. }) = self.known {
+            text.line(0, &format!("{} ({reason})", sentence(message)));
+            text.line(0, remedy);
+        } else if self.known.is_some() && self.taps.is_empty() && self.skipped.is_empty() {
+            text.line(0, "A mirror of it is asked for, but not installed yet. The agent goes on trying.");
+        } else if let (None, Some(Notes { pods: Some(_), .. })) = (self.known, &self.status.notes) {
+            text.line(0, "The agent's list of pods does not have this pod any more.");
+        }
+        if !self.skipped.is_empty() || !self.bad.is_empty() {
+            text.gap();
+            text.line(0, "Not as asked:");
+        }
+        for NotMirrored { pod: _, nic, mirror, reason, message, remedy } in &self.skipped {
+            let nic = nic.as_ref().map(|nic| format!(", NIC {nic}")).unwrap_or_default();
+            let mirror = mirror.as_ref().map(|mirror| format!(", mirror {mirror}")).unwrap_or_default();
+            text.line(1, &format!("{reason}{nic}{mirror}: {message}"));
+            if !remedy.is_empty() {
+                text.line(2, remedy);
+            }
+        }
+        for BadAnnotation { pod: _, message } in &self.bad {
+            text.line(1, &format!("{BAD_ANNOTATION}: {message}"));
+            text.line(2, "Correct the annotation, or remove it.");
+        }
+    }
+
+    /// The failures of the agent, where they may be the reason for something that is missing here.
+    fn failures(&self, text: &mut Text) {
+        let mut failures = self.status.notes.iter().flat_map(|notes| &notes.failures).peekable();
+        let is_asked = self.known.is_some_and(|known| known.not_asked.is_none());
+        let is_missing = match &self.taps[..] {
+            [] => is_asked && self.skipped.is_empty(),
+            taps => taps.iter().any(|tap| !Direction::ALL.into_iter().all(|it| is_attached(tap, it))),
+        };
+        if is_missing && failures.peek().is_some() {
+            text.gap();
+            text.line(0, "This failed in the agent's last round, and will be tried again:");
+            failures.for_each(|failure| text.line(1, failure));
+        }
+    }
+
+    /// A NIC, and its mirrors.
+    fn nic(&self, tap: &TapStatus, text: &mut Text) {
+        let TapStatus { ifindex, device, nic, network, sessions, .. } = tap;
+        text.gap();
+        let network = network.as_ref().map(|network| format!(", network {network}")).unwrap_or_default();
+        text.line(0, &format!("NIC {nic}{network}"));
+        text.line(1, &format!("It is tapped at the node's end of its veth, {device} (ifindex {ifindex})."));
+        let hooks: Vec<_> = Direction::ALL
+            .into_iter()
+            .filter(|direction| is_attached(tap, *direction))
+            .map(|direction| {
+                let (hook, way) = hook(tap, direction);
+                format!("{hook} ({way}) for what {}", verb(direction))
+            })
+            .collect();
+        if !hooks.is_empty() {
+            text.line(1, &format!("Our programs run at its hooks: {}.", hooks.join(", ")));
+            text.line(1, self.position(nic));
+        }
+        for direction in Direction::ALL.into_iter().filter(|direction| !is_attached(tap, *direction)) {
+            let (hook, _) = hook(tap, direction);
+            let line = format!(
+                "No program of ours runs at its hook {hook}, so what {} is not seen.",
+                verb(direction)
+            );
+            text.line(1, &line);
+            text.line(1, "An agent that runs attaches it again. If it cannot, its log says why.");
+        }
+        for session in sessions {
+            text.gap();
+            self.mirror(tap, session, text);
+        }
+    }
+
+    /// Whether other programs run ahead of ours at the hooks of a NIC.
+    fn position(&self, nic: &str) -> &'static str {
+        let mut of_nic = self.skipped.iter().filter(|skipped| skipped.nic.as_deref() == Some(nic));
+        match of_nic.any(|skipped| skipped.reason == Why::HIDDEN) {
+            true => "Another program or filter runs ahead of them: see Hidden above.",
+            false if self.status.notes.is_some() => "The agent sees no other program ahead of them.",
+            false => "Only an agent that answers can tell whether other programs run ahead of them.",
+        }
+    }
+}
+
+/// The hook of a pod's tap that sees a direction, and how our program is attached there. The tap is the node's end of a
+/// veth, so the device receives what leaves the pod.
+fn hook(tap: &TapStatus, direction: Direction) -> (&'static str, &str) {
+    match direction {
+        Direction::Ingress => ("egress", &tap.attached.egress),
+        Direction::Egress => ("ingress", &tap.attached.ingress),
+    }
+}
+
+fn is_attached(tap: &TapStatus, direction: Direction) -> bool {
+    hook(tap, direction).1 != AttachedStatus::NONE
+}
+
+/// A direction as a part of "what … the pod".
+const fn verb(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "reaches the pod",
+        Direction::Egress => "leaves the pod",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+//! A mirror at a NIC in words: who asks for it, which packets, how many, where to, and what it has counted.
+//!
+//! Pure, a part of [`explain`](super).
+
+use std::collections::BTreeMap;
+
+use mirror_common::verdict::{Direction, Verdict};
+
+use super::{Subject, Text, is_attached, target, verb, verdicts};
+use crate::{
+    annotations::{MIRROR, OVN_MIRROR},
+    model::{Directions, Name, Origin, Place},
+    status::{CounterStatus, LeftStatus, SessionStatus, SettingsStatus, TapStatus},
+};
+
+impl Subject<'_> {
+    /// Writes about one mirror at one NIC.
+    pub(super) fn mirror(&self, tap: &TapStatus, session: &SessionStatus, text: &mut Text) {
+        text.line(1, &format!("Mirror {}", session.mirror));
+        text.line(2, &origin(session));
+        text.line(2, &directions(session));
+        for line in settings(&session.settings) {
+            text.line(2, &line);
+        }
+        for line in budgets(session) {
+            text.line(2, &line);
+        }
+        target::write(self.status, &session.target, 2, text);
+        if let Some(key) = session.tunnel_key {
+            text.line(2, &format!("The tunnel key of its copies is {key}."));
+        }
+        counters(tap, session, text);
+    }
+}
+
+/// Who asks for the mirror.
+fn origin(session: &SessionStatus) -> String {
+    let SessionStatus { mirror, origin, .. } = session;
+    let key = if mirror == Name::DEFAULT { MIRROR.to_owned() } else { format!("{MIRROR}.{mirror}") };
+    match Origin::ALL.into_iter().find(|of| of.name() == origin) {
+        Some(Origin::Policy) => "--enable-mirror of the agent asks for it.".to_owned(),
+        Some(Origin::Interface) => "The command line of the agent asks for it.".to_owned(),
+        Some(Origin::Annotation(Place::Namespace)) => {
+            format!("The annotation {key} of its namespace asks for it.")
+        }
+        Some(Origin::Annotation(Place::Pod)) if mirror == Name::DEFAULT => {
+            format!("The annotation {key} (or {OVN_MIRROR}) of the pod asks for it.")
+        }
+        Some(Origin::Annotation(Place::Pod)) => format!("The annotation {key} of the pod asks for it."),
+        Some(Origin::Capture) => {
+            "A command on the node asks for it: `mirror-agent tail` or `mirror-agent capture`.".to_owned()
+        }
+        None => format!("It is asked for by: {origin}."),
+    }
+}
+
+fn directions(session: &SessionStatus) -> String {
+    let (ingress, egress) = (verb(Direction::Ingress), verb(Direction::Egress));
+    match Directions::from_name(&session.direction) {
+        Some(Directions::Both) => format!("It copies both directions: what {ingress}, and what {egress}."),
+        Some(Directions::Ingress) => format!("It copies what {ingress} (ingress)."),
+        Some(Directions::Egress) => format!("It copies what {egress} (egress)."),
+        None => format!("It copies this direction: {}.", session.direction),
+    }
+}
+
+/// Which of these packets, how many, and how much of each.
+fn settings(settings: &SettingsStatus) -> Vec<String> {
+    let SettingsStatus { filter, sample, rate_packets, rate_bits, snaplen, .. } = settings;
+    let rates =
+        [rate_packets.map(|rate| format!("{rate} packets")), rate_bits.map(|rate| format!("{rate} bits"))];
+    let rates: Vec<_> = rates.into_iter().flatten().collect();
+    let mut lines = Vec::new();
+    lines.extend(filter.as_ref().map(|filter| format!("Filter: only packets that match \"{filter}\".")));
+    lines.extend(sample.map(|share| format!("Sample: only {} of the flows.", percent(share))));
+    if !rates.is_empty() {
+        lines.push(format!("Rate: at most {} a second.", rates.join(" and ")));
+    }
+    lines.extend(snaplen.map(|bytes| format!("Snap length: only the first {bytes} bytes of each packet.")));
+    if lines.is_empty() {
+        lines.push(
+            "It has no filter, sample, rate or snap length: it wants all these packets, whole.".to_owned(),
+        );
+    }
+    lines
+}
+
+/// A share up to 1.
+fn percent(share: f64) -> String {
+    let rounded = (share * 1e6).round() / 1e4;
+    if rounded > 0.0 { format!("{rounded} %") } else { "less than 0.0001 %".to_owned() }
+}
+
+/// When it ends, or by what it has ended.
+fn budgets(session: &SessionStatus) -> Vec<String> {
+    let SessionStatus { settings, ended, left, .. } = session;
+    let LeftStatus { duration, packets, bytes } = left;
+    let left = |left: Option<String>| left.map(|left| format!("; {left} are left")).unwrap_or_default();
+    let count = |count: Option<u64>| left(count.map(|count| count.to_string()));
+    let seconds = |time: f64| format!("{} s", (time * 10.0).round() / 10.0);
+    let time = settings.duration.map(|of| format!("{}{}", seconds(of), left(duration.map(seconds))));
+    let packets = settings.packets.map(|of| format!("{of} copied packets{}", count(*packets)));
+    let bytes = settings.bytes.map(|of| format!("{of} copied bytes{}", count(*bytes)));
+    let budgets = [time, packets, bytes].into_iter().flatten();
+    let ended = ended.as_ref().map(|budget| {
+        format!(
+            "It has ended, because its budget of {budget} is used up: nothing is copied. All its budgets begin again \
+             when its settings change."
+        )
+    });
+    budgets.map(|budget| format!("Budget: it ends after {budget}.")).chain(ended).collect()
+}
+
+/// What the tap has seen for this mirror, by verdict.
+fn counters(tap: &TapStatus, session: &SessionStatus, text: &mut Text) {
+    let seen = |direction: Direction| {
+        let counters = session.counters.iter().filter(|counter| counter.direction == direction.name());
+        counters.fold(0_u64, |sum, counter| sum.saturating_add(counter.packets))
+    };
+    if session.counters.is_empty() {
+        return text.line(2, "The mirror has seen no packet yet.");
+    }
+    let (ingress, egress) = (seen(Direction::Ingress), seen(Direction::Egress));
+    let line =
+        format!("The mirror has seen {ingress} packets that reach the pod and {egress} that leave it:");
+    text.line(2, &line);
+    let order = |name: &str| Verdict::ALL.into_iter().position(|verdict| verdict.name() == name);
+    let mut verdicts = BTreeMap::<_, Vec<String>>::new();
+    for CounterStatus { direction, verdict, packets, bytes } in &session.counters {
+        // Verdicts that this version does not know come last.
+        let key = (order(verdict).unwrap_or(usize::MAX), verdict);
+        verdicts.entry(key).or_default().push(format!("{direction} {packets} packets ({bytes} bytes)"));
+    }
+    for ((_, verdict), counts) in verdicts {
+        text.line(3, &format!("{verdict}: {}", counts.join(", ")));
+        text.line(4, verdicts::words(verdict));
+    }
+    for direction in Direction::ALL.into_iter().filter(|it| seen(*it) == 0 && is_attached(tap, *it)) {
+        let line = format!(
+            "It has seen nothing of what {}. If there are such packets, they do not pass this tap: docs/choosing.md \
+             says which networks are covered.",
+            verb(direction)
+        );
+        text.line(2, &line);
+    }
+}

@@ -1,0 +1,417 @@
+//! The words about a pod: whole texts of the main cases, and by property that nothing of the pod is left out.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use mirror_common::verdict::Verdict;
+use proptest::{collection::vec, option, prelude::*, sample};
+
+use super::*;
+use crate::{
+    model::{Place, PodId},
+    select::Unasked,
+    settings::Settings,
+    status::{CounterStatus, LeftStatus, PodStatus, TargetStatus, Unreached},
+};
+
+fn target(name: &str, destination: &str, ifindex: Option<u32>, up: bool) -> TargetStatus {
+    let stream = destination == "stream";
+    let device = if stream { "" } else { destination };
+    TargetStatus {
+        name: name.into(),
+        destination: destination.into(),
+        device: device.into(),
+        ifindex,
+        up,
+        stream,
+    }
+}
+
+fn counter(direction: &str, verdict: Verdict, packets: u64) -> CounterStatus {
+    let (direction, verdict) = (direction.into(), verdict.name().into());
+    CounterStatus { direction, verdict, packets, bytes: packets * 100 }
+}
+
+fn session(mirror: &str, target: &str, settings: &[(&'static str, &str)]) -> SessionStatus {
+    let mut of = Settings::default();
+    settings.iter().for_each(|(key, value)| of.set(key, value).unwrap());
+    let left = of.budget.into();
+    SessionStatus {
+        mirror: mirror.into(),
+        target: target.into(),
+        serial: 1,
+        tunnel_key: None,
+        origin: Origin::Annotation(Place::Pod).name().into(),
+        direction: "both".into(),
+        settings: of.into(),
+        words: Vec::new(),
+        ended: None,
+        left,
+        counters: Vec::new(),
+    }
+}
+
+fn tap(name: &str, sessions: &[SessionStatus]) -> TapStatus {
+    TapStatus {
+        ifindex: 12,
+        device: format!("veth-{name}"),
+        pod: Some(PodStatus { uid: "1".into(), namespace: "shop".into(), name: name.into() }),
+        nic: "eth0".into(),
+        network: None,
+        attached: AttachedStatus { ingress: "tcx".into(), egress: "tcx".into() },
+        sessions: sessions.to_vec(),
+    }
+}
+
+/// A node with an agent that has listed the pods `web`, of which a mirror is asked for, and `db`.
+fn node(taps: &[TapStatus]) -> NodeStatus {
+    let db = PodId { uid: "2".into(), namespace: "shop".into(), name: "db".into() };
+    let why = Unasked::NoRequest;
+    let (reason, message, remedy) = (why.name().into(), why.to_string(), why.remedy(&db));
+    let pods = vec![
+        KnownPod { pod: "shop/web".into(), not_asked: None },
+        KnownPod { pod: "shop/db".into(), not_asked: Some(NotAsked { reason, message, remedy }) },
+    ];
+    NodeStatus {
+        version: "1".into(),
+        agent_running: true,
+        targets: vec![target("default", "mirror0", Some(6), true)],
+        taps: taps.to_vec(),
+        notes: Some(Notes { pods: Some(pods), ..Notes::default() }),
+    }
+}
+
+fn skipped(mirror: Option<&str>, reason: &str) -> NotMirrored {
+    NotMirrored {
+        pod: Some("shop/web".into()),
+        nic: None,
+        mirror: mirror.map(str::to_owned),
+        reason: reason.into(),
+        message: "the reason".into(),
+        remedy: "The remedy.".into(),
+    }
+}
+
+#[test]
+fn a_pod_is_mirrored() {
+    let mut of = session("default", "default", &[("filter", "icmp")]);
+    of.direction = "egress".into();
+    of.counters = vec![
+        counter("ingress", Verdict::OtherDirection, 9),
+        counter("egress", Verdict::Copied, 3),
+        counter("egress", Verdict::Filtered, 6),
+    ];
+    let status = node(&[tap("web", &[of]), tap("other", &[session("default", "default", &[])])]);
+    assert_eq!(
+        status.explain("shop/web").unwrap(),
+        "\
+shop/web is mirrored.
+
+NIC eth0
+  It is tapped at the node's end of its veth, veth-web (ifindex 12).
+  Our programs run at its hooks: egress (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
+  The agent sees no other program ahead of them.
+
+  Mirror default
+    The annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod asks for it.
+    It copies what leaves the pod (egress).
+    Filter: only packets that match \"icmp\".
+    The target default is the mirror interface mirror0 (ifindex 6). It takes copies now.
+    The mirror has seen 9 packets that reach the pod and 9 that leave it:
+      copied: egress 3 packets (300 bytes)
+        The target has taken a copy.
+      other_direction: ingress 9 packets (900 bytes)
+        The mirror does not ask for this direction. The value \"true\" or \"both\" asks for both.
+      filtered: egress 6 packets (600 bytes)
+        The filter does not match. `mirror-agent explain --pcap` tries a filter on a capture.
+"
+    );
+}
+
+#[test]
+fn a_pod_is_not_asked_for() {
+    assert_eq!(
+        node(&[]).explain("shop/db").unwrap(),
+        "\
+shop/db is not mirrored.
+No mirror is asked for: podmirror.io/mirror stands neither on the pod nor on its namespace, and the agent runs without \
+--enable-mirror. (NoRequest)
+To mirror it: kubectl annotate --overwrite --namespace shop pod db podmirror.io/mirror=true; for a pod from a file, \
+write this annotation there.
+"
+    );
+}
+
+#[test]
+fn a_pod_is_asked_for_in_vain() {
+    let mut status = node(&[]);
+    assert_eq!(
+        status.explain("shop/web").unwrap(),
+        "\
+shop/web is not mirrored.
+A mirror of it is asked for, but not installed yet. The agent goes on trying.
+"
+    );
+    let notes = status.notes.as_mut().unwrap();
+    notes.failures = vec!["no device".into()];
+    assert!(status.explain("shop/web").unwrap().ends_with(
+        "
+This failed in the agent's last round, and will be tried again:
+  no device
+"
+    ));
+    let notes = status.notes.as_mut().unwrap();
+    notes.not_mirrored = vec![skipped(None, "BadSetting"), skipped(Some("ids"), "NoSuchTarget")];
+    notes.bad_annotations =
+        vec![BadAnnotation { pod: "shop/web".into(), message: "yes; it is ignored".into() }];
+    assert_eq!(
+        status.explain("shop/web").unwrap(),
+        "\
+shop/web is not mirrored.
+
+Not as asked:
+  BadSetting: the reason
+    The remedy.
+  NoSuchTarget, mirror ids: the reason
+    The remedy.
+  BadAnnotation: yes; it is ignored
+    Correct the annotation, or remove it.
+"
+    );
+}
+
+#[test]
+fn nothing_is_copied_any_more_and_no_agent_runs() {
+    let mut ended =
+        session("default", "default", &[("packets", "2"), ("duration", "1h"), ("sample", "1/100")]);
+    ended.ended = Some("packets".into());
+    ended.left = LeftStatus { duration: Some(3600.0 - 77.04), packets: Some(0), bytes: None };
+    ended.origin = Origin::Policy.name().into();
+    let mut ids = session("ids", "ids", &[("rate", "10kpps,50Mbit"), ("snaplen", "96")]);
+    ids.counters = vec![counter("egress", Verdict::TargetDown, 7)];
+    let mut tap = tap("web", &[ended, ids]);
+    tap.attached.egress = AttachedStatus::NONE.into();
+    let mut status = node(&[tap]);
+    status.targets.push(target("ids", "ids0", Some(8), false));
+    (status.agent_running, status.notes) = (false, None);
+    assert_eq!(
+        status.explain("shop/web").unwrap(),
+        "\
+shop/web has a mirror, but nothing is copied now. The reasons stand below.
+No agent runs on this node. What is installed goes on; a change takes effect when an agent runs again.
+
+NIC eth0
+  It is tapped at the node's end of its veth, veth-web (ifindex 12).
+  Our programs run at its hooks: ingress (tcx) for what leaves the pod.
+  Only an agent that answers can tell whether other programs run ahead of them.
+  No program of ours runs at its hook egress, so what reaches the pod is not seen.
+  An agent that runs attaches it again. If it cannot, its log says why.
+
+  Mirror default
+    --enable-mirror of the agent asks for it.
+    It copies both directions: what reaches the pod, and what leaves the pod.
+    Sample: only 1 % of the flows.
+    Budget: it ends after 3600 s; 3523 s are left.
+    Budget: it ends after 2 copied packets; 0 are left.
+    It has ended, because its budget of packets is used up: nothing is copied. All its budgets begin again when its \
+settings change.
+    The target default is the mirror interface mirror0 (ifindex 6). It takes copies now.
+    The mirror has seen no packet yet.
+
+  Mirror ids
+    The annotation podmirror.io/mirror.ids of the pod asks for it.
+    It copies both directions: what reaches the pod, and what leaves the pod.
+    Rate: at most 10000 packets and 50000000 bits a second.
+    Snap length: only the first 96 bytes of each packet.
+    The target ids is the mirror interface ids0 (ifindex 8). It is down, so nothing is copied.
+    Bring it up on the node: ip link set ids0 up.
+    The mirror has seen 0 packets that reach the pod and 7 that leave it:
+      target_down: egress 7 packets (700 bytes)
+        The target took no copies when the packet passed.
+"
+    );
+}
+
+#[test]
+fn a_pod_of_which_nothing_is_known_is_told_with_where_to_look() {
+    let mut status = node(&[]);
+    let told = |status: &NodeStatus| status.explain("shop/nobody").unwrap_err();
+    assert_eq!(
+        told(&status),
+        "the agent of this node knows no pod shop/nobody: check the name, and ask on the node of the pod; `kubectl get \
+         pod --namespace shop nobody --output wide` names its node. A pod from a file must stand in the file. The \
+         agent's log tells which pods it leaves out"
+    );
+    status.notes = Some(Notes::default());
+    assert!(
+        told(&status).starts_with(
+            "nothing is known of pod shop/nobody: the agent of this node has no list of pods yet"
+        )
+    );
+    status.notes = None;
+    assert!(told(&status).ends_with("the agent that runs does not answer; try again"));
+    status.agent_running = false;
+    assert!(told(&status).contains("no agent runs here that could know more: start it"));
+}
+
+#[test]
+fn a_capture_alone_is_no_mirror() {
+    let mut of = session("capture.7", "capture.7", &[]);
+    of.origin = Origin::Capture.name().into();
+    let mut status = node(&[tap("db", &[of])]);
+    let mut stream = target("capture.7", "stream", None, true);
+    stream.destination.clear();
+    status.targets.push(stream);
+    let text = status.explain("shop/db").unwrap();
+    assert!(
+        text.starts_with(
+            "shop/db is not mirrored, but a capture reads its packets.\nNo mirror is asked for:"
+        ),
+        "{text}"
+    );
+    assert!(text.contains("\n    A command reads its packets now.\n"), "{text}");
+    assert!(text.contains("\n    It has no filter, sample, rate or snap length: "), "{text}");
+}
+
+/// Text as a pod may choose it.
+fn word() -> impl Strategy<Value = String> {
+    "[a-z\\x1b\n\"é. ]{0,6}"
+}
+
+fn name_or_word(names: Vec<&'static str>) -> impl Strategy<Value = String> {
+    prop_oneof![4 => sample::select(names).prop_map(str::to_owned), 1 => word()]
+}
+
+fn any_session() -> impl Strategy<Value = SessionStatus> {
+    let verdict = name_or_word(Verdict::ALL.map(Verdict::name).to_vec());
+    let direction = name_or_word(Direction::ALL.map(Direction::name).to_vec());
+    let counter =
+        (direction, verdict, 1..=u64::MAX, any::<u64>()).prop_map(|(direction, verdict, packets, bytes)| {
+            CounterStatus { direction, verdict, packets, bytes }
+        });
+    let origin = name_or_word(Origin::ALL.map(Origin::name).to_vec());
+    let numbers = (option::of(any::<u64>()), option::of(0.0..2.0), option::of(1..9_u32));
+    let names = (word(), name_or_word(vec!["default", "ids", "live"]), origin);
+    let direction = name_or_word(vec!["both", "ingress", "egress"]);
+    (names, direction, option::of(word()), numbers, option::of(word()), vec(counter, 0..5)).prop_map(
+        |((mirror, target, origin), direction, filter, (number, share, snaplen), ended, counters)| {
+            let mut of = session(&mirror, &target, &[]);
+            of.settings.filter = filter;
+            (of.settings.sample, of.settings.duration, of.left.duration) = (share, share, share);
+            (of.settings.packets, of.settings.rate_bits, of.left.packets) = (number, number, number);
+            (of.settings.snaplen, of.tunnel_key) = (snaplen, snaplen);
+            SessionStatus { origin, direction, ended, counters, ..of }
+        },
+    )
+}
+
+fn any_node() -> impl Strategy<Value = NodeStatus> {
+    let way = || name_or_word(vec!["tcx", "clsact", "none"]);
+    let any_tap = (option::of(name_or_word(vec!["web"])), way(), way(), word(), vec(any_session(), 0..3))
+        .prop_map(|(name, ingress, egress, nic, sessions)| {
+            let mut of = tap(&name.clone().unwrap_or_default(), &sessions);
+            of.attached = AttachedStatus { ingress, egress };
+            TapStatus { pod: of.pod.filter(|_| name.is_some()), nic, ..of }
+        });
+    let pod = || name_or_word(vec!["shop/web"]);
+    let any_skipped = (
+        option::of(pod()),
+        option::of(word()),
+        option::of(word()),
+        name_or_word(vec!["Hidden"]),
+        word(),
+        word(),
+    )
+        .prop_map(|(pod, nic, mirror, reason, message, remedy)| NotMirrored {
+            pod,
+            nic,
+            mirror,
+            reason,
+            message,
+            remedy,
+        });
+    let any_bad = (pod(), word()).prop_map(|(pod, message)| BadAnnotation { pod, message });
+    let not_asked =
+        (word(), word(), word()).prop_map(|(reason, message, remedy)| NotAsked { reason, message, remedy });
+    let any_known = (pod(), option::of(not_asked)).prop_map(|(pod, not_asked)| KnownPod { pod, not_asked });
+    let any_unreached = (name_or_word(vec!["default", "ids"]), word())
+        .prop_map(|(target, message)| Unreached { target, message });
+    let notes = (
+        vec(any_skipped, 0..3),
+        vec(any_bad, 0..2),
+        option::of(vec(any_known, 0..3)),
+        vec(any_unreached, 0..2),
+        vec(word(), 0..2),
+    )
+        .prop_map(|(not_mirrored, bad_annotations, pods, unreached_targets, failures)| Notes {
+            not_mirrored,
+            bad_annotations,
+            pods,
+            unreached_targets,
+            failures,
+        });
+    let kind = sample::select(vec!["mirror0", "pod:shop/ids", "stream"]);
+    let any_target =
+        (name_or_word(vec!["default", "ids", "live"]), kind, option::of(1..9_u32), any::<bool>())
+            .prop_map(|(name, kind, ifindex, up)| target(&name, kind, ifindex, up));
+    (vec(any_tap, 0..3), option::of(notes), vec(any_target, 0..3), any::<bool>()).prop_map(
+        |(taps, notes, targets, agent_running)| NodeStatus {
+            version: "1".into(),
+            agent_running,
+            targets,
+            taps,
+            notes,
+        },
+    )
+}
+
+proptest! {
+    /// Whatever the status is, all of the pod is in the text: each NIC and mirror, each counter, each reason.
+    #[test]
+    fn nothing_of_the_pod_is_left_out(status in any_node()) {
+        let subject = Subject::of(&status, "shop/web");
+        let text = match status.explain("shop/web") {
+            Ok(text) => text,
+            Err(message) => {
+                let is_known = !subject.taps.is_empty() || subject.known.is_some();
+                prop_assert!(!is_known && subject.skipped.is_empty() && subject.bad.is_empty());
+                prop_assert!(message.contains("shop/web"), "{}", message);
+                return Ok(());
+            }
+        };
+        prop_assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{:?}", text);
+        prop_assert_eq!(text.lines().filter(|line| line.starts_with("NIC ")).count(), subject.taps.len());
+        let mut expected = Vec::new();
+        for tap in &subject.taps {
+            expected.push(format!("NIC {}", printable(&tap.nic)));
+            expected.extend([&tap.attached.ingress, &tap.attached.egress].map(|way| match way.as_str() {
+                "none" => "No program of ours runs at its hook".to_owned(),
+                way => printable(&format!("({way})")),
+            }));
+        }
+        for (_, session) in subject.sessions() {
+            expected.push(format!("  Mirror {}\n", printable(&session.mirror)));
+            expected.extend(session.settings.filter.iter().map(|filter| printable(&format!("\"{filter}\""))));
+            expected.extend(session.settings.packets.map(|packets| format!("after {packets} copied packets; {packets} are left")));
+            expected.extend(session.settings.snaplen.map(|bytes| format!("the first {bytes} bytes")));
+            expected.extend(session.ended.iter().map(|budget| printable(&format!("its budget of {budget} is used up"))));
+            for CounterStatus { direction, verdict, packets, bytes } in &session.counters {
+                expected.push(printable(&format!("{direction} {packets} packets ({bytes} bytes)")));
+                expected.push(format!("      {}: ", printable(verdict)));
+            }
+            let target = status.targets.iter().find(|target| target.name == session.target);
+            let unreached = status.notes.iter().flat_map(|notes| &notes.unreached_targets);
+            let unreached = unreached.filter(|of| of.target == session.target && target.is_some_and(|of| !of.stream));
+            expected.extend(unreached.map(|of| printable(&sentence(&of.message))));
+        }
+        for NotMirrored { reason, message, remedy, .. } in &subject.skipped {
+            expected.extend([reason, message, remedy].map(|text| printable(text)));
+        }
+        expected.extend(subject.bad.iter().map(|bad| printable(&bad.message)));
+        if let Some(NotAsked { reason, message, remedy }) = subject.known.and_then(|known| known.not_asked.as_ref()) {
+            expected.extend([reason, &sentence(message), remedy].map(|text| printable(text)));
+        }
+        for part in expected {
+            prop_assert!(text.contains(&part), "no {:?} in\n{}", part, text);
+        }
+    }
+}

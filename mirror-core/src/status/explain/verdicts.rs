@@ -1,0 +1,55 @@
+//! What a verdict means for a reader of copies, and what can be done about it.
+//!
+//! Words alone, a part of [`explain`](super). docs/metrics.md has the same in a table.
+
+use mirror_common::verdict::Verdict;
+
+/// The meaning and the remedy of a verdict, by its name.
+pub(super) fn words(name: &str) -> &'static str {
+    let verdict = Verdict::ALL.into_iter().find(|verdict| verdict.name() == name);
+    verdict.map_or("This version of mirror-agent does not know this verdict.", of)
+}
+
+const fn of(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Copied => "The target has taken a copy.",
+        Verdict::OtherDirection => {
+            "The mirror does not ask for this direction. The value \"true\" or \"both\" asks for both."
+        }
+        Verdict::Duplicate => {
+            "The target has this packet already, in the same form, from another pod's tap or another mirror of this \
+             pod. Nothing is missing."
+        }
+        Verdict::Loop => {
+            "The packet is a copy itself, or brings copies to a target. It is never copied again."
+        }
+        Verdict::TargetDown => "The target took no copies when the packet passed.",
+        Verdict::Congested => {
+            "The device of the target did not take the copy: its queue was full, or the packet was longer than its \
+             MTU. A filter, a sample or a snap length makes fewer or shorter copies."
+        }
+        Verdict::Failed => {
+            "The kernel could not make the copy, for example without free memory. If this goes on, the agent's log \
+             may say why."
+        }
+        Verdict::Filtered => {
+            "The filter does not match. `mirror-agent explain --pcap` tries a filter on a capture."
+        }
+        Verdict::SampledOut => "The flow is not in the sample. A greater sample has more flows.",
+        Verdict::Limited => {
+            "The rate of the mirror, of the pod (--max-pod-rate) or of the node (--max-rate) was used up. A narrower \
+             filter needs fewer copies; a higher rate allows more."
+        }
+        Verdict::Ended => {
+            "A budget is used up. All budgets begin again when the settings of the mirror change."
+        }
+        Verdict::Uncut => {
+            "The copy could not be cut to the snap length, or addressed for the tunnel, so it was not delivered. \
+             Without a snap length, a copy to a device is not cut."
+        }
+        Verdict::Lost => {
+            "The ring of the stream had no room: the program that reads it is too slow. A filter, a snap length or a \
+             larger --buffer helps."
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! `mirror-agent explain --pod`: the words about one pod, from its first annotation to its exclusion.
+
+use mirror_tests::{Agent, AttachMode, Capture, Lab, PodSpec, PodsFile, SOON, check, eventually};
+
+use crate::{MIRROR, Node, any_mode};
+
+in_both_modes!(a_pod_is_explained_at_each_step_of_its_life);
+
+const WEB: &str = "default/web";
+
+/// Waits until the words about a pod have all these parts, and returns them.
+#[track_caller]
+fn wait_told(lab: &Lab, pod: &str, parts: &[&str]) -> String {
+    eventually(SOON, || {
+        let exit = lab.agent_exit(&["explain", "--pod", pod]);
+        let missing: Vec<_> = parts.iter().filter(|part| !exit.stdout.contains(**part)).collect();
+        check(exit.code == Some(0) && missing.is_empty(), || {
+            format!("no {missing:#?} in\n{}\n{}", exit.stdout, exit.stderr)
+        })?;
+        Ok(exit.stdout)
+    })
+}
+
+/// Waits until the words about the pod have each counter of its tap.
+#[track_caller]
+fn wait_counters_told(lab: &Lab, device: &str) {
+    eventually(SOON, || {
+        let status = lab.status();
+        let counters = &status.tap(device).counters;
+        let text = lab.agent_exit(&["explain", "--pod", WEB]).stdout;
+        let told = counters.iter().all(|counter| {
+            let count =
+                format!("{} {} packets ({} bytes)", counter.direction, counter.packets, counter.bytes);
+            let of_verdict = |line: &str| line.trim_start().starts_with(&format!("{}: ", counter.verdict));
+            text.lines().any(|line| of_verdict(line) && line.contains(&count))
+        });
+        check(told && !counters.is_empty(), || format!("{counters:#?} are not all in\n{text}"))
+    });
+}
+
+fn a_pod_is_explained_at_each_step_of_its_life(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("explained");
+    let spec = |annotations: &[(&str, &str)]| {
+        let web = PodSpec::of(web);
+        annotations.iter().fold(web, |web, (key, value)| web.annotated(&format!("podmirror.io/{key}"), value))
+    };
+    let pods = PodsFile::new(lab, &[spec(&[]), PodSpec::of(db).mirror("false")]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+
+    // Nobody asks for a mirror.
+    let ask = "kubectl annotate --overwrite --namespace default pod web podmirror.io/mirror=true";
+    wait_told(lab, WEB, &["default/web is not mirrored.\nNo mirror is asked for: ", "(NoRequest)\n", ask]);
+    wait_told(lab, "default/db", &["default/db is not mirrored.\nThe pod opts out: ", "(OptedOut)\n"]);
+
+    // An annotation asks, with a filter and a budget.
+    let icmp = [("mirror", "true"), ("filter", "icmp"), ("packets", "4")];
+    pods.write(&[spec(&icmp), PodSpec::of(db).mirror("false")]);
+    lab.wait_mirrored(&[web]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.ping(db.v4(), 1, 56);
+    let device = web.veth_host();
+    let (tapped, mirror_iface) = (lab.ifindex(device), lab.ifindex(MIRROR));
+    let way = mode.name();
+    wait_told(
+        lab,
+        WEB,
+        &[
+            "default/web is mirrored.\n\nNIC eth0\n",
+            &format!("  It is tapped at the node's end of its veth, {device} (ifindex {tapped}).\n"),
+            &format!("egress ({way}) for what reaches the pod, ingress ({way}) for what leaves the pod.\n"),
+            "  The agent sees no other program ahead of them.\n",
+            "\n  Mirror default\n    The annotation podmirror.io/mirror (or ovn.kubernetes.io/mirror) of the pod asks for it.\n",
+            "    It copies both directions: what reaches the pod, and what leaves the pod.\n",
+            "    Filter: only packets that match \"icmp\".\n",
+            "    Budget: it ends after 4 copied packets; 2 are left.\n",
+            &format!(
+                "    The target default is the mirror interface {MIRROR} (ifindex {mirror_iface}). It takes copies now.\n"
+            ),
+            "      copied: ingress 1 packets (98 bytes), egress 1 packets (98 bytes)\n",
+        ],
+    );
+    wait_counters_told(lab, device);
+
+    // The budget is used up.
+    web.ping(db.v4(), 3, 56);
+    wait_told(
+        lab,
+        WEB,
+        &[
+            "default/web has a mirror, but nothing is copied now. The reasons stand below.\n",
+            "4 copied packets; 0 are left.\n    It has ended, because its budget of packets is used up: nothing is copied.",
+            "      copied: ingress 2 packets (196 bytes), egress 2 packets (196 bytes)\n",
+            "      ended: ingress 2 packets (196 bytes), egress 2 packets (196 bytes)\n        A budget is used up.",
+        ],
+    );
+    wait_counters_told(lab, device);
+    eventually(SOON, || check(mirror.frames().len() == 4, || format!("{:?}", mirror.frames())));
+    assert_eq!(mirror.stop().len(), 4, "what the budget allows, and no more");
+
+    // The filter is wrong.
+    let wrong = [("mirror", "true"), ("filter", "tcp prot 80")];
+    pods.write(&[spec(&wrong), PodSpec::of(db).mirror("false")]);
+    let told = [
+        "default/web is not mirrored.\n\nNot as asked:\n  BadSetting: annotation podmirror.io/filter \"tcp prot 80\": ",
+        "\n    Correct the annotation.",
+    ];
+    wait_told(lab, WEB, &told);
+
+    // The target is down.
+    pods.write(&[
+        spec(&[("mirror", "egress"), ("odd", "1"), ("snaplen", "96")]),
+        PodSpec::of(db).mirror("false"),
+    ]);
+    lab.wait_mirrored(&[web]);
+    lab.node().ip(&format!("link set {MIRROR} down"));
+    let down = format!(
+        "(ifindex {mirror_iface}). It is down, so nothing is copied.\n    Bring it up on the node: ip link set {MIRROR} up.\n"
+    );
+    lab.wait_status(|status| check(!status.mirror().up, || "the mirror interface is up".into()));
+    agent.wait_for_log(&["the mirror interface is down"]);
+    web.ping(db.v4(), 2, 56);
+    wait_told(
+        lab,
+        WEB,
+        &[
+            "default/web has a mirror, but nothing is copied now.",
+            "  BadAnnotation: annotation podmirror.io/odd: there is no such annotation",
+            "    It copies what leaves the pod (egress).\n    Snap length: only the first 96 bytes of each packet.\n",
+            &down,
+            "      other_direction: ingress ",
+            "      target_down: egress ",
+        ],
+    );
+    wait_counters_told(lab, device);
+
+    // The agent is stopped, and the target is up again: the mirror goes on. To ask changes nothing.
+    lab.node().ip(&format!("link set {MIRROR} up"));
+    lab.wait_status(|status| check(status.mirror().up, || "the mirror interface is down".into()));
+    agent.stop();
+    let before = (lab.network_state(), lab.pins());
+    wait_told(
+        lab,
+        WEB,
+        &[
+            "default/web is mirrored.\nNo agent runs on this node.",
+            "Only an agent that answers can tell whether",
+        ],
+    );
+    wait_counters_told(lab, device);
+    assert_eq!((lab.network_state(), lab.pins()), before);
+
+    // The administrator leaves the namespace out, or does not let it in.
+    let agent = Agent::run(lab, mode, &pods, &["--exclude-namespaces", "default"]);
+    wait_told(
+        lab,
+        WEB,
+        &[
+            "NamespaceExcluded: its namespace is one of those that are never mirrored",
+            "Only the administrator",
+        ],
+    );
+    wait_told(lab, "default/db", &["(NamespaceExcluded)\nOnly the administrator can change this"]);
+    agent.stop();
+    pods.write(&[spec(&[]), PodSpec::of(db).mirror("true")]);
+    let _agent = Agent::run(lab, mode, &pods, &["--allow-namespaces", "shop"]);
+    wait_told(lab, WEB, &["(NamespaceNotAllowed)\nOnly the administrator can change this"]);
+    wait_told(
+        lab,
+        "default/db",
+        &["NamespaceNotAllowed: its namespace is none of those that may ask for a mirror"],
+    );
+}
+
+#[test]
+fn a_pod_of_which_nothing_is_known_is_an_error_that_says_where_to_look() {
+    let Node { web, lab, .. } = &Node::bridged("unexplained");
+    let fails = |pod: &str, message: &str| {
+        eventually(SOON, || {
+            let exit = lab.agent_exit(&["explain", "--pod", pod]);
+            check(exit.code == Some(1) && exit.stderr.contains(message), || format!("{exit:?}"))?;
+            check(exit.stdout.is_empty(), || format!("{exit:?}"))
+        });
+    };
+    fails(WEB, "nothing is mirrored: no maps in");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    wait_told(lab, WEB, &["default/web is mirrored.\n"]);
+    fails("default/wbe", "the agent of this node knows no pod default/wbe: check the name");
+    fails("shop/web", "`kubectl get pod --namespace shop web --output wide` names its node");
+    agent.stop();
+    fails("default/wbe", "no tap of this node is for pod default/wbe, and no agent runs here");
+    // Wrong usage, and a form that there is not.
+    for (arguments, code, message) in [
+        (&["explain"][..], 2, "--pod"),
+        (&["explain", "--pod", "web"], 2, "as in shop/web"),
+        (&["explain", "--pod", WEB, "--filter", "tcp"], 2, "cannot be used with"),
+        (&["explain", "--pod", WEB, "-o", "json"], 1, "`mirror-agent status -o json` has the same facts"),
+    ] {
+        let exit = lab.agent_exit(arguments);
+        assert!(exit.code == Some(code) && exit.stderr.contains(message), "{arguments:?}: {exit:?}");
+    }
+}
