@@ -104,11 +104,7 @@ impl Lab {
 
     /// Names of the node's devices, sorted.
     pub fn devices(&self) -> Vec<String> {
-        let lines = self.node.ip("-o link show");
-        let name = |line: &str| line.split([':', '@']).nth(1).unwrap().trim().to_owned();
-        let mut names: Vec<String> = lines.lines().map(name).collect();
-        names.sort();
-        names
+        self.node.devices()
     }
 
     /// ifindex of a device of the node.

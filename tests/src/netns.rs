@@ -115,6 +115,16 @@ impl Netns {
         text(&output.stdout)
     }
 
+    /// Names of the devices, sorted.
+    #[track_caller]
+    pub fn devices(&self) -> Vec<String> {
+        let lines = self.ip("-o link show");
+        let name = |line: &str| line.split([':', '@']).nth(1).unwrap().trim().to_owned();
+        let mut names: Vec<String> = lines.lines().map(name).collect();
+        names.sort();
+        names
+    }
+
     /// Whether the kernel has devices of this kind.
     pub fn has_link_kind(&self, kind: &str) -> bool {
         let made = self.try_run(&format!("ip link add has-kind type {kind} external")).status.success();

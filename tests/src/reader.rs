@@ -1,8 +1,9 @@
-//! Runs programs that nobody here wrote and that read copies: Suricata, softflowd, nfdump, tshark.
+//! Runs programs that nobody here wrote and that read copies: Suricata, softflowd, nfdump, Open vSwitch.
 //!
-//! Those of Debian 13 are in a tree of their own, which `cargo xtask test --level readers` brings. They run in it as in
-//! a container: in a network namespace and a mount namespace, with some directories of the test, and with the rest
-//! read-only. There is no container runtime, no cgroup and no seccomp profile.
+//! They are those of Debian 13, in a tree of their own, which `cargo xtask test --level readers` brings. They run in it
+//! as in a container: in a network namespace and a mount namespace, with some directories of the test, and with the
+//! rest read-only. There is no container runtime, no cgroup and no seccomp profile. tshark is this machine's, and reads
+//! files: see `capture`.
 
 use std::{
     env, fs,
@@ -113,10 +114,10 @@ impl Drop for Reader {
 
 impl Lab {
     /// The command for a program of Debian 13 that root starts in `netns`. It finds the files of the test at
-    /// `/run/story`.
+    /// `/run/story`. For a program that needs it, `/tmp` is the same directory.
     #[track_caller]
     pub fn reader(&self, netns: &Netns, words: &[&str]) -> Command {
-        let mounts = [(self.files().to_owned(), "/run/story".to_owned())];
+        let mounts = ["/run/story", "/tmp"].map(|path| (self.files().to_owned(), path.to_owned()));
         contained(netns, &mounts, words)
     }
 }

@@ -33,7 +33,7 @@ pub(crate) enum Level {
     Vm,
     /// The levels prog and netns on other kernels, with all stories. Runs only if it is named.
     VmWhole,
-    /// Programs that nobody here wrote (Suricata, softflowd, tshark) read copies. Runs only if it is named.
+    /// Programs that nobody here wrote (Suricata, softflowd, tshark, Open vSwitch) read copies. Runs only if it is named.
     Readers,
     /// Millions of random filters and frames against libpcap. Runs only if it is named.
     Fuzz,

@@ -3,7 +3,7 @@
 //! The level vm, which is part of `test --all`, leaves out the stories about commands, files, annotations and reports,
 //! which use little of the kernel, and those about decisions that the level prog tests. The level vm-whole and `cargo
 //! xtask vm` leave out nothing. `cargo xtask vm --level readers` runs that level, on kernels that have all kinds of
-//! tunnels.
+//! tunnels, and the module of Open vSwitch.
 //!
 //! The guest mounts this machine's file system, read-only, and runs test binaries that were built here. Nothing is
 //! installed on the machine or in the guest. qemu emulates the CPU without KVM, so this also works in a virtual

@@ -1,12 +1,15 @@
-//! Stories of programs that nobody here wrote and that read copies: Suricata, softflowd with nfdump, tshark.
+//! Stories of programs that nobody here wrote and that read copies: Suricata, softflowd with nfdump, tshark, Open
+//! vSwitch.
 //!
-//! They run what docs/recipes.md says. `cargo xtask test --level readers` brings the programs of Debian 13.
+//! They run what docs/recipes.md and docs/targets.md say. `cargo xtask test --level readers` brings the programs of
+//! Debian 13.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use mirror_tests::{AttachMode, Lab, Netns, PodNs};
 
 mod dissectors;
 mod flows;
+mod ovs;
 mod streams;
 mod suricata;
 

@@ -1,4 +1,4 @@
-//! Programs that read copies, as Debian 13 has them: Suricata, softflowd, nfdump.
+//! Programs that read copies, as Debian 13 has them: Suricata, softflowd, nfdump, Open vSwitch.
 //!
 //! They are unpacked into the cache with everything that they need, and nothing is installed. They run in that tree by
 //! chroot, because the libraries of this machine may be older. Called by the level `readers`, whose stories know the
@@ -18,12 +18,14 @@ use crate::{apt::Apt, process::step, programs::cache_dir};
 pub const VARIABLE: &str = "MIRROR_READERS";
 
 /// util-linux has setpriv, which takes capabilities away.
-const PACKAGES: [&str; 4] = ["suricata", "softflowd", "nfdump", "util-linux"];
+const PACKAGES: [&str; 5] = ["suricata", "softflowd", "nfdump", "openvswitch-switch", "util-linux"];
+/// The file in the tree with the names of these packages.
+const LIST: &str = "packages";
 
-/// The tree with the programs. It is brought once.
+/// The tree with the programs. It is brought once, and again if the list of packages has changed.
 pub fn bring() -> Result<PathBuf> {
     let tree = cache_dir()?.join("readers");
-    if tree.is_dir() {
+    if fs::read_to_string(tree.join(LIST)).is_ok_and(|list| list == PACKAGES.join("\n")) {
         return Ok(tree);
     }
     step(&format!("bringing {} of Debian 13 into {}", PACKAGES.join(", "), tree.display()));
@@ -33,11 +35,15 @@ pub fn bring() -> Result<PathBuf> {
     }
     Apt::new(&["trixie"])?.unpack_tree(&PACKAGES, &unpacked)?;
     complete(&unpacked).with_context(|| unpacked.display().to_string())?;
+    if tree.exists() {
+        fs::remove_dir_all(&tree).with_context(|| tree.display().to_string())?;
+    }
     fs::rename(&unpacked, &tree).with_context(|| tree.display().to_string())?;
     Ok(tree)
 }
 
-/// Adds what a system has and no package: the links to the directories in `/usr`, and where file systems are mounted.
+/// Adds what a system has and no package: the links to the directories in `/usr`, where file systems are mounted, and
+/// the link that Open vSwitch's package makes when it is installed (`update-alternatives`).
 fn complete(tree: &Path) -> Result<()> {
     for name in ["bin", "sbin", "lib", "lib64"] {
         if !tree.join(name).exists() {
@@ -47,5 +53,7 @@ fn complete(tree: &Path) -> Result<()> {
     for name in ["dev", "proc", "sys", "run", "tmp"] {
         fs::create_dir_all(tree.join(name))?;
     }
+    symlink("../lib/openvswitch-switch/ovs-vswitchd", tree.join("usr/sbin/ovs-vswitchd"))?;
+    fs::write(tree.join(LIST), PACKAGES.join("\n"))?;
     Ok(())
 }

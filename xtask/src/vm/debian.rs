@@ -26,11 +26,15 @@ const PROGRAMS: [Program; 6] = [
     Program::of("zstd", "zstd"),
 ];
 
-/// The kernel modules of a guest, to which their dependencies are added: for the host's files, and for the tests.
+/// The kernel modules that a guest loads at its start: for the host's files, and for the tests. Their dependencies are
+/// added, as with those of `ON_DEMAND`.
 const MODULES: &str = "virtio_pci 9pnet_virtio 9p overlay \
     dummy veth ifb bridge 8021q macvlan ipvlan tun vxlan geneve ip_gre ip6_gre \
     sch_ingress cls_bpf cls_matchall cls_u32 act_mirred act_gact act_bpf act_vlan sch_netem sch_htb sch_prio \
     nf_tables nf_conntrack af_packet_diag inet_diag tcp_diag unix_diag crc32c_generic crc32c_intel";
+
+/// Modules that are not loaded at the start of a guest. The kernel loads them when a story asks for them.
+const ON_DEMAND: &str = "openvswitch";
 
 /// The files with which qemu starts.
 pub(super) struct Image {
@@ -49,7 +53,7 @@ pub(super) fn dir() -> Result<PathBuf> {
 pub(super) fn image(kernel: Kernel) -> Result<Image> {
     let dir = dir()?.join(kernel.series());
     let image = Image { kernel: dir.join("vmlinuz"), initramfs: dir.join("initramfs.cpio") };
-    let made_of = format!("{MODULES}\n{INIT}");
+    let made_of = format!("{MODULES}\n{ON_DEMAND}\n{INIT}");
     let stamp = dir.join("made-of");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == made_of) {
         return Ok(image);
@@ -95,7 +99,7 @@ fn initramfs(kernel: &Path, release: &str, root: &Path, to: &Path) -> Result<()>
     fs::create_dir_all(&modules)?;
     let source = kernel.join("lib/modules").join(release);
     command("depmod").arg("-b").arg(kernel).arg(release).run()?;
-    for name in MODULES.split_whitespace() {
+    for name in MODULES.split_whitespace().chain(ON_DEMAND.split_whitespace()) {
         let mut modprobe = command("modprobe");
         modprobe.arg("-d").arg(kernel).args(["-S", release, "--show-depends", name]);
         // A kernel that has it under another name, or not at all, says so when a test asks for it.
