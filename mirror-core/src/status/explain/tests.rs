@@ -1,16 +1,17 @@
-//! The words about a pod: whole texts of the main cases, and by property that nothing of the pod is left out.
+//! The words about a pod: whole texts of the main cases. [`any`] tests by property that nothing of the pod is left out.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod any;
+
 use mirror_common::verdict::Verdict;
-use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
 use crate::{
     model::{Place, PodId},
     select::Unasked,
     settings::Settings,
-    status::{CounterStatus, LeftStatus, PodStatus, TargetStatus, Unreached},
+    status::{CounterStatus, LeftStatus, PodStatus, TargetStatus},
 };
 
 fn target(name: &str, destination: &str, ifindex: Option<u32>, up: bool) -> TargetStatus {
@@ -270,148 +271,4 @@ fn a_capture_alone_is_no_mirror() {
     );
     assert!(text.contains("\n    A command reads its packets now.\n"), "{text}");
     assert!(text.contains("\n    It has no filter, sample, rate or snap length: "), "{text}");
-}
-
-/// Text as a pod may choose it.
-fn word() -> impl Strategy<Value = String> {
-    "[a-z\\x1b\n\"é. ]{0,6}"
-}
-
-fn name_or_word(names: Vec<&'static str>) -> impl Strategy<Value = String> {
-    prop_oneof![4 => sample::select(names).prop_map(str::to_owned), 1 => word()]
-}
-
-fn any_session() -> impl Strategy<Value = SessionStatus> {
-    let verdict = name_or_word(Verdict::ALL.map(Verdict::name).to_vec());
-    let direction = name_or_word(Direction::ALL.map(Direction::name).to_vec());
-    let counter =
-        (direction, verdict, 1..=u64::MAX, any::<u64>()).prop_map(|(direction, verdict, packets, bytes)| {
-            CounterStatus { direction, verdict, packets, bytes }
-        });
-    let origin = name_or_word(Origin::ALL.map(Origin::name).to_vec());
-    let numbers = (option::of(any::<u64>()), option::of(0.0..2.0), option::of(1..9_u32));
-    let names = (word(), name_or_word(vec!["default", "ids", "live"]), origin);
-    let direction = name_or_word(vec!["both", "ingress", "egress"]);
-    (names, direction, option::of(word()), numbers, option::of(word()), vec(counter, 0..5)).prop_map(
-        |((mirror, target, origin), direction, filter, (number, share, snaplen), ended, counters)| {
-            let mut of = session(&mirror, &target, &[]);
-            of.settings.filter = filter;
-            (of.settings.sample, of.settings.duration, of.left.duration) = (share, share, share);
-            (of.settings.packets, of.settings.rate_bits, of.left.packets) = (number, number, number);
-            (of.settings.snaplen, of.tunnel_key) = (snaplen, snaplen);
-            SessionStatus { origin, direction, ended, counters, ..of }
-        },
-    )
-}
-
-fn any_node() -> impl Strategy<Value = NodeStatus> {
-    let way = || name_or_word(vec!["tcx", "clsact", "none"]);
-    let any_tap = (option::of(name_or_word(vec!["web"])), way(), way(), word(), vec(any_session(), 0..3))
-        .prop_map(|(name, ingress, egress, nic, sessions)| {
-            let mut of = tap(&name.clone().unwrap_or_default(), &sessions);
-            of.attached = AttachedStatus { ingress, egress };
-            TapStatus { pod: of.pod.filter(|_| name.is_some()), nic, ..of }
-        });
-    let pod = || name_or_word(vec!["shop/web"]);
-    let any_skipped = (
-        option::of(pod()),
-        option::of(word()),
-        option::of(word()),
-        name_or_word(vec!["Hidden"]),
-        word(),
-        word(),
-    )
-        .prop_map(|(pod, nic, mirror, reason, message, remedy)| NotMirrored {
-            pod,
-            nic,
-            mirror,
-            reason,
-            message,
-            remedy,
-        });
-    let any_bad = (pod(), word()).prop_map(|(pod, message)| BadAnnotation { pod, message });
-    let not_asked =
-        (word(), word(), word()).prop_map(|(reason, message, remedy)| NotAsked { reason, message, remedy });
-    let any_known = (pod(), option::of(not_asked)).prop_map(|(pod, not_asked)| KnownPod { pod, not_asked });
-    let any_unreached = (name_or_word(vec!["default", "ids"]), word())
-        .prop_map(|(target, message)| Unreached { target, message });
-    let notes = (
-        vec(any_skipped, 0..3),
-        vec(any_bad, 0..2),
-        option::of(vec(any_known, 0..3)),
-        vec(any_unreached, 0..2),
-        vec(word(), 0..2),
-    )
-        .prop_map(|(not_mirrored, bad_annotations, pods, unreached_targets, failures)| Notes {
-            not_mirrored,
-            bad_annotations,
-            pods,
-            unreached_targets,
-            failures,
-        });
-    let kind = sample::select(vec!["mirror0", "pod:shop/ids", "stream"]);
-    let any_target =
-        (name_or_word(vec!["default", "ids", "live"]), kind, option::of(1..9_u32), any::<bool>())
-            .prop_map(|(name, kind, ifindex, up)| target(&name, kind, ifindex, up));
-    (vec(any_tap, 0..3), option::of(notes), vec(any_target, 0..3), any::<bool>()).prop_map(
-        |(taps, notes, targets, agent_running)| NodeStatus {
-            version: "1".into(),
-            agent_running,
-            targets,
-            taps,
-            notes,
-        },
-    )
-}
-
-proptest! {
-    /// Whatever the status is, all of the pod is in the text: each NIC and mirror, each counter, each reason.
-    #[test]
-    fn nothing_of_the_pod_is_left_out(status in any_node()) {
-        let subject = Subject::of(&status, "shop/web");
-        let text = match status.explain("shop/web") {
-            Ok(text) => text,
-            Err(message) => {
-                let is_known = !subject.taps.is_empty() || subject.known.is_some();
-                prop_assert!(!is_known && subject.skipped.is_empty() && subject.bad.is_empty());
-                prop_assert!(message.contains("shop/web"), "{}", message);
-                return Ok(());
-            }
-        };
-        prop_assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{:?}", text);
-        prop_assert_eq!(text.lines().filter(|line| line.starts_with("NIC ")).count(), subject.taps.len());
-        let mut expected = Vec::new();
-        for tap in &subject.taps {
-            expected.push(format!("NIC {}", printable(&tap.nic)));
-            expected.extend([&tap.attached.ingress, &tap.attached.egress].map(|way| match way.as_str() {
-                "none" => "No program of ours runs at its hook".to_owned(),
-                way => printable(&format!("({way})")),
-            }));
-        }
-        for (_, session) in subject.sessions() {
-            expected.push(format!("  Mirror {}\n", printable(&session.mirror)));
-            expected.extend(session.settings.filter.iter().map(|filter| printable(&format!("\"{filter}\""))));
-            expected.extend(session.settings.packets.map(|packets| format!("after {packets} copied packets; {packets} are left")));
-            expected.extend(session.settings.snaplen.map(|bytes| format!("the first {bytes} bytes")));
-            expected.extend(session.ended.iter().map(|budget| printable(&format!("its budget of {budget} is used up"))));
-            for CounterStatus { direction, verdict, packets, bytes } in &session.counters {
-                expected.push(printable(&format!("{direction} {packets} packets ({bytes} bytes)")));
-                expected.push(format!("      {}: ", printable(verdict)));
-            }
-            let target = status.targets.iter().find(|target| target.name == session.target);
-            let unreached = status.notes.iter().flat_map(|notes| &notes.unreached_targets);
-            let unreached = unreached.filter(|of| of.target == session.target && target.is_some_and(|of| !of.stream));
-            expected.extend(unreached.map(|of| printable(&sentence(&of.message))));
-        }
-        for NotMirrored { reason, message, remedy, .. } in &subject.skipped {
-            expected.extend([reason, message, remedy].map(|text| printable(text)));
-        }
-        expected.extend(subject.bad.iter().map(|bad| printable(&bad.message)));
-        if let Some(NotAsked { reason, message, remedy }) = subject.known.and_then(|known| known.not_asked.as_ref()) {
-            expected.extend([reason, &sentence(message), remedy].map(|text| printable(text)));
-        }
-        for part in expected {
-            prop_assert!(text.contains(&part), "no {:?} in\n{}", part, text);
-        }
-    }
 }
