@@ -72,7 +72,9 @@ impl Tail {
             let attached = |tap: &crate::TapStatus| tap.attached.values().all(|mode| mode != "none");
             let reads =
                 status.targets.iter().any(|target| is_read(&target)) && status.taps.iter().all(attached);
-            crate::check((!is_file || self.file.exists()) && reads, || format!("no tail yet: {status:#?}"))
+            // Without a file, the first tap shows that.
+            let has_session = if is_file { self.file.exists() } else { !status.taps.is_empty() };
+            crate::check(has_session && reads, || format!("no tail yet: {status:#?}"))
         });
     }
 

@@ -86,9 +86,10 @@ fn a_reader_that_takes_nothing_does_not_hold_up_the_end() {
 fn a_reader_that_pauses_gets_everything_that_was_not_lost() {
     let Node { web, db, lab } = &Node::bridged("pipeslow");
     let _agent = agent(lab, web, db);
-    let (tail, pipe) = Tail::piped(lab, &TAIL);
+    let (tail, pipe) =
+        Tail::piped(lab, &["tail", "--pod", "default/web", "--filter", "ip", "--buffer", "1MiB"]);
     let inside = Inside::of(web);
-    // More than the pipe has room for, and less than the ring has.
+    // More than the pipe has room for, and less than the ring has: each takes 2 KiB there.
     web.udp_echo(db, db.v4(), &[1400; 80]);
     let all = || {
         let (sent, received) = inside.frames();
@@ -109,6 +110,7 @@ fn a_reader_that_pauses_gets_everything_that_was_not_lost() {
     file.frames("egress").same_as(&sent).unwrap();
     file.frames("ingress").same_as(&received).unwrap();
     assert_eq!(file.statistics, [((sent.len() + received.len()) as u64, 0)]);
+    nothing_is_left(lab);
 
     let (tail, pipe) = Tail::piped(lab, &TAIL);
     flood_until_lost(lab, web, db);
