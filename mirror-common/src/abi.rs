@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::verdict::{Direction, TapKind, Verdict};
 
 /// Version of everything that is pinned: the maps, and the types in this module, `limit` and `stream`.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// Sessions that one tap can have.
 pub const MAX_SESSIONS_PER_TAP: usize = 8;
@@ -49,6 +49,10 @@ pub const MAX_FORMS: usize = 4;
 /// Bit of [`Tap::flags`]: all of its sessions are captures. The packet keeps the marks that it has, as on a device without
 /// a tap.
 pub const TAP_CAPTURES_ONLY: u32 = 1;
+
+/// Bit of [`Tap::flags`] at the node's end of a veth: what reaches the pod is seen at the NIC inside the pod
+/// ([`Tap::other_end`]). Here the marks of these packets are put right, and nothing is copied or counted.
+pub const TAP_SEEN_INSIDE: u32 = 2;
 
 /// What the program of a filter returns for a packet that matches. The programs are in `FILTERS`, where the tap
 /// programs of any agent of this version may call them. The number is no verdict of tc: tc would take it for
@@ -126,7 +130,7 @@ pub const MAX_DESTINATION: usize = 472;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceKey {
-    /// Inode of the device's network namespace; 0: the agent's own.
+    /// Inode of the device's network namespace, as `NETNS` of the programs there has it; 0: the agent's own.
     pub netns: u32,
     /// ifindex of the device in that namespace.
     pub ifindex: u32,
@@ -169,13 +173,20 @@ pub struct Session {
 pub struct Tap {
     /// The relation of the tapped device to the pod: [`TapKind::wire`].
     pub kind: u32,
-    /// [`TAP_CAPTURES_ONLY`].
+    /// [`TAP_CAPTURES_ONLY`], [`TAP_SEEN_INSIDE`].
     pub flags: u32,
     /// Index of the pod's meters in `POD_METERS`, below [`MAX_TAPS`]; the taps of one pod share it. Valid with
     /// [`SESSION_POD_METERED`].
     pub pod_meter: u32,
     /// How many of `sessions` are in use, from the first on.
     pub session_count: u32,
+    /// For a tap inside a pod: ifindex of the pod's exit, the device through which copies for devices of the node leave
+    /// the pod's namespace. 0: there is none.
+    pub exit: u32,
+    /// A tap can see one direction at the node's end of a veth, and the other one at the NIC inside the pod. Then it has an
+    /// entry for each of these devices, with the same sessions: ifindex of the other device. 0: it has one entry. The
+    /// programs do not read it.
+    pub other_end: u32,
     /// The sessions.
     pub sessions: [Session; MAX_SESSIONS_PER_TAP],
 }
@@ -205,7 +216,7 @@ pub struct TapOwner {
     pub pod_name: [u8; 256],
     /// Name of the NIC inside the pod, or of the tapped interface without a pod.
     pub nic: [u8; 16],
-    /// Name of the tapped device on the node.
+    /// Name of the tapped device: on the node, or inside the pod for [`TapKind::PodNic`].
     pub device: [u8; 16],
     /// The network that the NIC is in, as an annotation of the pod says; empty where that is not known.
     pub network: [u8; MAX_NETWORK],
@@ -317,7 +328,18 @@ pub struct Delivery {
     pub session: u32,
     /// The direction of the packet: [`Direction`] as a number.
     pub direction: u32,
+    /// How far a copy has come that leaves a pod by its exit: [`HUB_NONE`] and its like.
+    pub hub: u32,
+    /// The return code of the clone that the hub has made for the target; valid with [`HUB_PASSED`].
+    pub code: i32,
 }
+
+/// [`Delivery::hub`]: the copy does not pass the hub.
+pub const HUB_NONE: u32 = 0;
+/// [`Delivery::hub`]: the copy is on its way to the hub.
+pub const HUB_EXPECTED: u32 = 1;
+/// [`Delivery::hub`]: the copy has come to the hub, which has cloned it to the target.
+pub const HUB_PASSED: u32 = 2;
 
 /// The GENEVE option of a copy (RFC 8926, section 3.5). Numbers are in network byte order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

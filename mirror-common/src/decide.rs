@@ -15,8 +15,8 @@
 use crate::{
     abi::{
         FILTER_DIFFERS, FILTER_MATCHES, MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED,
-        SESSION_POD_METERED, Session, TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS,
-        TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, Tap,
+        SESSION_POD_METERED, Session, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED,
+        TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, Tap,
     },
     limit::charge::Paid,
     marks,
@@ -40,7 +40,8 @@ pub struct Packet {
 /// The facts about a target for the decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reach {
-    /// As [`Target::ifindex`](crate::abi::Target::ifindex).
+    /// Index, in the tap's namespace, of the device that takes the copies: [`Target::ifindex`](crate::abi::Target::ifindex)
+    /// or, inside a pod, [`Tap::exit`]. 0: there is none.
     pub ifindex: u32,
     /// As [`Target::flags`](crate::abi::Target::flags).
     pub flags: u32,
@@ -64,8 +65,8 @@ pub trait Kernel {
     /// Step 2 for a session that has a sample: [`in_sample`](crate::sample::in_sample) on the packet's header. `None`:
     /// the header cannot be read.
     fn sample(&mut self, session: &Session) -> Option<bool>;
-    /// The target at this index of `TARGETS`.
-    fn target(&mut self, index: u32) -> Option<Reach>;
+    /// The target at this index of `TARGETS`, as it is reached from the tap.
+    fn target(&mut self, tap: &Tap, index: u32) -> Option<Reach>;
     /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, or one of a tunnel of ours,
     /// which brings copies of another node. A packet that leaves a pod brings none.
     fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool;
@@ -102,6 +103,13 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     let direction = Direction::of_bit(tap.kind().direction(packet.hook) as u32 ^ zero);
     let before = packet.tc_index;
     let packet = marks::standing(kernel, packet, tap.kind());
+    if tap.flags & TAP_SEEN_INSIDE != 0 && matches!(packet.hook, Hook::Egress) {
+        // A packet of the pod's own that comes back is new at the NIC: only here it is known that it came back.
+        if packet.tc_index != before && tap.flags & TAP_CAPTURES_ONLY == 0 {
+            kernel.set_tc_index(packet.tc_index);
+        }
+        return;
+    }
     // The sessions are a bit each, by their places.
     let mut copies = Copies { forms: (marks::forms(packet.tc_index) | zero) as u64, sessions: zero as u64 };
     for place in 0..MAX_SESSIONS_PER_TAP {
@@ -151,7 +159,7 @@ fn run<K: Kernel>(
     screen(packet, direction, session)?;
     sift(kernel, session)?;
     spare(session, copies)?;
-    let target = kernel.target(session.target).ok_or(Verdict::Failed)?;
+    let target = kernel.target(tap, session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
     if target.flags & TARGET_GUARDED != 0
         && kernel.is_refused(session.target, tap.kind().leaves_pod(packet.hook))

@@ -60,6 +60,8 @@ pub enum TapKind {
     Interface = 0,
     /// The node's end of the pod's veth pair: the packets that it receives have left the pod.
     HostVeth = 1,
+    /// The NIC itself, inside the pod's network namespace.
+    PodNic = 2,
 }
 
 impl TapKind {
@@ -71,7 +73,13 @@ impl TapKind {
     /// The kind of a number in [`Tap::kind`](crate::abi::Tap::kind); any other number is an interface.
     #[inline(always)]
     pub const fn from_wire(kind: u32) -> Self {
-        if kind == Self::HostVeth as u32 { Self::HostVeth } else { Self::Interface }
+        if kind == Self::HostVeth as u32 {
+            Self::HostVeth
+        } else if kind == Self::PodNic as u32 {
+            Self::PodNic
+        } else {
+            Self::Interface
+        }
     }
 
     /// The direction of a packet at a hook of the device. At the host end of a veth the hooks are the other way
@@ -79,8 +87,12 @@ impl TapKind {
     #[inline(always)]
     pub const fn direction(self, hook: Hook) -> Direction {
         match (hook, self) {
-            (Hook::Ingress, Self::HostVeth) | (Hook::Egress, Self::Interface) => Direction::Egress,
-            (Hook::Egress, Self::HostVeth) | (Hook::Ingress, Self::Interface) => Direction::Ingress,
+            (Hook::Ingress, Self::HostVeth) | (Hook::Egress, Self::Interface | Self::PodNic) => {
+                Direction::Egress
+            }
+            (Hook::Egress, Self::HostVeth) | (Hook::Ingress, Self::Interface | Self::PodNic) => {
+                Direction::Ingress
+            }
         }
     }
 
@@ -88,7 +100,7 @@ impl TapKind {
     /// before.
     #[inline(always)]
     pub const fn leaves_pod(self, hook: Hook) -> bool {
-        matches!((self, hook), (Self::HostVeth, Hook::Ingress))
+        matches!((self, hook), (Self::HostVeth, Hook::Ingress) | (Self::PodNic, Hook::Egress))
     }
 }
 
@@ -107,7 +119,7 @@ pub enum Verdict {
     /// The packet is a copy, or on the mirror interface itself, or the collector's own: a copy of it would come back
     /// here.
     Loop = 3,
-    /// The mirror interface is gone or down, or the way to the collector is.
+    /// The mirror interface is gone or down, or the way to it is: the veth of a collector, the exit of a pod.
     TargetDown = 4,
     /// The mirror interface did not take the copy: its queue is full, or the packet is too long for its MTU.
     Congested = 5,

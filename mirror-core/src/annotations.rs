@@ -8,6 +8,8 @@ pub const MIRROR: &str = "podmirror.io/mirror";
 pub const TARGET: &str = "podmirror.io/target";
 /// Annotation of a pod or of a namespace: the NICs of the pod that are mirrored.
 pub const NICS: &str = "podmirror.io/nics";
+/// Annotation of a pod or of a namespace: `off` keeps our programs and devices out of the pod.
+pub const POD_SIDE_TAPS: &str = "podmirror.io/pod-side-taps";
 /// The annotation of Kube-OVN on a pod, which holds where our annotation is missing.
 pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";
 /// The end of the annotation of Kube-OVN for one attachment. Ahead of it stand the name of the attachment's

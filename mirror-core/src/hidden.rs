@@ -8,6 +8,8 @@
 //! Pure: the dataplane reads the [`Picture`] of a hook from the kernel, [`blindness`] judges it, and the loop reports
 //! the result. Only the kernel knows how many packets were hidden.
 
+use mirror_common::verdict::Direction;
+
 use crate::{
     model::{Actual, Desired, Hidden, MirrorId},
     select::{Skipped, Why},
@@ -84,14 +86,23 @@ impl Ahead {
 pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
     let mut skipped = Vec::new();
     for (device, tap) in &desired.taps {
-        let Some(installed) = actual.taps.get(device) else { continue };
-        for (hook, hidden) in &installed.hidden {
-            let direction = tap.kind.direction(*hook);
+        if !actual.taps.contains_key(device) {
+            continue;
+        }
+        for direction in Direction::ALL {
+            let (at, program) = tap.hook(*device, direction);
+            let installed = actual.taps.get(&at).into_iter().flat_map(|installed| &installed.hidden);
+            let of_hook = installed.filter(|(hook, _)| *hook == program.hook());
             let mut sessions = tap.sessions.values();
-            if sessions.any(|session| session.directions.bits() & direction.bit() != 0) {
-                let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
-                skipped.push(Skipped { pod, nic, mirror: None, why: Why::Hidden(direction, hidden.clone()) });
+            if !sessions.any(|session| session.directions.bits() & direction.bit() != 0) {
+                continue;
             }
+            skipped.extend(of_hook.map(|(_, hidden)| Skipped {
+                pod: tap.owner.pod.clone(),
+                nic: Some(tap.owner.nic.clone()),
+                mirror: None,
+                why: Why::Hidden(direction, hidden.clone()),
+            }));
         }
         let cut = tap.sessions.iter().filter(|(_, session)| desired.needs_second_stage(session));
         for (mirror, session) in cut {

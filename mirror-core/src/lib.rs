@@ -15,7 +15,9 @@
 pub mod annotations;
 pub mod budget;
 pub mod collector;
+pub mod coverage;
 pub mod destination;
+pub mod exit;
 pub mod filter;
 mod fnv;
 pub mod frame;

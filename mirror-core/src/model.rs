@@ -7,6 +7,7 @@ mod links;
 mod mirror;
 mod name;
 mod op;
+mod resource;
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
 
@@ -15,9 +16,12 @@ use mirror_common::verdict::Direction;
 pub use self::{
     installed::{Actual, ActualTap, Capacity, Ended, Hidden, HookState, NoRoom, Program},
     links::{ALIAS, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks, Route},
-    mirror::{Desired, DeviceTarget, Form, MacAddress, Origin, Owner, Place, RingId, Session, Tap, Target},
+    mirror::{
+        Desired, DeviceTarget, Form, MacAddress, Origin, Owner, Place, PodSide, RingId, Session, Tap, Target,
+    },
     name::{MirrorId, Name, TargetName},
     op::{Op, TapHead},
+    resource::{Operator, Request, Requirement, Resource, ResourceId, Selector, Stream},
 };
 use crate::networks::Networks;
 
@@ -60,9 +64,15 @@ impl Device {
         Self { netns: NetnsId::NODE, ifindex }
     }
 
+    /// The device inside a pod with this index. As a key it has the inode of the namespace alone, like the maps: all
+    /// namespaces are on one file system.
+    pub const fn in_pod(netns: NetnsId, ifindex: IfIndex) -> Self {
+        Self { netns: NetnsId { dev: 0, ino: netns.ino }, ifindex }
+    }
+
     /// Whether the device is in the node's network namespace.
-    pub fn is_on_node(&self) -> bool {
-        self.netns == NetnsId::NODE
+    pub const fn is_on_node(&self) -> bool {
+        self.netns.dev == 0 && self.netns.ino == 0
     }
 }
 
@@ -98,7 +108,7 @@ impl fmt::Display for PodId {
 pub struct Pod {
     /// Its identity.
     pub id: PodId,
-    /// `metadata.labels`.
+    /// `metadata.labels`. If they are very long, the source leaves all of them out.
     pub labels: BTreeMap<String, String>,
     /// `metadata.annotations`, without the annotation that `networks` was read from.
     pub annotations: BTreeMap<String, String>,
@@ -106,11 +116,21 @@ pub struct Pod {
     pub networks: Networks,
     /// The annotations of its namespace. They hold where the pod has no annotation of its own.
     pub inherited: Arc<BTreeMap<String, String>>,
+    /// The labels of its namespace.
+    pub namespace_labels: Arc<BTreeMap<String, String>>,
+    /// Why its annotations or those of its namespace are not known here. Then they are empty, and one of them could have
+    /// been a filter.
+    pub unread: Option<String>,
     /// `spec.hostNetwork`: it has no NIC of its own.
     pub host_network: bool,
+    /// It has the condition [`POD_CONDITION`].
+    pub is_told: bool,
     /// Path of its network namespace, where the source knows it.
     pub netns: Option<PathBuf>,
 }
+
+/// The type of the condition in `status.conditions` of a pod that tells whether the pod is mirrored.
+pub const POD_CONDITION: &str = "podmirror.io/Mirrored";
 
 /// A set of directions, seen from the pod or, without a pod, from the tapped interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

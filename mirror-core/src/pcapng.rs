@@ -59,6 +59,13 @@ pub struct Interface<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceId(u32);
 
+impl InterfaceId {
+    /// The number that the blocks of the file have for it.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// Which way a packet went, seen from its interface (bits 0 and 1 of `epb_flags`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {

@@ -3,7 +3,8 @@
 //! Pure and total. [`plan`] makes the ops, [`Failures`] says which of them may still be tried after others have failed,
 //! and [`apply`] says what each op does. The property tests hold for every choice of failing ops:
 //!
-//! * a plan whose ops all succeed leads to the wanted state, and then the next plan is empty;
+//! * a plan whose ops all succeed leads to the wanted state, and then the next plan is empty; a tap that changes its side
+//!   takes two plans ([`sides`]);
 //! * after any failures, a tap copies for its own pod only, in a form that was asked for, and never a whole packet
 //!   where it is to be cut; counters and budgets of one owner never become those of another;
 //! * the next plan repairs the effects of failed ops.
@@ -12,6 +13,7 @@
 
 mod fit;
 mod keys;
+mod sides;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,6 +31,8 @@ pub struct Plan {
     /// The sessions that do not fit into the kernel's tables, or whose filter the kernel refuses. After the plan they are
     /// not installed in any form: a narrower filter that does not fit must not leave the wider filter in force.
     pub unfit: Vec<Unfit>,
+    /// The devices on which a tap sees what reaches its pod after the next plan, if its program runs there then.
+    pub coming: BTreeSet<Device>,
 }
 
 /// The plan that turns `actual` into `desired`, as far as it fits.
@@ -39,7 +43,8 @@ pub struct Plan {
 /// order: a program without an entry copies nothing, so neither a half-added nor a half-removed tap copies for another
 /// pod than its own.
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
-    let (taps, unfit) = fit::fit(desired, actual);
+    let (mut taps, unfit) = fit::fit(desired, actual);
+    let coming = sides::settle(&mut taps, actual);
     let mut ops = Vec::new();
     remove(&taps, actual, &mut ops);
     let in_use = targets_in_use(actual);
@@ -58,8 +63,10 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
         let theirs = desired.targets.iter().filter(|(_, target)| target.ifindex() == Some(*ifindex));
         ops.extend(theirs.map(|(name, target)| Op::SetTarget(name.clone(), target.with_cuts(true))));
     }
+    let hub = desired.hub.filter(|hub| actual.hubs.get(hub) != Some(&HookState::Current));
+    ops.extend(hub.map(|hub| Op::Attach(Device::on_node(hub), Program::Hub)));
     for (device, tap) in &taps {
-        add(*device, tap, actual.taps.get(device), &mut ops);
+        add(*device, tap, actual, &mut ops);
     }
     // No session needs these any more.
     for ifindex in actual.deliver.keys().filter(|ifindex| !deliver.contains(ifindex)) {
@@ -70,8 +77,10 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
         ops.extend(theirs.map(|(name, target)| Op::SetTarget(name.clone(), target.with_cuts(false))));
         ops.push(Op::Detach(Device::on_node(*ifindex), Program::Deliver));
     }
+    let unused = actual.hubs.keys().filter(|hub| desired.hub != Some(**hub));
+    ops.extend(unused.map(|hub| Op::Detach(Device::on_node(*hub), Program::Hub)));
     ops.extend(needed.into_iter().cloned().map(Op::RemoveTarget));
-    Plan { ops, unfit }
+    Plan { ops, unfit, coming }
 }
 
 /// The targets of the installed sessions, each with the devices of these sessions.
@@ -106,6 +115,7 @@ fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
 
 /// Removals. A tap for a former owner stops copying before all other ops.
 fn remove(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
+    let hooks: BTreeSet<_> = wanted.iter().flat_map(|(device, tap)| tap.hooks(*device)).collect();
     for (device, installed) in &actual.taps {
         let wanted = wanted.get(device);
         let kept =
@@ -118,20 +128,18 @@ fn remove(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
             }
             (None, _) => {}
         }
-        if wanted.is_none() {
-            let attached =
-                Program::TAP.into_iter().filter(|program| installed.state(*program) != HookState::Absent);
-            ops.extend(attached.map(|program| Op::Detach(*device, program)));
-        }
+        let attached =
+            Program::TAP.into_iter().filter(|program| installed.state(*program) != HookState::Absent);
+        let leaving = attached.filter(|program| !hooks.contains(&(*device, *program)));
+        ops.extend(leaving.map(|program| Op::Detach(*device, program)));
     }
 }
 
 /// Ops for one wanted tap.
-fn add(device: Device, wanted: &Tap, installed: Option<&ActualTap>, ops: &mut Vec<Op>) {
-    let entry = installed.and_then(|installed| installed.tap.as_ref());
+fn add(device: Device, wanted: &Tap, actual: &Actual, ops: &mut Vec<Op>) {
+    let entry = actual.taps.get(&device).and_then(|installed| installed.tap.as_ref());
     let entry = entry.filter(|tap| tap.owner.is_same(&wanted.owner));
-    let head = |tap: &Tap| (tap.owner.clone(), tap.kind, tap.is_limited);
-    if entry.map(head) != Some(head(wanted)) {
+    if entry.map(TapHead::from) != Some(TapHead::from(wanted)) {
         ops.push(Op::PutTap(device, Box::new(wanted.into())));
     }
     for (mirror, session) in &wanted.sessions {
@@ -142,11 +150,13 @@ fn add(device: Device, wanted: &Tap, installed: Option<&ActualTap>, ops: &mut Ve
         };
         ops.push(op(device, mirror.clone(), Box::new(session.clone())));
     }
-    let missing = Program::TAP
-        .into_iter()
-        .filter(|program| installed.is_none_or(|installed| installed.state(*program) != HookState::Current))
-        .filter(|program| installed.is_none_or(|installed| !installed.lacks_hook(*program)));
-    ops.extend(missing.map(|program| Op::Attach(device, program)));
+    let is_missing = |(at, program): &(Device, Program)| {
+        let installed = actual.taps.get(at);
+        installed.is_none_or(|installed| {
+            installed.state(*program) != HookState::Current && !installed.lacks_hook(*program)
+        })
+    };
+    ops.extend(wanted.hooks(device).filter(is_missing).map(|(at, program)| Op::Attach(at, program)));
 }
 
 /// The failed ops of a plan, and the ops that must not be tried after them.
@@ -187,6 +197,7 @@ impl Failures {
             Op::SetCeilings(_) => self.limits = true,
             // The other sessions of the device do not depend on it.
             Op::AddSession(..) => {}
+            Op::PutTap(device, head) => self.devices.extend([*device].into_iter().chain(head.pod_side())),
             _ => self.devices.extend(op.device()),
         }
     }
@@ -222,7 +233,7 @@ impl Failures {
             Op::SetCeilings(_)
             | Op::RemoveTap(_)
             | Op::RemoveSession(..)
-            | Op::Attach(_, Program::Deliver)
+            | Op::Attach(_, Program::Deliver | Program::Hub)
             | Op::Detach(..) => true,
         }
     }
@@ -245,6 +256,12 @@ pub fn apply(actual: &mut Actual, op: &Op) -> Result<(), &'static str> {
             actual.deliver.remove(&device.ifindex);
             actual.passed_by.remove(&device.ifindex);
         }
+        Op::Attach(device, Program::Hub) => {
+            actual.hubs.insert(device.ifindex, HookState::Current);
+        }
+        Op::Detach(device, Program::Hub) => {
+            actual.hubs.remove(&device.ifindex);
+        }
         Op::PutTap(device, head) => {
             let tap = &mut actual.taps.entry(*device).or_default().tap;
             match tap {
@@ -254,8 +271,8 @@ pub fn apply(actual: &mut Actual, op: &Op) -> Result<(), &'static str> {
                 _ => {}
             }
             let sessions = tap.take().map(|tap| tap.sessions).unwrap_or_default();
-            let TapHead { owner, kind, is_limited } = *head.clone();
-            *tap = Some(Tap { owner, kind, is_limited, sessions });
+            let TapHead { owner, kind, is_limited, exit, pod_side } = *head.clone();
+            *tap = Some(Tap { owner, kind, is_limited, exit, pod_side, sessions });
         }
         Op::RemoveTap(device) => change(actual, *device, |installed| {
             installed.tap = None;

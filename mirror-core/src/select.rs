@@ -1,15 +1,19 @@
 //! Which devices are tapped, for which pods, and why the others are not.
 //!
-//! Pure: pods, devices and policy in; taps, skips and complaints out. Called by the reconcile loop once a round:
-//! [`choose`] reads annotations, [`select`] finds the devices. It does not know the installed state (`plan` does) and
+//! Pure: pods, resources, devices and policy in; taps, skips and complaints out. Called by the reconcile loop once a round:
+//! [`choose`] reads resources and annotations, [`select`] finds the devices, [`coverage`] says what came of the resources. It does not know the installed state (`plan` does) and
 //! reads nothing itself.
 
 mod attachments;
+mod bad;
 mod captures;
 mod choice;
+mod coverage;
 mod filters;
+mod inside;
 mod nics;
 mod policy;
+mod resources;
 #[cfg(test)]
 mod tests;
 mod unasked;
@@ -20,15 +24,26 @@ use std::collections::BTreeMap;
 use mirror_common::verdict::TapKind;
 
 pub use self::attachments::Attachment;
+pub use self::bad::{BadAnnotation, Problem};
 pub use self::captures::{Capture, Readers};
-pub use self::choice::{BadAnnotation, Choice, MIRROR, NICS, OVN_MIRROR, PREFIX, Problem, Wanted, choose};
+pub use self::choice::{Choice, MIRROR, NICS, OVN_MIRROR, PREFIX, Wanted, choose};
+pub use self::coverage::{Coverage, NotCovered, coverage};
 pub use self::filters::Filters;
+pub use self::inside::{see_inside, with_two_sides};
 pub use self::nics::Nics;
-use self::nics::{is_inner, is_nic};
-pub use self::{policy::Policy, unasked::Unasked, why::Why};
+use self::{
+    inside::leads_out,
+    nics::{is_inner, is_nic},
+};
+pub use self::{
+    policy::{Policy, TapsInside},
+    resources::{Refusal, Selected, refusal},
+    unasked::Unasked,
+    why::Why,
+};
 use crate::{
     destination::Destination,
-    mirror_iface,
+    exit, mirror_iface,
     model::{Device, Link, LinkKind, LinkSnapshot, MirrorId, Origin, Owner, PodId, Session, Tap},
 };
 
@@ -46,6 +61,20 @@ pub struct Skipped {
 }
 
 impl Skipped {
+    /// Whether the reason concerns this mirror, which is not the mirror `default`.
+    fn concerns(&self, mirror: &MirrorId) -> bool {
+        match &self.mirror {
+            Some(of) => of == mirror,
+            // A reason without a name of a mirror concerns the pod, or the mirror `default`.
+            None => !self.why.is_of_one_mirror(),
+        }
+    }
+
+    /// Whether the reason concerns a ClusterMirror alone, which is the administrator's matter.
+    pub fn is_of_cluster_mirror(&self) -> bool {
+        self.mirror.as_ref().is_some_and(|mirror| mirror.0.is_of_cluster_mirror())
+    }
+
     /// Whether the reason concerns captures alone. The program that asked for the capture is told.
     pub fn is_of_capture(&self) -> bool {
         self.mirror.as_ref().is_some_and(|mirror| mirror.0.is_capture())
@@ -110,6 +139,8 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
         owner: Owner::of_interface(name),
         kind: TapKind::Interface,
         is_limited: policy.limits.is_limited(),
+        exit: None,
+        pod_side: None,
         sessions: [(MirrorId::default(), session)].into(),
     }
 }
@@ -152,22 +183,33 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
     for (nic, host_end) in nics {
         let sessions = wanted.mirrors_of(&nic.name);
         let is_named = wanted.named_nics().any(|(_, name)| nic.name == name);
+        let tap = |kind, link: &Link| Tap {
+            owner: Owner {
+                pod: Some(pod.id.clone()),
+                netns: inside.netns,
+                nic: nic.name.clone(),
+                network: pod.networks.of_nic(&nic.name).map(str::to_owned),
+                device: link.name.clone(),
+            },
+            kind,
+            is_limited: policy.limits.is_limited(),
+            exit: None,
+            pod_side: None,
+            sessions: sessions.clone(),
+        };
         let result = match host_end {
             _ if sessions.is_empty() => continue,
-            None if leads_to_node && is_inner(nic) && !is_named => continue,
-            None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
-            Some(link) => {
-                let owner = Owner {
-                    pod: Some(pod.id.clone()),
-                    netns: inside.netns,
-                    nic: nic.name.clone(),
-                    network: pod.networks.of_nic(&nic.name).map(str::to_owned),
-                    device: link.name.clone(),
-                };
-                let tap =
-                    Tap { owner, kind: TapKind::HostVeth, is_limited: policy.limits.is_limited(), sessions };
-                claim(link, tap, links, policy, selection)
+            Some(link) => claim(link, tap(TapKind::HostVeth, link), links, policy, selection),
+            None if is_named || leads_out(nic) => {
+                let device = Device::in_pod(inside.netns, nic.ifindex);
+                let tap = tap(TapKind::PodNic, nic);
+                let exit = exit::of(inside, links).filter(|_| exit::needs_exit(&tap, policy));
+                let tap = Tap { exit, ..tap };
+                inside::refusal(nic, &tap, pod, policy, selection)
+                    .map_or_else(|| take(device, tap, selection), Err)
             }
+            None if leads_to_node && is_inner(nic) => continue,
+            None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
         };
         if let Err(why) = result {
             skip(Some(&nic.name), why, selection);
@@ -175,7 +217,7 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
     }
 }
 
-/// Takes a device for a tap, unless it is taken or entangled with a mirror interface.
+/// Takes a device of the node for a tap, unless it is taken or entangled with a mirror interface.
 fn claim(
     link: &Link,
     tap: Tap,
@@ -189,12 +231,17 @@ fn claim(
     if let Some(conflict) = mirrors.filter_map(|mirror| mirror_iface::conflict(mirror, link, links)).next() {
         return Err(Why::MirrorInterface(conflict));
     }
-    let is_to_tunnel =
-        |session: &Session| policy.targets.get(&session.target).is_some_and(Destination::is_tunnel);
-    if is_tunnels(link) && tap.sessions.values().any(is_to_tunnel) {
+    if is_tunnels(link) && tap.sessions.values().any(|session| is_to_tunnel(session, policy)) {
         return Err(Why::TunnelInTunnel(kind_name(&link.kind).to_owned()));
     }
-    let device = Device::on_node(link.ifindex);
+    take(Device::on_node(link.ifindex), tap, selection)
+}
+
+fn is_to_tunnel(session: &Session, policy: &Policy) -> bool {
+    policy.targets.get(&session.target).is_some_and(Destination::is_tunnel)
+}
+
+fn take(device: Device, tap: Tap, selection: &mut Selection) -> Result<(), Why> {
     match selection.taps.get(&device) {
         // An interface that was named twice.
         Some(taken) if taken.owner == tap.owner => Ok(()),

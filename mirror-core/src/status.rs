@@ -56,6 +56,9 @@ pub struct TapStatus {
     pub ifindex: u32,
     /// Its name.
     pub device: String,
+    /// The device is inside the pod: the NIC itself. Its index and name are those of the pod's namespace.
+    #[serde(default)]
+    pub inside: bool,
     /// `None`: an interface that the user named.
     pub pod: Option<PodStatus>,
     /// The NIC inside the pod.
@@ -66,6 +69,9 @@ pub struct TapStatus {
     pub network: Option<String>,
     /// How our programs run at its hooks.
     pub attached: AttachedStatus,
+    /// The NIC inside the pod, if what reaches the pod is seen there; `None`: the tapped device sees both directions.
+    #[serde(default)]
+    pub pod_side: Option<PodSideStatus>,
     /// Its sessions.
     pub sessions: Vec<SessionStatus>,
 }
@@ -165,6 +171,15 @@ pub struct PodStatus {
     pub name: String,
 }
 
+/// The NIC inside a pod, where the tap at the node's end of its veth sees what reaches the pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodSideStatus {
+    /// ifindex of the NIC, in the pod's namespace.
+    pub ifindex: u32,
+    /// How our program runs where the NIC receives: `tcx` or `none`.
+    pub attached: String,
+}
+
 /// How our program runs at each tc hook: `tcx`, `clsact` or `none`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedStatus {
@@ -213,6 +228,42 @@ pub struct Notes {
     /// The pods of this node; `None`: the agent has no list of them yet.
     #[serde(default)]
     pub pods: Option<Vec<KnownPod>>,
+    /// For each tapped NIC of a pod: whether the tap sees what the NIC carries.
+    #[serde(default)]
+    pub coverage: Vec<NicCoverage>,
+}
+
+/// Whether the tap of a NIC sees what the NIC carries.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicCoverage {
+    /// Namespace and name of the pod.
+    pub pod: String,
+    /// The NIC inside the pod.
+    pub nic: String,
+    /// The tapped device.
+    pub device: String,
+    /// Why what reaches the pod is seen inside it, by a tap at the node's end of a veth; `None`: it is not.
+    #[serde(default)]
+    pub why_inside: Option<String>,
+    /// Of what reaches the pod.
+    pub ingress: DirectionCoverage,
+    /// Of what leaves the pod.
+    pub egress: DirectionCoverage,
+}
+
+/// Whether one direction of a NIC is covered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectionCoverage {
+    /// The state in one word: `Covered`, `Bypassed`, `Hidden`, `NoHook` or `Unknown`.
+    pub state: String,
+    /// What it means, or the reason.
+    pub message: String,
+    /// How long it has this state, in seconds.
+    pub seconds: u64,
+    /// Packets that the tap has seen since the agent began to compare.
+    pub seen: u64,
+    /// Packets that the NIC has carried meanwhile.
+    pub carried: u64,
 }
 
 /// A pod that the agent knows.

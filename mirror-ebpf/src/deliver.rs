@@ -14,7 +14,10 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use mirror_common::{
-    abi::{Delivery, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Session, TARGET_TUNNEL, Tunnel},
+    abi::{
+        Delivery, HUB_EXPECTED, HUB_NONE, HUB_PASSED, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT,
+        Session, TARGET_TUNNEL, Tunnel,
+    },
     verdict::Direction,
 };
 
@@ -22,29 +25,47 @@ use crate::{TARGETS, tunnel};
 
 /// The announcement of a tap to `deliver`, and the answer, for the copy that is being made on this CPU.
 #[btf_map(pin_by_name)]
-static DELIVERY: PerCpuArray<Delivery, 1> = PerCpuArray::new();
+pub(crate) static DELIVERY: PerCpuArray<Delivery, 1> = PerCpuArray::new();
 
-/// Announces a copy of a session's packet while `clone` makes it. Returns the code of `clone`, and whether the second
-/// stage could not cut or address the copy.
+/// The code of a clone that has not come to the hub: the device is down. Any program in the pod may have taken it.
+const ENETDOWN: i64 = 100;
+
+/// Announces a copy of a session's packet while `clone` makes it. Returns the code of the clone to the target, and
+/// whether the second stage could not cut or address the copy. `by_exit`: the copy leaves a pod by its exit.
 #[inline(always)]
 pub(crate) fn announcing(
     session: &Session,
     direction: Direction,
+    by_exit: bool,
     clone: impl FnOnce() -> i64,
 ) -> (i64, bool) {
     let Session { serial, target, snaplen, key, .. } = *session;
-    let announced =
-        Delivery { snaplen, uncut: 0, target: target + 1, key, session: serial, direction: direction as u32 };
+    let announced = Delivery {
+        snaplen,
+        uncut: 0,
+        target: target + 1,
+        key,
+        session: serial,
+        direction: direction as u32,
+        hub: if by_exit { HUB_EXPECTED } else { HUB_NONE },
+        code: 0,
+    };
     // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
     unsafe { *delivery = announced };
     let code = clone();
-    // SAFETY: as above. The second stage writes it meanwhile, which the compiler knows: the clone is a call.
-    let is_uncut = unsafe { (*delivery).uncut != 0 };
+    // SAFETY: as above. The second stage and the hub write it meanwhile, which the compiler knows: the clone is a call.
+    let Delivery { uncut, hub, code: passed, .. } = unsafe { *delivery };
     // SAFETY: as above.
     unsafe { (*delivery).target = 0 };
-    (code, is_uncut)
+    // The hub drops what it has cloned, so the code of the clone to the exit says nothing.
+    let code = match (by_exit, hub) {
+        (false, _) => code,
+        (true, HUB_PASSED) => i64::from(passed),
+        (true, _) => -ENETDOWN,
+    };
+    (code, uncut != 0)
 }
 
 /// Cuts an announced copy, and addresses it if its target is a tunnel. Drops the copy if the kernel cannot do that. All

@@ -11,8 +11,8 @@ const TAG: u32 = 4;
 
 /// A buffer for each CPU, because before Linux 5.12 a program cannot read the stack at a variable offset. The header is
 /// the first half; the second half is never used, see `load`. The type is in words, so that the program can clear it
-/// word by word.
-#[btf_map]
+/// word by word. All programs share it: it holds something only while one function runs.
+#[btf_map(pin_by_name)]
 static HEADER: PerCpuArray<[[u64; HEADER_BYTES / 8]; 2], 1> = PerCpuArray::new();
 
 /// Returns the beginning of the packet. If the VLAN tag is in metadata, `read` puts it back into its place.

@@ -34,6 +34,7 @@ use mirror_common::{
 mod deliver;
 mod guard;
 mod header;
+mod hub;
 mod meter;
 mod stream;
 mod tunnel;
@@ -72,13 +73,16 @@ static FILTER_HASHES: Array<u64, { FILTER_PLACES as usize }> = Array::new();
 #[btf_map(pin_by_name)]
 static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCpuArray::new();
 
-/// The ifindex of the tap that last copied a packet on this CPU. The map is not pinned, because its value matters only
-/// while one packet crosses the node.
-#[btf_map]
+/// The ifindex of the tap that last copied a packet on this CPU; 0 for a tap inside a pod, because it has an index of
+/// another namespace. Its value matters only while one packet crosses the node. The map is pinned because the programs
+/// in pods, which are loaded for each pod, share it.
+#[btf_map(pin_by_name)]
 static ORIGIN: PerCpuArray<u32, 1> = PerCpuArray::new();
 
-/// The network namespace in the keys of `TAPS`; 0 is that of the agent.
-const NETNS: u32 = 0;
+/// The network namespace that the program runs in, as in the keys of `TAPS`: 0 is that of the agent. For a pod's, the
+/// agent loads programs with the inode of that namespace here.
+#[unsafe(no_mangle)]
+pub(crate) static NETNS: Global<u32> = Global::new(0);
 
 /// Not 0 in a program that runs behind another tap program of ours at the same hook, while the agent changes the way to
 /// attach. Such a program ignores every packet that carries a mark, also a packet that leaves a pod.
@@ -124,7 +128,7 @@ fn mirror(ctx: &TcContext, hook: Hook) {
 #[inline(always)]
 fn tap(ifindex: u32) -> Option<&'static Tap> {
     // SAFETY: the agent replaces whole entries and never writes into one, see `NO_PREALLOC`.
-    unsafe { TAPS.get(&DeviceKey { netns: NETNS, ifindex }) }
+    unsafe { TAPS.get(&DeviceKey { netns: NETNS.load(), ifindex }) }
 }
 
 /// The packet, with the kernel's helpers for it.
@@ -152,9 +156,11 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn target(&mut self, index: u32) -> Option<Reach> {
+    fn target(&mut self, tap: &Tap, index: u32) -> Option<Reach> {
         let Target { ifindex, flags, .. } = TARGETS.get(index)?;
-        Some(Reach { ifindex: *ifindex, flags: *flags })
+        // Inside a pod, the target's index would be another device's.
+        let ifindex = if NETNS.load() == 0 || *ifindex == 0 { *ifindex } else { tap.exit };
+        Some(Reach { ifindex, flags: *flags })
     }
 
     #[inline(always)]
@@ -180,9 +186,10 @@ impl Kernel for Skb {
         let skb = self.skb;
         // SAFETY: the context is a valid `__sk_buff`, and no packet pointer is held.
         let clone = || unsafe { bpf_clone_redirect(skb, ifindex, 0) as i64 };
-        let is_plain = session.snaplen == 0 && target.flags & TARGET_TUNNEL == 0;
+        let by_exit = NETNS.load() != 0;
+        let is_plain = session.snaplen == 0 && target.flags & TARGET_TUNNEL == 0 && !by_exit;
         let (code, is_uncut) =
-            if is_plain { (clone(), false) } else { deliver::announcing(session, direction, clone) };
+            if is_plain { (clone(), false) } else { deliver::announcing(session, direction, by_exit, clone) };
         self.set_tc_index(before);
         Cloned { code, is_uncut }
     }
@@ -212,7 +219,7 @@ impl Kernel for Skb {
     fn set_origin(&mut self, ifindex: u32) {
         if let Some(origin) = ORIGIN.get_ptr_mut(0) {
             // SAFETY: the element belongs to this CPU.
-            unsafe { *origin = ifindex };
+            unsafe { *origin = if NETNS.load() == 0 { ifindex } else { 0 } };
         }
     }
 

@@ -1,5 +1,5 @@
 //! Programs that tests and benchmarks compare with the tap programs: one only clones, one only counts, one answers in
-//! place, and one ends the chain for every packet.
+//! place, one hands packets to a pod behind its tap, and one ends the chain for every packet.
 //!
 //! They are no part of the product: the agent never loads this object.
 #![no_std]
@@ -8,13 +8,13 @@
 use aya_ebpf::{
     EbpfContext as _, Global,
     bindings::{__sk_buff, TC_ACT_OK, TC_ACT_UNSPEC},
-    helpers::{bpf_clone_redirect, bpf_redirect},
+    helpers::{bpf_clone_redirect, bpf_redirect, bpf_redirect_peer, bpf_skb_change_type},
     macros::{classifier, map},
     maps::PerCpuArray,
     programs::TcContext,
 };
 
-/// The device to which [`bare_clone`] clones.
+/// The device to which [`bare_clone`] clones, and to whose peer [`behind`] hands packets.
 #[unsafe(no_mangle)]
 static TARGET: Global<u32> = Global::new(0);
 
@@ -52,6 +52,31 @@ fn answer(ctx: TcContext) -> i32 {
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
     // SAFETY: the context is valid for the whole program, and the helper has no preconditions.
     unsafe { bpf_redirect((*skb).ifindex, 0) as i32 }
+}
+
+/// Hands every packet to the NIC at the other end of a veth, so that it does not pass the node's end, as eBPF host
+/// routing does.
+#[classifier]
+fn behind(ctx: TcContext) -> i32 {
+    to_peer(&ctx)
+}
+
+/// The same, under the name of Cilium's program at the node's end of a pod's veth.
+#[classifier]
+fn cil_from_container(ctx: TcContext) -> i32 {
+    to_peer(&ctx)
+}
+
+/// The packet has the NIC's MAC address, so the device that received it took it for another host's, and the pod of an older
+/// kernel (5.10) would drop it for that.
+#[inline(always)]
+fn to_peer(ctx: &TcContext) -> i32 {
+    const PACKET_HOST: u32 = 0;
+    // SAFETY: the context is valid for the whole program, and the helpers have no other preconditions.
+    unsafe {
+        bpf_skb_change_type(ctx.as_ptr().cast(), PACKET_HOST);
+        bpf_redirect_peer(TARGET.load(), 0) as i32
+    }
 }
 
 /// A program that ends the chain for every packet: the programs behind it see no packet.

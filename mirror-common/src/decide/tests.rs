@@ -52,7 +52,7 @@ impl Kernel for Node {
         self.sample
     }
 
-    fn target(&mut self, index: u32) -> Option<Reach> {
+    fn target(&mut self, _: &Tap, index: u32) -> Option<Reach> {
         self.targets.get(index as usize).copied()
     }
 
@@ -157,7 +157,7 @@ fn any_packet() -> impl Strategy<Value = Packet> {
 fn any_tap() -> impl Strategy<Value = Tap> {
     let session =
         (0..=TARGETS, select(vec![0, 0, 96, 64]), 0..4u32, any::<bool>(), any::<bool>(), any::<bool>());
-    let kind = select(vec![TapKind::HostVeth, TapKind::Interface]);
+    let kind = select(vec![TapKind::HostVeth, TapKind::Interface, TapKind::PodNic]);
     (kind, any_vec(session, 0..=MAX_SESSIONS_PER_TAP)).prop_map(|(kind, sessions)| {
         let made = sessions.into_iter().zip(0..).map(
             |((target, snaplen, directions, filtered, metered, pod_metered), id)| {
@@ -249,6 +249,36 @@ proptest! {
         let origin = node.origin;
         let (_, after) = node.see(packet, &tap);
         prop_assert_eq!((after.tc_index, node.origin), (packet.tc_index, origin));
+    }
+
+    /// The node's end of a tap that sees inside the pod copies and counts none of these packets. It takes away the marks that
+    /// do not hold, as it would if it saw them itself.
+    #[test]
+    fn what_is_seen_inside_is_left_to_the_nic(packet in any_packet(), tap in any_tap(), node in any_node()) {
+        let tap = Tap { kind: TapKind::HostVeth.wire(), ..tap };
+        let inside = Tap { flags: TAP_SEEN_INSIDE, ..tap };
+        let packet = Packet { hook: Hook::Egress, ..packet };
+        let mut at_nic = node.clone();
+        let (verdicts, after) = at_nic.see(packet, &inside);
+        prop_assert!(verdicts.is_empty() && at_nic.clones.len() == node.clones.len());
+        prop_assert_eq!(after.tc_index, marks::standing(&mut node.clone(), packet, TapKind::HostVeth).tc_index);
+        // What leaves the pod is seen there as ever.
+        let leaving = Packet { hook: Hook::Ingress, ..packet };
+        let [as_inside, as_ever] = [inside, tap].map(|tap| node.clone().see(leaving, &tap));
+        prop_assert_eq!((as_inside.0, as_inside.1.tc_index), (as_ever.0, as_ever.1.tc_index));
+    }
+
+    /// While a tap changes its side, a packet passes both programs, with the same sessions. Each form that has a bit is
+    /// copied once.
+    #[test]
+    fn a_packet_that_both_sides_see_is_copied_once(packet in any_packet(), tap in any_tap(), mut node in any_node()) {
+        let [at_node, inside] = [TapKind::HostVeth, TapKind::PodNic].map(|kind| Tap { kind: kind.wire(), ..tap });
+        let (first, passed) = node.see(Packet { hook: Hook::Egress, ..packet }, &at_node);
+        let (second, _) = node.see(Packet { hook: Hook::Ingress, ..passed }, &inside);
+        for (session, verdicts) in tap.sessions.iter().zip(first.into_iter().zip(second)) {
+            let copies = [verdicts.0, verdicts.1].into_iter().filter(|verdict| *verdict == Verdict::Copied).count();
+            prop_assert!(copies <= 1 || session.mark == 0, "{verdicts:?}");
+        }
     }
 
     /// A session that makes no copy changes nothing for the others: they act as if it did not exist.

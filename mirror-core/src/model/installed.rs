@@ -21,13 +21,20 @@ pub enum Program {
     TapEgress,
     /// The second stage, where the mirror interface sends.
     Deliver,
+    /// The hub, where the copies that leave pods by their exits arrive.
+    Hub,
 }
 
 impl Program {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::TapIngress, Self::TapEgress, Self::Deliver];
+    pub const ALL: [Self; 4] = [Self::TapIngress, Self::TapEgress, Self::Deliver, Self::Hub];
     /// The programs of a tap.
     pub const TAP: [Self; 2] = [Self::TapIngress, Self::TapEgress];
+
+    /// Whether it is one of the programs of a tap.
+    pub const fn is_tap(self) -> bool {
+        matches!(self, Self::TapIngress | Self::TapEgress)
+    }
 
     /// The name in the eBPF object, in the kernel and of the pin.
     pub const fn name(self) -> &'static str {
@@ -35,6 +42,7 @@ impl Program {
             Self::TapIngress => "tap_ingress",
             Self::TapEgress => "tap_egress",
             Self::Deliver => "deliver",
+            Self::Hub => "hub",
         }
     }
 
@@ -42,7 +50,7 @@ impl Program {
     pub const fn hook(self) -> Hook {
         match self {
             Self::TapIngress => Hook::Ingress,
-            Self::TapEgress | Self::Deliver => Hook::Egress,
+            Self::TapEgress | Self::Deliver | Self::Hub => Hook::Egress,
         }
     }
 }
@@ -171,7 +179,7 @@ impl Ended {
 /// How much fits into the kernel's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// Taps of the node.
+    /// Entries of taps of the node.
     pub taps: usize,
     /// Sessions of the node, over all taps.
     pub sessions: usize,
@@ -228,6 +236,8 @@ pub struct Actual {
     pub taps: BTreeMap<Device, ActualTap>,
     /// The second stage, by the device that it runs at; never `Absent`.
     pub deliver: BTreeMap<IfIndex, HookState>,
+    /// The program of the hub, by the device that it runs at; never `Absent`.
+    pub hubs: BTreeMap<IfIndex, HookState>,
     /// The devices at which copies may pass by the current second stage, and why. Nothing is cut there.
     pub passed_by: BTreeMap<IfIndex, Hidden>,
     /// The capacity of the tables.
@@ -247,6 +257,7 @@ impl Actual {
             ceilings: Ceilings::default(),
             taps: BTreeMap::new(),
             deliver: BTreeMap::new(),
+            hubs: BTreeMap::new(),
             passed_by: BTreeMap::new(),
             capacity,
             refused: BTreeMap::new(),

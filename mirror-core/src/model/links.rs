@@ -139,8 +139,8 @@ impl LinkSnapshot {
 /// Alias (`IFLA_IFALIAS`) of the devices that we make: only devices with this alias may be deleted.
 pub const ALIAS: &str = "podmirror";
 
-/// A change of the mirror interface or of a tunnel's device, decided by [`mirror_iface`](crate::mirror_iface) and
-/// [`tunnel`](crate::tunnel).
+/// A change of a mirror interface, of a tunnel's device, or of the exits of pods, decided by
+/// [`mirror_iface`](crate::mirror_iface), [`tunnel`](crate::tunnel) and [`exit`](crate::exit).
 ///
 /// To change a device that has gone is not an error: the next snapshot shows that it has gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -171,4 +171,9 @@ pub enum LinkChange {
     SetQueue(IfIndex, bool),
     /// Deletes a device, and with it the other end of a veth pair.
     Delete(IfIndex),
+    /// Makes the exit of the pod with this namespace over the hub with this index (see [`exit`](crate::exit)): no ARP, no
+    /// multicast, no IPv6 address, up. An error if its name or index is taken inside the pod.
+    CreateExit(NetnsId, IfIndex),
+    /// Deletes the exit of the pod with this namespace. Any other device there stays.
+    DeleteExit(NetnsId),
 }

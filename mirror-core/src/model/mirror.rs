@@ -7,9 +7,9 @@ use std::{
     fmt,
 };
 
-use mirror_common::verdict::TapKind;
+use mirror_common::verdict::{Direction, TapKind};
 
-use super::{Device, Directions, IfIndex, MirrorId, NetnsId, PodId, TargetName};
+use super::{Device, Directions, IfIndex, MirrorId, NetnsId, PodId, Program, TargetName};
 use crate::{
     destination::Destination,
     settings::{NodeLimits, Settings},
@@ -27,7 +27,7 @@ pub struct Owner {
     pub nic: String,
     /// The network that the NIC is in, as an annotation of the pod says. For people alone.
     pub network: Option<String>,
-    /// The tapped device's name on the node.
+    /// The tapped device's name: on the node, or inside the pod for [`TapKind::PodNic`].
     pub device: String,
 }
 
@@ -57,8 +57,70 @@ pub struct Tap {
     pub kind: TapKind,
     /// The limits of pods and of the node hold for it.
     pub is_limited: bool,
+    /// The exit of the pod, for a tap inside it that has one.
+    pub exit: Option<IfIndex>,
+    /// The side inside the pod, for a tap at the node's end of a veth that has one. `None`: the tapped device sees both
+    /// directions.
+    pub pod_side: Option<PodSide>,
     /// Its sessions, by the mirror that each belongs to.
     pub sessions: BTreeMap<MirrorId, Session>,
+}
+
+/// The side of a tap inside the pod: the NIC at the other end of the veth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodSide {
+    /// Index of the NIC in the pod's namespace.
+    pub nic: IfIndex,
+    /// What reaches the pod is seen there, and the node's end leaves it to the NIC. False while the tap changes its side:
+    /// both see it then. What is wanted always sees; `plan` decides when.
+    pub sees: bool,
+}
+
+impl PodSide {
+    /// The NIC with this index sees what reaches the pod.
+    pub const fn seeing(nic: IfIndex) -> Self {
+        Self { nic, sees: true }
+    }
+}
+
+impl Tap {
+    /// The NIC inside the pod, if the tap has a side there.
+    pub fn pod_side(&self) -> Option<Device> {
+        pod_side(&self.owner, self.pod_side)
+    }
+
+    /// Whether what reaches the pod is seen at the NIC, by a tap at the node's end of its veth.
+    pub fn sees_inside(&self) -> bool {
+        self.pod_side.is_some_and(|side| side.sees)
+    }
+
+    /// Whether programs of it run inside the pod.
+    pub fn is_inside(&self) -> bool {
+        self.kind == TapKind::PodNic || self.pod_side.is_some()
+    }
+
+    /// The hook that sees a direction, of the tap at this device: its device, and our program there.
+    pub fn hook(&self, device: Device, direction: Direction) -> (Device, Program) {
+        match (direction, self.pod_side()) {
+            (Direction::Ingress, Some(nic)) => (nic, Program::TapIngress),
+            _ => {
+                let sees = |program: &Program| self.kind.direction(program.hook()) == direction;
+                let program = Program::TAP.into_iter().find(sees);
+                (device, program.unwrap_or(Program::TapIngress))
+            }
+        }
+    }
+
+    /// All hooks where its programs run: both of the tapped device, and one of the NIC on the other side.
+    pub fn hooks(&self, device: Device) -> impl Iterator<Item = (Device, Program)> {
+        let of_device = Program::TAP.into_iter().map(move |program| (device, program));
+        of_device.chain(self.pod_side().map(|nic| (nic, Program::TapIngress)))
+    }
+}
+
+/// The NIC of this side, in the namespace of an owner.
+pub(super) fn pod_side(owner: &Owner, side: Option<PodSide>) -> Option<Device> {
+    side.map(|side| Device::in_pod(owner.netns, side.nic))
 }
 
 /// One mirror applied to one tap.
@@ -105,10 +167,16 @@ pub struct Form<'a> {
 /// places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
+    /// A ClusterMirror that is enforced.
+    Enforced,
     /// The agent's own flags.
     Policy,
     /// An interface that was named on the command line.
     Interface,
+    /// A ClusterMirror.
+    ClusterMirror,
+    /// A Mirror.
+    Mirror,
     /// An annotation.
     Annotation(Place),
     /// A program that reads the packets itself: `mirror-agent tail`.
@@ -116,13 +184,16 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Every origin, in order.
-    pub const ALL: [Self; 5] = [
+    /// Every origin, in the order of their numbers in the maps: a new one comes last.
+    pub const ALL: [Self; 8] = [
         Self::Policy,
         Self::Interface,
         Self::Annotation(Place::Namespace),
         Self::Annotation(Place::Pod),
         Self::Capture,
+        Self::Mirror,
+        Self::ClusterMirror,
+        Self::Enforced,
     ];
 
     /// The word for status.
@@ -133,6 +204,9 @@ impl Origin {
             Self::Annotation(Place::Namespace) => "namespace-annotation",
             Self::Annotation(Place::Pod) => "annotation",
             Self::Capture => "capture",
+            Self::Mirror => "mirror",
+            Self::ClusterMirror => "cluster-mirror",
+            Self::Enforced => "enforced-cluster-mirror",
         }
     }
 }
@@ -246,6 +320,8 @@ pub struct Desired {
     pub limits: NodeLimits,
     /// The taps by the device that is tapped.
     pub taps: BTreeMap<Device, Tap>,
+    /// The hub of the exits, while it is there and a tap has an exit.
+    pub hub: Option<IfIndex>,
 }
 
 impl Desired {

@@ -7,6 +7,8 @@ use std::{fmt, str::FromStr};
 
 /// The beginning of the name of a capture.
 const CAPTURE: &str = "capture.";
+/// The beginning of the name of the mirror of a `Mirror`, and of a `ClusterMirror`: as people name them for kubectl.
+const RESOURCES: [&str; 2] = ["mirror/", "clustermirror/"];
 
 /// A DNS label (RFC 1123): 1 to 63 lower-case letters, digits and `-`, with a letter or digit at both ends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,6 +19,8 @@ impl Name {
     pub const DEFAULT: &str = "default";
     /// Most bytes of a name.
     const MAX_BYTES: usize = 63;
+    /// Most bytes of the name of a `Mirror` or `ClusterMirror`: with its kind ahead, it is a name too.
+    pub const RESOURCE_MAX_BYTES: usize = 48;
 
     /// The name of the mirror and of the target of a capture. No user can give such a name, because it has a dot.
     pub fn of_capture(number: u32) -> Self {
@@ -28,10 +32,40 @@ impl Name {
         self.0.starts_with(CAPTURE)
     }
 
-    /// The name that an agent has written: a user's, or that of a capture.
+    /// The name of the mirror of the `Mirror` with this name. No annotation can give such a name, because it has a slash.
+    pub fn of_mirror(name: &Self) -> Self {
+        Self(format!("{}{name}", RESOURCES[0]))
+    }
+
+    /// The name of the mirror of the `ClusterMirror` with this name.
+    pub fn of_cluster_mirror(name: &Self) -> Self {
+        Self(format!("{}{name}", RESOURCES[1]))
+    }
+
+    /// Whether it is the name of the mirror of a `ClusterMirror`.
+    pub fn is_of_cluster_mirror(&self) -> bool {
+        self.0.starts_with(RESOURCES[1])
+    }
+
+    /// The name of a `Mirror` or `ClusterMirror`.
+    ///
+    /// # Errors
+    ///
+    /// A message for the user.
+    pub fn of_resource(text: &str) -> Result<Self, String> {
+        let name = text.parse::<Self>()?;
+        let most = Self::RESOURCE_MAX_BYTES;
+        if text.len() > most { Err(format!("the name has more than {most} characters")) } else { Ok(name) }
+    }
+
+    /// The name that an agent has written: a user's, or that of a capture or of the mirror of a resource.
     pub fn of_written(text: &str) -> Option<Self> {
         let is_capture = text.strip_prefix(CAPTURE).is_some_and(|number| number.parse::<u32>().is_ok());
-        if is_capture { Some(Self(text.to_owned())) } else { text.parse().ok() }
+        let of_resource = RESOURCES.into_iter().find_map(|kind| text.strip_prefix(kind));
+        match of_resource.map_or(is_capture, |name| Self::of_resource(name).is_ok()) {
+            true => Some(Self(text.to_owned())),
+            false => text.parse().ok(),
+        }
     }
 
     /// The text.
@@ -108,6 +142,25 @@ mod tests {
         assert_eq!(Name::of_written(name.as_str()), Some(name));
         assert_eq!(Name::of_written("ids"), "ids".parse().ok());
         assert_eq!([Name::of_written("capture."), Name::of_written("capture.x")], [None, None]);
+    }
+
+    #[test]
+    fn the_mirror_of_a_resource_has_a_name_that_nobody_else_can_give() {
+        let long = "a".repeat(Name::RESOURCE_MAX_BYTES);
+        for text in ["ids", "capture", &long] {
+            let name = Name::of_resource(text).unwrap_or_default();
+            let names = [Name::of_mirror(&name), Name::of_cluster_mirror(&name)];
+            assert_ne!(names[0], names[1]);
+            for name in names {
+                assert!(name.as_str().len() <= Name::MAX_BYTES && !name.is_capture(), "{name}");
+                assert!(name.as_str().parse::<Name>().is_err());
+                assert_eq!(Name::of_written(name.as_str()), Some(name));
+            }
+        }
+        assert!(Name::of_resource(&format!("{long}a")).is_err());
+        for bad in ["mirror/", "mirror/A", "mirror/a/b", "other/a", &format!("mirror/{long}a")] {
+            assert_eq!(Name::of_written(bad), None, "{bad}");
+        }
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use mirror_common::verdict::TapKind;
 
-use super::{Device, MirrorId, Owner, Program, Session, Tap, Target, TargetName};
+use super::{
+    Device, IfIndex, MirrorId, Owner, PodSide, Program, Session, Tap, Target, TargetName, mirror::pod_side,
+};
 use crate::settings::Ceilings;
 
 /// A tap without its sessions.
@@ -14,11 +16,23 @@ pub struct TapHead {
     pub kind: TapKind,
     /// [`Tap::is_limited`].
     pub is_limited: bool,
+    /// [`Tap::exit`].
+    pub exit: Option<IfIndex>,
+    /// [`Tap::pod_side`].
+    pub pod_side: Option<PodSide>,
+}
+
+impl TapHead {
+    /// [`Tap::pod_side()`].
+    pub fn pod_side(&self) -> Option<Device> {
+        pod_side(&self.owner, self.pod_side)
+    }
 }
 
 impl From<&Tap> for TapHead {
     fn from(tap: &Tap) -> Self {
-        Self { owner: tap.owner.clone(), kind: tap.kind, is_limited: tap.is_limited }
+        let Tap { owner, kind, is_limited, exit, pod_side, sessions: _ } = tap;
+        Self { owner: owner.clone(), kind: *kind, is_limited: *is_limited, exit: *exit, pod_side: *pod_side }
     }
 }
 
@@ -31,8 +45,8 @@ pub enum Op {
     RemoveTarget(TargetName),
     /// Writes the limits of the node.
     SetCeilings(Box<Ceilings>),
-    /// Writes the owner and the kind of a tap: a new tap without sessions, or new names for a tap that keeps its
-    /// sessions. An error where the device is tapped for another owner ([`Owner::is_same`]).
+    /// Writes the owner, the kind and the sides of a tap: a new tap without sessions, or a tap that keeps its sessions. An
+    /// error where the device is tapped for another owner ([`Owner::is_same`]).
     PutTap(Device, Box<TapHead>),
     /// Removes a tap with all its sessions and their counters.
     RemoveTap(Device),
@@ -68,6 +82,15 @@ impl Op {
         matches!(self, Self::ChangeSession(..) | Self::RemoveSession(..) | Self::RemoveTap(_))
     }
 
+    /// Whether the exit of a pod may be needed no more after this.
+    pub fn leaves_exit(&self) -> bool {
+        match self {
+            Self::Detach(device, _) => !device.is_on_node(),
+            Self::PutTap(device, head) => !device.is_on_node() && head.exit.is_none(),
+            _ => false,
+        }
+    }
+
     /// The word for metrics.
     pub const fn name(&self) -> &'static str {
         let index = match self {
@@ -85,7 +108,7 @@ impl Op {
         Self::NAMES[index]
     }
 
-    /// The device of the op: a tapped device or, for the second stage, a mirror interface.
+    /// The device of the op: a tapped device or, for the second stage and the hub, a device of ours or of a target.
     pub const fn device(&self) -> Option<Device> {
         match self {
             Self::PutTap(device, ..)

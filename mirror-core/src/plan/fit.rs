@@ -1,8 +1,8 @@
 //! The sessions that fit into the kernel's tables, and those that do not, or whose filter the kernel refuses.
 //!
 //! Installed sessions that are wanted without a change keep their places. Then come changed sessions, then new ones; each
-//! in the order of the devices and, on a device, of the origins and names of its mirrors. Captures come after all mirrors,
-//! also captures that are installed. `plan` calls it.
+//! in the order of the devices and, on a device, of the origins and names of its mirrors. Enforced mirrors come ahead of
+//! all others, and captures after all mirrors; both also where others are installed. `plan` calls it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,8 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
     let mut fitting = BTreeMap::new();
     let (wanted, mut unfit) = keys::assign(desired, actual);
     let passes = [Pass::Unchanged, Pass::Changed, Pass::New];
-    for pass in [false, true].into_iter().flat_map(|captures| passes.map(|pass| (captures, pass))) {
+    let ranks = [Rank::Enforced, Rank::Mirror, Rank::Capture];
+    for pass in ranks.into_iter().flat_map(|rank| passes.map(|pass| (rank, pass))) {
         for (device, tap) in &wanted {
             for (mirror, session) in in_order(tap) {
                 let of = match installed(actual, *device, tap, mirror) {
@@ -54,11 +55,13 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
                     Some(_) => Pass::Changed,
                     None => Pass::New,
                 };
-                if (session.origin == Origin::Capture, of) != pass {
+                if (Rank::of(session.origin), of) != pass {
                     continue;
                 }
-                let has_tap = fitting.contains_key(device);
-                match room.take(has_tap, session) {
+                // A tap with two sides has two entries.
+                let new =
+                    usize::from(!fitting.contains_key(device)) * (1 + usize::from(tap.pod_side.is_some()));
+                match room.take(new, session) {
                     Ok(()) => {
                         let bare = || Tap { sessions: BTreeMap::new(), ..tap.clone() };
                         let sessions = &mut fitting.entry(*device).or_insert_with(bare).sessions;
@@ -76,7 +79,25 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
     (fitting, unfit)
 }
 
-/// The order in which sessions get places.
+/// Which sessions get places before others, whatever is installed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rank {
+    Enforced,
+    Mirror,
+    Capture,
+}
+
+impl Rank {
+    const fn of(origin: Origin) -> Self {
+        match origin {
+            Origin::Enforced => Self::Enforced,
+            Origin::Capture => Self::Capture,
+            _ => Self::Mirror,
+        }
+    }
+}
+
+/// The order in which sessions of a rank get places.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Unchanged,
@@ -107,7 +128,8 @@ struct Room<'a> {
 }
 
 impl Room<'_> {
-    fn take(&mut self, has_tap: bool, session: &Session) -> Result<(), Misfit> {
+    /// Takes room for a session, and for so many new entries of its tap.
+    fn take(&mut self, entries: usize, session: &Session) -> Result<(), Misfit> {
         let capacity = &self.actual.capacity;
         let filter = session.settings.filter.as_ref();
         if let Some(why) = filter.and_then(|filter| self.actual.refused.get(filter)) {
@@ -115,7 +137,7 @@ impl Room<'_> {
         }
         let new_filter = filter.filter(|filter| !self.filters.contains(*filter));
         let instructions = self.instructions + new_filter.map_or(0, CaptureFilter::length);
-        if !has_tap && self.taps == capacity.taps {
+        if entries > 0 && self.taps + entries > capacity.taps {
             return Err(NoRoom::Taps(capacity.taps).into());
         }
         if self.sessions == capacity.sessions {
@@ -127,7 +149,7 @@ impl Room<'_> {
         if new_filter.is_some() && instructions > capacity.instructions {
             return Err(NoRoom::Instructions(capacity.instructions).into());
         }
-        self.taps += usize::from(!has_tap);
+        self.taps += entries;
         self.sessions += 1;
         self.filters.extend(new_filter.cloned());
         self.instructions = instructions;

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod sides;
 mod worlds;
 
 use proptest::{
@@ -33,7 +34,8 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
     let is_cutting = |ifindex| deliver.contains_key(&ifindex) && !passed_by.contains_key(&ifindex);
     let cuts = |target: &Target| target.ifindex().is_some_and(is_cutting);
     let with_cuts = |target: &Target| target.with_cuts(cuts(target));
-    let taps = taps.into_iter().map(|(device, tap)| {
+    let mut installed = BTreeMap::<Device, ActualTap>::new();
+    for (device, tap) in taps {
         let old = before.taps.get(&device);
         let goes_on = |mirror: &MirrorId| {
             let was = old.and_then(|old| old.tap.as_ref()).filter(|was| was.owner.is_same(&tap.owner));
@@ -43,15 +45,19 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
         let ended = old.map(|old| old.ended.clone()).unwrap_or_default();
         let ended =
             ended.into_iter().filter(|(mirror, _)| tap.sessions.contains_key(mirror) && goes_on(mirror));
-        let hooks = HookState::Current;
-        let (ended, hidden) = (ended.collect(), Vec::new());
-        (device, ActualTap { ended, tap: Some(tap), ingress: hooks, egress: hooks, hidden })
-    });
+        let ended = ended.collect();
+        for (at, program) in tap.hooks(device) {
+            *installed.entry(at).or_default().state_mut(program) = HookState::Current;
+        }
+        let of = installed.entry(device).or_default();
+        (of.ended, of.tap) = (ended, Some(tap));
+    }
     Actual {
         targets: desired.targets.iter().map(|(name, target)| (name.clone(), with_cuts(target))).collect(),
         ceilings: desired.limits.ceilings(desired.owners()),
-        taps: taps.collect(),
+        taps: installed,
         deliver: deliver.clone(),
+        hubs: desired.hub.map(|hub| (hub, HookState::Current)).into_iter().collect(),
         passed_by: passed_by.clone(),
         capacity: before.capacity,
         refused: before.refused.clone(),
@@ -83,6 +89,24 @@ fn carry_out(
     failures
 }
 
+/// Carries out plans until there is nothing left to do. There is a second one only while a tap changes its side.
+fn carry_out_all(desired: &Desired, actual: &mut Actual) -> Result<(), TestCaseError> {
+    let Plan { ops, coming, .. } = plan(desired, actual);
+    carry_out(&ops, actual, |_| false, |_, _| {});
+    let second = plan(desired, actual);
+    prop_assert!(second.ops.is_empty() || !coming.is_empty(), "{:?}", second.ops);
+    carry_out(&second.ops, actual, |_| false, |_, _| {});
+    prop_assert_eq!(plan(desired, actual).ops, vec![]);
+    Ok(())
+}
+
+/// The tap that a hook is for, in the plan for these wishes.
+fn of_hook(desired: &Desired, before: &Actual, hook: (Device, Program)) -> Option<(Device, Tap)> {
+    let (mut taps, _) = fit::fit(desired, before);
+    super::sides::settle(&mut taps, before);
+    taps.into_iter().find(|(device, tap)| tap.hooks(*device).any(|of| of == hook))
+}
+
 fn same_owner<'a>(actual: &'a Actual, device: &Device, owner: &Owner) -> Option<&'a Tap> {
     actual.taps.get(device)?.tap.as_ref().filter(|tap| tap.owner.is_same(owner))
 }
@@ -93,17 +117,16 @@ proptest! {
     #[test]
     fn a_plan_leads_to_what_is_wanted_and_then_there_is_no_more_to_do(desired in desired(), before in actual()) {
         let mut actual = before.clone();
-        carry_out(&plan(&desired, &before).ops, &mut actual, |_| false, |_, _| {});
+        carry_out_all(&desired, &mut actual)?;
         prop_assert_eq!(&actual, &settled(&desired, &before));
-        prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
     }
 
     /// A session that does not fit is named, is nowhere installed, and takes no place from installed sessions.
     #[test]
     fn what_does_not_fit_is_told_and_not_in_place(desired in desired(), before in actual()) {
-        let Plan { ops, unfit } = plan(&desired, &before);
+        let Plan { unfit, .. } = plan(&desired, &before);
         let mut actual = before.clone();
-        carry_out(&ops, &mut actual, |_| false, |_, _| {});
+        carry_out_all(&desired, &mut actual)?;
         let in_place = |device: &Device, mirror: &MirrorId| {
             let tap = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
             tap.is_some_and(|tap| tap.sessions.contains_key(mirror))
@@ -115,7 +138,9 @@ proptest! {
             }
         }
         let sessions: usize = actual.taps.values().flat_map(|installed| &installed.tap).map(|tap| tap.sessions.len()).sum();
-        prop_assert!(actual.taps.len() <= before.capacity.taps && sessions <= before.capacity.sessions);
+        let entries = actual.taps.values().flat_map(|installed| &installed.tap);
+        let entries: usize = entries.map(|tap| 1 + usize::from(tap.pod_side.is_some())).sum();
+        prop_assert!(entries <= before.capacity.taps && sessions <= before.capacity.sessions);
         let installed = actual.taps.values().flat_map(|installed| &installed.tap).flat_map(|tap| tap.sessions.values());
         let filters: BTreeSet<_> = installed.filter_map(|session| session.settings.filter.as_ref()).collect();
         prop_assert!(filters.len() <= before.capacity.filters);
@@ -159,7 +184,7 @@ proptest! {
         // The next round repairs everything.
         drop(failures);
         let between = actual.clone();
-        carry_out(&plan(&desired, &between).ops, &mut actual, |_| false, |_, _| {});
+        carry_out_all(&desired, &mut actual)?;
         prop_assert_eq!(actual, settled(&desired, &between));
     }
 
@@ -171,7 +196,8 @@ proptest! {
         carry_out(&plan(&desired, &before).ops, &mut actual, fails, |_, _| {});
         for (device, tap) in fit::fit(&desired, &before).0 {
             let installed = &actual.taps[&device];
-            prop_assert!(Program::TAP.into_iter().all(|program| installed.state(program) == HookState::Current));
+            let runs = |(at, program): (Device, Program)| actual.taps[&at].state(program) == HookState::Current;
+            prop_assert!(tap.hooks(device).all(runs));
             for (mirror, session) in tap.sessions {
                 let is_installed = installed.tap.as_ref().unwrap().sessions.get(&mirror) == Some(&session);
                 prop_assert!(is_installed || session.settings.snaplen.is_some(), "{:?}", session);
@@ -184,13 +210,13 @@ proptest! {
     #[test]
     fn a_tap_has_its_own_tunnel_key_and_keeps_it(desired in desired(), before in actual()) {
         let mut actual = before.clone();
-        let Plan { ops, unfit } = plan(&desired, &before);
+        let Plan { ops, unfit, .. } = plan(&desired, &before);
         carry_out(&ops, &mut actual, |_| false, |_, _| {});
         for (name, target) in &desired.targets {
             let keys = target.device().and_then(|device| device.destination.tunnel()).map(|tunnel| tunnel.keys);
             let mut owners = BTreeMap::new();
             for (device, installed) in &actual.taps {
-                let tap = installed.tap.as_ref().unwrap();
+                let Some(tap) = &installed.tap else { continue };
                 for (mirror, session) in tap.sessions.iter().filter(|(_, session)| session.target == *name) {
                     prop_assert_eq!(session.key.is_some(), keys.is_some());
                     let (Some(key), Some(keys)) = (session.key, keys) else { continue };
@@ -262,7 +288,7 @@ proptest! {
             (tap.is_limited, tap.sessions) = (true, captures.zip(sessions).collect());
         }
         let mut actual = Actual::empty(Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 });
-        carry_out(&plan(&desired, &actual).ops, &mut actual, |_| false, |_, _| {});
+        carry_out_all(&desired, &mut actual)?;
         let read = actual.taps.values_mut().filter_map(|installed| installed.tap.as_mut());
         read.for_each(|tap| tap.is_limited = false);
         prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
@@ -304,7 +330,8 @@ proptest! {
             stream @ Target::Stream(_) => stream,
         });
         let targets = names.into_iter().zip(targets).collect();
-        let before = Desired { targets, limits: NodeLimits::default(), taps: [(device, tap.clone())].into() };
+        let taps = [(device, tap.clone())].into();
+        let before = Desired { targets, limits: NodeLimits::default(), taps, hub: None };
         let mirror = tap.sessions.keys().next().unwrap().clone();
         let mut after = before.clone();
         after.taps.get_mut(&device).unwrap().sessions.insert(mirror.clone(), change.clone());
@@ -347,9 +374,9 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
     let entry = |device: &Device| now.taps.get(device).and_then(|installed| installed.tap.as_ref());
     match op {
         // A program is attached only where the entry is that of the wanted owner, with all its sessions.
-        Op::Attach(device, Program::TapIngress | Program::TapEgress) => {
-            let wanted = &fit::fit(desired, before).0[device];
-            let tap = entry(device).unwrap();
+        Op::Attach(at, program @ (Program::TapIngress | Program::TapEgress)) => {
+            let (device, wanted) = of_hook(desired, before, (*at, *program)).unwrap();
+            let tap = entry(&device).unwrap();
             prop_assert!(tap.owner == wanted.owner);
             prop_assert!(
                 tap.sessions.iter().all(|(mirror, session)| wanted.sessions.get(mirror) == Some(session))
@@ -369,9 +396,9 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
         Op::PutTap(device, head) => {
             prop_assert!(entry(device).is_none_or(|tap| tap.owner.is_same(&head.owner)));
         }
-        // Only where no session is wanted, or no wanted session fits.
-        Op::Detach(device, Program::TapIngress | Program::TapEgress) => {
-            prop_assert!(!fit::fit(desired, before).0.contains_key(device));
+        // Only where no tap is wanted, or no wanted session fits, or at the side that a tap has left.
+        Op::Detach(at, program @ (Program::TapIngress | Program::TapEgress)) => {
+            prop_assert_eq!(of_hook(desired, before, (*at, *program)), None);
         }
         // No session relies on it any more.
         Op::Detach(device, Program::Deliver) => {

@@ -1,8 +1,9 @@
 //! The programs that read packets, and captures: mirrors that such a program asks for.
 //!
 //! Pure. A program can also read the stream of a target, whose mirrors others ask for ([`Readers`]). A capture names
-//! pods and interfaces. It is one more session on their taps, with a target of its own, so it changes no other mirror.
-//! `choose` and `select` add the sessions after all others.
+//! pods and interfaces, or a Mirror that has a stream. It is one more session on their taps, with a target of its own, so
+//! it changes no other mirror. `choose` and `select` add the sessions after all others; `resources` adds those of a
+//! Mirror.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +12,8 @@ use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::TapKind};
 use super::{Policy, Selection, Skipped, Wanted, Why, claim};
 use crate::{
     model::{
-        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, Origin, Owner, Pod, RingId,
-        Session, Tap, TargetName,
+        Device, Directions, Link, LinkKind, LinkSnapshot, MirrorId, Name, Origin, Owner, Pod, ResourceId,
+        RingId, Session, Tap, TargetName,
     },
     settings::Settings,
 };
@@ -57,6 +58,9 @@ pub struct Capture {
     pub directions: Directions,
     /// Which of those, and how much of each.
     pub settings: Settings,
+    /// The Mirror whose stream the program reads. It has its own pods, directions and settings, in the place of those
+    /// here, which are empty.
+    pub resource: Option<ResourceId>,
 }
 
 impl Capture {
@@ -148,7 +152,8 @@ impl Capture {
         }
         let owner = Owner::of_interface(name);
         let sessions = [(self.mirror(), self.session())].into();
-        let tap = Tap { owner, kind: kind(link), is_limited: policy.limits.is_limited(), sessions };
+        let is_limited = policy.limits.is_limited();
+        let tap = Tap { owner, kind: kind(link), is_limited, exit: None, pod_side: None, sessions };
         claim(link, tap, links, policy, selection)
     }
 }

@@ -1,26 +1,26 @@
-//! The wanted pods and their packets: annotations of the pod, then of its namespace, then the policy.
+//! The wanted pods and their packets: what Mirrors and ClusterMirrors ask for, and annotations of the pod, then of its
+//! namespace, then the policy.
 //!
 //! Pure, and the only reader of annotations. It knows no device; [`select`](super::select) finds the devices.
+//! [`resources`](super::resources) reads the Mirrors and ClusterMirrors.
 //!
 //! A pod has any number of mirrors. The keys without a name are the mirror `default`; `podmirror.io/mirror.ids`,
 //! `podmirror.io/filter.ids` and so on are the mirror `ids`. Each mirror is decided by itself, so that the settings of
 //! one mirror never change another.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
 use super::{
-    Capture, Filters, Nics, Policy, Skipped, Unasked, Why,
+    BadAnnotation, Capture, Filters, Nics, Policy, Problem, Selected, Skipped, Unasked, Why,
     attachments::{Attachments, Bad},
+    resources::{InQueue, Resources, Selecting, rank},
 };
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
-    annotations::{NETWORK_STATUS, OVN_ATTACHMENT},
-    model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Session, TargetName},
+    annotations::{NETWORK_STATUS, OVN_ATTACHMENT, POD_SIDE_TAPS},
+    model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Resource, Session, TargetName},
     settings::{KEYS, SettingError},
 };
 
@@ -36,7 +36,7 @@ pub struct Wanted<'a> {
     pub mirrors: BTreeMap<MirrorId, Session>,
     /// The NICs that a mirror is for, where it is not for all.
     pub nics: BTreeMap<MirrorId, Nics>,
-    /// An annotation asks for one of them, and not the policy alone.
+    /// An annotation or a Mirror asks for one of them, and not the policy or ClusterMirrors alone.
     pub is_asked: bool,
 }
 
@@ -54,7 +54,7 @@ impl Wanted<'_> {
     }
 }
 
-/// The result of the annotations and the policy for all pods.
+/// The result of the resources, the annotations and the policy for all pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choice<'a> {
     /// The pods that are to be mirrored.
@@ -65,75 +65,26 @@ pub struct Choice<'a> {
     pub unasked: BTreeMap<&'a PodId, Unasked>,
     /// Invalid annotations.
     pub bad: Vec<BadAnnotation>,
+    /// The resources that select one of the pods, in the order of their ids.
+    pub selected: Vec<Selected>,
 }
 
-/// An annotation that is ignored.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct BadAnnotation {
-    /// The pod.
-    pub pod: PodId,
-    /// The object that carries it.
-    pub place: Place,
-    /// The annotation.
-    pub key: String,
-    /// Its value.
-    pub value: String,
-    /// The problem.
-    pub problem: Problem,
-}
-
-/// The problem of an annotation.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Problem {
-    /// The value is none of those that the annotation takes.
-    Value,
-    /// There is no such annotation.
-    Key,
-    /// The text behind the dot is not the name of a mirror, and why.
-    Name(String),
-    /// The annotation sets a property of a mirror that neither the pod nor its namespace asks for.
-    NoMirror,
-    /// It has an entry about a NIC that cannot be, or cannot be read, and why.
-    Networks(String),
-}
-
-impl fmt::Display for BadAnnotation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, key, value, problem, .. } = self;
-        write!(f, "{place} {key}: ")?;
-        match problem {
-            Problem::Value if key == OVN_MIRROR || key.ends_with(OVN_ATTACHMENT) => {
-                write!(f, "{value:?} is not true or false")?;
-            }
-            Problem::Value => write!(f, "{value:?} is not true, false, both, ingress or egress")?,
-            Problem::Key => write!(
-                f,
-                "there is no such annotation; those of a mirror are mirror, target, nics, {}",
-                KEYS.join(", ")
-            )?,
-            Problem::Name(error) | Problem::Networks(error) => f.write_str(error)?,
-            Problem::NoMirror => {
-                let name = key.split_once('.').and_then(|(_, rest)| rest.split_once('.'));
-                let name = name.map_or("", |(_, name)| name);
-                write!(f, "{MIRROR}.{name} does not stand here, so there is no mirror {name}")?;
-            }
-        }
-        write!(f, "; it is ignored")
-    }
-}
-
-/// The mirrors of all pods, and the origin of each. The most specific annotation decides, key by key. Captures come
-/// after all other mirrors.
+/// The mirrors of all pods, and the origin of each. Of annotations the most specific one decides, key by key. Captures
+/// come after all other mirrors.
 pub fn choose<'a>(
     pods: &'a [Pod],
+    resources: &[Resource],
     captures: &[Capture],
     policy: &Policy,
     filters: &mut Filters,
 ) -> Choice<'a> {
     let mut choice = Choice::default();
+    let mut resources = Resources::read(resources, captures, policy, filters);
     for pod in pods {
-        PodChoice { pod, policy, filters, choice: &mut choice }.choose();
+        let selecting = resources.selecting(pod);
+        PodChoice { pod, policy, filters, choice: &mut choice }.choose(&selecting);
     }
+    choice.selected = resources.into_selected();
     filters.forget_unused();
     for capture in captures {
         choice.refused.extend(capture.choose(pods, policy, &mut choice.wanted));
@@ -141,13 +92,21 @@ pub fn choose<'a>(
     choice
 }
 
-/// A request for a mirror. The order is that in which mirrors get a place.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A request for a mirror by annotations, or by the policy.
+#[derive(Debug)]
 struct Asked {
     origin: Origin,
     mirror: MirrorId,
     directions: Directions,
     nics: Nics,
+}
+
+/// A mirror of a pod that waits for its place.
+enum Queued<'r> {
+    /// Annotations or the policy ask for it.
+    Asked(Asked),
+    /// A resource asks for it.
+    Resource(Selecting<'r>),
 }
 
 /// Why a mirror is not wanted.
@@ -170,33 +129,38 @@ struct PodChoice<'c, 'a> {
 }
 
 impl<'a> PodChoice<'_, 'a> {
-    fn choose(mut self) {
-        let own = self.read(Place::Pod);
-        let inherited = self.read(Place::Namespace);
-        self.tell_strays(&own, &inherited);
-        let (mut asked, mut unasked) = (Vec::new(), Some(Unasked::NoRequest));
-        for mirror in mirrors(&own, &inherited) {
-            match self.asked(mirror, &own, &inherited) {
-                Ok(request) => asked.push(request),
-                Err(Declined::Unasked(why)) => unasked = unasked.map(|other| other.max(why)),
-                Err(Declined::Refused) => unasked = None,
+    fn choose(mut self, selecting: &[Selecting<'_>]) {
+        let (mut own, mut inherited) = (Said::new(), Said::new());
+        let mut queue: Vec<_> =
+            selecting.iter().map(|resource| (resource.place(), Queued::Resource(*resource))).collect();
+        // Why the resources that are not enforced leave the pod out.
+        let narrowed = match &self.pod.unread {
+            Some(problem) if self.policy.annotations => {
+                self.refuse(None, Why::AnnotationsUnread(problem.clone()));
+                Some(Why::AnnotationsUnread(problem.clone()))
             }
-        }
-        if let (true, Some(why)) = (asked.is_empty(), unasked) {
-            self.choice.unasked.insert(&self.pod.id, why);
-        }
-        asked.sort();
+            _ => {
+                if self.policy.annotations {
+                    (own, inherited) = (self.read(Place::Pod), self.read(Place::Namespace));
+                    self.tell_strays(&own, &inherited);
+                }
+                self.annotated(&own, &inherited, &mut queue)
+            }
+        };
+        queue.sort_by(|(a, _), (b, _)| a.cmp(b));
         let (mut mirrors, mut nics) = (BTreeMap::new(), BTreeMap::new());
         let mut is_asked = false;
-        for asked in asked {
-            let (origin, mirror) = (asked.origin, asked.mirror.clone());
-            let session = match self.session(asked, &own, &inherited) {
-                Ok(_) if mirrors.len() == MAX_SESSIONS_PER_TAP => Err(Why::TooManyMirrors),
-                session => session,
+        for ((_, _, mirror), queued) in queue {
+            let session = match queued {
+                Queued::Asked(asked) => self.session(asked, &own, &inherited),
+                Queued::Resource(resource) => resource.session(self.pod, self.policy, narrowed.as_ref()),
             };
             match session {
+                Ok(_) if mirrors.len() == MAX_SESSIONS_PER_TAP => {
+                    self.refuse(Some(mirror), Why::TooManyMirrors);
+                }
                 Ok((session, of)) => {
-                    is_asked |= origin != Origin::Policy;
+                    is_asked |= matches!(session.origin, Origin::Annotation(_) | Origin::Mirror);
                     nics.extend((of != Nics::default()).then(|| (mirror.clone(), of)));
                     mirrors.insert(mirror, session);
                 }
@@ -212,6 +176,39 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
+    /// Adds the mirrors that the annotations and the policy ask for. Returns why the annotations leave the pod out of all
+    /// mirrors that they can narrow.
+    fn annotated<'r>(
+        &mut self,
+        own: &Said<'a>,
+        inherited: &Said<'a>,
+        queue: &mut Vec<(InQueue, Queued<'r>)>,
+    ) -> Option<Why> {
+        // A capture is no mirror of the pod.
+        let is_capture = |((of, ..), _): &(InQueue, Queued<'r>)| *of == rank(Origin::Capture);
+        let is_unasked = queue.iter().all(is_capture);
+        let (mut unasked, mut opted_out) = (is_unasked.then_some(Unasked::NoRequest), None);
+        for mirror in mirrors(own, inherited) {
+            match self.asked(mirror.clone(), own, inherited) {
+                Ok(asked) => {
+                    unasked = None;
+                    queue.push(((rank(asked.origin), 0, mirror), Queued::Asked(asked)));
+                }
+                Err(Declined::Unasked(why)) => {
+                    unasked = unasked.map(|other| other.max(why));
+                    if let (true, Unasked::OptedOut(place)) = (mirror.0.is_default(), why) {
+                        opted_out = Some(Why::OptedOut(place));
+                    }
+                }
+                Err(Declined::Refused) => unasked = None,
+            }
+        }
+        if let Some(why) = unasked {
+            self.choice.unasked.insert(&self.pod.id, why);
+        }
+        opted_out
+    }
+
     /// The request for a mirror. A refusal is noted.
     fn asked(&mut self, mirror: MirrorId, own: &Said<'a>, inherited: &Said<'a>) -> Result<Asked, Declined> {
         let mut word = |place, said: &Said<'a>| {
@@ -224,7 +221,8 @@ impl<'a> PodChoice<'_, 'a> {
         };
         let (ours, theirs) = (word(Place::Pod, own), word(Place::Namespace, inherited));
         let is_default = mirror.0.is_default();
-        let (ovn, attachments) = if is_default { self.ovn() } else { Default::default() };
+        let has_ovn = is_default && self.policy.annotations;
+        let (ovn, attachments) = if has_ovn { self.ovn() } else { Default::default() };
         let attachments = if ours.is_none() { attachments } else { Attachments::default() };
         let at = |place| move |directions| (directions, place);
         let mut asked = ours.or(ovn).map(at(Place::Pod)).or(theirs.map(at(Place::Namespace)));
@@ -317,6 +315,12 @@ impl<'a> PodChoice<'_, 'a> {
                 None => (rest, None),
             };
             if word == NETNS && name.is_none() {
+                continue;
+            }
+            if key == POD_SIDE_TAPS {
+                if !["auto", "off"].contains(&value) {
+                    self.bad(place, key.to_owned(), value, Problem::Value);
+                }
                 continue;
             }
             if !["mirror", "target", "nics"].contains(&word) && !KEYS.contains(&word) {

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     destination::device_name,
+    exit::is_exit,
     model::{Link, LinkKind},
 };
 
@@ -66,6 +67,7 @@ impl Nics {
 /// unused fallback tunnel devices (`tunl0`, `sit0` and so on).
 pub(super) fn is_nic(link: &Link) -> bool {
     match link.kind {
+        _ if is_exit(link) => false,
         LinkKind::Loopback => false,
         LinkKind::Veth => true,
         LinkKind::Dummy | LinkKind::Ifb | LinkKind::Other(_) => link.up,
@@ -118,7 +120,7 @@ mod tests {
     #[test]
     fn a_value_that_cannot_be_used_does_not_become_all() {
         let pods = [mk_pod("web", &[(MIRROR, "true"), (NICS, "eth0 eth1")])];
-        let choice = choose(&pods, &[], &Policy::default(), &mut Filters::default());
+        let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
         assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
         let why = choice.refused[0].why.to_string();
         assert!(why.starts_with("annotation podmirror.io/nics \"eth0 eth1\":"), "{why}");
@@ -147,7 +149,7 @@ mod tests {
             let ends: Vec<_> = (0..count).map(|nic| (&pod, nic + 2, nic + 100)).collect();
             let links = mk_node(&ends);
             let pods = [pod.clone()];
-            let choice = choose(&pods, &[], &Policy::default(), &mut Filters::default());
+            let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
             let selection = select(&choice.wanted, &[], &links, &Policy::default());
             for nic in 0..count {
                 let expected: Vec<_> = mirrors

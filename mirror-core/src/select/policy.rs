@@ -16,9 +16,11 @@ use crate::{
 pub struct Policy {
     /// Pods without an annotation are mirrored.
     pub enable_mirror: bool,
+    /// Annotations of pods and namespaces count.
+    pub annotations: bool,
     /// Namespaces whose pods are never mirrored.
     pub exclude_namespaces: BTreeSet<String>,
-    /// The only namespaces whose pods may choose for themselves; `None`: all.
+    /// The only namespaces whose annotations and Mirrors count; `None`: all.
     pub allow_namespaces: Option<BTreeSet<String>>,
     /// The targets: where the copies of each go. No two targets have the same destination, but for streams.
     pub targets: BTreeMap<TargetName, Destination>,
@@ -35,6 +37,21 @@ pub struct Policy {
     /// If true, a pod whose device is entangled with a mirror interface ends the agent at its start: for pods that the
     /// user who starts the agent has listed. Otherwise such a pod is left out, with a reason.
     pub is_strict: bool,
+    /// Whether a NIC without an end on the node is tapped inside its pod.
+    pub taps_inside: TapsInside,
+}
+
+/// Whether NICs are tapped inside pods.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TapsInside {
+    /// Yes.
+    #[default]
+    On,
+    /// No: the administrator does not want programs and devices of ours inside pods.
+    Off,
+    /// No: the taps are filters of the clsact qdisc. Inside a pod only TCX links are safe, which no process of the pod
+    /// can remove, and which stay with the agent's pins.
+    NeedsTcx,
 }
 
 /// No pods are chosen; copies go to `mirror0`.
@@ -42,6 +59,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             enable_mirror: false,
+            annotations: true,
             exclude_namespaces: BTreeSet::new(),
             allow_namespaces: None,
             targets: [(TargetName::default(), Destination::Device("mirror0".to_owned()))].into(),
@@ -51,6 +69,7 @@ impl Default for Policy {
             interface_directions: Directions::Both,
             settings: Settings::default(),
             is_strict: false,
+            taps_inside: TapsInside::On,
         }
     }
 }

@@ -1,14 +1,15 @@
 //! [`Why`]: the reason why a pod, a NIC or a mirror that is asked for is not there, and what to do about it.
 //!
-//! Data and its words. `choose`, `select`, `plan` and `hidden` find the reason; the log, `status`, `explain`, the metrics
+//! Data and its words. `choose`, `select`, `plan`, `hidden` and `coverage` find the reason; the log, `status`, `explain`, the metrics
 //! and the Events show it.
 
 use std::fmt;
 
 use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::Direction};
 
-use super::{Attachment, PREFIX};
+use super::{Attachment, PREFIX, Refusal, inside::MOST_INSIDE};
 use crate::{
+    coverage::Way,
     mirror_iface::Conflict,
     model::{Hidden, NoRoom, Place, PodId, TargetName},
     settings::SettingError,
@@ -34,6 +35,14 @@ pub enum Why {
     NoSuchNetwork(Attachment),
     /// The NIC, of this kind, has no veth end on the node.
     NoHostInterface(String),
+    /// The NIC can be tapped inside the pod only, and the administrator or the pod does not want that.
+    TapsInsideOff,
+    /// The NIC can be tapped inside the pod only, which takes TCX.
+    TapsInsideNeedTcx,
+    /// The pod has as many taps inside as fit before it.
+    TooManyNics,
+    /// The pod has no exit for the copies of this NIC, and why.
+    NoExit(String),
     /// The device is tapped for this other pod already.
     TappedFor(PodId),
     /// The device and the mirror interface are entangled.
@@ -48,6 +57,13 @@ pub enum Why {
     NoSuchPod(String),
     /// An annotation cannot be used: a broken filter must not become "everything".
     BadSetting(Place, SettingError),
+    /// The Mirror or ClusterMirror that selects the pod cannot be used as it stands.
+    Refused(Refusal),
+    /// An annotation here says that the pod is not to be mirrored, and the Mirror or ClusterMirror that selects the pod is
+    /// not enforced.
+    OptedOut(Place),
+    /// The annotations of the pod or of its namespace cannot be read, and why: one of them could be a filter.
+    AnnotationsUnread(String),
     /// The node's policy leaves out its namespace.
     NamespaceExcluded,
     /// The node's policy lets only other namespaces choose.
@@ -56,6 +72,8 @@ pub enum Why {
     NoSuchTarget(String),
     /// Another program or filter of the device comes first, so that not every packet of this direction is seen.
     Hidden(Direction, Hidden),
+    /// The NIC carries packets of this direction that do not pass the hook of its tap.
+    Bypassed(Direction, Way),
     /// Copies to this target cannot be cut, because another program or filter of its device comes first.
     Uncut(TargetName, Hidden),
     /// The pod has as many mirrors as fit before it.
@@ -75,11 +93,31 @@ impl Why {
         matches!(self, Self::NoNetns | Self::NoNic | Self::NoSuchNetwork(Attachment { is_told: false, .. }))
     }
 
+    /// Whether it concerns one mirror of a pod, and not the pod or one of its NICs.
+    pub const fn is_of_one_mirror(&self) -> bool {
+        matches!(
+            self,
+            Self::BadSetting(..)
+                | Self::Refused(_)
+                | Self::OptedOut(_)
+                | Self::AnnotationsUnread(_)
+                | Self::NoSuchTarget(_)
+                | Self::NoSuchNic
+                | Self::NoSuchNetwork(_)
+                | Self::NamespaceExcluded
+                | Self::NamespaceNotAllowed
+                | Self::TooManyMirrors
+                | Self::NoRoom(_)
+                | Self::FilterRefused(_)
+                | Self::Uncut(..)
+        )
+    }
+
     /// What it means for the mirror, in two or three words.
     pub const fn effect(&self) -> &'static str {
         match self {
             Self::Hidden(_, Hidden::Program(_)) => "perhaps partly mirrored",
-            Self::Hidden(..) => "partly mirrored",
+            Self::Hidden(..) | Self::Bypassed(..) => "partly mirrored",
             why if why.is_passing() => "not mirrored yet",
             _ => "not mirrored",
         }
@@ -95,6 +133,10 @@ impl Why {
             Self::NoSuchNic => "NoSuchNic",
             Self::NoSuchNetwork(_) => "NoSuchNetwork",
             Self::NoHostInterface(_) => "NoHostInterface",
+            Self::TapsInsideOff => "TapsInsideOff",
+            Self::TapsInsideNeedTcx => "TapsInsideNeedTcx",
+            Self::TooManyNics => "TooManyNics",
+            Self::NoExit(_) => "NoExit",
             Self::TappedFor(_) => "TappedForOther",
             Self::MirrorInterface(_) => "MirrorInterface",
             Self::NoSuchInterface => "NoSuchInterface",
@@ -102,10 +144,14 @@ impl Why {
             Self::TunnelInTunnel(_) => "TunnelInTunnel",
             Self::NoSuchPod(_) => "NoSuchPod",
             Self::BadSetting(..) => "BadSetting",
+            Self::Refused(_) => "Refused",
+            Self::OptedOut(_) => "OptedOut",
+            Self::AnnotationsUnread(_) => "AnnotationsUnread",
             Self::NamespaceExcluded => "NamespaceExcluded",
             Self::NamespaceNotAllowed => "NamespaceNotAllowed",
             Self::NoSuchTarget(_) => "NoSuchTarget",
             Self::Hidden(..) => Self::HIDDEN,
+            Self::Bypassed(..) => "Bypassed",
             Self::Uncut(..) => "Uncut",
             Self::TooManyMirrors => "TooManyMirrors",
             Self::NoRoom(_) => "NoRoom",
@@ -136,7 +182,19 @@ impl Why {
                 "Wait until Multus has written its annotation. If it has, correct the name in the annotation of Kube-OVN."
             }
             Self::NoHostInterface(_) => {
-                "A NIC of this kind cannot be mirrored. docs/choosing.md says which networks are covered."
+                "This NIC does not lead out of the pod by itself. If its packets are wanted all the same, name it in \
+                 podmirror.io/nics."
+            }
+            Self::TapsInsideOff => {
+                "Have taps inside pods switched on: --pod-side-taps=auto of the agent, and no podmirror.io/pod-side-taps \
+                 \"off\" of the pod."
+            }
+            Self::TapsInsideNeedTcx => {
+                "Use Linux 6.6 or newer on this node, and do not start the agent with --attach clsact."
+            }
+            Self::TooManyNics => "Name the NICs that are to be mirrored in podmirror.io/nics.",
+            Self::NoExit(_) => {
+                "The agent tries again. `mirror-agent tail` reads the packets of this NIC without an exit."
             }
             Self::TappedFor(_) => {
                 "Wait until the other pod has gone. One device can be tapped for one pod only."
@@ -153,6 +211,15 @@ impl Why {
                 "Name a pod of this node. `kubectl get pod -o wide` shows the node of each pod."
             }
             Self::BadSetting(..) => "Correct the annotation. This mirror does not run until then.",
+            Self::Refused(_) => {
+                "Correct the Mirror or ClusterMirror with kubectl edit. It does nothing until then."
+            }
+            Self::OptedOut(_) => {
+                "Nothing, if the pod is to stay out. Else remove the annotation. An enforced ClusterMirror does not heed it."
+            }
+            Self::AnnotationsUnread(_) => {
+                "Remove annotations of podmirror.io/ that are not needed. Only enforced ClusterMirrors mirror such a pod."
+            }
             Self::NamespaceExcluded => {
                 "Only the administrator can change this: the namespace is in --exclude-namespaces of the agent."
             }
@@ -167,6 +234,15 @@ impl Why {
             }
             Self::Hidden(..) => {
                 "If packets are missing, have the other program or filter put behind the mirror, or removed."
+            }
+            Self::Bypassed(_, Way::Peer) => {
+                "Let the tap see them inside the pod: --pod-side-taps=auto, no annotation \
+                 podmirror.io/pod-side-taps: \"off\", and Linux 6.6. Or have the CNI deliver to the node's end of the veth: \
+                 bpf.hostLegacyRouting=true in the chart of Cilium, bpfRedirectToPeer: Disabled in Calico's \
+                 FelixConfiguration. docs/choosing.md has the exceptions."
+            }
+            Self::Bypassed(_, Way::Unseen) => {
+                "Look for an XDP program on the device (`ip link` shows it). docs/operations.md says how this is judged."
             }
             Self::Uncut(..) => {
                 "Have the other program put behind ours, or removed. A mirror without a snap length does not need the \
@@ -199,11 +275,27 @@ impl fmt::Display for Why {
             Self::NetnsUnreadable(error) => write!(f, "its network namespace cannot be read: {error}"),
             Self::NoNic => write!(f, "its network namespace has no interface but loopback yet"),
             Self::NoSuchNic => {
-                write!(f, "the pod has no interface of this name, which an annotation asks for")
+                write!(f, "the pod has no interface of this name, which a mirror asks for")
             }
             Self::NoSuchNetwork(attachment) => attachment.fmt(f),
             Self::NoHostInterface(kind) => {
                 write!(f, "an interface of kind {kind:?} has no veth end on the node to tap")
+            }
+            Self::TapsInsideOff => write!(
+                f,
+                "the NIC has no end on the node, and taps inside pods are switched off (--pod-side-taps, or \
+                 podmirror.io/pod-side-taps of the pod)"
+            ),
+            Self::TapsInsideNeedTcx => write!(
+                f,
+                "the NIC has no end on the node, and a tap inside the pod needs TCX links (Linux 6.6), which this agent \
+                 does not use"
+            ),
+            Self::TooManyNics => {
+                write!(f, "at most {MOST_INSIDE} NICs are tapped inside one pod, and others come first")
+            }
+            Self::NoExit(why) => {
+                write!(f, "no device of ours inside the pod, through which copies leave it: {why}")
             }
             Self::TappedFor(pod) => write!(f, "the device is tapped for pod {pod} already"),
             Self::MirrorInterface(conflict) => conflict.fmt(f),
@@ -220,6 +312,14 @@ impl fmt::Display for Why {
             }
             Self::NoSuchPod(pod) => write!(f, "this node has no pod {pod}"),
             Self::BadSetting(place, error) => write!(f, "{place} {PREFIX}{error}"),
+            Self::Refused(refusal) => refusal.fmt(f),
+            Self::OptedOut(Place::Pod) => write!(f, "the pod opts out: an annotation on it is \"false\""),
+            Self::OptedOut(Place::Namespace) => {
+                write!(f, "its namespace opts out: an annotation on it is \"false\"")
+            }
+            Self::AnnotationsUnread(problem) => {
+                write!(f, "{problem}, so nobody knows what they ask for")
+            }
             Self::NamespaceExcluded => {
                 write!(f, "its namespace is one of those that are never mirrored (--exclude-namespaces)")
             }
@@ -227,6 +327,7 @@ impl fmt::Display for Why {
                 write!(f, "its namespace is none of those that may ask for a mirror (--allow-namespaces)")
             }
             Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
+            Self::Bypassed(direction, way) => write!(f, "{}: {way}", direction.name()),
             Self::Uncut(target, hidden) => write!(
                 f,
                 "copies cannot be cut to the snap length, or addressed, at the device of target {target}: {hidden}"

@@ -1,9 +1,10 @@
 //! One pod in plain words: whether it is mirrored, who asks for it, how it is done, what is missing, what can be done.
 //!
 //! Pure: of a [`NodeStatus`], which also comes as JSON. The text is for people; programs read `status -o json`. Called
-//! by `mirror-agent explain --pod`. [`mirror`] writes about a mirror at a NIC, [`target`] about where its copies go, and
-//! [`verdicts`] says what a counter means.
+//! by `mirror-agent explain --pod`. [`coverage`] writes about the packets that a tap misses, [`mirror`] about a mirror at
+//! a NIC, [`target`] about where its copies go, and [`verdicts`] says what a counter means.
 
+mod coverage;
 mod mirror;
 mod target;
 mod verdicts;
@@ -12,7 +13,7 @@ use mirror_common::verdict::Direction;
 
 use super::{
     AttachedStatus, BAD_ANNOTATION, BadAnnotation, KnownPod, NodeStatus, NotAsked, NotMirrored, Notes,
-    SessionStatus, TapStatus, table::printable,
+    PodSideStatus, SessionStatus, TapStatus, table::printable,
 };
 use crate::{model::Origin, select::Why};
 
@@ -218,11 +219,24 @@ impl<'a> Subject<'a> {
 
     /// A NIC, and its mirrors.
     fn nic(&self, tap: &TapStatus, text: &mut Text) {
-        let TapStatus { ifindex, device, nic, network, sessions, .. } = tap;
+        let TapStatus { ifindex, device, inside, pod_side, nic, network, sessions, .. } = tap;
         text.gap();
         let network = network.as_ref().map(|network| format!(", network {network}")).unwrap_or_default();
         text.line(0, &format!("NIC {nic}{network}"));
-        text.line(1, &format!("It is tapped at the node's end of its veth, {device} (ifindex {ifindex})."));
+        let place = match inside {
+            true => format!("It is tapped inside the pod, where it has ifindex {ifindex}."),
+            false => format!("It is tapped at the node's end of its veth, {device} (ifindex {ifindex})."),
+        };
+        text.line(1, &place);
+        if let Some(PodSideStatus { ifindex, .. }) = pod_side {
+            text.line(
+                1,
+                &format!("What reaches the pod is seen inside the pod, where the NIC has ifindex {ifindex}."),
+            );
+            if let Some(why) = coverage::of(self.status, tap).and_then(|nic| nic.why_inside.as_ref()) {
+                text.line(2, &sentence(why));
+            }
+        }
         let hooks: Vec<_> = Direction::ALL
             .into_iter()
             .filter(|direction| is_attached(tap, *direction))
@@ -233,7 +247,10 @@ impl<'a> Subject<'a> {
             .collect();
         if !hooks.is_empty() {
             text.line(1, &format!("Our programs run at its hooks: {}.", hooks.join(", ")));
-            text.line(1, self.position(nic));
+            text.line(1, if *inside { INSIDE } else { self.position(nic) });
+            if pod_side.is_some() {
+                text.line(1, INSIDE_ONE);
+            }
         }
         for direction in Direction::ALL.into_iter().filter(|direction| !is_attached(tap, *direction)) {
             let (hook, _) = hook(tap, direction);
@@ -244,6 +261,7 @@ impl<'a> Subject<'a> {
             text.line(1, &line);
             text.line(1, "An agent that runs attaches it again. If it cannot, its log says why.");
         }
+        coverage::write(self.status, tap, text);
         for session in sessions {
             text.gap();
             self.mirror(tap, session, text);
@@ -261,12 +279,19 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// The hook of a pod's tap that sees a direction, and how our program is attached there. The tap is the node's end of a
-/// veth, so the device receives what leaves the pod.
+/// The agent attaches ahead of all programs inside a pod, and does not look there again.
+const INSIDE: &str = "They were put ahead of all other programs there.";
+/// The same of a tap with two sides.
+const INSIDE_ONE: &str = "The program inside the pod was put ahead of all other programs there.";
+
+/// The hook of a pod's tap that sees a direction, and how our program is attached there. The node's end of a veth
+/// receives what leaves the pod; a NIC inside the pod sends it.
 fn hook(tap: &TapStatus, direction: Direction) -> (&'static str, &str) {
-    match direction {
-        Direction::Ingress => ("egress", &tap.attached.egress),
-        Direction::Egress => ("ingress", &tap.attached.ingress),
+    let AttachedStatus { ingress, egress } = &tap.attached;
+    match (direction, tap.inside, &tap.pod_side) {
+        (Direction::Ingress, _, Some(side)) => ("ingress inside the pod", &side.attached),
+        (Direction::Ingress, true, _) | (Direction::Egress, false, _) => ("ingress", ingress),
+        (Direction::Egress, true, _) | (Direction::Ingress, false, _) => ("egress", egress),
     }
 }
 

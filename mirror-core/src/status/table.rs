@@ -1,6 +1,6 @@
 //! The status as a table for people.
 
-use super::{BAD_ANNOTATION, NodeStatus, NotMirrored, Notes, TargetStatus, Unreached};
+use super::{BAD_ANNOTATION, NicCoverage, NodeStatus, NotMirrored, Notes, TargetStatus, Unreached};
 use crate::model::Name;
 
 const COLUMNS: [&str; 11] = [
@@ -57,8 +57,10 @@ pub(super) fn table(status: &NodeStatus) -> String {
     let mut rows = vec![with_network(COLUMNS.map(str::to_owned).to_vec(), Some(NETWORK.1))];
     for (tap, session) in sessions() {
         let pod = tap.pod.as_ref().map_or("-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
-        let hooks = format!("{}/{}", tap.attached.ingress, tap.attached.egress);
-        let mut head = vec![pod, tap.nic.clone(), tap.device.clone(), hooks];
+        let inside = tap.pod_side.as_ref().map(|side| format!("{} in pod", side.attached));
+        let hooks = format!("{}/{}", tap.attached.ingress, inside.as_ref().unwrap_or(&tap.attached.egress));
+        let device = if tap.inside { "(in pod)".to_owned() } else { tap.device.clone() };
+        let mut head = vec![pod, tap.nic.clone(), device, hooks];
         head.extend([session.mirror.clone(), session.target.clone(), session.direction.clone()]);
         head = with_network(head, tap.network.as_deref());
         for counter in &session.counters {
@@ -83,19 +85,40 @@ pub(super) fn table(status: &NodeStatus) -> String {
         if !words.is_empty() {
             let mirror =
                 if session.mirror == Name::DEFAULT { String::new() } else { format!(" {}", session.mirror) };
-            let line = format!("{}{mirror}: {}", tap.device, words.join(", "));
+            // The names of devices inside are not the node's.
+            let pod = tap.pod.as_ref().filter(|_| tap.inside);
+            let pod = pod.map(|pod| format!("{}/{} ", pod.namespace, pod.name)).unwrap_or_default();
+            let line = format!("{pod}{}{mirror}: {}", tap.device, words.join(", "));
             text.push_str(&format!("\n{}\n", printable(&line)));
         }
     }
     if let Some(notes) = notes {
+        text.push_str(&coverage(&notes.coverage));
         text.push_str(&told(notes));
     }
     text
 }
 
+/// For each NIC and direction: whether the tap sees what the NIC carries.
+fn coverage(nics: &[NicCoverage]) -> String {
+    if nics.is_empty() {
+        return String::new();
+    }
+    let head = ["COVERAGE", "NIC", "INGRESS", "SEEN/NIC", "EGRESS", "SEEN/NIC"].map(str::to_owned);
+    let mut rows = vec![head.to_vec()];
+    for NicCoverage { pod, nic, device: _, why_inside: _, ingress, egress } in nics {
+        let mut row = vec![pod.clone(), nic.clone()];
+        for of in [ingress, egress] {
+            row.extend([of.state.clone(), format!("{}/{}", of.seen, of.carried)]);
+        }
+        rows.push(row);
+    }
+    format!("\n{}", columns(&rows))
+}
+
 /// The states that differ from the wishes of a user.
 fn told(notes: &Notes) -> String {
-    let Notes { not_mirrored, bad_annotations, failures, unreached_targets, pods: _ } = notes;
+    let Notes { not_mirrored, bad_annotations, failures, unreached_targets, pods: _, coverage: _ } = notes;
     let row = |what: &str, about: &str, why: &str| [what, about, why].map(str::to_owned).to_vec();
     let mut rows = Vec::new();
     for NotMirrored { pod, nic, mirror, reason, message, remedy: _ } in not_mirrored {
@@ -155,7 +178,9 @@ mod tests {
     use super::*;
     use crate::{
         settings::Settings,
-        status::{AttachedStatus, LeftStatus, PodStatus, SessionStatus, TapStatus},
+        status::{
+            AttachedStatus, DirectionCoverage, LeftStatus, PodSideStatus, PodStatus, SessionStatus, TapStatus,
+        },
     };
 
     /// A tap with one session, which has seen nothing.
@@ -176,10 +201,12 @@ mod tests {
         TapStatus {
             ifindex: 7,
             device: format!("veth-{nic}"),
+            inside: false,
             pod: Some(PodStatus { uid: "1".into(), namespace: "shop".into(), name: "web".into() }),
             nic: nic.into(),
             network: network.map(str::to_owned),
             attached: AttachedStatus::default(),
+            pod_side: None,
             sessions: vec![session],
         }
     }
@@ -204,10 +231,45 @@ mod tests {
                 "shop/web  net1  shop/fast  veth-net1  none/none  default  default  both      -          -        0        0",
             ]
         );
+        let mut two_sides = tap("eth0", None);
+        two_sides.attached.ingress = "tcx".into();
+        two_sides.pod_side = Some(PodSideStatus { ifindex: 2, attached: "tcx".into() });
+        assert!(lines(vec![two_sides])[1].starts_with("shop/web  eth0  veth-eth0  tcx/tcx in pod  default"));
         assert_eq!(
             lines(vec![tap("eth0", None)])[0],
             "POD       NIC   DEVICE     HOOKS      MIRROR   TARGET   MIRRORED  DIRECTION  VERDICT  PACKETS  BYTES"
         );
+    }
+
+    #[test]
+    fn each_nic_has_a_row_with_its_coverage() {
+        let of = |state: &str, seen, carried| DirectionCoverage {
+            state: state.into(),
+            message: "the reason".into(),
+            seconds: 5,
+            seen,
+            carried,
+        };
+        let nic = |nic: &str, ingress, egress| NicCoverage {
+            pod: "shop/web".into(),
+            nic: nic.into(),
+            device: "veth1".into(),
+            why_inside: None,
+            ingress,
+            egress,
+        };
+        let nics = [
+            nic("eth0", of("Bypassed", 12, 40_312), of("Covered", 39_001, 39_001)),
+            nic("net1", of("Unknown", 0, 3), of("NoHook", 0, 77)),
+        ];
+        assert_eq!(
+            coverage(&nics),
+            "\n\
+             COVERAGE  NIC   INGRESS   SEEN/NIC  EGRESS   SEEN/NIC\n\
+             shop/web  eth0  Bypassed  12/40312  Covered  39001/39001\n\
+             shop/web  net1  Unknown   0/3       NoHook   0/77\n"
+        );
+        assert_eq!(coverage(&[]), "");
     }
 
     #[test]

@@ -11,14 +11,15 @@ use proptest::{
 use super::{super::*, installed};
 use crate::{
     model::{
-        Capacity, DeviceTarget, Directions, Ended, Hidden, NetnsId, Origin, Owner, Place, PodId, RingId,
+        Capacity, DeviceTarget, Directions, Ended, Hidden, NetnsId, Origin, Owner, Place, PodId, PodSide,
+        RingId,
     },
     settings::{CaptureFilter, Ceilings, NodeLimits, Rate, Settings, parse_filter},
 };
 
 fn owner() -> impl Strategy<Value = Owner> {
     // Few of each, so that the same device, pod and namespace come again in other combinations.
-    (option::weighted(0.8, 0..3u8), 0..2u64, 0..2u8).prop_map(|(pod, ino, name)| Owner {
+    (option::weighted(0.8, 0..3u8), 7..9u64, 0..2u8).prop_map(|(pod, ino, name)| Owner {
         pod: pod.map(|uid| PodId {
             uid: format!("uid-{uid}"),
             namespace: "default".into(),
@@ -55,10 +56,14 @@ pub(super) fn session() -> impl Strategy<Value = Session> {
 
 pub(super) fn tap() -> impl Strategy<Value = Tap> {
     let mirror = sample::select(vec!["a", "b", "c"]).prop_map(|name| MirrorId(name.parse().unwrap()));
-    (owner(), any::<bool>(), btree_map(mirror, session(), 1..4)).prop_map(|(owner, is_limited, sessions)| {
-        let kind = if owner.pod.is_some() { TapKind::HostVeth } else { TapKind::Interface };
-        Tap { owner, kind, is_limited, sessions }
-    })
+    let exit = option::of((1..3u32).prop_map(IfIndex));
+    (owner(), any::<bool>(), exit, prop::bool::weighted(0.4), btree_map(mirror, session(), 1..4)).prop_map(
+        |(owner, is_limited, exit, is_split, sessions)| {
+            let kind = if owner.pod.is_some() { TapKind::HostVeth } else { TapKind::Interface };
+            let pod_side = (is_split && owner.pod.is_some()).then_some(PodSide::seeing(IfIndex(9)));
+            Tap { owner, kind, is_limited, exit, pod_side, sessions }
+        },
+    )
 }
 
 pub(super) fn target() -> impl Strategy<Value = Target> {
@@ -98,17 +103,23 @@ fn rate(packets: u64) -> Rate {
 }
 
 pub(super) fn desired() -> impl Strategy<Value = Desired> {
-    (target(), option::weighted(0.7, target()), limits(), btree_map(device(), tap(), 0..5)).prop_map(
-        |(first, second, limits, mut taps)| {
+    let hub = option::of((200..202u32).prop_map(IfIndex));
+    (target(), option::weighted(0.7, target()), limits(), btree_map(device(), tap(), 0..5), hub).prop_map(
+        |(first, second, limits, mut taps, hub)| {
             let mut targets = BTreeMap::from([(TargetName::default(), first)]);
             targets.extend(second.map(|second| (TargetName("ids".parse().unwrap()), second)));
+            // A NIC is at the other end of one veth.
+            for (Device { netns, ifindex }, tap) in &mut taps {
+                let nic = IfIndex(10 * ifindex.0 + netns.ino as u32);
+                tap.pod_side = tap.pod_side.map(|_| PodSide::seeing(nic));
+            }
             // A session names a target that exists: `select` refuses others.
             for session in taps.values_mut().flat_map(|tap| tap.sessions.values_mut()) {
                 if !targets.contains_key(&session.target) {
                     session.target = TargetName::default();
                 }
             }
-            Desired { targets, limits, taps }
+            Desired { targets, limits, taps, hub }
         },
     )
 }
@@ -128,18 +139,26 @@ pub(super) fn capacity() -> impl Strategy<Value = Capacity> {
 pub(super) fn actual() -> impl Strategy<Value = Actual> {
     let state =
         || sample::select(vec![HookState::Absent, HookState::Dead, HookState::Stale, HookState::Current]);
-    let change = (state(), state(), prop::bool::weighted(0.8), prop::bool::weighted(0.3));
+    let often = prop::bool::weighted;
+    let change = (state(), state(), often(0.8), often(0.3), often(0.3));
     let deliver = btree_map((100..103u32).prop_map(IfIndex), state(), 0..3);
+    let hubs = btree_map((200..202u32).prop_map(IfIndex), state(), 0..2);
     let passed_by = sample::subsequence(vec![100, 101, 102], 0..=3);
-    (desired(), capacity(), vec(change, 5), deliver, passed_by, any::<bool>()).prop_map(
-        |(desired, capacity, changes, deliver, passed_by, forgot_ceilings)| {
+    (desired(), capacity(), vec(change, 10), deliver, hubs, passed_by, any::<bool>()).prop_map(
+        |(desired, capacity, changes, deliver, hubs, passed_by, forgot_ceilings)| {
             let mut actual = installed(&desired, capacity);
-            for (installed, (ingress, egress, has_entry, has_ended)) in actual.taps.values_mut().zip(changes)
+            actual.hubs.extend(hubs);
+            actual.hubs.retain(|_, state| *state != HookState::Absent);
+            for (installed, (ingress, egress, has_entry, has_ended, both)) in
+                actual.taps.values_mut().zip(changes)
             {
                 (installed.ingress, installed.egress) = (ingress, egress);
                 if has_ended {
                     let sessions = installed.tap.iter().flat_map(|tap| tap.sessions.keys());
                     installed.ended = sessions.map(|mirror| (mirror.clone(), Ended::Packets)).collect();
+                }
+                if let Some(side) = installed.tap.as_mut().and_then(|tap| tap.pod_side.as_mut()) {
+                    side.sees = !both;
                 }
                 if !has_entry {
                     (installed.tap, installed.ended) = (None, BTreeMap::new());

@@ -27,7 +27,7 @@ fn pod(annotations: &[(&str, &str)]) -> Pod {
 /// The NICs that are mirrored, each with its directions and network, and the problems.
 fn mirrored(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
     let pods = [pod.clone()];
-    let Choice { wanted, refused, bad, unasked: _ } = choose(&pods, &[], policy, &mut Filters::default());
+    let Choice { wanted, refused, bad, .. } = choose(&pods, &[], &[], policy, &mut Filters::default());
     let links = mk_node(&[(pod, 2, 100), (pod, 3, 101), (pod, 4, 102)]);
     let Selection { taps, skipped } = select(&wanted, &[], &links, policy);
     let taps = taps.values().flat_map(|tap| {
@@ -76,13 +76,13 @@ fn a_network_that_no_nic_is_in_is_told() {
     // Multus has not written yet. That passes, so it is no Event.
     let early = mk_pod("web", &[(key, "true")]);
     let pods = [early];
-    let choice = choose(&pods, &[], &Policy::default(), &mut Filters::default());
+    let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
     assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
     let why = &choice.refused[0].why;
     assert!(why.is_passing() && why.to_string().contains("no annotation"), "{why}");
     // It has written, and the pod has no further NIC.
     let late = [Pod { networks: Networks::of([]), ..mk_pod("web", &[(key, "true")]) }];
-    let choice = choose(&late, &[], &Policy::default(), &mut Filters::default());
+    let choice = choose(&late, &[], &[], &Policy::default(), &mut Filters::default());
     assert!(!choice.refused[0].why.is_passing());
 }
 
@@ -158,7 +158,7 @@ proptest! {
             allow_namespaces: (gate == 2).then(|| set("other")),
             ..Policy::default()
         };
-        let choice = choose(&pods, &[], &policy, &mut Filters::default());
+        let choice = choose(&pods, &[], &[], &policy, &mut Filters::default());
         let links = mk_node(&[(&pods[0], 2, 100), (&pods[0], 3, 101), (&pods[0], 4, 102)]);
         let selection = select(&choice.wanted, &[], &links, &policy);
 

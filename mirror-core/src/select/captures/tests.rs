@@ -20,6 +20,7 @@ fn capture(number: u32, pods: &[&str], interfaces: &[&str]) -> Capture {
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
         directions: Directions::Both,
         settings: Settings::default(),
+        resource: None,
     }
 }
 
@@ -27,7 +28,7 @@ fn capture(number: u32, pods: &[&str], interfaces: &[&str]) -> Capture {
 fn selected(pods: &[Pod], captures: &[Capture], policy: &Policy) -> Selection {
     let nics: Vec<_> = (100..).zip(pods).map(|(outside, pod)| (pod, 2, outside)).collect();
     let links = mk_node(&nics);
-    let choice = choose(pods, captures, policy, &mut Default::default());
+    let choice = choose(pods, &[], captures, policy, &mut Default::default());
     let mut selection = select(&choice.wanted, captures, &links, policy);
     selection.skipped.extend(choice.refused);
     selection

@@ -27,7 +27,7 @@ fn pod(own: &[(&str, &str)], inherited: &[(&str, &str)]) -> Pod {
 
 /// The directions in which a pod is mirrored; the choice must have no other result.
 fn directions(pod: &Pod, policy: &Policy) -> Option<Directions> {
-    let choice = choose(std::slice::from_ref(pod), &[], policy, &mut Filters::default());
+    let choice = choose(std::slice::from_ref(pod), &[], &[], policy, &mut Filters::default());
     assert_eq!((choice.refused, choice.bad), (vec![], vec![]), "{pod:?}");
     choice.wanted.first().map(of_default)
 }
@@ -76,7 +76,7 @@ fn the_most_specific_annotation_decides() {
 #[test]
 fn an_unknown_value_counts_as_absent_and_is_told() {
     let pods = [pod(&[(MIRROR, "yes"), (OVN_MIRROR, "both")], &[(MIRROR, "no")])];
-    let choice = choose(&pods, &[], &enabled(true), &mut Filters::default());
+    let choice = choose(&pods, &[], &[], &enabled(true), &mut Filters::default());
     assert_eq!(choice.wanted.first().map(of_default), Some(Directions::Both));
     let bad = |place, key: &str, value: &str| BadAnnotation {
         pod: pods[0].id.clone(),
@@ -108,7 +108,8 @@ fn settings_are_taken_key_by_key() {
         node.set(key, value).unwrap();
     }
     let pods = [pod(&[(MIRROR, "true"), (SNAPLEN, "80")], &[(SNAPLEN, "128"), (PACKETS, "7")])];
-    let choice = choose(&pods, &[], &Policy { settings: node, ..Policy::default() }, &mut Filters::default());
+    let choice =
+        choose(&pods, &[], &[], &Policy { settings: node, ..Policy::default() }, &mut Filters::default());
     let settings = &choice.wanted[0].mirrors[&MirrorId::default()].settings;
     assert_eq!(
         (settings.snaplen, settings.budget.packets, settings.budget.bytes),
@@ -124,7 +125,7 @@ fn a_setting_that_cannot_be_used_keeps_the_pod_out() {
         (&[], &[(FILTER, "tcp prot 80")], Place::Namespace),
     ] {
         let pods = [pod(own, inherited)];
-        let choice = choose(&pods, &[], &enabled(true), &mut Filters::default());
+        let choice = choose(&pods, &[], &[], &enabled(true), &mut Filters::default());
         assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
         let [
             Skipped {
@@ -177,7 +178,8 @@ fn the_policy_stands_above_annotations() {
     for (policy, annotations, expected) in table {
         for (own, inherited) in [(annotations, &[] as Annotations), (&[], annotations)] {
             let pods = [pod(own, inherited)];
-            let Choice { wanted, refused, bad, .. } = choose(&pods, &[], &policy, &mut Filters::default());
+            let Choice { wanted, refused, bad, .. } =
+                choose(&pods, &[], &[], &policy, &mut Filters::default());
             let why = refused.first().map(|skipped| skipped.why.clone());
             let chosen = wanted.first().map(of_default);
             assert_eq!(why.map_or(Ok(chosen), Err), expected, "{own:?} {inherited:?} {policy:?}");
@@ -210,7 +212,7 @@ proptest! {
             2 => (&[], Some(&["bank"])),
             _ => (&[], Some(&["shop"])),
         };
-        let choice = choose(&pods, &[], &gated(enable_mirror, exclude, allow), &mut Filters::default());
+        let choice = choose(&pods, &[], &[], &gated(enable_mirror, exclude, allow), &mut Filters::default());
         let known = |value: Option<&str>| value.and_then(parse);
         let asked = known(own).or(known(inherited));
         let is_wanted = match gate {
@@ -246,7 +248,7 @@ proptest! {
 
 /// The mirrors of one pod: names with filter text and target, and the problems.
 fn mirrors_of(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
-    let choice = choose(std::slice::from_ref(pod), &[], policy, &mut Filters::default());
+    let choice = choose(std::slice::from_ref(pod), &[], &[], policy, &mut Filters::default());
     let mirrors = choice.wanted.iter().flat_map(|wanted| &wanted.mirrors);
     let mirrors = mirrors.map(|(name, session)| {
         let filter = session.settings.filter.as_ref().map_or("all", |filter| &filter.text);
@@ -330,7 +332,7 @@ fn a_mirror_without_a_target_has_the_nodes() {
 fn every_problem_of_an_annotation_is_told_in_words() {
     let problem = |key: &str, value: &str| {
         let pods = [pod(&[(key, value)], &[])];
-        let choice = choose(&pods, &[], &Policy::default(), &mut Filters::default());
+        let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
         choice.bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     };
     for (key, value, expected) in [
@@ -379,7 +381,7 @@ proptest! {
             prop_assert!(together.iter().any(|mirror| mirror.starts_with("default ")));
         }
         // The mirrors that the namespace alone asks for go before the pod's own.
-        let choice = choose(std::slice::from_ref(&whole), &[], &policy, &mut Filters::default());
+        let choice = choose(std::slice::from_ref(&whole), &[], &[], &policy, &mut Filters::default());
         let kept: Vec<_> = choice.wanted.iter().flat_map(|wanted| wanted.mirrors.values()).map(|session| session.origin).collect();
         if too_many > 0 && kept.contains(&Origin::Annotation(Place::Pod)) {
             let inherited_alone = |name: &String| {

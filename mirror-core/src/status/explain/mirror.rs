@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 
 use mirror_common::verdict::{Direction, Verdict};
 
-use super::{Subject, Text, is_attached, target, verb, verdicts};
+use super::{Subject, Text, coverage, is_attached, target, verb, verdicts};
 use crate::{
     annotations::{MIRROR, OVN_MIRROR},
     model::{Directions, Name, Origin, Place},
-    status::{CounterStatus, LeftStatus, SessionStatus, SettingsStatus, TapStatus},
+    status::{CounterStatus, LeftStatus, NodeStatus, SessionStatus, SettingsStatus, TapStatus},
 };
 
 impl Subject<'_> {
@@ -29,7 +29,7 @@ impl Subject<'_> {
         if let Some(key) = session.tunnel_key {
             text.line(2, &format!("The tunnel key of its copies is {key}."));
         }
-        counters(tap, session, text);
+        counters(self.status, tap, session, text);
     }
 }
 
@@ -50,8 +50,19 @@ fn origin(session: &SessionStatus) -> String {
         Some(Origin::Capture) => {
             "A command on the node asks for it: `mirror-agent tail` or `mirror-agent capture`.".to_owned()
         }
+        Some(Origin::Mirror) => format!("The Mirror {} of its namespace asks for it.", resource(mirror)),
+        Some(Origin::ClusterMirror) => format!("The ClusterMirror {} asks for it.", resource(mirror)),
+        Some(Origin::Enforced) => format!(
+            "The ClusterMirror {} asks for it. It is enforced, so no annotation and no Mirror narrows it.",
+            resource(mirror)
+        ),
         None => format!("It is asked for by: {origin}."),
     }
+}
+
+/// The name of the resource that a mirror is of.
+fn resource(mirror: &str) -> &str {
+    mirror.split_once('/').map_or(mirror, |(_, name)| name)
 }
 
 fn directions(session: &SessionStatus) -> String {
@@ -112,7 +123,7 @@ fn budgets(session: &SessionStatus) -> Vec<String> {
 }
 
 /// What the tap has seen for this mirror, by verdict.
-fn counters(tap: &TapStatus, session: &SessionStatus, text: &mut Text) {
+fn counters(status: &NodeStatus, tap: &TapStatus, session: &SessionStatus, text: &mut Text) {
     let seen = |direction: Direction| {
         let counters = session.counters.iter().filter(|counter| counter.direction == direction.name());
         counters.fold(0_u64, |sum, counter| sum.saturating_add(counter.packets))
@@ -135,7 +146,10 @@ fn counters(tap: &TapStatus, session: &SessionStatus, text: &mut Text) {
         text.line(3, &format!("{verdict}: {}", counts.join(", ")));
         text.line(4, verdicts::words(verdict));
     }
-    for direction in Direction::ALL.into_iter().filter(|it| seen(*it) == 0 && is_attached(tap, *it)) {
+    // With readings of the NIC's counters, the NIC says more.
+    let is_silent = |direction: &Direction| seen(*direction) == 0 && is_attached(tap, *direction);
+    let has_readings = coverage::of(status, tap).is_some();
+    for direction in Direction::ALL.into_iter().filter(|it| is_silent(it) && !has_readings) {
         let line = format!(
             "It has seen nothing of what {}. If there are such packets, they do not pass this tap: docs/choosing.md \
              says which networks are covered.",

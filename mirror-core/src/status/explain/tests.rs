@@ -8,10 +8,11 @@ use mirror_common::verdict::Verdict;
 
 use super::*;
 use crate::{
+    coverage::{Cni, Reason, State, Way},
     model::{Place, PodId},
     select::Unasked,
     settings::Settings,
-    status::{CounterStatus, LeftStatus, PodStatus, TargetStatus},
+    status::{CounterStatus, DirectionCoverage, LeftStatus, NicCoverage, PodStatus, TargetStatus},
 };
 
 fn target(name: &str, destination: &str, ifindex: Option<u32>, up: bool) -> TargetStatus {
@@ -55,10 +56,12 @@ fn tap(name: &str, sessions: &[SessionStatus]) -> TapStatus {
     TapStatus {
         ifindex: 12,
         device: format!("veth-{name}"),
+        inside: false,
         pod: Some(PodStatus { uid: "1".into(), namespace: "shop".into(), name: name.into() }),
         nic: "eth0".into(),
         network: None,
         attached: AttachedStatus { ingress: "tcx".into(), egress: "tcx".into() },
+        pod_side: None,
         sessions: sessions.to_vec(),
     }
 }
@@ -271,4 +274,74 @@ fn a_capture_alone_is_no_mirror() {
     );
     assert!(text.contains("\n    A command reads its packets now.\n"), "{text}");
     assert!(text.contains("\n    It has no filter, sample, rate or snap length: "), "{text}");
+}
+
+/// Each direction is seen at its own place, and the words say where and why.
+#[test]
+fn a_tap_with_two_sides_says_where_it_sees_each_direction() {
+    let mut of = tap("web", &[session("default", "default", &[])]);
+    of.attached.egress = AttachedStatus::NONE.to_owned();
+    of.pod_side = Some(PodSideStatus { ifindex: 2, attached: "tcx".into() });
+    let mut status = node(&[of]);
+    let covered = DirectionCoverage {
+        state: State::Covered.name().into(),
+        message: State::Covered.to_string(),
+        seconds: 5,
+        seen: 1,
+        carried: 1,
+    };
+    status.notes.as_mut().unwrap().coverage = vec![NicCoverage {
+        pod: "shop/web".into(),
+        nic: "eth0".into(),
+        device: "veth-web".into(),
+        why_inside: Some(Reason::Cni(Cni::Cilium).to_string()),
+        ingress: covered.clone(),
+        egress: covered,
+    }];
+    let text = status.explain("shop/web").unwrap();
+    let expected = "
+NIC eth0
+  It is tapped at the node's end of its veth, veth-web (ifindex 12).
+  What reaches the pod is seen inside the pod, where the NIC has ifindex 2.
+    Programs of Cilium are at the node's end of the veth, and can hand packets to the pod behind it.
+  Our programs run at its hooks: ingress inside the pod (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
+  The agent sees no other program ahead of them.
+  The program inside the pod was put ahead of all other programs there.
+  Coverage of what reaches the pod: Covered, for 5 s. Our program sees what the NIC carries.
+";
+    assert!(text.starts_with("shop/web is mirrored.\n") && text.contains(expected), "{text}");
+}
+
+/// The counters of the NIC say more than that the tap has seen nothing.
+#[test]
+fn what_the_nic_carries_is_told_beside_what_the_tap_sees() {
+    let mut of = session("default", "default", &[]);
+    of.counters = vec![counter("egress", Verdict::Copied, 3)];
+    let mut status = node(&[tap("web", &[of])]);
+    let silent = "It has seen nothing of what reaches the pod.";
+    assert!(status.explain("shop/web").unwrap().contains(silent));
+    let direction = |state: State, seconds, seen, carried| DirectionCoverage {
+        state: state.name().into(),
+        message: state.to_string(),
+        seconds,
+        seen,
+        carried,
+    };
+    status.notes.as_mut().unwrap().coverage = vec![NicCoverage {
+        pod: "shop/web".into(),
+        nic: "eth0".into(),
+        device: "veth-web".into(),
+        why_inside: None,
+        ingress: direction(State::Bypassed(Way::Unseen), 7200, 0, 77),
+        egress: direction(State::Covered, 119, 3, 3),
+    }];
+    let text = status.explain("shop/web").unwrap();
+    let expected = "
+  Coverage of what reaches the pod: Bypassed, for 2 hours. The NIC carries packets that the mirror does not meet, and no \
+                    program or filter at its hook hides them; an XDP program of the device can be the reason.
+    Since the agent began to compare, the NIC has carried 77 of these packets, and the tap has seen 0.
+  Coverage of what leaves the pod: Covered, for 119 s. Our program sees what the NIC carries.
+    Since the agent began to compare, the NIC has carried 3 of these packets, and the tap has seen 3.
+";
+    assert!(text.contains(expected) && !text.contains(silent), "{text}");
 }

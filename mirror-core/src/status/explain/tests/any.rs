@@ -3,7 +3,8 @@
 use proptest::{collection::vec, option, prelude::*, sample};
 
 use super::*;
-use crate::status::Unreached;
+use crate::coverage::State;
+use crate::status::{DirectionCoverage, NicCoverage, Unreached};
 
 /// Text as a pod may choose it.
 fn word() -> impl Strategy<Value = String> {
@@ -37,14 +38,42 @@ fn any_session() -> impl Strategy<Value = SessionStatus> {
     )
 }
 
+fn any_coverage() -> impl Strategy<Value = NicCoverage> {
+    let direction = || {
+        (name_or_word(State::NAMES.to_vec()), word(), any::<(u64, u64, u64)>()).prop_map(
+            |(state, message, (seconds, seen, carried))| DirectionCoverage {
+                state,
+                message,
+                seconds,
+                seen,
+                carried,
+            },
+        )
+    };
+    let names = (name_or_word(vec!["shop/web"]), word(), name_or_word(vec!["veth-web"]));
+    (names, option::of(word()), direction(), direction()).prop_map(
+        |((pod, nic, device), why_inside, ingress, egress)| NicCoverage {
+            why_inside,
+            pod,
+            nic,
+            device,
+            ingress,
+            egress,
+        },
+    )
+}
+
 fn any_node() -> impl Strategy<Value = NodeStatus> {
     let way = || name_or_word(vec!["tcx", "clsact", "none"]);
-    let any_tap = (option::of(name_or_word(vec!["web"])), way(), way(), word(), vec(any_session(), 0..3))
-        .prop_map(|(name, ingress, egress, nic, sessions)| {
-            let mut of = tap(&name.clone().unwrap_or_default(), &sessions);
-            of.attached = AttachedStatus { ingress, egress };
-            TapStatus { pod: of.pod.filter(|_| name.is_some()), nic, ..of }
-        });
+    let side =
+        option::of((1..9_u32, way()).prop_map(|(ifindex, attached)| PodSideStatus { ifindex, attached }));
+    let any_tap =
+        (option::of(name_or_word(vec!["web"])), way(), way(), side, word(), vec(any_session(), 0..3))
+            .prop_map(|(name, ingress, egress, side, nic, sessions)| {
+                let mut of = tap(&name.clone().unwrap_or_default(), &sessions);
+                (of.attached, of.pod_side) = (AttachedStatus { ingress, egress }, side);
+                TapStatus { pod: of.pod.filter(|_| name.is_some()), nic, ..of }
+            });
     let pod = || name_or_word(vec!["shop/web"]);
     let any_skipped = (
         option::of(pod()),
@@ -74,13 +103,15 @@ fn any_node() -> impl Strategy<Value = NodeStatus> {
         option::of(vec(any_known, 0..3)),
         vec(any_unreached, 0..2),
         vec(word(), 0..2),
+        vec(any_coverage(), 0..3),
     )
-        .prop_map(|(not_mirrored, bad_annotations, pods, unreached_targets, failures)| Notes {
+        .prop_map(|(not_mirrored, bad_annotations, pods, unreached_targets, failures, coverage)| Notes {
             not_mirrored,
             bad_annotations,
             pods,
             unreached_targets,
             failures,
+            coverage,
         });
     let kind = sample::select(vec!["mirror0", "pod:shop/ids", "stream"]);
     let any_target =
@@ -116,10 +147,23 @@ proptest! {
         let mut expected = Vec::new();
         for tap in &subject.taps {
             expected.push(format!("NIC {}", printable(&tap.nic)));
-            expected.extend([&tap.attached.ingress, &tap.attached.egress].map(|way| match way.as_str() {
+            let of_ingress = tap.pod_side.as_ref().map_or(&tap.attached.egress, |side| &side.attached);
+            let ifindex = tap.pod_side.as_ref().map(|side| side.ifindex);
+            expected.extend(ifindex.map(|ifindex| format!("inside the pod, where the NIC has ifindex {ifindex}.")));
+            expected.extend([&tap.attached.ingress, of_ingress].map(|way| match way.as_str() {
                 "none" => "No program of ours runs at its hook".to_owned(),
                 way => printable(&format!("({way})")),
             }));
+        }
+        for tap in subject.taps.iter().filter(|tap| tap.pod_side.is_some()) {
+            let why = coverage::of(&status, tap).and_then(|nic| nic.why_inside.as_ref());
+            expected.extend(why.map(|why| printable(&sentence(why))));
+        }
+        for nic in subject.taps.iter().filter_map(|tap| coverage::of(&status, tap)) {
+            for of in [&nic.ingress, &nic.egress] {
+                expected.extend([&of.state, &sentence(&of.message)].map(|text| printable(text)));
+                expected.push(format!("carried {} of these packets, and the tap has seen {}.", of.carried, of.seen));
+            }
         }
         for (_, session) in subject.sessions() {
             expected.push(format!("  Mirror {}\n", printable(&session.mirror)));

@@ -1,0 +1,237 @@
+//! [`Judge`]: one direction of one NIC, reading by reading.
+//!
+//! An alarm needs few readings, and the end of an alarm needs time: traffic that takes a way around the hook now and
+//! then must not make a state that comes and goes. Called by the loop of the agent.
+
+use std::{collections::VecDeque, time::Duration};
+
+use super::{AtHook, Carried, Count, Doubt, Reading, State, Way};
+
+/// The steps between readings whose sum is judged by the share that was seen.
+const WINDOW: usize = 4;
+/// Fewer packets than this are too few to judge by a share.
+pub const FEW: u64 = 10;
+/// How long packets must have been seen, and none have passed around the hook, before a direction is no longer bypassed.
+pub const CLEAR: Duration = Duration::from_secs(20);
+/// How long a direction stays covered without new evidence, and any state without a reading.
+pub const QUIET: Duration = Duration::from_secs(60);
+
+/// Judges one direction of one NIC.
+#[derive(Debug, Clone)]
+pub struct Judge {
+    /// The NIC counts the packets that pass around its tap's device.
+    tells: bool,
+    hook: AtHook,
+    last: Option<Reading>,
+    window: VecDeque<Step>,
+    /// The window of the reading before lacked packets, too.
+    lacked: bool,
+    /// What the counters say.
+    counted: State,
+    /// When there was evidence for it last.
+    proven: Duration,
+    /// When the counters were read last.
+    read: Duration,
+    /// Packets that were carried and seen since the last that passed around the hook.
+    clean: u64,
+    since: Duration,
+    totals: Totals,
+}
+
+/// The packets of the whole time in which a direction is judged, without those of steps that cannot be compared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Those that a session has seen.
+    pub seen: u64,
+    /// Those that the NIC has carried.
+    pub carried: u64,
+}
+
+/// What was added between two readings.
+#[derive(Debug, Clone, Copy, Default)]
+struct Step {
+    /// By the NIC; zeros where no session can be compared.
+    carried: Count,
+    /// What a session has seen meanwhile, at most.
+    seen: Count,
+    /// The packets that it has counted from one reading to the next.
+    counted: u64,
+    /// Packets that passed around the node's end of the veth, at least.
+    around: u64,
+}
+
+impl Judge {
+    /// A direction that is judged from now on. `tells`: the NIC's counter has also the packets that pass around the
+    /// device of the tap.
+    pub fn new(tells: bool, at: Duration) -> Self {
+        Self {
+            tells,
+            hook: AtHook::First,
+            last: None,
+            window: VecDeque::with_capacity(WINDOW),
+            lacked: false,
+            counted: State::Unknown(Doubt::Idle),
+            proven: at,
+            read: at,
+            clean: 0,
+            since: at,
+            totals: Totals::default(),
+        }
+    }
+
+    /// Whether the direction is covered.
+    pub fn state(&self) -> State {
+        match &self.hook {
+            AtHook::First => self.counted.clone(),
+            AtHook::Behind(crate::model::Hidden::NoHook) | AtHook::Absent => State::NoHook,
+            AtHook::Behind(hidden) => State::Hidden(hidden.clone()),
+        }
+    }
+
+    /// Since when the state has its name.
+    pub const fn since(&self) -> Duration {
+        self.since
+    }
+
+    /// The packets so far.
+    pub const fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Takes the state of the hook. With a change, the judgement of the counters begins again.
+    pub fn hook(&mut self, hook: AtHook, at: Duration) {
+        if self.hook == hook {
+            return;
+        }
+        self.change(at, |judge| {
+            judge.hook = hook;
+            judge.last = None;
+            judge.begin_again();
+        });
+    }
+
+    /// Takes a reading.
+    pub fn read(&mut self, reading: Reading) {
+        self.read = reading.at;
+        let before = self.last.replace(reading);
+        let Some(before) = before else { return };
+        match Step::between(&before, &reading) {
+            // A counter has begun again: the NIC is another one.
+            None => self.change(reading.at, Self::begin_again),
+            Some(step) => {
+                self.totals.seen = self.totals.seen.saturating_add(step.counted);
+                self.totals.carried = self.totals.carried.saturating_add(step.carried.packets);
+                self.change(reading.at, |judge| judge.take(step, reading.at));
+            }
+        }
+    }
+
+    /// The counters could not be read.
+    pub fn missed(&mut self, at: Duration) {
+        if at.saturating_sub(self.read) >= QUIET {
+            self.change(at, |judge| judge.counted = State::Unknown(Doubt::Unread));
+        }
+    }
+
+    fn change(&mut self, at: Duration, change: impl FnOnce(&mut Self)) {
+        let before = self.state().name();
+        change(self);
+        if self.state().name() != before {
+            self.since = at;
+        }
+    }
+
+    fn begin_again(&mut self) {
+        self.window.clear();
+        self.lacked = false;
+        self.counted = State::Unknown(Doubt::Idle);
+    }
+
+    fn take(&mut self, step: Step, at: Duration) {
+        if self.window.len() == WINDOW {
+            self.window.pop_front();
+        }
+        self.window.push_back(step);
+        let sum = self.window.iter().fold(Step::default(), |sum, step| sum.plus(step));
+        let is_enough = sum.carried.packets >= FEW;
+        let lacks = is_enough && !sum.has_seen(1, 2);
+        let way = match step.around {
+            // A queue behind the hook can hold packets up from one step to the next.
+            0 => (lacks && self.lacked).then_some(Way::Unseen),
+            _ => Some(Way::Peer),
+        };
+        self.lacked = lacks;
+        let is_good = is_enough && sum.has_seen(7, 8);
+        self.counted = match (way, &self.counted) {
+            (Some(way), before) => {
+                (self.proven, self.clean) = (at, 0);
+                match before {
+                    State::Bypassed(before) => State::Bypassed(way.max(*before)),
+                    _ => State::Bypassed(way),
+                }
+            }
+            (None, State::Bypassed(way)) => {
+                self.clean = self.clean.saturating_add(if lacks { 0 } else { step.carried.packets });
+                let is_over = self.clean >= FEW && at.saturating_sub(self.proven) >= CLEAR;
+                if is_over { self.good(at) } else { State::Bypassed(*way) }
+            }
+            (None, _) if is_good => self.good(at),
+            (None, State::Covered | State::Unknown(Doubt::Kernel))
+                if at.saturating_sub(self.proven) < QUIET =>
+            {
+                self.counted.clone()
+            }
+            (None, _) if is_enough => State::Unknown(Doubt::Differs),
+            (None, _) => State::Unknown(Doubt::Idle),
+        };
+    }
+
+    /// The state in which all that can be told is good.
+    fn good(&mut self, at: Duration) -> State {
+        self.proven = at;
+        if self.tells { State::Covered } else { State::Unknown(Doubt::Kernel) }
+    }
+}
+
+impl Step {
+    /// `None`: a counter is less than before.
+    fn between(then: &Reading, now: &Reading) -> Option<Self> {
+        let carried = now.carried.nic.minus(&then.carried.nic)?;
+        let mut step = Self { around: Carried::around(&then.carried, &now.carried)?, ..Self::default() };
+        if let (Some(old), Some(seen)) = (then.seen, now.seen)
+            && old.serial == seen.serial
+        {
+            seen.before.minus(&old.after)?;
+            step.carried = carried;
+            step.seen = seen.after.minus(&old.before)?;
+            step.counted = seen.after.minus(&old.after)?.packets;
+        }
+        Some(step)
+    }
+
+    fn plus(&self, other: &Self) -> Self {
+        let (carried, seen) = (self.carried.plus(&other.carried), self.seen.plus(&other.seen));
+        Self { carried, seen, ..Self::default() }
+    }
+
+    /// Whether so many parts of the packets, or of the bytes, that the NIC has carried were seen.
+    fn has_seen(&self, parts: u32, of: u32) -> bool {
+        let has = |seen: u64, carried: u64| {
+            u128::from(seen) * u128::from(of) >= u128::from(carried) * u128::from(parts)
+        };
+        let Self { carried, seen, .. } = self;
+        has(seen.packets, carried.packets) || has(seen.bytes, carried.bytes)
+    }
+}
+
+impl Count {
+    fn minus(&self, other: &Self) -> Option<Self> {
+        let packets = self.packets.checked_sub(other.packets)?;
+        Some(Self { packets, bytes: self.bytes.checked_sub(other.bytes)? })
+    }
+
+    fn plus(&self, other: &Self) -> Self {
+        let packets = self.packets.saturating_add(other.packets);
+        Self { packets, bytes: self.bytes.saturating_add(other.bytes) }
+    }
+}

@@ -1,0 +1,324 @@
+//! Histories of a NIC, its veth and its tap, drawn at random, and what the judge says of them.
+
+use proptest::{collection::vec, prelude::*, sample};
+
+use super::*;
+
+/// Something that happens between two readings, or during one.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// Packets pass the hook and the NIC. Each is one packet at the hook, and so many segments at the NIC. Some are
+    /// dropped between the two.
+    Pass { packets: u64, segments: u64, dropped: u64 },
+    /// Packets get to the NIC around the node's end of its veth.
+    Around(u64),
+    /// Packets pass the node's end and the NIC, and not the hook.
+    Past(u64),
+    /// Another session takes the place of the one that was read.
+    NewSession,
+    /// The NIC is made again.
+    NewNic,
+}
+
+/// The counters.
+#[derive(Debug, Clone, Copy, Default)]
+struct World {
+    nic: Count,
+    end: u64,
+    serial: u32,
+    seen: Count,
+    /// The kernel counts in the NIC what gets there around the node's end.
+    tells: bool,
+}
+
+const SEGMENT: u64 = 1448;
+const HEADERS: u64 = 54;
+
+fn add(count: &mut Count, packets: u64, bytes: u64) {
+    (count.packets, count.bytes) = (count.packets + packets, count.bytes + packets * bytes);
+}
+
+impl World {
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::Pass { packets, segments, dropped } => {
+                add(&mut self.seen, packets + dropped, HEADERS + segments * SEGMENT);
+                add(&mut self.nic, packets * segments, HEADERS + SEGMENT);
+                self.end += packets * segments;
+            }
+            Event::Around(packets) => add(&mut self.nic, if self.tells { packets } else { 0 }, SEGMENT),
+            Event::Past(packets) => {
+                add(&mut self.nic, packets, SEGMENT);
+                self.end += packets;
+            }
+            Event::NewSession => (self.serial, self.seen) = (self.serial + 1, Count::default()),
+            Event::NewNic => (self.nic, self.end) = (Count::default(), 0),
+        }
+    }
+
+    /// Reads the counters one after the other, while packets pass.
+    fn reading(&mut self, at: Duration, meanwhile: [Event; 4]) -> Reading {
+        let [a, b, c, d] = meanwhile;
+        let (serial, before) = (self.serial, self.seen);
+        self.happens(a);
+        let end_before = self.end;
+        self.happens(b);
+        let nic = self.nic;
+        self.happens(c);
+        let end = Some([end_before, self.end]);
+        self.happens(d);
+        let seen = Some(Seen { serial, before, after: self.seen });
+        Reading { at, carried: Carried { nic, end }, seen }
+    }
+}
+
+fn nothing() -> Event {
+    Event::Around(0)
+}
+
+fn pass() -> impl Strategy<Value = Event> {
+    let packets = prop_oneof![0..30_u64, 0..1_000_000_u64];
+    (packets, sample::select(vec![1, 2, 45]), 0..100_u64)
+        .prop_map(|(packets, segments, dropped)| Event::Pass { packets, segments, dropped })
+}
+
+/// Traffic of which nothing gets around the hook.
+fn covered() -> impl Strategy<Value = Event> {
+    prop_oneof![8 => pass(), 1 => Just(Event::NewSession), 1 => Just(Event::NewNic)]
+}
+
+/// The events of a step, those during its reading, its length in seconds, and whether the reading fails.
+type Drawn = (Vec<Event>, [Event; 4], u64, bool);
+
+fn step(event: impl Strategy<Value = Event>) -> impl Strategy<Value = Drawn> {
+    let meanwhile = [pass(), pass(), pass(), pass()];
+    (vec(event, 0..3), meanwhile, 1..20_u64, prop::bool::weighted(0.1))
+}
+
+/// A world and its judge.
+struct Story {
+    world: World,
+    judge: Judge,
+    at: Duration,
+}
+
+impl Story {
+    fn new(tells: bool) -> Self {
+        let world = World { tells, ..World::default() };
+        Self { world, judge: Judge::new(tells, Duration::ZERO), at: Duration::ZERO }
+    }
+
+    fn step(&mut self, (events, meanwhile, seconds, fails): &Drawn) {
+        events.iter().for_each(|event| self.world.happens(*event));
+        self.at += Duration::from_secs(*seconds);
+        let reading = self.world.reading(self.at, *meanwhile);
+        match fails {
+            true => self.judge.missed(self.at),
+            false => self.judge.read(reading),
+        }
+    }
+
+    /// A step of two seconds, with a quiet reading.
+    fn quietly(&mut self, event: Event) -> State {
+        self.step(&(vec![event], [nothing(); 4], 2, false));
+        self.judge.state()
+    }
+}
+
+proptest! {
+    /// Whatever passes the hook, in floods and super-frames, with drops, during the readings too, with new sessions and
+    /// new NICs: no packet gets around the hook, and none is said to.
+    #[test]
+    fn what_passes_the_hook_raises_no_alarm(tells: bool, steps in vec(step(covered()), 1..40)) {
+        let mut story = Story::new(tells);
+        for step in &steps {
+            story.step(step);
+            let state = story.judge.state();
+            prop_assert!(!matches!(state, State::Bypassed(_)), "{:?}", story.judge);
+            prop_assert!(tells || state != State::Covered, "this kernel cannot tell: {:?}", story.judge);
+        }
+    }
+
+    /// One packet around the node's end is told by the next reading, in any traffic. On a kernel that does not count it,
+    /// the direction is never said to be covered.
+    #[test]
+    fn a_packet_around_the_nodes_end_is_told_at_once(
+        tells: bool, before in vec(step(covered()), 0..20), traffic in pass(), packets in 1..100_u64,
+    ) {
+        let mut story = Story::new(tells);
+        before.iter().for_each(|step| story.step(step));
+        story.quietly(traffic);
+        story.quietly(nothing());
+        story.world.happens(traffic);
+        let state = story.quietly(Event::Around(packets));
+        prop_assert_eq!(state == State::Bypassed(Way::Peer), tells, "{:?}", story.judge);
+        prop_assert!(tells || matches!(state, State::Unknown(_)));
+    }
+
+    /// Also if packets pass during the readings: what they can hide is as much as passed then.
+    #[test]
+    fn a_flood_hides_no_more_than_passes_during_two_readings(
+        before in vec(step(covered()), 0..20), first in step(covered()), last in step(covered()),
+    ) {
+        let mut story = Story::new(true);
+        before.iter().for_each(|step| story.step(step));
+        let during = |(_, meanwhile, ..): &Drawn| meanwhile.iter().map(|event| match event {
+            Event::Pass { packets, segments, .. } => packets * segments,
+            _ => 0,
+        }).sum::<u64>();
+        let most = during(&first) + during(&last);
+        story.step(&(first.0, first.1, first.2, false));
+        story.world.happens(Event::Around(most + 1));
+        story.step(&(vec![], last.1, last.2, false));
+        prop_assert_eq!(story.judge.state(), State::Bypassed(Way::Peer));
+    }
+
+    /// A NIC whose packets the hook does not meet at all is told within three readings, if no other packets have passed
+    /// just before, else within the window.
+    #[test]
+    fn a_nic_of_which_nothing_is_seen_is_told_within_a_few_readings(
+        tells: bool, before in vec(step(covered()), 0..20), is_quiet: bool, packets in FEW..100_000,
+    ) {
+        let mut story = Story::new(tells);
+        before.iter().for_each(|step| story.step(step));
+        let lead = Event::Pass { packets, segments: 1, dropped: 0 };
+        (0..5).for_each(|_| drop(story.quietly(if is_quiet { nothing() } else { lead })));
+        let readings = if is_quiet { 2 } else { 4 };
+        let states: Vec<_> = (0..readings).map(|_| story.quietly(Event::Past(packets))).collect();
+        prop_assert_eq!(states.last(), Some(&State::Bypassed(Way::Unseen)), "{:?}", story.judge);
+    }
+
+    /// After the bypass has ended, traffic that is seen clears it, neither at once nor late.
+    #[test]
+    fn the_end_of_a_bypass_is_told(tells: bool, around: bool, packets in FEW..100_000, steps in 1..20) {
+        let mut story = Story::new(tells);
+        let bypass = if around && tells { Event::Around(packets) } else { Event::Past(packets) };
+        (0..steps + 3).for_each(|_| drop(story.quietly(bypass)));
+        let began = story.judge.since();
+        let is_bypassed = |story: &Story| matches!(story.judge.state(), State::Bypassed(_));
+        prop_assert!(is_bypassed(&story));
+        let ended = story.at;
+        while is_bypassed(&story) {
+            prop_assert_eq!(story.judge.since(), began);
+            story.quietly(Event::Pass { packets, segments: 1, dropped: 0 });
+            prop_assert!(story.at - ended < CLEAR + Duration::from_secs(10), "{:?}", story.judge);
+        }
+        prop_assert!(story.at - ended >= CLEAR);
+        prop_assert_eq!(story.judge.since(), story.at);
+        let expected = if tells { State::Covered } else { State::Unknown(Doubt::Kernel) };
+        prop_assert_eq!(story.judge.state(), expected);
+    }
+
+    /// The totals are those of all steps that can be compared.
+    #[test]
+    fn the_totals_are_what_was_counted(steps in vec((pass(), 0..1000_u64), 1..20)) {
+        let mut story = Story::new(true);
+        story.quietly(nothing());
+        for (event, around) in &steps {
+            story.world.happens(Event::Around(*around));
+            story.quietly(*event);
+        }
+        let Totals { seen, carried } = story.judge.totals();
+        prop_assert_eq!((seen, carried), (story.world.seen.packets, story.world.nic.packets));
+    }
+
+    /// Neither an idle NIC nor one that cannot be read is said to be covered or bypassed.
+    #[test]
+    fn without_traffic_nothing_is_told(tells: bool, packets in 0..FEW / 4, steps in 1..40) {
+        let mut story = Story::new(tells);
+        for _ in 0..steps {
+            let state = story.quietly(Event::Pass { packets, segments: 1, dropped: 0 });
+            prop_assert_eq!(state, State::Unknown(Doubt::Idle));
+        }
+    }
+}
+
+const SOME: Event = Event::Pass { packets: 20, segments: 1, dropped: 0 };
+
+#[test]
+fn what_is_proven_holds_for_a_while_and_not_for_ever() {
+    let mut story = Story::new(true);
+    story.quietly(nothing());
+    assert_eq!(story.quietly(SOME), State::Covered);
+    let since = story.judge.since();
+    (0..30).for_each(|_| assert_eq!(story.quietly(nothing()), State::Covered));
+    assert_eq!(story.judge.since(), since);
+    story.quietly(nothing());
+    (0..5).for_each(|_| drop(story.quietly(nothing())));
+    assert_eq!(story.judge.state(), State::Unknown(Doubt::Idle));
+    // A problem stands while the NIC carries nothing.
+    story.quietly(Event::Around(1));
+    (0..100).for_each(|_| assert_eq!(story.quietly(nothing()), State::Bypassed(Way::Peer)));
+    // But nothing is told without readings.
+    let unread = story.at + QUIET;
+    story.judge.missed(unread - Duration::from_secs(1));
+    assert_eq!(story.judge.state(), State::Bypassed(Way::Peer));
+    story.judge.missed(unread);
+    assert_eq!((story.judge.state(), story.judge.since()), (State::Unknown(Doubt::Unread), unread));
+    story.at = unread;
+    assert_eq!(story.quietly(SOME), State::Covered);
+}
+
+#[test]
+fn a_part_that_is_neither_nearly_all_nor_less_than_half_is_a_doubt() {
+    let mut story = Story::new(true);
+    story.quietly(nothing());
+    (0..10).for_each(|_| {
+        story.world.happens(SOME);
+        story.quietly(Event::Past(10));
+    });
+    assert_eq!(story.judge.state(), State::Unknown(Doubt::Differs));
+}
+
+/// A queue behind the hook takes many packets in one step, and gives them to the NIC in the next one.
+#[test]
+fn packets_that_a_queue_holds_up_raise_no_alarm() {
+    let mut story = Story::new(true);
+    story.quietly(nothing());
+    add(&mut story.world.seen, 10_000, SEGMENT);
+    story.quietly(nothing());
+    story.quietly(Event::Past(10_000));
+    for _ in 0..10 {
+        assert!(!matches!(story.quietly(SOME), State::Bypassed(_)), "{:?}", story.judge);
+    }
+}
+
+#[test]
+fn the_hook_comes_before_the_counters() {
+    let hidden = Hidden::Program("first".into());
+    let mut story = Story::new(true);
+    story.quietly(nothing());
+    story.quietly(SOME);
+    story.judge.hook(AtHook::Behind(hidden.clone()), story.at);
+    assert_eq!((story.judge.state(), story.judge.since()), (State::Hidden(hidden), story.at));
+    (0..5).for_each(|_| drop(story.quietly(Event::Past(1000))));
+    assert_eq!(story.judge.state().name(), "Hidden");
+    for absent in [AtHook::Behind(Hidden::NoHook), AtHook::Absent] {
+        story.judge.hook(absent, story.at);
+        assert_eq!(story.judge.state(), State::NoHook);
+    }
+    // What was missed meanwhile is no evidence against the hook of now.
+    story.quietly(Event::Past(1000));
+    story.judge.hook(AtHook::First, story.at);
+    assert_eq!(story.judge.state(), State::Unknown(Doubt::Idle));
+    story.quietly(Event::Past(1000));
+    assert_eq!(story.quietly(SOME), State::Covered);
+}
+
+/// A tap at the NIC itself has no node's end.
+#[test]
+fn a_tap_at_the_nic_is_judged_by_what_it_has_seen() {
+    let (mut judge, mut world) =
+        (Judge::new(true, Duration::ZERO), World { tells: true, ..World::default() });
+    let mut next = |event, seconds| {
+        world.happens(event);
+        let mut reading = world.reading(Duration::from_secs(seconds), [nothing(); 4]);
+        reading.carried.end = None;
+        judge.read(reading);
+        judge.state()
+    };
+    next(nothing(), 0);
+    assert_eq!(next(SOME, 2), State::Covered);
+    next(Event::Around(100), 4);
+    assert_eq!(next(Event::Around(100), 6), State::Bypassed(Way::Unseen));
+}

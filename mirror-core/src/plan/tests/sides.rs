@@ -1,0 +1,132 @@
+//! A tap changes the side on which it sees what reaches its pod: nothing is missed, whatever fails.
+
+use mirror_common::verdict::{Direction, TapKind};
+use proptest::{collection::vec, prelude::*};
+
+use super::{
+    super::*,
+    carry_out, installed, same_owner,
+    worlds::{actual, desired},
+};
+use crate::{
+    model::{Capacity, Directions, NetnsId, Origin, Owner, PodId, PodSide},
+    settings::{NodeLimits, Settings},
+};
+
+const NODE_END: Device = Device::on_node(IfIndex(11));
+const NIC: Device = Device::in_pod(NetnsId { dev: 4, ino: 7 }, IfIndex(2));
+
+/// Whether a program with an entry sees what reaches the pod of this owner.
+fn sees_ingress(actual: &Actual, device: Device, owner: &Owner) -> bool {
+    let Some(tap) = same_owner(actual, &device, owner) else { return false };
+    let at_node = Tap { pod_side: None, ..tap.clone() }.hook(device, Direction::Ingress);
+    let at_node = (!tap.sees_inside()).then_some(at_node);
+    at_node.into_iter().chain([tap.hook(device, Direction::Ingress)]).any(|(at, program)| {
+        let state = actual.taps.get(&at).map(|installed| installed.state(program));
+        matches!(state, Some(HookState::Current | HookState::Stale))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// What is seen before stays seen, before each op of as many plans as it takes, and whichever ops fail.
+    #[test]
+    fn whatever_fails_no_packet_is_missed(
+        desired in desired(), before in actual(), failing in vec(prop::bool::weighted(0.3), 200),
+    ) {
+        let mut actual = before.clone();
+        let mut failing = failing.into_iter();
+        // A tap that does not fit goes.
+        let mut seen: BTreeMap<_, _> = before.taps.keys().map(|device| (*device, Owner::default())).collect();
+        for _ in 0..3 {
+            let (fitting, _) = fit::fit(&desired, &actual);
+            seen.retain(|device, owner| {
+                let Some(tap) = fitting.get(device) else { return false };
+                *owner = tap.owner.clone();
+                sees_ingress(&before, *device, owner)
+            });
+            let stays = |now: &Actual| seen.iter().all(|(device, owner)| sees_ingress(now, *device, owner));
+            let mut missed = None;
+            carry_out(&plan(&desired, &actual).ops, &mut actual, |_| failing.next().unwrap_or(false), |now, op| {
+                if !stays(now) {
+                    missed.get_or_insert(op.clone());
+                }
+            });
+            prop_assert_eq!(missed, None);
+            prop_assert!(stays(&actual));
+        }
+    }
+}
+
+/// A tap of one session, at this side.
+fn wanted(nic: Option<IfIndex>) -> Desired {
+    let owner = Owner {
+        pod: Some(PodId { uid: "1".into(), ..PodId::default() }),
+        netns: NetnsId { dev: 4, ino: 7 },
+        ..Owner::default()
+    };
+    let session = Session {
+        directions: Directions::Both,
+        settings: Settings::default(),
+        target: TargetName::default(),
+        origin: Origin::Policy,
+        key: None,
+    };
+    let sessions = [(MirrorId::default(), session)].into();
+    let kind = TapKind::HostVeth;
+    let (exit, pod_side) = (nic, nic.map(PodSide::seeing));
+    let tap = Tap { owner, kind, is_limited: false, exit, pod_side, sessions };
+    Desired {
+        targets: [(TargetName::default(), Target::Stream(None))].into(),
+        limits: NodeLimits::default(),
+        taps: [(NODE_END, tap)].into(),
+        hub: None,
+    }
+}
+
+/// The entry of a tap, whose side inside the pod sees or does not yet.
+fn put(desired: &Desired, sees: bool) -> Op {
+    let mut tap = desired.taps[&NODE_END].clone();
+    if let Some(side) = &mut tap.pod_side {
+        side.sees = sees;
+    }
+    Op::PutTap(NODE_END, Box::new((&tap).into()))
+}
+
+/// The order of the ops, there and back.
+#[test]
+fn both_sides_see_until_the_new_one_is_found_in_place() {
+    let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };
+    let [node, inside] = [None, Some(NIC.ifindex)].map(wanted);
+    let mut actual = installed(&node, capacity);
+    let mut step = |desired: &Desired| {
+        let Plan { ops, coming, .. } = plan(desired, &actual);
+        carry_out(&ops, &mut actual, |_| false, |_, _| {});
+        (ops, coming.into_iter().collect::<Vec<_>>())
+    };
+    let (attach, detach) = (Op::Attach(NIC, Program::TapIngress), Op::Detach(NIC, Program::TapIngress));
+    assert_eq!(step(&inside), (vec![put(&inside, false), attach], vec![NIC]));
+    assert_eq!(step(&inside), (vec![put(&inside, true)], vec![]));
+    assert_eq!(step(&inside), (vec![], vec![]));
+    assert_eq!(step(&node), (vec![put(&inside, false)], vec![NODE_END]));
+    assert_eq!(step(&node), (vec![detach, put(&node, false)], vec![]));
+    assert_eq!(step(&node), (vec![], vec![]));
+    assert_eq!(actual, installed(&node, capacity));
+}
+
+/// An entry that could not be written has no program, and the program at the node's end stays.
+#[test]
+fn a_side_without_its_entry_is_not_changed_to() {
+    let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };
+    let [node, inside] = [None, Some(NIC.ifindex)].map(wanted);
+    let mut actual = installed(&node, capacity);
+    for _ in 0..3 {
+        carry_out(&plan(&inside, &actual).ops, &mut actual, |op| matches!(op, Op::PutTap(..)), |_, _| {});
+        assert_eq!(actual, installed(&node, capacity));
+    }
+    // Only the program could not be attached.
+    carry_out(&plan(&inside, &actual).ops, &mut actual, |op| matches!(op, Op::Attach(..)), |_, _| {});
+    assert!(sees_ingress(&actual, NODE_END, &inside.taps[&NODE_END].owner));
+    assert_eq!(plan(&inside, &actual).ops, [Op::Attach(NIC, Program::TapIngress)]);
+}

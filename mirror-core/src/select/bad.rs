@@ -1,0 +1,68 @@
+//! [`BadAnnotation`]: an annotation that is ignored, and why.
+//!
+//! Data and its words. `choose` finds it; the log, `status` and the Events show it.
+
+use std::fmt;
+
+use super::{MIRROR, OVN_MIRROR};
+use crate::{
+    annotations::{OVN_ATTACHMENT, POD_SIDE_TAPS},
+    model::{Place, PodId},
+    settings::KEYS,
+};
+
+/// An annotation that is ignored.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BadAnnotation {
+    /// The pod.
+    pub pod: PodId,
+    /// The object that carries it.
+    pub place: Place,
+    /// The annotation.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+    /// The problem.
+    pub problem: Problem,
+}
+
+/// The problem of an annotation.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Problem {
+    /// The value is none of those that the annotation takes.
+    Value,
+    /// There is no such annotation.
+    Key,
+    /// The text behind the dot is not the name of a mirror, and why.
+    Name(String),
+    /// The annotation sets a property of a mirror that neither the pod nor its namespace asks for.
+    NoMirror,
+    /// It has an entry about a NIC that cannot be, or cannot be read, and why.
+    Networks(String),
+}
+
+impl fmt::Display for BadAnnotation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, key, value, problem, .. } = self;
+        write!(f, "{place} {key}: ")?;
+        match problem {
+            Problem::Value if key == OVN_MIRROR || key.ends_with(OVN_ATTACHMENT) => {
+                write!(f, "{value:?} is not true or false")?;
+            }
+            Problem::Value if key == POD_SIDE_TAPS => write!(f, "{value:?} is not auto or off")?,
+            Problem::Value => write!(f, "{value:?} is not true, false, both, ingress or egress")?,
+            Problem::Key => write!(
+                f,
+                "there is no such annotation; those of a mirror are mirror, target, nics, {}",
+                KEYS.join(", ")
+            )?,
+            Problem::Name(error) | Problem::Networks(error) => f.write_str(error)?,
+            Problem::NoMirror => {
+                let name = key.split_once('.').and_then(|(_, rest)| rest.split_once('.'));
+                let name = name.map_or("", |(_, name)| name);
+                write!(f, "{MIRROR}.{name} does not stand here, so there is no mirror {name}")?;
+            }
+        }
+        write!(f, "; it is ignored")
+    }
+}

@@ -1,0 +1,89 @@
+//! [`Coverage`]: what came of each Mirror and ClusterMirror on this node.
+//!
+//! Pure. The loop asks at the end of a round, with the taps that stand and the reasons for those that do not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Selected, Skipped};
+use crate::model::{MirrorId, PodId};
+
+/// What came of a resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Coverage {
+    /// The resource, and the pods that it selects.
+    pub of: Selected,
+    /// The pods that are mirrored as it asks: on all NICs that it names, in all directions.
+    pub covered: BTreeSet<PodId>,
+    /// Why the others are not, or not in full; at least one reason for each.
+    pub not_covered: BTreeSet<NotCovered>,
+}
+
+/// Why a pod is not covered.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NotCovered {
+    /// The pod.
+    pub pod: PodId,
+    /// The NIC, where the reason concerns one.
+    pub nic: Option<String>,
+    /// A word for the reason.
+    pub reason: &'static str,
+    /// The reason in words.
+    pub message: String,
+}
+
+impl NotCovered {
+    fn of(pod: &PodId, Skipped { nic, why, .. }: &Skipped) -> Self {
+        Self { pod: pod.clone(), nic: nic.clone(), reason: why.name(), message: why.to_string() }
+    }
+
+    /// The resource has a stream that no program reads.
+    fn no_reader(pod: &PodId) -> Self {
+        let message = "no program reads the stream of this Mirror on this node now, so nothing is copied";
+        Self { pod: pod.clone(), nic: None, reason: "NoReader", message: message.to_owned() }
+    }
+
+    /// Nothing speaks against the mirror, and it is not there.
+    fn not_yet(pod: &PodId) -> Self {
+        let message = "the agent has not installed it yet; if that fails, the log of the agent says why";
+        Self { pod: pod.clone(), nic: None, reason: "NotYet", message: message.to_owned() }
+    }
+}
+
+/// The coverage of each resource. `standing` has the mirrors of each pod of which at least one session stands, and no
+/// session is missing; `skipped` has what does not stand, and why.
+pub fn coverage(
+    selected: Vec<Selected>,
+    standing: &BTreeMap<PodId, BTreeSet<MirrorId>>,
+    skipped: &BTreeSet<Skipped>,
+) -> Vec<Coverage> {
+    let mut reasons = BTreeMap::<_, Vec<_>>::new();
+    for skipped in skipped {
+        reasons.entry(skipped.pod.as_ref()).or_default().push(skipped);
+    }
+    let of = |of: Selected| {
+        let (mut covered, mut not_covered) = (BTreeSet::new(), BTreeSet::new());
+        let Some(mirror) = of.mirror.clone() else {
+            not_covered.extend(of.pods.iter().map(NotCovered::no_reader));
+            return Coverage { of, covered, not_covered };
+        };
+        for pod in &of.pods {
+            let of_pod = reasons.get(&Some(pod)).into_iter().flatten();
+            let of_mirror = of_pod.filter(|skipped| skipped.concerns(&mirror));
+            let of_nics = of_mirror.filter(|skipped| skipped.nic.as_ref().is_none_or(|nic| of.nics.has(nic)));
+            let reasons: Vec<_> = of_nics.map(|skipped| NotCovered::of(pod, skipped)).collect();
+            let stands = standing.get(pod).is_some_and(|mirrors| mirrors.contains(&mirror));
+            if !reasons.is_empty() {
+                not_covered.extend(reasons);
+            } else if stands {
+                covered.insert(pod.clone());
+            } else {
+                not_covered.insert(NotCovered::not_yet(pod));
+            }
+        }
+        Coverage { of, covered, not_covered }
+    };
+    selected.into_iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests;

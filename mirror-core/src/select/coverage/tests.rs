@@ -1,0 +1,78 @@
+//! Tests of what is told about resources.
+
+use super::*;
+use crate::{
+    model::{Hidden, ResourceId},
+    select::{Nics, Why},
+};
+use mirror_common::verdict::Direction;
+
+fn pod(name: &str) -> PodId {
+    PodId { uid: name.into(), namespace: "shop".into(), name: name.into() }
+}
+
+fn selected(name: &str, nics: Nics, pods: &[&str]) -> Selected {
+    let id = ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap_or_default() };
+    Selected {
+        mirror: Some(id.mirror()),
+        id,
+        uid: String::new(),
+        generation: 1,
+        refused: None,
+        nics,
+        pods: pods.iter().map(|name| pod(name)).collect(),
+    }
+}
+
+#[test]
+fn a_stream_that_nobody_reads_covers_nothing_and_says_why() {
+    let live = Selected { mirror: None, ..selected("live", Nics::default(), &["web", "db"]) };
+    let expected = ["db", "web"].map(|pod| (pod.to_owned(), "NoReader".to_owned()));
+    assert_eq!(told(&live, &["web"], &[]), expected);
+}
+
+/// The reasons about each pod, and `covered`.
+fn told(of: &Selected, standing: &[&str], skipped: &[Skipped]) -> Vec<(String, String)> {
+    let standing = standing.iter().map(|name| (pod(name), [of.id.mirror()].into())).collect();
+    let all = coverage(vec![of.clone()], &standing, &skipped.iter().cloned().collect());
+    let mut told = Vec::new();
+    for Coverage { covered, not_covered, .. } in &all {
+        told.extend(covered.iter().map(|pod| (pod.name.clone(), "covered".to_owned())));
+        told.extend(not_covered.iter().map(|of| (of.pod.name.clone(), of.reason.to_owned())));
+    }
+    told.sort();
+    told
+}
+
+#[test]
+fn a_pod_is_covered_if_its_mirror_stands_and_nothing_speaks_against_it() {
+    let of = selected("x", Nics::default(), &["a", "b"]);
+    let skip = |nic: Option<&str>, mirror: Option<MirrorId>, why| Skipped {
+        pod: Some(pod("a")),
+        nic: nic.map(str::to_owned),
+        mirror,
+        why,
+    };
+    let own = Some(of.id.mirror());
+    let other = Some(selected("y", Nics::default(), &[]).id.mirror());
+    let a = |reason: &str| vec![("a".to_owned(), reason.to_owned()), ("b".to_owned(), "covered".to_owned())];
+    let hidden = Why::Hidden(Direction::Ingress, Hidden::NoHook);
+    for (skipped, expected) in [
+        (vec![], "covered"),
+        (vec![skip(None, None, Why::NoNic)], "NoNic"),
+        (vec![skip(Some("eth0"), None, hidden)], "Hidden"),
+        (vec![skip(None, own, Why::TooManyMirrors)], "TooManyMirrors"),
+        // These concern other mirrors of the pod.
+        (vec![skip(None, other, Why::TooManyMirrors)], "covered"),
+        (vec![skip(None, None, Why::TooManyMirrors)], "covered"),
+        (vec![skip(None, None, Why::AnnotationsUnread(String::new()))], "covered"),
+    ] {
+        assert_eq!(told(&of, &["a", "b"], &skipped), a(expected), "{skipped:?}");
+    }
+    assert_eq!(told(&of, &["b"], &[]), a("NotYet"));
+    // A NIC that the mirror is not for.
+    let eth1 = Nics::parse("eth1").unwrap_or_default();
+    let of = selected("x", eth1, &["a", "b"]);
+    let none = skip(Some("eth0"), None, Why::NoHostInterface("ipvlan".into()));
+    assert_eq!(told(&of, &["a", "b"], &[none]), a("covered"));
+}

@@ -1,0 +1,127 @@
+//! NICs that are tapped inside their pods: which they are, and why not; and veths of which one direction is.
+//!
+//! Pure. [`select`](super::select) asks for each NIC without an end on the node. The loop knows which veths have to be seen
+//! on the pod's side too, and calls [`see_inside`] after it.
+
+use std::{collections::BTreeMap, slice};
+
+use mirror_common::verdict::{Direction, TapKind};
+
+use super::{
+    Policy, Selection, TapsInside, Wanted, Why, is_to_tunnel, is_tunnels, kind_name, nics::is_inner,
+};
+use crate::{
+    annotations::POD_SIDE_TAPS,
+    collector, exit,
+    model::{Device, Link, LinkKind, LinkSnapshot, Origin, Pod, PodLinks, PodSide, Tap},
+};
+
+/// Most taps inside one pod, and most veths with a side inside. A pod can make any number of devices, and the node's table
+/// of taps is for all pods.
+pub(super) const MOST_INSIDE: usize = 16;
+
+/// Whether a device that is no veth leads out of the pod: its lower device or peer is in another namespace (macvlan,
+/// ipvlan, VLAN, netkit), or it is physical (a VF, or a NIC of the node that was moved into the pod). Any other device
+/// sends through one of the pod's NICs, whose tap sees its packets.
+pub(super) fn leads_out(link: &Link) -> bool {
+    match &link.kind {
+        LinkKind::Loopback | LinkKind::Veth | LinkKind::Dummy | LinkKind::Ifb => false,
+        _ if is_inner(link) => false,
+        LinkKind::Other(kind) => kind.is_empty() || link.peer.is_some_and(|lower| lower.nsid.is_some()),
+    }
+}
+
+/// Why a NIC cannot be tapped inside its pod.
+pub(super) fn refusal(
+    nic: &Link,
+    tap: &Tap,
+    pod: &Pod,
+    policy: &Policy,
+    selection: &Selection,
+) -> Option<Why> {
+    match policy.taps_inside {
+        TapsInside::Off => return Some(Why::TapsInsideOff),
+        TapsInside::On if !lets_in(pod, tap, policy) => return Some(Why::TapsInsideOff),
+        TapsInside::NeedsTcx => return Some(Why::TapsInsideNeedTcx),
+        TapsInside::On => {}
+    }
+    // The exit, and the file of a capture, have Ethernet frames.
+    if !nic.is_ethernet {
+        return Some(Why::NotEthernet);
+    }
+    if is_tunnels(nic) && tap.sessions.values().any(|session| is_to_tunnel(session, policy)) {
+        return Some(Why::TunnelInTunnel(kind_name(&nic.kind).to_owned()));
+    }
+    let netns = Device::in_pod(tap.owner.netns, nic.ifindex).netns;
+    let is_full = selection.taps.keys().filter(|device| device.netns == netns).count() >= MOST_INSIDE;
+    is_full.then_some(Why::TooManyNics)
+}
+
+/// The node's ends of veths whose taps can see what reaches the pod at the NIC instead: a session copies that direction,
+/// and the agent and the pod let the tap in.
+pub fn with_two_sides(
+    selection: &Selection,
+    wanted: &[Wanted<'_>],
+    links: &LinkSnapshot,
+    policy: &Policy,
+) -> Vec<Device> {
+    let pods: BTreeMap<_, _> = wanted.iter().map(|wanted| (wanted.pod.id.uid.as_str(), wanted.pod)).collect();
+    let has_two = |device: Device, tap: &Tap| {
+        let copies = tap.sessions.values().any(|of| of.directions.bits() & Direction::Ingress.bit() != 0);
+        let pod = tap.owner.pod.as_ref().and_then(|pod| pods.get(pod.uid.as_str()));
+        let (Some(pod), true) = (pod, copies && tap.kind == TapKind::HostVeth) else { return false };
+        let Some((_, nic)) = nic_of(device, tap, links) else { return false };
+        !is_collector(pod, nic, policy) && refusal(nic, tap, pod, policy, selection).is_none()
+    };
+    let taps = selection.taps.iter().filter(|(device, tap)| has_two(**device, tap));
+    taps.map(|(device, _)| *device).collect()
+}
+
+/// Lets the taps at these node's ends see what reaches the pod at the NIC. At most [`MOST_INSIDE`] of a pod change.
+pub fn see_inside(
+    devices: impl IntoIterator<Item = Device>,
+    selection: &mut Selection,
+    links: &LinkSnapshot,
+    policy: &Policy,
+) {
+    let mut inside_of = BTreeMap::<_, usize>::new();
+    for device in devices {
+        let Some(tap) = selection.taps.get_mut(&device) else { continue };
+        let Some((inside, nic)) = nic_of(device, tap, links) else { continue };
+        let count = inside_of.entry(inside.netns).or_default();
+        *count += 1;
+        if *count <= MOST_INSIDE {
+            tap.pod_side = Some(PodSide::seeing(nic.ifindex));
+            tap.exit = exit::of(inside, links).filter(|_| exit::needs_exit(tap, policy));
+        }
+    }
+}
+
+/// The NIC at the other end of a tap's veth, and the devices beside it.
+fn nic_of<'a>(device: Device, tap: &Tap, links: &'a LinkSnapshot) -> Option<(&'a PodLinks, &'a Link)> {
+    let inside = links.pods.get(&tap.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
+    let leads_here =
+        |nic: &&Link| inside.host_end(nic, &links.host).is_some_and(|link| link.ifindex == device.ifindex);
+    Some((inside, inside.links.iter().find(leads_here)?))
+}
+
+/// Whether copies go to this NIC. A copy carries its mark to the node's end only: behind it, a program of the CNI may have
+/// taken the mark away, and a tap would copy the copy.
+fn is_collector(pod: &Pod, nic: &Link, policy: &Policy) -> bool {
+    let is_meant = |name: &Option<String>| name.as_ref().is_none_or(|name| *name == nic.name);
+    policy
+        .collectors()
+        .any(|(_, of)| is_meant(&of.nic) && collector::of(of, slice::from_ref(pod)).next().is_some())
+}
+
+/// Whether a pod and its namespace let our programs and devices into the pod. For an enforced mirror they cannot refuse.
+fn lets_in(pod: &Pod, tap: &Tap, policy: &Policy) -> bool {
+    if !policy.annotations || tap.sessions.values().any(|session| session.origin == Origin::Enforced) {
+        return true;
+    }
+    let said = pod.annotations.get(POD_SIDE_TAPS).or_else(|| pod.inherited.get(POD_SIDE_TAPS));
+    said.is_none_or(|word| word != "off")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,290 @@
+//! Tests of taps inside pods, and of their exits.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+
+use mirror_common::verdict::TapKind;
+use proptest::{collection::vec, prelude::*, sample};
+
+use super::{super::tests::mk_link, *};
+use crate::{
+    destination::Destination,
+    exit::{self, HUB, IFINDEX, NAME},
+    model::{
+        ALIAS, ActualTap, HookState, IfIndex, LinkChange, LinkSnapshot, NetnsId, Peer, PodLinks, TargetName,
+    },
+    select::{Filters, MIRROR, NICS, choose, select, tests::mk_pod},
+};
+
+const LOWER: Peer = Peer { ifindex: 2, nsid: Some(0) };
+
+fn kind(name: &str) -> LinkKind {
+    LinkKind::Other(name.into())
+}
+
+/// A node with one pod, which has these devices.
+fn node_of(pod: &Pod, devices: Vec<Link>) -> LinkSnapshot {
+    let netns = NetnsId { dev: 4, ino: 77 };
+    let inside = PodLinks { netns, is_host: false, nsid: Some(7), links: devices, stale: None };
+    LinkSnapshot { pods: [(pod.id.uid.clone(), Ok(inside))].into(), ..LinkSnapshot::default() }
+}
+
+fn devices() -> Vec<Link> {
+    vec![
+        mk_link(2, "eth0", kind("macvlan"), Some(LOWER)),
+        mk_link(3, "net1", kind("ipvlan"), Some(LOWER)),
+        mk_link(4, "vf0", kind(""), None),
+        mk_link(5, "eth0.5", kind("vlan"), Some(Peer { ifindex: 2, nsid: None })),
+        mk_link(
+            6,
+            "wg0",
+            Link { is_ethernet: false, ..mk_link(6, "wg0", kind("wireguard"), None) }.kind,
+            None,
+        ),
+        mk_link(7, "lost", LinkKind::Veth, Some(Peer { ifindex: 9, nsid: Some(3) })),
+        mk_link(8, "br0", kind("bridge"), None),
+    ]
+}
+
+/// The taps and reasons for one pod with these annotations.
+fn selected(
+    annotations: &[(&str, &str)],
+    links: &LinkSnapshot,
+    policy: &Policy,
+) -> (Vec<String>, Vec<String>) {
+    let pods = [mk_pod("web", annotations)];
+    let choice = choose(&pods, &[], &[], policy, &mut Filters::default());
+    let selection = select(&choice.wanted, &[], links, policy);
+    let taps = selection.taps.iter().map(|(device, tap)| {
+        assert_eq!((tap.kind, device.is_on_node()), (TapKind::PodNic, false));
+        assert_eq!(tap.owner.netns, NetnsId { dev: 4, ino: 77 });
+        tap.owner.nic.clone()
+    });
+    let taps = taps.collect();
+    let why = selection
+        .skipped
+        .iter()
+        .map(|skipped| format!("{} {}", skipped.nic.as_deref().unwrap_or_default(), skipped.why.name()));
+    (taps, why.collect())
+}
+
+#[test]
+fn what_leads_out_is_tapped_and_the_rest_where_it_is_named() {
+    let links = node_of(&mk_pod("web", &[]), devices());
+    let policy = Policy::default();
+    let (taps, why) = selected(&[(MIRROR, "true")], &links, &policy);
+    assert_eq!(taps, ["eth0", "net1", "vf0"]);
+    let none = ["eth0.5", "wg0", "lost", "br0"].map(|nic| format!("{nic} NoHostInterface"));
+    assert_eq!(why, none);
+    let (taps, why) = selected(&[(MIRROR, "true"), (NICS, "eth0.5,lost,br0")], &links, &policy);
+    assert_eq!((taps, why), (vec!["eth0.5".to_owned(), "lost".to_owned(), "br0".to_owned()], vec![]));
+}
+
+#[test]
+fn frames_without_an_ethernet_header_have_no_way_out() {
+    let nic = Link { is_ethernet: false, ..mk_link(2, "eth0", kind("netkit"), Some(LOWER)) };
+    let links = node_of(&mk_pod("web", &[]), vec![nic]);
+    let (taps, why) = selected(&[(MIRROR, "true")], &links, &Policy::default());
+    assert_eq!((taps, why), (vec![], vec!["eth0 NotEthernet".to_owned()]));
+}
+
+#[test]
+fn the_agent_and_the_pod_can_refuse_taps_inside() {
+    let links = node_of(&mk_pod("web", &[]), devices()[..1].to_vec());
+    let of = |said: &str, taps_inside| {
+        let annotations = [(MIRROR, "true"), (POD_SIDE_TAPS, said)];
+        selected(&annotations, &links, &Policy { taps_inside, ..Policy::default() })
+    };
+    let tapped = (vec!["eth0".to_owned()], vec![]);
+    let refused = |why: &str| (vec![], vec![format!("eth0 {why}")]);
+    assert_eq!(of("auto", TapsInside::On), tapped);
+    assert_eq!(of("off", TapsInside::On), refused("TapsInsideOff"));
+    assert_eq!(of("auto", TapsInside::Off), refused("TapsInsideOff"));
+    assert_eq!(of("auto", TapsInside::NeedsTcx), refused("TapsInsideNeedTcx"));
+    // A word that is not known is told, and changes nothing.
+    assert_eq!(of("of", TapsInside::On), tapped);
+    let pods = [mk_pod("web", &[(MIRROR, "true"), (POD_SIDE_TAPS, "of")])];
+    let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
+    let bad: Vec<_> = choice.bad.iter().map(ToString::to_string).collect();
+    assert_eq!(bad, ["annotation podmirror.io/pod-side-taps: \"of\" is not auto or off; it is ignored"]);
+}
+
+#[test]
+fn a_pod_with_many_devices_does_not_take_the_places_of_others() {
+    let many = (2..40).map(|index| mk_link(index, &format!("net{index}"), kind("macvlan"), Some(LOWER)));
+    let links = node_of(&mk_pod("web", &[]), many.collect());
+    let (taps, why) = selected(&[(MIRROR, "true")], &links, &Policy::default());
+    assert_eq!((taps.len(), why.len()), (MOST_INSIDE, 38 - MOST_INSIDE));
+    assert!(why.iter().all(|why| why.ends_with("TooManyNics")), "{why:?}");
+}
+
+/// The effect of a change on the devices, as the kernel has it.
+fn carry_out(change: &LinkChange, links: &mut LinkSnapshot) {
+    let of = |netns: NetnsId, links: &mut LinkSnapshot, change: &dyn Fn(&mut Vec<Link>)| {
+        for pod in
+            links.pods.values_mut().filter_map(|pod| pod.as_mut().ok()).filter(|pod| pod.netns == netns)
+        {
+            change(&mut pod.links);
+        }
+    };
+    match change {
+        LinkChange::CreateMirror { name, .. } => {
+            let hub = Link { alias: Some(ALIAS.into()), ..mk_link(90, name, LinkKind::Dummy, None) };
+            links.host.insert(hub.ifindex, hub);
+        }
+        LinkChange::SetUp(ifindex) => links.host.get_mut(ifindex).unwrap().up = true,
+        LinkChange::CreateExit(netns, hub) => {
+            let exit =
+                mk_link(IFINDEX.0, NAME, kind("macvlan"), Some(Peer { ifindex: hub.0, nsid: Some(0) }));
+            of(*netns, links, &|links| links.push(exit.clone()));
+        }
+        LinkChange::DeleteExit(netns) => {
+            of(*netns, links, &|links| links.retain(|link| !exit::is_exit(link)))
+        }
+        other => unreachable!("{other:?}"),
+    }
+}
+
+/// A pod's devices: a NIC, and perhaps an exit in some state.
+fn any_inside() -> impl Strategy<Value = Vec<Link>> {
+    (0..4u32).prop_map(|state| {
+        let nic = mk_link(2, "eth0", kind("macvlan"), Some(LOWER));
+        let exit = |hub, up| {
+            let lower = Peer { ifindex: hub, nsid: Some(0) };
+            Link { up, ..mk_link(IFINDEX.0, NAME, kind("macvlan"), Some(lower)) }
+        };
+        match state {
+            0 => vec![nic],
+            1 => vec![nic, exit(90, true)],
+            2 => vec![nic, exit(90, false)],
+            _ => vec![nic, exit(91, true)],
+        }
+    })
+}
+
+proptest! {
+    /// From any state of the hub and of the exits, a few looks lead to an exit in each pod that needs one, and to none in
+    /// any other pod; and then there is nothing left to change.
+    #[test]
+    fn exits_come_to_be_where_they_are_needed(
+        pods in vec((any_inside(), any::<bool>()), 0..4),
+        hub in sample::select(vec![None, Some(false), Some(true)]),
+    ) {
+        let mut links = LinkSnapshot::default();
+        if let Some(up) = hub {
+            carry_out(&LinkChange::CreateMirror { name: HUB.into(), mtu: exit::MTU, offloads: true }, &mut links);
+            links.host.get_mut(&IfIndex(90)).unwrap().up = up;
+        }
+        let mut needed = BTreeSet::new();
+        for (number, (devices, needs)) in pods.into_iter().enumerate() {
+            let netns = NetnsId { dev: 4, ino: 100 + number as u64 };
+            let inside = PodLinks { netns, is_host: false, nsid: Some(1), links: devices, stale: None };
+            links.pods.insert(format!("uid-{number}"), Ok(inside));
+            needed.extend(needs.then_some(netns));
+        }
+        for _ in 0..3 {
+            for change in exit::changes(&needed, &links) {
+                carry_out(&change, &mut links);
+            }
+        }
+        prop_assert_eq!(exit::changes(&needed, &links), vec![]);
+        for inside in links.pods.values().flatten() {
+            let expected = needed.contains(&inside.netns).then_some(IFINDEX);
+            prop_assert_eq!(exit::of(inside, &links), expected);
+            prop_assert!(inside.links.iter().any(|link| link.name == "eth0"), "a NIC is never touched");
+        }
+    }
+}
+
+/// A pod's own macvlan over its own NIC, with the index of an exit, is not taken for one: it would be deleted.
+#[test]
+fn a_macvlan_of_the_pod_is_no_exit() {
+    let own = mk_link(IFINDEX.0, NAME, kind("macvlan"), Some(Peer { ifindex: 2, nsid: None }));
+    let links = node_of(&mk_pod("web", &[]), vec![own.clone()]);
+    assert!(!exit::is_exit(&own) && exit::changes(&BTreeSet::new(), &links).is_empty());
+}
+
+/// A stream needs no exit, and an installed tap keeps its exit until it is gone.
+#[test]
+fn an_exit_is_needed_for_devices_and_while_a_tap_uses_it() {
+    let mut links = node_of(&mk_pod("web", &[]), devices()[..1].to_vec());
+    let netns = NetnsId { dev: 4, ino: 77 };
+    let pods = [mk_pod("web", &[(MIRROR, "true")])];
+    for (destination, expected) in [(Destination::Stream, vec![]), ("mirror0".parse().unwrap(), vec![netns])]
+    {
+        let policy = Policy { targets: [(TargetName::default(), destination)].into(), ..Policy::default() };
+        let choice = choose(&pods, &[], &[], &policy, &mut Filters::default());
+        let taps = select(&choice.wanted, &[], &links, &policy).taps;
+        let needed = exit::needed(&taps, &Default::default(), &policy);
+        assert_eq!(needed.iter().copied().collect::<Vec<_>>(), expected);
+        for _ in 0..2 {
+            exit::changes(&needed, &links).iter().for_each(|change| carry_out(change, &mut links));
+        }
+        let taps = select(&choice.wanted, &[], &links, &policy).taps;
+        let exits: Vec<_> = taps.values().map(|tap| tap.exit).collect();
+        assert_eq!(exits, [(!expected.is_empty()).then_some(IFINDEX)]);
+        if expected.is_empty() {
+            continue;
+        }
+        let hooks = HookState::Current;
+        let installed = taps.into_iter().map(|(device, tap)| {
+            (device, ActualTap { tap: Some(tap), ingress: hooks, egress: hooks, ..ActualTap::default() })
+        });
+        let installed = installed.collect();
+        assert_eq!(exit::needed(&Default::default(), &installed, &policy), [netns].into());
+
+        // The target becomes a stream: the tap goes on without the exit, which then goes.
+        let targets = [(TargetName::default(), Destination::Stream)].into();
+        let taps = select(&choice.wanted, &[], &links, &Policy { targets, ..Policy::default() }).taps;
+        assert_eq!(taps.values().map(|tap| tap.exit).collect::<Vec<_>>(), [None]);
+    }
+}
+
+/// A node with a pod whose NIC `eth0` (index 2) has the node's end `veth100`.
+fn veth_node(pod: &Pod) -> LinkSnapshot {
+    let nic = mk_link(2, "eth0", LinkKind::Veth, Some(Peer { ifindex: 100, nsid: Some(0) }));
+    let end = mk_link(100, "veth100", LinkKind::Veth, Some(Peer { ifindex: 2, nsid: Some(7) }));
+    let mut links = node_of(pod, vec![nic]);
+    links.host.insert(end.ifindex, end);
+    links
+}
+
+/// What may have two sides, and the side of its tap when it shall see inside.
+fn sides(annotations: &[(&str, &str)], policy: &Policy) -> (usize, Option<IfIndex>) {
+    let pod = mk_pod("web", annotations);
+    let links = veth_node(&pod);
+    let pods = [pod];
+    let choice = choose(&pods, &[], &[], policy, &mut Filters::default());
+    let mut selection = select(&choice.wanted, &[], &links, policy);
+    assert!(selection.taps.values().all(|tap| tap.pod_side.is_none()));
+    let candidates = with_two_sides(&selection, &choice.wanted, &links, policy);
+    let count = candidates.len();
+    see_inside(candidates, &mut selection, &links, policy);
+    (count, selection.taps.values().find_map(|tap| tap.pod_side.map(|side| side.nic)))
+}
+
+/// A veth can be seen on both sides where a mirror copies what reaches the pod, and where the agent and the pod let the tap
+/// in.
+#[test]
+fn a_veth_has_two_sides_where_a_tap_may_be_inside() {
+    let inside = (1, Some(IfIndex(2)));
+    let policy = |taps_inside| Policy { taps_inside, ..Policy::default() };
+    assert_eq!(sides(&[(MIRROR, "true")], &Policy::default()), inside);
+    assert_eq!(sides(&[(MIRROR, "ingress")], &Policy::default()), inside);
+    assert_eq!(sides(&[(MIRROR, "egress")], &Policy::default()), (0, None));
+    assert_eq!(sides(&[(MIRROR, "true"), (POD_SIDE_TAPS, "off")], &Policy::default()), (0, None));
+    assert_eq!(sides(&[(MIRROR, "true")], &policy(TapsInside::Off)), (0, None));
+    assert_eq!(sides(&[(MIRROR, "true")], &policy(TapsInside::NeedsTcx)), (0, None));
+    // Copies go to this pod, or to another one.
+    let collector = |of: &str| {
+        let ids = TargetName("ids".parse().unwrap());
+        let mut policy = Policy::default();
+        policy.targets.insert(ids, of.parse().unwrap());
+        sides(&[(MIRROR, "true")], &policy)
+    };
+    assert_eq!(collector("pod:default/web"), (0, None));
+    assert_eq!(collector("pod:default/web/eth0"), (0, None));
+    assert_eq!(collector("pod:default/web/net1"), inside);
+    assert_eq!(collector("pod:default/other"), inside);
+}

@@ -1,0 +1,271 @@
+//! Mirrors and ClusterMirrors: what each asks for, and which pods it selects.
+//!
+//! Pure. Each resource is read once a round, with the parsers of annotations. A resource with a part that cannot be used
+//! is refused as a whole. `choose` asks for the resources of each pod.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use super::{Capture, Filters, Nics, Policy, Why};
+use crate::{
+    destination::Destination,
+    model::{MirrorId, Origin, Place, Pod, PodId, Request, Resource, ResourceId, Session, TargetName},
+    settings::SettingError,
+};
+
+/// The order in which the mirrors of a pod get a place: the rank of the origin, then when the request was made where
+/// that is known, then the name.
+pub(super) type InQueue = (u32, i64, MirrorId);
+
+/// Enforced mirrors come first, then what the administrator asks for, then resources, then annotations.
+pub(super) const fn rank(origin: Origin) -> u32 {
+    match origin {
+        Origin::Enforced => 0,
+        Origin::Policy | Origin::Interface => 1,
+        Origin::ClusterMirror | Origin::Mirror => 2,
+        Origin::Annotation(Place::Namespace) => 3,
+        Origin::Annotation(Place::Pod) => 4,
+        Origin::Capture => 5,
+    }
+}
+
+/// Why a resource is refused.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Refusal {
+    /// The resource.
+    pub resource: ResourceId,
+    /// A word for it.
+    pub reason: &'static str,
+    /// The field, its value, and what is wrong with it.
+    pub message: String,
+}
+
+impl Refusal {
+    /// The word for a filter that cannot be used.
+    const INVALID_FILTER: &str = "InvalidFilter";
+    /// The word for any other field that cannot be used.
+    const INVALID_SPEC: &str = "InvalidSpec";
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.resource, self.message)
+    }
+}
+
+/// A resource that selects pods of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selected {
+    /// The resource.
+    pub id: ResourceId,
+    /// Its UID.
+    pub uid: String,
+    /// The generation of it that was read.
+    pub generation: i64,
+    /// Its mirror on each pod; `None`: it has a stream that no program reads.
+    pub mirror: Option<MirrorId>,
+    /// Why it does nothing, whatever pod it selects: a word and a sentence.
+    pub refused: Option<(&'static str, String)>,
+    /// The NICs that it is for.
+    pub nics: Nics,
+    /// The pods that it selects.
+    pub pods: BTreeSet<PodId>,
+}
+
+/// All resources of a round.
+pub(super) struct Resources<'r> {
+    read: Vec<Read<'r>>,
+    /// The places of the Mirrors in `read`, by their namespaces, and without a namespace those of the ClusterMirrors.
+    by_namespace: BTreeMap<Option<&'r str>, Vec<usize>>,
+    /// The pods that each selects, by its place in `read`.
+    pods: BTreeMap<usize, BTreeSet<PodId>>,
+}
+
+/// A resource that was read.
+struct Read<'r> {
+    resource: &'r Resource,
+    /// Its mirror on each pod; `None`: it has a stream that no program reads.
+    mirror: Option<MirrorId>,
+    /// What the mirror is on each pod, and the NICs that it is for.
+    asks: Result<(Session, Nics), Why>,
+}
+
+/// A resource that selects a pod.
+#[derive(Clone, Copy)]
+pub(super) struct Selecting<'s> {
+    read: &'s Read<'s>,
+    /// Its mirror on the pod.
+    mirror: &'s MirrorId,
+}
+
+impl<'r> Resources<'r> {
+    /// Reads the resources.
+    pub(super) fn read(
+        resources: &'r [Resource],
+        captures: &[Capture],
+        policy: &Policy,
+        filters: &mut Filters,
+    ) -> Self {
+        let mut by_namespace = BTreeMap::<_, Vec<_>>::new();
+        for (place, resource) in resources.iter().enumerate() {
+            by_namespace.entry(resource.id.namespace.as_deref()).or_default().push(place);
+        }
+        let readers: BTreeMap<_, _> =
+            captures.iter().filter_map(|capture| Some((capture.resource.as_ref()?, capture))).collect();
+        let read = |resource: &'r Resource| {
+            let reader = readers.get(&resource.id).copied();
+            let mirror = match resource.stream() {
+                None => Some(resource.id.mirror()),
+                Some(_) => reader.map(Capture::mirror),
+            };
+            Read { resource, mirror, asks: asks(resource, reader, policy, filters) }
+        };
+        Self { read: resources.iter().map(read).collect(), by_namespace, pods: BTreeMap::new() }
+    }
+
+    /// The resources that select a pod, which are noted. Those whose stream no program reads are left out.
+    pub(super) fn selecting(&mut self, pod: &Pod) -> Vec<Selecting<'_>> {
+        let of = |namespace| self.by_namespace.get(&namespace).into_iter().flatten().copied();
+        let candidates = of(None).chain(of(Some(pod.id.namespace.as_str())));
+        let selects = |place: &usize| self.read.get(*place).is_some_and(|read| read.resource.selects(pod));
+        let places: Vec<_> = candidates.filter(selects).collect();
+        for place in &places {
+            self.pods.entry(*place).or_default().insert(pod.id.clone());
+        }
+        let read = places.into_iter().filter_map(|place| self.read.get(place));
+        read.filter_map(|read| Some(Selecting { read, mirror: read.mirror.as_ref()? })).collect()
+    }
+
+    /// The resources that have selected a pod.
+    pub(super) fn into_selected(self) -> Vec<Selected> {
+        let Self { read, mut pods, .. } = self;
+        let selected = |(place, read): (usize, Read<'_>)| {
+            let Resource { id, uid, generation, .. } = read.resource;
+            let (nics, refused) = match read.asks {
+                Ok((_, nics)) => (nics, None),
+                Err(why) => (Nics::default(), Some(why.told())),
+            };
+            Some(Selected {
+                id: id.clone(),
+                uid: uid.clone(),
+                generation: *generation,
+                mirror: read.mirror,
+                refused,
+                nics,
+                pods: pods.remove(&place)?,
+            })
+        };
+        let mut selected: Vec<_> = read.into_iter().enumerate().filter_map(selected).collect();
+        selected.sort_by(|a, b| a.id.cmp(&b.id));
+        selected
+    }
+}
+
+impl Why {
+    /// A word and a sentence for the author of a resource.
+    fn told(&self) -> (&'static str, String) {
+        match self {
+            Self::Refused(Refusal { reason, message, .. }) => (reason, message.clone()),
+            why => (why.name(), why.to_string()),
+        }
+    }
+}
+
+impl Selecting<'_> {
+    /// Its place among the mirrors of the pod.
+    pub(super) fn place(&self) -> InQueue {
+        let Read { resource, .. } = self.read;
+        // A capture is the last of all.
+        let origin = if resource.stream().is_some() { Origin::Capture } else { resource.origin() };
+        (rank(origin), resource.created, self.mirror.clone())
+    }
+
+    /// Its mirror on the pod. `narrowed` is why the annotations leave the pod out.
+    pub(super) fn session(
+        &self,
+        pod: &Pod,
+        policy: &Policy,
+        narrowed: Option<&Why>,
+    ) -> Result<(Session, Nics), Why> {
+        let Read { resource, asks, .. } = self.read;
+        let origin = resource.origin();
+        let namespace = &pod.id.namespace;
+        let is_allowed = policy.allow_namespaces.as_ref().is_none_or(|allowed| allowed.contains(namespace));
+        if policy.exclude_namespaces.contains(namespace) {
+            return Err(Why::NamespaceExcluded);
+        }
+        if origin == Origin::Mirror && !is_allowed {
+            return Err(Why::NamespaceNotAllowed);
+        }
+        match narrowed {
+            Some(why) if origin != Origin::Enforced => Err(why.clone()),
+            _ => asks.clone(),
+        }
+    }
+}
+
+/// Why no node can use a resource, whatever targets the node has: a word and a sentence.
+pub fn refusal(resource: &Resource) -> Option<(&'static str, String)> {
+    let mut policy = Policy::default();
+    let target = resource.request.as_ref().ok().and_then(|request| request.target.as_deref()?.parse().ok());
+    policy.targets.extend(target.map(|name| (TargetName(name), Destination::Stream)));
+    asks(resource, None, &policy, &mut Filters::default()).err().map(|why| why.told())
+}
+
+/// What a resource asks for on each pod. `reader` reads its stream.
+fn asks(
+    resource: &Resource,
+    reader: Option<&Capture>,
+    policy: &Policy,
+    filters: &mut Filters,
+) -> Result<(Session, Nics), Why> {
+    let refuse = |reason, message| Why::Refused(Refusal { resource: resource.id.clone(), reason, message });
+    let Request { nics, directions, settings: texts, target, stream } =
+        resource.request.as_ref().map_err(|problem| refuse(Refusal::INVALID_SPEC, problem.clone()))?;
+    let mut settings = policy.settings.clone();
+    for (key, value) in texts {
+        let set = settings.set_with(key, value, |text| filters.get(text));
+        set.map_err(|error| {
+            let reason = if *key == "filter" { Refusal::INVALID_FILTER } else { Refusal::INVALID_SPEC };
+            refuse(reason, format!("{}{error}", path(key)))
+        })?;
+    }
+    let nics = match nics {
+        None => Nics::default(),
+        Some(names) => Nics::parse(&names.join(",")).map_err(|reason| {
+            let error = SettingError { key: "nics", value: names.join(","), reason };
+            refuse(Refusal::INVALID_SPEC, format!("{}{error}", path("nics")))
+        })?,
+    };
+    let (target, origin) = match stream {
+        // Without a reader, no pod gets the session.
+        Some(_) => (reader.map(Capture::target).unwrap_or_default(), Origin::Capture),
+        None => (target_of(target.as_deref(), policy)?, resource.origin()),
+    };
+    Ok((Session { directions: *directions, settings, target, origin, key: None }, nics))
+}
+
+/// The target of this name, or that of mirrors that name none.
+fn target_of(name: Option<&str>, policy: &Policy) -> Result<TargetName, Why> {
+    let target = match name {
+        None => policy.target.clone(),
+        Some(name) => TargetName(name.parse().map_err(|_| Why::NoSuchTarget(name.to_owned()))?),
+    };
+    match policy.targets.contains_key(&target) {
+        true => Ok(target),
+        false => Err(Why::NoSuchTarget(target.to_string())),
+    }
+}
+
+/// The fields around that of a setting.
+fn path(key: &str) -> &'static str {
+    match key {
+        "duration" | "packets" | "bytes" => "spec.limits.",
+        _ => "spec.",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,478 @@
+//! Tests of Mirrors and ClusterMirrors: by example for each rule, and by property with drawn pods, annotations and
+//! resources.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use std::sync::Arc;
+
+use mirror_common::abi::MAX_SESSIONS_PER_TAP;
+use proptest::{collection::vec, option, prelude::*, sample};
+
+use super::*;
+use crate::{
+    model::{Directions, MirrorId, Name, Operator, Place, Requirement, RingId, Selector, Stream},
+    select::{Choice, MIRROR, Unasked, Wanted, choose},
+    settings::Settings,
+};
+
+fn texts(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+}
+
+fn with_labels(pairs: &[(&str, &str)]) -> Selector {
+    Selector { labels: texts(pairs), requirements: Vec::new() }
+}
+
+fn pod(namespace: &str, name: &str, annotations: &[(&str, &str)]) -> Pod {
+    Pod {
+        id: PodId { uid: format!("{namespace}-{name}"), namespace: namespace.into(), name: name.into() },
+        labels: texts(&[("app", name)]),
+        annotations: texts(annotations),
+        namespace_labels: Arc::new(texts(&[("kubernetes.io/metadata.name", namespace)])),
+        ..Pod::default()
+    }
+}
+
+/// A Mirror of this namespace, or a ClusterMirror without one, for all pods that it can select.
+fn resource(namespace: Option<&str>, name: &str, settings: &[(&'static str, &str)]) -> Resource {
+    let settings = settings.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
+    Resource {
+        id: ResourceId { namespace: namespace.map(str::to_owned), name: name.parse().unwrap() },
+        uid: format!("uid-{name}"),
+        generation: 1,
+        created: 0,
+        is_enforced: false,
+        namespaces: Selector::default(),
+        pods: Selector::default(),
+        request: Ok(Request { settings, ..Request::default() }),
+    }
+}
+
+fn enforced(name: &str) -> Resource {
+    Resource { is_enforced: true, ..resource(None, name, &[]) }
+}
+
+#[test]
+fn what_no_node_can_use_is_refused_without_a_node() {
+    let with = |settings: &[(&'static str, &str)], target: Option<&str>| {
+        let mut resource = resource(Some("shop"), "all", settings);
+        resource.request.as_mut().unwrap().target = target.map(str::to_owned);
+        refusal(&resource).map(|(reason, _)| reason)
+    };
+    assert_eq!(with(&[], None), None);
+    // Some node may have it.
+    assert_eq!(with(&[("filter", "tcp port 443")], Some("ids")), None);
+    assert_eq!(with(&[("filter", "tcp prot 443")], None), Some("InvalidFilter"));
+    assert_eq!(with(&[("rate", "fast")], None), Some("InvalidSpec"));
+}
+
+fn chosen<'a>(pods: &'a [Pod], resources: &[Resource], policy: &Policy) -> Choice<'a> {
+    choose(pods, resources, &[], policy, &mut Filters::default())
+}
+
+/// A Mirror of `shop` with a stream.
+fn streaming(name: &str, pods: Option<&[&str]>) -> Resource {
+    let pods = pods.map(|pods| pods.iter().map(|pod| (*pod).to_owned()).collect());
+    let stream = Some(Stream { key_sha256: [7; 32], pods });
+    Resource {
+        request: Ok(Request { stream, settings: vec![("filter", "tcp".into())], ..Request::default() }),
+        ..resource(Some("shop"), name, &[])
+    }
+}
+
+/// A program that reads the stream of this Mirror of `shop`, by the ring of this number.
+fn reader(name: &str, ring: u32) -> Capture {
+    Capture {
+        ring: RingId(ring),
+        pods: BTreeSet::new(),
+        interfaces: BTreeSet::new(),
+        directions: Directions::Both,
+        settings: Settings::default(),
+        resource: Some(ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap() }),
+    }
+}
+
+/// The mirrors of the wanted pods, as `web mirror/all both tcp`.
+fn mirrors(choice: &Choice<'_>) -> Vec<String> {
+    let of = |Wanted { pod, mirrors, .. }: &Wanted<'_>| {
+        let name = pod.id.name.clone();
+        let filter = |session: &Session| session.settings.filter.as_ref().map(|filter| filter.text.clone());
+        let words = mirrors.iter().map(move |(mirror, session)| {
+            let filter = filter(session).unwrap_or_else(|| "all".into());
+            format!("{name} {mirror} {} {filter}", session.directions.name())
+        });
+        words.collect::<Vec<_>>()
+    };
+    choice.wanted.iter().flat_map(of).collect()
+}
+
+fn refusals(choice: &Choice<'_>) -> Vec<String> {
+    let words = choice.refused.iter().map(|skipped| {
+        let mirror = skipped.mirror.as_ref().map_or("default".to_owned(), ToString::to_string);
+        format!("{} {mirror} {}", skipped.pod.as_ref().unwrap().name, skipped.why.name())
+    });
+    words.collect()
+}
+
+#[test]
+fn a_stream_is_a_capture_while_a_program_reads_it() {
+    let pods = [
+        pod("shop", "web", &[(MIRROR, "true")]),
+        pod("shop", "db", &[]),
+        pod("shop", "out", &[(MIRROR, "false")]),
+        pod("bank", "web", &[]),
+    ];
+    let resources = [streaming("live", None), streaming("one", Some(&["db", "web-2"]))];
+    let policy = Policy::default();
+    let mut filters = Filters::default();
+    // Nobody reads: nothing is wanted, and nothing is refused.
+    let unread = choose(&pods, &resources, &[], &policy, &mut filters);
+    assert_eq!((mirrors(&unread), refusals(&unread)), (vec!["web default both all".to_owned()], vec![]));
+    let selected = |choice: &Choice<'_>| -> Vec<_> {
+        let of = |of: &Selected| (of.pods.len(), of.mirror.as_ref().map(ToString::to_string));
+        choice.selected.iter().map(of).collect()
+    };
+    assert_eq!(selected(&unread), [(3, None), (1, None)]);
+    assert_eq!(unread.unasked[&pods[1].id], Unasked::NoRequest);
+
+    let captures = [reader("live", 4), reader("gone", 5)];
+    let read = choose(&pods, &resources, &captures, &policy, &mut filters);
+    assert_eq!(mirrors(&read), ["web capture.4 both tcp", "web default both all", "db capture.4 both tcp"]);
+    assert_eq!(refusals(&read), ["out capture.4 OptedOut"]);
+    assert_eq!(selected(&read), [(3, Some("capture.4".into())), (1, None)]);
+    let session = &read.wanted[1].mirrors[&captures[0].mirror()];
+    assert_eq!((session.origin, &session.target), (Origin::Capture, &captures[0].target()));
+    assert!(!read.wanted[1].is_asked && read.unasked.contains_key(&pods[1].id), "a capture is no mirror");
+
+    // Namespaces that are left out are left out of streams, too.
+    let excluded = Policy { exclude_namespaces: ["shop".into()].into(), ..Policy::default() };
+    let none = choose(&pods, &resources, &captures, &excluded, &mut filters);
+    assert_eq!(mirrors(&none), Vec::<String>::new());
+    let gated = Policy { allow_namespaces: Some(["bank".into()].into()), ..Policy::default() };
+    let none = choose(&pods, &resources, &captures, &gated, &mut filters);
+    assert_eq!(mirrors(&none), Vec::<String>::new());
+}
+
+#[test]
+fn a_stream_takes_the_last_place_of_a_pod() {
+    let names: Vec<_> = (0..MAX_SESSIONS_PER_TAP).map(|number| format!("{MIRROR}.m{number}")).collect();
+    let all: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
+    let pods = [pod("shop", "web", &all), pod("shop", "db", &all[1..])];
+    let captures = [reader("live", 4)];
+    let resources = [streaming("live", None)];
+    let choice = choose(&pods, &resources, &captures, &Policy::default(), &mut Filters::default());
+    let has = |at: usize| choice.wanted[at].mirrors.contains_key(&captures[0].mirror());
+    assert_eq!(
+        (has(0), has(1), refusals(&choice)),
+        (false, true, vec!["web capture.4 TooManyMirrors".into()])
+    );
+}
+
+#[test]
+fn several_mirrors_of_a_pod_are_several_sessions() {
+    let pods = [pod("shop", "web", &[(MIRROR, "egress")]), pod("bank", "db", &[])];
+    let https = Resource {
+        pods: with_labels(&[("app", "web")]),
+        ..resource(Some("shop"), "a", &[("filter", "tcp port 443")])
+    };
+    let dns = Resource {
+        request: Ok(Request { directions: Directions::Ingress, ..Request::default() }),
+        ..resource(Some("shop"), "b", &[])
+    };
+    let all = resource(None, "a", &[("filter", "udp")]);
+    let choice = chosen(&pods, &[https, dns, all], &Policy::default());
+    assert_eq!(
+        mirrors(&choice),
+        [
+            "web clustermirror/a both udp",
+            "web default egress all",
+            "web mirror/a both tcp port 443",
+            "web mirror/b ingress all",
+            "db clustermirror/a both udp",
+        ]
+    );
+    let selected = choice.selected.iter().map(|of| (of.id.to_string(), of.pods.len()));
+    assert_eq!(
+        selected.collect::<Vec<_>>(),
+        [("ClusterMirror a".to_owned(), 2), ("Mirror shop/a".to_owned(), 1), ("Mirror shop/b".to_owned(), 1)]
+    );
+    assert!(choice.wanted[0].is_asked && !choice.wanted[1].is_asked);
+    assert_eq!((choice.refused.len(), choice.unasked.len()), (0, 0));
+}
+
+#[test]
+fn a_resource_that_cannot_be_used_is_refused_whole_and_disturbs_nothing() {
+    let pods = [pod("shop", "web", &[(MIRROR, "true")])];
+    for (broken, reason, sentence) in [
+        (
+            resource(Some("shop"), "x", &[("snaplen", "96"), ("filter", "tcp prot 80")]),
+            "InvalidFilter",
+            "spec.filter \"tcp prot 80\": ",
+        ),
+        (resource(Some("shop"), "x", &[("rate", "fast")]), "InvalidSpec", "spec.rate \"fast\": "),
+        (resource(Some("shop"), "x", &[("bytes", "much")]), "InvalidSpec", "spec.limits.bytes \"much\": "),
+        (
+            Resource { request: Err("unknown field \"stream\"".into()), ..resource(None, "x", &[]) },
+            "InvalidSpec",
+            "unknown field \"stream\"",
+        ),
+        (
+            Resource {
+                request: Ok(Request { nics: Some(vec!["a/b".into()]), ..Request::default() }),
+                ..enforced("x")
+            },
+            "InvalidSpec",
+            "spec.nics \"a/b\": ",
+        ),
+        (
+            Resource {
+                request: Ok(Request { target: Some("ids".into()), ..Request::default() }),
+                ..resource(None, "x", &[])
+            },
+            "NoSuchTarget",
+            "there is no target \"ids\" on this node",
+        ),
+    ] {
+        let good = resource(Some("shop"), "good", &[]);
+        let choice = chosen(&pods, &[broken.clone(), good], &Policy::default());
+        assert_eq!(mirrors(&choice), ["web default both all", "web mirror/good both all"]);
+        let selected = choice.selected.iter().find(|of| of.id == broken.id).unwrap();
+        let (word, message) = selected.refused.clone().unwrap();
+        assert_eq!(word, reason);
+        assert!(message.starts_with(sentence), "{message}");
+        assert_eq!(choice.refused.len(), 1);
+        let told = choice.refused[0].why.to_string();
+        assert!(told.ends_with(&message), "{told}");
+    }
+}
+
+/// The sentence about a value is the same, whether it stands in an annotation or in a resource.
+#[test]
+fn a_resource_gets_the_sentence_of_an_annotation() {
+    for (key, value) in [("filter", "tcp prot 80"), ("rate", "fast"), ("packets", "many"), ("snaplen", "9")] {
+        let annotation = format!("podmirror.io/{key}");
+        let pods = [pod("shop", "web", &[(MIRROR, "true"), (&annotation, value)])];
+        let choice = chosen(&pods, &[resource(Some("shop"), "x", &[(key, value)])], &Policy::default());
+        let told: Vec<_> = choice.refused.iter().map(|skipped| skipped.why.to_string()).collect();
+        let sentence = |told: &String| told.split_once(&format!("{key} ")).unwrap().1.to_owned();
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert_eq!(sentence(&told[0]), sentence(&told[1]));
+    }
+}
+
+#[test]
+fn an_opt_out_holds_for_all_but_enforced_mirrors() {
+    let resources = [resource(Some("shop"), "own", &[]), resource(None, "all", &[]), enforced("ids")];
+    let out = [
+        (pod("shop", "web", &[(MIRROR, "false")]), "OptedOut"),
+        (Pod { inherited: Arc::new(texts(&[(MIRROR, "false")])), ..pod("shop", "web", &[]) }, "OptedOut"),
+        (pod("shop", "web", &[("ovn.kubernetes.io/mirror", "false")]), "OptedOut"),
+        (Pod { unread: Some("too long".into()), ..pod("shop", "web", &[]) }, "AnnotationsUnread"),
+    ];
+    for (out, reason) in out {
+        let pods = [out];
+        let choice = chosen(&pods, &resources, &Policy { enable_mirror: true, ..Policy::default() });
+        assert_eq!(mirrors(&choice), ["web clustermirror/ids both all"], "{pods:?}");
+        let mut expected =
+            vec![format!("web clustermirror/all {reason}"), format!("web mirror/own {reason}")];
+        if reason == "AnnotationsUnread" {
+            expected.insert(0, "web default AnnotationsUnread".to_owned());
+        }
+        assert_eq!(refusals(&choice), expected);
+        // Without annotations nobody opts out.
+        let policy = Policy { annotations: false, ..Policy::default() };
+        let without = chosen(&pods, &resources, &policy);
+        assert_eq!((mirrors(&without).len(), without.refused.len()), (3, 0));
+    }
+    // To leave out one mirror by its name is no opting out.
+    let pods = [pod("shop", "web", &[("podmirror.io/mirror.ids", "false")])];
+    assert_eq!(mirrors(&chosen(&pods, &resources, &Policy::default())).len(), 3);
+}
+
+#[test]
+fn annotations_can_be_switched_off() {
+    let annotations = [(MIRROR, "egress"), ("podmirror.io/mirror.x", "true"), ("podmirror.io/fliter", "tcp")];
+    let pods = [pod("shop", "web", &annotations)];
+    let policy = |enable_mirror| Policy { annotations: false, enable_mirror, ..Policy::default() };
+    let choice = chosen(&pods, &[], &policy(false));
+    assert_eq!((mirrors(&choice), refusals(&choice), choice.bad.len()), (vec![], vec![], 0));
+    assert_eq!(choice.unasked.get(&pods[0].id), Some(&Unasked::NoRequest));
+    assert_eq!(mirrors(&chosen(&pods, &[], &policy(true))), ["web default both all"]);
+}
+
+#[test]
+fn the_node_stands_above_resources() {
+    let pods = [pod("shop", "web", &[])];
+    let resources = [resource(Some("shop"), "own", &[]), resource(None, "all", &[]), enforced("ids")];
+    let only = |name: &str| [name.to_owned()].into();
+    let excluded = Policy { exclude_namespaces: only("shop"), ..Policy::default() };
+    let choice = chosen(&pods, &resources, &excluded);
+    assert_eq!((mirrors(&choice).len(), choice.refused.len()), (0, 3));
+    // A namespace that may not ask cannot do so by a Mirror either.
+    let elsewhere = Policy { allow_namespaces: Some(only("bank")), ..Policy::default() };
+    let choice = chosen(&pods, &resources, &elsewhere);
+    assert_eq!(mirrors(&choice), ["web clustermirror/all both all", "web clustermirror/ids both all"]);
+    assert_eq!(refusals(&choice), ["web mirror/own NamespaceNotAllowed"]);
+}
+
+fn any_selector(key: &'static str, values: [&'static str; 2]) -> impl Strategy<Value = Selector> {
+    let labels = option::of(sample::select(values.to_vec()));
+    let requirement = (sample::select(Operator::ALL.to_vec()), sample::subsequence(values.to_vec(), 0..=2));
+    (labels, option::weighted(0.3, requirement)).prop_map(move |(label, requirement)| Selector {
+        labels: label.into_iter().map(|value| (key.to_owned(), value.to_owned())).collect(),
+        requirements: requirement
+            .into_iter()
+            .map(|(operator, values)| Requirement {
+                key: key.into(),
+                operator,
+                values: values.into_iter().map(str::to_owned).collect(),
+            })
+            .collect(),
+    })
+}
+
+fn any_pod() -> impl Strategy<Value = Pod> {
+    let word = || option::weighted(0.4, sample::select(vec!["true", "false", "egress", "maybe"]));
+    let named = vec(sample::select(vec!["a", "b", "c", "d", "e", "f", "g", "h", "i"]), 0..9);
+    let namespace = sample::select(vec!["shop", "bank"]);
+    let names = sample::select(vec!["web", "db"]);
+    (namespace, names, word(), word(), named, prop::bool::weighted(0.1)).prop_map(
+        |(namespace, name, own, inherited, named, is_unread)| {
+            let of = |word: Option<&'static str>| word.map(|word| (MIRROR, word));
+            let mut pod = pod(namespace, name, of(own).as_slice());
+            pod.annotations.extend(named.iter().map(|name| (format!("{MIRROR}.{name}"), "true".to_owned())));
+            pod.inherited = Arc::new(texts(of(inherited).as_slice()));
+            if is_unread {
+                pod.annotations.clear();
+                pod.unread = Some("too long".to_owned());
+            }
+            pod
+        },
+    )
+}
+
+fn any_resource() -> impl Strategy<Value = Resource> {
+    let kind = sample::select(vec![Some("shop"), Some("bank"), None]);
+    let setting =
+        sample::select(vec![None, Some(("filter", "tcp")), Some(("filter", "tpc")), Some(("snaplen", "96"))]);
+    (
+        kind,
+        any_selector("kubernetes.io/metadata.name", ["shop", "bank"]),
+        any_selector("app", ["web", "db"]),
+        any::<bool>(),
+        0..4_i64,
+        setting,
+    )
+        .prop_map(|(namespace, namespaces, pods, is_enforced, created, setting)| Resource {
+            namespaces,
+            pods,
+            is_enforced: is_enforced && namespace.is_none(),
+            created,
+            ..resource(namespace, "x", setting.as_slice())
+        })
+}
+
+proptest! {
+    /// Every pair of a resource and a pod that it selects is a session, or has a reason. Enforced ones always win, and no
+    /// namespace reaches into another.
+    #[test]
+    fn resources_and_annotations_are_joined(
+        pods in vec(any_pod(), 1..5),
+        resources in vec(any_resource(), 0..12),
+        enable_mirror: bool,
+        annotations in prop::bool::weighted(0.8),
+    ) {
+        let numbered = |(number, mut pod): (usize, Pod)| {
+            pod.id.uid = format!("uid-{number}");
+            pod
+        };
+        let pods: Vec<_> = pods.into_iter().enumerate().map(numbered).collect();
+        let named = |(number, mut resource): (usize, Resource)| {
+            resource.id.name = format!("r{number}").parse::<Name>().unwrap();
+            resource
+        };
+        let resources: Vec<_> = resources.into_iter().enumerate().map(named).collect();
+        let policy = Policy { enable_mirror, annotations, ..Policy::default() };
+        let choice = chosen(&pods, &resources, &policy);
+        let alone = chosen(&pods, &[], &policy);
+        let none = BTreeMap::new();
+        for pod in &pods {
+            let of = |choice: &Choice<'_>| -> BTreeMap<MirrorId, Session> {
+                let wanted = choice.wanted.iter().find(|wanted| wanted.pod.id == pod.id);
+                wanted.map_or(&none, |wanted| &wanted.mirrors).clone()
+            };
+            let reason = |mirror: &MirrorId| {
+                let mut reasons = choice.refused.iter().filter(|skipped| {
+                    skipped.pod.as_ref() == Some(&pod.id) && skipped.mirror.as_ref() == Some(mirror)
+                });
+                reasons.next().map(|skipped| skipped.why.clone())
+            };
+            let (mirrors, before) = (of(&choice), of(&alone));
+            prop_assert!(mirrors.len() <= MAX_SESSIONS_PER_TAP);
+            let selecting: Vec<_> = resources.iter().filter(|resource| resource.selects(pod)).collect();
+            let is_good = |resource: &&&Resource| {
+                let bad = Ok(vec![("filter", "tpc".to_owned())]);
+                resource.request.clone().map(|request| request.settings) != bad
+            };
+            let is_out = annotations && (pod.unread.is_some() || {
+                let word = |annotations: &BTreeMap<String, String>| {
+                    annotations.get(MIRROR).filter(|word| *word != "maybe").cloned()
+                };
+                word(&pod.annotations).or(word(&pod.inherited)).as_deref() == Some("false")
+            });
+            for resource in &selecting {
+                let mirror = resource.id.mirror();
+                prop_assert_ne!(mirrors.contains_key(&mirror), reason(&mirror).is_some(), "{:?}", resource);
+                if let Some(namespace) = &resource.id.namespace {
+                    prop_assert_eq!(namespace, &pod.id.namespace);
+                }
+                if is_out && !resource.is_enforced {
+                    let why = reason(&mirror).unwrap();
+                    prop_assert!(matches!(why, Why::OptedOut(Place::Pod | Place::Namespace) | Why::AnnotationsUnread(_)));
+                }
+            }
+            // Nobody else has put a mirror there.
+            let ours: BTreeSet<_> = selecting.iter().map(|resource| resource.id.mirror()).collect();
+            for (mirror, session) in &mirrors {
+                match session.origin {
+                    Origin::Annotation(_) | Origin::Policy => {
+                        prop_assert_eq!(before.get(mirror), Some(session), "as without resources");
+                    }
+                    _ => prop_assert!(ours.contains(mirror)),
+                }
+            }
+            // Enforced ones first, the oldest of them first.
+            let mut first: Vec<_> = selecting.iter().filter(|resource| resource.is_enforced).filter(is_good).collect();
+            first.sort_by_key(|resource| (resource.created, resource.id.mirror()));
+            for (place, resource) in first.iter().enumerate() {
+                let is_there = mirrors.contains_key(&resource.id.mirror());
+                prop_assert_eq!(is_there, place < MAX_SESSIONS_PER_TAP);
+            }
+            // Where not all fit, an older one is never left out for a younger one, nor a resource for an annotation.
+            let others = selecting.iter().filter(|resource| !resource.is_enforced).filter(is_good);
+            let mut others: Vec<_> = others.filter(|_| !is_out).collect();
+            others.sort_by_key(|resource| (resource.created, resource.id.mirror()));
+            let there: Vec<_> = others.iter().map(|resource| mirrors.contains_key(&resource.id.mirror())).collect();
+            prop_assert!(there.is_sorted_by(|a, b| a >= b), "{:?}", there);
+            let is_annotation = |session: &Session| matches!(session.origin, Origin::Annotation(_));
+            if there.contains(&false) {
+                prop_assert!(!mirrors.values().any(is_annotation));
+                prop_assert_eq!(mirrors.len(), MAX_SESSIONS_PER_TAP);
+            }
+            let wants = first.len() + others.len() + before.len();
+            prop_assert_eq!(mirrors.len(), wants.min(MAX_SESSIONS_PER_TAP));
+            if choice.unasked.contains_key(&pod.id) {
+                prop_assert!(mirrors.is_empty());
+                prop_assert_eq!(alone.unasked.get(&pod.id), choice.unasked.get(&pod.id));
+            }
+        }
+        for selected in &choice.selected {
+            let resource = resources.iter().find(|resource| resource.id == selected.id).unwrap();
+            let expected: BTreeSet<_> =
+                pods.iter().filter(|pod| resource.selects(pod)).map(|pod| pod.id.clone()).collect();
+            prop_assert_eq!(&selected.pods, &expected);
+        }
+        let selecting = resources.iter().filter(|resource| pods.iter().any(|pod| resource.selects(pod)));
+        prop_assert_eq!(choice.selected.len(), selecting.count());
+    }
+}
