@@ -1,0 +1,274 @@
+//! [`sum`]: the status of a Mirror or ClusterMirror, from what the nodes report.
+//!
+//! Pure. The controller of the agent calls it with the reports that count, and the time. Nothing is remembered but the
+//! last status, from which a condition keeps its time: so a controller that starts anew computes the same sums.
+//!
+//! A node that was taken over can report what it likes. It can only add to the sums: numbers below zero count as zero, a
+//! node covers no more pods than it selects, sums end at their highest value, and texts are cut.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::{MirrorSpec, MirrorStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, Worst};
+
+/// Most pods in [`MirrorStatus::worst`].
+pub const MOST_WORST: usize = 20;
+/// Most bytes of a text that comes from a node.
+const MOST_BYTES: usize = 512;
+/// Most bytes of a word or name that comes from a node.
+const MOST_BYTES_OF_NAME: usize = 253;
+/// Most reasons in the sentence of the condition `Covered`.
+const MOST_REASONS: usize = 5;
+
+/// The type of the condition that says whether it can be used.
+pub const ACCEPTED: &str = "Accepted";
+/// The type of the condition that says whether all its pods are mirrored as it asks.
+pub const COVERED: &str = "Covered";
+/// The type of the condition that says whether its limits have ended it; also what [`MirrorStatus::ends`] says then.
+pub const ENDED: &str = "Ended";
+
+/// A Mirror or ClusterMirror, as far as its status depends on it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Asked {
+    /// `metadata.generation`.
+    pub generation: i64,
+    /// The limits that end it, in short; `None`: there are none.
+    pub ends: Option<String>,
+    /// Why no node can use it, where that does not depend on the node.
+    pub refused: Option<Refusal>,
+    /// So many nodes have more to report than a MirrorNode holds, and may have left it out.
+    pub left_out: usize,
+}
+
+/// The limits of a Mirror in short, as in `15m, 100k packets`.
+pub fn ends(spec: &MirrorSpec) -> Option<String> {
+    let limits = spec.limits.as_ref()?;
+    let number = |number: &k8s_openapi::apimachinery::pkg::util::intstr::IntOrString| {
+        use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::{Int, String};
+        match number {
+            Int(number) => number.to_string(),
+            String(text) => text.clone(),
+        }
+    };
+    let duration = limits.duration.clone();
+    let packets = limits.packets.as_ref().map(|packets| format!("{} packets", number(packets)));
+    let bytes = limits.bytes.as_ref().map(|bytes| format!("{} bytes", number(bytes)));
+    let limits: Vec<_> = [duration, packets, bytes].into_iter().flatten().collect();
+    (!limits.is_empty()).then(|| limits.join(", "))
+}
+
+/// The status of a Mirror or ClusterMirror. `reports` has the name of each node that reports on it, once, with the
+/// report; their order does not matter. `before` is its status so far, from which each condition that keeps its value
+/// keeps its time; another condition gets the time `now`.
+pub fn sum<'r>(
+    asked: &Asked,
+    reports: impl IntoIterator<Item = (&'r str, &'r MirrorSummary)>,
+    before: Option<&MirrorStatus>,
+    now: &Time,
+) -> MirrorStatus {
+    let reports: BTreeMap<_, _> = reports.into_iter().collect();
+    let sums = Sums::of(&reports);
+    let observed = reports.values().map(|report| report.observed_generation).min();
+    let observed_generation = observed.map_or(asked.generation, |least| least.clamp(0, asked.generation));
+    let ended = sums.ended();
+    let ends = if ended.0 == "True" { Some(ENDED.to_owned()) } else { asked.ends.clone() };
+    let (accepted, reason) = accepted(asked, &reports);
+    let covered = sums.covered(asked, reason);
+    let conditions = [(ACCEPTED, accepted), (COVERED, covered), (ENDED, ended)];
+    let Sums { pods, packets, not_covered, reasons, .. } = sums;
+    let worst: Vec<_> = not_covered.into_iter().take(MOST_WORST).collect();
+    let more = reasons.saturating_sub(number(worst.len()));
+    MirrorStatus {
+        observed_generation,
+        conditions: conditions
+            .into_iter()
+            .map(|(type_, value)| condition(type_, value, observed_generation, before, now))
+            .collect(),
+        nodes: number(reports.len()),
+        pods,
+        packets,
+        ends,
+        worst,
+        more_not_covered: (more > 0).then_some(more),
+    }
+}
+
+/// The condition of this type in a status.
+pub fn condition_of<'s>(status: &'s MirrorStatus, type_: &str) -> Option<&'s Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// The status of a condition, its reason in a word and its reason in a sentence.
+type Value = (&'static str, String, String);
+
+fn condition(
+    type_: &str,
+    (status, reason, message): Value,
+    observed_generation: i64,
+    before: Option<&MirrorStatus>,
+    now: &Time,
+) -> Condition {
+    let before = before.and_then(|before| condition_of(before, type_));
+    let same = before.filter(|before| before.status == status);
+    Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason,
+        message,
+        observed_generation: Some(observed_generation),
+        last_transition_time: same.map_or(now, |before| &before.last_transition_time).clone(),
+    }
+}
+
+/// The condition `Accepted`, and the word for why it is refused.
+fn accepted(asked: &Asked, reports: &BTreeMap<&str, &MirrorSummary>) -> (Value, Option<String>) {
+    let refused = |reason: &str, message: String| {
+        let reason = word(reason);
+        (("False", reason.clone(), message), Some(reason))
+    };
+    if let Some(Refusal { reason, message }) = &asked.refused {
+        return refused(reason, text(message));
+    }
+    // The nodes of each refusal. The one of most nodes is told.
+    let mut refusals = BTreeMap::<_, Vec<_>>::new();
+    for (node, report) in reports {
+        if let Some(Refusal { reason, message }) = &report.refused {
+            refusals.entry((reason, message)).or_default().push(*node);
+        }
+    }
+    let most = refusals.iter().max_by_key(|(refusal, nodes)| (nodes.len(), std::cmp::Reverse(*refusal)));
+    let Some(((reason, message), nodes)) = most else {
+        return (("True", "Accepted".to_owned(), "no node refuses it".to_owned()), None);
+    };
+    let message = text(message);
+    let all = reports.len();
+    let (count, first) = (nodes.len(), nodes.first().map_or("", |node| *node));
+    refused(
+        reason,
+        if count == all { message } else { format!("{message} (on {count} of {all} nodes, as on {first})") },
+    )
+}
+
+/// The sums of all reports.
+#[derive(Default)]
+struct Sums {
+    pods: Pods,
+    packets: Packets,
+    nics: i64,
+    ended: i64,
+    /// The first pods that are not covered, with their nodes; more than are told.
+    not_covered: BTreeSet<Worst>,
+    /// How many reasons there are, with those that no node names.
+    reasons: i64,
+}
+
+impl Sums {
+    fn of(reports: &BTreeMap<&str, &MirrorSummary>) -> Self {
+        let mut sums = Self::default();
+        for (node, report) in reports {
+            let selected = report.pods.selected.max(0);
+            add(&mut sums.pods.selected, selected);
+            add(&mut sums.pods.covered, report.pods.covered.min(selected));
+            add(&mut sums.packets.copied, report.packets.copied);
+            add(&mut sums.packets.lost, report.packets.lost);
+            add(&mut sums.nics, report.nics);
+            add(&mut sums.ended, report.ended.min(report.nics));
+            add(&mut sums.reasons, number(report.not_covered.len()));
+            add(&mut sums.reasons, report.more_not_covered.unwrap_or(0));
+            for of in &report.not_covered {
+                sums.not_covered.insert(Worst { of: cut(of), node: name(node) });
+                if sums.not_covered.len() > MOST_WORST {
+                    sums.not_covered.pop_last();
+                }
+            }
+        }
+        sums
+    }
+
+    fn covered(&self, asked: &Asked, refused: Option<String>) -> Value {
+        let Pods { selected, covered } = self.pods;
+        let is = |status, reason: &str, message| (status, reason.to_owned(), message);
+        if covered < selected {
+            let missing = selected - covered;
+            let words: BTreeSet<_> = self.not_covered.iter().map(|worst| worst.of.reason.as_str()).collect();
+            let words: Vec<_> = refused.as_deref().into_iter().chain(words).take(MOST_REASONS).collect();
+            let why = if words.is_empty() { String::new() } else { format!(": {}", words.join(", ")) };
+            return is("False", "NotCovered", format!("{missing} of {} not covered{why}", are(selected)));
+        }
+        if asked.left_out > 0 {
+            let nodes = if asked.left_out == 1 { "node has" } else { "nodes have" };
+            let message = format!("{} {nodes} more Mirrors than a MirrorNode can hold", asked.left_out);
+            return is("Unknown", "NotAllTold", message);
+        }
+        if selected == 0 {
+            return is("Unknown", "NoPods", "no node reports a pod that it selects".to_owned());
+        }
+        is("True", "AllCovered", format!("{selected} of {} covered", are(selected)))
+    }
+
+    fn ended(&self) -> Value {
+        let Self { nics, ended, .. } = *self;
+        let is = |status, reason: &str, message| (status, reason.to_owned(), message);
+        match (nics, ended) {
+            (0, _) => is("False", "NotBegun", "it stands on no NIC".to_owned()),
+            (_, 0) => is("False", "NotEnded", "no limit has ended it".to_owned()),
+            (nics, ended) if ended == nics => {
+                is("True", "LimitReached", "limits have ended it on all its NICs".to_owned())
+            }
+            (nics, ended) => {
+                is("False", "PartlyEnded", format!("limits have ended it on {ended} of {nics} NICs"))
+            }
+        }
+    }
+}
+
+/// So many pods, with their verb.
+fn are(pods: i64) -> String {
+    if pods == 1 { "1 pod is".to_owned() } else { format!("{pods} pods are") }
+}
+
+/// Adds what a node reports.
+fn add(sum: &mut i64, reported: i64) {
+    *sum = sum.saturating_add(reported.max(0));
+}
+
+fn number(count: usize) -> i64 {
+    count.try_into().unwrap_or(i64::MAX)
+}
+
+fn cut(NotCovered { namespace, pod, nic, reason, message }: &NotCovered) -> NotCovered {
+    NotCovered {
+        namespace: name(namespace),
+        pod: name(pod),
+        nic: nic.as_deref().map(name),
+        reason: word(reason),
+        message: text(message),
+    }
+}
+
+/// A sentence of a node, cut, in one line.
+fn text(text: &str) -> String {
+    shown(text, MOST_BYTES)
+}
+
+/// A name that a node reports, cut.
+fn name(text: &str) -> String {
+    shown(text, MOST_BYTES_OF_NAME)
+}
+
+/// A reason that a node reports: a word, as Kubernetes demands it.
+fn word(text: &str) -> String {
+    let is_word = text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.chars().all(|char| char.is_ascii_alphanumeric())
+        && text.len() <= MOST_BYTES_OF_NAME;
+    if is_word { text.to_owned() } else { "Other".to_owned() }
+}
+
+fn shown(text: &str, most: usize) -> String {
+    let text = &text[..text.floor_char_boundary(most)];
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+#[cfg(test)]
+mod tests;

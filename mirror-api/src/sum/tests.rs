@@ -1,0 +1,232 @@
+//! Tests: the sums of any reports, and what each condition says.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use k8s_openapi::jiff::Timestamp;
+use proptest::{collection::vec, option, prelude::*};
+
+use super::*;
+
+fn at(second: i64) -> Time {
+    Time(Timestamp::from_second(second).unwrap())
+}
+
+fn asked() -> Asked {
+    Asked { generation: 3, ..Asked::default() }
+}
+
+fn report(selected: i64, covered: i64) -> MirrorSummary {
+    let pods = Pods { selected, covered };
+    let packets = Packets { copied: 100 * covered, lost: covered };
+    MirrorSummary { observed_generation: 3, pods, packets, nics: covered, ..MirrorSummary::default() }
+}
+
+fn missing(pod: &str, reason: &str) -> NotCovered {
+    let message = format!("{reason} of {pod}");
+    NotCovered { namespace: "shop".into(), pod: pod.into(), nic: None, reason: reason.into(), message }
+}
+
+fn value<'s>(status: &'s MirrorStatus, type_: &str) -> (&'s str, &'s str, &'s str) {
+    let Condition { status, reason, message, .. } = condition_of(status, type_).unwrap();
+    (status, reason, message)
+}
+
+fn of(reports: &[(&str, MirrorSummary)]) -> MirrorStatus {
+    sum(&asked(), reports.iter().map(|(node, report)| (*node, report)), None, &at(7))
+}
+
+#[test]
+fn two_nodes_are_summed_up() {
+    let short = MirrorSummary { not_covered: vec![missing("web-2", "NoRoom")], ..report(3, 2) };
+    let status = of(&[("one", short), ("two", report(2, 2))]);
+    assert_eq!(status.pods, Pods { selected: 5, covered: 4 });
+    assert_eq!(status.packets, Packets { copied: 400, lost: 4 });
+    assert_eq!((status.nodes, status.observed_generation, status.more_not_covered), (2, 3, None));
+    let [worst] = &status.worst[..] else { unreachable!("{status:?}") };
+    assert_eq!((worst.node.as_str(), worst.of.pod.as_str()), ("one", "web-2"));
+    assert_eq!(value(&status, ACCEPTED), ("True", "Accepted", "no node refuses it"));
+    assert_eq!(value(&status, COVERED), ("False", "NotCovered", "1 of 5 pods are not covered: NoRoom"));
+    assert_eq!(value(&status, ENDED), ("False", "NotEnded", "no limit has ended it"));
+    let status = of(&[("two", report(2, 2))]);
+    assert_eq!(value(&status, COVERED), ("True", "AllCovered", "2 of 2 pods are covered"));
+}
+
+#[test]
+fn without_a_report_nothing_is_claimed() {
+    let status = of(&[]);
+    assert_eq!((status.nodes, status.pods, status.observed_generation), (0, Pods::default(), 3));
+    assert_eq!(value(&status, ACCEPTED).0, "True");
+    assert_eq!(value(&status, COVERED), ("Unknown", "NoPods", "no node reports a pod that it selects"));
+    assert_eq!(value(&status, ENDED), ("False", "NotBegun", "it stands on no NIC"));
+    // A node that has more to report than it can may have left it out.
+    let reports = [("one", report(2, 2))];
+    let asked = Asked { left_out: 1, ..asked() };
+    let status = sum(&asked, reports.iter().map(|(node, report)| (*node, report)), None, &at(7));
+    let told = ("Unknown", "NotAllTold", "1 node has more Mirrors than a MirrorNode can hold");
+    assert_eq!(value(&status, COVERED), told);
+}
+
+#[test]
+fn a_refusal_is_told_with_the_nodes_that_refuse() {
+    let refused = |reason: &str, message: &str| MirrorSummary {
+        refused: Some(Refusal { reason: reason.into(), message: message.into() }),
+        ..report(1, 0)
+    };
+    let (target, filter) =
+        (refused("NoSuchTarget", "no target ids"), refused("InvalidFilter", "spec.filter: no"));
+    let status = of(&[("one", filter.clone()), ("two", filter.clone())]);
+    assert_eq!(value(&status, ACCEPTED), ("False", "InvalidFilter", "spec.filter: no"));
+    assert_eq!(value(&status, COVERED).2, "2 of 2 pods are not covered: InvalidFilter");
+    let status = of(&[("one", report(1, 1)), ("two", target)]);
+    let told = ("False", "NoSuchTarget", "no target ids (on 1 of 2 nodes, as on two)");
+    assert_eq!(value(&status, ACCEPTED), told);
+    // What the controller sees itself comes first.
+    let reason = Refusal { reason: "InvalidSpec".into(), message: "spec.rate".into() };
+    let asked = Asked { refused: Some(reason), ..asked() };
+    let status = sum(&asked, [("one", &filter)], None, &at(7));
+    assert_eq!(value(&status, ACCEPTED), ("False", "InvalidSpec", "spec.rate"));
+}
+
+#[test]
+fn it_has_ended_when_its_limits_have_ended_it_everywhere() {
+    let limits = crate::Limits {
+        duration: Some("15m".into()),
+        packets: Some(k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::Int(9)),
+        bytes: None,
+    };
+    let spec = MirrorSpec { limits: Some(limits), ..MirrorSpec::default() };
+    let asked = Asked { ends: ends(&spec), ..asked() };
+    let with = |ended| MirrorSummary { ended, ..report(2, 2) };
+    let status = |a, b| sum(&asked, [("one", &with(a)), ("two", &with(b))], None, &at(7));
+    let (none, some, all) = (status(0, 0), status(1, 2), status(2, 2));
+    assert_eq!(none.ends.as_deref(), Some("15m, 9 packets"));
+    assert_eq!(value(&some, ENDED).1, "PartlyEnded");
+    assert_eq!(value(&some, ENDED).2, "limits have ended it on 3 of 4 NICs");
+    assert_eq!((value(&all, ENDED).0, all.ends.as_deref()), ("True", Some("Ended")));
+    assert_eq!(ends(&MirrorSpec::default()), None);
+}
+
+#[test]
+fn a_condition_keeps_its_time_as_long_as_it_keeps_its_value() {
+    let first = of(&[("one", report(2, 2))]);
+    let then = |reports: &[(&str, MirrorSummary)], before, second| {
+        let reports = reports.iter().map(|(node, report)| (*node, report));
+        sum(&asked(), reports, Some(before), &at(second))
+    };
+    let time = |status: &MirrorStatus, type_| {
+        condition_of(status, type_).unwrap().last_transition_time.0.as_second()
+    };
+    let more = then(&[("one", report(3, 3))], &first, 20);
+    assert_eq!((time(&more, ACCEPTED), time(&more, COVERED)), (7, 7));
+    let less = then(&[("one", report(3, 2))], &more, 30);
+    assert_eq!((time(&less, ACCEPTED), time(&less, COVERED)), (7, 30));
+    assert_eq!(time(&then(&[("one", report(3, 3))], &less, 40), COVERED), 40);
+}
+
+#[test]
+fn a_node_cannot_make_the_sums_wrong_but_by_its_own_share() {
+    let odd = MirrorSummary {
+        observed_generation: 1 << 40,
+        pods: Pods { selected: -5, covered: 1000 },
+        packets: Packets { copied: i64::MAX, lost: -7 },
+        nics: -1,
+        ended: 9,
+        more_not_covered: Some(-3),
+        not_covered: vec![NotCovered {
+            message: "a\nb\u{1b}[31m".repeat(1000),
+            reason: "no word\n".into(),
+            ..missing("web", "")
+        }],
+        ..MirrorSummary::default()
+    };
+    let status = of(&[("odd", odd.clone()), ("odder", odd), ("one", report(2, 2))]);
+    assert_eq!(status.pods, Pods { selected: 2, covered: 2 });
+    assert_eq!(status.packets, Packets { copied: i64::MAX, lost: 2 });
+    assert_eq!((status.observed_generation, status.more_not_covered), (3, None));
+    assert_eq!(value(&status, ENDED).1, "NotEnded");
+    for Worst { of, .. } in &status.worst {
+        assert!(of.message.len() <= MOST_BYTES && !of.message.contains(char::is_control), "{of:?}");
+        assert_eq!(of.reason, "Other");
+    }
+}
+
+prop_compose! {
+    fn any_report()(
+        generation in 0..5_i64,
+        selected in 0..9_i64,
+        covered in 0..9_i64,
+        counts in prop::array::uniform4(0..1_000_000_i64),
+        pods in vec(0..40_u8, 0..25),
+        refusal in option::of(0..3_u8),
+        more in option::of(0..5_i64),
+    ) -> MirrorSummary {
+        let [copied, lost, nics, ended] = counts;
+        MirrorSummary {
+            observed_generation: generation,
+            pods: Pods { selected, covered },
+            packets: Packets { copied, lost },
+            nics,
+            ended,
+            refused: refusal.map(|of| Refusal { reason: format!("Refusal{of}"), message: "é".repeat(500) }),
+            not_covered: pods.iter().map(|pod| missing(&format!("{}{pod}", "p".repeat(250)), "No")).collect(),
+            more_not_covered: more,
+            ..MirrorSummary::default()
+        }
+    }
+}
+
+fn nodes(reports: &[MirrorSummary]) -> Vec<(String, &MirrorSummary)> {
+    reports.iter().enumerate().map(|(number, report)| (format!("node-{number}"), report)).collect()
+}
+
+fn of_nodes(nodes: &[(String, &MirrorSummary)]) -> MirrorStatus {
+    sum(&asked(), nodes.iter().map(|(node, report)| (node.as_str(), *report)), None, &at(7))
+}
+
+proptest! {
+    #[test]
+    fn the_order_of_the_nodes_does_not_matter(reports in vec(any_report(), 0..12), turn in 0..12_usize) {
+        let mut nodes = nodes(&reports);
+        let status = of_nodes(&nodes);
+        let turn = turn.min(nodes.len());
+        nodes.rotate_left(turn);
+        prop_assert_eq!(&of_nodes(&nodes), &status);
+        nodes.reverse();
+        prop_assert_eq!(&of_nodes(&nodes), &status);
+    }
+
+    /// Also one whose counters have begun again: the sum is that of the reports of now.
+    #[test]
+    fn a_node_that_goes_away_takes_its_share_away(reports in vec(any_report(), 1..12), one in 0..12_usize) {
+        let mut nodes = nodes(&reports);
+        let all = of_nodes(&nodes);
+        let (_, gone) = nodes.remove(one % reports.len());
+        let rest = of_nodes(&nodes);
+        prop_assert_eq!(all.packets.copied - rest.packets.copied, gone.packets.copied);
+        prop_assert_eq!(all.packets.lost - rest.packets.lost, gone.packets.lost);
+        prop_assert_eq!(all.pods.selected - rest.pods.selected, gone.pods.selected);
+        prop_assert_eq!(all.pods.covered - rest.pods.covered, gone.pods.covered.min(gone.pods.selected));
+        prop_assert_eq!(all.nodes - rest.nodes, 1);
+    }
+
+    /// The same reports give the same status, with the same times.
+    #[test]
+    fn a_sum_of_the_same_reports_changes_nothing(reports in vec(any_report(), 0..6)) {
+        let nodes = nodes(&reports);
+        let status = of_nodes(&nodes);
+        let reports = nodes.iter().map(|(node, report)| (node.as_str(), *report));
+        prop_assert_eq!(&sum(&asked(), reports, Some(&status), &at(9999)), &status);
+    }
+
+    #[test]
+    fn a_status_has_a_bounded_size_and_is_consistent(reports in vec(any_report(), 0..8)) {
+        let status = of_nodes(&nodes(&reports));
+        prop_assert!(status.worst.len() <= MOST_WORST);
+        prop_assert!(status.worst.is_sorted());
+        prop_assert!(status.pods.covered <= status.pods.selected);
+        prop_assert!(status.observed_generation <= 3);
+        prop_assert!(status.more_not_covered.is_none_or(|more| more > 0));
+        let bytes = serde_json::to_vec(&status).unwrap().len();
+        prop_assert!(bytes < 40 << 10, "{}", bytes);
+    }
+}

@@ -1,0 +1,77 @@
+//! Tests of the schemas: what the API server is told to check.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// The schema of a CRD, and the CRD.
+fn schema(crd: &CustomResourceDefinition) -> Value {
+    let [version] = &crd.spec.versions[..] else { panic!("{crd:?}") };
+    serde_json::to_value(version.schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap()).unwrap()
+}
+
+#[test]
+fn every_field_is_explained_in_words_of_its_own() {
+    fn check(path: &str, schema: &Value) {
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            // What Kubernetes itself explains.
+            if path.ends_with("metadata") {
+                continue;
+            }
+            assert!(field["description"].as_str().is_some_and(|text| text.ends_with('.')), "{path}: {field}");
+            check(&path, field);
+            check(&path, &field["items"]);
+        }
+    }
+    for crd in crds() {
+        let schema = schema(&crd);
+        let spec = schema["properties"]["spec"].clone();
+        check(&format!("{}.spec", crd.spec.names.kind), &spec);
+        let status = schema["properties"]["status"].clone();
+        check(&format!("{}.status", crd.spec.names.kind), &status);
+    }
+}
+
+#[test]
+fn a_cluster_mirror_has_all_fields_of_a_mirror() {
+    let spec = |crd| schema(&crd)["properties"]["spec"].clone();
+    let (mirror, cluster) = (spec(Mirror::crd()), spec(ClusterMirror::crd()));
+    for (name, field) in mirror["properties"].as_object().unwrap() {
+        assert_eq!(cluster["properties"][name], *field, "{name}");
+    }
+    assert_eq!(mirror["required"], json!(["podSelector"]));
+    assert_eq!(cluster["required"], json!(["namespaceSelector", "podSelector"]));
+}
+
+/// The API server checks numbers with units, so that people learn of a mistake at once.
+#[test]
+fn texts_with_a_form_have_a_pattern() {
+    let spec = schema(&Mirror::crd())["properties"]["spec"]["properties"].clone();
+    let limits = &spec["limits"]["properties"];
+    let fields = [
+        &spec["sample"],
+        &spec["rate"],
+        &spec["target"],
+        &limits["duration"],
+        &limits["packets"],
+        &limits["bytes"],
+    ];
+    for field in fields {
+        assert!(field["pattern"].is_string(), "{field}");
+    }
+    for field in [&limits["packets"], &limits["bytes"]] {
+        assert_eq!(field["x-kubernetes-int-or-string"], true, "{field}");
+    }
+}
+
+#[test]
+fn names_have_room_in_the_maps() {
+    let most = format!("{MAX_NAME} ");
+    for crd in [Mirror::crd(), ClusterMirror::crd()] {
+        let rules = schema(&crd)["x-kubernetes-validations"].clone();
+        assert!(rules[0]["rule"].as_str().unwrap().contains(&most), "{rules}");
+    }
+}
