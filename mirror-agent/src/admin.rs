@@ -1,9 +1,9 @@
 //! `/healthz`, `/readyz`, `/metrics` over HTTP/1.
 //!
-//! The server reads state and changes nothing. It shares one thread with the reconcile loop, so the time for clients is
+//! The server reads state and changes nothing. It shares one thread with the work of the command, so the time for clients is
 //! bounded: a connection carries one small request, each request has a deadline, and the number of connections is
 //! limited. When the limit is reached, the newest connection takes the place of the oldest. So a silent client holds up
-//! neither the loop nor a probe. Spawned by `cmd::run`.
+//! neither the loop nor a probe. Spawned by `cmd::run` and `cmd::controller`.
 
 use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -19,16 +19,11 @@ use hyper_util::rt::TokioIo;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tracing::{debug, error, info, warn};
 
-use crate::{
-    health,
-    metrics::{self, Metrics},
-    pods::SourceState,
-    report::Reports,
-};
+use crate::metrics;
 
 /// How many connections there are at once.
 const CONNECTIONS: usize = 32;
@@ -41,15 +36,18 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// The pause after a connection could not be accepted, for want of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The sources of the answers.
+/// The answers: each is asked for again at each request.
 pub struct Admin {
-    /// The metrics.
-    pub metrics: Metrics,
-    /// The rounds of the loop.
-    pub reports: Reports,
-    /// The source of pods.
-    pub source: watch::Receiver<SourceState>,
+    /// Whether the program is alive; otherwise the reason.
+    pub alive: Check,
+    /// Whether it is ready; otherwise the reason.
+    pub ready: Check,
+    /// Its metrics.
+    pub metrics: Box<dyn Fn() -> anyhow::Result<String> + Send + Sync>,
 }
+
+/// An answer to a probe.
+pub type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// Answers at `address` until the task is aborted. While the address cannot be used, the agent tries again; `trouble`
 /// gives the reason, and the log names it once. Mirroring does not depend on this server.
@@ -130,10 +128,8 @@ async fn connection(stream: TcpStream, admin: Arc<Admin>) {
 impl Admin {
     fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
         let answer: fn(&Self) -> Response<Full<Bytes>> = match path {
-            "/healthz" => |admin| state(health::alive(&admin.reports.borrow(), Instant::now())),
-            "/readyz" => {
-                |admin| state(health::ready(&admin.reports.borrow(), *admin.source.borrow(), Instant::now()))
-            }
+            "/healthz" => |admin| state((admin.alive)()),
+            "/readyz" => |admin| state((admin.ready)()),
             "/metrics" => Self::metrics,
             _ => return text(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n".into()),
         };
@@ -146,7 +142,7 @@ impl Admin {
     }
 
     fn metrics(&self) -> Response<Full<Bytes>> {
-        match self.metrics.text() {
+        match (self.metrics)() {
             Ok(metrics) => {
                 let mut response = text(StatusCode::OK, metrics);
                 response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));

@@ -1,6 +1,7 @@
 //! The command line: what was typed, and nothing that needs more than its own words to be checked.
 
 mod capture;
+mod controller;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use mirror_core::destination::{Destination, device_name, parse_target};
 use self::capture::pod;
 pub use self::{
     capture::{CaptureArgs, Keep, SubjectArgs, TailArgs},
+    controller::ControllerArgs,
     settings::SettingArgs,
 };
 use crate::{
@@ -52,6 +54,8 @@ pub enum Command {
     Tail(TailArgs),
     /// Keep packets of pods and interfaces in memory or in a rotation of files.
     Capture(CaptureArgs),
+    /// Sum up what the nodes report in the status of each Mirror and ClusterMirror; once in a cluster, on no certain node.
+    Controller(ControllerArgs),
     /// Show taps, sessions and counters; works with or without a running agent.
     Status(StatusArgs),
     /// Detach and unpin everything of ours; delete the mirror interface if we made it.
@@ -63,11 +67,15 @@ pub enum Command {
     /// Print the reference of flags and annotations, in Markdown.
     #[command(hide = true)]
     Reference,
+    /// Print the CRDs of Mirror, ClusterMirror and MirrorNode, for `kubectl apply`.
+    Crds,
 }
 
 /// Where HTTP is served by default. Prometheus' list of ports has no exporter with this one, nor have the node's own
 /// services.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:10706";
+/// Where streams are given to programs that have the key, by default.
+pub const DEFAULT_STREAM_LISTEN: &str = "127.0.0.1:10707";
 
 /// Where the state lies.
 #[derive(Debug, Clone, Args)]
@@ -179,10 +187,16 @@ pub struct RunArgs {
     /// The namespace of that DaemonSet.
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Namespaces whose pods are never mirrored, whatever their annotations say.
+    /// Namespaces whose pods are never mirrored, whatever annotations, Mirrors and ClusterMirrors say.
     #[arg(long, env = "MIRROR_EXCLUDE_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub exclude_namespaces: Vec<String>,
-    /// The only namespaces in which annotations may ask for a mirror or change one [default: all].
+    /// Whether annotations of pods and namespaces count. If false, only Mirrors, ClusterMirrors and --enable-mirror do.
+    #[arg(
+        long, env = "MIRROR_ANNOTATIONS", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true"
+    )]
+    pub annotations: bool,
+    /// The only namespaces in which annotations and Mirrors may ask for a mirror or change one [default: all].
     #[arg(long, env = "MIRROR_ALLOW_NAMESPACES", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub allow_namespaces: Option<Vec<String>>,
     /// Mirror every pod that does not opt out.
@@ -191,11 +205,31 @@ pub struct RunArgs {
         num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
     )]
     pub enable_mirror: bool,
+    /// NICs that have no end on the node (macvlan, ipvlan, netkit, a VF) are tapped inside their pods, and so is what other
+    /// software hands to a pod behind the node's end of its veth: by programs, and a device for the copies that leave the pod.
+    /// off: these packets are not mirrored.
+    #[arg(long, env = "MIRROR_POD_SIDE_TAPS", value_enum, default_value = "auto")]
+    pub pod_side_taps: PodSideTaps,
+    /// Write the condition podmirror.io/Mirrored of the pods that are to be mirrored: True, False or Unknown, with the
+    /// reason. It needs the right to patch pods/status.
+    #[arg(
+        long, env = "MIRROR_POD_CONDITION", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
+    )]
+    pub pod_condition: bool,
     /// Where /healthz, /readyz and /metrics are served, as in 127.0.0.1:10706 or [::]:10706; empty: nowhere.
     #[arg(
         long, env = "MIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
     )]
     pub listen: Listen,
+    /// Where the packets of Mirrors with a stream are given to programs that have the key, as in 127.0.0.1:10707: an
+    /// address of the node itself, which `kubectl mirror` reaches by a port-forward; empty: nowhere. Without the
+    /// Kubernetes API there are no such Mirrors, and nothing is served.
+    #[arg(
+        long, env = "MIRROR_STREAM_LISTEN", value_name = "ADDR", default_value = DEFAULT_STREAM_LISTEN,
+        value_parser = stream_listen
+    )]
+    pub stream_listen: Listen,
     #[command(flatten)]
     #[expect(missing_docs, reason = "a doc comment here would become the heading of the help")]
     pub mirror: MirrorArgs,
@@ -205,6 +239,15 @@ pub struct RunArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
     pub state: StateArgs,
+}
+
+/// Whether NICs are tapped inside pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PodSideTaps {
+    /// Where a NIC has no end on the node, and the kernel has TCX (6.6 and newer).
+    Auto,
+    /// Never.
+    Off,
 }
 
 /// Where the agent listens for HTTP.
@@ -223,6 +266,18 @@ fn listen(text: &str) -> Result<Listen, String> {
     text.parse().map(Listen::At).map_err(|_| {
         format!("use an IP address and a port as in {DEFAULT_LISTEN}, or nothing to switch it off")
     })
+}
+
+/// The same, on the node itself alone.
+fn stream_listen(text: &str) -> Result<Listen, String> {
+    match text.parse::<SocketAddr>() {
+        _ if text.is_empty() => Ok(Listen::Off),
+        Ok(address) if address.ip().is_loopback() => Ok(Listen::At(address)),
+        _ => Err(format!(
+            "use a loopback address and a port as in {DEFAULT_STREAM_LISTEN}, or nothing to switch it off: packets are \
+             not encrypted there"
+        )),
+    }
 }
 
 /// `mirror-agent attach`.

@@ -4,6 +4,8 @@
 
 pub mod attach;
 pub mod cleanup;
+mod controller;
+mod crds;
 pub mod explain;
 pub mod filter;
 mod reference;
@@ -42,11 +44,13 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Attach(args) => attach::attach(args).await,
             Command::Tail(args) => tail::tail(args).await,
             Command::Capture(args) => tail::capture(args).await,
+            Command::Controller(args) => controller::controller(args).await,
             Command::Status(args) => status::status(args).await,
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),
             Command::Explain(args) => explain::explain(args).await,
             Command::Reference => print(&reference::reference()),
+            Command::Crds => print(&crds::crds()?),
         }
     })
 }

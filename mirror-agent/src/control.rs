@@ -3,6 +3,7 @@
 //! ```text
 //! program                                       agent
 //!   {"of": {"capture": ...}, ...}\n       ─►    makes a ring, adds a capture, waits for a round of the loop
+//!    or {"of": {"mirror": ...}, ...}\n
 //!    or {"of": {"target": "live"}, ...}\n ─►    makes a ring, gives it to the target, waits for a round of the loop
 //!   (reads the ring)                      ◄─    one byte with the ring's descriptor, then {"target": ...}\n
 //!   writes one byte (let_go)              ─►    takes the ring away, waits for a round
@@ -48,7 +49,7 @@ pub use self::messages::{Answer, Request, Subject};
 use self::messages::{read_line, receive_ring, write_answer, write_line};
 use crate::{
     dataplane::rings::Rings,
-    model::{Directions, RingId, TargetName},
+    model::{Directions, Name, ResourceId, RingId, TargetName},
     report::{Report, Reports},
     select::{Capture, Readers},
     settings::Settings,
@@ -120,14 +121,27 @@ impl Control {
                 let directions = Directions::from_name(&direction);
                 let directions = directions.ok_or_else(|| anyhow!("there is no direction {direction:?}"))?;
                 let settings = parse(&settings)?;
-                if readers.captures.len() >= MAX_CAPTURES as usize {
-                    bail!("this agent has {MAX_CAPTURES} captures, and no more fit");
+                let capture = |ring| Capture { ring, pods, interfaces, directions, settings, resource: None };
+                self.add_capture(&mut readers, ring_bytes, capture)?
+            }
+            Subject::Mirror { namespace, name } => {
+                let name = Name::of_resource(&name).map_err(|why| anyhow!(why))?;
+                let resource = Some(ResourceId { namespace: Some(namespace.clone()), name: name.clone() });
+                if readers.captures.iter().any(|capture| capture.resource == resource) {
+                    bail!(
+                        "another program reads the stream of the Mirror {namespace}/{name} on this node: it has one \
+                         reader at a time, so end that one first"
+                    );
                 }
-                let (ring, fd) = self.rings.make(ring_bytes)?;
-                let capture = Capture { ring, pods, interfaces, directions, settings };
-                let target = capture.target();
-                readers.captures.push(capture);
-                (target, ring, fd)
+                let capture = |ring| Capture {
+                    ring,
+                    pods: BTreeSet::new(),
+                    interfaces: BTreeSet::new(),
+                    directions: Directions::Both,
+                    settings: Settings::default(),
+                    resource,
+                };
+                self.add_capture(&mut readers, ring_bytes, capture)?
             }
             Subject::Target(name) => {
                 let target = self.stream(&name)?;
@@ -143,6 +157,23 @@ impl Control {
         };
         self.readers.send_replace(Arc::new(readers));
         Ok((Live { control: self.clone(), target, ring }, fd))
+    }
+
+    /// Adds a capture with a new ring.
+    fn add_capture(
+        &self,
+        readers: &mut Readers,
+        ring_bytes: u32,
+        capture: impl FnOnce(RingId) -> Capture,
+    ) -> anyhow::Result<(TargetName, RingId, OwnedFd)> {
+        if readers.captures.len() >= MAX_CAPTURES as usize {
+            bail!("this agent has {MAX_CAPTURES} captures, and no more fit");
+        }
+        let (ring, fd) = self.rings.make(ring_bytes)?;
+        let capture = capture(ring);
+        let target = capture.target();
+        readers.captures.push(capture);
+        Ok((target, ring, fd))
     }
 
     /// The target of this name, if it is a stream.
@@ -284,7 +315,11 @@ async fn round_with(live: &Live, control: &Control, mut reports: Reports, deadli
                 format!("nothing is copied for this command yet: {why}; the agent goes on trying")
             });
             let capture = readers.captures.iter().find(|capture| capture.ring == live.ring);
-            let skipped = capture.map(|capture| problems(capture, &report)).unwrap_or_default();
+            let skipped = capture.map(|capture| match capture.resource {
+                Some(_) => problems_of_mirror(capture, &report),
+                None => problems(capture, &report),
+            });
+            let skipped = skipped.unwrap_or_default();
             unwritten.into_iter().chain(skipped).collect()
         }
         _ => vec!["the agent has not done what was asked yet; it goes on trying".into()],
@@ -313,6 +348,21 @@ fn problems(capture: &Capture, report: &Report) -> Vec<String> {
             (None, None) => String::new(),
         };
         format!("{subject}{}", skipped.why)
+    });
+    said.collect()
+}
+
+/// The same where a Mirror says what the capture asks for.
+fn problems_of_mirror(capture: &Capture, report: &Report) -> Vec<String> {
+    let mirror = Some(capture.mirror());
+    let of = report.resources.iter().filter(|coverage| coverage.of.mirror == mirror);
+    let said = of.flat_map(|coverage| {
+        let refused = coverage.of.refused.iter().map(|(_, message)| message.clone());
+        let pods = coverage.not_covered.iter().map(|of| match &of.nic {
+            Some(nic) => format!("{} {nic}: {}", of.pod, of.message),
+            None => format!("{}: {}", of.pod, of.message),
+        });
+        refused.chain(pods)
     });
     said.collect()
 }

@@ -18,9 +18,24 @@ pub mod readout;
 pub mod rings;
 mod wire;
 
-use std::future::Future;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+};
 
-use crate::model::{Actual, Op};
+use mirror_common::verdict::Direction;
+use mirror_core::coverage::Count;
+
+use crate::model::{Actual, Device, IfIndex, Op};
+
+/// What a session of a tap has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TapCount {
+    /// The number of the session.
+    pub serial: u32,
+    /// The sum over all verdicts, by direction.
+    pub seen: [Count; Direction::COUNT],
+}
 
 /// The kernel's side of the mirror, as the reconcile loop needs it.
 pub trait Dataplane {
@@ -29,4 +44,11 @@ pub trait Dataplane {
 
     /// Carries out one op. After an error the state is that before the op or that after it, never between.
     fn apply(&mut self, op: &Op) -> impl Future<Output = anyhow::Result<()>>;
+
+    /// What a session of each of these taps has seen. Taps without a session are left out.
+    fn seen(&mut self, devices: &[Device]) -> anyhow::Result<BTreeMap<Device, TapCount>>;
+
+    /// The names of the programs at both tc hooks of a device of the node, of all software. The kernel keeps 15 bytes of a
+    /// name.
+    fn programs_at(&mut self, device: IfIndex) -> impl Future<Output = anyhow::Result<BTreeSet<String>>>;
 }

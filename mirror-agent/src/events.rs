@@ -3,8 +3,9 @@
 //! This module reads the loop's reports and nothing else, and decides nothing about pods. An Event that cannot be
 //! posted delays nothing else. An Event is refreshed, as a series, as long as it holds: API servers forget Events after
 //! an hour by default. `kube::runtime::events` is not used: its Recorder names an Event by the time, so that each agent
-//! would post its own, and it forgets a series after six minutes. Called by `cmd::run`.
+//! would post its own, and it forgets a series after six minutes. Called by `cmd::run`. [`message`] is shared with `controller`.
 
+pub(crate) mod message;
 mod outbox;
 
 use std::{
@@ -14,25 +15,15 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{
-    api::{
-        core::v1::ObjectReference,
-        events::v1::{Event, EventSeries},
-    },
-    apimachinery::pkg::apis::meta::v1::MicroTime,
-    jiff::Timestamp,
-};
-use kube::{
-    Api, Client,
-    api::{ObjectMeta, Patch, PatchParams, PostParams},
-    core::Status,
-};
-use serde_json::json;
-use sha2::{Digest as _, Sha256};
+use k8s_openapi::api::{core::v1::ObjectReference, events::v1::Event};
+use kube::{Api, Client, api::PostParams, core::Status};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
-use self::outbox::{Outbox, Outcome, Post};
+use self::{
+    message::{Message, Reporter, digest, refresh},
+    outbox::{Outbox, Outcome, Post},
+};
 use crate::{
     model::PodId,
     report::{Report, Reports},
@@ -45,8 +36,6 @@ const CONTROLLER: &str = "podmirror.io/mirror-agent";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most Events on a pod at a time.
 const MOST: usize = 8;
-/// Most bytes of a note that the API takes.
-const NOTE_MAX: usize = 1024;
 
 /// A fact that the author of a pod should know.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,19 +49,24 @@ impl Fact {
     /// The same for the same text, with every version of the agent and of its compiler.
     fn digest(&self) -> u64 {
         let Self { pod: PodId { uid, namespace, name }, reason, note } = self;
-        let mut hasher = Sha256::new();
-        for text in [uid, namespace, name, *reason, note.as_str()] {
-            hasher.update(text.len().to_be_bytes());
-            hasher.update(text);
-        }
-        let digest: [u8; 32] = hasher.finalize().into();
-        let [a, b, c, d, e, f, g, h, ..] = digest;
-        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+        digest([uid, namespace, name, reason, note])
     }
 
-    /// The name of its Event. An agent that has been restarted finds the Event of the agent before it.
-    fn name(&self) -> String {
-        format!("podmirror-{:016x}", self.digest())
+    fn message(&self) -> Message {
+        let Self { pod: PodId { uid, namespace, name }, reason, note } = self;
+        Message {
+            about: ObjectReference {
+                api_version: Some("v1".into()),
+                kind: Some("Pod".into()),
+                namespace: Some(namespace.clone()),
+                name: Some(name.clone()),
+                uid: Some(uid.clone()),
+                ..ObjectReference::default()
+            },
+            is_warning: true,
+            reason: (*reason).to_owned(),
+            note: note.clone(),
+        }
     }
 }
 
@@ -111,10 +105,12 @@ async fn due(next: Option<(Fact, Post, Option<Instant>)>) -> (Fact, Post) {
 
 async fn post_one(client: &Client, fact: &Fact, post: Post, node: &str) -> Outcome {
     let api = Api::<Event>::namespaced(client.clone(), &fact.pod.namespace);
+    let message = fact.message();
+    let by = Reporter { controller: CONTROLLER, instance: node };
     let posted = async {
         match post {
-            Post::Create => api.create(&PostParams::default(), &event(fact, node)).await.map(|_| 1),
-            Post::Refresh { count } => refresh(&api, &fact.name(), count).await,
+            Post::Create => api.create(&PostParams::default(), &message.event(by)).await.map(|_| 1),
+            Post::Refresh { count } => refresh(&api, &message.name(), count).await,
         }
     };
     let error = match timeout(PATIENCE, posted).await {
@@ -125,20 +121,6 @@ async fn post_one(client: &Client, fact: &Fact, post: Post, node: &str) -> Outco
     let answer = answer(&error, post);
     debug!(pod = %fact.pod, reason = fact.reason, %error, ?answer, "cannot post an Event");
     answer
-}
-
-/// Raises the count in the series of an existing Event, which makes the server keep the Event. Returns the new count.
-async fn refresh(api: &Api<Event>, name: &str, count: Option<i32>) -> kube::Result<i32> {
-    let patch = async |change| api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await;
-    let before = match count {
-        Some(count) => count,
-        // An earlier agent has posted it. An empty patch changes nothing, and answers with the Event as it stands: so
-        // the agent needs no right to read Events.
-        None => patch(json!({})).await?.series.map_or(1, |series| series.count),
-    };
-    let count = before.saturating_add(1).max(2);
-    let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
-    patch(json!({ "series": series })).await.map(|_| count)
 }
 
 /// The meaning of an error for the Event.
@@ -166,17 +148,20 @@ fn is_terminating(status: &Status) -> bool {
 }
 
 /// The entries of a report that concern the authors of pods. A state that passes by itself while a pod starts is left
-/// out, like the fact that the default does not hold for a pod on the node's network.
+/// out, like the fact that the default does not hold for a pod on the node's network, and the problems of ClusterMirrors,
+/// which are the administrator's.
 fn tellable(report: &Report) -> BTreeSet<Fact> {
-    let skipped = report.skipped.iter().filter(|skipped| !skipped.is_of_capture());
+    let skipped = report.skipped.iter();
+    let skipped = skipped.filter(|skipped| !skipped.is_of_capture() && !skipped.is_of_cluster_mirror());
     let skipped = skipped.filter_map(|Skipped { pod, nic, mirror, why }| match why {
         Why::NoNetns
         | Why::NetnsUnreadable(_)
         | Why::NoNic
         | Why::NoSuchInterface
         | Why::NoSuchPod(_)
-        | Why::NotEthernet
         | Why::TunnelInTunnel(_) => None,
+        // They have asked for it.
+        Why::OptedOut(_) => None,
         // Every node has such pods, and users do not expect them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,
         // Multus has not written the networks of the pod yet.
@@ -184,20 +169,38 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         Why::HostNetwork { is_asked: true }
         | Why::NoSuchNetwork(Attachment { is_told: true, .. })
         | Why::NoHostInterface(_)
+        | Why::TapsInsideOff
+        | Why::TapsInsideNeedTcx
+        | Why::TooManyNics
+        | Why::NoExit(_)
         | Why::TappedFor(_)
         | Why::MirrorInterface(_)
         | Why::BadSetting(..)
+        | Why::Refused(_)
+        | Why::AnnotationsUnread(_)
         | Why::NamespaceExcluded
         | Why::NamespaceNotAllowed
         | Why::NoSuchTarget(_)
         | Why::NoSuchNic
+        | Why::NotEthernet
         | Why::TooManyMirrors
         | Why::NoRoom(_)
         | Why::FilterRefused(_)
         | Why::Hidden(..)
+        | Why::Bypassed(..)
         | Why::Uncut(..) => {
             // Once for each kind of NIC, without the NIC's name: a pod can choose any number of names.
-            let nic = nic.as_ref().filter(|_| !matches!(why, Why::NoHostInterface(_)));
+            let is_of_kind = |why: &Why| {
+                matches!(
+                    why,
+                    Why::NoHostInterface(_)
+                        | Why::TapsInsideOff
+                        | Why::TapsInsideNeedTcx
+                        | Why::TooManyNics
+                        | Why::NotEthernet
+                )
+            };
+            let nic = nic.as_ref().filter(|_| !is_of_kind(why));
             let nic = nic.map_or_else(String::new, |nic| format!(" on {nic}"));
             let by = mirror.as_ref().map_or_else(String::new, |mirror| format!(" by {mirror}"));
             Some(Fact {
@@ -227,38 +230,6 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
 fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
-}
-
-fn event(fact: &Fact, node: &str) -> Event {
-    let Fact { pod: PodId { uid, namespace, name }, reason, note } = fact;
-    Event {
-        metadata: ObjectMeta {
-            name: Some(fact.name()),
-            namespace: Some(namespace.clone()),
-            ..ObjectMeta::default()
-        },
-        event_time: Some(MicroTime(Timestamp::now())),
-        type_: Some("Warning".into()),
-        reason: Some((*reason).into()),
-        action: Some("Mirror".into()),
-        note: Some(cut(note)),
-        regarding: Some(ObjectReference {
-            api_version: Some("v1".into()),
-            kind: Some("Pod".into()),
-            namespace: Some(namespace.clone()),
-            name: Some(name.clone()),
-            uid: Some(uid.clone()),
-            ..ObjectReference::default()
-        }),
-        reporting_controller: Some(CONTROLLER.into()),
-        reporting_instance: Some(node.into()),
-        ..Event::default()
-    }
-}
-
-/// The note, cut to what the API takes.
-fn cut(note: &str) -> String {
-    note[..note.floor_char_boundary(NOTE_MAX)].to_owned()
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@ pub mod netlink;
 
 mod cache;
 mod cgroup;
+mod counters;
 mod create;
 mod decode;
+mod exit;
 mod inside;
-mod netns;
 mod offloads;
 mod procfs;
 mod queue;
@@ -22,11 +23,14 @@ mod tests;
 
 use std::{future::Future, io, path::PathBuf};
 
-use crate::model::{LinkChange, LinkSnapshot, NetnsId};
+use mirror_common::verdict::Direction;
+use mirror_core::coverage::Carried;
+
+use crate::model::{IfIndex, LinkChange, LinkSnapshot, NetnsId};
 
 /// The network namespace of the calling thread.
 pub fn netns_of_this_thread() -> io::Result<NetnsId> {
-    netns::Netns::current().map(|netns| netns.id())
+    crate::netns::Netns::current().map(|netns| netns.id())
 }
 
 /// A pod whose devices are asked for.
@@ -36,6 +40,17 @@ pub struct PodNetns {
     pub uid: String,
     /// Path of its network namespace; `None`: it is found by the pod's processes.
     pub path: Option<PathBuf>,
+}
+
+/// A NIC of a pod whose counters are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NicPlace {
+    /// The id that the node's namespace has for the pod's.
+    pub nsid: i32,
+    /// Its index in the pod's namespace.
+    pub ifindex: IfIndex,
+    /// The node's end of its veth, if the tap is there.
+    pub end: Option<IfIndex>,
 }
 
 /// Whether an error is momentary, so that the next attempt may succeed. No tap may be lost for such an error.
@@ -52,7 +67,17 @@ pub trait LinkTable {
     /// instead. A pod without a path and without a process is not in the snapshot.
     fn snapshot(&mut self, pods: &[PodNetns]) -> impl Future<Output = anyhow::Result<LinkSnapshot>>;
 
-    /// Carries out one change of the mirror interface.
+    /// What each of these NICs has carried, by direction. `None`: the NIC cannot be read, or is not there any more.
+    fn counters(
+        &mut self,
+        nics: &[NicPlace],
+    ) -> impl Future<Output = anyhow::Result<Vec<Option<[Carried; Direction::COUNT]>>>>;
+
+    /// Whether the counters of a pod's NIC have the packets that other software hands to it behind the node's end of its
+    /// veth (`bpf_redirect_peer`).
+    fn shows_redirects(&mut self) -> bool;
+
+    /// Carries out one change of a device.
     fn apply(&mut self, change: &LinkChange) -> impl Future<Output = anyhow::Result<()>>;
 
     /// Returns when a device, a tc filter or a namespace id of the node has changed since the last call. May return too

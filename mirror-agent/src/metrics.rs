@@ -2,7 +2,10 @@
 //!
 //! Packets, bytes and the state of the mirror are read from the pinned maps and the newest report at each scrape. Only
 //! events without a lasting state (durations, failures) are counted as they happen, by the loop and the source of pods.
-//! This module cannot change the mirror. Called by `admin`; made by `cmd::run`.
+//! This module cannot change the mirror. Called by `admin`; made by `cmd::run`. Those of the controller are in
+//! [`controller`].
+
+pub mod controller;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use mirror_common::verdict::Direction;
 use prometheus::{
     Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
@@ -18,7 +22,7 @@ use prometheus::{
 use crate::{
     dataplane::readout::{Reader, Readout, SessionReadout, TapReadout},
     model::Op,
-    report::{Report, Reports},
+    report::{NicCoverage, Report, Reports},
 };
 
 /// The content type of [`Metrics::text`].
@@ -223,6 +227,10 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         unreached: _,
         unwritten: _,
         pods: _,
+        coverage,
+        resources: _,
+        told: _,
+        streams: _,
     } = report;
     let taps = IntGaugeVec::new(
         Opts::new("podmirror_taps", "Taps: those that are wanted, and those of them that are attached."),
@@ -247,6 +255,21 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         pods.with_label_values(&[reason]).set(i64::try_from(skipped.len()).unwrap_or(i64::MAX));
     }
     register(registry, &pods)?;
+    // Two series for each NIC: the state is a label, and the others have no series.
+    let states = IntGaugeVec::new(
+        Opts::new(
+            "podmirror_nic_coverage",
+            "1, and whether the tap of a NIC sees what the NIC carries, by direction.",
+        ),
+        &["namespace", "pod", "nic", "direction", "state"],
+    )?;
+    for NicCoverage { pod, nic, directions, .. } in coverage.values() {
+        for (direction, judged) in Direction::ALL.into_iter().zip(directions) {
+            let labels = [&pod.namespace, &pod.name, nic, direction.name(), judged.state.name()];
+            states.with_label_values(&labels).set(1);
+        }
+    }
+    register(registry, &states)?;
     gauge(registry, "podmirror_bad_annotations", "Annotations with a value that makes no sense.", bad.len())?;
     gauge(
         registry,

@@ -9,12 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mirror_core::status::{BadAnnotation, KnownPod, NotAsked, NotMirrored, Notes, Unreached};
+use mirror_core::status::{
+    BadAnnotation, DirectionCoverage, KnownPod, NicCoverage, NotAsked, NotMirrored, Notes, Unreached,
+};
 use tokio::{io::AsyncWriteExt as _, sync::watch, time::timeout};
 
 use crate::{
     model::PodId,
-    report::{Report, Reports},
+    report::{Judged, Report, Reports},
     select::Unasked,
 };
 
@@ -48,12 +50,32 @@ impl From<&Report> for Notes {
         let unreached = report.unreached.iter();
         let unreached =
             unreached.map(|(target, why)| Unreached { target: target.to_string(), message: why.clone() });
+        let coverage = report.coverage.values().map(|of| {
+            let [ingress, egress] = of.directions.each_ref().map(DirectionCoverage::from);
+            let (pod, nic, device) = (of.pod.to_string(), of.nic.clone(), of.device.clone());
+            let why_inside = of.inside.map(|reason| reason.to_string());
+            NicCoverage { pod, nic, device, why_inside, ingress, egress }
+        });
         Self {
             unreached_targets: unreached.collect(),
             not_mirrored: not_mirrored.collect(),
             bad_annotations: bad.collect(),
             failures: report.failures.iter().cloned().collect(),
             pods,
+            coverage: coverage.collect(),
+        }
+    }
+}
+
+impl From<&Judged> for DirectionCoverage {
+    fn from(judged: &Judged) -> Self {
+        let Judged { state, since, seen, carried } = judged;
+        Self {
+            state: state.name().to_owned(),
+            message: state.to_string(),
+            seconds: since.elapsed().as_secs(),
+            seen: *seen,
+            carried: *carried,
         }
     }
 }
@@ -194,6 +216,7 @@ mod tests {
             ]),
             bad_annotations: Vec::new(),
             failures: vec!["no".into(), "no port".into()],
+            coverage: Vec::new(),
         };
         for _ in 0..2 {
             let stream = UnixStream::connect(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The pods of this node, as a source lists them.
+//! The pods of this node, and the Mirrors and ClusterMirrors, as a source lists them.
 //!
 //! The edge to the source of pods: the Kubernetes API, or a file. This module selects nothing and knows no device.
 
@@ -10,14 +10,19 @@ use std::{future::Future, sync::Arc};
 
 use tokio::{sync::watch, time::Instant};
 
-use crate::model::Pod;
+use crate::model::{Pod, Resource};
 
 /// A source of pods.
 pub trait PodSource {
     /// The pods of the last complete and valid list; `None`: there was none yet, so nothing may be deleted.
     fn snapshot(&self) -> Option<Arc<[Pod]>>;
 
-    /// Returns when the pods may have changed since the last call. Cancel safe.
+    /// The Mirrors and ClusterMirrors, as of the same moment. Only the Kubernetes API has any.
+    fn resources(&self) -> Arc<[Resource]> {
+        Arc::new([])
+    }
+
+    /// Returns when the pods or resources may have changed since the last call. Cancel safe.
     fn changed(&mut self) -> impl Future<Output = ()>;
 
     /// Whether the source's list of pods is up to date. The receiver stays valid while the loop owns the source. A

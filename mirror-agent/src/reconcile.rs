@@ -5,8 +5,14 @@
 //! knows the three edges by their traits and decides nothing itself. Called by `cmd::run` and `cmd::attach`.
 
 mod carry_out;
+mod coverage;
+mod devices;
+mod exits;
 mod expected;
 mod held;
+mod refused;
+mod routes;
+mod standing;
 mod targets;
 mod told;
 
@@ -17,29 +23,34 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::Context as _;
 use carry_out::Carried;
+use coverage::Watch;
+use exits::Exits;
 use expected::Expected;
 use held::Held;
+use refused::{Refused, refuse_mirrors, refuse_selection};
+use routes::Routes;
+use standing::standing;
 use targets::NotMade;
 use tokio::{sync::watch, time::Instant};
 use told::Told;
 
-use mirror_core::{hidden, tunnel};
+use mirror_core::{exit, hidden};
 
 use crate::{
     dataplane::Dataplane,
     links::LinkTable,
     metrics::LoopMetrics,
-    mirror_iface::{self, MirrorIface},
+    mirror_iface::MirrorIface,
     model::{
-        Actual, ActualTap, Desired, Device, LinkChange, LinkSnapshot, MirrorId, Op, Pod, Program, Tap,
+        Actual, ActualTap, Desired, Device, IfIndex, LinkSnapshot, MirrorId, Pod, Program, Resource, Tap,
         Target, TargetName,
     },
     plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,
-    report::{Report, Reports},
-    select::{Capture, Choice, Filters, Policy, Readers, Selection, Skipped, Wanted, Why, choose, select},
+    report::{Keyed, Report, Reports},
+    select::{Capture, Choice, Filters, Policy, Readers, Selection, Skipped, Wanted, Why, choose, coverage},
     settings::Budget,
 };
 
@@ -76,8 +87,11 @@ pub struct Reconciler<P, L, D> {
     /// Whether a session has a budget, and so may end without an event.
     may_end: bool,
     expected: Expected,
+    coverage: Watch,
+    routes: Routes,
     held: Held,
     not_made: NotMade,
+    exits: Exits,
     /// How soon to look again for pods that come without an event.
     look_again: Option<Duration>,
     /// The last round has left something for the next one.
@@ -111,8 +125,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             started: false,
             may_end: false,
             expected: Expected::default(),
+            coverage: Watch::default(),
+            routes: Routes::default(),
             held: Held::default(),
             not_made: NotMade::default(),
+            exits: Exits::default(),
             look_again: None,
             is_behind: false,
             woken: None,
@@ -164,10 +181,21 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                     () = tokio::time::sleep(wait.min(PATIENCE)) => {}
                 }
             }
-            tokio::select! {
-                () = &mut stop => return Ok(()),
-                () = event(&mut self.pods, &mut self.links, &mut self.reading) => self.note_event(),
-                () = tokio::time::sleep_until(deadline) => {}
+            loop {
+                let counters = self.coverage.due();
+                tokio::select! {
+                    () = &mut stop => return Ok(()),
+                    () = event(&mut self.pods, &mut self.links, &mut self.reading) => {
+                        self.note_event();
+                        break;
+                    }
+                    () = tokio::time::sleep_until(deadline) => break,
+                    () = tokio::time::sleep_until(counters.unwrap_or(deadline)), if counters.is_some() => {
+                        if self.read_counters().await {
+                            break;
+                        }
+                    }
+                }
             }
             tokio::select! {
                 () = &mut stop => return Ok(()),
@@ -219,34 +247,70 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let readers = self.reading.borrow_and_update().clone();
         let captures = &readers.captures;
         report.is_listed = pods.is_some();
-        let Choice { wanted, refused, unasked, bad } =
-            choose(pods.as_deref().unwrap_or_default(), captures, &self.policy, &mut self.filters);
+        let resources = self.pods.resources();
+        let Choice { wanted, refused, unasked, bad, selected } = choose(
+            pods.as_deref().unwrap_or_default(),
+            &resources,
+            captures,
+            &self.policy,
+            &mut self.filters,
+        );
         report.bad = self.told.bad(bad);
         let asked = |pod: &Pod| (pod.id.clone(), unasked.get(&pod.id).copied());
         report.pods = pods.as_deref().map(|pods| pods.iter().map(asked).collect());
-        let Seen { links, actual, selection } =
+        let told = pods.iter().flat_map(|pods| pods.iter()).filter(|pod| pod.is_told);
+        report.told = told.map(|pod| pod.id.clone()).collect();
+        let Seen { links, actual, mut selection } =
             self.look(pods.as_deref(), &wanted, captures, &mut report.failures).await?;
 
         let mut expected = expected::of(&wanted, &selection.skipped);
         let targets = self.targets(pods.as_deref(), &links, &actual, &readers, &mut expected, report);
         self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
         self.told.ended(&actual);
-        let (desired, Plan { ops, unfit }) = self.decide(targets, selection.taps, &actual, report.is_listed);
+        let hub = exit::hub(&links).map(|hub| hub.ifindex);
+        let without_exit = self.exits.missing(&selection.taps, &self.policy);
+        exit::stay_without(&mut selection.taps, &actual.taps, &self.policy);
+        let (desired, Plan { ops, unfit, coming }) =
+            self.decide(targets, selection.taps, hub, &actual, report.is_listed);
         let unfit = unfit.into_iter().map(|unfit| not_installed(unfit, &desired));
         let hidden = hidden::of_taps(&desired, &actual);
-        let skipped = refused.into_iter().chain(selection.skipped).chain(unfit).chain(hidden);
-        report.skipped = self.told.skipped(skipped);
 
-        let Carried { of_devices, mut incomplete } = self.carry_out(&ops, &desired, &actual, report).await;
-        if ops.iter().any(Op::leaves_filter) {
-            // The next round takes away what no session uses any more.
+        let Carried { mut of_devices, mut incomplete } =
+            self.carry_out(&ops, &desired, &actual, report).await;
+        of_devices.extend(self.exits.left().iter().cloned());
+        if ops.iter().any(|op| op.leaves_filter() || op.leaves_exit()) {
+            // The next round takes away what no session or tap uses any more.
             self.look_again = Some(self.look_again.unwrap_or(LEFTOVERS).min(LEFTOVERS));
+        }
+        if !coming.is_subset(&incomplete) {
+            // The next round does the second step of a change of sides.
+            self.look_again = Some(Duration::ZERO);
+        }
+        routes::complete(&desired, &mut incomplete);
+        if let Some(wait) = self.exits.wait() {
+            self.look_again = Some(self.look_again.unwrap_or(wait).min(wait));
         }
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
         incomplete.extend(actual.taps.iter().filter(|(_, tap)| lacks_hook(tap)).map(|(device, _)| *device));
+        let shows_redirects = || self.links.shows_redirects();
+        self.coverage.follow(&desired, &actual, &links, &incomplete, &coming, shows_redirects);
+        let bypassed = self.coverage.bypassed(&desired);
+        let skipped = refused.into_iter().chain(selection.skipped).chain(unfit);
+        let skipped = skipped.chain(hidden).chain(without_exit).chain(bypassed);
+        report.skipped = self.told.skipped(skipped);
+        report.coverage = self.coverage.report(&self.routes);
         if report.is_listed && !self.is_behind {
             report.rings = readers.rings();
         }
+        let keyed = |resource: &Resource| {
+            let keyed = Keyed { uid: resource.uid.clone(), key_sha256: resource.stream()?.key_sha256 };
+            Some((resource.id.clone(), keyed))
+        };
+        report.streams = resources.iter().filter_map(keyed).collect();
+        report.resources = match pods {
+            Some(_) => coverage(selected, &standing(&desired, &incomplete), &report.skipped),
+            None => Vec::new(),
+        };
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {
             true => desired.taps.keys().filter(|device| !incomplete.contains(device)).count(),
@@ -270,15 +334,27 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             refuse_mirrors(&self.mirrors, &links)?;
         }
         // Problems at the start must be known before a mirror interface is made.
-        let mut selection = select(wanted, captures, &links, &self.policy);
+        let mut selection = self.selection(wanted, captures, &links, &actual).await;
         if pods.is_some() && !self.started {
             refuse_selection(&selection, &self.policy)?;
             self.started = true;
         }
-        if self.change_links(&links, &actual, failures).await {
+        let mut needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
+        let keeps_hub = pods.is_none() || !needed.is_empty() || exit::pods_with_exit(&links).next().is_some();
+        if self.change_links(keeps_hub, &links, &actual, failures).await {
             links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
-            selection = select(wanted, captures, &links, &self.policy);
+            selection = self.selection(wanted, captures, &links, &actual).await;
         }
+        // The hub, then the exits over it.
+        for _ in 0..2 {
+            if pods.is_none() || !self.change_exits(&needed, &links).await {
+                break;
+            }
+            links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+            selection = self.selection(wanted, captures, &links, &actual).await;
+            needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
+        }
+        self.exits.note(&links, &actual);
         Ok(Seen { links, actual, selection })
     }
 
@@ -287,49 +363,26 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         &mut self,
         targets: BTreeMap<TargetName, Target>,
         taps: BTreeMap<Device, Tap>,
+        hub: Option<IfIndex>,
         actual: &Actual,
         is_listed: bool,
     ) -> (Desired, Plan) {
         let limits = self.policy.limits;
         let (desired, plan) = if is_listed {
-            let desired = Desired { targets, limits, taps };
+            // A tap that goes back to the node's end still copies by its exit in this round.
+            let installed = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
+            let hub = hub.filter(|_| taps.values().chain(installed).any(|tap| tap.exit.is_some()));
+            let desired = Desired { targets, limits, taps, hub };
             let plan = plan(&desired, actual);
             (desired, plan)
         } else {
             // No complete list yet: the taps that an earlier agent has installed stay in force.
-            let plan = Plan { ops: retarget(&targets, actual), unfit: Vec::new() };
-            (Desired { targets, limits, taps: BTreeMap::new() }, plan)
+            let plan = Plan { ops: retarget(&targets, actual), ..Plan::default() };
+            (Desired { targets, limits, taps: BTreeMap::new(), hub: None }, plan)
         };
         let mut sessions = desired.taps.values().flat_map(|tap| tap.sessions.values());
         self.may_end = sessions.any(|session| session.settings.budget != Budget::default());
         (desired, plan)
-    }
-
-    /// Changes the mirror interfaces where they must be; whether anything was changed.
-    async fn change_links(
-        &mut self,
-        links: &LinkSnapshot,
-        actual: &Actual,
-        failures: &mut BTreeSet<String>,
-    ) -> bool {
-        let names = self.policy.own_devices();
-        let names = names.iter().map(String::as_str).collect();
-        let mut changes = mirror_iface::abandoned(&names, links, &actual.targets);
-        // Taps of another version may still copy to a device that this version has made.
-        if actual.other_versions.is_empty() {
-            changes = mirror_iface::left_behind(&names, links);
-        }
-        changes.extend(self.mirrors.values_mut().flat_map(|mirror| mirror.changes(links)));
-        changes.extend(self.not_made.leave_out(tunnel::changes(self.policy.tunnels(), links)));
-        for change in &changes {
-            let done = self.links.apply(change).await.map_err(|error| format!("{error:#}"));
-            match (change, done) {
-                (LinkChange::CreateTunnel(device), done) => self.not_made.note(*device, done),
-                (_, Err(error)) => drop(failures.insert(error)),
-                (_, Ok(())) => {}
-            }
-        }
-        !changes.is_empty()
     }
 }
 
@@ -359,36 +412,6 @@ fn not_installed(unfit: Unfit, desired: &Desired) -> Skipped {
         Misfit::FilterRefused(why) => Why::FilterRefused(why),
     };
     Skipped { pod: owner.pod, nic: Some(owner.nic), mirror, why }
-}
-
-/// A problem at the start: there is no further attempt.
-#[derive(Debug, thiserror::Error)]
-#[error("{0:#}")]
-struct Refused(anyhow::Error);
-
-fn refuse_mirrors(mirrors: &BTreeMap<TargetName, MirrorIface>, links: &LinkSnapshot) -> anyhow::Result<()> {
-    let mut links = mirrors.values().filter_map(|mirror| links.by_name(mirror.name()));
-    match links.find_map(mirror_iface::refusal) {
-        Some(why) => bail!(Refused(anyhow!(why))),
-        None => Ok(()),
-    }
-}
-
-fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()> {
-    // A capture that cannot be is the problem of the program that asks for it.
-    let mut skipped = selection.skipped.iter().filter(|skipped| !skipped.is_of_capture());
-    let refused = skipped.find_map(|skipped| match (&skipped.why, &skipped.nic) {
-        (Why::MirrorInterface(conflict), _) if policy.is_strict || skipped.pod.is_none() => {
-            Some(anyhow!("{conflict}, so copies would loop; choose another --mirror-iface"))
-        }
-        (Why::TunnelInTunnel(_), Some(name)) => Some(anyhow!("{name} cannot be mirrored: {}", skipped.why)),
-        (Why::NoSuchInterface, Some(name)) => Some(anyhow!("there is no interface {name:?} to mirror")),
-        _ => None,
-    });
-    match refused {
-        Some(error) => bail!(Refused(error)),
-        None => Ok(()),
-    }
 }
 
 #[cfg(test)]

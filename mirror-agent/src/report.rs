@@ -1,18 +1,21 @@
 //! [`Report`]: the result of a round of the loop, for the rest of the agent.
 //!
-//! Data only. The loop publishes a report at the end of each round. The readers (metrics, readiness, events) take the
-//! newest one, or compare it with the one before. No reader sends an answer to the loop.
+//! Data only. The loop publishes a report at the end of each round, and after each reading of the NICs' counters. The
+//! readers (metrics, readiness, events, conditions) take the newest one, or compare it with the one before. No reader sends
+//! an answer to the loop.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+use mirror_common::verdict::Direction;
+use mirror_core::coverage::{Reason, State};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    model::{PodId, RingId, TargetName},
-    select::{BadAnnotation, Skipped, Unasked},
+    model::{Device, PodId, ResourceId, RingId, TargetName},
+    select::{BadAnnotation, Coverage, Skipped, Unasked},
 };
 
 /// The newest report.
@@ -43,10 +46,55 @@ pub struct Report {
     pub unwritten: BTreeMap<TargetName, String>,
     /// The pods of the list, and why no mirror of a pod is asked for; `None`: there was no complete list.
     pub pods: Option<BTreeMap<PodId, Option<Unasked>>>,
+    /// Those of them that have the condition `podmirror.io/Mirrored`.
+    pub told: BTreeSet<PodId>,
+    /// The tapped NICs of pods, and whether their taps see what they carry. Newer than the round: it follows the counters.
+    pub coverage: BTreeMap<Device, NicCoverage>,
+    /// The Mirrors and ClusterMirrors that select pods of this node, and what came of each.
+    pub resources: Vec<Coverage>,
+    /// The Mirrors that have a stream, and who may read it.
+    pub streams: BTreeMap<ResourceId, Keyed>,
     /// The annotations that make no sense.
     pub bad: BTreeSet<BadAnnotation>,
     /// The operations that failed in this round, and will be tried again.
     pub failures: BTreeSet<String>,
+}
+
+/// A Mirror with a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keyed {
+    /// The UID of the Mirror: distinguishes it from one of the same name before it.
+    pub uid: String,
+    /// The SHA-256 of the key that a reader must have.
+    pub key_sha256: [u8; 32],
+}
+
+/// A NIC of a pod, and whether its tap sees what it carries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicCoverage {
+    /// The pod.
+    pub pod: PodId,
+    /// The NIC inside the pod.
+    pub nic: String,
+    /// The name of the tapped device.
+    pub device: String,
+    /// Why what reaches the pod is seen at the NIC, by a tap at the node's end of its veth; `None`: it is not.
+    pub inside: Option<Reason>,
+    /// By direction.
+    pub directions: [Judged; Direction::COUNT],
+}
+
+/// Whether a direction is covered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judged {
+    /// The state.
+    pub state: State,
+    /// Since when.
+    pub since: Instant,
+    /// Packets that the tap has seen since the loop began to compare.
+    pub seen: u64,
+    /// Packets that the NIC has carried meanwhile.
+    pub carried: u64,
 }
 
 /// The report of a loop that has not looked at anything yet.
@@ -63,6 +111,10 @@ impl Default for Report {
             unreached: BTreeMap::new(),
             unwritten: BTreeMap::new(),
             pods: None,
+            told: BTreeSet::new(),
+            coverage: BTreeMap::new(),
+            resources: Vec::new(),
+            streams: BTreeMap::new(),
             bad: BTreeSet::new(),
             failures: BTreeSet::new(),
         }

@@ -28,7 +28,7 @@ const MIN_RING: u32 = 1 << 18;
 #[derive(Debug, Clone, Args)]
 pub struct SubjectArgs {
     /// Interfaces of the node.
-    #[arg(value_name = "IFACE", value_parser = device_name, required_unless_present_any = ["pods", "target"])]
+    #[arg(value_name = "IFACE", value_parser = device_name, required_unless_present_any = ["pods", "target", "mirror"])]
     pub interfaces: Vec<String>,
     /// A pod of this node, by namespace and name, with all its NICs. Can be repeated. Needs the agent that runs on the
     /// node.
@@ -39,6 +39,10 @@ pub struct SubjectArgs {
     /// be used with it.
     #[arg(long, value_name = "NAME", value_parser = target_name, conflicts_with_all = ["interfaces", "pods"])]
     pub target: Option<TargetName>,
+    /// A Mirror with a stream, by namespace and name: the packets of its pods on this node, also of pods that come later.
+    /// The Mirror has its own direction and settings, as with --target. This command needs no key, because it needs root.
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = pod, conflicts_with_all = ["interfaces", "pods", "target"])]
+    pub mirror: Option<(String, String)>,
     /// Which packets, seen from the pod, or from an interface that belongs to no pod [default: both].
     #[arg(long, value_parser = directions())]
     pub direction: Option<Directions>,
@@ -75,20 +79,21 @@ impl SubjectArgs {
         given.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value.clone()?))).collect()
     }
 
-    /// Checks that a target is not given together with flags for packets.
+    /// Checks that a target or a Mirror is not given together with flags for packets.
     ///
     /// # Errors
     ///
     /// A message for the user.
     pub fn check(&self) -> anyhow::Result<()> {
-        let Some(target) = &self.target else { return Ok(()) };
+        let (flag, each) = match (&self.target, &self.mirror) {
+            (Some(target), _) => (format!("--target {target}"), "each mirror that copies there"),
+            (_, Some((namespace, name))) => (format!("--mirror {namespace}/{name}"), "the Mirror"),
+            (None, None) => return Ok(()),
+        };
         let direction = self.direction.map(|_| "direction".to_owned());
         let given: Vec<_> = direction.into_iter().chain(self.settings().into_keys()).collect();
         if !given.is_empty() {
-            bail!(
-                "--{} cannot be used with --target {target}: each mirror that copies there has its own settings",
-                given.join(", --")
-            );
+            bail!("--{} cannot be used with {flag}: {each} has its own settings", given.join(", --"));
         }
         Ok(())
     }
@@ -207,6 +212,13 @@ mod tests {
             assert!(error.contains(told), "{error}");
         }
         assert!(tail(&[]).unwrap_err().contains("required"));
+        assert_eq!(tail(&["--mirror", "shop/tail-1", "--super-frames"]), Ok(()));
+        let error = tail(&["--mirror", "shop/tail-1", "--filter", "tcp"]).unwrap_err();
+        assert_eq!(
+            error,
+            "--filter cannot be used with --mirror shop/tail-1: the Mirror has its own settings"
+        );
+        assert!(tail(&["--mirror", "shop/tail-1", "eth0"]).unwrap_err().contains("cannot be used with"));
     }
 
     #[test]

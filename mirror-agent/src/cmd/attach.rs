@@ -25,7 +25,8 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
     let (socket, control) = (lock.socket()?, lock.control()?);
-    let mut dataplane = Bpf::load(pins.clone(), lock, mirror.attach)?;
+    let links = links_of(&targets)?;
+    let mut dataplane = Bpf::load(pins.clone(), lock, mirror.attach, links.namespaces())?;
     let installed = dataplane.observe().await?;
     if installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some())) {
         bail!(
@@ -39,7 +40,6 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
         );
     }
     let mirrors = mirrors(&mirror, &targets);
-    let links = links_of(&targets)?;
     let policy = Policy {
         targets,
         target: mirror.mirror_target,

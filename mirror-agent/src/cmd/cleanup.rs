@@ -7,7 +7,8 @@ use crate::{
     dataplane::{hooks::Hooks, maps::Maps, pins::Pins},
     links::{LinkTable, netlink::Netlink},
     mirror_iface::is_ours,
-    model::{LinkChange, Program},
+    model::LinkChange,
+    netns::Namespaces,
 };
 
 /// Removes everything, unless an agent is at work.
@@ -37,18 +38,19 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
         }
     }
     // The hooks of all versions. Filters are not pinned, and outlive lost pins.
-    let hooks = Hooks::new(pins.clone())?;
+    let hooks = Hooks::new(pins.clone(), Namespaces::default())?;
     let mut detached = 0;
-    let (second_stages, taps): (Vec<_>, Vec<_>) =
-        hooks.survey(true).await?.hooks().into_iter().partition(|(_, program)| *program == Program::Deliver);
+    let (taps, others): (Vec<_>, Vec<_>) =
+        hooks.survey(true).await?.hooks().into_iter().partition(|(_, program)| program.is_tap());
     // The taps first: without the second stage, the taps of another version would go on with whole copies.
-    for (ifindex, program) in taps.into_iter().chain(second_stages) {
-        detached += usize::from(done(hooks.detach_all(ifindex, program).await));
+    for (device, program) in taps.into_iter().chain(others) {
+        detached += usize::from(done(hooks.detach_all(device, program).await));
     }
+    // The exits inside pods go with the hub, which is one of these.
     for link in links.snapshot(&[]).await?.host.values().filter(|link| is_ours(link)) {
         // The other end of a veth pair goes with the first.
         if done(links.apply(&LinkChange::Delete(link.ifindex)).await.map(|()| true)) {
-            info!(mirror_iface = link.name, "deleted the mirror interface");
+            info!(device = link.name, "deleted a device of ours");
         }
     }
     if let Some(error) = errors.into_iter().next() {

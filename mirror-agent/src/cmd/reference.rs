@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use clap::{Arg, Command, CommandFactory as _};
 
 use crate::{
-    annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX, TARGET},
+    annotations::{MIRROR, NICS, OVN_MIRROR, POD_SIDE_TAPS, PREFIX, TARGET},
     cli::Cli,
     pods::parse::NETNS_ANNOTATION,
     settings::SETTINGS,
@@ -49,13 +49,20 @@ struct Annotation {
     example: &'static str,
 }
 
-const OTHERS: [Annotation; 6] = [
+const OTHERS: [Annotation; 7] = [
     Annotation {
         key: MIRROR,
         stands_on: "pod, namespace",
         help: "Mirror the pod: `true` or `both` for both directions, `ingress` for what reaches it, `egress` for what \
                leaves it, `false` for nothing",
         example: "true",
+    },
+    Annotation {
+        key: POD_SIDE_TAPS,
+        stands_on: "pod, namespace",
+        help: "`off` keeps the agent's programs and device out of the pod: NICs without an end on the node are not \
+               mirrored. It holds for all mirrors of the pod",
+        example: "off",
     },
     Annotation {
         key: OVN_MIRROR,

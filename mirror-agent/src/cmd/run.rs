@@ -2,18 +2,18 @@
 
 use std::{io, process, thread};
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tracing::{error, info};
 
 use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
 use crate::{
     admin::{self, Admin},
-    cli::{Listen, RunArgs, SettingArgs, StateArgs},
+    cli::{Listen, PodSideTaps, RunArgs, SettingArgs, StateArgs},
     control::{self, Control},
-    dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
+    dataplane::{bpf::Bpf, hooks::Method, pins::Pins, readout::Reader},
     events, health,
     metrics::{LoopMetrics, Metrics},
-    notes,
+    mirror_node, notes, pod_condition,
     pods::{
         PodSource,
         file::PodFile,
@@ -21,7 +21,8 @@ use crate::{
     },
     reconcile::{Reconciler, TICK},
     report::Reports,
-    select::{Policy, Readers},
+    select::{Policy, Readers, TapsInside},
+    streams,
 };
 
 /// Runs until SIGINT or SIGTERM.
@@ -30,7 +31,7 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
     match (args.pods_from.take(), args.node_name.take()) {
         (Some(file), _) => {
             let pods = PodFile::watch(&file)?;
-            follow(pods, true, None, args, metrics, |_| {}).await
+            follow(pods, true, None, args, metrics, |_, _| Ok(())).await
         }
         (None, node) => {
             let node = node.unwrap_or_default();
@@ -39,11 +40,33 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
             let restarted = move |watched: Watched| restarts.watch_restart(watched.name());
             let pods = KubePods::watch(client.clone(), &node, restarted);
             info!(node, "following the pods of this node through the Kubernetes API");
+            let has_condition = args.pod_condition;
             let own = args.daemonset.take().zip(args.namespace.take());
             let own = own.map(|(name, namespace)| pods.installation(client.clone(), namespace, name));
-            let post = |reports| drop(tokio::spawn(events::post(client, node, reports)));
-            follow(pods, false, own, args, metrics, post).await
+            let (stream_listen, bpffs) = (args.stream_listen, args.state.bpffs.clone());
+            let tell = |reports: Reports, pins: &Pins| {
+                let reader = Reader::open(pins)?;
+                if let Listen::At(address) = stream_listen {
+                    tokio::spawn(streams::run(address, reports.clone(), bpffs));
+                }
+                tokio::spawn(events::post(client.clone(), node.clone(), reports.clone()));
+                if has_condition {
+                    tokio::spawn(pod_condition::write(client.clone(), reports.clone()));
+                }
+                tokio::spawn(mirror_node::write(client, node, reports, reader));
+                Ok(())
+            };
+            follow(pods, false, own, args, metrics, tell).await
         }
+    }
+}
+
+/// Whether NICs are tapped inside pods.
+const fn taps_inside(asked: PodSideTaps, method: Method) -> TapsInside {
+    match (asked, method) {
+        (PodSideTaps::Off, _) => TapsInside::Off,
+        (PodSideTaps::Auto, Method::Tcx) => TapsInside::On,
+        (PodSideTaps::Auto, Method::Clsact) => TapsInside::NeedsTcx,
     }
 }
 
@@ -59,7 +82,7 @@ fn end_if_hung(reports: Reports) -> io::Result<()> {
     Ok(())
 }
 
-/// Follows a source of pods, and gives the reports of the loop to `tell`. At the end it leaves the mirror in place,
+/// Follows a source of pods, and gives the reports of the loop and the pinned maps to `tell`. At the end it leaves the mirror in place,
 /// unless `own` is being uninstalled.
 async fn follow(
     pods: impl PodSource,
@@ -67,7 +90,7 @@ async fn follow(
     own: Option<Installation>,
     args: RunArgs,
     metrics: LoopMetrics,
-    tell: impl FnOnce(Reports),
+    tell: impl FnOnce(Reports, &Pins) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let RunArgs { enable_mirror, listen, mirror, settings, state: StateArgs { bpffs }, .. } = args;
     let SettingArgs { settings, limits } = settings;
@@ -77,13 +100,16 @@ async fn follow(
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
     let (socket, control) = (lock.socket()?, lock.control()?);
-    let dataplane = Bpf::load(pins.clone(), lock, mirror.attach)?;
-    let method = dataplane.method().name();
+    let dataplane = Bpf::load(pins.clone(), lock, mirror.attach, links.namespaces())?;
+    let method = dataplane.method();
+    let taps_inside = taps_inside(args.pod_side_taps, method);
+    let method = method.name();
     let mirror_iface = &mirror.mirror_iface;
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
     let mirrors = mirrors(&mirror, &targets);
     let policy = Policy {
         enable_mirror,
+        annotations: args.annotations,
         exclude_namespaces: args.exclude_namespaces.into_iter().collect(),
         allow_namespaces: args.allow_namespaces.map(|names| names.into_iter().collect()),
         targets,
@@ -91,6 +117,7 @@ async fn follow(
         limits,
         settings,
         is_strict,
+        taps_inside,
         ..Policy::default()
     };
     let source = pods.state();
@@ -98,14 +125,20 @@ async fn follow(
     let mut reconciler =
         Reconciler::new(pods, links, dataplane, readers.watch(), policy, mirrors, metrics.clone());
     let reports = reconciler.reports();
-    tell(reports.clone());
+    tell(reports.clone(), &pins)?;
     end_if_hung(reports.clone())?;
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reports.clone(), trouble.subscribe())?;
     control::serve(control, readers.clone(), reports.clone())?;
     if let Listen::At(address) = listen {
         let metrics = Metrics::new(&metrics, reports.clone(), Reader::open(&pins)?)?;
-        tokio::spawn(admin::run(address, Admin { metrics, reports, source }, trouble));
+        let (of_alive, of_ready) = (reports.clone(), reports);
+        let admin = Admin {
+            alive: Box::new(move || health::alive(&of_alive.borrow(), Instant::now())),
+            ready: Box::new(move || health::ready(&of_ready.borrow(), *source.borrow(), Instant::now())),
+            metrics: Box::new(move || metrics.text()),
+        };
+        tokio::spawn(admin::run(address, admin, trouble));
     }
     reconciler.run(stop).await?;
     // The mirror outlives the agent, rings do not.

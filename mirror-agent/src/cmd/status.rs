@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use anyhow::bail;
 use mirror_core::status::{
-    AttachedStatus, CounterStatus, NodeStatus, PodStatus, SessionStatus, TapStatus, TargetStatus,
+    AttachedStatus, CounterStatus, NodeStatus, PodSideStatus, PodStatus, SessionStatus, TapStatus,
+    TargetStatus,
 };
 
 use super::print;
@@ -20,6 +21,7 @@ use crate::{
     links::{LinkTable as _, netlink::Netlink},
     mirror_iface::MirrorIface,
     model::{Device, Program},
+    netns::Namespaces,
     notes,
 };
 
@@ -55,7 +57,7 @@ pub(super) async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
 
 async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     let mut reader = Reader::open(pins)?;
-    let mut attached = attached(pins, reader.devices()).await?;
+    let attached = attached(pins, reader.devices()).await?;
     // After the hooks: the agent attaches last, so a hook is never shown beside sessions that are not written yet.
     let Readout { targets, taps: entries } = reader.read()?;
     // The pinned targets are those that the last agent saw; the devices are those of now.
@@ -80,13 +82,19 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
         let ifindex = now.ifindex.map(|ifindex| ifindex.0);
         TargetStatus { name, destination, device: now.device, ifindex, up, stream: false }
     });
-    let taps = entries.into_iter().map(|TapReadout { device, owner, sessions }| TapStatus {
+    let side = |nic: Device, attached: &BTreeMap<Device, AttachedStatus>| PodSideStatus {
+        ifindex: nic.ifindex.0,
+        attached: attached.get(&nic).cloned().unwrap_or_default().ingress,
+    };
+    let taps = entries.into_iter().map(|TapReadout { device, pod_side, owner, sessions }| TapStatus {
+        pod_side: pod_side.map(|nic| side(nic, &attached)),
         ifindex: device.ifindex.0,
         device: owner.device,
+        inside: !device.is_on_node(),
         pod: owner.pod.map(|pod| PodStatus { uid: pod.uid, namespace: pod.namespace, name: pod.name }),
         nic: owner.nic,
         network: owner.network,
-        attached: attached.remove(&device).unwrap_or_default(),
+        attached: attached.get(&device).cloned().unwrap_or_default(),
         sessions: sessions.into_iter().map(session).collect(),
     });
     let taps = taps.collect();
@@ -103,12 +111,12 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
 /// How our programs run at the hooks of the devices.
 async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<Device, AttachedStatus>> {
     let ours = programs_of(pins)?;
-    let hooks = Hooks::new(pins.clone())?;
+    let hooks = Hooks::new(pins.clone(), Namespaces::default())?;
     let mut attached = BTreeMap::<_, AttachedStatus>::new();
     for device in devices {
         let AttachedStatus { ingress, egress } = attached.entry(device).or_default();
         for (name, program) in [(ingress, Program::TapIngress), (egress, Program::TapEgress)] {
-            if let Some(method) = hooks.attached(device.ifindex, program).await?.method(&ours) {
+            if let Some(method) = hooks.attached(device, program).await?.method(&ours) {
                 *name = method.name().to_owned();
             }
         }

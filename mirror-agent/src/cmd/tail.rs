@@ -40,6 +40,7 @@ use crate::{
     links::netlink::Netlink,
     metrics::LoopMetrics,
     model::Actual,
+    netns::Namespaces,
     notes,
     pods::NoPods,
     reconcile::Reconciler,
@@ -101,7 +102,7 @@ async fn run(subject: SubjectArgs, destination: Destination, kept: Kept) -> anyh
                  one with `mirror-agent run --target {target}=stream`"
             )
         }
-        (None, None) if !subject.pods.is_empty() => {
+        (None, None) if !subject.pods.is_empty() || subject.mirror.is_some() => {
             bail!(
                 "no agent runs on this node, and only an agent knows which device is a pod's; name interfaces instead"
             )
@@ -120,7 +121,7 @@ async fn with_own_loop(
     let pins = Pins::new(bpffs);
     let lock = pins.claim()?;
     let (socket, control) = (lock.socket()?, lock.control()?);
-    let mut dataplane = Bpf::load(pins.clone(), lock, AttachMode::Auto)?;
+    let mut dataplane = Bpf::load(pins.clone(), lock, AttachMode::Auto, Namespaces::default())?;
     let installed = dataplane.observe().await?;
     if installed != Actual::empty(installed.capacity) {
         bail!(
@@ -153,9 +154,10 @@ async fn read(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     tokio::pin!(stop);
-    let of = match &subject.target {
-        Some(target) => Subject::Target(target.to_string()),
-        None => Subject::Capture {
+    let of = match (&subject.target, &subject.mirror) {
+        (Some(target), _) => Subject::Target(target.to_string()),
+        (_, Some((namespace, name))) => Subject::Mirror { namespace: namespace.clone(), name: name.clone() },
+        (None, None) => Subject::Capture {
             pods: subject.pods.iter().cloned().collect(),
             interfaces: subject.interfaces.iter().cloned().collect(),
             direction: subject.direction.unwrap_or_default().name().to_owned(),
@@ -170,15 +172,21 @@ async fn read(
         () = &mut stop => return Ok(()),
     };
     let mut sessions = Sessions::open(&pins, &answer.target, before)?;
-    match (sessions.are_there()?, &subject.target) {
-        (true, _) => {}
-        (false, Some(target)) => {
+    match (sessions.are_there()?, &subject.target, &subject.mirror) {
+        (true, ..) => {}
+        (false, Some(target), _) => {
             warn!(%target, "no pod or interface of this node is mirrored to this target; packets come when one is");
         }
-        (false, None) if answer.problems.is_empty() => {
+        (false, None, Some((namespace, name))) => {
+            warn!(
+                mirror = format!("{namespace}/{name}"),
+                "no pod of this node is mirrored now; packets come when one is"
+            );
+        }
+        (false, None, None) if answer.problems.is_empty() => {
             bail!("the agent has not attached the capture; `mirror-agent status` shows its failures")
         }
-        (false, None) => bail!("{}", answer.problems.join("; ")),
+        (false, None, None) => bail!("{}", answer.problems.join("; ")),
     }
     answer.problems.iter().for_each(|problem| warn!("{problem}"));
 

@@ -45,6 +45,13 @@ pub enum Subject {
     },
     /// The copies for a target of the agent that is a stream.
     Target(String),
+    /// Those of the stream of a Mirror.
+    Mirror {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
 }
 
 /// The agent's answer.

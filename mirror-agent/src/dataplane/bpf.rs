@@ -10,7 +10,7 @@ use mirror_common::{abi::MAX_FILTERS, verdict::Hook};
 use tracing::debug;
 
 use super::{
-    Dataplane,
+    Dataplane, TapCount,
     filter_programs::LoadError,
     hooks::{AttachMode, Hooks, Method},
     lock::PinsLock,
@@ -20,7 +20,8 @@ use super::{
     rings::Rings,
 };
 use crate::{
-    model::{Actual, ActualTap, Device, HookState, Op, Program, Session},
+    model::{Actual, ActualTap, Device, HookState, IfIndex, Op, Program, Session},
+    netns::Namespaces,
     settings::CaptureFilter,
 };
 
@@ -41,9 +42,15 @@ pub struct Bpf {
 }
 
 impl Bpf {
-    /// Loads the programs, with the maps that are pinned or new ones. Attaches nothing. Must be called within the
+    /// Loads the programs, with the maps that are pinned or new ones. Attaches nothing, and later inside pods by
+    /// `namespaces`. Must be called within the
     /// runtime, with the pins' lock.
-    pub fn load(pins: Pins, lock: PinsLock, mode: AttachMode) -> anyhow::Result<Self> {
+    pub fn load(
+        pins: Pins,
+        lock: PinsLock,
+        mode: AttachMode,
+        namespaces: Namespaces,
+    ) -> anyhow::Result<Self> {
         let mut programs = Programs::load(&pins)?;
         let calls_filters = programs.calls_filters();
         let mut maps = Maps::from_fn(|name| programs.take_map(name), calls_filters)?;
@@ -51,7 +58,7 @@ impl Bpf {
         Ok(Self {
             programs,
             maps,
-            hooks: Hooks::new(pins)?,
+            hooks: Hooks::new(pins, namespaces)?,
             method: Method::choose(mode),
             rings: Rings::default(),
             refused: BTreeMap::new(),
@@ -99,7 +106,7 @@ impl Bpf {
     /// An error if copies may pass by the second stage, which was attached just now.
     async fn check_second_stage(&mut self, device: Device) -> anyhow::Result<()> {
         let current = self.programs.id(Program::Deliver)?;
-        let attached = self.hooks.attached(device.ifindex, Program::Deliver).await?;
+        let attached = self.hooks.attached(device, Program::Deliver).await?;
         match attached.hidden(self.method, current) {
             Some(hidden) => bail!("copies cannot be cut or addressed at the device {device}: {hidden}"),
             None => Ok(()),
@@ -110,6 +117,7 @@ impl Bpf {
 impl Dataplane for Bpf {
     async fn observe(&mut self) -> anyhow::Result<Actual> {
         self.maps.refresh()?;
+        self.maps.settle_pod_sides()?;
         self.maps.clear_unused_filters()?;
         let mut entries = self.maps.taps()?;
         self.hooks.reconnect()?;
@@ -122,11 +130,16 @@ impl Dataplane for Bpf {
         for which in Program::ALL {
             current.insert(which, self.programs.id(which)?);
         }
-        let look =
-            |ifindex, which| survey.look(ifindex, which, self.method, current.get(&which).copied().flatten());
-        let (deliver, taps): (BTreeSet<_>, BTreeSet<_>) =
-            survey.hooks().into_iter().partition(|(_, which)| *which == Program::Deliver);
-        let on_node = taps.into_iter().map(|(ifindex, _)| Device::on_node(ifindex));
+        let look = |device: Device, which| {
+            let current = match device.is_on_node() {
+                true => current.get(&which).copied().flatten(),
+                false => self.programs.id_inside(device.netns, which),
+            };
+            survey.look(device, which, self.method, current)
+        };
+        let (taps, others): (BTreeSet<_>, BTreeSet<_>) =
+            survey.hooks().into_iter().partition(|(_, which)| which.is_tap());
+        let hooked = taps.into_iter().map(|(device, _)| device);
         let mut actual = Actual {
             targets: self.maps.targets(),
             ceilings: self.maps.meters.ceilings()?,
@@ -134,10 +147,10 @@ impl Dataplane for Bpf {
             other_versions: self.other_versions.clone(),
             ..Actual::empty(self.maps.capacity())
         };
-        for device in entries.keys().copied().chain(on_node).collect::<BTreeSet<_>>() {
+        for device in entries.keys().copied().chain(hooked).collect::<BTreeSet<_>>() {
             let entry = entries.remove(&device);
-            let (ingress, hidden_ingress) = look(device.ifindex, Program::TapIngress);
-            let (egress, hidden_egress) = look(device.ifindex, Program::TapEgress);
+            let (ingress, hidden_ingress) = look(device, Program::TapIngress);
+            let (egress, hidden_egress) = look(device, Program::TapEgress);
             let hidden = [(Hook::Ingress, hidden_ingress), (Hook::Egress, hidden_egress)];
             let installed = ActualTap {
                 ended: entry.as_ref().map(TapEntry::ended).unwrap_or_default(),
@@ -150,14 +163,27 @@ impl Dataplane for Bpf {
                 actual.taps.insert(device, installed);
             }
         }
-        for (ifindex, which) in deliver {
-            let (state, hidden) = look(ifindex, which);
-            if state != HookState::Absent {
-                actual.deliver.insert(ifindex, state);
-                actual.passed_by.extend(hidden.map(|hidden| (ifindex, hidden)));
+        for (device, which) in others {
+            let (state, hidden) = look(device, which);
+            match which {
+                _ if state == HookState::Absent => {}
+                Program::Hub => drop(actual.hubs.insert(device.ifindex, state)),
+                _ => {
+                    actual.deliver.insert(device.ifindex, state);
+                    actual.passed_by.extend(hidden.map(|hidden| (device.ifindex, hidden)));
+                }
             }
         }
+        self.programs.keep_inside(&actual.taps.keys().map(|device| device.netns).collect());
         Ok(actual)
+    }
+
+    fn seen(&mut self, devices: &[Device]) -> anyhow::Result<BTreeMap<Device, TapCount>> {
+        self.maps.seen(devices)
+    }
+
+    async fn programs_at(&mut self, device: IfIndex) -> anyhow::Result<BTreeSet<String>> {
+        self.hooks.programs_at(device).await
     }
 
     async fn apply(&mut self, op: &Op) -> anyhow::Result<()> {
@@ -177,8 +203,8 @@ impl Dataplane for Bpf {
             }
             Op::RemoveSession(device, mirror) => self.maps.remove_session(*device, mirror),
             Op::Attach(device, which) => {
-                let pair = &mut self.programs.of(*which);
-                let attached = self.hooks.attach(pair, self.method, device.ifindex, *which).await;
+                let pair = &mut self.programs.of(device.netns, *which);
+                let attached = self.hooks.attach(pair, self.method, *device, *which).await;
                 if !self.other_versions.is_empty() {
                     self.retire_versions().await;
                 }
@@ -189,7 +215,7 @@ impl Dataplane for Bpf {
                 Ok(())
             }
             Op::Detach(device, which) => {
-                let detached = self.hooks.detach(device.ifindex, *which).await;
+                let detached = self.hooks.detach(*device, *which).await;
                 if !self.other_versions.is_empty() {
                     self.retire_versions().await;
                 }

@@ -1,12 +1,15 @@
 //! The dataplane's twin for tests: what is installed is a value, and ops can be made to fail.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use anyhow::bail;
 
-use super::Dataplane;
+use super::{Dataplane, TapCount};
 use crate::{
-    model::{Actual, Capacity, Op},
+    model::{Actual, Capacity, Device, IfIndex, Op},
     plan::apply,
 };
 
@@ -19,6 +22,10 @@ pub(crate) struct Fake {
     pub(crate) failures: VecDeque<Op>,
     /// How long each op takes.
     pub(crate) takes: Duration,
+    /// What the taps have seen.
+    pub(crate) seen: BTreeMap<Device, TapCount>,
+    /// The programs of others at the devices of the node.
+    pub(crate) programs: BTreeMap<IfIndex, BTreeSet<String>>,
 }
 
 impl Default for Fake {
@@ -28,6 +35,8 @@ impl Default for Fake {
             tried: Vec::new(),
             failures: VecDeque::new(),
             takes: Duration::ZERO,
+            seen: BTreeMap::new(),
+            programs: BTreeMap::new(),
         }
     }
 }
@@ -35,6 +44,14 @@ impl Default for Fake {
 impl Dataplane for Fake {
     async fn observe(&mut self) -> anyhow::Result<Actual> {
         Ok(self.actual.clone())
+    }
+
+    fn seen(&mut self, devices: &[Device]) -> anyhow::Result<BTreeMap<Device, TapCount>> {
+        Ok(devices.iter().filter_map(|device| Some((*device, *self.seen.get(device)?))).collect())
+    }
+
+    async fn programs_at(&mut self, device: IfIndex) -> anyhow::Result<BTreeSet<String>> {
+        Ok(self.programs.get(&device).cloned().unwrap_or_default())
     }
 
     async fn apply(&mut self, op: &Op) -> anyhow::Result<()> {

@@ -15,6 +15,8 @@
 //! TCX to filter:  add a filter of the second set    detach the link         filter := the program
 //! ```
 //!
+//! Inside a pod there are TCX links alone. The chain there is not read in each round: the link says whether it still runs.
+//!
 //! It touches what is ours and nothing else: no qdisc is ever deleted, no other program moved. Called by `bpf` for
 //! the programs of this agent, and by `cleanup` and `status` without any.
 
@@ -43,7 +45,10 @@ use super::{
     pins::{LinkPin, Pins},
     programs::Pair,
 };
-use crate::model::{Hidden, HookState, IfIndex, Program};
+use crate::{
+    model::{Device, Hidden, HookState, IfIndex, Program},
+    netns::Namespaces,
+};
 
 /// Handle of our filters ("pmir"): other software does not replace or remove them by handle.
 const HANDLE: TcHandle = TcHandle::new(0x706d, 0x6972);
@@ -161,15 +166,16 @@ impl Attached {
 
 /// The state of all hooks of the node, read at one moment.
 pub struct Survey {
-    pins: BTreeMap<(IfIndex, Program), Vec<LinkPin>>,
+    pins: BTreeMap<(Device, Program), Vec<LinkPin>>,
     filters: AllFilters,
     others: Others,
 }
 
 impl Survey {
     /// The hooks where something of ours may stand: a link is pinned for it, or a filter is there.
-    pub fn hooks(&self) -> BTreeSet<(IfIndex, Program)> {
-        self.pins.keys().chain(self.filters.hooks.keys()).copied().collect()
+    pub fn hooks(&self) -> BTreeSet<(Device, Program)> {
+        let filters = self.filters.hooks.keys().map(|(ifindex, which)| (Device::on_node(*ifindex), *which));
+        self.pins.keys().copied().chain(filters).collect()
     }
 
     /// Whether no filter of ours was found, and every device could be read.
@@ -182,24 +188,29 @@ impl Survey {
     /// detach there returns the error.
     pub fn look(
         &self,
-        ifindex: IfIndex,
+        device: Device,
         which: Program,
         method: Method,
         current: Option<u32>,
     ) -> (HookState, Option<Hidden>) {
-        match self.at(ifindex, which, method) {
+        let method = if device.is_on_node() { method } else { Method::Tcx };
+        match self.at(device, which, method) {
             Ok(attached) => (attached.state(method, current), attached.hidden(method, current)),
             Err(_) => (HookState::Stale, None),
         }
     }
 
-    fn at(&self, ifindex: IfIndex, which: Program, method: Method) -> anyhow::Result<Attached> {
+    fn at(&self, device: Device, which: Program, method: Method) -> anyhow::Result<Attached> {
+        let hook = (device, which);
+        let mut pins = self.pins.get(&hook).cloned().unwrap_or_default();
+        if !device.is_on_node() {
+            return Ok(inside(pins, device));
+        }
+        let ifindex = device.ifindex;
         if let Some(error) = self.filters.unread.get(&ifindex) {
             bail!("{error}");
         }
-        let hook = (ifindex, which);
-        let mut pins = self.pins.get(&hook).cloned().unwrap_or_default();
-        let mut filters = self.filters.hooks.get(&hook).cloned().unwrap_or_default();
+        let mut filters = self.filters.hooks.get(&(ifindex, which)).cloned().unwrap_or_default();
         if which == Program::Deliver {
             self.others.leave_out(&mut pins, &mut filters);
         }
@@ -208,6 +219,15 @@ impl Survey {
             && self.filters.ingress_only.contains(&ifindex);
         attached(pins, filters, lacks_hook, ifindex, which)
     }
+}
+
+/// Our programs at a hook inside a pod, as their links say. A link whose device has gone, or is elsewhere now, runs
+/// nothing there.
+fn inside(pins: Vec<LinkPin>, device: Device) -> Attached {
+    let carried = pins.iter().filter_map(|pin| tcx::carried(&pin.path));
+    let there = carried.filter(|carried| carried.ifindex == device.ifindex.0);
+    let chain = there.map(|carried| InChain { id: carried.program, name: String::new() }).collect();
+    Attached { pins, chain, ..Attached::default() }
 }
 
 /// Completes the information from netlink and the pins: reads the TCX chain, where a program of ours may be in it.
@@ -241,12 +261,13 @@ fn leave_out_siblings(which: Program, chain: &mut Vec<InChain>, filters: &mut At
 pub struct Hooks {
     pins: Pins,
     filters: Filters,
+    namespaces: Namespaces,
 }
 
 impl Hooks {
-    /// Must be called within the runtime.
-    pub fn new(pins: Pins) -> anyhow::Result<Self> {
-        Ok(Self { pins, filters: Filters::connect()? })
+    /// Attaches inside pods by these namespaces. Must be called within the runtime.
+    pub fn new(pins: Pins, namespaces: Namespaces) -> anyhow::Result<Self> {
+        Ok(Self { pins, filters: Filters::connect()?, namespaces })
     }
 
     /// Connects again, should the connection have ended.
@@ -265,7 +286,7 @@ impl Hooks {
         let filters = if filters { self.filters.all().await? } else { AllFilters::default() };
         let mut pins = BTreeMap::<_, Vec<_>>::new();
         for pin in self.pins.pinned_links().context("cannot list the pinned links")? {
-            pins.entry((pin.ifindex, pin.program)).or_default().push(pin);
+            pins.entry((pin.device, pin.program)).or_default().push(pin);
         }
         Ok(Survey { pins, filters, others: Others::look(&self.pins)? })
     }
@@ -275,17 +296,34 @@ impl Hooks {
     /// # Errors
     ///
     /// It cannot be read.
-    pub async fn attached(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<Attached> {
+    pub async fn attached(&self, device: Device, which: Program) -> anyhow::Result<Attached> {
+        let mut pins = self.links_at(device, which)?;
+        if !device.is_on_node() {
+            return Ok(inside(pins, device));
+        }
+        let ifindex = device.ifindex;
         let mut filters = self.filters.of(ifindex, which).await?;
-        let mut pins = self.links_at(ifindex, which)?;
         if which == Program::Deliver {
             Others::look(&self.pins)?.leave_out(&mut pins, &mut filters);
         }
         attached(pins, filters, false, ifindex, which)
     }
 
-    fn links_at(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<LinkPin>> {
-        self.pins.links_at(ifindex, which).context("cannot list the pinned links")
+    /// The names of the programs at both hooks of a device of the node, of all software.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be read.
+    pub async fn programs_at(&self, ifindex: IfIndex) -> anyhow::Result<BTreeSet<String>> {
+        let mut names = self.filters.names(ifindex).await?;
+        for which in Program::TAP {
+            names.extend(tcx::chain(ifindex, which)?.into_iter().map(|program| program.name));
+        }
+        Ok(names)
+    }
+
+    fn links_at(&self, device: Device, which: Program) -> anyhow::Result<Vec<LinkPin>> {
+        self.pins.links_at(device, which).context("cannot list the pinned links")
     }
 
     /// Attaches the program at a hook by `method`. It takes the place of our program there, of any version and attached
@@ -300,11 +338,18 @@ impl Hooks {
         &self,
         pair: &mut impl Pair,
         method: Method,
-        ifindex: IfIndex,
+        device: Device,
         which: Program,
     ) -> anyhow::Result<()> {
-        let Attached { pins, filters: AtHook { ours, .. }, .. } = self.attached(ifindex, which).await?;
-        let own = self.pins.link(ifindex, which);
+        let Attached { pins, filters: AtHook { ours, .. }, .. } = self.attached(device, which).await?;
+        let own = self.pins.link(device, which);
+        let ifindex = device.ifindex;
+        if !device.is_on_node() {
+            let program = pair.program()?;
+            let attached =
+                self.namespaces.enter(device.netns, || tcx::attach(program, &pins, &own, ifindex, which));
+            return attached.context("cannot enter the pod's network namespace")?;
+        }
         match method {
             Method::Tcx if ours.is_empty() => tcx::attach(pair.program()?, &pins, &own, ifindex, which),
             Method::Tcx => {
@@ -319,7 +364,7 @@ impl Hooks {
                     if which.hook() == Hook::Egress && self.filters.is_ingress_only(ifindex).await? {
                         remove_links(&pins)?;
                         return match which {
-                            Program::Deliver => Err(anyhow!("{}", Hidden::NoHook)),
+                            Program::Deliver | Program::Hub => Err(anyhow!("{}", Hidden::NoHook)),
                             Program::TapIngress | Program::TapEgress => Ok(()),
                         };
                     }
@@ -339,9 +384,9 @@ impl Hooks {
     /// # Errors
     ///
     /// A program cannot be read or removed. All others are removed.
-    pub async fn detach(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
+    pub async fn detach(&self, device: Device, which: Program) -> anyhow::Result<bool> {
         let others = if which == Program::Deliver { Others::look(&self.pins)? } else { Others::default() };
-        self.detach_but(&others, ifindex, which).await
+        self.detach_but(&others, device, which).await
     }
 
     /// As [`Self::detach`], and also a second stage that the taps of another version may still need: for the end of
@@ -350,15 +395,19 @@ impl Hooks {
     /// # Errors
     ///
     /// As above.
-    pub async fn detach_all(&self, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
-        self.detach_but(&Others::default(), ifindex, which).await
+    pub async fn detach_all(&self, device: Device, which: Program) -> anyhow::Result<bool> {
+        self.detach_but(&Others::default(), device, which).await
     }
 
-    async fn detach_but(&self, others: &Others, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
+    async fn detach_but(&self, others: &Others, device: Device, which: Program) -> anyhow::Result<bool> {
         let mut filters = AtHook::default();
-        let mut pins = self.links_at(ifindex, which)?;
+        let mut pins = self.links_at(device, which)?;
         others.leave_out(&mut pins, &mut filters);
         let unlinked = remove_links(&pins);
+        if !device.is_on_node() {
+            return unlinked.map(|()| !pins.is_empty());
+        }
+        let ifindex = device.ifindex;
         filters = self.filters.of(ifindex, which).await?;
         others.leave_out(&mut Vec::new(), &mut filters);
         clsact::remove(&filters.ours, ifindex, which)?;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::abi::{
-    FILTER_PLACES, FORM_BITS, MAX_FORMS, MAX_SESSIONS_PER_TAP, MAX_TAPS, TARGET_PLACES,
+    self, FILTER_PLACES, FORM_BITS, MAX_FORMS, MAX_SESSIONS_PER_TAP, MAX_TAPS, TARGET_PLACES,
 };
 
 use crate::{
@@ -19,6 +19,8 @@ use crate::{
 pub(super) struct Ledger {
     /// The taps by device.
     pub(super) taps: BTreeMap<Device, Entry>,
+    /// The entries of NICs inside pods that are the other side of a tap at the node's end of a veth.
+    pub(super) pod_sides: BTreeMap<Device, abi::Tap>,
     /// The targets by their place in `TARGETS`.
     pub(super) targets: BTreeMap<u32, (TargetName, Target)>,
     /// The filters that sessions use, by their place in `FILTERS`.
@@ -205,7 +207,7 @@ fn free(taken: BTreeSet<u32>, mut places: impl Iterator<Item = u32>) -> Option<u
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-    use mirror_common::{abi, verdict::TapKind};
+    use mirror_common::verdict::TapKind;
     use proptest::{collection::vec, option, prelude::*};
 
     use super::*;
@@ -242,7 +244,8 @@ mod tests {
         let mirror = MirrorId(mirror.parse().unwrap());
         let mark = ledger.mark(device, &mirror, target, session.settings.snaplen);
         let pod_meter = ledger.pod_meter(device, &owner).unwrap();
-        let head = TapHead { owner, kind: TapKind::HostVeth, is_limited: false };
+        let kind = TapKind::HostVeth;
+        let head = TapHead { owner, kind, is_limited: false, exit: None, pod_side: None };
         let entry = Entry { head, pod_meter, sessions: BTreeMap::new() };
         let sessions = &mut ledger.taps.entry(device).or_insert(entry).sessions;
         sessions.insert(mirror, Placed { session, id, serial: 0, target, filter, mark });

@@ -4,6 +4,8 @@
 //! on. `meters` has the maps of limits, `targets` those of targets. Used by the dataplane, and by `status` and `cleanup`
 //! without any program loaded.
 
+mod seen;
+mod sides;
 mod targets;
 
 use std::collections::BTreeMap;
@@ -13,7 +15,7 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValue
 use mirror_common::{
     abi::{
         self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS_PER_TAP, MAX_TAPS,
-        SESSION_FILTERED, SESSION_POD_METERED, SessionCounters, SessionInfo, TapOwner,
+        SESSION_FILTERED, SESSION_POD_METERED, SessionCounters, SessionInfo, TAP_SEEN_INSIDE, TapOwner,
     },
     tunnel::Tunnels,
 };
@@ -29,7 +31,7 @@ use super::{
     wire,
 };
 use crate::{
-    model::{Capacity, Device, Ended, MirrorId, Owner, Session, Tap, TapHead},
+    model::{Capacity, Device, Ended, IfIndex, MirrorId, Owner, PodSide, Session, Tap, TapHead},
     settings::{Budget, CaptureFilter},
 };
 
@@ -88,9 +90,9 @@ pub struct TapEntry {
 impl TapEntry {
     /// The tap in the words of the model.
     pub fn tap(&self) -> Tap {
-        let TapHead { owner, kind, is_limited } = self.head.clone();
+        let TapHead { owner, kind, is_limited, exit, pod_side } = self.head.clone();
         let sessions = self.sessions.iter().map(|(mirror, entry)| (mirror.clone(), entry.session.clone()));
-        Tap { owner, kind, is_limited, sessions: sessions.collect() }
+        Tap { owner, kind, is_limited, exit, pod_side, sessions: sessions.collect() }
     }
 
     /// The sessions that have ended.
@@ -146,13 +148,19 @@ impl Maps {
             }
         }
         ledger.taps.clear();
+        ledger.pod_sides.clear();
         for key in self.taps.keys() {
             let key = key.context("cannot list the taps")?;
             // The tap has gone since it was listed. Only other software can have removed it, and that is no reason to
             // fail.
             let Some(tap) = found(self.taps.get(&key, 0))? else { continue };
-            let entry = self.entry(&key, &transmute!(tap), &mut ledger)?;
-            ledger.taps.insert(wire::decode_device(transmute!(key)), entry);
+            let (device, tap): (_, abi::Tap) = (wire::decode_device(transmute!(key)), transmute!(tap));
+            if !device.is_on_node() && tap.other_end != 0 {
+                ledger.pod_sides.insert(device, tap);
+                continue;
+            }
+            let entry = self.entry(&key, &tap, &mut ledger)?;
+            ledger.taps.insert(device, entry);
         }
         ledger.drop_unused_filters();
         self.ledger = ledger;
@@ -165,7 +173,10 @@ impl Maps {
         let owner = owner.unwrap_or_default();
         let in_use = &tap.sessions[..MAX_SESSIONS_PER_TAP.min(tap.session_count as usize)];
         let is_limited = in_use.iter().any(|session| session.flags & SESSION_POD_METERED != 0);
-        let head = TapHead { owner, kind: tap.kind(), is_limited };
+        let index = |index: u32| (index != 0).then_some(IfIndex(index));
+        let sees = tap.flags & TAP_SEEN_INSIDE != 0;
+        let (exit, pod_side) = (index(tap.exit), index(tap.other_end).map(|nic| PodSide { nic, sees }));
+        let head = TapHead { owner, kind: tap.kind(), is_limited, exit, pod_side };
         let mut sessions = BTreeMap::new();
         for session in in_use {
             let is_filtered = session.flags & SESSION_FILTERED != 0;
@@ -182,9 +193,10 @@ impl Maps {
         Ok(Entry { head, pod_meter: tap.pod_meter, sessions })
     }
 
-    /// The devices that have a tap.
+    /// The devices that have a tap, or a side of one.
     pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
-        self.ledger.taps.keys().copied()
+        let taps = self.ledger.taps.iter();
+        taps.flat_map(|(device, entry)| [*device].into_iter().chain(entry.head.pod_side()))
     }
 
     /// Every tap.
@@ -225,7 +237,7 @@ impl Maps {
         }
     }
 
-    /// Writes the owner and the kind of a tap, which keeps its sessions.
+    /// Writes the owner, the kind and the sides of a tap, which keeps its sessions.
     pub fn put_tap(&mut self, device: Device, head: &TapHead) -> anyhow::Result<()> {
         let before = self.ledger.taps.get(&device);
         if before.is_some_and(|before| !before.head.owner.is_same(&head.owner)) {
@@ -365,8 +377,10 @@ impl Maps {
         self.forget_info(placed.id)
     }
 
-    /// Removes the entry of a tap.
+    /// Removes the entries of a tap.
     pub fn remove_tap(&mut self, device: Device) -> anyhow::Result<()> {
+        let pod_side = self.ledger.taps.get(&device).and_then(|entry| entry.head.pod_side());
+        pod_side.map_or(Ok(()), |nic| self.remove_pod_side(nic))?;
         found(self.taps.remove(&key(device)))
             .and_then(|_| found(self.owners.remove(&key(device))))
             .with_context(|| format!("cannot remove the map entry of device {device}"))?;
@@ -378,16 +392,6 @@ impl Maps {
 
     fn forget_info(&mut self, id: u32) -> anyhow::Result<()> {
         found(self.infos.remove(&id)).map(drop).context("cannot forget a session")
-    }
-
-    /// Writes the entry of a tap in one step.
-    fn write(&mut self, device: Device, entry: Entry) -> anyhow::Result<()> {
-        self.taps
-            .insert(&key(device), &transmute!(wire::encode_tap(&entry)), 0)
-            .with_context(|| format!("cannot write the map entry of device {device}"))?;
-        self.ledger.taps.insert(device, entry);
-        self.ledger.drop_unused_filters();
-        Ok(())
     }
 
     fn entry_of(&self, device: Device) -> anyhow::Result<&Entry> {

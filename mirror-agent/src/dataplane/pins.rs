@@ -4,7 +4,7 @@
 //! DIR/podmirror/                 root's alone, and locked by the one agent that changes anything below it (`lock`)
 //!   v4/                          version 4 of the wire types: its maps, by name, and its links
 //!     TAPS, COUNTERS, ...        every map of the eBPF object that is declared `pin_by_name`
-//!     links/<ifindex>-<program>  TCX links
+//!     links/<ifindex>-<program>  TCX links; of a device in a pod, links/<ifindex>@<inode of its namespace>-<program>
 //!   v3/                          left by an agent of another version, older or newer
 //! ```
 //!
@@ -32,7 +32,7 @@ use nix::{
 };
 use tracing::info;
 
-use crate::model::{IfIndex, Program};
+use crate::model::{Device, IfIndex, NetnsId, Program};
 
 /// Where a BPF file system is mounted by convention.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
@@ -49,7 +49,7 @@ pub struct LinkPin {
     /// Version of the agent that made the link, or took it over last.
     pub version: u32,
     /// The device that the link was made for. The device may be gone, and another device may have the index now.
-    pub ifindex: IfIndex,
+    pub device: Device,
     /// The program that runs there, by its name. A program of another version has that version's meaning.
     pub program: Program,
     /// Where it is pinned.
@@ -95,8 +95,8 @@ impl Pins {
     }
 
     /// Where this version pins the link of a program.
-    pub fn link(&self, ifindex: IfIndex, program: Program) -> PathBuf {
-        self.links().join(link_name(ifindex, program))
+    pub fn link(&self, device: Device, program: Program) -> PathBuf {
+        self.links().join(link_name(device, program))
     }
 
     /// The pinned links of all versions.
@@ -108,9 +108,9 @@ impl Pins {
         let mut pins = Vec::new();
         for version in self.versions()? {
             for name in names(&self.links_of(version))? {
-                if let Some((ifindex, program)) = parse_link(&name) {
+                if let Some((device, program)) = parse_link(&name) {
                     let path = self.links_of(version).join(name);
-                    pins.push(LinkPin { version, ifindex, program, path });
+                    pins.push(LinkPin { version, device, program, path });
                 }
             }
         }
@@ -123,10 +123,10 @@ impl Pins {
     /// # Errors
     ///
     /// The directory cannot be read.
-    pub fn links_at(&self, ifindex: IfIndex, program: Program) -> io::Result<Vec<LinkPin>> {
+    pub fn links_at(&self, device: Device, program: Program) -> io::Result<Vec<LinkPin>> {
         let pin = |version| {
-            let path = self.links_of(version).join(link_name(ifindex, program));
-            LinkPin { version, ifindex, program, path }
+            let path = self.links_of(version).join(link_name(device, program));
+            LinkPin { version, device, program, path }
         };
         let mut pins: Vec<_> =
             self.versions()?.into_iter().map(pin).filter(|pin| pin.path.exists()).collect();
@@ -230,14 +230,26 @@ fn parse_version(name: &str) -> Option<u32> {
     (name == format!("v{version}")).then_some(version)
 }
 
-fn link_name(ifindex: IfIndex, program: Program) -> String {
-    format!("{ifindex}-{}", program.name())
+fn link_name(device: Device, program: Program) -> String {
+    let Device { netns, ifindex } = device;
+    let program = program.name();
+    if device.is_on_node() {
+        format!("{ifindex}-{program}")
+    } else {
+        format!("{ifindex}@{}-{program}", netns.ino)
+    }
 }
 
-fn parse_link(name: &str) -> Option<(IfIndex, Program)> {
-    let (ifindex, program) = name.split_once('-')?;
+fn parse_link(name: &str) -> Option<(Device, Program)> {
+    let (device, program) = name.split_once('-')?;
     let program = Program::ALL.into_iter().find(|candidate| candidate.name() == program)?;
-    Some((IfIndex(ifindex.parse().ok()?), program))
+    let device = match device.split_once('@') {
+        None => Device::on_node(IfIndex(device.parse().ok()?)),
+        Some((ifindex, ino)) => {
+            Device::in_pod(NetnsId { dev: 0, ino: ino.parse().ok()? }, IfIndex(ifindex.parse().ok()?))
+        }
+    };
+    Some((device, program))
 }
 
 #[cfg(test)]
@@ -265,13 +277,20 @@ mod tests {
         let (_directory, pins) = pins(&versions, &["7-tap_ingress", "7-deliver", "other", "x-tap_egress"]);
         fs::create_dir(pins.root().join("v01")).unwrap();
         let at = |program| -> Vec<u32> {
-            pins.links_at(IfIndex(7), program).unwrap().iter().map(|pin| pin.version).collect()
+            pins.links_at(Device::on_node(IfIndex(7)), program)
+                .unwrap()
+                .iter()
+                .map(|pin| pin.version)
+                .collect()
         };
         assert_eq!(at(Program::TapIngress), [ABI_VERSION, ABI_VERSION + 1, ABI_VERSION - 1]);
         assert_eq!(at(Program::TapEgress), Vec::<u32>::new());
         let all = pins.pinned_links().unwrap();
         assert_eq!(all.len(), 6);
-        assert!(all.iter().all(|pin| pin.ifindex == IfIndex(7) && pin.program != Program::TapEgress));
+        assert!(
+            all.iter()
+                .all(|pin| pin.device == Device::on_node(IfIndex(7)) && pin.program != Program::TapEgress)
+        );
         assert_eq!(pins.other_versions().unwrap(), [versions[0], versions[2]].into());
     }
 
@@ -289,15 +308,16 @@ mod tests {
     fn without_a_directory_there_is_nothing() {
         let (_directory, pins) = pins(&[], &[]);
         assert!(pins.pinned_links().unwrap().is_empty());
-        assert!(pins.links_at(IfIndex(1), Program::Deliver).unwrap().is_empty());
+        assert!(pins.links_at(Device::on_node(IfIndex(1)), Program::Deliver).unwrap().is_empty());
         assert_eq!(pins.other_versions().unwrap(), BTreeSet::new());
     }
 
     proptest! {
         #[test]
-        fn the_name_of_a_link_is_read_as_it_was_written(ifindex in 1..=u32::MAX, program in 0..3usize) {
-            let (ifindex, program) = (IfIndex(ifindex), Program::ALL[program]);
-            prop_assert_eq!(parse_link(&link_name(ifindex, program)), Some((ifindex, program)));
+        fn the_name_of_a_link_is_read_as_it_was_written(ifindex in 1..=u32::MAX, ino: u32, program in 0..4usize) {
+            let netns = NetnsId { dev: 0, ino: u64::from(ino) };
+            let (device, program) = (Device { netns, ifindex: IfIndex(ifindex) }, Program::ALL[program]);
+            prop_assert_eq!(parse_link(&link_name(device, program)), Some((device, program)));
         }
 
         #[test]

@@ -4,9 +4,12 @@
 //! the programs      as they run at hooks
 //! a second set      for the time in which two programs of ours stand behind each other at one hook: it copies
 //!                   nothing that the first has copied; loaded when it is needed, with the same maps
+//! those of a pod    as they run inside one pod: loaded for it, because they have to know its network namespace
 //! ```
 //!
 //! Attaches nothing: `hooks` does. Called by `bpf`.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, anyhow};
 use aya::{
@@ -19,7 +22,7 @@ use mirror_common::abi::{MAX_SESSIONS, SessionCounters};
 use tracing::warn;
 
 use super::pins::Pins;
-use crate::model::Program;
+use crate::model::{NetnsId, Program};
 
 /// The eBPF object, built by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
@@ -27,6 +30,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
 /// The names of variables of the programs; see `mirror-ebpf`. The first makes a program part of the second set.
 const STANDS_BEHIND: &str = "STANDS_BEHIND";
 const CALLS_FILTERS: &str = "CALLS_FILTERS";
+const NETNS: &str = "NETNS";
 
 /// Memory for the counters of all sessions, in bytes: each session has 512 bytes of them for every possible CPU.
 const COUNTER_MEMORY: usize = 64 << 20;
@@ -39,6 +43,10 @@ pub struct Programs {
     ebpf: Ebpf,
     second: Option<Ebpf>,
     calls_filters: bool,
+    /// Those of the pod that got the last tap inside: a tap has two programs.
+    inside: Option<(NetnsId, Ebpf)>,
+    /// The kernel's ids of all programs inside pods that this agent has loaded.
+    inside_ids: BTreeMap<(NetnsId, Program), u32>,
 }
 
 /// The two programs for one hook.
@@ -53,6 +61,7 @@ pub trait Pair {
 /// The first and the second form of one program.
 pub struct Of<'a> {
     programs: &'a mut Programs,
+    netns: NetnsId,
     which: Program,
 }
 
@@ -77,8 +86,15 @@ impl Programs {
     }
 
     fn try_load(pins: &Pins, calls_filters: bool) -> anyhow::Result<Self> {
-        let ebpf = open(pins, false, calls_filters)?;
-        let mut programs = Self { pins: pins.clone(), ebpf, second: None, calls_filters };
+        let ebpf = open(pins, false, calls_filters, NetnsId::NODE)?;
+        let mut programs = Self {
+            pins: pins.clone(),
+            ebpf,
+            second: None,
+            calls_filters,
+            inside: None,
+            inside_ids: BTreeMap::new(),
+        };
         for which in Program::TAP {
             loaded(&mut programs.ebpf, which)?;
         }
@@ -104,29 +120,56 @@ impl Programs {
         Ok(program(&mut self.ebpf, which)?.info().ok().map(|info| info.id()))
     }
 
-    /// The programs for one hook.
-    pub fn of(&mut self, which: Program) -> Of<'_> {
-        Of { programs: self, which }
+    /// The kernel's id of a program for the devices of this namespace; `None`: this agent has loaded none.
+    pub fn id_inside(&self, netns: NetnsId, which: Program) -> Option<u32> {
+        self.inside_ids.get(&(netns, which)).copied()
+    }
+
+    /// Forgets the programs of all pods but these.
+    pub fn keep_inside(&mut self, netns: &BTreeSet<NetnsId>) {
+        self.inside_ids.retain(|(of, _), _| netns.contains(of));
+        self.inside = self.inside.take().filter(|(of, _)| netns.contains(of));
+    }
+
+    /// The programs for one hook of a device in this namespace.
+    pub fn of(&mut self, netns: NetnsId, which: Program) -> Of<'_> {
+        Of { programs: self, netns, which }
+    }
+
+    fn load_inside(&mut self, netns: NetnsId, which: Program) -> anyhow::Result<&mut SchedClassifier> {
+        let Self { pins, calls_filters, inside, inside_ids, .. } = self;
+        let ebpf = match inside.take() {
+            Some((of, ebpf)) if of == netns => ebpf,
+            _ => open(pins, false, *calls_filters, netns)?,
+        };
+        let (_, ebpf) = inside.insert((netns, ebpf));
+        let program = loaded(ebpf, which)?;
+        inside_ids.insert((netns, which), program.info()?.id());
+        Ok(program)
     }
 }
 
 impl Pair for Of<'_> {
     fn program(&mut self) -> anyhow::Result<&mut SchedClassifier> {
-        loaded(&mut self.programs.ebpf, self.which)
+        if self.netns == NetnsId::NODE {
+            loaded(&mut self.programs.ebpf, self.which)
+        } else {
+            self.programs.load_inside(self.netns, self.which)
+        }
     }
 
     fn behind(&mut self) -> anyhow::Result<&mut SchedClassifier> {
         let Programs { pins, second, calls_filters, .. } = &mut *self.programs;
         let second = match second {
             Some(second) => second,
-            None => second.insert(open(pins, true, *calls_filters)?),
+            None => second.insert(open(pins, true, *calls_filters, NetnsId::NODE)?),
         };
         loaded(second, self.which)
     }
 }
 
-/// Opens the object, and with it the pinned maps.
-fn open(pins: &Pins, stands_behind: bool, calls_filters: bool) -> anyhow::Result<Ebpf> {
+/// Opens the object, and with it the pinned maps. `netns`: where the programs will run.
+fn open(pins: &Pins, stands_behind: bool, calls_filters: bool, netns: NetnsId) -> anyhow::Result<Ebpf> {
     let cpus = nr_cpus().map_err(|(what, error)| anyhow!("cannot read {what}: {error}"))?.get();
     // A map that is pinned keeps the size that an earlier agent gave it.
     let pinned = MapInfo::from_pin(pins.maps().join("COUNTERS")).ok().map(|info| info.max_entries());
@@ -135,6 +178,7 @@ fn open(pins: &Pins, stands_behind: bool, calls_filters: bool) -> anyhow::Result
         .map_max_entries("COUNTERS", pinned.unwrap_or_else(|| sessions_that_fit(cpus)))
         .override_global(STANDS_BEHIND, &u32::from(stands_behind), true)
         .override_global(CALLS_FILTERS, &u32::from(calls_filters), true)
+        .override_global(NETNS, &(netns.ino as u32), true)
         .load(OBJECT)
         .context("cannot load the eBPF object (are you root?)")
 }

@@ -38,6 +38,8 @@ pub struct Readout {
 pub struct TapReadout {
     /// The tapped device.
     pub device: Device,
+    /// The NIC inside the pod, if what reaches the pod is seen there.
+    pub pod_side: Option<Device>,
     /// The pod and NIC that it is for.
     pub owner: Owner,
     /// Its sessions.
@@ -80,7 +82,7 @@ impl Reader {
         Ok(Self { maps: Maps::open(pins)? })
     }
 
-    /// The devices that have a tap.
+    /// The devices that have a tap, or a side of one.
     pub fn devices(&self) -> Vec<Device> {
         self.maps.devices().collect()
     }
@@ -106,7 +108,8 @@ impl Reader {
                 let counts = counts(&self.maps.counters(id)?);
                 sessions.push(SessionReadout { mirror, session, serial, ended, left, counts });
             }
-            taps.push(TapReadout { device, owner: head.owner, sessions });
+            let pod_side = head.pod_side().filter(|_| head.pod_side.is_some_and(|side| side.sees));
+            taps.push(TapReadout { device, pod_side, owner: head.owner, sessions });
         }
         Ok(Readout { targets: self.maps.targets(), taps })
     }

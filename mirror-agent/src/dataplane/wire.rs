@@ -5,10 +5,12 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
-        SessionInfo, TAP_CAPTURES_ONLY, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM,
-        TARGET_TUNNEL, TARGET_UP, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
+        SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS,
+        TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP,
+        TapOwner,
     },
     tunnel::{self, TunnelId, Tunnels},
+    verdict::TapKind,
 };
 use mirror_core::{
     destination::Destination,
@@ -51,11 +53,21 @@ pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
     let captures_only = in_order.iter().all(|(mirror, _)| mirror.0.is_capture());
     abi::Tap {
         kind: entry.head.kind.wire(),
-        flags: flag(captures_only, TAP_CAPTURES_ONLY),
+        flags: flag(captures_only, TAP_CAPTURES_ONLY)
+            | flag(entry.head.pod_side.is_some_and(|side| side.sees), TAP_SEEN_INSIDE),
         pod_meter: entry.pod_meter,
         session_count: in_order.len() as u32,
+        exit: entry.head.exit.map_or(0, |exit| exit.0),
+        other_end: entry.head.pod_side.map_or(0, |side| side.nic.0),
         sessions,
     }
+}
+
+/// The entry of the same tap for the NIC inside the pod, where it sees what reaches the pod. `device`: the node's end.
+pub(super) fn encode_pod_side(device: Device, entry: &Entry) -> abi::Tap {
+    let tap = encode_tap(entry);
+    let flags = tap.flags & !TAP_SEEN_INSIDE;
+    abi::Tap { kind: TapKind::PodNic.wire(), flags, other_end: device.ifindex.0, ..tap }
 }
 
 const fn flag(is_set: bool, flag: u32) -> u32 {
@@ -304,11 +316,13 @@ mod tests {
 
     use std::collections::BTreeMap;
 
-    use mirror_common::verdict::TapKind;
     use proptest::{option, prelude::*, sample};
 
     use super::*;
-    use crate::{model::TapHead, settings::parse_filter};
+    use crate::{
+        model::{PodSide, TapHead},
+        settings::parse_filter,
+    };
 
     fn settings() -> impl Strategy<Value = Settings> {
         let some = || option::of(1..u64::MAX >> 16);
@@ -401,11 +415,19 @@ mod tests {
                 let session = Session { settings, ..session };
                 (MirrorId(mirror.parse().unwrap()), Placed { session, id, serial: id * 3, target, filter, mark: 0x100 })
             };
-            let head = TapHead { owner: Owner::default(), kind: TapKind::HostVeth, is_limited };
+            let (owner, kind) = (Owner::default(), TapKind::HostVeth);
+            let pod_side = Some(PodSide { nic: IfIndex(9), sees: true });
+            let head = TapHead { owner, kind, is_limited, exit: None, pod_side };
             let sessions: BTreeMap<_, _> = sessions.into_iter().map(place).collect();
             let entry = Entry { head, pod_meter: 7, sessions };
             let wire = encode_tap(&entry);
             prop_assert_eq!(wire.session_count as usize, entry.sessions.len());
+            // The other side differs in what says where it is.
+            let inside = encode_pod_side(Device::on_node(IfIndex(5)), &entry);
+            prop_assert_eq!((wire.kind(), wire.other_end), (TapKind::HostVeth, 9));
+            prop_assert_eq!([wire, inside].map(|tap| tap.flags & TAP_SEEN_INSIDE), [TAP_SEEN_INSIDE, 0]);
+            prop_assert_eq!((inside.kind(), inside.other_end), (TapKind::PodNic, 5));
+            prop_assert_eq!(abi::Tap { kind: wire.kind, flags: wire.flags, other_end: 9, ..inside }, wire);
             let mut seen = Vec::<(u32, Option<u32>)>::new();
             for (number, (mirror, placed)) in entry.in_order().into_iter().enumerate() {
                 let session = &wire.sessions[number];

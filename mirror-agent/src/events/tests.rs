@@ -8,7 +8,7 @@ use tokio::{sync::watch, time::sleep};
 
 use super::*;
 use crate::{
-    model::Place,
+    model::{Place, ResourceId},
     pods::kube::fake::{self, Reply},
     select::{BadAnnotation, MIRROR, Problem},
     settings::SettingError,
@@ -26,6 +26,12 @@ fn what_stays_wrong_is_told_and_what_passes_is_not() {
         mirror: None,
         why,
     };
+    // The author of a pod can change a Mirror of the namespace, and no ClusterMirror.
+    let of_resource = |name, namespace: Option<&str>, why| {
+        let namespace = namespace.map(str::to_owned);
+        let mirror = ResourceId { namespace, name: "all".parse().unwrap() }.mirror();
+        Skipped { mirror: Some(mirror), ..skip(name, None, why) }
+    };
     let network = |is_told| Why::NoSuchNetwork(Attachment { key: "fast.shop.ovn".into(), is_told });
     let error = SettingError { key: "rate", value: "fast".into(), reason: "a number is missing".into() };
     let skipped = [
@@ -38,6 +44,9 @@ fn what_stays_wrong_is_told_and_what_passes_is_not() {
         skip("g", None, network(true)),
         skip("h", None, network(false)),
         Skipped { pod: None, nic: Some("eth9".into()), mirror: None, why: Why::NoSuchInterface },
+        of_resource("i", Some("shop"), Why::TooManyMirrors),
+        of_resource("j", Some("shop"), Why::OptedOut(Place::Pod)),
+        of_resource("k", None, Why::TooManyMirrors),
     ];
     let bad = BadAnnotation {
         pod: pod_id("f"),
@@ -56,7 +65,8 @@ fn what_stays_wrong_is_told_and_what_passes_is_not() {
             ("b", "NoHostInterface"),
             ("e", "BadSetting"),
             ("f", "BadAnnotation"),
-            ("g", "NoSuchNetwork")
+            ("g", "NoSuchNetwork"),
+            ("i", "TooManyMirrors"),
         ]
     );
 }
@@ -82,7 +92,7 @@ fn a_pod_with_many_devices_is_told_of_some() {
 #[test]
 fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
     let fact = |pod: &str, note: &str| Fact { pod: pod_id(pod), reason: "BadSetting", note: note.into() };
-    let name = |pod, note| event(&fact(pod, note), "node").metadata.name.unwrap();
+    let name = |pod, note| fact(pod, note).message().name();
     assert_eq!(name("a", "x"), "podmirror-80cdda601a520562");
     assert_ne!(name("a", "x"), name("a", "y"));
     // Texts that are the same only when they are joined.
@@ -91,9 +101,12 @@ fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
 
 #[test]
 fn a_long_note_is_cut_between_characters() {
-    let note = format!("{}é", "x".repeat(NOTE_MAX - 1));
-    assert_eq!(cut(&note), "x".repeat(NOTE_MAX - 1));
-    assert_eq!(cut("short"), "short");
+    let cut = |note: String| {
+        let fact = Fact { pod: pod_id("a"), reason: "BadSetting", note };
+        fact.message().event(Reporter { controller: CONTROLLER, instance: "one" }).note.unwrap()
+    };
+    assert_eq!(cut(format!("{}é", "x".repeat(1023))), "x".repeat(1023));
+    assert_eq!(cut("short".into()), "short");
 }
 
 #[test]

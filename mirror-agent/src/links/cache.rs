@@ -92,6 +92,11 @@ impl Cache {
         self.readings.insert(links.netns, reading);
     }
 
+    /// Forgets the reading of a namespace.
+    pub(super) fn forget(&mut self, netns: NetnsId) {
+        self.readings.remove(&netns);
+    }
+
     /// Forgets the readings that were not wanted since the last call.
     pub(super) fn forget_unwanted(&mut self) {
         self.readings.retain(|_, reading| std::mem::take(&mut reading.is_wanted));

@@ -69,23 +69,19 @@ pub(super) async fn mirror(
         return Err(error);
     }
     match peer {
-        None => info!(
-            mirror_iface = name,
-            kind = "dummy",
-            mtu,
-            offloads = keeps_offloads,
-            "made the mirror interface"
-        ),
+        None => {
+            info!(device = name, kind = "dummy", mtu, offloads = keeps_offloads, "made a device for copies")
+        }
         Some(peer) => {
             let reason = "the kernel has no dummy driver";
             info!(
-                mirror_iface = name,
+                device = name,
                 kind = "veth",
                 peer,
                 mtu,
                 offloads = keeps_offloads,
                 reason,
-                "made the mirror interface"
+                "made a device for copies"
             );
         }
     }
@@ -186,12 +182,12 @@ async fn index_of(handle: &Handle, name: &str) -> anyhow::Result<IfIndex> {
 /// A new device has multicast on. Where the node forwards IPv6, as nodes do, the kernel would then make the device join
 /// the group of all routers and report that to the link, with any addresses. A device that is made without IPv6 gets
 /// its IPv6 state when its MTU is raised. Multicast is off by then, and the device joins no group that is reported.
-fn silent<T>(device: LinkMessageBuilder<T>, mtu: u32) -> LinkMessageBuilder<T> {
+pub(super) fn silent<T>(device: LinkMessageBuilder<T>, mtu: u32) -> LinkMessageBuilder<T> {
     device.mtu(mtu.min(MTU_WITHOUT_IPV6)).arp(false).multicast(false)
 }
 
 /// Gives a new device its alias and MTU, keeps IPv6 from giving it an address, and brings it up, in this order.
-async fn finish(handle: &Handle, name: &str, mtu: u32) -> io::Result<()> {
+pub(super) async fn finish(handle: &Handle, name: &str, mtu: u32) -> io::Result<()> {
     let device = || LinkUnspec::new_with_name(name);
     change(handle, device().alias(ALIAS).mtu(mtu).build()).await?;
 

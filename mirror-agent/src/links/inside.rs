@@ -16,11 +16,13 @@ use super::{
     PodNetns,
     cache::{Cache, Veths, veths},
     is_momentary,
-    netns::{Netns, netns_id},
     procfs::Processes,
     socket::{connect, dump, nsid, serve},
 };
-use crate::model::{IfIndex, Link, NetnsId, PodLinks};
+use crate::{
+    model::{IfIndex, Link, NetnsId, PodLinks},
+    netns::{Namespaces, Netns, netns_id},
+};
 
 /// The devices inside each pod, by UID, or why they could not be read.
 type Found = BTreeMap<String, Result<PodLinks, String>>;
@@ -32,6 +34,8 @@ pub(super) struct Inside {
     cache: Cache,
     /// Where the processes of each pod were, by UID.
     homes: HashMap<String, NetnsId>,
+    /// Where the namespaces that were found can be opened.
+    namespaces: Namespaces,
 }
 
 /// The node's namespace, as one snapshot needs it.
@@ -44,7 +48,23 @@ struct Node<'a> {
 impl Inside {
     /// For a node whose own network namespace is `host`.
     pub(super) fn new(host: NetnsId) -> Self {
-        Self { host, processes: Processes::default(), cache: Cache::default(), homes: HashMap::new() }
+        Self {
+            host,
+            processes: Processes::default(),
+            cache: Cache::default(),
+            homes: HashMap::new(),
+            namespaces: Namespaces::default(),
+        }
+    }
+
+    /// Where the namespaces of the last snapshot can be opened.
+    pub(super) fn namespaces(&self) -> Namespaces {
+        self.namespaces.clone()
+    }
+
+    /// Forgets the reading of a namespace in which a device was made or deleted: no event tells of that.
+    pub(super) fn forget(&mut self, netns: NetnsId) {
+        self.cache.forget(netns);
     }
 
     /// The devices inside `pods`, given those of the node, and a way to ask in the node's namespace.
@@ -75,6 +95,8 @@ impl Inside {
             }
         }
         self.cache.forget_unwanted();
+        let read = found.values().filter_map(|inside| inside.as_ref().ok());
+        self.namespaces.keep(&read.map(|inside| inside.netns.ino).collect());
         self.homes.retain(|uid, _| found.contains_key(uid));
         Ok(found)
     }
@@ -122,6 +144,7 @@ impl Inside {
     async fn at(&mut self, node: &Node<'_>, path: &Path) -> anyhow::Result<PodLinks> {
         let of = || format!("network namespace {}", path.display());
         let id = netns_id(path).with_context(of)?;
+        self.namespaces.note(id, path);
         if let Some(links) = self.cache.get(id, &node.veths) {
             return Ok(links.clone());
         }

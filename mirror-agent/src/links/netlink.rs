@@ -11,17 +11,21 @@ use std::{
 };
 
 use anyhow::Context;
+use mirror_common::verdict::Direction;
+use mirror_core::coverage::Carried;
 use rtnetlink::LinkUnspec;
 use tokio::{sync::Notify, task::JoinSet};
 
 use super::{
-    LinkTable, PodNetns, create,
+    LinkTable, NicPlace, PodNetns, counters, create, exit,
     inside::Inside,
-    netns::Netns,
     offloads, queue, route,
     socket::{connect, dump, listen, os_error, serve, watch},
 };
-use crate::model::{LinkChange, LinkSnapshot};
+use crate::{
+    model::{LinkChange, LinkSnapshot},
+    netns::{Namespaces, Netns},
+};
 
 /// The devices of the network namespace that it was made in.
 pub struct Netlink {
@@ -30,6 +34,7 @@ pub struct Netlink {
     mirrors: BTreeSet<String>,
     /// The addresses to which a snapshot includes the routes.
     remotes: BTreeSet<IpAddr>,
+    shows_redirects: Option<bool>,
     changed: Arc<Notify>,
     /// The task that waits for events; it ends with this value.
     _events: JoinSet<()>,
@@ -48,9 +53,15 @@ impl Netlink {
             inside: Inside::new(host),
             mirrors: BTreeSet::new(),
             remotes: BTreeSet::new(),
+            shows_redirects: None,
             changed,
             _events: events,
         })
+    }
+
+    /// Where the namespaces of the pods of the last snapshot can be opened.
+    pub fn namespaces(&self) -> Namespaces {
+        self.inside.namespaces()
     }
 
     /// Makes snapshots include the offloads of this device of the node. Can be called for several devices.
@@ -96,6 +107,17 @@ impl LinkTable for Netlink {
         .context("cannot read the network devices")
     }
 
+    async fn counters(
+        &mut self,
+        nics: &[NicPlace],
+    ) -> anyhow::Result<Vec<Option<[Carried; Direction::COUNT]>>> {
+        serve(connect()?, async |handle| Ok(counters::read(handle, nics).await)).await
+    }
+
+    fn shows_redirects(&mut self) -> bool {
+        *self.shows_redirects.get_or_insert_with(counters::show_redirects)
+    }
+
     async fn apply(&mut self, change: &LinkChange) -> anyhow::Result<()> {
         let done = serve(connect()?, async |handle| match change {
             LinkChange::CreateMirror { name, mtu, offloads } => {
@@ -126,12 +148,23 @@ impl LinkTable for Netlink {
                 let taken = queue::take(handle, *ifindex).await;
                 taken.with_context(|| format!("cannot take the queue of the device with index {ifindex}"))
             }
+            LinkChange::CreateExit(netns, hub) => {
+                let made = exit::make(handle, &self.inside.namespaces(), *netns, *hub).await;
+                made.context("cannot make the exit of a pod")
+            }
+            LinkChange::DeleteExit(netns) => {
+                let deleted = exit::delete(&self.inside.namespaces(), *netns).await;
+                deleted.context("cannot delete the exit of a pod")
+            }
             LinkChange::Delete(ifindex) => {
                 let done = handle.link().del(ifindex.0).execute().await.map_err(os_error);
                 done.with_context(|| format!("cannot delete the device with index {ifindex}"))
             }
         })
         .await;
+        if let LinkChange::CreateExit(netns, _) | LinkChange::DeleteExit(netns) = change {
+            self.inside.forget(*netns);
+        }
         let is_made = matches!(change, LinkChange::CreateMirror { .. } | LinkChange::CreateTunnel(_));
         match done {
             Err(error) if !is_made && error.downcast_ref().is_some_and(is_gone) => Ok(()),

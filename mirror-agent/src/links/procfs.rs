@@ -15,8 +15,9 @@ use std::{
 use anyhow::Context;
 use nix::time::{ClockId, clock_gettime};
 
-use super::{cgroup::pod_uid, is_momentary, netns::netns_id};
+use super::{cgroup::pod_uid, is_momentary};
 use crate::model::NetnsId;
+use crate::netns::netns_id;
 
 const PROC: &str = "/proc";
 /// The unit of times in `/proc/<pid>/stat`: `USER_HZ`, 100 a second on every architecture that we run on.

@@ -26,8 +26,9 @@ use rtnetlink::{
 use tokio::sync::Notify;
 use tracing::error;
 
-use super::{decode, netns::Netns};
+use super::decode;
 use crate::model::{IfIndex, Link};
+use crate::netns::Netns;
 
 /// Devices, tc filters and qdiscs, and ids of namespaces.
 const EVENTS: [MulticastGroup; 3] = [MulticastGroup::Link, MulticastGroup::Tc, MulticastGroup::Nsid];

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use mirror_core::coverage::Carried;
 use nix::{
     sched::{CloneFlags, unshare},
     sys::socket::{AddressFamily, SockFlag, SockType, socket},
@@ -20,8 +21,11 @@ use rtnetlink::{
 };
 use tokio::{sync::oneshot, time::timeout};
 
-use super::{LinkTable, PodNetns, netlink::Netlink, netns::netns_id};
-use crate::model::{IfIndex, Link, LinkChange, LinkKind, Peer, PodLinks};
+use super::{LinkTable, NicPlace, PodNetns, netlink::Netlink, socket::connect};
+use crate::{
+    model::{IfIndex, Link, LinkChange, LinkKind, Peer, PodLinks},
+    netns::{Netns, netns_id},
+};
 
 mod mirror;
 
@@ -98,6 +102,63 @@ pub(super) async fn by_name(netlink: &mut Netlink, name: &str) -> Option<Link> {
 /// Until no event has come for a while.
 pub(super) async fn quiet(netlink: &mut Netlink) {
     while timeout(Duration::from_millis(100), netlink.changed()).await.is_ok() {}
+}
+
+/// The kernel announces its multicast groups at both ends of a veth that is up.
+#[test]
+fn the_counters_of_a_nic_are_read_from_the_node() {
+    on_a_node(|| async {
+        let (mut netlink, handle, pod) = (Netlink::new().unwrap(), handle(), PodNs::new().await);
+        add_nic(&handle, &pod, "veth1", "eth0").await;
+        add_nic(&handle, &pod, "veth2", "eth1").await;
+        let (host, inside) = snapshot_of(&mut netlink, &pod.path).await;
+        let nsid = inside.unwrap().nsid.unwrap();
+        let of = |name: &str| {
+            let end = host.iter().find(|link| link.name == name).unwrap();
+            NicPlace { nsid, ifindex: IfIndex(end.peer.unwrap().ifindex), end: Some(end.ifindex) }
+        };
+        let (eth0, eth1) = (of("veth1"), of("veth2"));
+        let carried = async |netlink: &mut Netlink, place| netlink.counters(&[place]).await.unwrap()[0];
+        let idle = Carried { end: Some([0, 0]), ..Carried::default() };
+        assert_eq!(netlink.counters(&[eth1, eth0]).await.unwrap(), [Some([idle; 2]); 2]);
+
+        let up = |name: &str| LinkUnspec::new_with_name(name).up().build();
+        handle.link().change(up("veth1")).execute().await.unwrap();
+        let (connection, inside, _) = {
+            let netns = Netns::open(&pod.path).unwrap();
+            let (connection, handle) = netns.inside(connect).await.unwrap();
+            (tokio::spawn(connection), handle, netns)
+        };
+        inside.link().change(up("eth0")).execute().await.unwrap();
+        let both = async {
+            loop {
+                let [ingress, egress] = carried(&mut netlink, eth0).await.unwrap();
+                if ingress.nic.packets > 0 && egress.nic.packets > 0 {
+                    return [ingress, egress];
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        for Carried { nic, end } in timeout(DEADLINE, both).await.expect("both ends send") {
+            let [before, after] = end.unwrap();
+            assert!(
+                before <= nic.packets && nic.packets <= after && nic.bytes > nic.packets,
+                "{nic:?} {end:?}"
+            );
+        }
+        connection.abort();
+
+        let itself = carried(&mut netlink, NicPlace { end: None, ..eth0 }).await.unwrap();
+        assert!(itself.iter().all(|of| of.nic.packets > 0 && of.end.is_none()), "{itself:?}");
+        for (what, place) in [
+            ("another device's place", NicPlace { end: eth1.end, ..eth0 }),
+            ("no such NIC", NicPlace { ifindex: IfIndex(999), ..eth0 }),
+            ("no such device", NicPlace { end: Some(IfIndex(999)), ..eth0 }),
+            ("no such namespace", NicPlace { nsid: 999, ..eth0 }),
+        ] {
+            assert_eq!(carried(&mut netlink, place).await, None, "{what}");
+        }
+    });
 }
 
 #[test]

@@ -3,14 +3,17 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use mirror_common::verdict::{Direction, Verdict};
+use mirror_core::coverage::{Doubt, State, Way};
+use tokio::time::Instant;
 
 use super::*;
 use crate::{
     dataplane::readout::Count,
     model::{
-        Device, DeviceTarget, Directions, Ended, IfIndex, MirrorId, Name, Origin, Owner, Place, PodId,
-        Program, Session, Target, TargetName,
+        Device, DeviceTarget, Directions, Ended, Hidden, IfIndex, MirrorId, Name, Origin, Owner, Place,
+        PodId, Program, Session, Target, TargetName,
     },
+    report::Judged,
     select::{BadAnnotation, Problem, Skipped, Why},
     settings::{Budget, Settings},
 };
@@ -48,7 +51,7 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
     if packets == 7 {
         sessions.push(session("ids", 70));
     }
-    TapReadout { device: Device::on_node(IfIndex(ifindex)), owner, sessions }
+    TapReadout { device: Device::on_node(IfIndex(ifindex)), pod_side: None, owner, sessions }
 }
 
 #[test]
@@ -158,6 +161,38 @@ fn a_pod_with_two_skipped_nics_is_one_skipped_pod() {
             "podmirror_taps{state=\"wanted\"} 4",
         ]
     );
+}
+
+/// The state is a label, so a NIC has two series whatever happens to it.
+#[test]
+fn each_direction_of_a_nic_has_one_series_with_its_coverage() {
+    let judged = |state| Judged { state, since: Instant::now(), seen: 1, carried: 2 };
+    let nic = |state| NicCoverage {
+        pod: pod("web", "a"),
+        nic: "eth0".into(),
+        device: "veth1".into(),
+        inside: None,
+        directions: [judged(state), judged(State::Covered)],
+    };
+    for (state, name) in [
+        (State::Bypassed(Way::Peer), "Bypassed"),
+        (State::Hidden(Hidden::Program("first".into())), "Hidden"),
+        (State::NoHook, "NoHook"),
+        (State::Unknown(Doubt::Idle), "Unknown"),
+        (State::Covered, "Covered"),
+    ] {
+        let coverage = [(Device::on_node(IfIndex(1)), nic(state))].into();
+        let report = Report { coverage, ..Report::default() };
+        let lines = lines(|registry| register_report(registry, &report).unwrap());
+        let series: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_coverage")).collect();
+        let expected = [("egress", "Covered"), ("ingress", name)].map(|(direction, state)| {
+            format!(
+                "podmirror_nic_coverage{{direction=\"{direction}\",namespace=\"shop\",nic=\"eth0\",pod=\"web\",\
+                 state=\"{state}\"}} 1"
+            )
+        });
+        assert_eq!(series, expected.iter().collect::<Vec<_>>());
+    }
 }
 
 #[test]

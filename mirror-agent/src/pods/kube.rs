@@ -1,16 +1,20 @@
-//! [`KubePods`]: the pods of one node and the annotations of their namespaces, from the Kubernetes API.
+//! [`KubePods`]: the pods of one node, the annotations and labels of their namespaces, and the Mirrors and ClusterMirrors,
+//! from the Kubernetes API.
 //!
-//! Two watches, each with a store; a snapshot joins the stores. There is no snapshot before both have been listed
-//! completely. While the API is away the stores stay unchanged. When it is back, each is listed again as a whole, so
-//! that a deletion is believed only if a list shows it. This module selects nothing, and writes nothing to the API:
-//! `crate::events` does that.
+//! Four watches, each with a store; a snapshot joins the stores. There is no snapshot before all have been listed
+//! completely. A cluster can lack the Mirrors and ClusterMirrors: then their stores are empty. While the API is away
+//! the stores stay unchanged. When it is back, each is listed again as a whole, so that a deletion is believed only if
+//! a list shows it. This module selects nothing, and writes nothing to the API: `crate::events` and
+//! `crate::mirror_node` do that.
 
+mod connection;
 #[cfg(test)]
 pub(crate) mod fake;
 mod follow;
 pub mod installation;
 mod kept;
 mod object;
+mod resource;
 mod seen;
 #[cfg(test)]
 mod tests;
@@ -20,16 +24,16 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
     ops::RangeInclusive,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
-use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
-    Api, Client, Config,
-    core::PartialObjectMeta,
+    Api, Client,
+    core::{ObjectMeta, PartialObjectMeta},
     runtime::reflector::{ObjectRef, Store},
 };
+use mirror_api::{ClusterMirror, Mirror};
+use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
@@ -37,19 +41,23 @@ use tokio::{
 };
 use tracing::warn;
 
-use self::{follow::Follower, installation::Installation, kept::Kept, object::PodObject, seen::Seen};
+pub use self::connection::connect;
+pub(crate) use self::resource::{Kind, read};
+use self::{
+    follow::Follower,
+    installation::Installation,
+    kept::{Keep, Kept},
+    object::{PodObject, TOO_LONG},
+    resource::ResourceObject,
+    seen::Seen,
+};
 use super::{PodSource, SourceState};
-use crate::model::{Pod, PodId};
+use crate::model::{Pod, PodId, Resource};
 
 /// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: otherwise all
-/// agents that were cut off at the same moment would begin their watches again at the same moments, for ever. A watch
-/// that is silent for longer is dead: so an API server that was cut off without notice is noticed after a minute or a
-/// little more.
-const WATCH_TIMEOUT: RangeInclusive<u32> = 60..=75;
-/// How long a connection may take.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// How long the server may be silent: longer than the longest watch without news.
-const SILENCE: Duration = Duration::from_secs(*WATCH_TIMEOUT.end() as u64 + 15);
+/// agents that were cut off at the same moment would begin their watches again at the same moments, for ever. What ends
+/// a dead watch is not its length: see `connection` and `follow`.
+const WATCH_TIMEOUT: RangeInclusive<u32> = 420..=540;
 
 /// The watched kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +66,10 @@ pub enum Watched {
     Pods,
     /// The namespaces, by their metadata only.
     Namespaces,
+    /// The Mirrors of all namespaces.
+    Mirrors,
+    /// The ClusterMirrors.
+    ClusterMirrors,
 }
 
 impl Watched {
@@ -66,7 +78,17 @@ impl Watched {
         match self {
             Self::Pods => "pods",
             Self::Namespaces => "namespaces",
+            Self::Mirrors => "mirrors",
+            Self::ClusterMirrors => "clustermirrors",
         }
+    }
+
+    /// How many there are.
+    const COUNT: usize = 4;
+
+    /// Whether a cluster can be without objects of this kind: their CRD is not installed, or the agent may not read them.
+    const fn is_optional(self) -> bool {
+        matches!(self, Self::Mirrors | Self::ClusterMirrors)
     }
 }
 
@@ -74,6 +96,8 @@ impl Watched {
 pub struct KubePods {
     pods: Store<PodObject>,
     namespaces: Store<PartialObjectMeta<Namespace>>,
+    mirrors: Store<ResourceObject<Mirror>>,
+    cluster_mirrors: Store<ResourceObject<ClusterMirror>>,
     shared: Arc<Shared>,
     /// The pods with the same UID that were logged.
     twins: Mutex<BTreeSet<PodId>>,
@@ -81,58 +105,81 @@ pub struct KubePods {
     _watches: JoinSet<()>,
 }
 
-/// Connects to the API that the environment names: `KUBECONFIG`, `~/.kube/config`, or the API of the cluster that this
-/// process is a pod of. Sends no request yet.
-pub async fn connect() -> anyhow::Result<Client> {
-    let mut config = Config::infer().await.context(
-        "cannot find the Kubernetes API; set KUBECONFIG, run in a pod with a service account, or use --pods-from",
-    )?;
-    config.connect_timeout = Some(CONNECT_DEADLINE);
-    // From the last request on: a connection that lay idle in between is not to blame.
-    config.read_timeout = Some(SILENCE);
-    config.reset_reader_on_write = true;
-    Client::try_from(config).context("cannot use the configuration for the Kubernetes API")
-}
-
 impl KubePods {
     /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins again after a failure.
     /// Must be called in a tokio runtime.
     pub fn watch(client: Client, node: &str, restarted: impl Fn(Watched) + Send + Sync + 'static) -> Self {
-        let (pods, kept_pods) = Kept::new();
-        let (namespaces, kept_namespaces) = Kept::new();
         let shared = Arc::new(Shared {
             changed: Notify::new(),
             state: watch::Sender::new(SourceState::Starting),
-            each: Mutex::new([SourceState::Starting; 2]),
+            each: Mutex::new([SourceState::Starting; Watched::COUNT]),
             restarted: Box::new(restarted),
         });
-        let mut watches = JoinSet::new();
-        let follow_pods = Follower {
-            watched: Watched::Pods,
-            api: Api::<PodObject>::all(client.clone()),
-            kept: kept_pods,
-            shared: Arc::clone(&shared),
-            fields: Some(format!("spec.nodeName={node}")),
-            watch_seconds: watch_seconds(node),
-            seen: Seen::default(),
-        };
-        watches.spawn(follow_pods.run());
-        let follow_namespaces = Follower {
-            watched: Watched::Namespaces,
-            api: Api::<PartialObjectMeta<Namespace>>::all(client),
-            kept: kept_namespaces,
-            shared: Arc::clone(&shared),
-            fields: None,
-            watch_seconds: watch_seconds(node),
-            seen: Seen::default(),
-        };
-        watches.spawn(follow_namespaces.run());
-        Self { pods, namespaces, shared, twins: Mutex::default(), _watches: watches }
+        let mut watches = Watches { client, shared, seconds: watch_seconds(node), tasks: JoinSet::new() };
+        Self {
+            pods: watches.follow(Watched::Pods, Some(format!("spec.nodeName={node}"))),
+            namespaces: watches.follow(Watched::Namespaces, None),
+            mirrors: watches.follow(Watched::Mirrors, None),
+            cluster_mirrors: watches.follow(Watched::ClusterMirrors, None),
+            shared: watches.shared,
+            twins: Mutex::default(),
+            _watches: watches.tasks,
+        }
     }
 
     /// The DaemonSet `name` in `namespace` that this agent is a pod of.
     pub fn installation(&self, client: Client, namespace: String, name: String) -> Installation {
         Installation::new(client, self.namespaces.clone(), namespace, name)
+    }
+}
+
+/// The watches that have been started.
+struct Watches {
+    client: Client,
+    shared: Arc<Shared>,
+    /// How many seconds a watch lasts.
+    seconds: u32,
+    tasks: JoinSet<()>,
+}
+
+impl Watches {
+    /// Starts to follow the objects of one kind, those with these fields.
+    fn follow<K: Keep + DeserializeOwned + Send + Sync>(
+        &mut self,
+        watched: Watched,
+        fields: Option<String>,
+    ) -> Store<K> {
+        let (store, kept) = Kept::new();
+        let follower = Follower {
+            watched,
+            api: Api::<K>::all(self.client.clone()),
+            kept,
+            shared: Arc::clone(&self.shared),
+            fields,
+            watch_seconds: self.seconds,
+            seen: Seen::default(),
+            lacking: None,
+        };
+        self.tasks.spawn(follower.run());
+        store
+    }
+}
+
+/// What the pods of a namespace get from it.
+struct OfNamespace {
+    annotations: Arc<BTreeMap<String, String>>,
+    labels: Arc<BTreeMap<String, String>>,
+    /// Why the annotations are not known.
+    unread: Option<String>,
+}
+
+impl OfNamespace {
+    fn new(namespace: &PartialObjectMeta<Namespace>) -> Self {
+        let ObjectMeta { annotations, labels, .. } = &namespace.metadata;
+        let unread =
+            annotations.is_none().then(|| format!("the annotations of its namespace have {TOO_LONG}"));
+        let arc = |texts: &Option<BTreeMap<_, _>>| Arc::new(texts.clone().unwrap_or_default());
+        Self { annotations: arc(annotations), labels: arc(labels), unread }
     }
 }
 
@@ -146,10 +193,12 @@ impl PodSource for KubePods {
             let mut pod = object.pod()?.clone();
             let of_namespace = inherited.entry(pod.id.namespace.clone()).or_insert_with(|| {
                 let namespace = self.namespaces.get(&ObjectRef::new(&pod.id.namespace))?;
-                namespace.metadata.annotations.clone().map(Arc::new)
+                Some(OfNamespace::new(&namespace))
             });
-            // A namespace that is not known yet, or cannot be read, may say that its pods are not to be mirrored.
-            pod.inherited = Arc::clone(of_namespace.as_ref()?);
+            // A namespace that is not known yet may say that its pods are not to be mirrored.
+            let OfNamespace { annotations, labels, unread } = of_namespace.as_ref()?;
+            (pod.inherited, pod.namespace_labels) = (Arc::clone(annotations), Arc::clone(labels));
+            pod.unread = pod.unread.or_else(|| unread.clone());
             Some(pod)
         };
         let pods = self.pods.state().into_iter().filter_map(with_inherited).collect();
@@ -160,6 +209,13 @@ impl PodSource for KubePods {
         }
         *told = twins;
         Some(pods.into())
+    }
+
+    fn resources(&self) -> Arc<[Resource]> {
+        let (mirrors, cluster_mirrors) = (self.mirrors.state(), self.cluster_mirrors.state());
+        let mirrors = mirrors.iter().filter_map(|mirror| mirror.resource());
+        let cluster_mirrors = cluster_mirrors.iter().filter_map(|mirror| mirror.resource());
+        mirrors.chain(cluster_mirrors).cloned().collect()
     }
 
     async fn changed(&mut self) {
@@ -192,17 +248,17 @@ fn watch_seconds(node: &str) -> u32 {
     WATCH_TIMEOUT.start() + u32::try_from(spread).unwrap_or(0)
 }
 
-/// The state that the two watches share.
+/// The state that the watches share.
 struct Shared {
     changed: Notify,
     state: watch::Sender<SourceState>,
     /// Of each watch.
-    each: Mutex<[SourceState; 2]>,
+    each: Mutex<[SourceState; Watched::COUNT]>,
     restarted: Box<dyn Fn(Watched) + Send + Sync>,
 }
 
 impl Shared {
-    /// Both have been listed completely, now or before the API went away.
+    /// All have been listed completely, now or before the API went away.
     fn is_listed(&self) -> bool {
         !matches!(*self.state.borrow(), SourceState::Starting)
     }
@@ -222,12 +278,12 @@ impl Shared {
 }
 
 /// The state of a source from those of its parts.
-fn join([a, b]: [SourceState; 2]) -> SourceState {
+fn join(parts: impl IntoIterator<Item = SourceState>) -> SourceState {
     use SourceState::{Away, Current, Starting};
-    match (a, b) {
+    parts.into_iter().fold(Current, |a, b| match (a, b) {
         (Starting, _) | (_, Starting) => Starting,
         (Away { since: a }, Away { since: b }) => Away { since: a.min(b) },
         (Away { since }, Current) | (Current, Away { since }) => Away { since },
         (Current, Current) => Current,
-    }
+    })
 }

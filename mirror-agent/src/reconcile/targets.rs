@@ -28,9 +28,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// The pods whose devices must be read: those that are wanted, and the collectors.
     pub(super) fn pods_to_read(&self, wanted: &[Wanted<'_>], pods: &[Pod]) -> Vec<PodNetns> {
         let wanted = wanted.iter().map(|wanted| wanted.pod);
+        // What is ours inside a pod must go when its mirrors have gone.
+        let with_exits = pods.iter().filter(|pod| self.exits.may_be_in(&pod.id.uid));
         let collectors = self.policy.collectors().flat_map(|(_, nic)| collector::of(nic, pods));
         let (mut uids, mut to_read) = (BTreeSet::new(), Vec::new());
-        for pod in wanted.chain(collectors).filter(|pod| !pod.host_network) {
+        for pod in wanted.chain(collectors).chain(with_exits).filter(|pod| !pod.host_network) {
             if uids.insert(&pod.id.uid) {
                 to_read.push(PodNetns { uid: pod.id.uid.clone(), path: pod.netns.clone() });
             }

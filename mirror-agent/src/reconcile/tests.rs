@@ -1,31 +1,39 @@
-//! The loop against the twins of its edges.
+//! The loop against the twins of its edges. [`coverage`] has the tests of the counters that it reads between its rounds.
 
-#![expect(clippy::unwrap_used, reason = "tests panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
+
+mod coverage;
+mod routes;
 
 use std::sync::Arc;
 
 use mirror_common::verdict::TapKind;
-use mirror_core::destination::Destination;
+use mirror_core::{coverage::Carried, destination::Destination};
 
 use super::{carry_out::SLICE, *};
 use crate::{
     dataplane::fake::Fake,
-    links::PodNetns,
+    links::{NicPlace, PodNetns},
     model::{
         ALIAS, ActualTap, DeviceTarget, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId,
-        NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId, PodLinks, Program, RingId, Session, Tap,
+        NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId, PodLinks, Program, Request, Resource,
+        ResourceId, RingId, Selector, Session, Tap,
     },
     select::MIRROR,
     settings::{Settings, parse_filter},
 };
 
-/// Pods by hand.
+/// Pods and resources by hand.
 #[derive(Default)]
-struct Pods(Option<Vec<Pod>>);
+struct Pods(Option<Vec<Pod>>, Vec<Resource>);
 
 impl PodSource for Pods {
     fn snapshot(&self) -> Option<Arc<[Pod]>> {
         self.0.clone().map(Arc::from)
+    }
+
+    fn resources(&self) -> Arc<[Resource]> {
+        self.1.clone().into()
     }
 
     async fn changed(&mut self) {
@@ -39,8 +47,11 @@ struct Table {
     links: LinkSnapshot,
     applied: Vec<LinkChange>,
     is_broken: bool,
+    refuses_exits: bool,
     /// The pods that each snapshot was asked for.
     asked: Vec<Vec<PodNetns>>,
+    /// What the NICs have carried, by the index of the node's end; `None`: it cannot be read.
+    carried: BTreeMap<IfIndex, Option<[Carried; 2]>>,
 }
 
 impl LinkTable for Table {
@@ -50,16 +61,40 @@ impl LinkTable for Table {
         Ok(self.links.clone())
     }
 
+    async fn counters(&mut self, nics: &[NicPlace]) -> anyhow::Result<Vec<Option<[Carried; 2]>>> {
+        anyhow::ensure!(!self.is_broken, "injected failure");
+        let idle = Some(<[Carried; 2]>::default());
+        Ok(nics.iter().map(|nic| self.carried.get(&nic.end?).copied().unwrap_or(idle)).collect())
+    }
+
+    fn shows_redirects(&mut self) -> bool {
+        true
+    }
+
     async fn apply(&mut self, change: &LinkChange) -> anyhow::Result<()> {
         self.applied.push(change.clone());
-        if let LinkChange::CreateMirror { name, mtu, .. } = change {
-            let mirror = Link {
-                name: name.clone(),
-                mtu: *mtu,
-                alias: Some(ALIAS.into()),
-                ..link(90, LinkKind::Dummy)
-            };
-            self.links.host.insert(mirror.ifindex, mirror);
+        let namespaces = &mut self.links.pods;
+        let mut of = |netns: &NetnsId, change: &dyn Fn(&mut Vec<Link>)| {
+            let inside = namespaces.values_mut().flatten().filter(|inside| inside.netns == *netns);
+            inside.for_each(|inside| change(&mut inside.links));
+        };
+        match change {
+            LinkChange::CreateMirror { name, mtu, .. } => {
+                let ifindex = if name == exit::HUB { 91 } else { 90 };
+                let (name, mtu, alias) = (name.clone(), *mtu, Some(ALIAS.into()));
+                let mirror = Link { name, mtu, alias, ..link(ifindex, LinkKind::Dummy) };
+                self.links.host.insert(mirror.ifindex, mirror);
+            }
+            LinkChange::Delete(ifindex) => drop(self.links.host.remove(ifindex)),
+            LinkChange::CreateExit(..) if self.refuses_exits => anyhow::bail!("injected failure"),
+            LinkChange::CreateExit(netns, hub) => {
+                let peer = Some(Peer { ifindex: hub.0, nsid: Some(0) });
+                let kind = LinkKind::Other("macvlan".into());
+                let exit = Link { ifindex: exit::IFINDEX, name: exit::NAME.into(), peer, ..link(1, kind) };
+                of(netns, &|links| links.push(exit.clone()));
+            }
+            LinkChange::DeleteExit(netns) => of(netns, &|links| links.retain(|link| !exit::is_exit(link))),
+            _ => {}
         }
         Ok(())
     }
@@ -190,7 +225,8 @@ async fn nothing_is_removed_before_the_first_complete_list() {
         key: None,
     };
     let sessions = [(MirrorId::default(), session)].into();
-    let tap = Tap { owner, kind: TapKind::HostVeth, is_limited: false, sessions };
+    let kind = TapKind::HostVeth;
+    let tap = Tap { owner, kind, is_limited: false, exit: None, pod_side: None, sessions };
     let (ingress, egress) = (HookState::Stale, HookState::Stale);
     let old = ActualTap { tap: Some(tap), ingress, egress, ..ActualTap::default() };
     world.dataplane.actual.taps.insert(device(11), old.clone());
@@ -246,6 +282,39 @@ async fn a_pod_that_does_not_fit_is_reported_and_the_others_stay() {
     let skipped: Vec<_> = report.skipped.iter().map(|skipped| (&skipped.pod, &skipped.why)).collect();
     assert!(matches!(skipped[..], [(Some(pod), Why::NoRoom(_))] if pod.name == "pod-2"), "{skipped:?}");
     assert!(report.is_reconciled);
+}
+
+/// A pod is covered when its tap and its hooks are there, and not before.
+#[tokio::test(start_paused = true)]
+async fn what_came_of_a_resource_is_reported() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    add_pod(&mut world, 2);
+    world.pods.1.push(Resource {
+        id: ResourceId { namespace: Some("default".into()), name: "all".parse().unwrap() },
+        uid: "1".into(),
+        generation: 1,
+        created: 0,
+        is_enforced: false,
+        namespaces: Selector::default(),
+        pods: Selector::default(),
+        request: Ok(Request::default()),
+    });
+    world.dataplane.failures = vec![Op::Attach(device(12), Program::TAP[0]); 1000].into();
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    let told = |world: &World| {
+        let report = Report::clone(&world.reports().borrow());
+        let [of] = &report.resources[..] else { panic!("{report:?}") };
+        let covered: Vec<_> = of.covered.iter().map(|pod| pod.name.clone()).collect();
+        let others: Vec<_> = of.not_covered.iter().map(|of| (of.pod.name.clone(), of.reason)).collect();
+        (covered, others)
+    };
+    assert_eq!(told(&world), (vec!["pod-1".into()], vec![("pod-2".into(), "NotYet")]));
+    world.dataplane.failures.clear();
+    run_for(&mut world, Duration::from_secs(31)).await.unwrap();
+    assert_eq!(told(&world), (vec!["pod-1".into(), "pod-2".into()], vec![]));
+    let sessions = &world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap().sessions;
+    assert_eq!(sessions.len(), 2, "the annotation's and the resource's");
 }
 
 /// The kernel refuses the filter that replaces another: the mirror ends, and does not go on with the other filter.
@@ -444,6 +513,7 @@ fn capture(interfaces: &[&str]) -> Capture {
         interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
         directions: Directions::Both,
         settings: Settings::default(),
+        resource: None,
     }
 }
 

@@ -106,6 +106,19 @@ impl Filters {
         Ok(all)
     }
 
+    /// The names of the programs of all filters of a device.
+    pub(super) async fn names(&self, ifindex: IfIndex) -> anyhow::Result<BTreeSet<String>> {
+        let mut names = BTreeSet::new();
+        for hook in Hook::ALL {
+            let messages = self.at(ifindex, hook).await?;
+            names.extend(messages.iter().flat_map(options).filter_map(|option| match option {
+                TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
+                _ => None,
+            }));
+        }
+        Ok(names)
+    }
+
     /// Every filter at one hook.
     async fn at(&self, ifindex: IfIndex, hook: Hook) -> anyhow::Result<Vec<TcMessage>> {
         let index = i32::try_from(ifindex.0).context("ifindex out of range")?;

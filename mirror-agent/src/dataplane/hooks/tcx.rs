@@ -129,6 +129,49 @@ fn replace(program: &mut SchedClassifier, pin: &Path) -> anyhow::Result<bool> {
     }
 }
 
+/// What a link carries, and where.
+pub(super) struct Carried {
+    /// Id of the program.
+    pub(super) program: u32,
+    /// Index of the device, in the namespace that it is in now; 0: it has gone, or other software has detached the link.
+    pub(super) ifindex: u32,
+}
+
+/// What a pinned link carries; `None`: there is no such link any more. aya does not show the device of a link.
+pub(super) fn carried(pin: &Path) -> Option<Carried> {
+    const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+    /// The attributes of `BPF_OBJ_GET_INFO_BY_FD`.
+    #[repr(C)]
+    struct GetInfo {
+        fd: u32,
+        len: u32,
+        info: u64,
+    }
+    /// The beginning of `struct bpf_link_info`, for a TCX link.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        kind: u32,
+        id: u32,
+        program: u32,
+        padding: u32,
+        ifindex: u32,
+        attach_type: u32,
+    }
+    let link = open(pin).ok()?;
+    let mut info = Info::default();
+    let request = GetInfo {
+        fd: link.as_raw_fd().cast_unsigned(),
+        len: size_of::<Info>() as u32,
+        info: (&raw mut info).expose_provenance() as u64,
+    };
+    // SAFETY: the kernel reads as many bytes as the call says, and writes as many bytes of `info` as the request says.
+    let done = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &raw const request, size_of::<GetInfo>())
+    };
+    (done == 0).then_some(Carried { program: info.program, ifindex: info.ifindex })
+}
+
 /// Whether the program of a pinned link stands in a chain.
 pub(super) fn runs(pin: &Path, chain: &[InChain]) -> bool {
     let link = PinnedLink::from_pin(pin).map(FdLink::from);
@@ -154,19 +197,29 @@ pub(super) fn remove(pin: &Path) -> anyhow::Result<()> {
 
 /// Detaches a pinned link from its device, wherever that is: aya has no call for `BPF_LINK_DETACH` (5.9 and newer).
 fn detach(pin: &Path) -> io::Result<()> {
-    const BPF_OBJ_GET: libc::c_int = 7;
     const BPF_LINK_DETACH: libc::c_int = 34;
+    /// The attributes of `BPF_LINK_DETACH`.
+    #[repr(C)]
+    struct LinkDetach {
+        link_fd: u32,
+    }
+    let link = open(pin)?;
+    let request = LinkDetach { link_fd: link.as_raw_fd().cast_unsigned() };
+    // SAFETY: the kernel reads as many bytes as the call says.
+    let detached =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const request, size_of::<LinkDetach>()) };
+    if detached == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Opens a pinned object.
+fn open(pin: &Path) -> io::Result<OwnedFd> {
+    const BPF_OBJ_GET: libc::c_int = 7;
     /// The part of `union bpf_attr` that `BPF_OBJ_GET` reads.
     #[repr(C)]
     struct ObjGet {
         pathname: u64,
         bpf_fd: u32,
         file_flags: u32,
-    }
-    /// The attributes of `BPF_LINK_DETACH`.
-    #[repr(C)]
-    struct LinkDetach {
-        link_fd: u32,
     }
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let get = ObjGet { pathname: path.as_ptr().expose_provenance() as u64, bpf_fd: 0, file_flags: 0 };
@@ -177,10 +230,5 @@ fn detach(pin: &Path) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the descriptor is new, and owned by nothing else.
-    let link = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-    let request = LinkDetach { link_fd: link.as_raw_fd().cast_unsigned() };
-    // SAFETY: the kernel reads as many bytes as the call says.
-    let detached =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const request, size_of::<LinkDetach>()) };
-    if detached == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

@@ -15,7 +15,7 @@ const CURRENT: u32 = 100;
 
 fn pin(version: u32) -> LinkPin {
     let path = format!("/v{version}/links/7-tap_ingress").into();
-    LinkPin { version, ifindex: IfIndex(7), program: Program::TapIngress, path }
+    LinkPin { version, device: Device::on_node(IfIndex(7)), program: Program::TapIngress, path }
 }
 
 fn in_chain(id: u32) -> InChain {
@@ -104,7 +104,9 @@ fn a_device_that_cannot_be_read_fails_no_other() {
     let filters =
         AllFilters { unread: [(IfIndex(7), "no answer".to_owned())].into(), ..AllFilters::default() };
     let survey = Survey { pins: BTreeMap::new(), filters, others: Others::default() };
-    let look = |ifindex| survey.look(IfIndex(ifindex), Program::TapIngress, Method::Clsact, Some(CURRENT));
+    let look = |ifindex| {
+        survey.look(Device::on_node(IfIndex(ifindex)), Program::TapIngress, Method::Clsact, Some(CURRENT))
+    };
     assert_eq!(look(7), (HookState::Stale, None));
     assert_eq!(look(8), (HookState::Absent, None));
     assert!(!survey.has_no_filters());

@@ -4,6 +4,7 @@
 //! begins again. Here [`Seen`] decides which list is asked for and taken. Made by `KubePods`; objects go into [`Kept`],
 //! the state to `Shared`.
 
+mod failure;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,6 @@ use futures_util::{StreamExt as _, stream::BoxStream};
 use kube::{
     Api,
     api::{ListParams, VersionMatch, WatchEvent, WatchParams},
-    core::Status,
     runtime::{
         utils::Backoff as _,
         watcher::{DefaultBackoff, Event},
@@ -23,6 +23,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
+use self::failure::Failure;
 use super::{
     Shared, Watched,
     kept::{Keep, Kept},
@@ -31,12 +32,19 @@ use super::{
 
 /// How long the server may take over a list, or over beginning a watch.
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
-/// How long after its end the server may still be silent about a watch.
-const MARGIN: Duration = Duration::from_secs(5);
+/// How long a watch may be silent. API servers send a bookmark once a minute or a little later. After the time of two the
+/// watch is given up, and a list finds out whether the server lives. (A connection that is dead ends earlier, by itself:
+/// see `connection`.)
+const SILENCE: Duration = Duration::from_secs(150);
 /// The longest pause before the API is asked again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// The shortest time between the beginnings of two watches.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
+/// The longest pause before the API is asked again for a kind that it lacks.
+const LACKING_PAUSE: Duration = Duration::from_secs(30);
+/// After so many answers in a row, a kind that was read before is believed to be gone, and a new agent believes that it
+/// lacks a right: an API server that has just started denies everything for a moment, but no kind that it knows.
+const DENIALS: u32 = 3;
 /// The annotation of the bookmark that ends a streaming list.
 const LIST_END: &str = "k8s.io/initial-events-end";
 
@@ -53,6 +61,17 @@ pub(super) struct Follower<K: Keep> {
     /// How many seconds a watch lasts.
     pub(super) watch_seconds: u32,
     pub(super) seen: Seen,
+    /// Why the cluster has no objects of this kind for the agent, where that is known.
+    pub(super) lacking: Option<Lacking>,
+}
+
+/// Why a cluster has no objects of an optional kind for the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lacking {
+    /// The server does not know the kind: its CRD is not installed.
+    Crd,
+    /// The agent may not read them.
+    Right,
 }
 
 /// A complete list.
@@ -63,9 +82,18 @@ struct Listed<K> {
     changes: Option<Changes<K>>,
 }
 
+/// How far the changes of a watch were taken in.
+enum Taken {
+    /// The server has ended the watch. `shows`: it has shown a version.
+    ToTheEnd { shows: bool },
+    /// The server has fallen silent.
+    UntilSilence,
+}
+
 /// Why a watch must begin again.
 enum End {
-    /// The watch ended in time, but has shown no version: it may wait for a version that never comes.
+    /// The watch has shown no version before its end, or nothing for a long time: it may wait for a version that never
+    /// comes, or for a server that hangs.
     Quiet,
     Failed {
         was_listed: bool,
@@ -77,9 +105,17 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
     /// Follows for ever.
     pub(super) async fn run(mut self) {
         let mut backoff = DefaultBackoff::default();
-        let mut told = None;
+        let (mut told, mut denials) = (None, 0);
         loop {
             let End::Failed { was_listed, failure } = self.list_and_follow(&mut told).await else { continue };
+            let lacking = failure.lacking().filter(|_| self.watched.is_optional());
+            denials = if lacking.is_some() && !was_listed { denials + 1 } else { 0 };
+            if let Some(lacking) = lacking.filter(|lacking| self.believes(*lacking, denials)) {
+                self.lack(lacking);
+                told = None;
+                sleep(backoff.next().unwrap_or(LACKING_PAUSE).min(LACKING_PAUSE)).await;
+                continue;
+            }
             self.shared.set(self.watched, false);
             (self.shared.restarted)(self.watched);
             let (watched, error) = (self.watched.name(), failure.to_string());
@@ -98,6 +134,40 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         }
     }
 
+    /// Whether to believe that the cluster lacks this kind, after so many such answers in a row.
+    fn believes(&self, lacking: Lacking, denials: u32) -> bool {
+        let is_known = !self.seen.newest().is_empty();
+        match lacking {
+            Lacking::Crd => !is_known || denials >= DENIALS,
+            // What has been read stays in force, as it does for pods.
+            Lacking::Right => !is_known && denials >= DENIALS,
+        }
+    }
+
+    /// Goes on without objects of this kind. The agent asks again later.
+    fn lack(&mut self, lacking: Lacking) {
+        self.shared.set(self.watched, true);
+        if self.lacking.replace(lacking) == Some(lacking) {
+            return;
+        }
+        let watched = self.watched.name();
+        match lacking {
+            Lacking::Crd => info!(
+                watched,
+                "the cluster has no CRD of this kind, so there are none of them; the chart installs it, and \
+                 `mirror-agent crds` prints it"
+            ),
+            Lacking::Right => warn!(
+                watched,
+                "the agent has no right to list and watch these, so none of them count; deploy/chart gives it"
+            ),
+        }
+        self.seen = Seen::default();
+        self.kept.take_in(Event::Init);
+        self.kept.take_in(Event::InitDone);
+        self.shared.changed.notify_one();
+    }
+
     /// Lists, and follows until the watch fails. `told` is the failure that was logged last.
     async fn list_and_follow(&mut self, told: &mut Option<String>) -> End {
         let (mut version, mut begun) = match self.list().await {
@@ -108,6 +178,9 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         self.shared.changed.notify_one();
         if told.take().is_some() {
             info!(watched = self.watched.name(), "the Kubernetes API is back");
+        }
+        if self.lacking.take().is_some() {
+            info!(watched = self.watched.name(), "the Kubernetes API has objects of this kind now");
         }
         // The end of a streaming list is a version that it has shown.
         let mut is_shown = begun.is_some();
@@ -122,7 +195,8 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
                 },
             };
             match self.take_in(changes, &mut version).await {
-                Ok(shows) => is_shown |= shows,
+                Ok(Taken::ToTheEnd { shows }) => is_shown |= shows,
+                Ok(Taken::UntilSilence) => return End::Quiet,
                 Err(failure) => return failed(failure),
             }
             sleep_until(at + SHORTEST_WATCH).await;
@@ -222,14 +296,12 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         }
     }
 
-    /// Takes in the changes, from `version` on, until the server ends the watch. Returns whether the watch has shown
-    /// any version.
-    async fn take_in(&mut self, mut changes: Changes<K>, version: &mut String) -> Result<bool, Failure> {
-        let silence = Duration::from_secs(self.watch_seconds.into()) + MARGIN;
-        let mut is_shown = false;
+    /// Takes in the changes, from `version` on, until the server ends the watch or falls silent.
+    async fn take_in(&mut self, mut changes: Changes<K>, version: &mut String) -> Result<Taken, Failure> {
+        let mut shows = false;
         loop {
-            let change = timeout(silence, changes.next()).await.map_err(|_| Failure::Silent)?;
-            let Some(change) = change else { return Ok(is_shown) };
+            let Ok(change) = timeout(SILENCE, changes.next()).await else { return Ok(Taken::UntilSilence) };
+            let Some(change) = change else { return Ok(Taken::ToTheEnd { shows }) };
             let (shown, event) = match change.map_err(Failure::Watch)? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     (object.meta().resource_version.clone(), Some(Event::Apply(object)))
@@ -243,7 +315,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
             let shown = shown.filter(|version| !version.is_empty()).ok_or(Failure::NoVersion)?;
             self.seen.saw(&shown);
             *version = shown;
-            is_shown = true;
+            shows = true;
             if event.is_some_and(|event| self.kept.take_in(event)) {
                 self.shared.changed.notify_one();
             }
@@ -273,54 +345,5 @@ async fn read_list<K: Keep>(mut changes: Changes<K>) -> Result<Listed<K>, Failur
             WatchEvent::Bookmark(_) => {}
             WatchEvent::Error(status) => return Err(Failure::Told(status)),
         }
-    }
-}
-
-/// Why a watch failed.
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    #[error("cannot list: {0}")]
-    List(kube::Error),
-    #[error("cannot begin to watch: {0}")]
-    Begin(kube::Error),
-    #[error("the watch failed: {0}")]
-    Watch(kube::Error),
-    #[error("the watch was ended by an error: {}", .0.message)]
-    Told(Box<Status>),
-    #[error("no complete list within {} s", LIST_DEADLINE.as_secs())]
-    NoList,
-    #[error("no answer within {} s", LIST_DEADLINE.as_secs())]
-    NoAnswer,
-    #[error("the server has fallen silent")]
-    Silent,
-    #[error("the list ended before it was complete")]
-    Ended,
-    #[error("an answer without a resource version")]
-    NoVersion,
-    #[error("a list from the past: of version {version}, and {newest} was seen already")]
-    Past { version: String, newest: String },
-}
-
-impl Failure {
-    /// The server does not support the request. It may also answer without an end, as still older servers do.
-    fn is_refusal(&self) -> bool {
-        match self {
-            Self::Begin(kube::Error::Api(status)) => matches!(status.code, 400 | 422),
-            Self::NoList => true,
-            _ => false,
-        }
-    }
-
-    /// The server's data are older than the request demands.
-    fn is_past(&self) -> bool {
-        let status = match self {
-            Self::List(kube::Error::Api(status)) | Self::Begin(kube::Error::Api(status)) => status,
-            Self::Told(status) => status,
-            _ => return false,
-        };
-        let mut causes = status.details.iter().flat_map(|details| &details.causes);
-        // Some servers name no cause.
-        causes.any(|cause| cause.reason == "ResourceVersionTooLarge")
-            || status.message.contains("Too large resource version")
     }
 }

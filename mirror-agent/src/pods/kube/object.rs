@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::kept::Keep;
 use crate::{
     annotations::{OVN_ATTACHMENT, OVN_MIRROR, PREFIX},
-    model::Pod,
+    model::{POD_CONDITION, Pod},
     pods::parse,
 };
 
@@ -77,24 +77,33 @@ impl<'de> Deserialize<'de> for PodObject {
 }
 
 fn pod(object: Value) -> Result<Pod, String> {
+    let conditions = object["status"]["conditions"].as_array();
+    let is_told = conditions.is_some_and(|of| of.iter().any(|condition| condition["type"] == POD_CONDITION));
     let mut pod = parse::pod_from_json(object)?;
+    pod.is_told = is_told;
     if let Some(uid) = static_uid(&pod) {
         pod.id.uid = uid;
     }
     // An author of a pod must not be able to have any namespace of the node mirrored.
     pod.netns = None;
-    keep_ours(&mut pod.annotations)?;
+    if let Err(problem) = keep_ours(&mut pod.annotations) {
+        pod.annotations.clear();
+        pod.unread = Some(format!("its annotations have {problem}"));
+    }
     let bytes: usize = pod.labels.iter().map(|(key, value)| key.len() + value.len()).sum();
     if bytes > MOST_KEPT {
-        // Such a pod is no collector, and is mirrored like any other.
+        // Such a pod is no collector. Else it is like a pod without labels.
         pod.labels.clear();
     }
     Ok(pod)
 }
 
-/// Keeps the annotations that the agent may read. An author may write 256 KiB of them on each object. An object with
-/// more than any choice can need is an error, because an annotation left out might be a filter.
-fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), String> {
+/// What is wrong with annotations of which too much stands there.
+pub(super) const TOO_LONG: &str = "more than 32 KiB of podmirror.io/";
+
+/// Keeps the annotations that the agent may read. An author may write 256 KiB of them on each object. More than any
+/// choice can need is an error, because an annotation left out might be a filter.
+fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), &'static str> {
     let is_ovn = |key: &str| key == OVN_MIRROR || key.ends_with(OVN_ATTACHMENT);
     annotations.retain(|key, _| is_ovn(key) || key.starts_with(PREFIX) && key != parse::NETNS_ANNOTATION);
     for value in annotations.values_mut() {
@@ -102,10 +111,7 @@ fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), String> {
         value.truncate(value.floor_char_boundary(2 * MAX_FILTER_TEXT));
     }
     let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
-    if bytes > MOST_KEPT {
-        return Err(format!("its annotations of {PREFIX} have {bytes} bytes, more than {MOST_KEPT}"));
-    }
-    Ok(())
+    if bytes > MOST_KEPT { Err(TOO_LONG) } else { Ok(()) }
 }
 
 /// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too. So the value must not look
@@ -118,12 +124,13 @@ fn static_uid(pod: &Pod) -> Option<String> {
 }
 
 impl Keep for PartialObjectMeta<Namespace> {
-    /// Keeps its name, our annotations (none at all if they are invalid), and whether it is being deleted.
+    /// Keeps its name, its labels, our annotations (none at all if they are too long), and whether it is being deleted.
     fn trim(&mut self) {
         let mut annotations = self.metadata.annotations.take().unwrap_or_default();
         let kept = keep_ours(&mut annotations);
         self.metadata = ObjectMeta {
             name: self.metadata.name.take(),
+            labels: self.metadata.labels.take(),
             annotations: kept.is_ok().then_some(annotations),
             deletion_timestamp: self.metadata.deletion_timestamp.take(),
             ..ObjectMeta::default()
@@ -134,7 +141,7 @@ impl Keep for PartialObjectMeta<Namespace> {
         let ObjectMeta { name, annotations, .. } = &self.metadata;
         let has_too_many = || {
             let name = name.as_deref().unwrap_or_default();
-            format!("namespace {name}: its annotations of {PREFIX} have more than {MOST_KEPT} bytes")
+            format!("namespace {name}: its annotations have {TOO_LONG}")
         };
         annotations.is_none().then(has_too_many)
     }

@@ -33,6 +33,12 @@ struct World {
     is_careless: bool,
     /// It ends every watch at once, and sends nothing.
     is_brief: bool,
+    /// It begins watches, and sends nothing.
+    is_mute: bool,
+    /// The Mirrors; `None`: there is no CRD.
+    mirrors: Option<Vec<&'static str>>,
+    /// Nobody has the right to read Mirrors.
+    is_denied: bool,
     /// The queries for pods.
     asked: Vec<String>,
 }
@@ -52,12 +58,18 @@ impl World {
         }
         let object = |name: &str| {
             let version = self.version.to_string();
-            json!({"metadata": {"name": name, "namespace": "shop", "uid": name, "resourceVersion": version}})
+            json!({"metadata": {"name": name, "namespace": "shop", "uid": name, "resourceVersion": version}, "spec": {"podSelector": {}}})
         };
-        let objects: Vec<_> = match is_pods {
-            true => self.pods.iter().map(|name| object(name)).collect(),
-            false => vec![object("shop")],
+        let names = match path {
+            "/api/v1/pods" => self.pods.clone(),
+            "/api/v1/namespaces" => vec!["shop"],
+            "/apis/podmirror.io/v1alpha1/mirrors" if self.is_denied => return Reply::Status(403),
+            "/apis/podmirror.io/v1alpha1/mirrors" if self.mirrors.is_some() => {
+                self.mirrors.clone().unwrap_or_default()
+            }
+            _ => return Reply::Status(404),
         };
+        let objects: Vec<_> = names.into_iter().map(object).collect();
         let asked: u64 = word("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
         let is_behind = asked > self.version;
         let bookmark = |annotations| {
@@ -80,6 +92,7 @@ impl World {
                 }
                 Reply::Watch(lines, WATCH)
             }
+            (Some(_), None) if self.is_mute => Reply::Watch(Vec::new(), 10 * WATCH),
             (Some(_), None) if self.is_brief => Reply::Watch(Vec::new(), Duration::ZERO),
             // It waits for a newer version, and sends nothing.
             (Some(_), None) if is_behind => Reply::Watch(Vec::new(), WATCH),
@@ -148,6 +161,61 @@ async fn where_no_list_is_streamed_a_plain_one_is_taken_from_the_servers_memory(
     let plain = [node, "resourceVersion=0", latest];
     let watch = [bookmarks, node, "resourceVersion=7", &timeout, "watch=true"];
     assert_eq!(queries, [&streaming[..], &plain, &watch]);
+}
+
+fn mirrors(pods: &KubePods) -> Vec<String> {
+    pods.resources().iter().map(|resource| resource.id.to_string()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_without_mirrors_is_followed_all_the_same() {
+    let server = Server::new(World { version: 7, pods: vec!["web"], streams: true, ..World::default() });
+    let pods = KubePods::watch(server.client(), "one", |_| {});
+    let state = || *pods.state().borrow();
+    seconds(1).await;
+    assert_eq!((names(&pods), mirrors(&pods), state()), (vec!["web".into()], vec![], SourceState::Current));
+    // The API goes away and comes back, still without the CRDs.
+    server.world().is_down = true;
+    seconds(90).await;
+    assert!(matches!(state(), SourceState::Away { .. }));
+    server.world().is_down = false;
+    seconds(45).await;
+    assert_eq!((mirrors(&pods), state()), (vec![], SourceState::Current));
+    // They are installed.
+    server.world().mirrors = Some(vec!["ids"]);
+    seconds(40).await;
+    assert_eq!((mirrors(&pods), state()), (vec!["Mirror shop/ids".into()], SourceState::Current));
+    // They are removed. One answer of that kind is not believed yet: the server may lag behind.
+    server.world().mirrors = None;
+    let mut away = 0;
+    for _ in 0..120 {
+        seconds(1).await;
+        if !mirrors(&pods).is_empty() {
+            away += u32::from(matches!(state(), SourceState::Away { .. }));
+        }
+    }
+    assert!((2..20).contains(&away), "{away} s");
+    assert_eq!((mirrors(&pods), state()), (vec![], SourceState::Current));
+}
+
+#[tokio::test(start_paused = true)]
+async fn mirrors_that_may_not_be_read_are_none_unless_they_were_read_before() {
+    let world = World { version: 7, pods: vec!["web"], mirrors: Some(vec!["ids"]), ..World::default() };
+    let server = Server::new(World { is_denied: true, ..world });
+    let pods = KubePods::watch(server.client(), "one", |_| {});
+    let state = || *pods.state().borrow();
+    // A server that has just started denies everything, and a new agent must not end a mirror for that.
+    seconds(1).await;
+    assert_eq!((pods.snapshot(), state()), (None, SourceState::Starting));
+    seconds(14).await;
+    assert_eq!((names(&pods), mirrors(&pods), state()), (vec!["web".into()], vec![], SourceState::Current));
+    server.world().is_denied = false;
+    seconds(40).await;
+    assert_eq!(mirrors(&pods), ["Mirror shop/ids"]);
+    server.world().is_denied = true;
+    seconds(600).await;
+    assert_eq!(mirrors(&pods), ["Mirror shop/ids"]);
+    assert!(matches!(state(), SourceState::Away { .. }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -225,6 +293,26 @@ async fn a_server_that_ends_every_watch_at_once_is_not_asked_without_a_pause() {
         // A list that is refused, a plain one and a watch each second, at most.
         assert!(asked <= 3 * 61, "{asked}");
     }
+}
+
+/// It may hang, or send no bookmarks: a list finds out, and only if that fails the server is away.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_stays_silent_begins_again_with_a_list() {
+    let world = World { version: 50, pods: vec!["web"], is_mute: true, ..World::default() };
+    let server = Server::new(world);
+    let pods = KubePods::watch(server.client(), "one", |_| {});
+    let state = pods.state();
+    seconds(10).await;
+    assert_eq!(server.lists_asked().len(), 2, "a streaming list that is refused, and a plain one");
+    server.world().pods = vec!["db"];
+    seconds(SILENCE.as_secs() - 20).await;
+    assert_eq!((server.lists_asked().len(), names(&pods)), (0, vec!["web".to_owned()]));
+    seconds(20).await;
+    assert_eq!((server.lists_asked().len(), names(&pods)), (2, vec!["db".to_owned()]));
+    assert_eq!(*state.borrow(), SourceState::Current);
+    server.world().is_down = true;
+    seconds(SILENCE.as_secs()).await;
+    assert!(matches!(*state.borrow(), SourceState::Away { .. }));
 }
 
 #[tokio::test(start_paused = true)]

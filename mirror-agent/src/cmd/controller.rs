@@ -1,0 +1,40 @@
+//! `mirror-agent controller`: sums up the MirrorNodes of the cluster until stopped.
+
+use tokio::sync::watch;
+use tracing::info;
+
+use super::stop_signal;
+use crate::{
+    admin::{self, Admin},
+    cli::{ControllerArgs, Listen},
+    controller::{self, Health, Identity},
+    metrics::controller::ControllerMetrics,
+    pods::kube::connect,
+};
+
+/// Runs until SIGINT or SIGTERM.
+pub(super) async fn controller(args: ControllerArgs) -> anyhow::Result<()> {
+    let stop = stop_signal()?;
+    let client = connect().await?;
+    let (health, metrics) = (Health::default(), ControllerMetrics::new()?);
+    info!(version = env!("PODMIRROR_VERSION"), pod = args.pod_name, "controller started");
+    if let Listen::At(address) = args.listen {
+        let (of_ready, of_metrics) = (health.clone(), metrics.clone());
+        let admin = Admin {
+            // It has one thread, so it is alive if it answers.
+            alive: Box::new(|| Ok(())),
+            ready: Box::new(move || of_ready.ready()),
+            metrics: Box::new(move || of_metrics.text()),
+        };
+        tokio::spawn(admin::run(address, admin, watch::Sender::new(None)));
+    }
+    let identity = Identity {
+        duration: args.duration(),
+        namespace: args.namespace,
+        lease: args.lease,
+        holder: args.pod_name,
+    };
+    controller::run(client, identity, health, metrics, stop).await;
+    info!("controller stopped; the statuses stay as they are");
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! `mirror-agent crds`: the CRDs that this version of the agent understands, in YAML.
+//!
+//! Pure. For people who upgrade them, and for `cargo xtask gen`, which writes the file of the chart with it.
+
+use anyhow::Context as _;
+
+/// The CRDs, one YAML document each.
+pub(super) fn crds() -> anyhow::Result<String> {
+    let mut text = String::new();
+    for crd in mirror_api::crds() {
+        let crd = serde_saphyr::to_string(&crd).context("cannot write a CRD as YAML")?;
+        text += "---\n";
+        text += &crd;
+    }
+    Ok(text)
+}

@@ -1,0 +1,206 @@
+//! Tests: which status is written when, as Mirrors and reports come and go.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use mirror_api::{Packets, Pods};
+
+use super::*;
+
+/// A controller at work: the server takes every write, and the watch brings it back.
+struct Run {
+    book: Book,
+    begun: Instant,
+    now: Instant,
+    /// Seconds, names and statuses.
+    written: Vec<(u64, String, MirrorStatus)>,
+}
+
+impl Run {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { book: Book::default(), begun: now, now, written: Vec::new() }
+    }
+
+    /// The time by the clock of the world.
+    fn at(&self) -> Timestamp {
+        Timestamp::from_second(1_000_000).unwrap() + self.now.duration_since(self.begun)
+    }
+
+    fn mirror(&mut self, name: &str, uid: &str, generation: i64) {
+        let asked = || Asked { generation, ..Asked::default() };
+        self.book.set_mirror(key(name), uid, generation, None, asked, self.now);
+    }
+
+    fn node(&mut self, node: &str, mirrors: Vec<MirrorSummary>) {
+        let status = MirrorNodeStatus { reported: Some(Time(self.at())), mirrors, ..Default::default() };
+        self.book.set_node(node, Some(status), self.now, self.at());
+    }
+
+    /// Lets so many seconds pass, and writes what is due.
+    fn pass(&mut self, seconds: u64) -> &mut Self {
+        let end = self.now + Duration::from_secs(seconds);
+        while self.now < end {
+            self.now += Duration::from_millis(500);
+            self.book.expire(self.now, self.at());
+            while let Some(write) = self.book.due(self.now, self.at()) {
+                let Write { key, uid, status, .. } = &write;
+                self.book.note(&write, true, self.now);
+                let after = self.now.duration_since(self.begun).as_secs();
+                self.written.push((after, key.name.clone(), status.clone()));
+                let generation = self.book.mirrors[key].asked.generation;
+                let asked = || unreachable!("nothing of it is new");
+                self.book.set_mirror(key.clone(), uid, generation, Some(status.clone()), asked, self.now);
+            }
+        }
+        self
+    }
+
+    /// What was written since the last time: seconds, names and selected pods.
+    fn told(&mut self) -> Vec<(u64, String, i64)> {
+        let written = std::mem::take(&mut self.written);
+        written.into_iter().map(|(at, name, status)| (at, name, status.pods.selected)).collect()
+    }
+}
+
+fn key(name: &str) -> Key {
+    Key { namespace: Some("shop".into()), name: name.into() }
+}
+
+fn report(name: &str, selected: i64, copied: i64) -> MirrorSummary {
+    MirrorSummary {
+        kind: "Mirror".into(),
+        namespace: Some("shop".into()),
+        name: name.into(),
+        uid: format!("uid-{name}"),
+        observed_generation: 1,
+        pods: Pods { selected, covered: selected },
+        packets: Packets { copied, lost: 0 },
+        nics: selected,
+        ..MirrorSummary::default()
+    }
+}
+
+fn told(written: &[(u64, &str, i64)]) -> Vec<(u64, String, i64)> {
+    written.iter().map(|(at, name, selected)| (*at, (*name).to_owned(), *selected)).collect()
+}
+
+#[test]
+fn changes_are_written_together_and_not_too_often() {
+    let mut run = Run::new();
+    run.mirror("a", "uid-a", 1);
+    run.node("one", vec![report("a", 2, 0)]);
+    run.node("two", vec![report("a", 3, 0)]);
+    run.pass(5);
+    assert_eq!(run.told(), told(&[(1, "a", 5)]));
+    for pods in 4..30 {
+        run.node("two", vec![report("a", pods, 0)]);
+        run.pass(1);
+    }
+    run.pass(20);
+    let written = run.told();
+    assert_eq!(written.len(), 3, "{written:?}");
+    assert!(written.windows(2).all(|pair| pair[1].0 - pair[0].0 >= 10), "{written:?}");
+    assert_eq!(written.last().unwrap().2, 31);
+    assert_eq!(run.pass(1000).told().len(), 2, "the reports become too old, one after the other");
+}
+
+#[test]
+fn counters_alone_are_written_once_a_minute() {
+    let mut run = Run::new();
+    run.mirror("a", "uid-a", 1);
+    for second in 0..600 {
+        run.node("one", vec![report("a", 2, second)]);
+        run.pass(1);
+    }
+    assert!((10..=11).contains(&run.told().len()));
+    // News are not held up by that.
+    run.node("one", vec![report("a", 2, 1000)]);
+    run.pass(3);
+    run.node("one", vec![report("a", 3, 1000)]);
+    run.pass(12);
+    assert_eq!(run.told().last().unwrap().2, 3);
+}
+
+#[test]
+fn in_a_large_cluster_counters_are_written_less_often() {
+    let mut run = Run::new();
+    assert_eq!(run.book.counts_pace(), COUNTS_PACE);
+    for node in 0..1000 {
+        run.node(&format!("node-{node}"), Vec::new());
+    }
+    for mirror in 0..1000 {
+        run.mirror(&format!("m{mirror}"), "1", 1);
+    }
+    assert_eq!(run.book.counts_pace(), Duration::from_secs(100));
+}
+
+#[test]
+fn a_node_that_goes_away_and_a_report_that_is_too_old_do_not_count() {
+    let mut run = Run::new();
+    run.mirror("a", "uid-a", 1);
+    run.node("one", vec![report("a", 2, 0)]);
+    run.node("two", vec![report("a", 3, 0)]);
+    run.pass(20);
+    run.book.set_node("two", None, run.now, run.at());
+    run.pass(20);
+    assert_eq!(run.told(), told(&[(1, "a", 5), (21, "a", 2)]));
+    assert_eq!(run.book.stale(), 0);
+    run.pass(STALE.as_secs());
+    assert_eq!(run.told(), told(&[(902, "a", 0)]));
+    assert_eq!(run.book.stale(), 1);
+    // Its agent is back.
+    run.node("one", vec![report("a", 2, 0)]);
+    run.pass(20);
+    assert_eq!(run.told(), told(&[(941, "a", 2)]));
+}
+
+#[test]
+fn a_report_on_a_mirror_of_the_same_name_before_it_does_not_count() {
+    let mut run = Run::new();
+    run.node("one", vec![report("a", 2, 0)]);
+    run.mirror("a", "another", 1);
+    run.pass(5);
+    assert_eq!(run.told(), told(&[(1, "a", 0)]));
+    run.book.remove_mirror(&key("a"));
+    run.node("one", vec![report("a", 7, 0)]);
+    assert_eq!(run.pass(60).told(), []);
+    assert_eq!(run.book.next(), None);
+    run.mirror("a", "uid-a", 1);
+    run.pass(5);
+    assert_eq!(run.told(), told(&[(66, "a", 7)]));
+}
+
+#[test]
+fn what_a_node_has_no_room_for_is_not_known() {
+    let mut run = Run::new();
+    let unknown = |run: &Run| {
+        let of = |status: &MirrorStatus| status.conditions[1].reason.clone();
+        run.written.iter().map(|(_, name, status)| (name.clone(), of(status))).collect::<Vec<_>>()
+    };
+    run.mirror("a", "uid-a", 1);
+    run.mirror("z", "uid-z", 1);
+    let status = MirrorNodeStatus {
+        mirrors: vec![report("b", 1, 0), report("c", 1, 0)],
+        more_mirrors: Some(1),
+        ..MirrorNodeStatus::default()
+    };
+    run.book.set_node("one", Some(status), run.now, run.at());
+    run.pass(5);
+    assert_eq!(unknown(&run), [("a".into(), "NoPods".into()), ("z".into(), "NotAllTold".to_owned())]);
+}
+
+#[test]
+fn a_write_that_has_failed_is_tried_again_later() {
+    let mut run = Run::new();
+    run.mirror("a", "uid-a", 1);
+    run.now += SETTLE;
+    let write = run.book.due(run.now, run.at()).unwrap();
+    run.book.note(&write, false, run.now);
+    assert_eq!(run.book.next(), Some(run.now + PACE));
+    // Somebody else has written the status: it is written anew.
+    run.pass(15);
+    assert_eq!(run.told().len(), 1);
+    let status = MirrorStatus::default();
+    run.book.set_mirror(key("a"), "uid-a", 1, Some(status), Asked::default, run.now);
+    assert_eq!(run.pass(15).told().len(), 1);
+}

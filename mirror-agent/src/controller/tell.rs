@@ -1,0 +1,116 @@
+//! The Events on a Mirror or ClusterMirror: what has changed from one status to the next.
+//!
+//! Pure. [`controller`](super) posts them when it has written the status. A new controller compares with the status that
+//! the API server has, so it posts nothing anew.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Resource as _;
+use mirror_api::{
+    ClusterMirror, Mirror, MirrorStatus,
+    sum::{ACCEPTED, COVERED, ENDED, condition_of},
+};
+
+use super::book::Write;
+use crate::events::message::Message;
+
+/// The Events that a written status gives reason for.
+pub(super) fn messages(write: &Write) -> Vec<Message> {
+    let said = |(is_warning, reason, note): Said| Message {
+        about: about(write),
+        is_warning,
+        reason: reason.to_owned(),
+        note: note.to_owned(),
+    };
+    said_of(write.before.as_ref(), &write.status).into_iter().map(said).collect()
+}
+
+/// Whether it is a warning, the reason and the note.
+type Said<'s> = (bool, &'s str, &'s str);
+
+fn said_of<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<Said<'s>> {
+    // The condition, if it has got this value now.
+    let turned = |type_, value| {
+        let before =
+            before.and_then(|before| condition_of(before, type_)).map(|before| before.status.as_str());
+        condition_of(status, type_).filter(|now| now.status == value && before != Some(value))
+    };
+    let mut said = Vec::new();
+    if let Some(refused) = turned(ACCEPTED, "False") {
+        said.push((true, refused.reason.as_str(), refused.message.as_str()));
+    }
+    let covered = before.map_or(0, |before| before.pods.covered);
+    if covered == 0 && status.pods.covered > 0 {
+        said.push((false, "Started", "pods are mirrored"));
+    }
+    // A Mirror that is refused covers nothing, and that was said. Numbers change too often for a series.
+    let is_refused = condition_of(status, ACCEPTED).is_some_and(|accepted| accepted.status == "False");
+    if turned(COVERED, "False").is_some() && !is_refused {
+        said.push((
+            true,
+            "NotCovered",
+            "not all pods are covered; the status names the first of them, and why",
+        ));
+    }
+    if turned(ENDED, "True").is_some() {
+        said.push((false, "Ended", "limits have ended it on all its NICs"));
+    }
+    said
+}
+
+fn about(Write { key, uid, .. }: &Write) -> ObjectReference {
+    let (api_version, kind) = match key.namespace {
+        Some(_) => (Mirror::api_version(&()), Mirror::kind(&())),
+        None => (ClusterMirror::api_version(&()), ClusterMirror::kind(&())),
+    };
+    ObjectReference {
+        api_version: Some(api_version.into_owned()),
+        kind: Some(kind.into_owned()),
+        namespace: key.namespace.clone(),
+        name: Some(key.name.clone()),
+        uid: Some(uid.clone()),
+        ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
+    use mirror_api::{MirrorSummary, Pods, Refusal, sum};
+
+    use super::*;
+
+    fn status(
+        before: Option<&MirrorStatus>,
+        (selected, covered, ended): (i64, i64, i64),
+        refused: bool,
+    ) -> MirrorStatus {
+        let refused =
+            refused.then(|| Refusal { reason: "InvalidFilter".into(), message: "spec.filter".into() });
+        let pods = Pods { selected, covered };
+        let report = MirrorSummary { pods, nics: covered, ended, refused, ..MirrorSummary::default() };
+        let now = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
+        sum::sum(&sum::Asked::default(), [("one", &report)], before, &now)
+    }
+
+    #[test]
+    fn each_turn_is_told_once() {
+        let words = |before: Option<&MirrorStatus>, status: &MirrorStatus| {
+            said_of(before, status).iter().map(|said| said.1.to_owned()).collect::<Vec<_>>()
+        };
+        let nothing = status(None, (0, 0, 0), false);
+        assert_eq!(words(None, &nothing), Vec::<String>::new());
+        let refused = status(Some(&nothing), (2, 0, 0), true);
+        assert_eq!(words(Some(&nothing), &refused), ["InvalidFilter"]);
+        assert_eq!(words(Some(&refused), &refused), Vec::<String>::new());
+        let some = status(Some(&refused), (2, 1, 0), false);
+        assert_eq!(words(Some(&refused), &some), ["Started"], "it was not covered before either");
+        let all = status(Some(&some), (2, 2, 0), false);
+        assert_eq!(words(Some(&some), &all), Vec::<String>::new());
+        let less = status(Some(&all), (3, 2, 1), false);
+        assert_eq!(words(Some(&all), &less), ["NotCovered"]);
+        let ended = status(Some(&less), (3, 3, 3), false);
+        assert_eq!(words(Some(&less), &ended), ["Ended"]);
+        assert_eq!(words(None, &ended), ["Started", "Ended"], "nobody was there to tell it");
+    }
+}

@@ -1,0 +1,31 @@
+//! What the taps have seen, by direction and over all verdicts.
+
+use std::collections::BTreeMap;
+
+use mirror_common::verdict::Direction;
+use mirror_core::coverage::Count;
+
+use super::Maps;
+use crate::{dataplane::TapCount, model::Device};
+
+impl Maps {
+    /// What the oldest session of each of these taps has seen. Each session of a tap counts every packet, so one of them
+    /// is enough; the oldest is likely to be the one that was read before. Taps without a session are left out.
+    pub fn seen(&self, devices: &[Device]) -> anyhow::Result<BTreeMap<Device, TapCount>> {
+        let mut seen = BTreeMap::new();
+        for device in devices {
+            let sessions = self.ledger.taps.get(device).into_iter().flat_map(|entry| entry.sessions.values());
+            let Some(oldest) = sessions.min_by_key(|placed| placed.serial) else { continue };
+            let counters = self.counters(oldest.id)?.counters;
+            let sum = Direction::ALL.map(|direction| {
+                let verdicts = counters[direction as usize].iter();
+                verdicts.fold(Count::default(), |sum, counter| Count {
+                    packets: sum.packets.saturating_add(counter.packets),
+                    bytes: sum.bytes.saturating_add(counter.bytes),
+                })
+            });
+            seen.insert(*device, TapCount { serial: oldest.serial, seen: sum });
+        }
+        Ok(seen)
+    }
+}

@@ -1,0 +1,131 @@
+//! The counters of pods' NICs, read from the node's namespace.
+//!
+//! `RTM_GETLINK` can name the namespace of the device by the id that the node's namespace has for it
+//! (`IFLA_TARGET_NETNSID`, Linux 4.15), for an agent with CAP_NET_ADMIN there. So no thread enters a pod's namespace,
+//! and a reading takes three short requests for each NIC. `netlink` calls it; `mirror_core::coverage` judges the
+//! counters.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+};
+
+use mirror_common::verdict::Direction;
+use mirror_core::coverage::{Carried, Count};
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkPayload};
+use rtnetlink::{
+    Handle,
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{LinkAttribute, LinkMessage, Stats64},
+    },
+};
+
+use super::{NicPlace, socket::ask};
+use crate::model::IfIndex;
+
+/// A reading of one device.
+#[derive(Default)]
+struct Counters {
+    stats: Stats64,
+    /// `IFLA_LINK`: for a veth, the index of its other end.
+    link: Option<u32>,
+}
+
+/// What each NIC has carried, by direction; `None`: it cannot be read, or another device has its place.
+pub(super) async fn read(handle: &Handle, nics: &[NicPlace]) -> Vec<Option<[Carried; Direction::COUNT]>> {
+    let mut carried = Vec::with_capacity(nics.len());
+    for nic in nics {
+        carried.push(read_one(handle, *nic).await);
+    }
+    carried
+}
+
+async fn read_one(handle: &Handle, nic: NicPlace) -> Option<[Carried; Direction::COUNT]> {
+    let NicPlace { nsid, ifindex, end } = nic;
+    let before = match end {
+        Some(end) => Some(get(handle, end, None).await?.stats),
+        None => None,
+    };
+    let Counters { stats, link } = get(handle, ifindex, Some(nsid)).await?;
+    let after = match end {
+        Some(end) => Some(get(handle, end, None).await?.stats),
+        None => None,
+    };
+    // The id may be another namespace's by now.
+    if end.is_some_and(|end| link != Some(end.0)) {
+        return None;
+    }
+    let both = |packets: fn(&Stats64) -> u64| Some([packets(&before?), packets(&after?)]);
+    let ingress = Count { packets: stats.rx_packets, bytes: stats.rx_bytes };
+    let egress = Count { packets: stats.tx_packets, bytes: stats.tx_bytes };
+    // The node's end sends what the NIC receives.
+    Some([
+        Carried { nic: ingress, end: both(|end| end.tx_packets) },
+        Carried { nic: egress, end: both(|end| end.rx_packets) },
+    ])
+}
+
+/// The counters of a device of the node, or of the namespace with this id. `None`: there is no such device, or it cannot
+/// be read.
+async fn get(handle: &Handle, ifindex: IfIndex, nsid: Option<i32>) -> Option<Counters> {
+    let mut question = LinkMessage::default();
+    question.header.index = ifindex.0;
+    question.attributes.extend(nsid.map(LinkAttribute::IfNetnsId));
+    let replies = ask(handle, RouteNetlinkMessage::GetLink(question), NLM_F_REQUEST).await.ok()?;
+    replies.into_iter().find_map(|reply| match reply.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => counters(message),
+        _ => None,
+    })
+}
+
+fn counters(message: LinkMessage) -> Option<Counters> {
+    let (mut stats, mut link) = (None, None);
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::Stats64(of) => stats = Some(of),
+            LinkAttribute::Link(of) => link = Some(of),
+            _ => {}
+        }
+    }
+    Some(Counters { stats: stats?, link })
+}
+
+/// Whether the kernel counts in a pod's NIC the packets that `bpf_redirect_peer` brings there.
+///
+/// It does so from 6.7 on, and distributions have the change in older kernels too. The same change gave the kernel's
+/// types a name, which stands among the strings of its BTF. Without BTF the answer is no.
+pub(super) fn show_redirects() -> bool {
+    File::open("/sys/kernel/btf/vmlinux")
+        .is_ok_and(|btf| has_string(BufReader::new(btf), "NETDEV_PCPU_STAT_TSTATS"))
+}
+
+/// Whether a file has this text between two bytes of zero.
+fn has_string(mut file: impl BufRead, text: &str) -> bool {
+    let mut bytes = Vec::new();
+    while file.read_until(0, &mut bytes).is_ok_and(|length| length > 0) {
+        if bytes.strip_suffix(&[0]) == Some(text.as_bytes()) {
+            return true;
+        }
+        bytes.clear();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_string_is_found_whole() {
+        for (bytes, expected) in [
+            (&b"\0\x01\xffNAME\0NAME\0"[..], true),
+            (b"NAME\0", true),
+            (b"\0NAMES\0ANAME\0NAM\0E\0", false),
+            (b"\0NAME", false),
+            (b"", false),
+        ] {
+            assert_eq!(has_string(bytes, "NAME"), expected, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Makes and deletes the exits of pods: the devices of ours inside them.
+//!
+//! `mirror_core::exit` decides when. `netlink` calls this module.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _},
+};
+
+use anyhow::Context as _;
+use mirror_core::exit::{IFINDEX, MTU, NAME, is_exit};
+use rtnetlink::{Handle, LinkMacVlan, LinkUnspec, packet_route::link::MacVlanMode};
+
+use super::{
+    create::{finish, silent},
+    socket::{connect, dump, os_error, serve},
+};
+use crate::{
+    model::{IfIndex, NetnsId},
+    netns::Namespaces,
+};
+
+/// Makes the exit of a pod over the hub, and leaves nothing behind if it fails.
+///
+/// The device comes to be inside the pod, in one request to the node's namespace: it is never a device of the node, where
+/// it could meet one of the same index or name.
+pub(super) async fn make(
+    handle: &Handle,
+    namespaces: &Namespaces,
+    netns: NetnsId,
+    hub: IfIndex,
+) -> anyhow::Result<()> {
+    let inside = namespaces.open(netns)?;
+    let exit = LinkMacVlan::new(NAME, hub.0, MacVlanMode::Private).setns_by_fd(inside.as_fd().as_raw_fd());
+    let mut exit = silent(exit, MTU).build();
+    exit.header.index = IFINDEX.0;
+    handle.link().add(exit).execute().await.map_err(os_error).with_context(|| {
+        format!("cannot make {NAME}: the pod may have a device of this name, or the kernel no macvlan")
+    })?;
+    let finished =
+        serve(inside.inside(connect).await?, async |handle| Ok(finish(handle, NAME, MTU).await?)).await;
+    if finished.is_err() {
+        delete(namespaces, netns).await?;
+    }
+    finished
+}
+
+/// Deletes the exit of a pod, if it has one. Another device of that name is left alone.
+pub(super) async fn delete(namespaces: &Namespaces, netns: NetnsId) -> anyhow::Result<()> {
+    let inside = match namespaces.open(netns) {
+        // The pod has gone, and its devices with it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        inside => inside?,
+    };
+    serve(inside.inside(connect).await?, async |handle| {
+        let links = dump(handle).await?;
+        let Some(exit) = links.values().find(|link| is_exit(link)) else { return Ok(()) };
+        let message = LinkUnspec::new_with_index(exit.ifindex.0).build();
+        match handle.link().del_with_message(message).execute().await.map_err(os_error) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            deleted => Ok(deleted?),
+        }
+    })
+    .await
+}

@@ -1,0 +1,78 @@
+//! The metrics of the controller. Called by `admin` and `controller`; made by `cmd::controller`.
+
+use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
+
+/// The metrics of the controller, raised as it works.
+#[derive(Debug, Clone)]
+pub struct ControllerMetrics {
+    registry: Registry,
+    leads: IntGauge,
+    nodes: IntGauge,
+    stale: IntGauge,
+    mirrors: IntGauge,
+    writes: IntCounter,
+    failures: IntCounter,
+}
+
+impl ControllerMetrics {
+    /// Everything at zero.
+    pub fn new() -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        let gauge = |name, help| {
+            let gauge = IntGauge::new(name, help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            prometheus::Result::Ok(gauge)
+        };
+        let counter = |name, help| {
+            let counter = IntCounter::new(name, help)?;
+            registry.register(Box::new(counter.clone()))?;
+            prometheus::Result::Ok(counter)
+        };
+        Ok(Self {
+            leads: gauge(
+                "podmirror_controller_leads",
+                "1 if this controller holds the Lease and sums up, else 0.",
+            )?,
+            nodes: gauge("podmirror_controller_nodes", "MirrorNodes that the controller has read.")?,
+            stale: gauge(
+                "podmirror_controller_stale_nodes",
+                "MirrorNodes that do not count, because their agents have not written them for 15 minutes.",
+            )?,
+            mirrors: gauge(
+                "podmirror_controller_mirrors",
+                "Mirrors and ClusterMirrors that the controller has read.",
+            )?,
+            writes: counter("podmirror_controller_writes_total", "Statuses that were written.")?,
+            failures: counter(
+                "podmirror_controller_write_failures_total",
+                "Statuses that could not be written, and are tried again.",
+            )?,
+            registry,
+        })
+    }
+
+    /// Whether this controller works.
+    pub(crate) fn leads(&self, leads: bool) {
+        self.leads.set(leads.into());
+        if !leads {
+            self.knows(0, 0, 0);
+        }
+    }
+
+    /// What is known: MirrorNodes, those of them that do not count, and Mirrors.
+    pub(crate) fn knows(&self, nodes: usize, stale: usize, mirrors: usize) {
+        for (gauge, value) in [(&self.nodes, nodes), (&self.stale, stale), (&self.mirrors, mirrors)] {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// A status was written, or could not be.
+    pub(crate) fn written(&self, is_written: bool) {
+        if is_written { &self.writes } else { &self.failures }.inc();
+    }
+
+    /// The text of all metrics.
+    pub fn text(&self) -> anyhow::Result<String> {
+        Ok(TextEncoder::new().encode_to_string(&self.registry.gather())?)
+    }
+}

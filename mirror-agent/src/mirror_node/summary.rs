@@ -1,0 +1,145 @@
+//! The status of a `MirrorNode`, from a report and the counters. Its size is bounded.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mirror_api::{MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal};
+use mirror_common::verdict::Verdict;
+
+use crate::{
+    dataplane::readout::{Count, Reader},
+    model::{MirrorId, Origin, PodId, ResourceId},
+    report::Report,
+    select::{self, Coverage},
+};
+
+/// Most Mirrors and ClusterMirrors in a status.
+const MOST_MIRRORS: usize = 200;
+/// Most reasons of one Mirror or ClusterMirror, and of all of them.
+const MOST_REASONS: (usize, usize) = (20, 200);
+/// Most bytes of a message. With the numbers above, a status has some 300 KiB at most.
+const MOST_BYTES: usize = 512;
+
+/// The verdicts of packets that should have been copied and were not.
+const LOSSES: [Verdict; 5] =
+    [Verdict::TargetDown, Verdict::Congested, Verdict::Failed, Verdict::Uncut, Verdict::Lost];
+
+/// The counts of the mirrors, by namespace (none: of a ClusterMirror) and name.
+pub(super) type Counts = BTreeMap<(Option<String>, MirrorId), OfMirror>;
+
+/// The counts of one mirror.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct OfMirror {
+    pub(super) packets: Packets,
+    /// Its sessions.
+    pub(super) nics: i64,
+    /// Those that a budget has ended.
+    pub(super) ended: i64,
+}
+
+/// Reads the counts of all mirrors that are of resources.
+pub(super) fn counts(reader: &mut Reader) -> anyhow::Result<Counts> {
+    let mut counts = Counts::new();
+    // A capture may be that of the stream of a Mirror.
+    let is_ours = |origin| {
+        matches!(origin, Origin::Mirror | Origin::ClusterMirror | Origin::Enforced | Origin::Capture)
+    };
+    for tap in reader.read_sessions(|_, session| is_ours(session.origin))?.taps {
+        let namespace = tap.owner.pod.map(|pod| pod.namespace);
+        for session in tap.sessions {
+            let namespace = namespace.clone().filter(|_| !session.mirror.0.is_of_cluster_mirror());
+            let of = counts.entry((namespace, session.mirror)).or_default();
+            of.add(&session.counts, session.ended.is_some());
+        }
+    }
+    Ok(counts)
+}
+
+impl OfMirror {
+    fn add(&mut self, counts: &[Count], has_ended: bool) {
+        let sum = |is_counted: &dyn Fn(Verdict) -> bool| {
+            let packets = counts.iter().filter(|count| is_counted(count.verdict)).map(|count| count.packets);
+            number(packets.sum::<u64>())
+        };
+        self.packets.copied += sum(&|verdict| verdict == Verdict::Copied);
+        self.packets.lost += sum(&|verdict| LOSSES.contains(&verdict));
+        self.nics += 1;
+        self.ended += i64::from(has_ended);
+    }
+}
+
+/// The status of the node, without the time.
+pub(super) fn summary(report: &Report, counts: &Counts) -> MirrorNodeStatus {
+    let mut of_pods = BTreeMap::<&PodId, bool>::new();
+    for Coverage { of, covered, .. } in &report.resources {
+        for pod in &of.pods {
+            *of_pods.entry(pod).or_insert(true) &= covered.contains(pod);
+        }
+    }
+    let mut room = MOST_REASONS.1;
+    let mirrors = report.resources.iter().take(MOST_MIRRORS);
+    MirrorNodeStatus {
+        reported: None,
+        mirror_count: number(report.resources.len()),
+        refused_count: number(report.resources.iter().filter(|of| of.of.refused.is_some()).count()),
+        pods: Pods {
+            selected: number(of_pods.len()),
+            covered: number(of_pods.values().filter(|covered| **covered).count()),
+        },
+        mirrors: mirrors.map(|coverage| of_mirror(coverage, counts, &mut room)).collect(),
+        more_mirrors: more(report.resources.len(), MOST_MIRRORS),
+    }
+}
+
+fn of_mirror(coverage: &Coverage, counts: &Counts, room: &mut usize) -> MirrorSummary {
+    let Coverage { of, covered, not_covered } = coverage;
+    let ResourceId { namespace, name } = &of.id;
+    let counts = of.mirror.clone().and_then(|mirror| counts.get(&(namespace.clone(), mirror)));
+    let counts = counts.copied().unwrap_or_default();
+    // Its own refusal stands there once, and not for each pod.
+    let reasons: BTreeSet<_> = match of.refused {
+        Some(_) => BTreeSet::new(),
+        None => not_covered.iter().collect(),
+    };
+    let most = MOST_REASONS.0.min(*room);
+    *room -= most.min(reasons.len());
+    MirrorSummary {
+        kind: of.id.kind().to_owned(),
+        namespace: namespace.clone(),
+        name: name.to_string(),
+        uid: of.uid.clone(),
+        observed_generation: of.generation,
+        refused: of
+            .refused
+            .as_ref()
+            .map(|(reason, message)| Refusal { reason: (*reason).to_owned(), message: cut(message) }),
+        pods: Pods { selected: number(of.pods.len()), covered: number(covered.len()) },
+        packets: counts.packets,
+        nics: counts.nics,
+        ended: counts.ended,
+        more_not_covered: more(reasons.len(), most),
+        not_covered: reasons.into_iter().take(most).map(reason).collect(),
+    }
+}
+
+fn reason(of: &select::NotCovered) -> NotCovered {
+    NotCovered {
+        namespace: of.pod.namespace.clone(),
+        pod: of.pod.name.clone(),
+        nic: of.nic.clone(),
+        reason: of.reason.to_owned(),
+        message: cut(&of.message),
+    }
+}
+
+/// How many do not fit, if any.
+fn more(all: usize, most: usize) -> Option<i64> {
+    all.checked_sub(most).filter(|more| *more > 0).map(number)
+}
+
+fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(MOST_BYTES)].to_owned()
+}
+
+fn number(count: impl TryInto<i64>) -> i64 {
+    count.try_into().unwrap_or(i64::MAX)
+}

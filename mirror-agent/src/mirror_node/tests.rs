@@ -1,0 +1,189 @@
+//! Tests: what is written, how often, how much of it, and what the server's answers lead to.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
+
+use std::sync::Mutex;
+
+use mirror_api::Packets;
+use tokio::{sync::watch, time::sleep};
+
+use super::{summary::OfMirror, *};
+use crate::{
+    model::{MirrorId, Name, PodId, ResourceId},
+    pods::kube::fake::{self, Reply},
+    report::Report,
+    select::{Coverage, NotCovered, Selected},
+};
+
+fn pod(name: &str) -> PodId {
+    PodId { uid: format!("uid-{name}"), namespace: "shop".into(), name: name.into() }
+}
+
+/// A Mirror that selects so many pods and covers none of them.
+fn mirror(name: &str, pods: usize) -> Coverage {
+    let pods: Vec<_> = (0..pods).map(|number| pod(&format!("web-{number}"))).collect();
+    let reason =
+        |pod: &PodId| NotCovered { pod: pod.clone(), nic: None, reason: "NoNic", message: "é".repeat(1000) };
+    Coverage {
+        not_covered: pods.iter().map(reason).collect(),
+        of: Selected {
+            id: ResourceId { namespace: Some("shop".into()), name: name.parse().unwrap() },
+            uid: "1".into(),
+            generation: 2,
+            mirror: Some(MirrorId(Name::of_mirror(&name.parse().unwrap()))),
+            refused: None,
+            nics: Default::default(),
+            pods: pods.into_iter().collect(),
+        },
+        covered: Default::default(),
+    }
+}
+
+fn report(resources: Vec<Coverage>) -> Arc<Report> {
+    Arc::new(Report { is_listed: true, resources, ..Report::default() })
+}
+
+#[test]
+fn a_pod_is_covered_if_all_its_mirrors_cover_it() {
+    let (web, db) = (pod("web"), pod("db"));
+    let with = |name: &str, covered: &[&PodId]| Coverage {
+        of: Selected { pods: [web.clone(), db.clone()].into(), ..mirror(name, 0).of },
+        covered: covered.iter().map(|pod| (*pod).clone()).collect(),
+        not_covered: Default::default(),
+    };
+    let refused = Coverage {
+        of: Selected { refused: Some(("InvalidFilter", "spec.filter".into())), ..mirror("c", 0).of },
+        ..mirror("c", 3)
+    };
+    let report = report(vec![with("a", &[&web, &db]), with("b", &[&web]), refused]);
+    let packets = Packets { copied: 7, lost: 1 };
+    let of_a = (Some("shop".to_owned()), report.resources[0].of.id.mirror());
+    let status = summary(&report, &[(of_a, OfMirror { packets, nics: 2, ended: 1 })].into());
+    assert_eq!((status.mirror_count, status.refused_count, status.more_mirrors), (3, 1, None));
+    assert_eq!((status.pods.selected, status.pods.covered), (2, 1));
+    let [a, b, c] = &status.mirrors[..] else { panic!("{status:?}") };
+    assert_eq!((a.packets, a.nics, a.ended, a.pods.covered, a.observed_generation), (packets, 2, 1, 2, 2));
+    assert_eq!((b.packets, b.pods.covered), (Packets::default(), 1));
+    assert_eq!((c.refused.as_ref().unwrap().reason.as_str(), c.not_covered.len()), ("InvalidFilter", 0));
+}
+
+/// The API server takes objects of 1.5 MiB at most.
+#[test]
+fn a_status_has_a_bounded_size() {
+    let resources = (0..300).map(|number| mirror(&format!("{number}{}", "m".repeat(40)), 250)).collect();
+    let status = summary(&report(resources), &Counts::new());
+    assert_eq!((status.mirror_count, status.mirrors.len(), status.more_mirrors), (300, 200, Some(100)));
+    assert_eq!((status.mirrors[0].not_covered.len(), status.mirrors[0].more_not_covered), (20, Some(230)));
+    assert_eq!((status.mirrors[199].not_covered.len(), status.mirrors[199].more_not_covered), (0, Some(250)));
+    let bytes = serde_json::to_vec(&status).unwrap().len();
+    assert!(bytes < 300 << 10, "{bytes}");
+}
+
+/// What was sent to the server: method, path and body.
+type Sent = Arc<Mutex<Vec<(String, String, Value)>>>;
+
+/// A server without a MirrorNode, or with one, or that refuses to take it.
+fn server(sent: &Sent, answer: impl Fn(&str) -> Option<Reply> + Send + Sync + 'static) -> Client {
+    let sent = Arc::clone(sent);
+    fake::client_with_bodies(move |request, body| {
+        let path = request.uri().path().to_owned();
+        let reply = answer(&path);
+        sent.lock().unwrap().push((request.method().to_string(), path, body.clone()));
+        let object =
+            json!({"apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode", "metadata": {"name": "one"}});
+        reply.unwrap_or(Reply::Object(object))
+    })
+}
+
+fn paths(sent: &Sent) -> Vec<String> {
+    let sent = std::mem::take(&mut *sent.lock().unwrap());
+    let short = |path: String| path.trim_start_matches("/apis/podmirror.io/v1alpha1/").to_owned();
+    sent.into_iter().map(|(method, path, _)| format!("{method} {}", short(path))).collect()
+}
+
+const STATUS: &str = "PATCH mirrornodes/one/status";
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_is_written_and_not_too_often() {
+    let sent = Sent::default();
+    let client = server(&sent, |_| None);
+    let (reports, reader) = watch::channel(Arc::<Report>::default());
+    let copied = Arc::new(Mutex::new(0));
+    let counted = Arc::clone(&copied);
+    let counts = move || {
+        let packets = Packets { copied: *counted.lock().unwrap(), lost: 0 };
+        let of = (Some("shop".to_owned()), mirror("a", 0).of.id.mirror());
+        Ok([(of, OfMirror { packets, nics: 1, ended: 0 })].into())
+    };
+    tokio::spawn(write_with(client, "one".into(), reader, counts));
+    let writes = async |seconds| {
+        sleep(Duration::from_secs(seconds)).await;
+        paths(&sent).len()
+    };
+    assert_eq!(writes(100).await, 0, "there is no list of pods yet");
+    reports.send_replace(report(vec![]));
+    assert_eq!(writes(1).await, 1, "at once");
+    for number in 0..50 {
+        reports.send_replace(report(vec![mirror("a", number % 2)]));
+        sleep(Duration::from_secs(1)).await;
+    }
+    let many = paths(&sent).len();
+    assert!((4..=5).contains(&many), "{many} in 50 s");
+    assert!(writes(20).await <= 1);
+    let many = writes(3600).await;
+    assert!((10..=12).contains(&many), "{many} in an hour without news");
+    // Counters alone.
+    let mut many = 0;
+    for _ in 0..600 {
+        *copied.lock().unwrap() += 1;
+        reports.send_replace(report(vec![mirror("a", 1)]));
+        many += writes(1).await;
+    }
+    assert!((9..=11).contains(&many), "{many} in 10 minutes");
+    reports.send_replace(report(vec![]));
+    writes(20).await;
+    assert_eq!(writes(3600).await, 0, "there is no Mirror");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_takes_nothing_is_asked_less_and_less() {
+    let sent = Sent::default();
+    let client = server(&sent, |_| Some(Reply::Status(403)));
+    let (reports, reader) = watch::channel(report(vec![mirror("a", 1)]));
+    reports.send_replace(report(vec![mirror("a", 2)]));
+    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::new())));
+    sleep(Duration::from_secs(3600)).await;
+    let tries = paths(&sent).len();
+    assert!((10..=20).contains(&tries), "{tries} in an hour");
+}
+
+#[tokio::test]
+async fn an_object_that_is_missing_is_made_with_its_node_as_the_owner() {
+    for (name, owners) in [("one", 1), ("other", 0)] {
+        let sent = Sent::default();
+        let is_made = Mutex::new(false);
+        let client = server(&sent, move |path| {
+            let mut is_made = is_made.lock().unwrap();
+            let extra = json!({
+                "authentication.kubernetes.io/node-name": [name],
+                "authentication.kubernetes.io/node-uid": ["7"],
+            });
+            if path.contains("selfsubjectreviews") {
+                return Some(Reply::Object(
+                    json!({"metadata": {}, "status": {"userInfo": {"extra": extra}}}),
+                ));
+            }
+            let is_missing = path.ends_with("/status") && !*is_made;
+            *is_made |= !path.ends_with("/status");
+            is_missing.then_some(Reply::Status(404))
+        });
+        put(&client, "one", &MirrorNodeStatus::default()).await.unwrap();
+        let made = sent.lock().unwrap()[2].2.clone();
+        assert_eq!(made["metadata"]["ownerReferences"].as_array().unwrap().len(), owners, "{made}");
+        assert_eq!(made.get("status"), None);
+        let review = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews";
+        assert_eq!(paths(&sent), [STATUS, review, "PATCH mirrornodes/one", STATUS]);
+        put(&client, "one", &MirrorNodeStatus::default()).await.unwrap();
+        assert_eq!(paths(&sent), [STATUS]);
+    }
+}

@@ -1,0 +1,283 @@
+//! The Mirrors and ClusterMirrors of the Kubernetes API, as the rest of the agent needs them. Pure; [`kube`](super) stores
+//! them.
+//!
+//! A resource is taken as a whole, or refused as a whole: a field that this version of the agent does not know could be
+//! one that narrows the mirror.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt::Debug, marker::PhantomData};
+
+use k8s_openapi::apimachinery::pkg::{
+    apis::meta::v1::{LabelSelector, LabelSelectorRequirement, Time},
+    util::intstr::IntOrString,
+};
+use kube::core::ObjectMeta;
+use mirror_api::{ClusterMirror, ClusterMirrorSpec, Direction, Mirror, MirrorSpec};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::kept::Keep;
+use crate::model::{
+    Directions, Name, Operator, Request, Requirement, Resource, ResourceId, Selector, Stream,
+};
+
+/// A kind of resource that asks for mirrors.
+pub(crate) trait Kind: kube::Resource<DynamicType = ()> + Clone + Debug + 'static {
+    /// Its `spec`.
+    type Spec: DeserializeOwned + Serialize;
+
+    /// The part that all kinds have.
+    fn mirror(spec: Self::Spec) -> MirrorSpec;
+}
+
+impl Kind for Mirror {
+    type Spec = MirrorSpec;
+
+    fn mirror(spec: MirrorSpec) -> MirrorSpec {
+        spec
+    }
+}
+
+impl Kind for ClusterMirror {
+    type Spec = ClusterMirrorSpec;
+
+    fn mirror(spec: ClusterMirrorSpec) -> MirrorSpec {
+        spec.mirror
+    }
+}
+
+/// A resource: the name under which it is stored, and what the agent needs, or why that cannot be read.
+///
+/// Any JSON can be decoded to this type, so that one strange object does not keep all others from being read.
+#[derive(Debug, Clone)]
+pub(super) struct ResourceObject<K> {
+    metadata: ObjectMeta,
+    resource: Result<Resource, String>,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K> ResourceObject<K> {
+    /// The resource, if it has a name that can be one.
+    pub(super) fn resource(&self) -> Option<&Resource> {
+        self.resource.as_ref().ok()
+    }
+}
+
+impl<K: Kind> Keep for ResourceObject<K> {
+    fn trim(&mut self) {
+        self.metadata.resource_version = None;
+    }
+
+    fn problem(&self) -> Option<String> {
+        match &self.resource {
+            Ok(resource) => {
+                let problem = resource.request.as_ref().err()?;
+                Some(format!("{}: {problem}", resource.id))
+            }
+            Err(problem) => Some(format!("{}: {problem}", K::kind(&()))),
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.resource == other.resource
+    }
+}
+
+impl<'de, K: Kind> Deserialize<'de> for ResourceObject<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let object = Value::deserialize(deserializer)?;
+        let text = |field: &str| object["metadata"][field].as_str().map(str::to_owned);
+        let metadata = ObjectMeta {
+            name: text("name"),
+            namespace: text("namespace"),
+            resource_version: text("resourceVersion"),
+            uid: text("uid"),
+            ..ObjectMeta::default()
+        };
+        Ok(Self { resource: resource::<K>(&object), metadata, kind: PhantomData })
+    }
+}
+
+/// What the rest of the agent needs of a Mirror or ClusterMirror; or why its name cannot be one.
+pub(crate) fn read<K: Kind + Serialize>(object: &K) -> Result<Resource, String> {
+    let object = serde_json::to_value(object).map_err(|error| error.to_string())?;
+    resource::<K>(&object)
+}
+
+fn resource<K: Kind>(object: &Value) -> Result<Resource, String> {
+    let (metadata, spec) = (&object["metadata"], without_nulls(&object["spec"]));
+    let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
+    let namespace = metadata["namespace"].as_str().map(str::to_owned);
+    let name = Name::of_resource(&text("name"))?;
+    let created = Time::deserialize(&metadata["creationTimestamp"]);
+    let mut request = understood::<K::Spec>(&spec).and_then(|spec| request(K::mirror(spec)));
+    if namespace.is_none() && request.as_ref().is_ok_and(|request| request.stream.is_some()) {
+        request = Err("spec.stream: only a Mirror can have a stream".to_owned());
+    }
+    let mut select = |field: &str| {
+        selector(&spec[field]).unwrap_or_else(|problem| {
+            request = Err(format!("spec.{field}: {problem}"));
+            nothing()
+        })
+    };
+    // A Mirror selects its own namespace.
+    let namespaces = if namespace.is_some() { Selector::default() } else { select("namespaceSelector") };
+    Ok(Resource {
+        pods: select("podSelector"),
+        namespaces,
+        id: ResourceId { namespace, name },
+        uid: text("uid"),
+        generation: metadata["generation"].as_i64().unwrap_or(0),
+        created: created.map_or(0, |Time(time)| time.as_second()),
+        is_enforced: spec["enforced"].as_bool().unwrap_or(false),
+        request,
+    })
+}
+
+/// Decodes a value, if no part of it gets lost.
+fn understood<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T, String> {
+    let decoded = T::deserialize(value).map_err(|error| format!("spec: {error}"))?;
+    let again = serde_json::to_value(&decoded).map_err(|error| format!("spec: {error}"))?;
+    match lost(value, &again, "spec") {
+        Some(path) => Err(format!("{path}: this version of the agent does not know this field")),
+        None => Ok(decoded),
+    }
+}
+
+/// The path of a part of `value` that is not in `again`.
+fn lost(value: &Value, again: &Value, path: &str) -> Option<String> {
+    match (value, again) {
+        (Value::Object(fields), Value::Object(known)) => {
+            fields.iter().find_map(|(name, field)| match known.get(name) {
+                Some(known) => lost(field, known, &format!("{path}.{name}")),
+                None => Some(format!("{path}.{name}")),
+            })
+        }
+        (Value::Array(values), Value::Array(known)) => {
+            values.iter().zip(known).find_map(|(value, known)| lost(value, known, path))
+        }
+        _ => None,
+    }
+}
+
+/// A field that is null counts as absent.
+fn without_nulls(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let there = fields.iter().filter(|(_, field)| !field.is_null());
+            there.map(|(name, field)| (name.clone(), without_nulls(field))).collect()
+        }
+        Value::Array(values) => values.iter().map(without_nulls).collect(),
+        value => value.clone(),
+    }
+}
+
+fn request(spec: MirrorSpec) -> Result<Request, String> {
+    let MirrorSpec {
+        pod_selector: _,
+        nics,
+        direction,
+        filter,
+        sample,
+        rate,
+        snaplen,
+        limits,
+        target,
+        stream,
+    } = spec;
+    let limits = limits.unwrap_or_default();
+    let number = |number: Option<IntOrString>| {
+        number.map(|number| match number {
+            IntOrString::Int(number) => number.to_string(),
+            IntOrString::String(text) => text,
+        })
+    };
+    let settings = [
+        ("filter", filter),
+        ("sample", sample),
+        ("rate", rate),
+        ("snaplen", snaplen.map(|bytes| bytes.to_string())),
+        ("duration", limits.duration),
+        ("packets", number(limits.packets)),
+        ("bytes", number(limits.bytes)),
+    ];
+    let directions = match direction {
+        None | Some(Direction::Both) => Directions::Both,
+        Some(Direction::Ingress) => Directions::Ingress,
+        Some(Direction::Egress) => Directions::Egress,
+    };
+    let settings = settings.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+    let stream = stream.map(|of| self::stream(of, target.as_ref())).transpose()?;
+    Ok(Request { nics, directions, settings, target, stream })
+}
+
+fn stream(stream: mirror_api::Stream, target: Option<&String>) -> Result<Stream, String> {
+    let mirror_api::Stream { key_sha256, pods } = stream;
+    let byte = |at: usize| u8::from_str_radix(key_sha256.get(2 * at..2 * at + 2)?, 16).ok();
+    let hash = (0..32).map(byte).collect::<Option<Vec<_>>>().and_then(|bytes| bytes.try_into().ok());
+    let is_hex = key_sha256.len() == 64 && key_sha256.bytes().all(|digit| digit.is_ascii_hexdigit());
+    match (hash.filter(|_| is_hex), target) {
+        (None, _) => {
+            Err(format!("spec.stream.keySha256: {key_sha256:?} is no SHA-256: use 64 hexadecimal digits"))
+        }
+        (_, Some(_)) => {
+            Err("spec.stream: a stream has no target: leave out spec.target or spec.stream".to_owned())
+        }
+        (Some(key_sha256), None) => {
+            Ok(Stream { key_sha256, pods: pods.map(|pods| pods.into_iter().collect()) })
+        }
+    }
+}
+
+fn selector(value: &Value) -> Result<Selector, String> {
+    let selector = LabelSelector::deserialize(value).map_err(|error| error.to_string())?;
+    let requirement = |LabelSelectorRequirement { key, operator, values }| {
+        let known = Operator::ALL.into_iter().find(|known| known.name() == operator);
+        let operator = known.ok_or_else(|| {
+            format!("{operator:?} is no operator: use {}", Operator::ALL.map(Operator::name).join(", "))
+        })?;
+        Ok(Requirement { key, operator, values: values.unwrap_or_default().into_iter().collect() })
+    };
+    let requirements = selector.match_expressions.unwrap_or_default().into_iter().map(requirement);
+    Ok(Selector {
+        labels: selector.match_labels.unwrap_or_default(),
+        requirements: requirements.collect::<Result<_, String>>()?,
+    })
+}
+
+/// A selector that selects nothing.
+fn nothing() -> Selector {
+    let none = Requirement { key: String::new(), operator: Operator::Exists, values: Default::default() };
+    Selector { labels: BTreeMap::new(), requirements: vec![none] }
+}
+
+impl<K: Kind> kube::Resource for ResourceObject<K> {
+    type DynamicType = ();
+    type Scope = K::Scope;
+
+    fn kind(_: &()) -> Cow<'_, str> {
+        K::kind(&())
+    }
+
+    fn group(_: &()) -> Cow<'_, str> {
+        K::group(&())
+    }
+
+    fn version(_: &()) -> Cow<'_, str> {
+        K::version(&())
+    }
+
+    fn plural(_: &()) -> Cow<'_, str> {
+        K::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests;

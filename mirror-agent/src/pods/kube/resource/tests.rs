@@ -1,0 +1,149 @@
+//! Tests of what is kept of a Mirror or ClusterMirror, and of what is refused.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use std::collections::BTreeSet;
+
+use kube::core::{Expression, Selector as KubeSelector, SelectorExt as _};
+use mirror_core::settings::{KEYS, Settings};
+use proptest::{collection::btree_map, collection::btree_set, collection::vec, prelude::*, sample};
+use serde_json::json;
+
+use super::*;
+
+fn mirror(spec: &Value) -> Resource {
+    let metadata = json!({
+        "name": "checkout", "namespace": "shop", "uid": "1", "generation": 3, "resourceVersion": "9",
+        "creationTimestamp": "2026-11-22T00:00:01Z",
+    });
+    let object: ResourceObject<Mirror> =
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
+    object.resource().unwrap().clone()
+}
+
+fn cluster_mirror(spec: &Value) -> Resource {
+    let object: ResourceObject<ClusterMirror> =
+        serde_json::from_value(json!({"metadata": {"name": "ids"}, "spec": spec})).unwrap();
+    object.resource().unwrap().clone()
+}
+
+#[test]
+fn every_field_reaches_the_request() {
+    let spec = json!({
+        "podSelector": {"matchLabels": {"app": "checkout"}}, "nics": ["eth0", "net1"], "direction": "Ingress",
+        "filter": "tcp port 443", "sample": "1/100", "rate": "10kpps", "snaplen": 256,
+        "limits": {"duration": "15m", "packets": "100k", "bytes": 1024}, "target": "ids",
+    });
+    let Resource { id, generation, created, is_enforced, request, .. } = mirror(&spec);
+    assert_eq!((id.to_string().as_str(), generation, is_enforced), ("Mirror shop/checkout", 3, false));
+    assert_eq!(created, 1_795_305_601);
+    let Request { nics, directions, settings, target, .. } = request.unwrap();
+    assert_eq!(nics.unwrap(), ["eth0", "net1"]);
+    assert_eq!((directions, target.as_deref()), (Directions::Ingress, Some("ids")));
+    // The settings of annotations, all of them, in their order and in a form that can be read.
+    assert_eq!(settings.iter().map(|(key, _)| *key).collect::<Vec<_>>(), KEYS);
+    for (key, value) in settings {
+        Settings::default().set(key, &value).unwrap();
+    }
+    let spec = json!({"namespaceSelector": {}, "podSelector": {}, "enforced": true, "filter": null});
+    let Resource { id, is_enforced, request, .. } = cluster_mirror(&spec);
+    assert_eq!(
+        (id.to_string().as_str(), is_enforced, request),
+        ("ClusterMirror ids", true, Ok(Request::default()))
+    );
+}
+
+#[test]
+fn a_mirror_can_have_a_stream_and_a_cluster_mirror_cannot() {
+    let spec = json!({
+        "podSelector": {}, "stream": {"keySha256": "0aff".repeat(16), "pods": ["web"]}, "namespaceSelector": {},
+    });
+    let Resource { request, .. } = mirror(&json!({"podSelector": {}, "stream": spec["stream"]}));
+    let stream = request.unwrap().stream.unwrap();
+    assert_eq!(
+        (&stream.key_sha256[..4], stream.pods),
+        (&[10, 255, 10, 255][..], Some(["web".to_owned()].into()))
+    );
+    let why = cluster_mirror(&spec).request.unwrap_err();
+    assert_eq!(why, "spec.stream: only a Mirror can have a stream");
+}
+
+#[test]
+fn what_is_not_understood_whole_is_refused_whole() {
+    let refused = |spec: Value| {
+        let resource = mirror(&spec);
+        (resource.request.unwrap_err(), resource.pods)
+    };
+    for (spec, sentence) in [
+        (json!({"podSelector": {}, "targetRef": {"name": "x"}}), "spec.targetRef: this version"),
+        (
+            json!({"podSelector": {}, "stream": {"keySha256": "x"}}),
+            "spec.stream.keySha256: \"x\" is no SHA-256",
+        ),
+        (json!({"podSelector": {}, "stream": {"keySha256": "+1".repeat(32)}}), "spec.stream.keySha256: "),
+        (
+            json!({"podSelector": {}, "target": "ids", "stream": {"keySha256": "00".repeat(32)}}),
+            "spec.stream: a stream has no target",
+        ),
+        (json!({"podSelector": {}, "limits": {"idle": "3s"}}), "spec.limits.idle: this version"),
+        (json!({"podSelector": {}, "direction": "Sideways"}), "spec: unknown variant `Sideways`"),
+        (json!({"podSelector": {}, "nics": "eth0"}), "spec: invalid type"),
+    ] {
+        let (problem, pods) = refused(spec);
+        assert!(problem.starts_with(sentence), "{problem}");
+        assert_eq!(pods, Selector::default(), "its pods are known, and can be told");
+    }
+    for (spec, sentence) in [
+        (json!({}), "spec.podSelector: "),
+        (
+            json!({"podSelector": {"matchExpressions": [{"key": "a", "operator": "Has"}]}}),
+            "spec.podSelector: \"Has\" is no operator",
+        ),
+    ] {
+        let (problem, pods) = refused(spec);
+        assert!(problem.starts_with(sentence), "{problem}");
+        assert!(!pods.matches(&BTreeMap::new()), "nothing is selected");
+    }
+}
+
+#[test]
+fn an_object_of_any_form_can_be_stored() {
+    for object in
+        [json!({"metadata": {"name": "a.b"}}), json!({"metadata": {"name": "x"}, "spec": 7}), json!({})]
+    {
+        let decoded: ResourceObject<ClusterMirror> = serde_json::from_value(object.clone()).unwrap();
+        assert!(decoded.problem().is_some(), "{object}");
+    }
+}
+
+fn any_labels() -> impl Strategy<Value = BTreeMap<String, String>> {
+    btree_map("[ab]", "[xy]", 0..3)
+}
+
+proptest! {
+    /// The same pods as kube's own selector selects.
+    #[test]
+    fn a_selector_selects_what_another_implementation_selects(
+        must in any_labels(),
+        requirements in vec((
+            "[ab]", sample::select(Operator::ALL.to_vec()), btree_set("[xy]", 1..3),
+        ), 0..3),
+        labels in any_labels(),
+    ) {
+        let expressions: Vec<_> = requirements
+            .iter()
+            .map(|(key, operator, values)| json!({"key": key, "operator": operator.name(), "values": values}))
+            .collect();
+        let ours = selector(&json!({"matchLabels": must, "matchExpressions": expressions})).unwrap();
+        let theirs = must.iter().map(|(key, value)| Expression::Equal(key.clone(), value.clone())).chain(
+            requirements.into_iter().map(|(key, operator, values): (_, _, BTreeSet<String>)| match operator {
+                Operator::In => Expression::In(key, values),
+                Operator::NotIn => Expression::NotIn(key, values),
+                Operator::Exists => Expression::Exists(key),
+                Operator::DoesNotExist => Expression::DoesNotExist(key),
+            }),
+        );
+        let theirs: KubeSelector = theirs.collect();
+        prop_assert_eq!(ours.matches(&labels), theirs.matches(&labels));
+    }
+}

@@ -1,0 +1,269 @@
+//! [`Watch`]: reads from time to time what the NICs of the taps have carried and what the taps have seen, and keeps the
+//! judgement of it.
+//!
+//! `mirror_core::coverage` judges; this module knows which counters belong together, and when they are due. It reads
+//! between the rounds, because a round costs more. A reading that changes a state is followed by a round, so that
+//! the reason, the log and the Events have one source. The loop calls it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use mirror_common::verdict::Direction;
+use mirror_core::coverage::{AtHook, Carried, Judge, Reading, Seen, State, Way};
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::{
+    Reconciler,
+    routes::{INGRESS, Routes},
+};
+use crate::{
+    dataplane::{Dataplane, TapCount},
+    links::{LinkTable, NicPlace},
+    model::{Actual, ActualTap, Desired, Device, HookState, LinkSnapshot, MirrorId, Owner, Program, Tap},
+    pods::PodSource,
+    report::{Judged, NicCoverage, Report},
+    select::{Skipped, Why},
+};
+
+/// The shortest and the longest time between two readings.
+const EVERY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
+/// The next reading waits so many times as long as the last one has taken, so readings take about one part in so many of
+/// a CPU, however many taps there are.
+const REST: u32 = 100;
+
+/// The NICs of the taps, and what is known of them.
+pub(super) struct Watch {
+    /// The moments of the judges are counted from here.
+    began: Instant,
+    nics: BTreeMap<Device, Watched>,
+    due: Option<Instant>,
+}
+
+/// One NIC.
+struct Watched {
+    owner: Owner,
+    /// Where its counters are; `None`: that is not known now.
+    place: Option<NicPlace>,
+    /// What reaches the pod is seen at the NIC, by a tap at the node's end of a veth.
+    sees_inside: bool,
+    judges: [Judge; Direction::COUNT],
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self { began: Instant::now(), nics: BTreeMap::new(), due: None }
+    }
+}
+
+impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
+    /// Reads and judges the counters. Returns whether a state has changed, so that there must be a round; else the report
+    /// has the new numbers already.
+    pub(super) async fn read_counters(&mut self) -> bool {
+        let began = Instant::now();
+        let (devices, places) = self.coverage.places();
+        let before = self.dataplane.seen(&devices);
+        let carried = self.links.counters(&places).await;
+        let after = self.dataplane.seen(&devices);
+        let (before, carried, after) = match (before, carried, after) {
+            (Ok(before), Ok(carried), Ok(after)) => (before, carried, after),
+            (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
+                debug!("cannot read the counters of the NICs: {error:#}");
+                Default::default()
+            }
+        };
+        let carried = devices.into_iter().zip(carried).filter_map(|(device, of)| Some((device, of?)));
+        let carried = carried.collect();
+        let mut has_changed = self.coverage.take(&before, &carried, &after, Instant::now());
+        for (device, is_bypassed) in self.coverage.ingress() {
+            let carried = carried.get(&device).map(|carried| &carried[INGRESS]);
+            has_changed |= self.routes.take(device, carried, is_bypassed);
+        }
+        self.coverage.due = Some(Instant::now() + (began.elapsed() * REST).clamp(EVERY.0, EVERY.1));
+        if !has_changed {
+            let coverage = self.coverage.report(&self.routes);
+            let report = Report { coverage, ..Report::clone(&self.report.borrow()) };
+            self.report.send_replace(report.into());
+        }
+        has_changed
+    }
+}
+
+impl Watch {
+    /// When the counters are due; `None`: there is nothing to read.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Takes the findings of a round: the taps of pods, where their NICs are, and what is ahead of our programs.
+    /// `incomplete`: the devices for which something is left to do. `coming`: those on which a tap is to see what reaches its
+    /// pod after the next round. `shows_redirects`: see [`LinkTable`].
+    pub(super) fn follow(
+        &mut self,
+        desired: &Desired,
+        actual: &Actual,
+        links: &LinkSnapshot,
+        incomplete: &BTreeSet<Device>,
+        coming: &BTreeSet<Device>,
+        shows_redirects: impl FnOnce() -> bool,
+    ) {
+        let at = self.began.elapsed();
+        let (mut of_pods, mut before) = (BTreeMap::new(), std::mem::take(&mut self.nics));
+        let mut taps = desired.taps.iter().filter(|(_, tap)| tap.owner.pod.is_some()).peekable();
+        let shows_redirects = taps.peek().is_some() && shows_redirects();
+        for (device, tap) in taps {
+            let place = place(*device, tap, links);
+            let same = before.remove(device).filter(|watched| {
+                watched.owner.is_same(&tap.owner) && (place.is_none() || watched.place == place)
+            });
+            let entry = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
+            let is_done = !incomplete.contains(device) || entry.is_some_and(Tap::sees_inside);
+            let sees_inside = tap.pod_side().is_some_and(|nic| is_done && !coming.contains(&nic));
+            let tells = |direction| {
+                // A tap at the NIC itself meets these packets.
+                direction == Direction::Egress || shows_redirects || !device.is_on_node() || sees_inside
+            };
+            let before = same.as_ref().is_some_and(|watched| watched.sees_inside);
+            let mut judges = match same {
+                Some(watched) => watched.judges,
+                None => Direction::ALL.map(|direction| Judge::new(tells(direction), at)),
+            };
+            if before != sees_inside {
+                // The packets are others now that the tap can miss.
+                judges[INGRESS] = Judge::new(tells(Direction::Ingress), at);
+            }
+            for direction in Direction::ALL {
+                let (at_device, program) = tap.hook(*device, direction);
+                let hook = at_hook(actual.taps.get(&at_device), program, incomplete.contains(device));
+                judges[direction as usize].hook(hook, at);
+            }
+            of_pods.insert(*device, Watched { owner: tap.owner.clone(), place, sees_inside, judges });
+        }
+        self.nics = of_pods;
+        self.due = match self.nics.is_empty() {
+            true => None,
+            false => Some(self.due.unwrap_or_else(Instant::now)),
+        };
+    }
+
+    /// The taps whose counters can be read, and where these are.
+    fn places(&self) -> (Vec<Device>, Vec<NicPlace>) {
+        self.nics.iter().filter_map(|(device, watched)| Some((*device, watched.place?))).unzip()
+    }
+
+    /// Takes the counters that were read. Returns whether a state has changed.
+    fn take(
+        &mut self,
+        before: &BTreeMap<Device, TapCount>,
+        carried: &BTreeMap<Device, [Carried; Direction::COUNT]>,
+        after: &BTreeMap<Device, TapCount>,
+        now: Instant,
+    ) -> bool {
+        let at = now.saturating_duration_since(self.began);
+        let mut has_changed = false;
+        for (device, watched) in &mut self.nics {
+            let counts = before.get(device).zip(after.get(device));
+            let counts = counts.filter(|(before, after)| before.serial == after.serial);
+            for direction in Direction::ALL {
+                let judge = &mut watched.judges[direction as usize];
+                let state = judge.state();
+                match carried.get(device) {
+                    Some(carried) => {
+                        let index = direction as usize;
+                        let seen = counts.map(|(before, after)| Seen {
+                            serial: after.serial,
+                            before: before.seen[index],
+                            after: after.seen[index],
+                        });
+                        let mut carried = carried[index];
+                        if watched.sees_inside && index == INGRESS {
+                            // What passes around the node's end passes the NIC.
+                            carried.end = None;
+                        }
+                        judge.read(Reading { at, carried, seen });
+                    }
+                    None => judge.missed(at),
+                }
+                has_changed |= judge.state() != state;
+            }
+        }
+        has_changed
+    }
+
+    /// Each tap, and whether packets reach its pod around the node's end of the veth. Packets that are missing for another
+    /// reason do not count: a program ahead of ours may hide them, which the next round finds out.
+    fn ingress(&self) -> Vec<(Device, bool)> {
+        let is_bypassed = |watched: &Watched| watched.judges[INGRESS].state() == State::Bypassed(Way::Peer);
+        self.nics.iter().map(|(device, watched)| (*device, is_bypassed(watched))).collect()
+    }
+
+    /// The states for the report.
+    pub(super) fn report(&self, routes: &Routes) -> BTreeMap<Device, NicCoverage> {
+        let nics = self.nics.iter().filter_map(|(device, Watched { owner, sees_inside, judges, .. })| {
+            let directions = judges.each_ref().map(|judge| {
+                let totals = judge.totals();
+                let since = self.began + judge.since();
+                Judged { state: judge.state(), since, seen: totals.seen, carried: totals.carried }
+            });
+            let Owner { pod, nic, device: name, .. } = owner.clone();
+            let inside = routes.inside(*device).filter(|_| *sees_inside);
+            Some((*device, NicCoverage { pod: pod?, nic, device: name, inside, directions }))
+        });
+        nics.collect()
+    }
+
+    /// The directions that a mirror copies and that packets get around.
+    pub(super) fn bypassed(&self, desired: &Desired) -> Vec<Skipped> {
+        let mut skipped = Vec::new();
+        for (device, watched) in &self.nics {
+            let Some(tap) = desired.taps.get(device) else { continue };
+            for direction in Direction::ALL {
+                let State::Bypassed(way) = watched.judges[direction as usize].state() else { continue };
+                if direction == Direction::Ingress && tap.pod_side.is_some() && !watched.sees_inside {
+                    // The tap changes its side. What keeps it from that is told elsewhere.
+                    continue;
+                }
+                let wants =
+                    |session: &crate::model::Session| session.directions.bits() & direction.bit() != 0;
+                let mut mirrors = tap.sessions.iter().filter(|(_, session)| wants(session)).map(|(id, _)| id);
+                let Some(first) = mirrors.next() else { continue };
+                // The reason concerns the pod, unless only captures want this direction.
+                let is_of_captures = |mirror: &MirrorId| mirror.0.is_capture();
+                let only = is_of_captures(first) && mirrors.all(is_of_captures);
+                let mirror = only.then(|| first.clone());
+                let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
+                skipped.push(Skipped { pod, nic, mirror, why: Why::Bypassed(direction, way) });
+            }
+        }
+        skipped
+    }
+}
+
+/// Where the counters of a tap's NIC are.
+fn place(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<NicPlace> {
+    if device.is_on_node() {
+        let nic = links.host.get(&device.ifindex)?.peer?;
+        return Some(NicPlace {
+            nsid: nic.nsid?,
+            ifindex: crate::model::IfIndex(nic.ifindex),
+            end: Some(device.ifindex),
+        });
+    }
+    let inside = links.pods.get(&tap.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
+    Some(NicPlace { nsid: inside.nsid?, ifindex: device.ifindex, end: None })
+}
+
+/// The state of a hook after a round, from that before the round.
+fn at_hook(installed: Option<&ActualTap>, program: Program, is_incomplete: bool) -> AtHook {
+    let mut hidden = installed.into_iter().flat_map(|installed| &installed.hidden);
+    let hidden = hidden.find(|(hook, _)| *hook == program.hook()).map(|(_, hidden)| hidden);
+    let runs = installed
+        .is_some_and(|installed| matches!(installed.state(program), HookState::Current | HookState::Stale));
+    match hidden {
+        Some(hidden) => AtHook::Behind(hidden.clone()),
+        None if runs || !is_incomplete => AtHook::First,
+        None => AtHook::Absent,
+    }
+}

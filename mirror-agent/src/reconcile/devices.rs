@@ -1,0 +1,50 @@
+//! The devices of targets, round by round: mirror interfaces, and those of tunnels.
+//!
+//! `mirror_iface` and `tunnel` decide; this module carries out. The exits of pods are in `exits`. The loop calls it.
+
+use std::collections::BTreeSet;
+
+use mirror_core::{exit, tunnel};
+
+use super::Reconciler;
+use crate::{
+    dataplane::Dataplane,
+    links::LinkTable,
+    mirror_iface,
+    model::{Actual, LinkChange, LinkSnapshot},
+    pods::PodSource,
+};
+
+impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
+    /// Changes the devices of targets where they must be, and deletes a hub that nothing needs; whether anything was
+    /// changed. `keeps_hub`: a pod has an exit or must get one, or the pods are not known yet.
+    pub(super) async fn change_links(
+        &mut self,
+        keeps_hub: bool,
+        links: &LinkSnapshot,
+        actual: &Actual,
+        failures: &mut BTreeSet<String>,
+    ) -> bool {
+        let mut names = self.policy.own_devices();
+        if keeps_hub {
+            names.insert(exit::HUB.to_owned());
+        }
+        let names = names.iter().map(String::as_str).collect();
+        let mut changes = mirror_iface::abandoned(&names, links, &actual.targets);
+        // Taps of another version may still copy to a device that this version has made.
+        if actual.other_versions.is_empty() {
+            changes = mirror_iface::left_behind(&names, links);
+        }
+        changes.extend(self.mirrors.values_mut().flat_map(|mirror| mirror.changes(links)));
+        changes.extend(self.not_made.leave_out(tunnel::changes(self.policy.tunnels(), links)));
+        for change in &changes {
+            let done = self.links.apply(change).await.map_err(|error| format!("{error:#}"));
+            match (change, done) {
+                (LinkChange::CreateTunnel(device), done) => self.not_made.note(*device, done),
+                (_, Err(error)) => drop(failures.insert(error)),
+                (_, Ok(())) => {}
+            }
+        }
+        !changes.is_empty()
+    }
+}

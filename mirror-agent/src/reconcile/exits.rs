@@ -1,0 +1,121 @@
+//! The exits of pods, round by round: which pods have one, and which exits could not be made.
+//!
+//! `mirror_core::exit` decides; this module carries out and remembers. The loop calls it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use mirror_core::exit;
+use tokio::time::Instant;
+
+use super::Reconciler;
+use crate::{
+    dataplane::Dataplane,
+    links::LinkTable,
+    model::{Actual, Device, LinkChange, LinkSnapshot, NetnsId, Tap},
+    pods::PodSource,
+    select::{Policy, Skipped, Why},
+};
+
+/// The wait before another attempt to make an exit that could not be made.
+const AGAIN: Duration = Duration::from_secs(30);
+/// The shortest time between two exits of one pod: a process of the pod can delete them as fast as we make them.
+const REST: Duration = Duration::from_secs(1);
+
+/// The exits of the last snapshot.
+#[derive(Default)]
+pub(super) struct Exits {
+    /// The UIDs of pods that have an exit, or a tap inside.
+    pods: BTreeSet<String>,
+    /// When the exit of a namespace was made last, or why it could not be made; without a namespace: the hub. That is a
+    /// reason of these pods, and no failure of the round: the others do not wait for it.
+    tried: BTreeMap<Option<NetnsId>, (Instant, Result<(), String>)>,
+    /// The exits that could not be deleted, and why.
+    left: BTreeSet<String>,
+    /// How soon something is due that no event asks for.
+    wait: Option<Duration>,
+}
+
+impl Exits {
+    /// Notes what a round has seen.
+    pub(super) fn note(&mut self, links: &LinkSnapshot, actual: &Actual) {
+        let with_exit = exit::pods_with_exit(links);
+        let taps = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
+        let tapped = taps.filter(|tap| tap.is_inside()).filter_map(|tap| Some(&tap.owner.pod.as_ref()?.uid));
+        self.pods = with_exit.chain(tapped).cloned().collect();
+    }
+
+    /// Whether a pod may have an exit.
+    pub(super) fn may_be_in(&self, uid: &str) -> bool {
+        self.pods.contains(uid)
+    }
+
+    /// How soon to look again, while something is left to do.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        self.wait
+    }
+
+    /// The exits that could not be deleted, and why. They concern their pods alone.
+    pub(super) fn left(&self) -> &BTreeSet<String> {
+        &self.left
+    }
+
+    /// The wanted taps whose copies cannot leave their pod.
+    pub(super) fn missing(&self, wanted: &BTreeMap<Device, Tap>, policy: &Policy) -> Vec<Skipped> {
+        let taps = wanted.values().filter(|tap| tap.is_inside() && tap.exit.is_none());
+        let missing = taps.filter_map(|tap| {
+            let why = |of| self.tried.get(&of)?.1.as_ref().err();
+            let why = why(None).or_else(|| why(Some(tap.owner.netns)))?;
+            exit::needs_exit(tap, policy).then(|| Skipped {
+                pod: tap.owner.pod.clone(),
+                nic: Some(tap.owner.nic.clone()),
+                mirror: None,
+                why: Why::NoExit(why.clone()),
+            })
+        });
+        missing.collect()
+    }
+}
+
+impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
+    /// Makes the hub, and makes and deletes exits, so that these namespaces have one; whether anything was changed.
+    pub(super) async fn change_exits(&mut self, needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) -> bool {
+        self.exits.left.clear();
+        self.exits.tried.retain(|of, _| of.map_or(!needed.is_empty(), |netns| needed.contains(&netns)));
+        let tried = &self.exits.tried;
+        let rest = |change: &LinkChange| {
+            let (at, made) = made(change).and_then(|of| tried.get(&of))?;
+            let rest = if made.is_ok() { REST } else { AGAIN };
+            rest.checked_sub(at.elapsed()).filter(|rest| *rest > Duration::ZERO)
+        };
+        let mut changes = exit::changes(needed, links);
+        self.exits.wait = changes.iter().filter_map(rest).min();
+        changes.retain(|change| rest(change).is_none());
+        // The hub goes in the round after its last exit.
+        if changes.iter().any(|change| matches!(change, LinkChange::DeleteExit(_))) {
+            self.exits.wait = Some(REST.min(self.exits.wait.unwrap_or(REST)));
+        }
+        let mut changed = false;
+        for change in &changes {
+            let done = self.links.apply(change).await.map_err(|error| format!("{error:#}"));
+            changed |= done.is_ok();
+            match (made(change), done) {
+                (Some(of), done) => drop(self.exits.tried.insert(of, (Instant::now(), done))),
+                (None, Err(error)) => drop(self.exits.left.insert(error)),
+                (None, Ok(())) => {}
+            }
+        }
+        changed
+    }
+}
+
+/// The namespace whose exit a change makes; `None` in it: the change makes the hub, or brings it up. `None`: it does neither.
+const fn made(change: &LinkChange) -> Option<Option<NetnsId>> {
+    match change {
+        LinkChange::CreateExit(netns, _) => Some(Some(*netns)),
+        LinkChange::DeleteExit(_) => None,
+        _ => Some(None),
+    }
+}

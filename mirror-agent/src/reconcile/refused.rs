@@ -1,0 +1,46 @@
+//! The problems for which an agent does not start.
+//!
+//! Later they are reasons of a pod or a target. The loop asks in its first rounds.
+
+use std::collections::BTreeMap;
+
+use anyhow::{anyhow, bail};
+
+use crate::{
+    mirror_iface::{self, MirrorIface},
+    model::{LinkSnapshot, TargetName},
+    select::{Policy, Selection, Why},
+};
+
+/// A problem at the start: there is no further attempt.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:#}")]
+pub(super) struct Refused(pub(super) anyhow::Error);
+
+pub(super) fn refuse_mirrors(
+    mirrors: &BTreeMap<TargetName, MirrorIface>,
+    links: &LinkSnapshot,
+) -> anyhow::Result<()> {
+    let mut links = mirrors.values().filter_map(|mirror| links.by_name(mirror.name()));
+    match links.find_map(mirror_iface::refusal) {
+        Some(why) => bail!(Refused(anyhow!(why))),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()> {
+    // A capture that cannot be is the problem of the program that asks for it.
+    let mut skipped = selection.skipped.iter().filter(|skipped| !skipped.is_of_capture());
+    let refused = skipped.find_map(|skipped| match (&skipped.why, &skipped.nic) {
+        (Why::MirrorInterface(conflict), _) if policy.is_strict || skipped.pod.is_none() => {
+            Some(anyhow!("{conflict}, so copies would loop; choose another --mirror-iface"))
+        }
+        (Why::TunnelInTunnel(_), Some(name)) => Some(anyhow!("{name} cannot be mirrored: {}", skipped.why)),
+        (Why::NoSuchInterface, Some(name)) => Some(anyhow!("there is no interface {name:?} to mirror")),
+        _ => None,
+    });
+    match refused {
+        Some(error) => bail!(Refused(error)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,131 @@
+//! [`Routes`]: on which side of each veth its tap is to see what reaches the pod, round by round.
+//!
+//! `mirror_core::coverage::Route` decides about each veth; this module remembers, and brings what was seen: the programs at
+//! the node's end when a tap is new, and the counters of each reading. The loop calls it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mirror_common::verdict::Direction;
+use mirror_core::{
+    coverage::{Carried, Cni, Reason, Route},
+    select::{see_inside, with_two_sides},
+};
+use tokio::time::Instant;
+use tracing::{debug, info};
+
+use super::Reconciler;
+use crate::{
+    dataplane::Dataplane,
+    links::LinkTable,
+    model::{Actual, Desired, Device, LinkSnapshot, Owner, Tap},
+    pods::PodSource,
+    select::{Capture, Selection, Wanted, select},
+};
+
+/// What reaches the pod, in tables by direction.
+pub(super) const INGRESS: usize = Direction::Ingress as usize;
+
+/// The veths whose taps have two sides to choose from.
+pub(super) struct Routes {
+    /// The moments of the readings are counted from here.
+    began: Instant,
+    of: BTreeMap<Device, (Owner, Route)>,
+}
+
+impl Default for Routes {
+    fn default() -> Self {
+        Self { began: Instant::now(), of: BTreeMap::new() }
+    }
+}
+
+impl Routes {
+    /// Why the tap at this node's end is to see what reaches its pod at the NIC; `None`: it is not.
+    pub(super) fn inside(&self, device: Device) -> Option<Reason> {
+        self.of.get(&device).and_then(|(_, route)| route.inside())
+    }
+
+    /// Takes what the NIC of a tap has carried, and whether the tap has missed packets of it. Returns whether the tap has to
+    /// change its side.
+    pub(super) fn take(&mut self, device: Device, carried: Option<&Carried>, is_bypassed: bool) -> bool {
+        let Some((owner, route)) = self.of.get_mut(&device) else { return false };
+        let before = route.inside();
+        if let Some(carried) = carried {
+            route.read(*carried, self.began.elapsed());
+        }
+        if is_bypassed {
+            route.bypassed();
+        }
+        let now = route.inside();
+        let has_changed = before.is_some() != now.is_some();
+        if has_changed {
+            let pod = owner.pod.as_ref().map(tracing::field::display);
+            let (nic, device) = (&owner.nic, &owner.device);
+            match now {
+                Some(reason) => {
+                    info!(pod, nic, device, "what reaches the pod is seen at its NIC from now on: {reason}");
+                }
+                None => info!(
+                    pod,
+                    nic,
+                    device,
+                    "no packets get to the pod around the node's end of the veth any more: what reaches it is seen there \
+                     from now on"
+                ),
+            }
+        }
+        has_changed
+    }
+}
+
+/// Adds the taps with a side inside a pod where something is left to do.
+pub(super) fn complete(desired: &Desired, incomplete: &mut BTreeSet<Device>) {
+    let is_lacking = |tap: &Tap| tap.pod_side().is_some_and(|nic| incomplete.contains(&nic));
+    let lacking = desired.taps.iter().filter(|(_, tap)| is_lacking(tap));
+    let lacking: Vec<_> = lacking.map(|(device, _)| *device).collect();
+    incomplete.extend(lacking);
+}
+
+impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
+    /// The taps, each with the side on which it is to see what reaches its pod.
+    pub(super) async fn selection(
+        &mut self,
+        wanted: &[Wanted<'_>],
+        captures: &[Capture],
+        links: &LinkSnapshot,
+        actual: &Actual,
+    ) -> Selection {
+        let mut selection = select(wanted, captures, links, &self.policy);
+        let candidates = with_two_sides(&selection, wanted, links, &self.policy);
+        let tells = !candidates.is_empty() && self.links.shows_redirects();
+        let mut before = std::mem::take(&mut self.routes.of);
+        for device in &candidates {
+            let Some(tap) = selection.taps.get(device) else { continue };
+            let known = before.remove(device).filter(|(owner, _)| owner.is_same(&tap.owner));
+            let route = match known {
+                Some((_, route)) => route,
+                None => {
+                    let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
+                    let installed = installed.filter(|installed| installed.owner.is_same(&tap.owner));
+                    let is_inside = installed.is_some_and(|installed| installed.pod_side.is_some());
+                    Route::new(self.cni_at(*device).await, tells, is_inside)
+                }
+            };
+            self.routes.of.insert(*device, (tap.owner.clone(), route));
+        }
+        let inside = candidates.into_iter().filter(|device| self.routes.inside(*device).is_some());
+        see_inside(inside.collect::<Vec<_>>(), &mut selection, links, &self.policy);
+        selection
+    }
+
+    /// The known CNI that has a program at a device of the node.
+    async fn cni_at(&mut self, device: Device) -> Option<Cni> {
+        match self.dataplane.programs_at(device.ifindex).await {
+            Ok(names) => names.iter().find_map(|name| Cni::of_program(name)),
+            Err(error) => {
+                // What gets around the tap is found by the counters.
+                debug!(%device, "cannot read the programs of other software: {error:#}");
+                None
+            }
+        }
+    }
+}

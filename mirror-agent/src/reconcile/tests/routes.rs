@@ -1,0 +1,255 @@
+//! What the loop does about packets that get to a pod around the node's end of its veth.
+
+use mirror_common::verdict::{Direction, Hook};
+use mirror_core::{
+    coverage::{Cni, Count, Reason, State},
+    select::TapsInside,
+};
+
+use super::*;
+use crate::{
+    dataplane::TapCount,
+    model::{Hidden, PodSide},
+    report::NicCoverage,
+};
+
+/// The NIC of pod 1.
+fn nic() -> Device {
+    Device::in_pod(NetnsId { dev: 4, ino: 1 }, IfIndex(2))
+}
+
+/// Where the tap of pod 1 sees what reaches the pod: at the node's end, at the NIC.
+fn sides(world: &World) -> [bool; 2] {
+    let runs = |device: Device, program| {
+        let installed = world.dataplane.actual.taps.get(&device);
+        installed.is_some_and(|installed| installed.state(program) == HookState::Current)
+    };
+    let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
+    let is_there = runs(nic(), Program::TapIngress);
+    assert_eq!(tap.pod_side().is_some(), is_there, "an entry and a program");
+    assert!(Program::TAP.into_iter().all(|program| runs(device(11), program)), "it is always needed there");
+    [!tap.sees_inside(), is_there]
+}
+
+const NODE: [bool; 2] = [true, false];
+const INSIDE: [bool; 2] = [false, true];
+
+fn told(world: &World) -> NicCoverage {
+    world.report.borrow().coverage[&device(11)].clone()
+}
+
+/// The reasons, by name.
+fn reasons(world: &World) -> Vec<&'static str> {
+    let mut names: Vec<_> = world.report.borrow().skipped.iter().map(|skipped| skipped.why.name()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// What has reached the pod of a world.
+#[derive(Default)]
+struct Traffic {
+    crossed: u64,
+    around: u64,
+    seen: u64,
+}
+
+impl Traffic {
+    /// Lets packets reach pod 1, which its tap sees as far as it is there, and the loop run.
+    async fn passes(&mut self, world: &mut World, crossed: u64, around: u64, seconds: u64) {
+        let [at_node, inside] = match world.dataplane.actual.taps.contains_key(&device(11)) {
+            true => sides(world),
+            false => [false; 2],
+        };
+        (self.crossed, self.around) = (self.crossed + crossed, self.around + around);
+        self.seen += if inside { crossed + around } else { crossed * u64::from(at_node) };
+        let count = |packets| Count { packets, bytes: packets * 100 };
+        let ingress = Carried { nic: count(self.crossed + self.around), end: Some([self.crossed; 2]) };
+        let egress = Carried { nic: count(0), end: Some([0; 2]) };
+        world.links.carried.insert(IfIndex(11), Some([ingress, egress]));
+        let seen = [count(self.seen), count(0)];
+        world.dataplane.seen.insert(device(11), TapCount { serial: 1, seen });
+        run_for(world, Duration::from_secs(seconds)).await.unwrap();
+    }
+}
+
+/// A pod whose tap is inside, because packets went around the node's end.
+async fn moved() -> (World, Traffic) {
+    let (mut world, mut traffic) = (world(), Traffic::default());
+    add_pod(&mut world, 1);
+    traffic.passes(&mut world, 0, 0, 3).await;
+    traffic.passes(&mut world, 50, 0, 3).await;
+    assert_eq!((sides(&world), told(&world).inside), (NODE, None));
+    assert!(!has_exit(&world) && world.links.links.by_name(exit::HUB).is_none());
+    traffic.passes(&mut world, 0, 1, 3).await;
+    assert_eq!(sides(&world), INSIDE);
+    // A reading, from which on packets are compared.
+    traffic.passes(&mut world, 0, 0, 3).await;
+    (world, traffic)
+}
+
+fn has_exit(world: &World) -> bool {
+    let inside = world.links.links.pods["uid-1"].as_ref().unwrap();
+    inside.links.iter().any(exit::is_exit)
+}
+
+fn of_ingress(world: &World) -> State {
+    told(world).directions[Direction::Ingress as usize].state.clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_packet_around_the_nodes_end_changes_the_side_in_seconds_and_their_end_changes_it_back() {
+    let (mut world, mut traffic) = moved().await;
+    let attached = |world: &World| {
+        world.dataplane.tried.iter().rposition(|op| *op == Op::Attach(nic(), Program::TapIngress))
+    };
+    let put = |world: &World, is_meant: &dyn Fn(Option<PodSide>) -> bool| {
+        let is_so = |op: &Op| matches!(op, Op::PutTap(_, head) if is_meant(head.pod_side));
+        world.dataplane.tried.iter().rposition(is_so)
+    };
+    let sees = |side: Option<PodSide>| side.is_some_and(|side| side.sees);
+    assert!(attached(&world).is_some() && attached(&world) < put(&world, &sees));
+    assert!(has_exit(&world) && world.dataplane.actual.hubs.len() == 1);
+    assert_eq!((told(&world).inside, reasons(&world)), (Some(Reason::Around), vec![]));
+    for (crossed, around) in [(0, 50), (20, 30), (50, 1)] {
+        traffic.passes(&mut world, crossed, around, 3).await;
+    }
+    assert_eq!((of_ingress(&world), sides(&world), reasons(&world)), (State::Covered, INSIDE, vec![]));
+    let coverage = &told(&world).directions[Direction::Ingress as usize];
+    assert_eq!((coverage.seen, coverage.carried), (151, 151));
+
+    // Some packets, and 20 s without one around.
+    for _ in 0..5 {
+        traffic.passes(&mut world, 5, 0, 3).await;
+        assert_eq!(sides(&world), INSIDE);
+    }
+    traffic.passes(&mut world, 5, 0, 9).await;
+    assert_eq!((sides(&world), told(&world).inside), (NODE, None));
+    let both = |side: Option<PodSide>| side.is_some_and(|side| !side.sees);
+    assert!(
+        put(&world, &sees) < put(&world, &both) && put(&world, &both) < put(&world, &|side| side.is_none())
+    );
+    traffic.passes(&mut world, 50, 0, 6).await;
+    assert_eq!((of_ingress(&world), reasons(&world)), (State::Covered, vec![]));
+    assert!(!has_exit(&world) && world.links.links.by_name(exit::HUB).is_none());
+    assert!(world.dataplane.actual.hubs.is_empty());
+    assert_eq!(world.dataplane.actual.taps.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_known_cni_is_recognised_before_the_first_packet() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    world.dataplane.programs.insert(IfIndex(11), [String::from("cil_from_contai")].into());
+    run_for(&mut world, Duration::from_millis(50)).await.unwrap();
+    assert_eq!((sides(&world), told(&world).inside), (INSIDE, Some(Reason::Cni(Cni::Cilium))));
+    assert!(has_exit(&world));
+    let mut traffic = Traffic::default();
+    for _ in 0..20 {
+        traffic.passes(&mut world, 50, 0, 3).await;
+    }
+    assert_eq!((sides(&world), of_ingress(&world)), (INSIDE, State::Covered));
+    // The pod goes, and so does all of it.
+    world.pods.0 = Some(Vec::new());
+    world.links.links.pods.clear();
+    run_for(&mut world, Duration::from_secs(3)).await.unwrap();
+    assert!(world.dataplane.actual.taps.is_empty() && world.dataplane.actual.hubs.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_agent_keeps_the_side_that_it_finds() {
+    let (before, mut traffic) = moved().await;
+    let mut world = world();
+    world.dataplane.actual = before.dataplane.actual;
+    for installed in world.dataplane.actual.taps.values_mut() {
+        for program in Program::TAP {
+            if installed.state(program) == HookState::Current {
+                *installed.state_mut(program) = HookState::Stale;
+            }
+        }
+    }
+    (world.links, world.pods) = (before.links, before.pods);
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    assert_eq!(sides(&world), INSIDE);
+    let is_changed = |op: &Op| matches!(op, Op::PutTap(..) | Op::Detach(..));
+    assert!(!world.dataplane.tried.iter().any(is_changed), "{:?}", world.dataplane.tried);
+    // It has seen no packet around the node's end itself.
+    for _ in 0..9 {
+        traffic.passes(&mut world, 5, 0, 3).await;
+    }
+    assert_eq!(sides(&world), NODE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_or_a_pod_that_wants_no_tap_inside_gets_the_reason() {
+    let (mut world, mut traffic) = moved().await;
+    annotate(&mut world, "pod-side-taps", "off");
+    traffic.passes(&mut world, 0, 0, 3).await;
+    assert_eq!((sides(&world), has_exit(&world)), (NODE, false));
+    traffic.passes(&mut world, 0, 0, 3).await;
+    traffic.passes(&mut world, 0, 9, 3).await;
+    assert_eq!((sides(&world), reasons(&world)), (NODE, vec!["Bypassed"]));
+    annotate(&mut world, "pod-side-taps", "auto");
+    traffic.passes(&mut world, 0, 9, 6).await;
+    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
+    world.policy.taps_inside = TapsInside::NeedsTcx;
+    traffic.passes(&mut world, 0, 9, 3).await;
+    traffic.passes(&mut world, 0, 9, 3).await;
+    traffic.passes(&mut world, 0, 9, 3).await;
+    assert_eq!((sides(&world), reasons(&world)), (NODE, vec!["Bypassed"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_way_out_of_the_pod_the_tap_stays_and_says_so() {
+    let (mut world, mut traffic) = (world(), Traffic::default());
+    world.links.refuses_exits = true;
+    add_pod(&mut world, 1);
+    traffic.passes(&mut world, 0, 0, 3).await;
+    traffic.passes(&mut world, 50, 1, 3).await;
+    traffic.passes(&mut world, 50, 1, 3).await;
+    assert_eq!((sides(&world), reasons(&world)), (NODE, vec!["Bypassed", "NoExit"]));
+    world.links.refuses_exits = false;
+    traffic.passes(&mut world, 50, 1, 40).await;
+    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
+    // A process of the pod deletes it: it is made again, and what is inside stays.
+    world
+        .links
+        .links
+        .pods
+        .get_mut("uid-1")
+        .unwrap()
+        .as_mut()
+        .unwrap()
+        .links
+        .retain(|link| !exit::is_exit(link));
+    world.links.refuses_exits = true;
+    traffic.passes(&mut world, 50, 1, 61).await;
+    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec!["NoExit"]));
+}
+
+/// What hides packets at the hook that the tap has left is no reason any more.
+#[tokio::test(start_paused = true)]
+async fn a_program_ahead_at_the_nodes_end_does_not_hide_what_reaches_the_pod() {
+    let (mut world, mut traffic) = moved().await;
+    let hidden = vec![(Hook::Egress, Hidden::Program("first".into()))];
+    world.dataplane.actual.taps.get_mut(&device(11)).unwrap().hidden = hidden;
+    traffic.passes(&mut world, 0, 50, 3).await;
+    assert_eq!((of_ingress(&world), reasons(&world)), (State::Covered, vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_side_that_fails_is_tried_again_and_the_other_one_stays() {
+    let (mut world, mut traffic) = (world(), Traffic::default());
+    add_pod(&mut world, 1);
+    traffic.passes(&mut world, 0, 0, 3).await;
+    world.dataplane.failures = vec![Op::Attach(nic(), Program::TapIngress); 4].into();
+    let rounds = world.links.asked.len();
+    traffic.passes(&mut world, 50, 1, 2).await;
+    let failures = world.dataplane.failures.len();
+    assert!(
+        failures < 4 && world.links.asked.len() < rounds + 12,
+        "{failures} {}",
+        world.links.asked.len() - rounds
+    );
+    run_for(&mut world, Duration::from_secs(5)).await.unwrap();
+    assert_eq!(sides(&world), INSIDE);
+}
