@@ -1,0 +1,263 @@
+//! The command line: what was typed, and nothing that needs more than its own words to be checked.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use mirror_core::settings::{Settings, parse_duration};
+
+use crate::{selector, workload::Workload};
+
+/// Shows the packets of pods in Wireshark, and makes, deletes and judges mirrors of a cluster with podmirror.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-mirror", bin_name = "kubectl mirror", version, propagate_version = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Read the packets of pods as they come: pcapng to standard output, for `| wireshark -k -i -`, or into a file.
+    Tail(TailArgs),
+    /// Mirror a workload to a target, until `off` or the end of --duration: makes a Mirror, or changes that of the last
+    /// `on`.
+    On(OnArgs),
+    /// End the mirror that `on` has made for a workload: deletes the Mirror.
+    Off(OffArgs),
+    /// Show the Mirrors and ClusterMirrors, with what all nodes have made of them.
+    Status(StatusArgs),
+    /// Print a completion script for a shell.
+    Completion {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page (roff).
+    #[command(hide = true)]
+    Man,
+}
+
+/// Which cluster, and where podmirror is in it.
+#[derive(Debug, Args)]
+pub(crate) struct Connection {
+    /// The kubeconfig file [default: KUBECONFIG, or ~/.kube/config].
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig [default: the current one].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+    /// The namespace of the pods and Mirrors [default: that of the context].
+    #[arg(long, short, global = true, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
+    /// The namespace of podmirror's agents.
+    #[arg(
+        long,
+        global = true,
+        env = "PODMIRROR_NAMESPACE",
+        value_name = "NAME",
+        default_value = "podmirror"
+    )]
+    pub(crate) agents: String,
+}
+
+/// Which pods.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Which {
+    /// The pods: pod/NAME, or a workload whose pods are selected as it selects them: deploy/NAME, sts/NAME, ds/NAME,
+    /// rs/NAME, job/NAME or svc/NAME. A name alone is a pod.
+    #[arg(value_name = "WORKLOAD")]
+    pub(crate) workload: Option<Workload>,
+    /// The pods with these labels, as in app=web,tier!=test or 'app in (web, api)'.
+    #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
+    pub(crate) selector: Option<selector::Labels>,
+}
+
+/// `kubectl mirror tail`.
+#[derive(Debug, Args)]
+pub(crate) struct TailArgs {
+    #[command(flatten)]
+    pub(crate) which: Which,
+    /// The file for the packets, in pcapng; `-` is standard output.
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    pub(crate) write: PathBuf,
+    /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
+    #[arg(long, short, value_name = "EXPR", value_parser = filter)]
+    pub(crate) filter: Option<String>,
+    /// End after this time, as in 90s, 15m or 1h30m.
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration)]
+    pub(crate) duration: Time,
+    /// Bytes of each packet [default: as the agents' flags say, or all].
+    #[arg(long, value_name = "N", value_parser = snaplen)]
+    pub(crate) snaplen: Option<u32>,
+    /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
+    #[arg(long)]
+    pub(crate) super_frames: bool,
+    /// The port of the agents' stream endpoint (--stream-listen).
+    #[arg(long, value_name = "PORT", default_value_t = 10707)]
+    pub(crate) stream_port: u16,
+}
+
+/// `kubectl mirror on`.
+#[derive(Debug, Args)]
+pub(crate) struct OnArgs {
+    #[command(flatten)]
+    pub(crate) which: Which,
+    /// The name of the Mirror [default: made of the kind and name of the workload].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// The target of the copies [default: that of the agents].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) target: Option<String>,
+    /// Only packets that match this filter, in tcpdump's language (pcap-filter(7)).
+    #[arg(long, short, value_name = "EXPR", value_parser = filter)]
+    pub(crate) filter: Option<String>,
+    /// Which packets, seen from the pod [default: both].
+    #[arg(long, value_enum)]
+    pub(crate) direction: Option<Direction>,
+    /// Only this share of the flows, as in 1/100 or 10%.
+    #[arg(long, value_name = "SHARE", value_parser = setting("sample"))]
+    pub(crate) sample: Option<String>,
+    /// At most so many copies a second of each NIC, as in 10kpps or 50Mbit.
+    #[arg(long, value_name = "RATE", value_parser = setting("rate"))]
+    pub(crate) rate: Option<String>,
+    /// Bytes of each packet.
+    #[arg(long, value_name = "N", value_parser = snaplen)]
+    pub(crate) snaplen: Option<u32>,
+    /// The mirror ends after this time, as in 15m [default: never].
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) duration: Option<Time>,
+}
+
+/// `kubectl mirror off`.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct OffArgs {
+    /// The workload of the `on` before.
+    #[arg(value_name = "WORKLOAD")]
+    pub(crate) workload: Option<Workload>,
+    /// The name of the Mirror, where `on` was given one.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+}
+
+/// `kubectl mirror status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// All namespaces, and the ClusterMirrors.
+    #[arg(long, short = 'A')]
+    pub(crate) all_namespaces: bool,
+    /// Form of the output.
+    #[arg(long, short, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// Show it again every 2 s, until Ctrl-C.
+    #[arg(long)]
+    pub(crate) watch: bool,
+}
+
+/// Form of `status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// A table.
+    Table,
+    /// A table with the nodes, and every pod that is not covered.
+    Wide,
+    /// For machines.
+    Json,
+    /// For machines.
+    Yaml,
+}
+
+/// The direction, seen from the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Direction {
+    /// What reaches the pod, and what leaves it.
+    Both,
+    /// What reaches the pod.
+    Ingress,
+    /// What leaves the pod.
+    Egress,
+}
+
+/// A time, as it was typed and as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Time {
+    pub(crate) text: String,
+    pub(crate) time: Duration,
+}
+
+fn duration(text: &str) -> Result<Time, String> {
+    Ok(Time { text: text.trim().to_owned(), time: parse_duration(text)? })
+}
+
+/// Checks a filter as the agents do, so that a mistake is told at once, with its place.
+fn filter(text: &str) -> Result<String, String> {
+    setting("filter")(text)
+}
+
+/// Checks the value of a setting of mirrors.
+fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        Settings::default().set(key, text).map_err(|error| error.reason)?;
+        Ok(text.to_owned())
+    }
+}
+
+fn snaplen(text: &str) -> Result<u32, String> {
+    setting("snaplen")(text)?.trim().parse().map_err(|_| "use a number of bytes".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(words: &str) -> Result<Cli, String> {
+        let words = ["kubectl-mirror"].into_iter().chain(words.split_whitespace());
+        Cli::try_parse_from(words).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_the_documents_say_can_be_typed() {
+        for words in [
+            "tail -n shop pod/web",
+            "tail -n shop deploy/checkout -f tcp --duration 2m --snaplen 96 --super-frames -w web.pcapng",
+            "tail -l app=web --agents tools --context west",
+            "on -n shop deploy/checkout --target ids-west --filter udp --rate 10kpps --direction ingress",
+            "off -n shop deploy/checkout",
+            "off --name mine",
+            "status -A -o wide --watch",
+            "completion bash",
+        ] {
+            parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
+        }
+    }
+
+    #[test]
+    fn a_mistake_is_told_before_anything_is_done() {
+        for (words, told) in [
+            ("tail", "required"),
+            ("tail web -l app=web", "cannot be used with"),
+            ("tail web -f tcpp", "tcpp"),
+            ("tail web --duration soon", "90s"),
+            ("tail web --snaplen 3", "from 76"),
+            ("tail web/eth0", "kind"),
+            ("tail cronjob/web", "deploy"),
+            ("on deploy/web --rate fast", "kpps"),
+        ] {
+            let error = parse(words).unwrap_err();
+            assert!(error.contains(told), "{words}: {error}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The connection to the API server, and the names of the namespaces. The commands call it.
+
+use anyhow::Context as _;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+
+use crate::cli::Connection;
+
+/// A cluster, as one user reaches it.
+pub(crate) struct Cluster {
+    /// Speaks with the API server.
+    pub(crate) client: Client,
+    /// The namespace of pods and Mirrors.
+    pub(crate) namespace: String,
+    /// The namespace of podmirror's agents.
+    pub(crate) agents: String,
+}
+
+impl Cluster {
+    /// Finds the cluster. Sends no request yet.
+    pub(crate) async fn connect(connection: &Connection) -> anyhow::Result<Self> {
+        let Connection { kubeconfig, context, namespace, agents } = connection;
+        let options = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
+        let config = match kubeconfig {
+            Some(file) => {
+                let file = Kubeconfig::read_from(file).context("--kubeconfig")?;
+                Config::from_custom_kubeconfig(file, &options).await.context("--kubeconfig")?
+            }
+            None if context.is_some() => Config::from_kubeconfig(&options).await.context("--context")?,
+            None => Config::infer().await.context(
+                "cannot find the Kubernetes API; use --kubeconfig, or set KUBECONFIG as for kubectl",
+            )?,
+        };
+        let namespace = namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).context("cannot use the Kubernetes API of the kubeconfig")?;
+        Ok(Self { client, namespace, agents: agents.clone() })
+    }
+}

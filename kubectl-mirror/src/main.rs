@@ -1,0 +1,94 @@
+//! `kubectl mirror`: the packets of pods in Wireshark, mirrors on and off, and what came of them, from a laptop.
+//!
+//! ```text
+//! cli ─► tail ───► workload ─► selector    make a Mirror with a stream, read it from the agents, merge it by time
+//!     └► mirror ─► workload                make and delete Mirrors
+//!     └► status                            Mirrors and MirrorNodes as one table
+//!                  cluster                 the connection to the API server
+//! ```
+//!
+//! It speaks with the API server alone, with the rights of its user, and with the agents by the API server's port-forward.
+//! It needs no root, and runs on Linux, macOS and Windows. `main` parses the command line, and turns the outcome into an
+//! exit code: 0 fine, 1 failed, 2 wrong usage (clap's own).
+
+mod cli;
+mod cluster;
+mod mirror;
+mod selector;
+mod status;
+mod tail;
+mod workload;
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser as _};
+
+use self::{
+    cli::{Cli, Command},
+    cluster::Cluster,
+};
+
+fn main() -> ExitCode {
+    match execute(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tell(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "kubectl-mirror", &mut script);
+            return print(&String::from_utf8_lossy(&script));
+        }
+        Command::Man => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Cli::command())
+                .render(&mut page)
+                .context("cannot write the manual page")?;
+            return print(&String::from_utf8_lossy(&page));
+        }
+        _ => {}
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let outcome = runtime.block_on(async {
+        let cluster = Cluster::connect(&cli.connection).await?;
+        match cli.command {
+            Command::Tail(args) => tail::tail(args, &cluster).await,
+            Command::On(args) => mirror::on(args, &cluster).await,
+            Command::Off(args) => mirror::off(args, &cluster).await,
+            Command::Status(args) => status::status(args, &cluster).await,
+            Command::Completion { .. } | Command::Man => Ok(()),
+        }
+    });
+    // A program that reads standard output, and stands still, must not hold up the end.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Prints to standard output.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut output = io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        // The reader has closed the pipe, as in `status | head`.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to standard output"),
+    }
+}
+
+/// Tells the user something, on standard error.
+fn tell(text: &str) {
+    // Nobody can be told that this has failed.
+    let _ = writeln!(io::stderr(), "kubectl-mirror: {text}");
+}

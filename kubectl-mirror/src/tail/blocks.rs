@@ -1,0 +1,302 @@
+//! Takes the pcapng that an agent sends apart. Pure.
+//!
+//! It reads what `mirror_core::pcapng` writes, and no other file: one section, little endian, times in nanoseconds. What an
+//! agent of a newer version could add (other blocks and options) is left out. An agent is a program on another machine, so
+//! nothing in a block is trusted: a length that cannot be is an error, and [`MOST`] bounds what is kept. [`tail`](super)
+//! calls it.
+
+/// Most bytes of a block: those of the longest packet, with its options.
+const MOST: usize = 512 << 10;
+/// Bytes of a block around its body: type and length ahead, the length again behind.
+const AROUND: usize = 12;
+
+/// A block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Block {
+    /// The next interface of the stream.
+    Interface(Description),
+    /// A packet.
+    Packet(Packet),
+    /// The counters of an interface.
+    Statistics(Statistics),
+}
+
+/// An interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Description {
+    /// Its name, such as `shop/web eth0`.
+    pub(crate) name: String,
+    /// What it is.
+    pub(crate) description: Option<String>,
+    /// The filter, in tcpdump's language.
+    pub(crate) filter: Option<String>,
+    /// Anything else.
+    pub(crate) comment: Option<String>,
+}
+
+/// A packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Packet {
+    /// The interface, by its place in the stream.
+    pub(crate) interface: u32,
+    /// When it was copied, in ns since the epoch.
+    pub(crate) time_ns: u64,
+    /// The whole block.
+    pub(crate) block: Vec<u8>,
+}
+
+impl Packet {
+    /// The block with another number of the interface.
+    pub(crate) fn with_interface(mut self, interface: u32) -> Vec<u8> {
+        if let Some(number) = self.block.get_mut(8..12) {
+            number.copy_from_slice(&interface.to_le_bytes());
+        }
+        self.block
+    }
+}
+
+/// What was counted at an interface.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Statistics {
+    /// The interface, by its place in the stream.
+    pub(crate) interface: u32,
+    /// When the counters were read, in ns since the epoch.
+    pub(crate) time_ns: u64,
+    /// When the stream began and ended.
+    pub(crate) start_ns: Option<u64>,
+    pub(crate) end_ns: Option<u64>,
+    /// Packets that were received, lost ones too.
+    pub(crate) received: Option<u64>,
+    /// Those of them that were lost.
+    pub(crate) lost: Option<u64>,
+}
+
+/// The bytes of a stream cannot be understood.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Malformed(pub(crate) &'static str);
+
+/// The bytes of a stream that are not taken apart yet.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    bytes: Vec<u8>,
+    /// Those that were taken already.
+    taken: usize,
+}
+
+impl Blocks {
+    /// Adds bytes that have come.
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next block; `None`: the rest of it has not come yet.
+    pub(crate) fn next(&mut self) -> Result<Option<Block>, Malformed> {
+        loop {
+            let rest = self.bytes.get(self.taken..).unwrap_or_default();
+            let (Some(kind), Some(length)) = (word(rest, 0), word(rest, 4)) else { return Ok(None) };
+            let length = length as usize;
+            if !(AROUND..=MOST).contains(&length) || !length.is_multiple_of(4) {
+                return Err(Malformed("a block with a length that cannot be"));
+            }
+            let Some(block) = rest.get(..length) else { return Ok(None) };
+            self.taken += length;
+            let body = block.get(8..length - 4).unwrap_or_default();
+            if let Some(block) = parse(kind, block, body)? {
+                return Ok(Some(block));
+            }
+        }
+    }
+
+    /// Whether a part of a block is left.
+    pub(crate) fn is_within_a_block(&self) -> bool {
+        self.taken < self.bytes.len()
+    }
+}
+
+fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, Malformed> {
+    let short = Malformed("a block that is too short");
+    match kind {
+        0x0a0d_0d0a if word(body, 0) != Some(0x1a2b_3c4d) => {
+            Err(Malformed("a section that is not little endian"))
+        }
+        1 => {
+            let options = body.get(8..).ok_or(short)?;
+            // The tag of a filter's option says in which language it is.
+            let filter = option(options, 11).and_then(<[u8]>::split_first).map(|(_, filter)| text(filter));
+            let text = |code| option(options, code).map(text);
+            Ok(Some(Block::Interface(Description {
+                name: text(2).unwrap_or_default(),
+                description: text(3),
+                filter,
+                comment: text(1),
+            })))
+        }
+        6 => {
+            let (Some(interface), Some(time_ns), Some(_)) = (word(body, 0), time(body, 4), body.get(..20))
+            else {
+                return Err(short);
+            };
+            Ok(Some(Block::Packet(Packet { interface, time_ns, block: block.to_owned() })))
+        }
+        5 => {
+            let (Some(interface), Some(time_ns)) = (word(body, 0), time(body, 4)) else { return Err(short) };
+            let options = body.get(12..).unwrap_or_default();
+            let number = |code| Some(u64::from_le_bytes(option(options, code)?.try_into().ok()?));
+            Ok(Some(Block::Statistics(Statistics {
+                interface,
+                time_ns,
+                start_ns: option(options, 2).and_then(|value| time(value, 0)),
+                end_ns: option(options, 3).and_then(|value| time(value, 0)),
+                received: number(4),
+                lost: number(5),
+            })))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The value of an option.
+fn option(mut options: &[u8], code: u16) -> Option<&[u8]> {
+    loop {
+        let (head, rest) = options.split_first_chunk::<4>()?;
+        let [of, length] = [[head[0], head[1]], [head[2], head[3]]].map(u16::from_le_bytes);
+        if of == code {
+            return rest.get(..length.into());
+        }
+        options = rest.get(usize::from(length).next_multiple_of(4)..)?;
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
+}
+
+/// A time has its upper 32 bits first.
+fn time(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from(word(bytes, at)?) << 32 | u64::from(word(bytes, at + 4)?))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use mirror_core::pcapng::{self, Direction, Interface, Section, Writer};
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    /// A stream as an agent sends it: two interfaces, a packet of so many bytes for each, and counters.
+    fn stream(packet: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut writer =
+            Writer::begin(&mut out, &Section { application: Some("podmirror"), ..Section::default() });
+        for name in ["shop/web eth0", "shop/db eth0"] {
+            let interface = Interface {
+                name: Some(name),
+                description: Some("device veth1 of the node"),
+                filter: Some("tcp port 443"),
+                ..Interface::default()
+            };
+            let interface = writer.interface(&mut out, &interface);
+            let packet = pcapng::Packet {
+                interface,
+                time_ns: 1_795_305_601_123_456_789,
+                bytes: packet,
+                len: packet.len() as u32,
+                direction: Some(Direction::Inbound),
+                lost: None,
+                comment: None,
+            };
+            packet.write(&mut out);
+            let counters = pcapng::Statistics {
+                interface,
+                time_ns: 5 << 33,
+                start_ns: Some(1),
+                end_ns: Some(7 << 40),
+                received: Some(9),
+                dropped: Some(2),
+                accepted: None,
+            };
+            counters.write(&mut out);
+        }
+        out
+    }
+
+    fn all(blocks: &mut Blocks) -> Vec<Block> {
+        std::iter::from_fn(|| blocks.next().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_an_agent_writes_is_read() {
+        let mut blocks = Blocks::default();
+        blocks.push(&stream(b"a packet"));
+        let all = all(&mut blocks);
+        assert!(!blocks.is_within_a_block());
+        let description = Description {
+            name: "shop/db eth0".into(),
+            description: Some("device veth1 of the node".into()),
+            filter: Some("tcp port 443".into()),
+            comment: None,
+        };
+        assert_eq!((all.len(), &all[3]), (6, &Block::Interface(description)));
+        let Block::Packet(packet) = all[4].clone() else { unreachable!("{all:?}") };
+        assert_eq!((packet.interface, packet.time_ns), (1, 1_795_305_601_123_456_789));
+        let block = packet.clone().with_interface(77);
+        assert_eq!((block[8], &block[12..]), (77, &packet.block[12..]));
+        let statistics = Statistics {
+            interface: 1,
+            time_ns: 5 << 33,
+            start_ns: Some(1),
+            end_ns: Some(7 << 40),
+            received: Some(9),
+            lost: Some(2),
+        };
+        assert_eq!(all[5], Block::Statistics(statistics));
+    }
+
+    proptest! {
+        /// However the bytes come, the blocks are the same.
+        #[test]
+        fn the_parts_in_which_bytes_come_do_not_matter(packet in vec(any::<u8>(), 0..300), parts in vec(1..200_usize, 1..20)) {
+            let stream = stream(&packet);
+            let (mut whole, mut parted, mut found) = (Blocks::default(), Blocks::default(), Vec::new());
+            whole.push(&stream);
+            let mut rest = &stream[..];
+            for part in parts.into_iter().cycle() {
+                let (now, later) = rest.split_at(part.min(rest.len()));
+                parted.push(now);
+                found.extend(all(&mut parted));
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(found, all(&mut whole));
+        }
+
+        /// Bytes of a machine that was taken over end the stream or mean something; they do no other harm.
+        #[test]
+        fn any_bytes_are_survived(random in vec(any::<u8>(), 0..500), flips in vec((0..2000_usize, any::<u8>()), 0..8)) {
+            let mut written = stream(b"a packet");
+            for (at, byte) in flips {
+                let at = at % written.len();
+                written[at] = byte;
+            }
+            for bytes in [random, written] {
+                let mut blocks = Blocks::default();
+                blocks.push(&bytes);
+                let mut count = 0;
+                while let Ok(Some(_)) = blocks.next() {
+                    count += 1;
+                }
+                prop_assert!(count * AROUND <= bytes.len());
+            }
+        }
+    }
+}

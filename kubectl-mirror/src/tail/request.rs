@@ -1,0 +1,152 @@
+//! The Mirror that `tail` makes, its key, and its end.
+//!
+//! The key is random, and only this process and the agents that it sends the key to know it. The Mirror has the SHA-256 of
+//! it. So who may read the packets is who may make Mirrors in the namespace.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context as _;
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, PostParams, Preconditions},
+};
+use mirror_api::{Limits, Mirror, MirrorSpec, Stream};
+use mirror_core::settings::parse_duration;
+use sha2::{Digest as _, Sha256};
+use tokio::time::timeout;
+
+use crate::{cli::TailArgs, cluster::Cluster, tell, workload::Selection};
+
+/// The label of Mirrors that `tail` makes.
+const LABEL: &str = "podmirror.io/tail";
+/// How long a Mirror stays after its time is up, before another `tail` takes it for left behind. The clocks of this
+/// machine and of the API server may differ.
+const GRACE: Duration = Duration::from_secs(300);
+/// How long the API server may take to make or delete it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A Mirror with a stream.
+pub(super) struct Request {
+    /// Its namespace and name, as the agents are asked for it.
+    pub(super) mirror: String,
+    /// The key for its stream.
+    pub(super) key: String,
+    name: String,
+    uid: Option<String>,
+}
+
+impl Request {
+    /// Makes the Mirror.
+    pub(super) async fn make(
+        args: &TailArgs,
+        selection: &Selection,
+        cluster: &Cluster,
+    ) -> anyhow::Result<Self> {
+        let key = random::<32>()?;
+        let name = format!("tail-{}", random::<6>()?);
+        let spec = MirrorSpec {
+            pod_selector: selection.labels.clone(),
+            filter: args.filter.clone(),
+            snaplen: args.snaplen.map(u32::cast_signed),
+            limits: Some(Limits { duration: Some(args.duration.text.clone()), ..Limits::default() }),
+            stream: Some(Stream {
+                key_sha256: sha256(&key),
+                pods: selection.pod.clone().map(|pod| vec![pod]),
+            }),
+            ..MirrorSpec::default()
+        };
+        let mut mirror = Mirror::new(&name, spec);
+        mirror.metadata.labels = Some([(LABEL.to_owned(), "true".to_owned())].into());
+        let Cluster { client, namespace, .. } = cluster;
+        let api = Api::namespaced(client.clone(), namespace);
+        let made = timeout(PATIENCE, api.create(&PostParams::default(), &mirror)).await;
+        let made = made.context("the API server does not answer").and_then(|made| Ok(made?));
+        let made = made.with_context(|| format!("cannot make a Mirror in namespace {namespace}"))?;
+        Ok(Self { mirror: format!("{namespace}/{name}"), key, name, uid: made.metadata.uid })
+    }
+
+    /// Deletes the Mirror.
+    pub(super) async fn delete(&self, cluster: &Cluster) -> anyhow::Result<()> {
+        let api = Api::<Mirror>::namespaced(cluster.client.clone(), &cluster.namespace);
+        let preconditions = Preconditions { uid: self.uid.clone(), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let deleted = timeout(PATIENCE, api.delete(&self.name, &params)).await;
+        match deleted.context("the API server does not answer") {
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
+            Ok(deleted) => deleted.map(drop).map_err(anyhow::Error::from),
+            Err(late) => Err(late),
+        }
+        .with_context(|| format!("the Mirror {} stays; it copies nothing, and can be deleted", self.mirror))
+    }
+}
+
+/// Deletes the Mirrors that earlier `tail`s have left, which were killed. They copy nothing, so a failure is no problem.
+pub(super) async fn sweep(cluster: &Cluster) {
+    let api = Api::<Mirror>::namespaced(cluster.client.clone(), &cluster.namespace);
+    let Ok(mirrors) = api.list(&ListParams::default().labels(LABEL)).await else { return };
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    for mirror in mirrors.items.iter().filter(|mirror| is_left(mirror, now)) {
+        let name = mirror.metadata.name.as_deref().unwrap_or_default();
+        if api.delete(name, &DeleteParams::default()).await.is_ok() {
+            tell(&format!("deleted the Mirror {name}, which an earlier tail has left"));
+        }
+    }
+}
+
+/// Whether the time of a Mirror is up since long. `now` counts from 1970.
+fn is_left(mirror: &Mirror, now: Duration) -> bool {
+    let limits = mirror.spec.limits.as_ref();
+    let duration = limits.and_then(|limits| parse_duration(limits.duration.as_deref()?).ok());
+    let made =
+        mirror.metadata.creation_timestamp.as_ref().and_then(|time| u64::try_from(time.0.as_second()).ok());
+    match (made, duration) {
+        (Some(made), Some(duration)) => Duration::from_secs(made) + duration + GRACE < now,
+        _ => false,
+    }
+}
+
+/// So many random bytes, in hexadecimal digits.
+fn random<const N: usize>() -> anyhow::Result<String> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).context("the system gives no random numbers")?;
+    Ok(hex(&bytes))
+}
+
+/// The SHA-256 of a text, in hexadecimal digits.
+fn sha256(text: &str) -> String {
+    hex(&Sha256::digest(text))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_random_and_its_hash_is_that_of_sha256sum() {
+        let [one, other] = [random::<32>().unwrap(), random::<32>().unwrap()];
+        assert!(one != other && one.len() == 64, "{one} {other}");
+        assert_eq!(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    }
+
+    #[test]
+    fn only_a_mirror_whose_time_is_long_up_is_left() {
+        let mirror = |duration: Option<&str>| {
+            let limits = duration.map(|text| Limits { duration: Some(text.into()), ..Limits::default() });
+            let mut mirror = Mirror::new("tail-1", MirrorSpec { limits, ..MirrorSpec::default() });
+            mirror.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1000).unwrap()));
+            mirror
+        };
+        let at = Duration::from_secs;
+        assert!(!is_left(&mirror(Some("15m")), at(1000 + 900 + 300)));
+        assert!(is_left(&mirror(Some("15m")), at(1000 + 900 + 301)));
+        assert!(!is_left(&mirror(None), at(1 << 40)));
+    }
+}

@@ -1,0 +1,111 @@
+//! Where the packets go: a file, or standard output. A thread of its own writes, because the reader of a pipe can take its
+//! time.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, ErrorKind, Write},
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, anyhow};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+/// How many parts wait to be written.
+const PARTS: usize = 4;
+
+/// A file or standard output that is written.
+pub(super) struct Sink {
+    parts: mpsc::Sender<Vec<u8>>,
+    written: Option<oneshot::Receiver<io::Result<()>>>,
+    place: String,
+}
+
+impl Sink {
+    /// Replaces this file, or takes standard output. Only its owner may read the file, because packets are secrets.
+    pub(super) fn open(file: Option<&Path>) -> anyhow::Result<Self> {
+        let (mut output, place): (Box<dyn Write + Send>, _) = match file {
+            Some(path) => {
+                let place = path.display().to_string();
+                (Box::new(create(path).with_context(|| format!("cannot create {place}"))?), place)
+            }
+            None => (Box::new(io::stdout()), "standard output".to_owned()),
+        };
+        let (parts, mut coming) = mpsc::channel::<Vec<u8>>(PARTS);
+        let (done, written) = oneshot::channel();
+        let write = move || {
+            let mut outcome = Ok(());
+            while outcome.is_ok()
+                && let Some(part) = coming.blocking_recv()
+            {
+                outcome = output.write_all(&part).and_then(|()| output.flush());
+            }
+            // Told before `coming` is dropped, so that who sees that knows the outcome.
+            let _ = done.send(outcome);
+            drop(coming);
+        };
+        thread::Builder::new().name("sink".to_owned()).spawn(write).context("cannot start a thread")?;
+        Ok(Self { parts, written: Some(written), place })
+    }
+
+    /// Room for the next part, when there is some; `None`: no more is taken. Cancel safe.
+    pub(super) async fn room(&self) -> Option<mpsc::OwnedPermit<Vec<u8>>> {
+        self.parts.clone().reserve_owned().await.ok()
+    }
+
+    /// Returns when no more is taken. Cancel safe.
+    pub(super) async fn closed(&self) {
+        self.parts.closed().await;
+    }
+
+    /// Why no more is taken. That the reader has seen enough, as in `| head`, is no failure.
+    pub(super) fn outcome(&mut self) -> anyhow::Result<()> {
+        let outcome = self.written.as_mut().and_then(|written| written.try_recv().ok());
+        self.written = None;
+        self.judge(outcome.unwrap_or(Ok(())))
+    }
+
+    /// Writes the last part. The reader of a pipe may take so long for all that waits.
+    pub(super) async fn finish(&mut self, part: Vec<u8>, patience: Duration) -> anyhow::Result<()> {
+        // Its failure was told.
+        let Some(written) = self.written.take() else { return Ok(()) };
+        let (closed, _) = mpsc::channel(1);
+        let parts = std::mem::replace(&mut self.parts, closed);
+        let finished = async move {
+            // If it is not taken, the outcome says why.
+            let _ = parts.send(part).await;
+            drop(parts);
+            written.await
+        };
+        match timeout(patience, finished).await {
+            Ok(outcome) => self.judge(outcome.unwrap_or(Ok(()))),
+            Err(_) => Err(anyhow!(
+                "the reader of {} has taken nothing for {} s, so the last packets and counters are not there",
+                self.place,
+                patience.as_secs()
+            )),
+        }
+    }
+
+    fn judge(&self, outcome: io::Result<()>) -> anyhow::Result<()> {
+        match outcome {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            outcome => outcome.with_context(|| format!("cannot write to {}", self.place)),
+        }
+    }
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        options.mode(0o600);
+    }
+    options.open(path)
+}
