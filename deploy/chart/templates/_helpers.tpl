@@ -20,6 +20,10 @@ app.kubernetes.io/component: agent
 
 {{- define "podmirror.labels" -}}
 {{ include "podmirror.selectorLabels" . }}
+{{ include "podmirror.commonLabels" . }}
+{{- end }}
+
+{{- define "podmirror.commonLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -51,6 +55,52 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with .Values.securityContext.appArmorProfile }}
 {{- get (dict "Unconfined" "unconfined" "RuntimeDefault" "runtime/default") .type | default (printf "localhost/%s" .localhostProfile) }}
 {{- end }}
+{{- end }}
+
+{{- /* Whether agents write MirrorNodes: only where a policy keeps each to its own. Kubernetes has the policies, and the
+node's name in the tokens of pods, since 1.30. */ -}}
+{{- define "podmirror.mirrorNodes" -}}
+{{- if and .Values.rbac.create (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
+{{- end }}
+
+{{- /* The condition of a policy: the request is an agent's. And a variable of it: the node that the agent's token names. */ -}}
+{{- define "podmirror.policy.agent" -}}
+matchConditions:
+  - name: agent
+    expression: >-
+      request.userInfo.username ==
+      'system:serviceaccount:{{ .Release.Namespace }}:{{ include "podmirror.serviceAccount" . }}'
+variables:
+  # The token of a pod says which node the pod runs on.
+  - name: node
+    expression: >-
+      has(request.userInfo.extra) && 'authentication.kubernetes.io/node-name' in request.userInfo.extra
+      ? request.userInfo.extra['authentication.kubernetes.io/node-name'] : []
+{{- end }}
+
+{{- /* Whether the controller runs: only where agents may write MirrorNodes, which it sums up. */ -}}
+{{- define "podmirror.controller" -}}
+{{- if and .Values.controller.enabled (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
+{{- end }}
+
+{{- define "podmirror.controller.fullname" -}}
+{{- printf "%s-controller" (include "podmirror.fullname" . | trunc 52 | trimSuffix "-") }}
+{{- end }}
+
+{{- define "podmirror.controller.serviceAccount" -}}
+{{- $values := .Values.controller.serviceAccount }}
+{{- $values.name | default (ternary (include "podmirror.controller.fullname" .) "default" $values.create) }}
+{{- end }}
+
+{{- define "podmirror.controller.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "podmirror.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: controller
+{{- end }}
+
+{{- define "podmirror.controller.labels" -}}
+{{ include "podmirror.controller.selectorLabels" . }}
+{{ include "podmirror.commonLabels" . }}
 {{- end }}
 
 {{- define "podmirror.port" -}}
