@@ -1,0 +1,283 @@
+//! Takes one sample: the messages of a scenario with a contestant. Called by `main`.
+//!
+//! Each sample of a scenario has the same number of messages, so that all contestants have the same to do. Latency is
+//! measured here, with blocking sockets: sockperf and qperf need seconds for a sample. iperf3 measures bandwidth.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use mirror_test_traffic::{
+    figures::quantile,
+    plan::{Kind, Metric, Scenario},
+    tools::{self, Figures, Iperf3},
+};
+use mirror_tests::{OneCpu, SOON, eventually};
+use nix::sys::socket::{setsockopt, sockopt::TcpCongestion};
+
+use crate::{
+    http,
+    stage::{IPERF3_PORT, SOCKPERF_PORT, Stage},
+};
+
+/// The congestion control of connections: what nodes usually have. BBR, which some machines have instead, sets a pace by
+/// what it has measured, and would measure itself here. sockperf takes that of the machine.
+pub(crate) const CONGESTION_CONTROL: &str = "cubic";
+/// Messages of the first try, of which the rate is taken.
+const FIRST: u64 = 500;
+/// The least and the most messages of a sample.
+const MESSAGES: (u64, u64) = (200, 5_000_000);
+/// The longest that a client may run. Its work is bounded too.
+const CLIENT_SECONDS: &str = "20";
+/// The least and the most pings of a sample.
+const PINGS: (u64, u64) = (20, 1000);
+/// A tick of `/proc/stat`.
+const TICK_NS: f64 = 1e7;
+/// The part of the round trips that warms up and is not counted.
+const WARM_UP: u64 = 10;
+
+/// Who runs where.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cpus {
+    client: usize,
+    pub(crate) server: usize,
+    /// Agents, tcpdump, `tail`.
+    pub(crate) reader: usize,
+}
+
+impl Cpus {
+    /// An error if the client and the server cannot be apart.
+    pub(crate) fn of_this_machine() -> Result<Self> {
+        match OneCpu::usable()[..] {
+            [client, server, reader, ..] => Ok(Self { client, server, reader }),
+            [client, server] => Ok(Self { client, server, reader: server }),
+            _ => bail!("the client and the server need a CPU each, and this machine has one"),
+        }
+    }
+
+    /// For the report.
+    pub(crate) fn remark(self) -> String {
+        let Self { client, server, reader } = self;
+        let shared = if reader == server {
+            ": readers and the server share a CPU, so readers slow it down"
+        } else {
+            ""
+        };
+        format!(
+            "The client runs on CPU {client}, the server on CPU {server}, agents and readers on CPU {reader}{shared}."
+        )
+    }
+}
+
+/// What was sent in a sample.
+struct Sent {
+    seconds: f64,
+    messages: u64,
+    figures: Figures,
+}
+
+/// Whether the number of messages follows from the time of its tool, or of a pause.
+const fn takes_its_time(kind: Kind) -> bool {
+    matches!(kind, Kind::TcpSockperf | Kind::UdpSockperf | Kind::Http | Kind::Ping)
+}
+
+/// The load of a run.
+pub(crate) struct Load {
+    cpus: Cpus,
+    messages: BTreeMap<Scenario, u64>,
+}
+
+impl Load {
+    /// Finds how many messages take so long without a mirror. It also warms up.
+    pub(crate) fn calibrated(cpus: Cpus, off: &Stage, scenarios: &[Scenario], time: Duration) -> Self {
+        let mut load = Self { cpus, messages: BTreeMap::new() };
+        for scenario in scenarios.iter().filter(|scenario| !takes_its_time(scenario.kind)) {
+            let mut messages = FIRST;
+            // The first try is short, so its rate is not that of a whole sample.
+            for _ in 0..3 {
+                load.messages.insert(*scenario, messages);
+                let more = time.as_secs_f64() / load.send(off, *scenario).seconds.max(1e-6);
+                messages = ((messages as f64 * more.min(50.0)) as u64).clamp(MESSAGES.0, MESSAGES.1);
+            }
+            load.messages.insert(*scenario, messages);
+        }
+        for scenario in scenarios.iter().filter(|scenario| scenario.kind == Kind::Ping) {
+            let pings = time.as_micros() as u64 / u64::from(scenario.parameter.max(1));
+            load.messages.insert(*scenario, pings.clamp(PINGS.0, PINGS.1));
+        }
+        load
+    }
+
+    /// One sample: the number of messages, and the figures.
+    pub(crate) fn sample(&self, stage: &Stage, scenario: Scenario) -> (u64, Figures) {
+        let reader = stage.start_reader(self.cpus);
+        let busy = busy_ticks();
+        let Sent { messages, mut figures, .. } = self.send(stage, scenario);
+        let busy = busy_ticks().saturating_sub(busy);
+        figures.insert(Metric::CpuNsPerMessage, busy as f64 * TICK_NS / messages as f64);
+        if let Some(reader) = reader {
+            figures.insert(Metric::ReaderLossPercent, Stage::stop_reader(reader));
+        }
+        (messages, figures)
+    }
+
+    /// Sends the messages.
+    fn send(&self, stage: &Stage, scenario: Scenario) -> Sent {
+        match scenario.kind {
+            Kind::TcpLatency => self.round_trips(stage, scenario, tcp),
+            Kind::UdpLatency => self.round_trips(stage, scenario, udp),
+            Kind::TcpBandwidth => self.iperf3(stage, scenario, &["--congestion", CONGESTION_CONTROL]),
+            Kind::UdpBandwidth => self.iperf3(stage, scenario, &["--udp", "--bitrate", "0"]),
+            Kind::TcpSockperf => self.sockperf(stage, scenario, &["--tcp"]),
+            Kind::UdpSockperf => self.sockperf(stage, scenario, &[]),
+            Kind::Http => self.wrk(stage, scenario),
+            Kind::Ping => self.ping(stage, scenario),
+        }
+    }
+
+    fn round_trips(&self, stage: &Stage, scenario: Scenario, connect: fn(&Stage, Scenario) -> Ends) -> Sent {
+        let Ends { mut client, mut server } = connect(stage, scenario);
+        let messages = self.messages[&scenario];
+        let bytes = scenario.parameter as usize;
+        let times: Vec<f64> = thread::scope(|scope| {
+            scope.spawn(|| {
+                let _on = OneCpu::numbered(self.cpus.server);
+                let mut message = vec![0; bytes];
+                for _ in 0..messages {
+                    server(&mut message, false).unwrap();
+                }
+            });
+            let client = scope.spawn(|| {
+                let _on = OneCpu::numbered(self.cpus.client);
+                let mut message = vec![0; bytes];
+                let mut round_trip = || {
+                    let begun = Instant::now();
+                    client(&mut message, true).unwrap();
+                    begun.elapsed().as_secs_f64()
+                };
+                (0..messages).map(|_| round_trip()).collect()
+            });
+            client.join().unwrap_or_else(|why| std::panic::resume_unwind(why))
+        });
+        let warm = &times[(messages / WARM_UP) as usize..];
+        let half_us = |share| quantile(warm, share).unwrap() * 1e6 / 2.0;
+        let figures = [(Metric::LatencyUs, half_us(0.5)), (Metric::LatencyP99Us, half_us(0.99))].into();
+        Sent { seconds: times.iter().sum(), messages, figures }
+    }
+
+    fn iperf3(&self, stage: &Stage, scenario: Scenario, more: &[&str]) -> Sent {
+        let (messages, bytes) = (self.messages[&scenario].to_string(), scenario.parameter.to_string());
+        let words =
+            ["--json", "--port", IPERF3_PORT, "--blockcount", &messages, "--length", &bytes, "--client"];
+        let address = stage.address(scenario.way).to_string();
+        let said = self.client(stage, "iperf3", &[&words[..], &[&address], more].concat());
+        let Iperf3 { seconds, figures } =
+            tools::iperf3(&said).unwrap_or_else(|why| panic!("{scenario}: {why}"));
+        Sent { seconds, messages: self.messages[&scenario], figures }
+    }
+
+    /// It takes its own time, in whole seconds.
+    fn sockperf(&self, stage: &Stage, scenario: Scenario, more: &[&str]) -> Sent {
+        let (bytes, address) = (scenario.parameter.to_string(), stage.address(scenario.way).to_string());
+        let words = ["ping-pong", "-i", &address, "-p", SOCKPERF_PORT, "-m", &bytes, "-t", "1"];
+        let said = self.client(stage, "sockperf", &[&words[..], more].concat());
+        let (messages, figures) = tools::sockperf(&said).unwrap_or_else(|why| panic!("{scenario}: {why}"));
+        Sent { seconds: 1.0, messages, figures }
+    }
+
+    /// It takes its own time, in whole seconds.
+    fn wrk(&self, stage: &Stage, scenario: Scenario) -> Sent {
+        let (connections, address) = (scenario.parameter.to_string(), stage.address(scenario.way));
+        let url = format!("http://{address}:{}/", http::PORT);
+        let words = ["--threads", "1", "--duration", "1s", "--latency", "--connections", &connections, &url];
+        let said = self.client(stage, "wrk", &words);
+        let (messages, figures) = tools::wrk(&said).unwrap_or_else(|why| panic!("{scenario}: {why}"));
+        Sent { seconds: 1.0, messages, figures }
+    }
+
+    fn ping(&self, stage: &Stage, scenario: Scenario) -> Sent {
+        let (messages, address) = (self.messages[&scenario], stage.address(scenario.way).to_string());
+        let (count, pause) = (messages.to_string(), format!("{}", f64::from(scenario.parameter) / 1e6));
+        let pace: &[&str] = if scenario.parameter == 0 { &["-f"] } else { &["-i", &pause] };
+        let words = [&["-n", "-q", "-c", &count][..], pace, &[&address]].concat();
+        let said = self.client(stage, "ping", &words);
+        let figures = tools::ping(&said).unwrap_or_else(|why| panic!("{scenario}: {why}"));
+        Sent { seconds: 0.0, messages, figures }
+    }
+
+    /// Runs a client to its end, and returns its output. iperf3's server may still be at the end of the last sample.
+    fn client(&self, stage: &Stage, program: &str, words: &[&str]) -> String {
+        let _on = OneCpu::numbered(self.cpus.client);
+        eventually(SOON, || {
+            let mut command = stage.client().command("timeout");
+            let output = command.args([CLIENT_SECONDS, program]).args(words).output().unwrap();
+            let [said, complaint] =
+                [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+            // With JSON, iperf3 ends well even so.
+            match output.status.success() {
+                _ if said.contains("the server is busy") => Err(said),
+                true => Ok(said),
+                false => panic!("{program} {}: {}: {said}{complaint}", words.join(" "), output.status),
+            }
+        })
+    }
+}
+
+/// An end of a connection: sends the message and receives as much, or the other way round.
+type End = Box<dyn FnMut(&mut [u8], bool) -> io::Result<()> + Send>;
+
+struct Ends {
+    client: End,
+    server: End,
+}
+
+fn tcp(stage: &Stage, scenario: Scenario) -> Ends {
+    let listener = stage.server(scenario.way).enter(|| TcpListener::bind(("0.0.0.0", 0))).unwrap();
+    let to = SocketAddr::new(stage.address(scenario.way), listener.local_addr().unwrap().port());
+    let client = stage.client().enter(|| TcpStream::connect_timeout(&to, SOON)).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    let end = |mut stream: TcpStream| -> End {
+        stream.set_nodelay(true).unwrap();
+        setsockopt(&stream, TcpCongestion, &CONGESTION_CONTROL.into()).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        Box::new(move |message, sends_first| {
+            if sends_first {
+                stream.write_all(message)?;
+                return stream.read_exact(message);
+            }
+            stream.read_exact(message)?;
+            stream.write_all(message)
+        })
+    };
+    Ends { client: end(client), server: end(server) }
+}
+
+fn udp(stage: &Stage, scenario: Scenario) -> Ends {
+    let bind = || UdpSocket::bind(("0.0.0.0", 0));
+    let server = stage.server(scenario.way).enter(bind).unwrap();
+    let client = stage.client().enter(bind).unwrap();
+    client.connect((stage.address(scenario.way), server.local_addr().unwrap().port())).unwrap();
+    for socket in [&client, &server] {
+        socket.set_read_timeout(Some(SOON)).unwrap();
+    }
+    let client = move |message: &mut [u8], _| {
+        client.send(message)?;
+        client.recv(message).map(drop)
+    };
+    let server = move |message: &mut [u8], _| {
+        let (_, from) = server.recv_from(message)?;
+        server.send_to(message, from).map(drop)
+    };
+    Ends { client: Box::new(client), server: Box::new(server) }
+}
+
+fn busy_ticks() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap();
+    tools::busy_ticks(&stat).unwrap_or_else(|why| panic!("{why}"))
+}

@@ -1,0 +1,154 @@
+//! Medians, and ratios with their intervals. Called by the report and the plots.
+//!
+//! A run is noisy, so a contestant is compared with `off` within the same round only, and the median is over the
+//! rounds. The interval is a bootstrap over the rounds: it says what other medians the same rounds could have given.
+
+use mirror_tests::random::Random;
+
+/// With fewer rounds, there is no result: an interval of 95 % around a median needs six values.
+pub const MIN_ROUNDS: usize = 6;
+/// How often the rounds are drawn again for an interval.
+const DRAWS: usize = 2000;
+/// A fixed seed: the same samples give the same report.
+const SEED: u64 = 1;
+
+/// The median; `None` of no values.
+pub fn median(values: &[f64]) -> Option<f64> {
+    quantile(values, 0.5)
+}
+
+/// The value below which a share of the values lies, from 0 to 1, interpolated; `None` of no values.
+pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = share.clamp(0.0, 1.0) * sorted.len().checked_sub(1)? as f64;
+    let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+    Some(low + (high - low) * at.fract())
+}
+
+/// What the rounds say about a ratio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finding {
+    /// Fewer than [`MIN_ROUNDS`] rounds: no result.
+    TooFewRounds,
+    /// The interval includes 1.
+    NoDifference,
+    /// The interval does not include 1.
+    Difference,
+}
+
+/// The ratio of a contestant to `off`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ratio {
+    /// The median of the ratios of the rounds.
+    pub median: f64,
+    /// The lower end of the 95 % interval.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+    /// The number of rounds.
+    pub rounds: usize,
+}
+
+impl Ratio {
+    /// The ratio of pairs (contestant, off), one pair a round. Pairs without a finite ratio are left out; `None` if
+    /// nothing is left.
+    pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
+        let ratios = pairs.iter().map(|(on, off)| on / off).filter(|ratio| ratio.is_finite());
+        let ratios: Vec<f64> = ratios.collect();
+        let mut random = Random::new(SEED);
+        let draw = |_| median(&ratios.iter().map(|_| random.pick(&ratios)).collect::<Vec<_>>());
+        let rounds = ratios.len();
+        let median = median(&ratios)?;
+        let drawn: Vec<f64> = (0..DRAWS).filter_map(draw).collect();
+        let (low, high) = (quantile(&drawn, 0.025)?, quantile(&drawn, 0.975)?);
+        Some(Self { median, low, high, rounds })
+    }
+
+    /// What it says.
+    pub fn finding(&self) -> Finding {
+        match self {
+            Self { rounds, .. } if *rounds < MIN_ROUNDS => Finding::TooFewRounds,
+            Self { low, high, .. } if *low <= 1.0 && *high >= 1.0 => Finding::NoDifference,
+            _ => Finding::Difference,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    #[test]
+    fn medians_and_quantiles_of_few_values() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0]), Some(3.0));
+        assert_eq!(median(&[4.0, 1.0]), Some(2.5));
+        assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(quantile(&[1.0, 2.0, 3.0, 4.0, 5.0], 0.25), Some(2.0));
+        assert_eq!(quantile(&[1.0, 2.0], 7.0), Some(2.0));
+    }
+
+    #[test]
+    fn a_single_round_is_no_result() {
+        let ratio = Ratio::of(&[(2.0, 1.0)]).unwrap();
+        assert_eq!((ratio.median, ratio.finding()), (2.0, Finding::TooFewRounds));
+        let ratio = Ratio::of(&[(2.0, 1.0); MIN_ROUNDS]).unwrap();
+        assert_eq!((ratio.low, ratio.high, ratio.finding()), (2.0, 2.0, Finding::Difference));
+    }
+
+    #[test]
+    fn noise_around_one_is_no_difference() {
+        let noise = [0.9, 1.2, 0.95, 1.1, 1.0, 0.85, 1.05];
+        let ratio = Ratio::of(&noise.map(|value| (value, 1.0))).unwrap();
+        assert_eq!(ratio.finding(), Finding::NoDifference);
+        let ratio = Ratio::of(&noise.map(|value| (value * 0.5, 1.0))).unwrap();
+        assert_eq!(ratio.finding(), Finding::Difference);
+    }
+
+    #[test]
+    fn a_round_without_a_value_is_left_out() {
+        assert_eq!(Ratio::of(&[(1.0, 0.0)]), None);
+        assert_eq!(Ratio::of(&[(1.0, 0.0), (3.0, 2.0), (f64::NAN, 1.0)]).unwrap().rounds, 1);
+    }
+
+    proptest! {
+        // Each case draws thousands of times.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn the_interval_holds_the_median_and_lies_within_the_rounds(
+            pairs in vec((0.1_f64..10.0, 0.1_f64..10.0), 1..30),
+        ) {
+            let ratio = Ratio::of(&pairs).unwrap();
+            let ratios: Vec<f64> = pairs.iter().map(|(on, off)| on / off).collect();
+            let (least, most) = (quantile(&ratios, 0.0).unwrap(), quantile(&ratios, 1.0).unwrap());
+            prop_assert!(least <= ratio.low && ratio.low <= ratio.high && ratio.high <= most);
+            prop_assert!(ratio.low <= ratio.median && ratio.median <= ratio.high, "{ratio:?}");
+            prop_assert_eq!(Ratio::of(&pairs), Some(ratio), "the same samples give the same interval");
+        }
+
+        #[test]
+        fn what_slows_both_of_a_round_changes_nothing(
+            pairs in vec((0.1_f64..10.0, 0.1_f64..10.0), 6..20),
+            slow in vec(0.25_f64..4.0, 20),
+        ) {
+            let slowed: Vec<_> =
+                pairs.iter().zip(&slow).map(|((on, off), slow)| (on * slow, off * slow)).collect();
+            let (plain, slowed) = (Ratio::of(&pairs).unwrap(), Ratio::of(&slowed).unwrap());
+            prop_assert!((plain.median - slowed.median).abs() < 1e-9);
+            prop_assert!((plain.low - slowed.low).abs() < 1e-9 && (plain.high - slowed.high).abs() < 1e-9);
+        }
+
+        #[test]
+        fn the_order_of_the_values_does_not_matter(mut values in vec(0.1_f64..10.0, 1..30)) {
+            let before = median(&values);
+            values.reverse();
+            prop_assert_eq!(median(&values), before);
+        }
+    }
+}

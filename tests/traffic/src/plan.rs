@@ -1,0 +1,257 @@
+//! What is measured: contestants, scenarios, and the order of the turns. Called by the binary, and by the report for the
+//! names.
+
+mod contestant;
+mod kind;
+
+use std::fmt;
+
+use mirror_tests::random::Random;
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    contestant::Contestant,
+    kind::{Kind, Metric},
+};
+
+/// The way of the traffic. The client is a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// To a pod of the same node.
+    SameNode,
+    /// To a pod of another node, which is a second network namespace.
+    TwoNodes,
+    /// To its own node.
+    OwnNode,
+    /// To a pod of the same node by a ClusterIP, which nftables translates.
+    ClusterIp,
+}
+
+impl Way {
+    /// All, in the order of the report.
+    pub const ALL: [Self; 4] = [Self::SameNode, Self::TwoNodes, Self::OwnNode, Self::ClusterIp];
+
+    /// Its name in the command line, in the files and in the published ratios.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SameNode => "same-node",
+            Self::TwoNodes => "two-nodes",
+            Self::OwnNode => "own-node",
+            Self::ClusterIp => "cluster-ip",
+        }
+    }
+
+    /// Its name in the report.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::SameNode => "Pod to pod on one node",
+            Self::TwoNodes => "Pod to pod on two nodes",
+            Self::OwnNode => "Pod to its own node",
+            Self::ClusterIp => "Pod to a ClusterIP",
+        }
+    }
+}
+
+/// One measurement that every contestant takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Scenario {
+    /// The way of the traffic.
+    pub way: Way,
+    /// What is measured.
+    pub kind: Kind,
+    /// Bytes of a message; of HTTP, the connections; of ping, the µs between two requests.
+    pub parameter: u32,
+}
+
+/// As `--only` names it: `same-node/udp-bandwidth/64`.
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.way.name(), self.kind.name(), self.parameter)
+    }
+}
+
+/// The sizes of the published tables, and 1 byte.
+const SIZES: [u32; 6] = [1, 64, 128, 512, 1024, 4096];
+/// Those with all contestants.
+const FULL_SIZES: [u32; 4] = [64, 1024, 4096, BULK];
+/// The sizes for the other ways.
+const FEW_SIZES: [u32; 2] = [64, 4096];
+/// A message as programs send it that have much to send.
+const BULK: u32 = 128 * 1024;
+/// Connections of wrk, as in the published tables.
+const CONNECTIONS: [u32; 2] = [10, 100];
+/// µs between two pings. Without a pause, a request follows its answer.
+const PAUSES_US: [u32; 3] = [0, 1_000, 10_000];
+/// iperf3 writes its own header into a datagram.
+const LEAST_DATAGRAM: u32 = 16;
+/// sockperf writes its own header into a message.
+const LEAST_SOCKPERF: u32 = 64;
+
+impl Scenario {
+    /// All that there are, in the order of the report.
+    pub fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for way in Way::ALL {
+            for kind in Kind::ALL {
+                let sizes: &[u32] = match (way, kind) {
+                    (Way::SameNode, Kind::TcpSockperf | Kind::UdpSockperf) => &[LEAST_SOCKPERF],
+                    (Way::SameNode | Way::ClusterIp, Kind::Http) => &CONNECTIONS,
+                    (Way::SameNode, Kind::Ping) => &PAUSES_US,
+                    (_, Kind::TcpSockperf | Kind::UdpSockperf | Kind::Http | Kind::Ping) => &[],
+                    (Way::SameNode, _) => &SIZES,
+                    _ => &FEW_SIZES,
+                };
+                let bulk = (way == Way::SameNode && kind == Kind::TcpBandwidth).then_some(BULK);
+                all.extend(
+                    sizes
+                        .iter()
+                        .copied()
+                        .chain(bulk)
+                        .map(|parameter| Self { way, kind, parameter }.possible()),
+                );
+            }
+        }
+        all
+    }
+
+    /// Its column in the report.
+    pub fn column(self) -> String {
+        match (self.kind, self.parameter) {
+            (Kind::Http, connections) => format!("{connections} connections"),
+            (Kind::Ping, 0) => "without a pause".to_owned(),
+            (Kind::Ping, pause) => format!("each {} ms", f64::from(pause) / 1000.0),
+            (_, bytes) => format!("{bytes} B"),
+        }
+    }
+
+    /// The smallest message that its tool can send.
+    fn possible(self) -> Self {
+        match self.kind {
+            Kind::UdpBandwidth => Self { parameter: self.parameter.max(LEAST_DATAGRAM), ..self },
+            _ => self,
+        }
+    }
+
+    /// Those that contain one of these texts in their names; all, if there is no text. An error names a text that no
+    /// scenario contains.
+    pub fn chosen(only: &[String]) -> Result<Vec<Self>, String> {
+        let mut all = Self::all();
+        for text in only {
+            if !all.iter().any(|scenario| scenario.to_string().contains(text)) {
+                let names: Vec<String> = all.iter().map(Self::to_string).collect();
+                return Err(format!(
+                    "--only {text}: no scenario has this in its name; there are {}",
+                    names.join(" ")
+                ));
+            }
+        }
+        all.retain(|scenario| only.is_empty() || only.iter().any(|text| scenario.to_string().contains(text)));
+        Ok(all)
+    }
+
+    /// Who takes part: everybody where a table is most telling, and few elsewhere, so that there is time for more rounds.
+    /// sockperf takes three seconds for a sample, and wrk one.
+    pub fn contestants(self) -> &'static [Contestant] {
+        match (self.way, self.kind) {
+            (_, Kind::TcpSockperf | Kind::UdpSockperf) => &Contestant::THREE,
+            (_, Kind::Http) => &Contestant::FEW,
+            (Way::SameNode, Kind::Ping) => &Contestant::ALL,
+            (Way::SameNode, _) if FULL_SIZES.contains(&self.parameter) => &Contestant::ALL,
+            _ => &Contestant::FEW,
+        }
+    }
+}
+
+/// One sample: a scenario with a contestant.
+pub type Turn = (Scenario, Contestant);
+
+/// The turns of a round: the scenarios in a random order, and within each the contestants in a random order. So all
+/// samples of a scenario are close together in time.
+pub fn round(scenarios: &[Scenario], present: &[Contestant], random: &mut Random) -> Vec<Turn> {
+    let mut scenarios = scenarios.to_vec();
+    random.shuffle(&mut scenarios);
+    let mut turns = Vec::new();
+    for scenario in scenarios {
+        let mut contestants = scenario.contestants().to_vec();
+        contestants.retain(|contestant| present.contains(contestant));
+        random.shuffle(&mut contestants);
+        turns.extend(contestants.into_iter().map(|contestant| (scenario, contestant)));
+    }
+    turns
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::collections::BTreeSet;
+
+    use proptest::{collection::vec, prelude::*, sample::select};
+
+    use super::*;
+
+    #[test]
+    fn every_scenario_has_a_name_of_its_own_and_a_baseline() {
+        let all = Scenario::all();
+        let names: BTreeSet<String> = all.iter().map(Scenario::to_string).collect();
+        assert_eq!(names.len(), all.len());
+        assert!(
+            names.contains("same-node/udp-bandwidth/64") && names.contains("same-node/tcp-bandwidth/131072")
+        );
+        assert!(all.iter().all(|scenario| scenario.contestants().contains(&Contestant::Off)));
+    }
+
+    #[test]
+    fn a_part_of_the_name_chooses() {
+        let chosen =
+            |only: &[&str]| Scenario::chosen(&only.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
+        assert_eq!(chosen(&[]).unwrap(), Scenario::all());
+        let two = chosen(&["same-node/tcp-latency/64", "own-node/udp-bandwidth/4096"]).unwrap();
+        assert_eq!(
+            two.iter().map(Scenario::to_string).collect::<Vec<_>>(),
+            ["same-node/tcp-latency/64", "own-node/udp-bandwidth/4096"]
+        );
+        let why = chosen(&["udp-bandwidth", "upd"]).unwrap_err();
+        assert!(why.starts_with("--only upd: ") && why.contains("same-node/udp-bandwidth/64"), "{why}");
+    }
+
+    proptest! {
+        #[test]
+        fn a_round_has_each_turn_once_and_a_seed_repeats_it(
+            seed: u64,
+            scenarios in vec(select(Scenario::all()), 1..6),
+        ) {
+            let scenarios: Vec<_> = BTreeSet::from_iter(scenarios).into_iter().collect();
+            let turns = round(&scenarios, &Contestant::ALL, &mut Random::new(seed));
+            let distinct: BTreeSet<_> = turns.iter().copied().collect();
+            let expected = scenarios.iter().flat_map(|scenario| {
+                scenario.contestants().iter().map(|contestant| (*scenario, *contestant))
+            });
+            prop_assert_eq!(&distinct, &expected.collect::<BTreeSet<_>>());
+            prop_assert_eq!(distinct.len(), turns.len());
+            prop_assert_eq!(&turns, &round(&scenarios, &Contestant::ALL, &mut Random::new(seed)));
+            // The samples that are compared are next to each other.
+            let mut blocks: Vec<_> = turns.iter().map(|(scenario, _)| *scenario).collect();
+            blocks.dedup();
+            prop_assert_eq!(blocks.len(), scenarios.len());
+        }
+
+        #[test]
+        fn only_those_that_are_there_take_part(seed: u64) {
+            let present = [Contestant::Off, Contestant::Mirred];
+            let turns = round(&Scenario::all(), &present, &mut Random::new(seed));
+            prop_assert!(turns.iter().all(|(_, contestant)| present.contains(contestant)));
+        }
+
+        /// 500 rounds: the chance that a contestant never has the first turn is below 10^-12.
+        #[test]
+        fn no_contestant_has_the_first_turn_always(seed: u64) {
+            let mut random = Random::new(seed);
+            let scenario = Scenario::all()[0];
+            let first: BTreeSet<_> =
+                (0..500).map(|_| round(&[scenario], &Contestant::ALL, &mut random)[0].1).collect();
+            prop_assert_eq!(first, scenario.contestants().iter().copied().collect::<BTreeSet<_>>());
+        }
+    }
+}

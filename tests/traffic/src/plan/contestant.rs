@@ -1,0 +1,99 @@
+//! The contestants: who copies, and how.
+
+use serde::{Deserialize, Serialize};
+
+/// Who does what with the packets of the client pod. All copies are of this pod, in both directions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Contestant {
+    /// Nothing.
+    Off,
+    /// Nothing, a second time: the difference to `Off` is noise.
+    OffAgain,
+    /// An agent that mirrors another pod of the node.
+    Unselected,
+    /// podmirror to a mirror interface, attached by TCX.
+    Tcx,
+    /// The same, and tcpdump reads the mirror interface.
+    TcxRead,
+    /// The same as `Tcx`, with a filter that takes no packet.
+    TcxFilter,
+    /// podmirror to a mirror interface, attached by clsact.
+    Clsact,
+    /// podmirror to a stream, and `tail` reads it.
+    Stream,
+    /// The same, cut to 96 bytes.
+    Stream96,
+    /// A program that clones with `bpf_clone_redirect` and does nothing else.
+    BareClone,
+    /// tc: a u32 filter that matches everything, with the action mirred.
+    Mirred,
+    /// The same, and tcpdump reads the mirror interface.
+    MirredRead,
+    /// tcpdump in the pod, to /dev/null.
+    Tcpdump,
+    /// The same, cut to 96 bytes.
+    Tcpdump96,
+    /// tcpdump in the pod, to files that it writes again and again.
+    TcpdumpFile,
+    /// tcpdump on the node's end of the veth, to /dev/null.
+    TcpdumpVeth,
+}
+
+impl Contestant {
+    /// All, in the order of the report.
+    pub const ALL: [Self; 16] = [
+        Self::Off,
+        Self::OffAgain,
+        Self::Unselected,
+        Self::Tcx,
+        Self::TcxRead,
+        Self::TcxFilter,
+        Self::Clsact,
+        Self::Stream,
+        Self::Stream96,
+        Self::BareClone,
+        Self::Mirred,
+        Self::MirredRead,
+        Self::Tcpdump,
+        Self::Tcpdump96,
+        Self::TcpdumpFile,
+        Self::TcpdumpVeth,
+    ];
+    /// Those that tell most of podmirror.
+    pub const FEW: [Self; 6] =
+        [Self::Off, Self::OffAgain, Self::Tcx, Self::Stream96, Self::BareClone, Self::Mirred];
+
+    /// The fewest.
+    pub const THREE: [Self; 3] = [Self::Off, Self::Tcx, Self::Mirred];
+
+    /// Its name in the report.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::OffAgain => "off, again (noise)",
+            Self::Unselected => "another pod is mirrored",
+            Self::Tcx => "podmirror, TCX",
+            Self::TcxRead => "podmirror, TCX, read",
+            Self::TcxFilter => "podmirror, TCX, filter takes none",
+            Self::Clsact => "podmirror, clsact",
+            Self::Stream => "podmirror, stream",
+            Self::Stream96 => "podmirror, stream, 96",
+            Self::BareClone => "bare clone",
+            Self::Mirred => "tc mirred",
+            Self::MirredRead => "tc mirred, read",
+            Self::Tcpdump => "tcpdump in the pod",
+            Self::Tcpdump96 => "tcpdump in the pod, 96",
+            Self::TcpdumpFile => "tcpdump in the pod, file",
+            Self::TcpdumpVeth => "tcpdump on the veth",
+        }
+    }
+
+    /// Whether it attaches by TCX, which came with Linux 6.6.
+    pub const fn needs_tcx(self) -> bool {
+        matches!(
+            self,
+            Self::Unselected | Self::Tcx | Self::TcxRead | Self::TcxFilter | Self::Stream | Self::Stream96
+        )
+    }
+}

@@ -1,0 +1,150 @@
+//! The kinds of traffic, and the figures of their samples.
+
+use serde::{Deserialize, Serialize};
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Half a round trip of messages over TCP.
+    TcpLatency,
+    /// Bytes a second over TCP, by iperf3.
+    TcpBandwidth,
+    /// Half a round trip of datagrams.
+    UdpLatency,
+    /// Datagrams as fast as the client sends them, by iperf3: what arrives, and what is lost.
+    UdpBandwidth,
+    /// TCP latency as sockperf measures it.
+    TcpSockperf,
+    /// UDP latency as sockperf measures it.
+    UdpSockperf,
+    /// Requests a second of HTTP by wrk, to a server that answers with 1 KiB.
+    Http,
+    /// Round trips of ICMP echo, by ping.
+    Ping,
+}
+
+impl Kind {
+    /// All, in the order of the report.
+    pub const ALL: [Self; 8] = [
+        Self::TcpLatency,
+        Self::TcpBandwidth,
+        Self::UdpLatency,
+        Self::UdpBandwidth,
+        Self::TcpSockperf,
+        Self::UdpSockperf,
+        Self::Http,
+        Self::Ping,
+    ];
+
+    /// Its name in the command line, in the files and in the published ratios.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TcpLatency => "tcp-latency",
+            Self::TcpBandwidth => "tcp-bandwidth",
+            Self::UdpLatency => "udp-latency",
+            Self::UdpBandwidth => "udp-bandwidth",
+            Self::TcpSockperf => "tcp-sockperf",
+            Self::UdpSockperf => "udp-sockperf",
+            Self::Http => "http",
+            Self::Ping => "ping",
+        }
+    }
+
+    /// Its name in the report.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::TcpLatency => "TCP latency",
+            Self::TcpBandwidth => "TCP bandwidth",
+            Self::UdpLatency => "UDP latency",
+            Self::UdpBandwidth => "UDP bandwidth",
+            Self::TcpSockperf => "TCP latency by sockperf",
+            Self::UdpSockperf => "UDP latency by sockperf",
+            Self::Http => "HTTP requests",
+            Self::Ping => "ping",
+        }
+    }
+
+    /// The metric that the report compares first.
+    pub const fn metric(self) -> Metric {
+        match self {
+            Self::TcpBandwidth | Self::UdpBandwidth => Metric::BitsPerSecond,
+            Self::Http => Metric::RequestsPerSecond,
+            Self::Ping => Metric::RoundTripUs,
+            _ => Metric::LatencyUs,
+        }
+    }
+
+    /// Further metrics, each with a table of its own.
+    pub const fn further(self) -> &'static [Metric] {
+        match self {
+            Self::UdpBandwidth => &[Metric::SentPerSecond, Metric::LossPercent, Metric::CpuNsPerMessage],
+            Self::TcpBandwidth => &[Metric::CpuNsPerMessage],
+            Self::TcpLatency | Self::UdpLatency => &[Metric::LatencyP99Us, Metric::CpuNsPerMessage],
+            Self::TcpSockperf | Self::UdpSockperf => &[Metric::LatencyP99Us],
+            Self::Http => &[Metric::ResponseUs, Metric::ResponseP99Us, Metric::CpuNsPerMessage],
+            Self::Ping => &[Metric::CpuNsPerMessage],
+        }
+    }
+}
+
+/// A figure of a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Metric {
+    /// Half a round trip: the median of a sample, in µs.
+    LatencyUs,
+    /// The same, of which 99 % are faster.
+    LatencyP99Us,
+    /// Bits of payload that arrived, a second.
+    BitsPerSecond,
+    /// Messages that the client sent, a second.
+    SentPerSecond,
+    /// Lost datagrams of 100 that were sent.
+    LossPercent,
+    /// Requests that were answered, a second.
+    RequestsPerSecond,
+    /// From a request to its answer: the median of a sample, in µs.
+    ResponseUs,
+    /// The same, of which 99 % are faster.
+    ResponseP99Us,
+    /// A whole round trip: the mean of a sample, in µs.
+    RoundTripUs,
+    /// Time in which the machine's CPUs were busy, for each message or round trip, in ns.
+    CpuNsPerMessage,
+    /// Packets that the contestant's reader did not get, of those that it should have got, in percent.
+    ReaderLossPercent,
+}
+
+impl Metric {
+    /// Its name and unit in the report.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::LatencyUs => "latency, µs",
+            Self::LatencyP99Us => "latency, 99 % of messages are faster, µs",
+            Self::BitsPerSecond => "bandwidth, Mbit/s",
+            Self::SentPerSecond => "datagrams sent, thousands a second",
+            Self::LossPercent => "datagrams lost, %",
+            Self::RequestsPerSecond => "requests a second",
+            Self::ResponseUs => "response, µs",
+            Self::ResponseP99Us => "response, 99 % are faster, µs",
+            Self::RoundTripUs => "round trip, µs",
+            Self::CpuNsPerMessage => "CPU time of the machine for a message, ns",
+            Self::ReaderLossPercent => "packets that the reader lost, %",
+        }
+    }
+
+    /// What a value is divided by for the report.
+    pub const fn unit(self) -> f64 {
+        match self {
+            Self::BitsPerSecond => 1e6,
+            Self::SentPerSecond => 1e3,
+            _ => 1.0,
+        }
+    }
+
+    /// Whether a contestant is compared by a ratio. A share is shown as it is: 0 % has no ratio.
+    pub const fn has_ratio(self) -> bool {
+        !matches!(self, Self::LossPercent | Self::ReaderLossPercent)
+    }
+}

@@ -1,0 +1,231 @@
+//! The plots of a run, as SVG. Called by the binary.
+//!
+//! One plot for each table: a line for each contestant, with its ratio to `off` for each size of a message, and the
+//! interval. The texts are left to the viewer's fonts, so that no font has to be here.
+
+use plotters::{
+    coord::{Shift, types::RangedCoordf64},
+    prelude::*,
+};
+
+use crate::{
+    figures::{MIN_ROUNDS, Ratio},
+    plan::{Contestant, Kind, Scenario, Way},
+    published::{self, SOURCE},
+    results::Results,
+};
+
+/// The name of a plot's file.
+pub fn file_name(way: Way, kind: Kind) -> String {
+    format!("{}-{}.svg", way.name(), kind.name())
+}
+
+/// All plots: the file's name and its content. An error is one of the plotting library.
+pub fn all(results: &Results) -> Result<Vec<(String, String)>, String> {
+    let mut plots = Vec::new();
+    for way in Way::ALL {
+        for kind in Kind::ALL {
+            let mut scenarios = results.scenarios();
+            scenarios.retain(|scenario| scenario.way == way && scenario.kind == kind);
+            if !scenarios.is_empty() {
+                let plot = plot(results, way, kind, &scenarios)
+                    .map_err(|why| format!("{}: {why}", file_name(way, kind)))?;
+                plots.push((file_name(way, kind), plot));
+            }
+        }
+    }
+    Ok(plots)
+}
+
+/// Pixels.
+const WIDTH: u32 = 900;
+const LINE_HEIGHT: u32 = 44;
+const HEAD_AND_FOOT: u32 = 130;
+const NAMES_WIDTH: u32 = 250;
+const DOT: i32 = 4;
+/// The part of a line that its dots use, from the middle up and down.
+const SPREAD: f64 = 0.36;
+/// Most of a ratio that the axis shows: an outlier must not hide the rest.
+const AXIS: (f64, f64) = (0.0, 3.0);
+/// The width of the legend, as a part of the axis.
+const LEGEND: f64 = 0.18;
+/// Colours of the sizes, small to large, that colour-blind people can tell apart (Okabe and Ito).
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 0, 0),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(0, 158, 115),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(204, 121, 167),
+];
+
+/// A dot: the line, the size, the ratio.
+struct Dot {
+    line: usize,
+    size: usize,
+    ratio: Ratio,
+}
+
+/// For the title, if the run is no result.
+fn caveat(results: &Results) -> String {
+    match results.quick || results.rounds < MIN_ROUNDS {
+        true => format!(" ({} rounds: no result)", results.rounds),
+        false => String::new(),
+    }
+}
+
+type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+
+fn plot(
+    results: &Results,
+    way: Way,
+    kind: Kind,
+    scenarios: &[Scenario],
+) -> Result<String, DrawingAreaErrorKind<std::io::Error>> {
+    let contestants: Vec<_> =
+        results.contestants.iter().copied().filter(|one| *one != Contestant::Off).collect();
+    let mut lines: Vec<&str> = Vec::new();
+    let mut dots = Vec::new();
+    for contestant in contestants {
+        let ratios = scenarios.iter().enumerate().filter_map(|(size, scenario)| {
+            Some((size, Ratio::of(&results.pairs(*scenario, contestant, kind.metric()))?))
+        });
+        let ratios: Vec<_> = ratios.collect();
+        if !ratios.is_empty() {
+            dots.extend(ratios.into_iter().map(|(size, ratio)| Dot { line: lines.len(), size, ratio }));
+            lines.push(contestant.title());
+        }
+    }
+    if published::has(way, kind) {
+        for (size, scenario) in scenarios.iter().enumerate() {
+            if let Some(median) = published::ratio(*scenario) {
+                let ratio = Ratio { median, low: median, high: median, rounds: 1 };
+                dots.push(Dot { line: lines.len(), size, ratio });
+            }
+        }
+        lines.push(SOURCE);
+    }
+    let bound =
+        |ends: &mut dyn Iterator<Item = f64>, first: f64, pick: fn(f64, f64) -> f64| ends.fold(first, pick);
+    let low = bound(&mut dots.iter().map(|dot| dot.ratio.low), 0.9, f64::min).max(AXIS.0);
+    let high = bound(&mut dots.iter().map(|dot| dot.ratio.high), 1.1, f64::max).min(AXIS.1);
+
+    let mut svg = String::new();
+    {
+        let height = HEAD_AND_FOOT + LINE_HEIGHT * u32::try_from(lines.len()).unwrap_or(1);
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        area.fill(&WHITE)?;
+        draw(
+            &area,
+            &format!("{}: {}, off = 1{}", way.title(), kind.title(), caveat(results)),
+            // There is room for the legend on the right.
+            (low - 0.02, high + LEGEND * (high - low)),
+            &lines,
+            scenarios,
+            &dots,
+        )?;
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+fn draw(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    title: &str,
+    (low, high): (f64, f64),
+    lines: &[&str],
+    scenarios: &[Scenario],
+    dots: &[Dot],
+) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
+    let count = lines.len() as f64;
+    let mut chart: Chart<'_> = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(36)
+        .y_label_area_size(NAMES_WIDTH)
+        // The first line is on top.
+        .build_cartesian_2d(low..high, 0.0..count)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .light_line_style(TRANSPARENT)
+        .y_labels(0)
+        .x_desc("ratio to off, with its 95 % interval")
+        .draw()?;
+    // The mesh would put the names at the borders between the lines.
+    for (index, line) in lines.iter().enumerate() {
+        let y = count - index as f64 - 0.5;
+        let (_, row) = chart.backend_coord(&(low, y));
+        area.draw(&Text::new((*line).to_owned(), (16, row - 7), ("sans-serif", 14)))?;
+        chart.draw_series([PathElement::new([(low, y - 0.5), (high, y - 0.5)], BLACK.mix(0.15))])?;
+    }
+    chart.draw_series([PathElement::new([(1.0, 0.0), (1.0, count)], BLACK.stroke_width(1))])?;
+    for (size, scenario) in scenarios.iter().enumerate() {
+        let colour = COLOURS[size % COLOURS.len()];
+        let sizes = scenarios.len() as f64;
+        let of_size = dots.iter().filter(|dot| dot.size == size).map(|dot| {
+            let shift = SPREAD * (1.0 - 2.0 * (size as f64 + 0.5) / sizes);
+            (dot, count - dot.line as f64 - 0.5 + shift)
+        });
+        let of_size: Vec<_> = of_size.collect();
+        chart.draw_series(of_size.iter().map(|(Dot { ratio, .. }, y)| {
+            let ends = [ratio.low, ratio.high].map(|end| (end.clamp(low, high), *y));
+            PathElement::new(ends, colour.stroke_width(2))
+        }))?;
+        let series = chart.draw_series(of_size.iter().map(|(Dot { ratio, .. }, y)| {
+            Circle::new((ratio.median.clamp(low, high), *y), DOT, colour.filled())
+        }))?;
+        series.label(scenario.column()).legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::report::tests::some_results;
+
+    #[test]
+    fn a_plot_names_every_contestant_and_has_a_dot_for_every_ratio() {
+        let results = some_results(7, |_, _| 1.0);
+        let plots = all(&results).unwrap();
+        let names: Vec<_> = plots.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["same-node-udp-latency.svg", "same-node-udp-bandwidth.svg"]);
+        let (_, svg) = &plots[1];
+        for contestant in &results.contestants[1..] {
+            assert!(svg.contains(contestant.title()), "{}", contestant.title());
+        }
+        assert!(svg.contains(SOURCE) && svg.trim_end().ends_with("</svg>"));
+        // A dot for each size of each contestant and of what was published, and one in the legend for each size.
+        let lines = results.contestants.len() - 1;
+        assert_eq!(svg.matches("<circle").count(), 2 * lines + 2 + 2);
+    }
+
+    #[test]
+    fn a_plot_of_few_rounds_says_that_it_is_no_result() {
+        let title = |results: &Results| all(results).unwrap()[0].1.contains("no result");
+        assert!(title(&some_results(MIN_ROUNDS - 1, |_, _| 1.0)));
+        assert!(!title(&some_results(MIN_ROUNDS, |_, _| 1.0)));
+        assert!(title(&Results { quick: true, ..some_results(MIN_ROUNDS, |_, _| 1.0) }));
+    }
+
+    #[test]
+    fn an_outlier_stays_within_the_plot() {
+        let results = some_results(6, |_, contestant| if contestant == Contestant::Tcx { 50.0 } else { 1.0 });
+        for (_, svg) in all(&results).unwrap() {
+            let circles = svg.split("<circle cx=\"").skip(1);
+            let at: Vec<i32> =
+                circles.map(|circle| circle.split('"').next().unwrap().parse().unwrap()).collect();
+            assert!(at.iter().all(|x| (0..=WIDTH as i32).contains(x)), "{at:?}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The samples of a run, as `results.json` has them. Written by the binary, read by the report and the plots.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{Contestant, Metric, Scenario};
+
+/// The version of the format of `results.json`.
+pub const FORMAT: u32 = 1;
+
+/// A run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Results {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Where it ran.
+    pub machine: Machine,
+    /// The seed of the order of the turns.
+    pub seed: u64,
+    /// Whether it was a quick one, whose figures say nothing.
+    pub quick: bool,
+    /// The rounds that were completed, without the one that warmed up.
+    pub rounds: usize,
+    /// How long a sample was to take, in ms.
+    pub sample_ms: u64,
+    /// How long the run took, in s.
+    pub took_s: u64,
+    /// Who took part.
+    pub contestants: Vec<Contestant>,
+    /// What a reader should know of this run, a sentence each.
+    pub remarks: Vec<String>,
+    /// All samples in their order.
+    pub samples: Vec<Sample>,
+}
+
+/// The machine of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// As `uname -r` says.
+    pub kernel: String,
+    /// The model of the CPUs.
+    pub cpu: String,
+    /// The number of CPUs.
+    pub cpus: usize,
+    /// Their frequency governor, or why there is none.
+    pub governor: String,
+    /// The load of the last minute before the run.
+    pub load_before: f64,
+    /// The load of the last minute at its end.
+    pub load_after: f64,
+    /// The versions of podmirror and of the tools.
+    pub versions: BTreeMap<String, String>,
+}
+
+/// One sample.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// The round, from 1 on.
+    pub round: usize,
+    /// What was measured.
+    pub scenario: Scenario,
+    /// With whom.
+    pub contestant: Contestant,
+    /// The messages that were sent.
+    pub messages: u64,
+    /// Its figures.
+    pub figures: BTreeMap<Metric, f64>,
+}
+
+impl Results {
+    /// The scenarios of the run, in the order of the report.
+    pub fn scenarios(&self) -> Vec<Scenario> {
+        let mut scenarios: Vec<_> = self.samples.iter().map(|sample| sample.scenario).collect();
+        scenarios.sort_unstable();
+        scenarios.dedup();
+        scenarios
+    }
+
+    /// The values of a contestant, by round.
+    pub fn values(&self, scenario: Scenario, contestant: Contestant, metric: Metric) -> BTreeMap<usize, f64> {
+        let of_both = |sample: &&Sample| sample.scenario == scenario && sample.contestant == contestant;
+        let samples = self.samples.iter().filter(of_both);
+        samples.filter_map(|sample| Some((sample.round, *sample.figures.get(&metric)?))).collect()
+    }
+
+    /// The values of a contestant and of `off`, for each round that has both.
+    pub fn pairs(&self, scenario: Scenario, contestant: Contestant, metric: Metric) -> Vec<(f64, f64)> {
+        let off = self.values(scenario, Contestant::Off, metric);
+        let values = self.values(scenario, contestant, metric);
+        values.iter().filter_map(|(round, value)| Some((*value, *off.get(round)?))).collect()
+    }
+}
