@@ -9,10 +9,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
-    io::{BufRead as _, BufReader},
-    net::{SocketAddr, TcpStream},
-    process::{Child, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -21,10 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mirror_tests::{Agent, Answer, Api, AttachMode, Container, FrameSocket, Lab, Netns, check, eventually};
-use nix::{
-    time::{clock_getcpuclockid, clock_gettime},
-    unistd::Pid,
+use mirror_tests::{
+    Agent, Api, AttachMode, Container, FrameSocket, Lab, Netns, Proxy, check, cpu_time, eventually, memory,
 };
 use serde_json::json;
 
@@ -43,7 +37,6 @@ const IDLE: Duration = Duration::from_secs(65);
 const CHURN: (Duration, usize, usize) = (Duration::from_millis(100), 20, 100);
 /// How long anything here may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-const MIB: f64 = 1024.0;
 
 fn main() {
     let mut node = Node::new();
@@ -57,7 +50,7 @@ fn main() {
     let agent = node.start();
     node.wait_until_ready();
     changes(&node, &agent);
-    memory("memory (RSS) after that", &agent);
+    tell_memory("memory (RSS) after that", &agent);
     let cpu = node.cpu_while(&agent, |_| thread::sleep(IDLE));
     println!("CPU while nothing happens for {} s: {:.3} % of a core", IDLE.as_secs(), cpu * 100.0);
     let cpu = node.cpu_while(&agent, churn);
@@ -67,7 +60,7 @@ fn main() {
         every.as_millis(),
         cpu * 100.0
     );
-    memory("memory (RSS) after that", &agent);
+    tell_memory("memory (RSS) after that", &agent);
     agent.stop();
     node.lab.cleanup();
 }
@@ -219,48 +212,10 @@ impl Node {
 
     /// The agent's CPU time while `work` goes on, as a share of one core.
     fn cpu_while(&mut self, agent: &Agent, work: impl FnOnce(&mut Self)) -> f64 {
-        let clock = clock_getcpuclockid(Pid::from_raw(agent.pid().cast_signed())).unwrap();
-        let used = || Duration::from(clock_gettime(clock).unwrap());
+        let used = || cpu_time(agent.pid());
         let (before, start) = (used(), Instant::now());
         work(self);
         (used() - before).as_secs_f64() / start.elapsed().as_secs_f64()
-    }
-}
-
-/// `kubectl proxy`: the API server without its TLS and its passwords. A process for each request would take longer
-/// than what is measured.
-struct Proxy {
-    process: Child,
-    address: SocketAddr,
-}
-
-impl Proxy {
-    fn start(api: &Api) -> Self {
-        let mut process = api.command("proxy --port=0").stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        // "Starting to serve on 127.0.0.1:40123"
-        let address = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
-        Self { process, address }
-    }
-
-    /// A request that must succeed.
-    fn ask(&self, method: &str, path: &str, kind: &str, body: &str) -> String {
-        let length = body.len();
-        let kind = format!("Content-Type: {kind}\r\nContent-Length: {length}");
-        let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\n{kind}");
-        let connection = TcpStream::connect(self.address).unwrap();
-        let answer = Answer::to(&format!("{head}\r\n\r\n{body}"), connection).unwrap();
-        assert!(matches!(answer.status, 200 | 201), "{method} {path}: {answer:?}");
-        answer.body
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        // Both fail only where it has ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -326,13 +281,9 @@ impl Drop for Sender {
     }
 }
 
-fn memory(what: &str, agent: &Agent) {
-    let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
-    let value = |key: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
-        line.split_whitespace().next().unwrap().parse::<f64>().unwrap() / MIB
-    };
-    println!("{what}: {:.1} MiB, at most {:.1} MiB", value("VmRSS:"), value("VmHWM:"));
+fn tell_memory(what: &str, agent: &Agent) {
+    let (now, most) = memory(agent.pid());
+    println!("{what}: {now:.1} MiB, at most {most:.1} MiB");
 }
 
 fn ms(duration: Duration) -> f64 {

@@ -6,6 +6,9 @@
 //! program, and one has a program that makes a bare copy with `bpf_clone_redirect` and nothing else. The pods take turns
 //! in every round, and what is compared is the ratio within a round; medians and quartiles are over the rounds.
 //!
+//! Other pods have a NIC that leads past the node, so they are tapped inside: their copies leave by the exit and the hub.
+//! They are compared with a bare clone inside a pod, to a device of the pod.
+//!
 //! The time of receivers is not measured: nobody captures, and the packets of tunnels are dropped behind the node's
 //! uplink. The reader of the stream runs on another CPU. The bench `packet` has what the programs cost alone.
 //!
@@ -27,7 +30,8 @@ use aya::{
     programs::{TcAttachType, tc::SchedClassifierLink},
 };
 use mirror_tests::{
-    Agent, AttachMode, Lab, PodNs, PodSpec, PodsFile, check, kernel_is_at_least, super_frame,
+    Agent, AttachMode, Lab, Netns, PodNs, PodSpec, PodsFile, TapStatus, check, kernel_is_at_least,
+    super_frame,
 };
 
 use self::{
@@ -70,6 +74,14 @@ const STREAM: &str = "stream";
 /// The pods that are not mirrored.
 const NOTHING: &str = "no program";
 const BARE: &str = "bare clone";
+/// The pods that are tapped inside, by the target of their mirror.
+const INSIDE: [(&str, Option<Kind>); 4] = [
+    ("inside: no program", None),
+    (BARE_INSIDE, None),
+    ("inside: interface", Some(KINDS[0])),
+    ("inside: stream", Some(KINDS[1])),
+];
+const BARE_INSIDE: &str = "inside: bare clone";
 /// The target of the bare clone: a mirror interface as the agent makes it, which no mirror names.
 const BARE_TARGET: &str = "bare=bare0";
 
@@ -87,21 +99,24 @@ fn main() {
     assert!(kernel_is_at_least(6, 6), "the bench attaches its program by TCX: it needs Linux 6.6 or newer");
     let lab = Lab::new("bench-target");
     let rig = Rig::new(&lab);
-    let names: Vec<_> = rig.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
-    let measured = SIZES.map(|(bytes, times)| {
-        let measured = rounds(&names, |name| rig.time(name, bytes, times));
-        report(&format!("{bytes} bytes"), &names, BARE, &measured);
-        measured
-    });
-    summary(&names, &measured);
+    for (is_inside, base) in [(false, BARE), (true, BARE_INSIDE)] {
+        let names = rig.candidates.iter().filter(|candidate| candidate.is_inside == is_inside);
+        let names: Vec<_> = names.map(|candidate| candidate.name.as_str()).collect();
+        let measured = SIZES.map(|(bytes, times)| {
+            let measured = rounds(&names, |name| rig.time(name, bytes, times));
+            report(&format!("{bytes} bytes"), &names, base, &measured);
+            measured
+        });
+        summary(&names, base, &measured);
+    }
     rig.report_copies(&lab);
     rig.end();
     lab.cleanup();
 }
 
 /// Prints the medians, as docs/speed.md has them.
-fn summary(names: &[&str], measured: &[Vec<Vec<f64>>]) {
-    let base = names.iter().position(|name| *name == BARE).unwrap();
+fn summary(names: &[&str], base: &str, measured: &[Vec<Vec<f64>>]) {
+    let base = names.iter().position(|name| *name == base).unwrap();
     println!("| target | {} |", SIZES.map(|(bytes, _)| format!("{bytes} bytes")).join(" | "));
     println!("| --- | {} |", SIZES.map(|_| "---").join(" | "));
     for (column, name) in names.iter().enumerate() {
@@ -121,7 +136,8 @@ struct Rig {
     agent: Agent,
     reader: Agent,
     _ids: PodNs,
-    _bare: (Ebpf, SchedClassifierLink),
+    _switch: Netns,
+    _bare: [(Ebpf, SchedClassifierLink); 2],
 }
 
 /// A pod that takes its turn.
@@ -129,17 +145,25 @@ struct Candidate {
     name: String,
     pod: PodNs,
     mirror: Option<(Kind, u32)>,
+    is_inside: bool,
 }
 
 impl Candidate {
     fn new(lab: &Lab, name: &str, mirror: Option<(Kind, u32)>) -> Self {
         let pod = lab.routed_pod(&name.replace(", ", "-").replace(' ', "-"));
-        Self { name: name.to_owned(), pod, mirror }
+        Self { name: name.to_owned(), pod, mirror, is_inside: false }
+    }
+
+    /// A pod whose NIC leads to a bridge of another namespace.
+    fn inside(lab: &Lab, switch: &Netns, name: &str, mirror: Option<Kind>) -> Self {
+        let pod = lab.pod_elsewhere(&name.replace(": ", "-").replace(' ', "-"), switch, "br0");
+        Self { name: name.to_owned(), pod, mirror: mirror.map(|kind| (kind, 0)), is_inside: true }
     }
 
     /// The pod with its annotations.
     fn spec(&self) -> PodSpec {
         let spec = PodSpec::of(&self.pod);
+        let spec = if self.is_inside { spec.annotated("podmirror.io/nics", "eth0") } else { spec };
         match self.mirror {
             None => spec,
             Some((kind, 0)) => spec.mirror("true").annotated("podmirror.io/target", kind.name),
@@ -175,6 +199,11 @@ impl Rig {
             candidates.push(Candidate::new(lab, kind.name, Some((*kind, 0))));
             candidates.push(Candidate::new(lab, &format!("{}, {CUT_TO}", kind.name), Some((*kind, CUT_TO))));
         }
+        let switch = Netns::new(&format!("{}-switch", lab.node().name()));
+        switch.keep_quiet();
+        switch.ip("link add br0 type bridge mcast_snooping 0");
+        switch.ip("link set br0 up");
+        candidates.extend(INSIDE.map(|(name, mirror)| Candidate::inside(lab, &switch, name, mirror)));
         let ids = lab.routed_pod("ids");
         let mut specs: Vec<_> = candidates.iter().map(Candidate::spec).collect();
         specs.push(PodSpec::of(&ids));
@@ -186,8 +215,12 @@ impl Rig {
         // The agent and the reader are to run on another CPU than the pods.
         pin_to_cpu(1);
         let agent = Agent::run(lab, AttachMode::Tcx, &PodsFile::new(lab, &specs), &flags);
-        let mirrored = candidates.iter().filter(|candidate| candidate.mirror.is_some());
-        lab.wait_mirrored(&mirrored.map(|candidate| &candidate.pod).collect::<Vec<_>>());
+        let mirrored = candidates.iter().filter(|candidate| candidate.mirror.is_some()).count();
+        lab.wait_status(|status| {
+            let mut attached = status.taps.iter().flat_map(|tap| tap.attached.values());
+            let are_tapped = status.taps.len() == mirrored && attached.all(|attached| attached == "tcx");
+            check(are_tapped, || format!("{} of {mirrored} taps", status.taps.len()))
+        });
         let words = ["tail", "--target", STREAM, "--super-frames", "--buffer", RING, "-w", "/dev/null"];
         let reader = Agent::readable(lab, &words);
         lab.wait_status(|status| {
@@ -198,15 +231,14 @@ impl Rig {
         });
         pin_to_cpu(0);
 
-        let mut probes = EbpfLoader::new()
-            .override_global("TARGET", &lab.ifindex("bare0"), true)
-            .load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES")))
-            .unwrap();
-        let bare_clone = program(&mut probes, "bare_clone");
-        bare_clone.load().unwrap();
-        let device = lab.ifindex(candidates[1].pod.veth_host());
-        let link = attach(lab, bare_clone, device, TcAttachType::Ingress);
-        Self { candidates, agent, reader, _ids: ids, _bare: (probes, link) }
+        let pod_of = |name| &candidates.iter().find(|candidate| candidate.name == name).unwrap().pod;
+        let (outside, inside) = (pod_of(BARE).veth_host(), pod_of(BARE_INSIDE).netns());
+        sink(inside, "bare1");
+        let bare = [
+            bare_clone(lab.node(), outside, "bare0", TcAttachType::Ingress),
+            bare_clone(inside, "eth0", "bare1", TcAttachType::Egress),
+        ];
+        Self { candidates, agent, reader, _ids: ids, _switch: switch, _bare: bare }
     }
 
     /// ns per frame of so many bytes that a pod sends.
@@ -228,9 +260,10 @@ impl Rig {
     fn report_copies(&self, lab: &Lab) {
         let status = lab.status();
         let (mut copies, mut by_tunnel) = (0, 0);
-        for Candidate { name, pod, mirror } in &self.candidates {
+        for Candidate { name, pod, mirror, .. } in &self.candidates {
             let Some((kind, _)) = mirror else { continue };
-            let session = status.tap(pod.veth_host()).session("default");
+            let of_pod = |tap: &&TapStatus| tap.pod.as_ref().is_some_and(|of| of.name == pod.name());
+            let session = status.taps.iter().find(of_pod).unwrap().session("default");
             let copied = session.total("copied");
             copies += copied;
             by_tunnel += if kind.tunnel.is_some() { copied } else { 0 };
@@ -249,4 +282,17 @@ impl Rig {
         self.reader.interrupt();
         self.agent.stop();
     }
+}
+
+/// Puts a program that clones to a device, and does nothing else, at a hook of another device.
+fn bare_clone(netns: &Netns, device: &str, target: &str, hook: TcAttachType) -> (Ebpf, SchedClassifierLink) {
+    let index = |name: &str| netns.enter(|| nix::net::if_::if_nametoindex(name)).unwrap();
+    let mut probes = EbpfLoader::new()
+        .override_global("TARGET", &index(target), true)
+        .load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES")))
+        .unwrap();
+    let bare_clone = program(&mut probes, "bare_clone");
+    bare_clone.load().unwrap();
+    let link = attach(netns, bare_clone, index(device), hook);
+    (probes, link)
 }

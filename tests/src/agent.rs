@@ -2,12 +2,14 @@
 
 use std::{
     env,
+    ffi::OsString,
     io::{Read as _, Seek as _},
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
 };
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use crate::{Lab, PodNs, PodsFile, Status, eventually, kernel_is_at_least, process::Process};
 
@@ -70,6 +72,17 @@ impl Agent {
         Self { process: Process::start(&mut command) }
     }
 
+    /// As [`Agent::run`], by a program that gets the agent's command line after its own.
+    pub fn run_by(runner: &[&str], lab: &Lab, mode: AttachMode, pods: &PodsFile) -> Self {
+        let words = ["run", "--pods-from", pods.path(), "--attach", mode.name(), "--log-format", "json"];
+        Self { process: Process::start(&mut lab.agent_by(runner, &words)) }
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.ended().is_some()
+    }
+
     /// Its pid.
     pub fn pid(&self) -> u32 {
         self.process.pid()
@@ -121,6 +134,12 @@ impl Agent {
         assert_eq!(status.code(), Some(0), "{:#?}", self.log());
     }
 
+    /// Sends SIGTERM, if it has not ended, and waits for the end.
+    #[track_caller]
+    pub fn end(mut self) -> ExitStatus {
+        self.process.end(Signal::SIGTERM)
+    }
+
     /// Kills the agent by SIGKILL, so that it cannot do anything more.
     #[track_caller]
     pub fn kill(mut self) {
@@ -159,7 +178,14 @@ impl Lab {
     /// The command for the agent's binary with these arguments, on this node, with this node's `--bpffs` and without
     /// the environment of the tests.
     pub fn agent(&self, arguments: &[&str]) -> Command {
-        let mut command = self.node().command(binary());
+        self.agent_by(&[], arguments)
+    }
+
+    /// As [`Lab::agent`], by a program that gets the agent's command line after its own.
+    pub fn agent_by(&self, runner: &[&str], arguments: &[&str]) -> Command {
+        let words: Vec<_> = runner.iter().map(OsString::from).chain([binary().into()]).collect();
+        let mut command = self.node().command(&words[0]);
+        command.args(&words[1..]);
         env::vars_os().for_each(|(name, _)| {
             if name.to_string_lossy().starts_with("MIRROR_") {
                 command.env_remove(name);
@@ -196,7 +222,21 @@ impl Lab {
     }
 
     /// As [`Lab::status`]. An error if no agent has set anything up yet.
-    pub(crate) fn try_status(&self) -> Result<Status, String> {
+    pub fn try_status(&self) -> Result<Status, String> {
+        let mut status = self.status_value()?;
+        // It follows the clock and the NICs, so it would differ between two statuses of the same state.
+        status["notes"].as_object_mut().map(|notes| notes.remove("coverage"));
+        serde_json::from_value(status.clone()).map_err(|error| panic!("{error}: {status}"))
+    }
+
+    /// The coverage of each tapped NIC, from `mirror-agent status -o json`. An error without an agent.
+    pub fn coverage(&self) -> Result<Vec<Value>, String> {
+        let status = self.status_value()?;
+        let coverage = status["notes"]["coverage"].as_array();
+        coverage.cloned().ok_or_else(|| format!("no agent: {status}"))
+    }
+
+    fn status_value(&self) -> Result<Value, String> {
         let exit = self.agent_exit(&["status", "-o", "json"]);
         crate::check(exit.code == Some(0), || format!("{exit:?}"))?;
         Ok(serde_json::from_str(&exit.stdout).unwrap_or_else(|error| panic!("{error}: {}", exit.stdout)))
@@ -229,7 +269,7 @@ impl Lab {
         self.wait_status(|status| {
             let mut tapped: Vec<&str> = status.taps.iter().map(|tap| tap.device.as_str()).collect();
             tapped.sort_unstable();
-            let attached = status.taps.iter().all(|tap| tap.attached.values().all(|mode| mode != "none"));
+            let attached = status.taps.iter().all(crate::TapStatus::is_attached);
             crate::check(tapped == expected && attached && status.mirror().up, || {
                 format!("not tapped: {expected:?}")
             })

@@ -72,6 +72,11 @@ impl Api {
         self.relay.set(way);
     }
 
+    /// The port at which the node reaches the API server.
+    pub fn port(&self) -> u16 {
+        self.relay.port()
+    }
+
     /// Starts another API server, which has the present objects and can be made to lag behind.
     #[track_caller]
     pub fn lagging(&self) -> LaggingApi {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf,
+    Ebpf, EbpfLoader,
     maps::{Array, Map, MapData, MapInfo, PerCpuArray, loaded_maps},
     programs::{
         LinkOrder, ProgramInfo, SchedClassifier, TcAttachType, loaded_links, loaded_programs,
@@ -20,7 +20,7 @@ use aya::{
     },
 };
 
-use crate::Lab;
+use crate::{AttachMode, Lab};
 
 /// The ids of BPF objects. The kernel does not reuse an id soon, so if an id does not exist, its object does not exist.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -170,31 +170,77 @@ impl Neighbour {
     /// Attaches a program by TCX, ahead of the programs that are there, that ends the chain for every packet.
     #[track_caller]
     pub fn with_the_last_word(lab: &Lab, device: &str) -> Self {
-        Self::attach_program("last_word", lab, device, |attach_type| TcAttach::Tcx {
+        Self::attach_program("last_word", 0, lab, device, |attach_type| TcAttach::Tcx {
             attach_type,
             order: LinkOrder::first(),
         })
     }
 
+    /// Attaches a program that hands every packet that `device` receives to the NIC at the other end of `to`, so that the
+    /// packet does not pass `to`, as eBPF host routing does. With TCX where the kernel has it.
+    #[track_caller]
+    pub fn behind(lab: &Lab, device: &str, to: &str) -> Self {
+        Self::behind_as("behind", lab, device, to)
+    }
+
+    /// The same, by a program with a name that Cilium's has.
+    #[track_caller]
+    pub fn of_cilium(lab: &Lab, device: &str, to: &str) -> Self {
+        Self::behind_as("cil_from_container", lab, device, to)
+    }
+
+    #[track_caller]
+    fn behind_as(program: &str, lab: &Lab, device: &str, to: &str) -> Self {
+        if !AttachMode::Tcx.is_applicable() {
+            lab.node().try_run(&format!("tc qdisc add dev {device} clsact"));
+        }
+        let how = by_any_way(LinkOrder::last);
+        Self::attach_at(program, &[TcAttachType::Ingress], lab.ifindex(to), lab, device, how)
+    }
+
+    /// Attaches a program that clones every packet to the device `target` of the node, and does nothing else. With TCX
+    /// where the kernel has it, else by clsact, whose qdisc must be there.
+    #[track_caller]
+    pub fn that_clones(lab: &Lab, device: &str, target: &str) -> Self {
+        let target = lab.ifindex(target);
+        Self::attach_program("bare_clone", target, lab, device, by_any_way(LinkOrder::first))
+    }
+
     #[track_caller]
     fn attach(lab: &Lab, device: &str, how: impl Fn(TcAttachType) -> TcAttach + Sync) -> Self {
-        Self::attach_program("neighbour", lab, device, how)
+        Self::attach_program("neighbour", 0, lab, device, how)
     }
 
     #[track_caller]
     fn attach_program(
         name: &str,
+        target: u32,
         lab: &Lab,
         device: &str,
         how: impl Fn(TcAttachType) -> TcAttach + Sync,
     ) -> Self {
-        let mut ebpf = Ebpf::load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES"))).unwrap();
+        Self::attach_at(name, &[TcAttachType::Ingress, TcAttachType::Egress], target, lab, device, how)
+    }
+
+    #[track_caller]
+    fn attach_at(
+        name: &str,
+        hooks: &[TcAttachType],
+        target: u32,
+        lab: &Lab,
+        device: &str,
+        how: impl Fn(TcAttachType) -> TcAttach + Sync,
+    ) -> Self {
+        let mut ebpf = EbpfLoader::new()
+            .override_global("TARGET", &target, true)
+            .load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES")))
+            .unwrap();
         let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
         program.load().unwrap();
         let device = CString::new(device).unwrap();
         lab.node().enter(|| {
-            for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
-                program.attach(device.as_c_str(), how(attach_type)).unwrap();
+            for attach_type in hooks {
+                program.attach(device.as_c_str(), how(*attach_type)).unwrap();
             }
         });
         Self { ebpf }
@@ -204,6 +250,14 @@ impl Neighbour {
     pub fn seen(&self) -> u64 {
         let seen: PerCpuArray<_, u64> = self.ebpf.map("SEEN").unwrap().try_into().unwrap();
         seen.get(&0, 0).unwrap().iter().sum()
+    }
+}
+
+/// By TCX where the kernel has it, at this place in the chain; else by a filter of the clsact qdisc.
+fn by_any_way(order: fn() -> LinkOrder) -> impl Fn(TcAttachType) -> TcAttach + Sync {
+    move |attach_type| match AttachMode::Tcx.is_applicable() {
+        true => TcAttach::Tcx { attach_type, order: order() },
+        false => TcAttach::Netlink { parent: attach_type.into(), options: NlOptions::default() },
     }
 }
 

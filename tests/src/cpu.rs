@@ -17,12 +17,24 @@ impl OneCpu {
     /// The first CPU that the calling thread may use.
     #[track_caller]
     pub fn of_this_thread() -> Self {
+        Self::numbered(Self::usable()[0])
+    }
+
+    /// The CPU with this number.
+    #[track_caller]
+    pub fn numbered(cpu: usize) -> Self {
         let before = sched_getaffinity(Pid::from_raw(0)).unwrap();
-        let first = (0..CpuSet::count()).find(|cpu| before.is_set(*cpu).unwrap()).unwrap();
         let mut one = CpuSet::new();
-        one.set(first).unwrap();
+        one.set(cpu).unwrap();
         sched_setaffinity(Pid::from_raw(0), &one).unwrap();
         Self { before }
+    }
+
+    /// The numbers of the CPUs that the calling thread may use: at least one.
+    #[track_caller]
+    pub fn usable() -> Vec<usize> {
+        let usable = sched_getaffinity(Pid::from_raw(0)).unwrap();
+        (0..CpuSet::count()).filter(|cpu| usable.is_set(*cpu).unwrap()).collect()
     }
 }
 

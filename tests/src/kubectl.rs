@@ -66,6 +66,15 @@ impl Kubectl {
         self.files.path().join("kubeconfig")
     }
 
+    /// A kubeconfig of who has this token.
+    pub fn kubeconfig_with(&self, token: &str) -> PathBuf {
+        let mut config: Value = serde_json::from_str(&self.kubectl("config view --raw -o json")).unwrap();
+        config["users"][0]["user"] = json!({ "token": token.trim() });
+        let path = self.files.path().join("kubeconfig-with-token");
+        fs::write(&path, config.to_string()).unwrap();
+        path
+    }
+
     /// Runs `kubectl` with these arguments, in the story's namespace unless they name another one. It must succeed.
     #[track_caller]
     pub fn kubectl(&self, words: &str) -> String {

@@ -97,6 +97,18 @@ impl Lab {
         PodNs::new(self, name, self.next_number(), &Topology::Routed)
     }
 
+    /// Makes a pod whose NIC is of this kind (`macvlan mode bridge`, say), over a device of the node.
+    #[track_caller]
+    pub fn pod_over(&self, name: &str, kind: &str, parent: &str) -> PodNs {
+        PodNs::new(self, name, self.next_number(), &Topology::Over(kind, parent))
+    }
+
+    /// Makes a pod whose NIC leads to a bridge in another namespace, past the node.
+    #[track_caller]
+    pub fn pod_elsewhere(&self, name: &str, other: &Netns, bridge: &str) -> PodNs {
+        PodNs::new(self, name, self.next_number(), &Topology::Elsewhere(other, bridge))
+    }
+
     pub(crate) fn next_number(&self) -> u8 {
         self.pods.set(self.pods.get() + 1);
         self.pods.get()

@@ -51,6 +51,7 @@ mod order;
 mod pod;
 mod pods_file;
 mod process;
+mod proxy;
 pub mod random;
 mod reader;
 mod recipe;
@@ -58,6 +59,7 @@ mod relay;
 mod status;
 mod tail;
 mod traffic;
+mod usage;
 mod wire;
 
 pub use agent::{Agent, AttachMode, Exit};
@@ -80,12 +82,14 @@ pub use netns::{Netns, as_nobody};
 pub use order::{segments, steps_back};
 pub use pod::{Nic, PodNs};
 pub use pods_file::{PodSpec, PodsFile};
+pub use proxy::Proxy;
 pub use reader::Reader;
 pub use recipe::Recipe;
 pub use relay::Way;
-pub use status::{Counts, PodRef, SessionStatus, Status, TapStatus, Target};
+pub use status::{Counts, PodRef, PodSide, SessionStatus, Status, TapStatus, Target};
 pub use tail::{FilePacket, PacketFile, PipedTail, Tail};
-pub use traffic::{Conversation, Flood, Pinging, while_talking};
+pub use traffic::{Conversation, Flood, Pinging, while_pinging, while_talking};
+pub use usage::{cpu_time, memory};
 
 /// The default mirror interface.
 pub const MIRROR: &str = "mirror0";

@@ -14,6 +14,10 @@ pub(crate) enum Topology<'a> {
     Bridge(&'a str),
     /// The node routes to each pod's address and answers ARP for all others.
     Routed,
+    /// Devices of this kind (`macvlan mode bridge`, say) over this device of the node.
+    Over(&'a str, &'a str),
+    /// Ports of this bridge in another namespace: no device of the node leads there.
+    Elsewhere(&'a Netns, &'a str),
 }
 
 /// A network interface of a pod.
@@ -21,7 +25,7 @@ pub(crate) enum Topology<'a> {
 pub struct Nic {
     /// Its name in the pod.
     pub name: String,
-    /// The name of its peer on the node.
+    /// The name of its peer on the node, or of the NIC itself if it has none there.
     pub host: String,
     /// Its MAC address.
     pub mac: Mac,
@@ -56,25 +60,59 @@ impl PodNs {
         self.nics.len() - 1
     }
 
+    /// Adds a NIC of this kind over a device of the node, and returns its index among [`PodNs::nics`].
+    #[track_caller]
+    pub fn add_nic_over(&mut self, lab: &Lab, kind: &str, parent: &str) -> usize {
+        self.add_nic_at(lab, lab.next_number(), &Topology::Over(kind, parent));
+        self.nics.len() - 1
+    }
+
     fn add_nic_at(&mut self, lab: &Lab, number: u8, topology: &Topology<'_>) {
         let (node, pod) = (lab.node(), &self.netns);
         let subnet = matches!(topology, Topology::Routed) as u8;
-        let nic = Nic {
-            name: format!("eth{}", self.nics.len()),
-            host: format!("veth{number}"),
+        let name = format!("eth{}", self.nics.len());
+        let mut nic = Nic {
+            host: match topology {
+                Topology::Bridge(_) | Topology::Routed => format!("veth{number}"),
+                Topology::Over(..) | Topology::Elsewhere(..) => name.clone(),
+            },
+            name,
             mac: [2, 0, 0, 0, 0, number],
             v4: Ipv4Addr::new(10, subnet, self.nics.len() as u8, number),
             v6: Ipv6Addr::new(0xfd00, subnet.into(), self.nics.len() as u16, 0, 0, 0, 0, number.into()),
         };
         let Nic { name, host, v4, v6, .. } = &nic;
-        node.ip(&format!(
-            "link add {host} address 02:00:00:00:01:{number:02x} type veth \
-             peer name {name} address 02:00:00:00:00:{number:02x} netns {}",
-            pod.name()
-        ));
-        pod.keep_neighbours(name);
-        node.keep_neighbours(host);
         match topology {
+            Topology::Bridge(_) | Topology::Routed => {
+                node.ip(&format!(
+                    "link add {host} address 02:00:00:00:01:{number:02x} type veth \
+                     peer name {name} address 02:00:00:00:00:{number:02x} netns {}",
+                    pod.name()
+                ));
+                node.keep_neighbours(host);
+            }
+            Topology::Over(kind, parent) => {
+                node.ip(&format!("link add link {parent} name {name} netns {} type {kind}", pod.name()));
+                // An ipvlan has the address of its parent.
+                pod.try_run(&format!("ip link set {name} address 02:00:00:00:00:{number:02x}"));
+            }
+            Topology::Elsewhere(other, _) => {
+                other.ip(&format!(
+                    "link add port{number} type veth peer name {name} address 02:00:00:00:00:{number:02x} netns {}",
+                    pod.name()
+                ));
+            }
+        }
+        pod.keep_neighbours(name);
+        match topology {
+            Topology::Over(..) | Topology::Elsewhere(..) => {
+                if let Topology::Elsewhere(other, bridge) = topology {
+                    other.ip(&format!("link set port{number} master {bridge} up"));
+                }
+                pod.ip(&format!("link set {name} up"));
+                pod.ip(&format!("address add {v4}/24 dev {name}"));
+                pod.ip(&format!("address add {v6}/64 dev {name} nodad"));
+            }
             Topology::Bridge(bridge) => {
                 node.sysctl(&format!("ipv6/conf/{host}/disable_ipv6"), "1");
                 node.ip(&format!("link set {host} master {bridge} up"));
@@ -104,13 +142,19 @@ impl PodNs {
         // The kernel learns of the carrier some time later (up to a second on a busy machine). Only then it lets the
         // bridge forward, and announces the multicast groups: twice.
         let announces = if matches!(topology, Topology::Routed) { 2 } else { 0 };
-        for (netns, device, reports) in [(node, host, announces), (pod, name, 2)] {
+        let on_node =
+            matches!(topology, Topology::Bridge(_) | Topology::Routed).then_some((node, host, announces));
+        for (netns, device, reports) in on_node.into_iter().chain([(pod, name, 2)]) {
             eventually(SOON, || {
                 let link = netns.ip(&format!("-o link show dev {device}"));
                 let sent = multicast_reports(netns, device);
-                check(link.contains("state UP") && sent >= reports, || format!("{sent} reports, {link}"))
+                check(
+                    (link.contains("state UP") || link.contains("state UNKNOWN")) && sent >= reports,
+                    || format!("{sent} reports, {link}"),
+                )
             });
         }
+        nic.mac = mac_of(pod, &nic.name);
         self.nics.push(nic);
     }
 
@@ -160,6 +204,15 @@ impl PodNs {
     pub fn send_frame(&self, frame: &[u8]) {
         self.netns.send_frame("eth0", frame);
     }
+}
+
+/// The MAC address of a device.
+fn mac_of(netns: &Netns, device: &str) -> Mac {
+    let link = netns.ip(&format!("-o link show dev {device}"));
+    let text =
+        link.split_once("link/ether ").map_or("", |(_, rest)| rest.split(' ').next().unwrap_or_default());
+    let bytes: Vec<u8> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
+    bytes.try_into().unwrap()
 }
 
 /// The number of multicast listener reports that a device has sent.

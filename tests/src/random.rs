@@ -44,6 +44,13 @@ impl Random {
         choices[self.below(choices.len())]
     }
 
+    /// Puts these into a random order (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, values: &mut [T]) {
+        for end in (1..values.len()).rev() {
+            values.swap(end, self.below(end + 1));
+        }
+    }
+
     /// Random bytes.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         (0..count).map(|_| self.next() as u8).collect()

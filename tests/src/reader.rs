@@ -16,6 +16,8 @@ use nix::sys::signal::Signal;
 
 use crate::{Lab, Netns, SOON, check, eventually, process::Process};
 
+/// How many lines of a reader are printed if the test fails.
+const LINES: usize = 40;
 /// The environment variable with the tree.
 const TREE: &str = "MIRROR_READERS";
 
@@ -107,7 +109,10 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("said by the reader (pid {}):\n{}", self.process.pid(), self.said());
+            let said = self.said();
+            let lines: Vec<_> = said.lines().collect();
+            let end = lines[lines.len().saturating_sub(LINES)..].join("\n");
+            eprintln!("said by the reader (pid {}), at the end:\n{end}", self.process.pid());
         }
     }
 }

@@ -60,6 +60,11 @@ impl Relay {
         Self { listener, road }
     }
 
+    /// The port at which it listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.listener.local_addr().unwrap().port()
+    }
+
     /// Connects new connections to another server, and closes the present connections.
     pub(crate) fn lead_to(&self, server: SocketAddr) {
         *self.road.server.lock().unwrap() = server;

@@ -18,7 +18,8 @@ pub struct Status {
     pub targets: Vec<Target>,
     /// The taps.
     pub taps: Vec<TapStatus>,
-    /// The part that only a running agent has. `None` if none runs.
+    /// The part that only a running agent has, without the coverage ([`Lab::coverage`](crate::Lab::coverage)). `None` if
+    /// none runs.
     pub notes: Option<serde_json::Value>,
 }
 
@@ -67,6 +68,8 @@ pub struct TapStatus {
     pub ifindex: u32,
     /// Its name.
     pub device: String,
+    /// It is inside the pod.
+    pub inside: bool,
     /// The pod that it is for.
     pub pod: Option<PodRef>,
     /// The NIC that it is for.
@@ -75,11 +78,20 @@ pub struct TapStatus {
     pub network: Option<String>,
     /// By hook: how the program is attached.
     pub attached: BTreeMap<String, String>,
+    /// The NIC inside the pod, if what reaches the pod is seen there.
+    pub pod_side: Option<PodSide>,
     /// Its sessions.
     pub sessions: Vec<SessionStatus>,
 }
 
 impl TapStatus {
+    /// Whether programs run at the hooks of both directions.
+    pub fn is_attached(&self) -> bool {
+        let runs = |hook: &str| self.attached.get(hook).is_some_and(|attached| attached != "none");
+        let is_inside = |side: &PodSide| side.attached == "tcx";
+        runs("ingress") && self.pod_side.as_ref().map_or_else(|| runs("egress"), is_inside)
+    }
+
     /// The session of a mirror.
     #[track_caller]
     pub fn session(&self, mirror: &str) -> &SessionStatus {
@@ -96,6 +108,16 @@ impl Deref for TapStatus {
     fn deref(&self) -> &SessionStatus {
         self.session("default")
     }
+}
+
+/// The side of a tap inside the pod.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodSide {
+    /// ifindex of the NIC inside the pod.
+    pub ifindex: u32,
+    /// How the program is attached there.
+    pub attached: String,
 }
 
 /// A session in the status: one mirror at one tap.

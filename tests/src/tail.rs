@@ -69,9 +69,8 @@ impl Tail {
             // The file is made when the session is there. The programs of a new tap are attached a little later.
             let status = lab.try_status()?;
             let is_read = |target: &&crate::Target| target.stream && target.up;
-            let attached = |tap: &crate::TapStatus| tap.attached.values().all(|mode| mode != "none");
-            let reads =
-                status.targets.iter().any(|target| is_read(&target)) && status.taps.iter().all(attached);
+            let reads = status.targets.iter().any(|target| is_read(&target))
+                && status.taps.iter().all(crate::TapStatus::is_attached);
             // Without a file, the first tap shows that.
             let has_session = if is_file { self.file.exists() } else { !status.taps.is_empty() };
             crate::check(has_session && reads, || format!("no tail yet: {status:#?}"))

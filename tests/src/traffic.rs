@@ -191,11 +191,17 @@ impl Drop for Flood {
 /// frame. Every ping must be answered.
 #[track_caller]
 pub fn while_talking<T>(from: &PodNs, to: &PodNs, work: impl FnOnce() -> T) -> T {
+    while_pinging(Duration::from_millis(1), from, to, work)
+}
+
+/// As [`while_talking`], with this time between two pings.
+#[track_caller]
+pub fn while_pinging<T>(interval: Duration, from: &PodNs, to: &PodNs, work: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let talk = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                from.ping_every(Duration::from_millis(1), to.v4(), 50, 56);
+                from.ping_every(interval, to.v4(), 50, 56);
             }
         });
         // Also when `work` fails: else the scope would wait for ever.

@@ -7,7 +7,7 @@ use aya::{
     Ebpf,
     programs::{LinkOrder, SchedClassifier, TcAttach, TcAttachType, tc::SchedClassifierLink},
 };
-use mirror_tests::{Frame, FrameSocket, Lab, Netns};
+use mirror_tests::{Frame, FrameSocket, Netns};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
@@ -60,15 +60,15 @@ pub(crate) fn sink(node: &Netns, name: &str) -> &'static str {
     kind
 }
 
-/// Puts a program at a hook of a device until the link is dropped. Needs TCX.
+/// Puts a program at a hook of a device of a namespace until the link is dropped. Needs TCX.
 pub(crate) fn attach(
-    lab: &Lab,
+    netns: &Netns,
     program: &mut SchedClassifier,
     ifindex: u32,
     attach_type: TcAttachType,
 ) -> SchedClassifierLink {
     let how = TcAttach::Tcx { attach_type, order: LinkOrder::first() };
-    let id = lab.node().enter(|| program.attach(ifindex, how)).unwrap();
+    let id = netns.enter(|| program.attach(ifindex, how)).unwrap();
     program.take_link(id).unwrap()
 }
 

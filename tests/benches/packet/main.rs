@@ -256,7 +256,7 @@ impl Rig {
         let frame = tcp_frame(if name.starts_with("1400") { LONG_FRAME } else { FRAME });
         let second_stage = name.contains("cut").then(|| {
             let (target, deliver) = (self.lab.ifindex("target"), program(&mut self.ours, "deliver"));
-            attach(&self.lab, deliver, target, TcAttachType::Egress)
+            attach(self.lab.node(), deliver, target, TcAttachType::Egress)
         });
         let (lab, program, device) = self.candidate(name);
         // `__sk_buff` up to and with `ifindex`; the kernel takes the rest for zeros.
@@ -282,7 +282,7 @@ impl Rig {
         let (lab, program, device) = self.candidate(name);
         let tcpdump = name.contains("tcpdump").then(|| Tcpdump::start(lab, &device.pod));
         let has_program = !name.contains("no program") && tcpdump.is_none();
-        let link = has_program.then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
+        let link = has_program.then(|| attach(lab.node(), program, device.ifindex, TcAttachType::Ingress));
         let (frame, packets) = match name.starts_with("1400") {
             true => (&[0; LONG_FRAME][..], PATH_PACKETS / 2),
             false => (&[0; FRAME][..], PATH_PACKETS),
@@ -297,8 +297,8 @@ impl Rig {
         let state = if name.ends_with("wire") { "off" } else { "on" };
         self.lab.node().run(&format!("ethtool -K target tx {state} tso {state}"));
         let (lab, program, device) = self.candidate(name);
-        let link =
-            (name != "no program").then(|| attach(lab, program, device.ifindex, TcAttachType::Ingress));
+        let link = (name != "no program")
+            .then(|| attach(lab.node(), program, device.ifindex, TcAttachType::Ingress));
         let socket = lab.node().sender(&device.pod).with_super_frames();
         let frame = super_frame(&tcp_frame(SUPER_FRAME), SEGMENT);
         let time = send(&socket, &frame, SUPER_PACKETS);

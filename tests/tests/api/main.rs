@@ -1,13 +1,17 @@
 //! Stories that need an API server and no kubelet: the built agent on a node of its own, with a real API server.
 //!
 //! `cargo xtask test --level api` runs the stories in parallel.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "tests")]
 
 use mirror_tests::{Api, Comparison, Lab, PodNs};
 
+mod controller;
 mod events;
+mod keys;
 mod many;
+mod mirror_nodes;
 mod outages;
+mod resources;
 mod selection;
 mod watching;
 

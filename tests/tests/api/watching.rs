@@ -49,7 +49,7 @@ fn what_the_agent_does_not_read_costs_it_no_round() {
     let before = rounds();
     for turn in 0..TURNS {
         api.kubectl(&format!("annotate --overwrite pod web example.com/turn={turn}"));
-        api.kubectl(&format!("label --overwrite namespace {} turn={turn}", api.namespace()));
+        api.kubectl(&format!("annotate --overwrite namespace {} example.com/turn={turn}", api.namespace()));
     }
     // It has heard of all that when it knows what came afterwards.
     api.kubectl("annotate --overwrite pod web podmirror.io/mirror=ingress");

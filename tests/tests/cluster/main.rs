@@ -13,6 +13,7 @@ mod installation;
 mod lives;
 mod many;
 mod mirroring;
+mod plugin;
 mod targets;
 
 /// Pings from one pod to another while `outage` runs. Each ping and each answer must be on the mirror interface once.

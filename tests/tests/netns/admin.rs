@@ -10,6 +10,8 @@ use crate::{MIRROR, Node, any_mode};
 
 in_both_modes!(metrics_tell_of_every_packet_what_status_tells);
 
+/// A gauge for each direction of a NIC, whose label follows the traffic.
+const COVERAGE: &str = "podmirror_nic_coverage";
 const UP: &str = "podmirror_mirror_interface_up{device=\"mirror0\",target=\"default\"}";
 const OPS: [&str; 10] = [
     "set_target",
@@ -58,9 +60,12 @@ fn only(metrics: &Metrics, starts: &[&str]) -> Metrics {
         .collect()
 }
 
-/// The metrics that are neither times nor counters of packets and bytes.
+/// The metrics that are neither times, nor counters of packets and bytes, nor the coverage.
 fn states(metrics: &Metrics) -> BTreeMap<&str, f64> {
-    let is_other = |series: &str| series.contains("_seconds") || series.contains("s_total{direction");
+    let is_other = |series: &str| {
+        let of_packets = series.contains("s_total{direction") || series.starts_with(COVERAGE);
+        series.contains("_seconds") || of_packets
+    };
     metrics
         .iter()
         .map(|(series, value)| (series.as_str(), *value))
@@ -117,6 +122,7 @@ fn metrics_tell_of_every_packet_what_status_tells(mode: AttachMode) {
     let failures = OPS.map(|op| format!("podmirror_op_failures_total{{op=\"{op}\"}}"));
     expected.extend(failures.iter().map(|series| (series.as_str(), 0.0)));
     assert_eq!(states(&metrics), expected);
+    assert_eq!(only(&metrics, &[COVERAGE]).len(), 4, "two directions of two NICs: {metrics:#?}");
 
     // Whatever changes, changes there; what has gone is no series any more.
     lab.node().ip(&format!("link set {MIRROR} down"));
@@ -133,6 +139,7 @@ fn metrics_tell_of_every_packet_what_status_tells(mode: AttachMode) {
     }
     expected.remove("podmirror_skipped_pods{reason=\"HostNetwork\"}");
     let metrics = lab.wait_metrics(|metrics| states(metrics) == expected);
+    assert_eq!(only(&metrics, &[COVERAGE]).len(), 2, "{metrics:#?}");
     assert_eq!(only(&metrics, &counted), counters_of(&lab.status()));
     agent.stop();
 }

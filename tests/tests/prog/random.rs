@@ -115,7 +115,7 @@ impl Kernel for Model<'_> {
         unreachable!("no session has a sample")
     }
 
-    fn target(&mut self, index: u32) -> Option<Reach> {
+    fn target(&mut self, _: &Tap, index: u32) -> Option<Reach> {
         self.targets.get(index as usize).map(|&Target { ifindex, flags, .. }| Reach { ifindex, flags })
     }
 

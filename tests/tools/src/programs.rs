@@ -36,6 +36,17 @@ pub const NETWORK: [Program; 4] = [
     Program::of("ethtool", "ethtool"),
 ];
 
+/// What `bench traffic` sends traffic with, and what translates a ClusterIP.
+pub const TRAFFIC: [Program; 4] = [
+    Program::of("iperf3", "iperf3"),
+    Program::of("sockperf", "sockperf"),
+    Program::of("wrk", "wrk"),
+    Program::of("nftables", "nft"),
+];
+
+/// What loses packets in the stories of the level api.
+pub const FIREWALL: [Program; 1] = [Program::of("nftables", "nft")];
+
 /// What writes capture files in the forms that people have, and what people read them with.
 pub const CAPTURES: [Program; 4] = [
     Program::of("wireshark-common", "capinfos"),

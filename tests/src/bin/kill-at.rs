@@ -1,0 +1,108 @@
+//! `kill-at STEP FILE PROGRAM ARGUMENT...` runs a program, and kills it by SIGKILL on the way into one of its steps.
+//!
+//! A step is a system call that changes something outside of the program: BPF objects, pins, devices. STEP counts from 1,
+//! over all threads; with 0 the program lives. FILE gets the number of steps. SIGTERM goes on to the program. Called by the
+//! stories `crashes`.
+
+use std::{
+    env,
+    error::Error,
+    fs,
+    process::{Command, ExitCode},
+    thread,
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        ptrace::{self, Options},
+        signal::{SigSet, Signal, kill},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::Pid,
+};
+
+/// The commands of bpf(2) that make, change or delete something: BPF_MAP_CREATE, BPF_MAP_UPDATE_ELEM,
+/// BPF_MAP_DELETE_ELEM, BPF_PROG_LOAD, BPF_OBJ_PIN, BPF_LINK_CREATE, BPF_LINK_UPDATE, BPF_LINK_DETACH.
+const BPF_CHANGES: [u64; 8] = [0, 2, 3, 5, 6, 28, 29, 34];
+
+/// Other calls: requests by netlink, and files.
+#[rustfmt::skip]
+const CHANGES: &[i64] = &[
+    libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_unlinkat, libc::SYS_mkdirat, libc::SYS_renameat2,
+    #[cfg(target_arch = "x86_64")] libc::SYS_unlink,
+    #[cfg(target_arch = "x86_64")] libc::SYS_mkdir,
+    #[cfg(target_arch = "x86_64")] libc::SYS_rmdir,
+    #[cfg(target_arch = "x86_64")] libc::SYS_rename,
+];
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let mut arguments = env::args_os().skip(1);
+    let mut next = || arguments.next().ok_or("usage: kill-at STEP FILE PROGRAM ARGUMENT...");
+    let step: u32 = next()?.to_string_lossy().parse()?;
+    let file = next()?;
+
+    // It waits, stopped, until it is traced.
+    let program =
+        Command::new("sh").args(["-c", "kill -STOP $$; exec \"$@\"", "sh"]).args(arguments).spawn()?;
+    let pid = Pid::from_raw(program.id().cast_signed());
+    waitpid(pid, Some(WaitPidFlag::WUNTRACED))?;
+    ptrace::seize(
+        pid,
+        Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_EXITKILL,
+    )?;
+    let terminations = SigSet::from_iter([Signal::SIGTERM]);
+    terminations.thread_block()?;
+    thread::spawn(move || {
+        while terminations.wait().is_ok() {
+            // It fails only where the program has just ended.
+            let _ = kill(pid, Signal::SIGTERM);
+        }
+    });
+    kill(pid, Signal::SIGCONT)?;
+
+    let mut steps = 0;
+    let code = loop {
+        match waitpid(None, Some(WaitPidFlag::__WALL))? {
+            WaitStatus::Exited(of, code) if of == pid => break code.try_into()?,
+            WaitStatus::Signaled(of, signal, _) if of == pid => break 128 + u8::try_from(signal as i32)?,
+            WaitStatus::PtraceSyscall(of) => {
+                steps += u32::from(begins_step(of)?);
+                if steps == step && step > 0 {
+                    // No thread begins another step: each waits for us at the next one.
+                    kill(pid, Signal::SIGKILL)?;
+                } else {
+                    resume(of, None)?;
+                }
+            }
+            WaitStatus::PtraceEvent(of, ..) => resume(of, None)?,
+            WaitStatus::Stopped(of, signal) => resume(of, Some(signal))?,
+            _ => {}
+        }
+    };
+    fs::write(file, steps.to_string())?;
+    Ok(ExitCode::from(code))
+}
+
+/// A thread may end at any time, by SIGKILL.
+fn resume(thread: Pid, signal: Option<Signal>) -> nix::Result<()> {
+    match ptrace::syscall(thread, signal) {
+        Err(Errno::ESRCH) => Ok(()),
+        done => done,
+    }
+}
+
+/// Whether the system call at which a thread has stopped is the beginning of a step, and not its end.
+fn begins_step(thread: Pid) -> nix::Result<bool> {
+    let info = match ptrace::syscall_info(thread) {
+        Err(Errno::ESRCH) => return Ok(false),
+        info => info?,
+    };
+    if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+        return Ok(false);
+    }
+    // SAFETY: `op` says that the union holds an entry.
+    let entry = unsafe { info.u.entry };
+    let number = entry.nr.cast_signed();
+    Ok(CHANGES.contains(&number) || number == libc::SYS_bpf && BPF_CHANGES.contains(&entry.args[0]))
+}

@@ -1,0 +1,242 @@
+//! The controller: what several nodes report, summed up in the status of a Mirror.
+//!
+//! One node is real, with an agent. The others are MirrorNodes that the story writes.
+
+use std::{sync::Mutex, time::Duration};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use mirror_tests::{Agent, Answer, SOON, check, eventually};
+use serde_json::{Value, json};
+
+use crate::{
+    Node,
+    resources::{Story, resource, wait_mirrors},
+};
+
+/// A controller sees all Mirrors of the cluster, so one story at a time has controllers.
+static CONTROLLERS: Mutex<()> = Mutex::new(());
+/// A change waits 10 s at most for its write, and a node's report for as long.
+const WRITTEN: Duration = Duration::from_secs(25);
+/// How long the Lease of a controller that has vanished holds, in seconds.
+const LEASE: u64 = 3;
+
+/// Starts a controller.
+fn controller(story: &Story, name: &str, listen: &str) -> Agent {
+    let Node { api, lab } = &story.node;
+    let kubeconfig = api.kubeconfig();
+    let (namespace, seconds) = (api.namespace(), LEASE.to_string());
+    let words = [
+        "controller",
+        "--namespace",
+        namespace,
+        "--pod-name",
+        name,
+        "--lease-seconds",
+        &seconds,
+        "--listen",
+        listen,
+    ];
+    Agent::with_environment(lab, &words, &[("KUBECONFIG", kubeconfig.to_str().unwrap())])
+}
+
+/// Writes the MirrorNode of another node, which reports on a Mirror. Returns its name.
+fn report(story: &mut Story, node: &str, minutes_ago: i64, summary: &Value) -> String {
+    let api = &story.node.api;
+    let name = format!("{}-{node}", api.namespace());
+    let mut object = json!({
+        "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode", "metadata": { "name": name },
+    });
+    api.kubectl_with("apply --server-side -f -", &object.to_string());
+    let reported = Timestamp::now() - SignedDuration::from_mins(minutes_ago);
+    object["status"] = json!({
+        "reported": reported.to_string(), "mirrorCount": 1, "refusedCount": 0, "pods": summary["pods"],
+        "mirrors": [summary],
+    });
+    api.kubectl_with("apply --server-side --subresource=status -f -", &object.to_string());
+    let of_cluster = format!("mirrornode {name}");
+    if !story.of_cluster.contains(&of_cluster) {
+        story.of_cluster.push(of_cluster);
+    }
+    name
+}
+
+/// What a node reports on the Mirror `name` of the story's namespace.
+fn summary(story: &Story, name: &str, selected: i64, covered: i64, copied: i64) -> Value {
+    let api = &story.node.api;
+    let uid = api.kubectl(&format!("get mirror {name} -o jsonpath={{.metadata.uid}}"));
+    let missing = (covered..selected).map(|pod| {
+        json!({
+            "namespace": api.namespace(), "pod": format!("far-{pod}"), "reason": "NoRoom", "message": "no more fit",
+        })
+    });
+    json!({
+        "kind": "Mirror", "namespace": api.namespace(), "name": name, "uid": uid, "observedGeneration": 1,
+        "pods": { "selected": selected, "covered": covered }, "packets": { "copied": copied, "lost": 2 },
+        "nics": covered, "ended": 0, "notCovered": missing.collect::<Vec<_>>(),
+    })
+}
+
+fn status(story: &Story, mirror: &str) -> Value {
+    let object = story.node.api.kubectl(&format!("get mirror {mirror} -o json"));
+    serde_json::from_str::<Value>(&object).unwrap()["status"].clone()
+}
+
+fn condition<'s>(status: &'s Value, type_: &str) -> &'s Value {
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    conditions.into_iter().find(|condition| condition["type"] == type_).unwrap_or(&Value::Null)
+}
+
+#[track_caller]
+fn wait_status(story: &Story, mirror: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    eventually(WRITTEN, || {
+        let status = status(story, mirror);
+        if is_so(&status) { Ok(status) } else { Err(format!("{status:#}")) }
+    })
+}
+
+fn holder(story: &Story) -> String {
+    story.node.api.kubectl("get lease podmirror-controller -o jsonpath={.spec.holderIdentity}")
+}
+
+/// Reasons of the Events on a Mirror.
+fn events(story: &Story, mirror: &str) -> Vec<String> {
+    let words = format!(
+        "get events --field-selector involvedObject.kind=Mirror,involvedObject.name={mirror} -o jsonpath={{.items[*].reason}}"
+    );
+    let mut reasons: Vec<_> = story.node.api.kubectl(&words).split_whitespace().map(str::to_owned).collect();
+    reasons.sort();
+    reasons
+}
+
+#[test]
+fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
+    let _alone = CONTROLLERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let story = &mut Story::new("controller");
+    let [web, db] = story.node.pods(["web", "db"]);
+    story.mirror("all", "web", &json!({ "limits": { "duration": "1h", "packets": "100k" } }));
+    let _containers =
+        [story.node.api.run(&story.node.lab, &web, &[]), story.node.api.run(&story.node.lab, &db, &[])];
+    let of_far = summary(story, "all", 3, 2, 1000);
+    let far = report(story, "far", 0, &of_far);
+    // Its agent has been gone for a while.
+    let of_gone = summary(story, "all", 7, 7, 7);
+    report(story, "gone", 20, &of_gone);
+
+    let first = controller(story, "first", "127.0.0.1:10707");
+    first.wait_for_log(&["holds the Lease"]);
+    let agent = story.node.api.agent(&story.node.lab, &[]);
+    wait_mirrors(&story.node.lab, &web, &["mirror/all"]);
+    // No node is needed to see that it cannot be used.
+    story.mirror("broken", "nobody", &json!({ "filter": "tcp prot 443" }));
+    let broken = wait_status(story, "broken", |status| !status.is_null());
+    let accepted = condition(&broken, "Accepted");
+    assert_eq!(
+        (&accepted["status"], &accepted["reason"]),
+        (&json!("False"), &json!("InvalidFilter")),
+        "{broken:#}"
+    );
+    let message = accepted["message"].as_str().unwrap();
+    assert!(message.starts_with("spec.filter \"tcp prot 443\": "), "{message}");
+
+    let sum = wait_status(story, "all", |status| status["pods"] == json!({ "selected": 4, "covered": 3 }));
+    assert_eq!((&sum["nodes"], &sum["observedGeneration"]), (&json!(2), &json!(1)), "{sum:#}");
+    assert_eq!(sum["ends"], "1h, 100k packets");
+    assert!(sum["packets"]["copied"].as_i64().unwrap() >= 1000, "{sum:#}");
+    assert_eq!(condition(&sum, "Accepted")["status"], "True");
+    let covered = condition(&sum, "Covered").clone();
+    assert_eq!(covered["status"], "False");
+    assert_eq!(covered["message"], "1 of 4 pods are not covered: NoRoom");
+    assert_eq!(sum["worst"][0]["node"], json!(far), "{sum:#}");
+    let table = story.node.api.kubectl("get mirror all");
+    let words: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    let columns = ["NAME", "TARGET", "PODS", "COVERED", "COPIED", "LOST", "ENDS", "AGE"];
+    assert_eq!(words[0], columns, "{table}");
+    assert_eq!(words[1][1..3], ["4", "3"], "{table}");
+    eventually(SOON, || {
+        let (all, broken) = (events(story, "all"), events(story, "broken"));
+        check(all == ["NotCovered", "Started"] && broken == ["InvalidFilter"], || {
+            format!("{all:?} {broken:?}")
+        })
+    });
+
+    // A second one waits, and takes over when the first one vanishes.
+    let second = controller(story, "second", "127.0.0.1:10708");
+    let get = |port: u16, path: &str| {
+        let address = ([127, 0, 0, 1], port).into();
+        let connection = story
+            .node
+            .lab
+            .node()
+            .enter(move || std::net::TcpStream::connect::<std::net::SocketAddr>(address));
+        let connection = connection.map_err(|error| error.to_string())?;
+        Answer::to(&format!("GET {path} HTTP/1.0\r\n\r\n"), connection)
+    };
+    eventually(SOON, || check(get(10708, "/readyz")?.status == 200, || "not ready".into()));
+    let leads = |port| {
+        let metrics = get(port, "/metrics").unwrap().body;
+        metrics.lines().any(|line| line == "podmirror_controller_leads 1")
+    };
+    assert_eq!((leads(10707), leads(10708), holder(story)), (true, false, "first".to_owned()));
+    first.kill();
+    second.wait_for_log(&["holds the Lease"]);
+    assert_eq!(holder(story), "second");
+    // The far node is gone, and with it what it has reported.
+    story.node.api.kubectl(&format!("delete mirrornode {far}"));
+    let sum = wait_status(story, "all", |status| status["pods"] == json!({ "selected": 1, "covered": 1 }));
+    let now = condition(&sum, "Covered");
+    assert_eq!((&now["status"], &sum["worst"]), (&json!("True"), &Value::Null), "{sum:#}");
+    assert_ne!(now["lastTransitionTime"], covered["lastTransitionTime"]);
+    let of_before = condition(&status(story, "all"), "Accepted").clone();
+    // A new controller tells nothing anew.
+    assert_eq!(
+        (events(story, "all"), events(story, "broken").len()),
+        (vec!["NotCovered".into(), "Started".into()], 1)
+    );
+    // One that is stopped gives the Lease back, and what it has written stays.
+    second.stop();
+    assert_eq!(holder(story), "");
+    assert_eq!(condition(&status(story, "all"), "Accepted"), &of_before);
+    agent.stop();
+}
+
+/// The controller has the rights that the chart gives, and no other.
+#[test]
+fn the_rights_of_the_chart_are_enough_for_the_controller() {
+    let _alone = CONTROLLERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut story = Story::new("controller-rights");
+    let namespace = story.node.api.namespace().to_owned();
+    for kind in ["clusterrole", "clusterrolebinding"] {
+        story.of_cluster.push(format!("{kind} {namespace}"));
+    }
+    let object = resource(
+        "ClusterMirror",
+        &namespace,
+        &json!({}),
+        &json!({ "filter": "tcp", "namespaceSelector": {
+        "matchLabels": { "kubernetes.io/metadata.name": namespace },
+    } }),
+    );
+    story.of_cluster.push(format!("clustermirror {namespace}"));
+    story.node.api.apply(&object);
+    let kubeconfig = crate::mirror_nodes::kubeconfig_with_rights(&story, "podmirror-controller");
+    let Node { api, lab } = &story.node;
+    let words = ["controller", "--namespace", &namespace, "--pod-name", "one", "--listen", ""];
+    let controller = Agent::with_environment(lab, &words, &[("KUBECONFIG", &kubeconfig)]);
+    eventually(WRITTEN, || {
+        let words = format!(
+            "get clustermirror {namespace} -o jsonpath={{.status.conditions[?(@.type==\"Covered\")].reason}}"
+        );
+        let reason = api.try_kubectl(&words)?;
+        check(reason == "NoPods", || reason)
+    });
+    let refused = controller.log_with(&["orbidden"]);
+    assert!(refused.is_empty(), "{refused:#?}");
+    controller.stop();
+    let config = format!("--kubeconfig {kubeconfig} auth can-i");
+    for forbidden in
+        ["patch mirrors.podmirror.io", "get secrets", "patch mirrornodes.podmirror.io --subresource=status"]
+    {
+        let told = api.try_kubectl(&format!("{config} {forbidden}")).unwrap_err();
+        assert!(told.contains("no"), "{told}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Mirrors with a stream: who gets their packets from the agent, by its stream endpoint.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpStream},
+    thread::{self, JoinHandle},
+};
+
+use mirror_tests::{Flood, Lab, PacketFile, PodNs, SOON, check, eventually, scaled};
+use serde_json::{Value, json};
+
+use crate::{
+    Node,
+    resources::{Story, run},
+};
+
+/// The agent's default address for streams.
+const STREAM_LISTEN: &str = "127.0.0.1:10707";
+/// The key of these stories, and what `printf %s KEY | sha256sum` prints.
+const KEY: &str = "a key of the stories";
+const KEY_SHA256: &str = "876b53d1033f977b80be69a45b19f5ce6d8d1f87b101a1503823c41d7bbc244c";
+
+/// A program that reads a stream.
+struct Program {
+    connection: TcpStream,
+}
+
+impl Program {
+    /// Connects, and sends this request.
+    #[track_caller]
+    fn connect(lab: &Lab, request: &Value) -> Self {
+        let connection = eventually(SOON, || {
+            lab.node().enter(|| TcpStream::connect(STREAM_LISTEN)).map_err(|error| error.to_string())
+        });
+        connection.set_read_timeout(Some(scaled(2 * SOON))).unwrap();
+        (&connection).write_all(format!("{request}\n").as_bytes()).unwrap();
+        Self { connection }
+    }
+
+    /// The same, with the key, when the agent gives the stream.
+    #[track_caller]
+    fn admitted(lab: &Lab, mirror: &str) -> Self {
+        let program = Self::connect(lab, &json!({ "mirror": mirror, "key": KEY }));
+        let mut answer = [0; 3];
+        (&program.connection).read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"ok\n");
+        program
+    }
+
+    /// All that the agent still sends. A connection that it resets has ended, too.
+    fn rest(mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        let _ = self.connection.read_to_end(&mut rest);
+        rest
+    }
+
+    /// Reads from now on.
+    fn reading(self) -> Reading {
+        let end = self.connection.try_clone().unwrap();
+        Reading { end, bytes: thread::spawn(move || self.rest()) }
+    }
+}
+
+/// A program that reads all that comes.
+struct Reading {
+    end: TcpStream,
+    bytes: JoinHandle<Vec<u8>>,
+}
+
+impl Reading {
+    /// Asks for the end, and waits for the counters.
+    fn stop(self) -> PacketFile {
+        (&self.end).write_all(b".").unwrap();
+        PacketFile::parse(&self.bytes.join().unwrap())
+    }
+}
+
+/// Waits until these pods, and no others, are read by a program.
+#[track_caller]
+fn wait_read(lab: &Lab, pods: &[&PodNs]) {
+    lab.wait_mirrored(pods);
+    lab.wait_status(|status| {
+        let sessions = status.taps.iter().flat_map(|tap| &tap.sessions);
+        let others: Vec<_> = sessions
+            .map(|session| &session.mirror)
+            .filter(|mirror| !mirror.starts_with("capture."))
+            .collect();
+        check(others.is_empty(), || format!("{others:?}"))
+    });
+}
+
+#[test]
+fn the_packets_of_a_stream_are_for_the_program_that_has_the_key() {
+    let story = &Story::new("keys");
+    let node @ Node { api, lab } = &story.node;
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    let agent = api.agent(lab, &[]);
+    lab.wait_get("/readyz", 200);
+    story.mirror("live", "web", &json!({ "filter": "icmp", "stream": { "keySha256": KEY_SHA256 } }));
+    let mirror = format!("{}/live", api.namespace());
+    let told = story.wait_told("live", |of| of["pods"]["selected"] == 1);
+    assert_eq!(told["notCovered"][0]["reason"], "NoReader", "{told:#}");
+    lab.wait_mirrored(&[]);
+
+    // Strangers get no byte, and nothing is mirrored for them.
+    let requests = [
+        json!({ "mirror": mirror, "key": "another key" }),
+        json!({ "mirror": mirror, "key": KEY_SHA256 }),
+        json!({ "mirror": format!("{}/other", api.namespace()), "key": KEY }),
+        json!("live"),
+    ];
+    for stranger in requests.map(|request| Program::connect(lab, &request)) {
+        assert_eq!(stranger.rest(), b"");
+    }
+    lab.wait_mirrored(&[]);
+
+    let reading = Program::admitted(lab, &mirror).reading();
+    wait_read(lab, &[web]);
+    // A second program has to wait.
+    let second = Program::connect(lab, &json!({ "mirror": mirror, "key": KEY })).rest();
+    let second = String::from_utf8(second).unwrap();
+    assert!(second.starts_with("another program reads this stream"), "{second}");
+    web.ping(db.v4(), 5, 400);
+    web.udp_echo(db, db.v4(), &[1, 1000]);
+    // A pod that comes into the selection is read on the same connection, and one that leaves it is not.
+    api.kubectl("label --overwrite pod db app=web");
+    wait_read(lab, &[web, db]);
+    db.ping(web.v4(), 3, 100);
+    api.kubectl("label --overwrite pod web app=other");
+    wait_read(lab, &[db]);
+    web.ping(db.v4(), 2, 200);
+    let told = story.wait_told("live", |of| of["pods"]["covered"] == 1);
+    assert_eq!(told["notCovered"], Value::Null, "{told:#}");
+    let file = reading.stop();
+    lab.wait_mirrored(&[]);
+    let of = |pod: &str, length: usize| {
+        let name = format!("{}/{pod} eth0", api.namespace());
+        let packets = file.packets.iter().filter(|packet| packet.interface == name);
+        let lengths = packets.filter(|packet| packet.frame.bytes.len() == 14 + 20 + 8 + length);
+        lengths.map(|packet| packet.direction).collect::<Vec<_>>()
+    };
+    assert_eq!(of("web", 400), ["egress", "ingress"].repeat(5));
+    assert_eq!((of("web", 100).len(), of("db", 100).len()), (6, 6));
+    assert_eq!((of("web", 200).len(), of("db", 200).len()), (0, 4));
+    assert_eq!(file.packets.len(), 10 + 12 + 4, "no other packets: {:#?}", file.interfaces);
+    let (received, lost): (Vec<_>, Vec<_>) = file.statistics.iter().copied().unzip();
+    assert_eq!((received.iter().sum::<u64>(), lost.iter().sum::<u64>()), (26, 0));
+    agent.stop();
+}
+
+#[test]
+fn a_stream_ends_with_its_program_and_with_its_mirror() {
+    let story = &Story::new("ends");
+    let node @ Node { api, lab } = &story.node;
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    let agent = api.agent(lab, &[]);
+    let mirror = format!("{}/live", api.namespace());
+    // The program is faster than the Mirror.
+    let early = Program::connect(lab, &json!({ "mirror": mirror, "key": KEY }));
+    story.mirror("live", "web", &json!({ "filter": "icmp or udp", "stream": { "keySha256": KEY_SHA256 } }));
+    let mut answer = [0; 3];
+    (&early.connection).read_exact(&mut answer).unwrap();
+    wait_read(lab, &[web]);
+    // A program that is killed: the kernel closes its connection.
+    early.connection.shutdown(Shutdown::Both).unwrap();
+    drop(early);
+    lab.wait_mirrored(&[]);
+
+    // One that does not read: the agent's loop goes on, the pod's packets too, and others are read.
+    let silent = Program::admitted(lab, &mirror);
+    wait_read(lab, &[web]);
+    story.mirror("other", "db", &json!({ "filter": "icmp", "stream": { "keySha256": KEY_SHA256 } }));
+    let other = Program::admitted(lab, &format!("{}/other", api.namespace())).reading();
+    wait_read(lab, &[web, db]);
+    let flood = Flood::start(web, db);
+    eventually(2 * SOON, || {
+        let status = lab.status();
+        let sessions = status.tap(web.veth_host()).sessions.iter();
+        let lost: u64 = sessions.map(|session| session.total("lost")).sum();
+        check(lost > 0, || "nothing is lost yet".into())
+    });
+    assert_eq!(lab.get("/healthz").status, 200);
+    web.ping(db.v4(), 3, 56);
+    flood.stop();
+    assert_eq!(other.stop().packets.len(), 6);
+    drop(silent);
+    lab.wait_mirrored(&[]);
+
+    // The Mirror goes, and with it the stream.
+    let reading = Program::admitted(lab, &mirror).reading();
+    wait_read(lab, &[web]);
+    web.ping(db.v4(), 3, 56);
+    api.kubectl("delete mirror live other");
+    let file = PacketFile::parse(&reading.bytes.join().unwrap());
+    assert_eq!((file.packets.len(), file.statistics), (6, vec![(6, 0)]));
+    lab.wait_mirrored(&[]);
+    agent.stop();
+}

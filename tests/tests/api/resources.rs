@@ -1,0 +1,333 @@
+//! Mirrors and ClusterMirrors: from `kubectl apply` to the sessions of the pods, and what the node tells about them.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use mirror_tests::{Api, Capture, Container, Lab, MIRROR, PodNs, SOON, Status, check, eventually};
+use serde_json::{Value, json};
+
+use crate::Node;
+
+const OPT: &str = "podmirror.io/mirror";
+
+/// The file `path` of the work tree.
+pub(crate) fn file(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
+}
+
+/// Whether the cluster has the CRDs. All stories share it, and the one that removes them has it alone.
+static CRDS: RwLock<bool> = RwLock::new(false);
+
+fn install(api: &Api, are_there: &mut RwLockWriteGuard<'_, bool>) {
+    api.kubectl_with("apply -f -", &file("deploy/chart/files/crds.yaml"));
+    api.kubectl("wait --for=condition=Established --timeout=30s crd mirrors.podmirror.io clustermirrors.podmirror.io mirrornodes.podmirror.io");
+    **are_there = true;
+}
+
+/// A node, with the CRDs in its cluster until it is dropped.
+pub(crate) struct Story {
+    /// Objects without a namespace, which are removed on drop.
+    pub(crate) of_cluster: Vec<String>,
+    pub(crate) node: Node,
+    _crds: RwLockReadGuard<'static, bool>,
+}
+
+impl Story {
+    pub(crate) fn new(name: &str) -> Self {
+        let node = Node::new(name);
+        loop {
+            let crds = CRDS.read().unwrap_or_else(PoisonError::into_inner);
+            if *crds {
+                let of_cluster = vec![format!("mirrornode {}", node.lab.node().name())];
+                return Self { of_cluster, node, _crds: crds };
+            }
+            drop(crds);
+            let mut crds = CRDS.write().unwrap_or_else(PoisonError::into_inner);
+            if !*crds {
+                install(&node.api, &mut crds);
+            }
+        }
+    }
+
+    /// The Mirror `name` for pods with this label `app`.
+    pub(crate) fn mirror(&self, name: &str, app: &str, spec: &Value) {
+        let selector = json!({ "matchLabels": { "app": app } });
+        self.node.api.apply(&resource("Mirror", name, &selector, spec));
+    }
+
+    /// The ClusterMirror with the name of the story's namespace, for all pods of the namespace.
+    fn cluster_mirror(&mut self, spec: &Value) -> String {
+        let namespace = self.node.api.namespace().to_owned();
+        let mut object = resource("ClusterMirror", &namespace, &json!({}), spec);
+        let labels = json!({ "kubernetes.io/metadata.name": namespace });
+        object["spec"]["namespaceSelector"] = json!({ "matchLabels": labels });
+        self.of_cluster.push(format!("clustermirror {namespace}"));
+        self.node.api.apply(&object);
+        namespace
+    }
+
+    /// Waits until the MirrorNode says about a Mirror what `is_so` asks.
+    #[track_caller]
+    pub(crate) fn wait_told(&self, mirror: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let Node { api, lab } = &self.node;
+        eventually(2 * SOON, || {
+            let words = format!("get mirrornode {} -o json", lab.node().name());
+            let node: Value = serde_json::from_str(&api.try_kubectl(&words)?).unwrap();
+            let mirrors = node["status"]["mirrors"].as_array().cloned().unwrap_or_default();
+            let found = mirrors.into_iter().find(|of| of["name"] == mirror).filter(|of| is_so(of));
+            found.ok_or_else(|| format!("{node:#}"))
+        })
+    }
+}
+
+impl Drop for Story {
+    fn drop(&mut self) {
+        for object in &self.of_cluster {
+            if let Err(error) = self.node.api.try_kubectl(&format!("delete --ignore-not-found {object}")) {
+                eprintln!("an object of the story stays: {error}");
+            }
+        }
+    }
+}
+
+pub(crate) fn resource(kind: &str, name: &str, pods: &Value, spec: &Value) -> Value {
+    let mut spec = spec.clone();
+    spec["podSelector"] = pods.clone();
+    json!({
+        "apiVersion": "podmirror.io/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec,
+    })
+}
+
+/// The mirrors at the NIC of a pod.
+fn mirrors(status: &Status, pod: &PodNs) -> Vec<String> {
+    let tap = status.taps.iter().find(|tap| tap.device == pod.veth_host());
+    tap.iter().flat_map(|tap| &tap.sessions).map(|session| session.mirror.clone()).collect()
+}
+
+#[track_caller]
+pub(crate) fn wait_mirrors(lab: &Lab, pod: &PodNs, expected: &[&str]) -> Status {
+    lab.wait_status(|status| {
+        let mirrors = mirrors(status, pod);
+        check(mirrors == expected, || format!("{mirrors:?}, and not {expected:?}"))
+    })
+}
+
+pub(crate) fn run<const N: usize>(
+    node: &Node,
+    pods: &[PodNs; N],
+    annotations: &[(&str, &str)],
+) -> Vec<Container> {
+    pods.iter().map(|pod| node.api.run(&node.lab, pod, annotations)).collect()
+}
+
+#[test]
+fn a_mirror_follows_its_selector_and_the_labels_of_pods() {
+    let story = &Story::new("selector");
+    let node @ Node { api, lab } = &story.node;
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    let agent = api.agent(lab, &[]);
+    lab.wait_get("/readyz", 200);
+    story.mirror("all", "web", &json!({}));
+    wait_mirrors(lab, web, &["mirror/all"]);
+    node.is_mirrored(web, db);
+
+    story.mirror("all", "db", &json!({ "direction": "Egress", "limits": { "packets": 1000 } }));
+    let status = lab.wait_mirrored(&[db]);
+    let session = status.tap(db.veth_host()).session("mirror/all");
+    assert_eq!((session.direction.as_str(), session.origin.as_str()), ("egress", "mirror"));
+    assert_eq!(session.left["packets"], 1000, "{session:#?}");
+    api.kubectl("label --overwrite pod web app=db");
+    lab.wait_mirrored(&[web, db]);
+    api.kubectl("label pod db app-");
+    lab.wait_mirrored(&[web]);
+    api.kubectl("delete mirror all");
+    lab.wait_mirrored(&[]);
+    agent.stop();
+}
+
+/// An Ethernet frame that carries ICMP over IPv4.
+fn is_icmp(frame: &[u8]) -> bool {
+    frame[12..14] == [8, 0] && frame[23] == 1
+}
+
+/// An Ethernet frame that carries UDP over IPv4.
+fn is_udp(frame: &[u8]) -> bool {
+    frame[12..14] == [8, 0] && frame[23] == 17
+}
+
+#[test]
+fn two_mirrors_of_a_pod_each_get_their_own_packets() {
+    let story = &Story::new("two");
+    let node @ Node { api, lab } = &story.node;
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    let agent = api.agent(lab, &["--target", "ids=ids0"]);
+    story.mirror("pings", "web", &json!({ "filter": "icmp" }));
+    story.mirror("datagrams", "web", &json!({ "filter": "udp", "target": "ids", "snaplen": 96 }));
+    wait_mirrors(lab, web, &["mirror/datagrams", "mirror/pings"]);
+    lab.wait_mirrored(&[web]);
+    let (ids, pings) = (Capture::start(lab.node(), "ids0"), Capture::start(lab.node(), MIRROR));
+    let inside = Capture::start(web.netns(), "eth0");
+    web.ping(db.v4(), 5, 400);
+    web.udp_echo(db, db.v4(), &[1, 1000, 1400]);
+
+    eventually(SOON, || pings.frames().same_as(&inside.frames().only(is_icmp)));
+    let cut = |frames: &mirror_tests::Frames| {
+        let mut counts = BTreeMap::new();
+        for (frame, times) in frames.iter() {
+            *counts.entry(frame[..frame.len().min(96)].to_vec()).or_insert(0) += times;
+        }
+        counts
+    };
+    eventually(SOON, || {
+        let (copies, packets) = (cut(&ids.frames()), cut(&inside.frames().only(is_udp)));
+        check(copies == packets && !packets.is_empty(), || format!("{copies:?}\n{packets:?}"))
+    });
+    assert!(ids.stop().iter().all(|(frame, _)| frame.len() <= 96));
+    // The target that the node does not have.
+    story.mirror("lost", "web", &json!({ "target": "nowhere" }));
+    let lost = story.wait_told("lost", |of| !of["refused"].is_null());
+    assert_eq!(lost["refused"]["reason"], "NoSuchTarget", "{lost:#}");
+    wait_mirrors(lab, web, &["mirror/datagrams", "mirror/pings"]);
+    agent.stop();
+}
+
+#[test]
+fn a_mirror_that_cannot_be_used_is_told_of_with_the_place_of_the_mistake() {
+    let story = &Story::new("refused");
+    let node @ Node { api, lab } = &story.node;
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    // The API server itself refuses what its schema can tell.
+    let refused = |spec: Value| {
+        let object = resource("Mirror", "x", &json!({}), &spec).to_string();
+        let path = lab.files().join("mirror.json");
+        fs::write(&path, object).unwrap();
+        api.try_kubectl(&format!("apply -f {}", path.display())).unwrap_err()
+    };
+    for (spec, part) in [
+        (json!({ "rate": "fast" }), "spec.rate"),
+        (json!({ "snaplen": 20 }), "spec.snaplen"),
+        (json!({ "direction": "Sideways" }), "spec.direction"),
+        (json!({ "limits": { "bytes": "1Pi" } }), "spec.limits.bytes"),
+        (json!({ "filtre": "tcp" }), "spec.filtre"),
+    ] {
+        let told = refused(spec);
+        assert!(told.contains(part), "{told}");
+    }
+    let agent = api.agent(lab, &[]);
+    story.mirror("good", "web", &json!({}));
+    story.mirror("broken", "web", &json!({ "filter": "tcp prot 443", "snaplen": 96 }));
+    let broken = story.wait_told("broken", |of| !of["refused"].is_null());
+    assert_eq!(broken["refused"]["reason"], "InvalidFilter", "{broken:#}");
+    let message = broken["refused"]["message"].as_str().unwrap();
+    assert!(message.starts_with("spec.filter \"tcp prot 443\": "), "{message}");
+    assert_eq!(broken["pods"], json!({ "selected": 1, "covered": 0 }));
+    // The author of the pod reads the same sentence.
+    eventually(SOON, || {
+        let events = api.kubectl("get events.v1.events.k8s.io -o jsonpath={.items[*].note}");
+        check(events.contains(message), || events.clone())
+    });
+    wait_mirrors(lab, web, &["mirror/good"]);
+    node.is_mirrored(web, db);
+
+    story.mirror("broken", "web", &json!({ "filter": "tcp port 443", "snaplen": 96 }));
+    wait_mirrors(lab, web, &["mirror/broken", "mirror/good"]);
+    let told = story.wait_told("broken", |of| of["pods"]["covered"] == 1);
+    assert_eq!((&told["refused"], &told["observedGeneration"]), (&Value::Null, &json!(2)), "{told:#}");
+    agent.stop();
+}
+
+#[test]
+fn an_enforced_mirror_heeds_nobody() {
+    let mut story = Story::new("enforced");
+    let [out, loud] = story.node.pods(["out", "loud"]);
+    let ids = story.cluster_mirror(&json!({}));
+    let mirror = format!("clustermirror/{ids}");
+    let Node { api, lab } = &story.node;
+    // One pod opts out, and the other asks for all places.
+    let names: Vec<_> = (0..8).map(|number| format!("{OPT}.m{number}")).collect();
+    let all: Vec<_> = names.iter().map(|name| (name.as_str(), "true")).collect();
+    let _containers = [api.run(lab, &out, &[(OPT, "false")]), api.run(lab, &loud, &all)];
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[&loud]);
+    let told = story.wait_told(&ids, |of| of["pods"]["selected"] == 2);
+    assert_eq!(told["notCovered"][0]["reason"], "OptedOut", "{told:#}");
+    let enforce = |enforced: bool| {
+        api.kubectl(&format!(
+            "patch clustermirror {ids} --type=merge -p {{\"spec\":{{\"enforced\":{enforced}}}}}"
+        ));
+    };
+    enforce(true);
+    wait_mirrors(lab, &out, &[&mirror]);
+    let status = lab.status();
+    assert_eq!(mirrors(&status, &loud).len(), 8);
+    let session = status.tap(loud.veth_host()).session(&mirror);
+    assert_eq!(session.origin, "enforced-cluster-mirror");
+    story.wait_told(&ids, |of| of["pods"] == json!({ "selected": 2, "covered": 2 }));
+    enforce(false);
+    lab.wait_mirrored(&[&loud]);
+    agent.stop();
+
+    // Without annotations there is nothing to heed.
+    let agent = api.agent(lab, &["--annotations=false"]);
+    wait_mirrors(lab, &out, &[&mirror]);
+    wait_mirrors(lab, &loud, &[&mirror]);
+    agent.stop();
+}
+
+/// The only story that removes the CRDs, so it runs while no other story needs them.
+#[test]
+fn mirrors_count_as_soon_as_the_cluster_has_them() {
+    let node = &Node::new("later");
+    let Node { api, lab } = node;
+    let mut crds = CRDS.write().unwrap_or_else(PoisonError::into_inner);
+    api.kubectl("delete --ignore-not-found crd mirrors.podmirror.io clustermirrors.podmirror.io mirrornodes.podmirror.io");
+    *crds = false;
+    let pods = node.pods(["web", "db"]);
+    let [web, db] = &pods;
+    let _containers = [api.run(lab, web, &[]), api.run(lab, db, &[(OPT, "true")])];
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[db]);
+    agent.wait_for_log(&["no CRD", "clustermirrors"]);
+    assert_eq!(agent.log_with(&["no CRD", "\"watched\":\"mirrors\""]).len(), 1, "{:#?}", agent.log());
+    install(api, &mut crds);
+    api.apply(&resource("Mirror", "all", &json!({ "matchLabels": { "app": "web" } }), &json!({})));
+    eventually(4 * SOON, || {
+        let status = lab.status();
+        check(mirrors(&status, web) == ["mirror/all"], || format!("{status:#?}"))
+    });
+    assert_eq!(lab.get("/readyz").status, 200);
+    agent.stop();
+    api.kubectl(&format!("delete --ignore-not-found mirrornode {}", lab.node().name()));
+}
+
+#[test]
+fn the_examples_of_the_documents_are_accepted_as_they_stand() {
+    let story = &Story::new("examples");
+    let api = &story.node.api;
+    let text = file("docs/resources.md");
+    let examples: Vec<_> =
+        text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert_eq!(examples.len(), 3);
+    for example in examples {
+        // No story may take the namespace of the examples for itself.
+        let example = example.replace("namespace: shop", &format!("namespace: {}", api.namespace()));
+        let told = api.kubectl_with("create --dry-run=server -f -", &example);
+        assert!(told.contains("created"), "{told}");
+    }
+    let explained = api.kubectl("explain mirror.spec");
+    let explained = explained.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["podSelector", "-required-", "Ingress is what reaches the", "written in tcpdump's language"]
+    {
+        assert!(explained.contains(part), "{explained}");
+    }
+}

@@ -1,0 +1,177 @@
+//! `kubectl mirror`, as people use it on their own machine: by the API server alone.
+
+use std::{
+    env,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use mirror_tests::{Cluster, KubePod, PATIENCE, PacketFile, SOON, Tail, check, eventually, pod_object};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+/// The plugin with these arguments, for the namespace of the story.
+fn plugin(cluster: &Cluster, words: &[&str]) -> Command {
+    let program = env::var_os("MIRROR_PLUGIN").unwrap();
+    let mut plugin = Command::new(program);
+    plugin.env("KUBECONFIG", cluster.kubeconfig()).args(words);
+    plugin
+}
+
+/// What the plugin prints on standard output. It must end well.
+#[track_caller]
+fn told(cluster: &Cluster, words: &[&str]) -> String {
+    let output = plugin(cluster, words).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Starts `kubectl mirror tail` with these arguments and a file.
+fn tail(cluster: &Cluster, words: &[&str]) -> Tail {
+    let file = cluster.host().files().join("plugin.pcapng");
+    Tail::of(plugin(cluster, &[&["tail"], words].concat()).arg("-w").arg(&file), file)
+}
+
+/// Makes a Deployment of one pod.
+#[track_caller]
+fn deploy(cluster: &Cluster, name: &str) {
+    let template = pod_object(name, "exec sleep 3600");
+    cluster.apply(&json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": name },
+        "spec": {
+            "replicas": 1, "selector": { "matchLabels": { "app": name } },
+            "template": { "metadata": template["metadata"], "spec": template["spec"] },
+        },
+    }));
+}
+
+/// Waits until the Deployment has a pod that is none of these, and runs.
+#[track_caller]
+fn pod_of(cluster: &Cluster, deployment: &str, not: &[&str]) -> KubePod {
+    let name = eventually(PATIENCE, || {
+        let names = cluster
+            .try_kubectl(&format!("get pods -l app={deployment} -o jsonpath={{.items[*].metadata.name}}"))?;
+        let new = names.split_whitespace().find(|name| !not.contains(name));
+        new.map(str::to_owned).ok_or_else(|| format!("no new pod: {names}"))
+    });
+    cluster.running(&name)
+}
+
+/// The packets at a pod, in the order of the file.
+fn directions(file: &PacketFile, cluster: &Cluster, pod: &KubePod) -> Vec<&'static str> {
+    let name = format!("{}/{} eth0", cluster.namespace(), pod.name);
+    let packets = file.packets.iter().filter(|packet| packet.interface == name);
+    packets.map(|packet| packet.direction).collect()
+}
+
+#[test]
+fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
+    let cluster = &Cluster::new("plugin");
+    let host = cluster.host();
+    deploy(cluster, "web");
+    let [db] = &cluster.pods([("db", None)]);
+    let first = pod_of(cluster, "web", &[]);
+    host.wait_taps(&[]);
+
+    let begun = Instant::now();
+    let reading = tail(cluster, &["deploy/web", "-f", "icmp"]);
+    host.wait_taps(&[&first.device]);
+    first.ping(db.ip, 1);
+    eventually(SOON, || {
+        let seen = directions(&PacketFile::read(reading.path()), cluster, &first).len();
+        check(seen == 2, || format!("{seen} packets"))
+    });
+    let to_first_packet = begun.elapsed();
+    assert!(to_first_packet < Duration::from_secs(3), "{to_first_packet:?}");
+    first.ping(db.ip, 4);
+    // The key is nowhere in the cluster.
+    let mirrors: Value = serde_json::from_str(&cluster.kubectl("get mirrors -o json")).unwrap();
+    let spec = &mirrors["items"][0]["spec"];
+    assert_eq!(
+        (&spec["filter"], &spec["limits"]["duration"]),
+        (&json!("icmp"), &json!("15m")),
+        "{mirrors:#}"
+    );
+    let table = told(cluster, &["status"]);
+    assert!(table.lines().count() == 2 && table.contains(" stream "), "{table}");
+
+    cluster.kubectl(&format!("delete pod {}", first.name));
+    let second = pod_of(cluster, "web", &[&first.name]);
+    host.wait_taps(&[&second.device]);
+    second.ping(db.ip, 5);
+    let file = reading.stop();
+    for pod in [&first, &second] {
+        assert_eq!(directions(&file, cluster, pod), ["egress", "ingress"].repeat(5), "{:?}", file.interfaces);
+    }
+    assert!(file.packets.is_sorted_by_key(|packet| packet.time_ns));
+    assert_eq!((file.packets.len(), file.interfaces.len()), (20, 2), "{:?}", file.interfaces);
+    assert_eq!(file.statistics, [(10, 0), (10, 0)]);
+    assert_eq!(cluster.kubectl("get mirrors -o name"), "");
+    host.wait_taps(&[]);
+}
+
+#[test]
+fn a_tail_that_is_killed_or_refused_leaves_no_tap() {
+    let cluster = &Cluster::new("killed");
+    let host = cluster.host();
+    let [web, db] = &cluster.pods([("web", None), ("db", None)]);
+    let reading = tail(cluster, &["pod/web"]);
+    // Of the pod with this name alone.
+    host.wait_taps(&[&web.device]);
+    reading.kill();
+    host.wait_taps(&[]);
+    // Its Mirror copies nothing.
+    let mirrors = cluster.kubectl("get mirrors -o name");
+    assert_eq!(mirrors.lines().count(), 1, "{mirrors}");
+    web.ping(db.ip, 3);
+    host.wait_taps(&[]);
+
+    // The agent is killed, and the next one goes on: the plugin connects again.
+    let mut reading = tail(cluster, &["-l", "app=web", "-f", "icmp"]);
+    host.wait_taps(&[&web.device]);
+    let pid = cluster.agent_pid().unwrap();
+    kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).unwrap();
+    reading.wait_for_log("it is tried again");
+    eventually(PATIENCE, || {
+        web.ping(db.ip, 1);
+        let packets = PacketFile::read(reading.path()).packets.len();
+        check(packets > 0, || "the next agent gives no packets yet".into())
+    });
+    // That of the first agent, and that of the next one. The process of the first stream may have had time to count.
+    let file = reading.stop();
+    assert_eq!(file.interfaces.len(), 2, "{:?}", file.interfaces);
+    let (received, lost) = file.statistics.last().unwrap();
+    assert_eq!((*received, *lost), (file.packets.len() as u64, 0), "{:?}", file.statistics);
+
+    let refused = plugin(cluster, &["tail", "deploy/nosuch", "-w", "/dev/null"]).output().unwrap();
+    let why = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(1) && why.contains("there is no deploy/nosuch"), "{why}");
+    host.wait_taps(&[]);
+}
+
+#[test]
+fn a_mirror_is_switched_on_and_off_and_judged() {
+    let cluster = &Cluster::new("onoff");
+    let host = cluster.host();
+    deploy(cluster, "web");
+    let web = pod_of(cluster, "web", &[]);
+    told(cluster, &["on", "deploy/web", "--filter", "icmp", "--duration", "1h"]);
+    host.wait_taps(&[&web.device]);
+    // The MirrorNode follows in some seconds.
+    eventually(3 * SOON, || {
+        let rows: Value = serde_json::from_str(&told(cluster, &["status", "-o", "json"])).unwrap();
+        let row = &rows[0];
+        check((&row["name"], &row["covered"]) == (&json!("deploy-web"), &json!(1)), || format!("{rows:#}"))
+    });
+    told(cluster, &["on", "deploy/web", "--direction", "egress"]);
+    let mirror: Value = serde_json::from_str(&cluster.kubectl("get mirror deploy-web -o json")).unwrap();
+    assert_eq!((&mirror["spec"]["filter"], &mirror["spec"]["direction"]), (&Value::Null, &json!("Egress")));
+    told(cluster, &["off", "deploy/web"]);
+    host.wait_taps(&[]);
+    assert_eq!(told(cluster, &["status"]), "no Mirrors\n");
+    let again = plugin(cluster, &["off", "deploy/web"]).output().unwrap();
+    assert!(String::from_utf8(again.stderr).unwrap().contains("there is no Mirror deploy-web"));
+}

@@ -1,0 +1,223 @@
+//! Veths behind which other software hands packets to the pod: what reaches the pod is seen at its NIC then.
+//!
+//! Without TCX the agent does not tap inside pods: `coverage` has the reason that it tells then.
+
+use std::time::Duration;
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Frames, Lab, Neighbour, PodNs, PodSpec, PodsFile, SOON, Status, check,
+    eventually, while_pinging,
+};
+
+use crate::{
+    Inside, MIRROR, Node,
+    coverage::{CLEAR, FEW_READINGS, reasons, wait_states},
+    pod_side::{HUB, has_exit, talk, talk_in_frames, wait_counted},
+    shows,
+};
+
+/// Slow enough for a story of half a minute, and several packets in each change.
+const OFTEN: Duration = Duration::from_millis(5);
+
+/// A change takes a reading of the counters and two rounds: some seconds, and more on a machine that is busy.
+const CHANGE: Duration = Duration::from_secs(30);
+
+/// Whether the agent taps inside pods.
+fn applies() -> bool {
+    AttachMode::Tcx.is_applicable()
+}
+
+/// Whether the taps of these pods, and no others, see what reaches the pod inside it; or all of them at the node's end.
+fn are_at(status: &Status, pods: &[&PodNs], inside: bool) -> Result<(), String> {
+    let is_at = |pod: &&PodNs| {
+        let tap = status.taps.iter().find(|tap| tap.device == pod.veth_host());
+        tap.is_some_and(|tap| tap.is_attached() && tap.pod_side.is_some() == inside)
+    };
+    check(status.taps.len() == pods.len() && pods.iter().all(is_at), || format!("{:#?}", status.taps))
+}
+
+/// Waits until these taps are the only ones, and see what reaches their pods inside them.
+#[track_caller]
+fn wait_inside(lab: &Lab, pods: &[&PodNs]) {
+    lab.wait_mirrored(pods);
+    eventually(CHANGE, || are_at(&lab.status(), pods, true));
+}
+
+/// Waits until nothing of ours is inside these pods, nor the hub on the node.
+#[track_caller]
+fn wait_left(lab: &Lab, pods: &[&PodNs]) {
+    eventually(SOON, || {
+        let exits = pods.iter().filter(|pod| has_exit(pod)).count();
+        let has_hub = lab.devices().contains(&HUB.to_owned());
+        check(exits == 0 && !has_hub, || format!("{exits} exits, {has_hub}"))
+    });
+}
+
+/// The frames that a pod has sent, or that are for it.
+fn of(pod: &PodNs, frames: &Frames) -> Frames {
+    let mac = pod.eth0().mac;
+    frames.only(|frame| frame[..6] == mac || frame[6..12] == mac)
+}
+
+/// There and back while packets go both ways: those that cross the node's end are copied once, whatever the tap does, and so
+/// are those around it from the change on.
+#[test]
+fn a_bypass_changes_the_side_and_its_end_changes_it_back() {
+    if !applies() {
+        return;
+    }
+    let Node { web, db, lab } = &Node::bridged("two-sides");
+    let cache = &lab.pod("cache", "br0");
+    let before = [lab.network_state(), web.netns().devices()];
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    are_at(&lab.status(), &[web], false).unwrap();
+    assert!(!has_exit(web));
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    let neighbour = Neighbour::behind(lab, db.veth_host(), web.veth_host());
+    while_pinging(OFTEN, cache, web, || {
+        eventually(CHANGE, || {
+            web.ping(db.v4(), 1, 56);
+            are_at(&lab.status(), &[web], true)
+        });
+    });
+    shows(&mirror, || {
+        let all = inside.capture.frames();
+        // The answers of `db` are missing until the change.
+        let missing = of(db, &all).less(&of(db, &mirror.frames()));
+        all.less(&missing)
+    });
+    assert_eq!(of(cache, &mirror.frames()).same_as(&of(cache, &inside.capture.frames())), Ok(()));
+    agent.wait_for_log(&["what reaches the pod is seen at its NIC", "bpf_redirect_peer"]);
+    drop((inside, mirror));
+
+    // Now nothing is missing: all kinds of packets, around the node's end and across it.
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    talk(web, db);
+    talk_in_frames(web);
+    talk_in_frames(db);
+    talk_in_frames(cache);
+    cache.ping(web.v6(), 5, 1400);
+    shows(&mirror, || inside.capture.frames());
+    drop((inside, mirror));
+    wait_states(lab, web, CHANGE, ["Covered", "Covered"], || web.ping(db.v4(), 5, 56));
+    assert_eq!(reasons(lab), []);
+    let words = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
+    assert!(words.contains("Packets have got to the pod around the node's end of the veth"), "{words}");
+    assert!(lab.agent_exit(&["status"]).stdout.contains("  tcx/tcx in pod  "));
+
+    // The end of the bypass.
+    drop(neighbour);
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    while_pinging(OFTEN, cache, web, || {
+        eventually(CLEAR, || {
+            web.ping(db.v4(), 1, 56);
+            are_at(&lab.status(), &[web], false)
+        });
+    });
+    db.ping(web.v4(), 5, 56);
+    shows(&mirror, || inside.capture.frames());
+    wait_left(lab, &[web]);
+    agent.stop();
+    lab.cleanup();
+    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
+    assert_eq!([lab.network_state(), web.netns().devices()], before);
+}
+
+/// Two mirrored pods of a known CNI: no packet is missed, and one between them is copied once. A budget is one for both
+/// sides.
+#[test]
+fn a_known_cni_is_recognised_before_the_first_packet() {
+    if !applies() {
+        return;
+    }
+    let Node { web, db, lab } = &Node::bridged("known-cni");
+    let before = [lab.network_state(), web.netns().devices()];
+    let cilium =
+        [(web, db), (db, web)].map(|(from, to)| Neighbour::of_cilium(lab, from.veth_host(), to.veth_host()));
+    let both = [PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")];
+    let pods = PodsFile::new(lab, &both);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    wait_inside(lab, &[web, db]);
+    let (of_web, of_db) = (Inside::of(web), Inside::of(db));
+    let mirror = Capture::start(lab.node(), MIRROR);
+    talk(web, db);
+    shows(&mirror, || of_web.frames().0.and(&of_db.frames().0));
+    for (pod, inside) in [(web, of_web), (db, of_db)] {
+        let (sent, received) = inside.frames();
+        let expected = [("egress", "copied", sent.len()), ("ingress", "duplicate", received.len())];
+        wait_counted(lab, pod, &expected);
+    }
+    let words = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
+    assert!(words.contains("Programs of Cilium are at the node's end of the veth"), "{words}");
+    drop(mirror);
+
+    pods.write(&[PodSpec::of(web), PodSpec::of(db)]);
+    lab.wait_taps(&[]);
+    wait_left(lab, &[web, db]);
+    pods.write(&[PodSpec::of(web).mirror("true").annotated("podmirror.io/packets", "7"), PodSpec::of(db)]);
+    wait_inside(lab, &[web]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.ping(db.v4(), 10, 56);
+    lab.wait_status(|status| {
+        let tap = status.tap(web.veth_host());
+        let copied = ["egress", "ingress"].map(|direction| tap.packets(direction, "copied"));
+        let is_one = copied[0] + copied[1] == 7 && copied.iter().all(|copied| *copied > 0);
+        check(is_one && tap.ended.as_deref() == Some("packets"), || format!("{tap:#?}"))
+    });
+    eventually(SOON, || check(mirror.frames().len() == 7, || format!("{} frames", mirror.frames().len())));
+
+    // What an agent leaves that is killed is found.
+    agent.kill();
+    lab.cleanup();
+    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
+    wait_left(lab, &[web]);
+    web.ping(db.v4(), 3, 56);
+    drop((cilium, mirror));
+    assert_eq!([lab.network_state(), web.netns().devices()], before);
+}
+
+/// The side is pinned: it outlives the agent, and the next agent goes on there without a gap, unless it wants nothing inside
+/// pods.
+#[test]
+fn both_sides_outlive_the_agent() {
+    if !applies() {
+        return;
+    }
+    let Node { web, db, lab } = &Node::bridged("sides-restart");
+    let neighbour = Neighbour::behind(lab, db.veth_host(), web.veth_host());
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    eventually(CHANGE, || {
+        web.ping(db.v4(), 1, 56);
+        are_at(&lab.status(), &[web], true)
+    });
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    web.ping(db.v4(), 3, 56);
+    agent.kill();
+    web.ping(db.v4(), 3, 57);
+    let agent = while_pinging(OFTEN, web, db, || {
+        let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+        wait_states(lab, web, CHANGE, ["Covered", "Covered"], || {});
+        agent
+    });
+    are_at(&lab.status(), &[web], true).unwrap();
+    shows(&mirror, || inside.capture.frames());
+    drop((inside, mirror));
+
+    // An agent that wants nothing inside pods takes it out, and says what is missing now.
+    agent.kill();
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &["--pod-side-taps=off"]);
+    lab.wait_status(|status| are_at(status, &[web], false));
+    wait_left(lab, &[web]);
+    wait_states(lab, web, CHANGE, ["Bypassed", "Covered"], || web.ping(db.v4(), 5, 56));
+    eventually(FEW_READINGS, || {
+        let reasons = reasons(lab);
+        let is_told = matches!(&reasons[..], [(reason, remedy)] if reason == "Bypassed" && remedy.contains("--pod-side-taps=auto"));
+        check(is_told, || format!("{reasons:?}"))
+    });
+    agent.stop();
+    drop(neighbour);
+}

@@ -1,0 +1,190 @@
+//! An agent is killed between any two steps of its life. `cleanup` removes all that it has left, and the next agent mirrors
+//! as if nothing had been.
+//!
+//! A step is a system call that changes the kernel's state or the pins. The points are drawn; `MIRROR_CRASHES=all` takes
+//! every one of them.
+
+use std::{env, fs};
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Lab, PodNs, PodSpec, PodsFile, SOON, TapStatus, check, eventually,
+    random::Random,
+};
+use nix::sys::signal::Signal;
+
+use crate::{Inside, MIRROR, with_qdisc};
+
+in_both_modes!(an_agent_may_be_killed_at_any_step, cleanup_may_be_killed_at_any_step);
+
+const KILL_AT: &str = env!("CARGO_BIN_EXE_kill-at");
+const MACVLAN: &str = "macvlan mode bridge";
+/// How many points are drawn.
+const DRAWN: usize = 3;
+
+/// A node with a pod that has a veth, and one that has a macvlan, and whom they talk to.
+struct Scene {
+    veth: [PodNs; 2],
+    macvlan: [PodNs; 2],
+    mode: AttachMode,
+    pods: PodsFile,
+    before: [Vec<String>; 2],
+    lab: Lab,
+}
+
+impl Scene {
+    fn new(story: &str, mode: AttachMode) -> Self {
+        let lab = Lab::new(story);
+        lab.bridge("br0");
+        lab.node().ip("link add up0 type veth peer name up1");
+        lab.node().ip("link set up0 up");
+        lab.node().ip("link set up1 up");
+        let veth = ["web", "db"].map(|name| lab.pod(name, "br0"));
+        let macvlan = ["far", "other"].map(|name| lab.pod_over(name, MACVLAN, "up0"));
+        with_qdisc(&lab, &veth[0], mode);
+        let before = [lab.network_state(), macvlan[0].netns().devices()];
+        Self { pods: PodsFile::new(&lab, &[]), veth, macvlan, mode, before, lab }
+    }
+
+    /// What the pods ask for, one after another; how many mirrors a pod has then, and which devices have a tap. Without TCX
+    /// no tap is inside a pod.
+    fn life(&self) -> [(Vec<PodSpec>, usize, Vec<&str>); 4] {
+        let inside = (self.mode == AttachMode::Tcx).then_some("eth0");
+        let taps = |taps: Option<&'static str>| [Some(self.veth[0].veth_host()), taps].into_iter().flatten();
+        let [web, far] = [&self.veth[0], &self.macvlan[0]].map(PodSpec::of);
+        let second = |spec: PodSpec| {
+            spec.annotated("podmirror.io/mirror.second", "egress")
+                .annotated("podmirror.io/snaplen.second", "96")
+        };
+        let filtered = |spec: PodSpec| spec.mirror("true").annotated("podmirror.io/filter", "icmp or arp");
+        [
+            (vec![filtered(web.clone()), filtered(far.clone())], 1, taps(inside).collect()),
+            (
+                vec![second(web.clone().mirror("true")), second(far.clone().mirror("true"))],
+                2,
+                taps(inside).collect(),
+            ),
+            (vec![web.clone().mirror("ingress"), far.clone()], 1, taps(None).collect()),
+            (vec![web, far], 0, vec![]),
+        ]
+    }
+
+    /// An agent lives through it all, or is killed at a step. Returns how many steps it has begun.
+    fn live(&self, step: usize) -> usize {
+        self.pods.write(&self.life()[0].0);
+        let file = self.lab.files().join("steps");
+        let runner = [KILL_AT, &step.to_string(), file.to_str().unwrap()];
+        let mut agent = Agent::run_by(&runner, &self.lab, self.mode, &self.pods);
+        for (pods, sessions, expected) in self.life() {
+            self.pods.write(&pods);
+            eventually(SOON, || {
+                if agent.has_ended() {
+                    return Ok(());
+                }
+                let status = self.lab.try_status()?;
+                let mut taps: Vec<_> = status.taps.iter().map(|tap| tap.device.as_str()).collect();
+                taps.sort_unstable_by_key(|device| *device == "eth0");
+                let are_done = status.taps.iter().all(|tap| {
+                    tap.sessions.len() == sessions && tap.attached.values().all(|attached| attached != "none")
+                });
+                check(taps == expected && are_done, || format!("{expected:?}: {:?}", status.taps))
+            });
+        }
+        if step == 0 {
+            agent.stop();
+        } else {
+            agent.end();
+        }
+        fs::read_to_string(file).unwrap().parse().unwrap()
+    }
+
+    /// Nothing of ours is left, and the pods talk.
+    #[track_caller]
+    fn is_clean(&self) {
+        assert!(self.lab.pins().is_empty(), "{:?}", self.lab.pins());
+        assert_eq!([self.lab.network_state(), self.macvlan[0].netns().devices()], self.before);
+        for [pod, peer] in [&self.veth, &self.macvlan] {
+            pod.ping(peer.v4(), 2, 56);
+        }
+    }
+
+    /// The next agent mirrors both pods: each frame once.
+    fn goes_on(&self) {
+        let Self { veth: [web, db], macvlan: [far, other], mode, pods, lab, .. } = self;
+        let inside = (*mode == AttachMode::Tcx).then_some(far);
+        let mirrored: Vec<_> = [Some(web), inside].into_iter().flatten().collect();
+        pods.write(&mirrored.iter().map(|pod| PodSpec::of(pod).mirror("true")).collect::<Vec<_>>());
+        let agent = Agent::run(lab, *mode, pods, &[]);
+        lab.wait_taps(&self.life()[0].2);
+        // What the agent before has asked for is gone.
+        lab.wait_status(|status| {
+            let of = |tap: &TapStatus| (tap.sessions.len(), tap.settings["filter"].is_null());
+            check(status.taps.iter().all(|tap| of(tap) == (1, true)), || format!("{:?}", status.taps))
+        });
+        let inside: Vec<_> = mirrored.iter().map(|pod| Inside::of(pod)).collect();
+        let mirror = Capture::start(lab.node(), MIRROR);
+        web.ping(db.v4(), 5, 56);
+        db.ping(web.v6(), 5, 1400);
+        far.ping(other.v4(), 5, 56);
+        other.ping(far.v6(), 5, 1400);
+        eventually(SOON, || {
+            let all = inside.iter().map(|inside| inside.capture.frames());
+            let all = all.reduce(|all, more| all.and(&more)).unwrap();
+            mirror.frames().same_as(&all)
+        });
+        pods.write(&self.life()[3].0);
+        lab.wait_taps(&[]);
+        agent.stop();
+        lab.cleanup();
+        self.is_clean();
+    }
+}
+
+/// The points at which something is killed, of so many.
+fn points(all: usize, story: &str) -> Vec<usize> {
+    if env::var("MIRROR_CRASHES").is_ok_and(|points| points == "all") {
+        return (1..=all).collect();
+    }
+    // One in each part, so that each part of a life has its turn.
+    let mut random = Random::from_clock(story);
+    (0..DRAWN).map(|part| part * all / DRAWN + 1 + random.below(all / DRAWN)).collect()
+}
+
+fn an_agent_may_be_killed_at_any_step(mode: AttachMode) {
+    let scene = Scene::new("crash", mode);
+    let steps = scene.live(0);
+    scene.lab.cleanup();
+    scene.is_clean();
+    for step in points(steps, "crash") {
+        let begun = scene.live(step);
+        // Not each life has the same steps, so the last ones may not come.
+        assert!(begun == step || step > steps * 3 / 4, "{begun} of {step} of {steps} steps");
+        if step % 2 == 0 {
+            scene.lab.cleanup();
+            scene.is_clean();
+        }
+        scene.goes_on();
+    }
+}
+
+fn cleanup_may_be_killed_at_any_step(mode: AttachMode) {
+    let scene = Scene::new("crashclean", mode);
+    let file = scene.lab.files().join("steps");
+    let clean = |step: usize| {
+        scene.pods.write(&scene.life()[1].0);
+        let agent = Agent::run(&scene.lab, mode, &scene.pods, &[]);
+        scene.lab.wait_taps(&scene.life()[1].2);
+        agent.kill();
+        let mut killed =
+            scene.lab.agent_by(&[KILL_AT, &step.to_string(), file.to_str().unwrap()], &["cleanup"]);
+        let code = killed.output().unwrap().status.code();
+        assert_eq!(code, Some(if step == 0 { 0 } else { 128 + Signal::SIGKILL as i32 }), "at step {step}");
+        fs::read_to_string(&file).unwrap().parse::<usize>().unwrap()
+    };
+    let steps = clean(0);
+    scene.is_clean();
+    for step in points(steps, "crashclean") {
+        clean(step);
+        scene.lab.cleanup();
+        scene.is_clean();
+    }
+}

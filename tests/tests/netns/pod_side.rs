@@ -1,0 +1,393 @@
+//! Taps inside pods: NICs that have no end on the node.
+//!
+//! The kernels of the guests have more kinds of NICs than others. Without TCX the agent does not tap inside pods, and says
+//! so.
+
+mod hostile;
+
+use std::time::Duration;
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Conversation, Frame, Frames, Lab, Netns, PodNs, PodSpec, PodsFile, SOON,
+    Status, Tail, TapStatus, check, eventually,
+};
+
+use crate::{Inside, MIRROR};
+
+pub(crate) const HUB: &str = "podmirror-hub";
+const EXIT: &str = "podmirror";
+const MACVLAN: &str = "macvlan mode bridge";
+
+/// Two pods whose NICs are over one device of the node.
+struct Scene {
+    web: PodNs,
+    db: PodNs,
+    lab: Lab,
+}
+
+impl Scene {
+    fn new(story: &str, kind: &str) -> Self {
+        let lab = Lab::new(story);
+        lab.node().ip("link add up0 type veth peer name up1");
+        lab.node().ip("link set up0 up");
+        lab.node().ip("link set up1 up");
+        Self { web: lab.pod_over("web", kind, "up0"), db: lab.pod_over("db", kind, "up0"), lab }
+    }
+
+    fn pods_file(&self, pods: &[&PodNs]) -> PodsFile {
+        let specs: Vec<_> = pods.iter().map(|pod| PodSpec::of(pod).mirror("true")).collect();
+        PodsFile::new(&self.lab, &specs)
+    }
+
+    /// Whether each pod has an exit.
+    fn exits(&self) -> [bool; 2] {
+        [&self.web, &self.db].map(has_exit)
+    }
+}
+
+pub(crate) fn has_exit(pod: &PodNs) -> bool {
+    pod.netns().devices().iter().any(|device| device == EXIT)
+}
+
+/// Whether the kernel lets the agent tap inside pods. If not, the story is another one: see `without_tcx`.
+fn applies() -> bool {
+    AttachMode::Tcx.is_applicable()
+}
+
+/// The tap of a pod.
+fn tap<'a>(status: &'a Status, pod: &PodNs) -> Option<&'a TapStatus> {
+    status.taps.iter().find(|tap| tap.pod.as_ref().is_some_and(|of| of.name == pod.name()))
+}
+
+/// Waits until exactly these pods have a tap inside that is attached at both hooks.
+#[track_caller]
+fn wait_tapped(lab: &Lab, pods: &[&PodNs]) -> Status {
+    lab.wait_status(|status| {
+        let are_tapped = pods.iter().all(|pod| {
+            tap(status, pod).is_some_and(|tap| {
+                tap.attached.len() == 2 && tap.attached.values().all(|attached| attached == "tcx")
+            })
+        });
+        check(are_tapped && status.taps.len() == pods.len(), || format!("{:?}", status.taps))
+    })
+}
+
+/// Waits until a tap has counted all frames of its pod, each as this verdict says.
+#[track_caller]
+pub(crate) fn wait_counted(lab: &Lab, pod: &PodNs, expected: &[(&str, &str, usize)]) {
+    lab.wait_status(|status| {
+        let verdicts = tap(status, pod).map(|tap| tap.verdicts()).unwrap_or_default();
+        let expected = expected.iter().filter(|(.., count)| *count > 0);
+        let expected = expected
+            .map(|(direction, verdict, count)| (format!("{direction} {verdict}"), *count as u64))
+            .collect();
+        check(verdicts == expected, || format!("{verdicts:?} instead of {expected:?}"))
+    });
+}
+
+/// Traffic of many kinds and sizes, in both directions.
+pub(crate) fn talk(web: &PodNs, db: &PodNs) {
+    for (address, back) in [(db.v4(), web.v4()), (db.v6(), web.v6())] {
+        web.ping(address, 5, 56);
+        db.ping(back, 5, 1400);
+        web.udp_echo(db, address, &[0, 1, 64, 1400, 1473, 9000, 65507]);
+        Conversation::open(web, db, address).exchange(400_000);
+        Conversation::open(db, web, back).exchange(50_000);
+    }
+}
+
+/// Frames that are no IP unicast.
+pub(crate) fn talk_in_frames(from: &PodNs) {
+    let source = from.eth0();
+    for frame in [
+        Frame::new(Frame::BROADCAST, source.mac).filled(60, 6),
+        Frame::new(Frame::BROADCAST, source.mac).filled(1514, 7),
+        Frame::new(Frame::BROADCAST, source.mac).vlan(100).filled(64, 2),
+        Frame::new([1, 0, 0x5e, 1, 2, 3], source.mac).filled(100, 7),
+        Frame::new([0x33, 0x33, 0, 0, 1, 2], source.mac).filled(100, 8),
+    ] {
+        from.send_frame(&frame.bytes());
+    }
+}
+
+/// Waits until the mirror interface shows these frames, and no others.
+#[track_caller]
+fn shows(mirror: &Capture, expected: impl Fn() -> Frames) {
+    eventually(Duration::from_secs(20), || mirror.frames().same_as(&expected()));
+}
+
+/// One pod is mirrored: each frame once, unchanged, and the node and the pods are as before in the end.
+fn a_pod_is_mirrored(story: &str, kind: &str, talk: impl Fn(&PodNs, &PodNs)) {
+    let scene = Scene::new(story, kind);
+    let Scene { web, db, lab } = &scene;
+    let before = [lab.network_state(), web.netns().devices()];
+    let pods = scene.pods_file(&[web]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let status = wait_tapped(lab, &[web]);
+    let found = tap(&status, web).unwrap();
+    assert_eq!((found.nic.as_str(), found.device.as_str(), found.inside), ("eth0", "eth0", true));
+    let told = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
+    assert!(
+        told.contains("It is tapped inside the pod") && told.contains("egress (tcx) for what leaves"),
+        "{told}"
+    );
+    assert!(lab.agent_exit(&["status"]).stdout.contains("  (in pod)  "));
+    assert_eq!(scene.exits(), [true, false], "only a pod with a tap gets an exit");
+    let exit = web.netns().ip(&format!("-d -o address show dev {EXIT}"));
+    assert!(!exit.contains("inet"), "an exit has no address: {exit}");
+    let inside = Inside::of(web);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    talk(web, db);
+    talk_in_frames(web);
+    talk_in_frames(db);
+    shows(&mirror, || inside.capture.frames());
+    let (sent, received) = inside.stop();
+    if web.eth0().mac == db.eth0().mac {
+        // An address does not tell who has sent a frame.
+        let all = (sent.len() + received.len()) as u64;
+        lab.wait_status(|status| {
+            let (copied, seen) = tap(status, web).map_or((0, 0), |tap| (tap.total("copied"), tap.seen()));
+            check((copied, seen) == (all, all), || format!("{copied} copied and {seen} seen of {all}"))
+        });
+    } else {
+        wait_counted(lab, web, &[("egress", "copied", sent.len()), ("ingress", "copied", received.len())]);
+    }
+    mirror.stop().same_as(&sent.and(&received)).unwrap();
+
+    pods.write(&[PodSpec::of(web)]);
+    lab.wait_status(|status| check(status.taps.is_empty(), || format!("{:?}", status.taps)));
+    eventually(SOON, || check(scene.exits() == [false; 2], || "an exit is left".to_owned()));
+    eventually(SOON, || check(!lab.devices().contains(&HUB.to_owned()), || format!("{:?}", lab.devices())));
+    web.ping(db.v4(), 3, 56);
+    agent.stop();
+    lab.cleanup();
+    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
+    assert_eq!([lab.network_state(), web.netns().devices()], before);
+}
+
+#[test]
+fn a_macvlan_pod_is_mirrored() {
+    if applies() {
+        a_pod_is_mirrored("macvlan", MACVLAN, talk);
+    }
+}
+
+/// An ipvlan, which the kernels of the guests have.
+#[test]
+fn an_ipvlan_pod_is_mirrored() {
+    if !applies() || std::env::var_os("MIRROR_TEST_GUEST").is_none() {
+        return;
+    }
+    a_pod_is_mirrored("ipvlan-l2", "ipvlan mode l2", |web, db| {
+        web.ping(db.v4(), 5, 56);
+        db.ping(web.v6(), 5, 1400);
+        web.udp_echo(db, db.v4(), &[0, 1400, 9000]);
+        Conversation::open(web, db, db.v4()).exchange(100_000);
+    });
+}
+
+/// A packet between two mirrored pods is copied once.
+#[test]
+fn two_mirrored_macvlan_pods_are_mirrored_once() {
+    if !applies() {
+        return;
+    }
+    let scene = Scene::new("macvlans", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    let pods = scene.pods_file(&[web, db]);
+    let _agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    wait_tapped(lab, &[web, db]);
+    assert_eq!(scene.exits(), [true; 2]);
+    let (of_web, of_db) = (Inside::of(web), Inside::of(db));
+    let mirror = Capture::start(lab.node(), MIRROR);
+    talk(web, db);
+    shows(&mirror, || of_web.frames().0.and(&of_db.frames().0));
+    for (pod, inside) in [(web, of_web), (db, of_db)] {
+        let (sent, received) = inside.frames();
+        let expected = [("egress", "copied", sent.len()), ("ingress", "duplicate", received.len())];
+        wait_counted(lab, pod, &expected);
+    }
+}
+
+/// Two mirrors of one pod: each has its own form and target, and the exit goes when no copy leaves the pod by it.
+#[test]
+fn each_mirror_of_a_macvlan_pod_gets_its_own_packets() {
+    if !applies() {
+        return;
+    }
+    let scene = Scene::new("macvlan-two", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    let spec = || PodSpec::of(web).mirror("true");
+    let ids = |spec: PodSpec| {
+        spec.annotated("podmirror.io/mirror.ids", "egress")
+            .annotated("podmirror.io/target.ids", "ids")
+            .annotated("podmirror.io/filter.ids", "icmp")
+            .annotated("podmirror.io/snaplen.ids", "96")
+    };
+    let pods = PodsFile::new(lab, &[ids(spec())]);
+    let _agent = Agent::run(lab, AttachMode::Tcx, &pods, &["--target", "ids=ids0,live=stream"]);
+    wait_tapped(lab, &[web]);
+    let inside = Inside::of(web);
+    let (whole, cut) = (Capture::start(lab.node(), MIRROR), Capture::start(lab.node(), "ids0"));
+    web.ping(db.v4(), 10, 400);
+    web.ping(db.v6(), 5, 400);
+    shows(&whole, || inside.capture.frames());
+    let requests = || inside.frames().0.only(|frame| frame[12..14] == [8, 0] && frame[23] == 1);
+    eventually(SOON, || {
+        let (shown, requests) = (cut.frames(), requests());
+        let is_start = |frame: &[u8]| requests.iter().any(|(request, _)| request[..96] == *frame);
+        let are_right = shown.len() == requests.len() && shown.iter().all(|(frame, _)| is_start(frame));
+        check(are_right, || format!("{} cut of {}", shown.len(), requests.len()))
+    });
+
+    lab.wait_status(|status| {
+        let session = tap(status, web).map(|tap| tap.session("ids").verdicts()).unwrap_or_default();
+        let copied = session.get("egress copied").copied().unwrap_or_default();
+        check(copied == requests().len() as u64, || format!("{session:?}"))
+    });
+    pods.write(&[spec().annotated("podmirror.io/target", "live")]);
+    eventually(SOON, || check(!has_exit(web), || "the exit is left".to_owned()));
+    wait_tapped(lab, &[web]);
+    web.ping(db.v4(), 3, 56);
+}
+
+/// A pod with a veth and a macvlan, as Multus makes it: each NIC has its tap, on the node or inside.
+#[test]
+fn each_nic_has_its_own_way() {
+    if !applies() {
+        return;
+    }
+    let Scene { web: other, lab, .. } = Scene::new("multus", MACVLAN);
+    lab.bridge("br0");
+    let (mut web, db) = (lab.pod("both", "br0"), lab.pod("db2", "br0"));
+    let second = web.add_nic_over(&lab, MACVLAN, "up0");
+    // In the network of the first scene's pods.
+    let second = web.nics()[second].clone();
+    web.netns().ip(&format!("address add 10.0.0.99/24 dev {}", second.name));
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
+    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &[]);
+    let devices = [web.veth_host().to_owned(), second.name.clone()];
+    lab.wait_taps(&devices.each_ref().map(String::as_str));
+    let inside = ["eth0", "eth1"].map(|nic| Capture::start(web.netns(), nic));
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.ping(db.v4(), 5, 56);
+    let frame = Frame::new(Frame::BROADCAST, second.mac).filled(100, 1).bytes();
+    web.netns().send_frame("eth1", &frame);
+    other.send_frame(&Frame::new(Frame::BROADCAST, other.eth0().mac).filled(200, 2).bytes());
+    shows(&mirror, || inside[0].frames().and(&inside[1].frames()));
+    assert!(inside[1].frames().len() >= 2, "both frames passed the second NIC");
+
+    // The annotation keeps the agent out of the pod. The veth's tap stays.
+    pods.write(&[PodSpec::of(&web).mirror("true").annotated("podmirror.io/pod-side-taps", "off")]);
+    lab.wait_taps(&[web.veth_host()]);
+    agent.wait_for_log(&["not mirrored", "podmirror.io/pod-side-taps"]);
+    eventually(SOON, || check(!has_exit(&web), || "the exit is left".to_owned()));
+}
+
+/// A veth whose other end is in no namespace that the node knows: it is tapped inside if it is named.
+#[test]
+fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named() {
+    if !applies() {
+        return;
+    }
+    let lab = Lab::new("past");
+    let switch = Netns::new(&format!("{}-switch", lab.node().name()));
+    switch.keep_quiet();
+    switch.ip("link add br0 type bridge mcast_snooping 0");
+    switch.ip("link set br0 up");
+    let (web, db) = (lab.pod_elsewhere("web", &switch, "br0"), lab.pod_elsewhere("db", &switch, "br0"));
+    let spec = || PodSpec::of(&web).mirror("true");
+    let pods = PodsFile::new(&lab, &[spec()]);
+    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &[]);
+    agent.wait_for_log(&["not mirrored", "has no veth end on the node"]);
+    pods.write(&[spec().annotated("podmirror.io/nics", "eth0")]);
+    wait_tapped(&lab, &[&web]);
+    let inside = Inside::of(&web);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    talk(&web, &db);
+    shows(&mirror, || inside.capture.frames());
+}
+
+/// A stream needs no exit, so a capture leaves no device in the pod.
+#[test]
+fn a_capture_needs_no_exit() {
+    if !applies() {
+        return;
+    }
+    let scene = Scene::new("macvlan-tail", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    let pods = PodsFile::new(lab, &[PodSpec::of(web)]);
+    let _agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    lab.wait_taps(&[]);
+    let mut tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
+    tail.wait_until_it_reads(lab);
+    wait_tapped(lab, &[web]);
+    let inside = Inside::of(web);
+    // The file has finished checksums. Those of ICMP are finished inside the pod, too.
+    web.ping(db.v4(), 9, 56);
+    db.ping(web.v6(), 9, 1400);
+    eventually(SOON, || tail.file().all_frames().same_as(&inside.capture.frames()));
+    assert_eq!(scene.exits(), [false; 2]);
+    let (sent, received) = inside.stop();
+    let file = tail.stop();
+    file.frames("egress").same_as(&sent).unwrap();
+    file.frames("ingress").same_as(&received).unwrap();
+    lab.wait_status(|status| check(status.taps.is_empty(), || format!("{:?}", status.taps)));
+}
+
+/// The mirror outlives the agent, and the next agent takes it over, without a loss.
+#[test]
+fn a_mirror_inside_a_pod_outlives_the_agent() {
+    if !applies() {
+        return;
+    }
+    let scene = Scene::new("macvlan-restart", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    let pods = scene.pods_file(&[web, db]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    wait_tapped(lab, &[web, db]);
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    web.ping(db.v4(), 3, 56);
+    agent.kill();
+    web.ping(db.v4(), 3, 57);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    web.ping(db.v4(), 3, 58);
+    lab.wait_status(|status| check(status.agent_running && status.notes.is_some(), || "not running".into()));
+    wait_tapped(lab, &[web, db]);
+    web.ping(db.v4(), 3, 58);
+    shows(&mirror, || inside.capture.frames());
+
+    // One pod loses its mirror while no agent runs.
+    agent.kill();
+    pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    wait_tapped(lab, &[web]);
+    eventually(SOON, || check(scene.exits() == [true, false], || format!("{:?}", scene.exits())));
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(scene.exits(), [false; 2], "the exits went with the hub");
+    assert!(lab.pins().is_empty() && !lab.devices().contains(&HUB.to_owned()), "{:?}", lab.pins());
+    web.ping(db.v4(), 3, 59);
+}
+
+/// The administrator does not want programs of ours in pods.
+#[test]
+fn taps_inside_pods_can_be_switched_off() {
+    let scene = Scene::new("macvlan-off", MACVLAN);
+    let Scene { web, lab, .. } = &scene;
+    let pods = scene.pods_file(&[web]);
+    if applies() {
+        let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+        wait_tapped(lab, &[web]);
+        agent.stop();
+        let agent = Agent::run(lab, AttachMode::Tcx, &pods, &["--pod-side-taps=off"]);
+        agent.wait_for_log(&["not mirrored", "--pod-side-taps"]);
+        lab.wait_taps(&[]);
+        eventually(SOON, || check(scene.exits() == [false; 2], || "an exit is left".to_owned()));
+        agent.stop();
+    }
+    // The reason of a kernel without TCX, or of an agent that must not use it.
+    let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
+    agent.wait_for_log(&["not mirrored", "Linux 6.6"]);
+    assert_eq!(scene.exits(), [false; 2]);
+}

@@ -1,0 +1,89 @@
+//! Root inside a pod, against the device that the agent has made there.
+
+use mirror_tests::{Agent, AttachMode, Capture, Frame, PodSpec, SOON, check, eventually};
+
+use super::{EXIT, MACVLAN, Scene, applies, has_exit, shows, tap, wait_tapped};
+use crate::{Inside, MIRROR};
+
+/// Root inside a pod takes away, replaces and uses the exit. Each packet that is not copied is counted, nothing of the pod
+/// reaches the mirror interface by that way, and its own packets pass.
+#[test]
+fn a_pod_cannot_use_its_exit() {
+    if !applies() {
+        return;
+    }
+    let scene = Scene::new("macvlan-hostile", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    let pods = scene.pods_file(&[web]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    wait_tapped(lab, &[web]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let exit = web.netns().sender(EXIT);
+    for number in 0..50 {
+        let forged = Frame::new(Frame::BROADCAST, [2, 9, 9, 9, 9, 9]).filled(99, number).bytes();
+        let refused = exit.send(&forged).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ENOBUFS), "the hub drops it");
+    }
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 5, 56);
+    shows(&mirror, || inside.capture.frames());
+
+    // The exit is down: what it would have taken is counted, until the agent mends it at its next look, for which any event
+    // will do.
+    web.netns().ip(&format!("link set {EXIT} down"));
+    web.ping(db.v4(), 5, 56);
+    eventually(SOON, || {
+        let verdicts = tap(&lab.status(), web).map(|tap| tap.verdicts()).unwrap_or_default();
+        let of = |what: &str| verdicts.get(what).copied().unwrap_or_default();
+        let (sent, received) = inside.frames();
+        let shown = mirror.frames();
+        let copied = [of("egress copied"), of("ingress copied")];
+        let down = [of("egress target_down"), of("ingress target_down")];
+        let all = [sent.len() as u64, received.len() as u64];
+        let is_right = all == [copied[0] + down[0], copied[1] + down[1]]
+            && shown.len() as u64 == copied[0] + copied[1]
+            && shown.less(&sent.and(&received)).is_empty();
+        check(is_right, || format!("{all:?} frames, {} shown, {verdicts:?}", shown.len()))
+    });
+    pods.write(&[PodSpec::of(web).mirror("true").annotated("podmirror.io/filter", "greater 1")]);
+    let is_up = || {
+        let link = web.netns().try_run(&format!("ip -o link show {EXIT}"));
+        String::from_utf8_lossy(&link.stdout).contains(",UP")
+    };
+    eventually(SOON, || check(is_up(), || "the exit is not up".to_owned()));
+    // Under another name it is the same device.
+    web.netns().ip(&format!("link set {EXIT} down"));
+    web.netns().ip(&format!("link set {EXIT} name lo9"));
+    pods.write(&[PodSpec::of(web).mirror("true")]);
+    eventually(SOON, || check(is_up(), || "no exit".to_owned()));
+    let inside = Inside::of(web);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.ping(db.v4(), 5, 56);
+    shows(&mirror, || inside.capture.frames());
+
+    agent.stop();
+}
+
+/// A pod has a device of its own by the name of an exit. The agent leaves it alone, and says so.
+#[test]
+fn a_device_of_the_pod_is_never_taken_for_an_exit() {
+    if !applies() {
+        return;
+    }
+    let scene = Scene::new("macvlan-name", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    web.netns().ip(&format!("link add {EXIT} type veth peer name other"));
+    let pods = scene.pods_file(&[web]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    agent.wait_for_log(&["not mirrored", "cannot make podmirror"]);
+    wait_tapped(lab, &[web]);
+    web.ping(db.v4(), 5, 56);
+    lab.wait_status(|status| {
+        let lost = tap(status, web).map_or(0, |tap| tap.total("target_down"));
+        let notes = status.notes.as_ref().map(ToString::to_string).unwrap_or_default();
+        check(lost >= 10 && notes.contains("NoExit"), || format!("{lost} {notes}"))
+    });
+    agent.stop();
+    lab.cleanup();
+    assert!(has_exit(web), "it is the pod's");
+}
