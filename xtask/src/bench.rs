@@ -1,11 +1,13 @@
-//! `cargo xtask bench`: prints figures for people. It never fails because of a time.
+//! `cargo xtask bench`: figures for people. It never fails because of a time.
 
-use anyhow::{Result, bail};
+use std::os::unix::process::CommandExt as _;
+
+use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
 use crate::{
     cluster::level,
-    process::{Run as _, is_root},
+    process::{Run as _, command, is_root},
     programs,
     test::bpffs,
     tools, workspace,
@@ -20,6 +22,10 @@ pub(crate) enum Bench {
     Target,
     /// The agent with many pods: how soon it taps, its memory, its CPU time.
     Scale,
+    /// The controller with 1000 simulated nodes: its writes, its memory, its CPU time.
+    Controller,
+    /// Real traffic with and without a mirror, beside other ways to copy: a report with plots.
+    Traffic,
 }
 
 /// The command line of `cargo xtask bench`.
@@ -27,10 +33,17 @@ pub(crate) enum Bench {
 pub(crate) struct BenchArgs {
     /// What to measure.
     bench: Bench,
+    /// The options of `traffic`; `cargo xtask bench traffic -- --help` lists them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
 }
 
 /// Measures and prints.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
+    let BenchArgs { bench, arguments } = args;
+    if bench != Bench::Traffic && !arguments.is_empty() {
+        bail!("`{}` is not understood: only `bench traffic` has options", arguments.join(" "));
+    }
     if !is_root() {
         bail!("the benches load programs and make network namespaces: run them as root");
     }
@@ -38,12 +51,22 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     tools::bpf()?;
     programs::bring(&programs::NETWORK)?;
     bpffs()?;
-    let mut bench = workspace::cargo("bench");
-    bench.args(["--package", "mirror-tests", "--bench"]);
-    match args.bench {
-        Bench::Packet => bench.arg("packet").run(),
+    let mut cargo = workspace::cargo("bench");
+    cargo.args(["--package", "mirror-tests", "--bench"]);
+    match bench {
+        Bench::Packet => cargo.arg("packet").run(),
         // Here and below, the agent as users run it: optimised.
-        Bench::Target => bench.arg("target").env("MIRROR_AGENT", workspace::release_agent()?).run(),
-        Bench::Scale => level::with_api(bench.arg("scale").env("MIRROR_AGENT", workspace::release_agent()?)),
+        Bench::Target => cargo.arg("target").env("MIRROR_AGENT", workspace::release_agent()?).run(),
+        Bench::Scale => level::with_api(cargo.arg("scale").env("MIRROR_AGENT", workspace::release_agent()?)),
+        Bench::Controller => {
+            level::with_api(cargo.arg("controller").env("MIRROR_AGENT", workspace::release_agent()?))
+        }
+        Bench::Traffic => {
+            programs::bring(&programs::TRAFFIC)?;
+            let agent = workspace::release_agent()?;
+            let mut traffic = command(workspace::traffic()?);
+            // In our place, so that Ctrl-C ends nothing before the benchmark has removed what it made.
+            Err(traffic.env("MIRROR_AGENT", agent).args(arguments).exec()).context("bench traffic")
+        }
     }
 }

@@ -23,12 +23,20 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["securityContext.appArmorProfile=null"], "kubectl.kubernetes.io/default-container: agent\n    spec:"),
     (&["enableMirror=true"], "name: MIRROR_ENABLE_MIRROR\n              value: \"true\""),
     (&["packets=100000000"], "name: MIRROR_PACKETS\n              value: \"100000000\""),
+    (
+        &["podCondition=true", "rbac.create=false"],
+        "name: MIRROR_POD_CONDITION\n              value: \"true\"",
+    ),
+    (&["annotations=false"], "name: MIRROR_ANNOTATIONS\n              value: \"false\""),
+    (&[], "name: clustermirrors.podmirror.io"),
+    (&["fullnameOverride=other"], "name: other-edit"),
     (&["mirrorOffloads=false"], "name: MIRROR_OFFLOADS\n              value: \"off\""),
     (&["excludeNamespaces={a,b}"], "name: MIRROR_EXCLUDE_NAMESPACES\n              value: \"a,b\""),
     (&["allowNamespaces={a,b}"], "name: MIRROR_ALLOW_NAMESPACES\n              value: \"a,b\""),
     (&["filter=tcp port 443"], "name: MIRROR_FILTER\n              value: \"tcp port 443\""),
     (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "kind: PodMonitor"),
     (&["listen=[::]:9000"], "host: \"::1\""),
+    (&["streamListen="], "name: MIRROR_STREAM_LISTEN\n              value: \"\""),
     (&["image.repository=r.example/a", "image.tag=x"], "image: \"r.example/a:x\""),
     (&["image.pullSecrets[0].name=s"], "imagePullSecrets:\n        - name: s"),
     (
@@ -56,6 +64,20 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["extraEnv[0].name=MIRROR_ATTACH", "extraEnv[0].value=tcx"], "- name: MIRROR_ATTACH"),
 ];
 
+/// As above, for the version of the manifest in `deploy/rendered`. The oldest version has nothing that the controller could
+/// sum up.
+const TAKEN_BY_NEWER: &[(&[&str], &str)] = &[
+    (&["controller.replicas=2"], "kind: Deployment\nmetadata:\n  name: podmirror-controller"),
+    (&["controller.enabled=false"], "kind: DaemonSet"),
+    (&["fullnameOverride=other"], "resourceNames: [other-controller]"),
+    (&["controller.listen=[::]:9000"], "name: MIRROR_LISTEN\n              value: \"[::]:9000\""),
+    (&["controller.serviceAccount.create=false"], "serviceAccountName: default"),
+    (&["rbac.create=false"], "kind: Deployment"),
+];
+
+/// What only the controller has.
+const OF_CONTROLLER: &str = "kind: Deployment";
+
 /// Refused values, and a part of the error message.
 const REFUSED: &[(&[&str], &str)] = &[
     (&["mirrorInterface=mirror0"], "mirrorInterface"),
@@ -63,6 +85,7 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["mirrorIfaceMtu=10"], "mirrorIfaceMtu"),
     (&["excludeNamespaces={Shop}"], "excludeNamespaces"),
     (&["listen=localhost"], "listen"),
+    (&["streamListen=0.0.0.0:10707"], "streamListen"),
     (&["podMonitor.enabled=true"], "listen=0.0.0.0:10706"),
     (&["nodeSelector.kubernetes\\.io/arch=arm64"], "image.architectures={arm64}"),
     (&["image.architectures={x86_64}"], "architectures"),
@@ -73,6 +96,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["targets.ids=vxlan:10.9.0.5"], "targets"),
     (&["targets.live=stream:1"], "targets"),
     (&["mirrorTarget=Live"], "mirrorTarget"),
+    (&["podCondition=true"], "podCondition needs Kubernetes 1.30"),
+    (&["controller.listen=localhost:1"], "listen"),
 ];
 
 /// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` does.
@@ -91,10 +116,19 @@ pub(crate) fn check() -> Result<()> {
         }
     }
     helm()?.args(["lint", "--strict", "--quiet", "deploy/chart"]).run()?;
-    for (values, part) in TAKEN {
-        let text = template(values, OLDEST_KUBERNETES)?.read()?;
+    let of_oldest = TAKEN.iter().map(|taken| (taken, OLDEST_KUBERNETES));
+    for ((values, part), kubernetes) in
+        of_oldest.chain(TAKEN_BY_NEWER.iter().map(|taken| (taken, RENDERED_FOR)))
+    {
+        let text = template(values, kubernetes)?.read()?;
         if !text.contains(part) {
             bail!("the chart with {} renders to something without {part:?}", values.join(" "));
+        }
+    }
+    for (values, kubernetes) in [(&[][..], OLDEST_KUBERNETES), (&["controller.enabled=false"], RENDERED_FOR)]
+    {
+        if template(values, kubernetes)?.read()?.contains(OF_CONTROLLER) {
+            bail!("the chart with {} has a controller for Kubernetes {kubernetes}", values.join(" "));
         }
     }
     for (values, part) in REFUSED {
@@ -107,7 +141,7 @@ pub(crate) fn check() -> Result<()> {
             bail!("the chart refuses {} without naming {part:?}: {told}", values.join(" "));
         }
     }
-    println!("    {} values rendered, {} refused", TAKEN.len(), REFUSED.len());
+    println!("    {} values rendered, {} refused", TAKEN.len() + TAKEN_BY_NEWER.len(), REFUSED.len());
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! `cargo xtask gen`: writes the files that are generated and committed, so that users need none of our tools: the
-//! rendered manifest of the chart, and the agent's reference of flags and annotations.
+//! CRDs, the rendered manifest of the chart, and the agent's reference of flags and annotations.
 //!
 //! `--check` changes nothing, and fails if a file is not up to date. `lint` calls it that way.
 
@@ -16,8 +16,9 @@ use crate::{
 /// The chart with its default values, for `kubectl apply`.
 const RENDERED: &str = "deploy/rendered/podmirror.yaml";
 
-/// Flags and annotations, as `mirror-agent reference` prints them.
-const REFERENCE: &str = "docs/reference.md";
+/// The files that the agent prints, and the command for each: flags and annotations, and the CRDs.
+const PRINTED: [(&str, &str); 2] =
+    [("docs/reference.md", "reference"), ("deploy/chart/files/crds.yaml", "crds")];
 
 /// Text ahead of the rendered chart. It makes the namespace, as Helm does with `--create-namespace`.
 const HEAD: &str = "\
@@ -27,7 +28,8 @@ const HEAD: &str = "\
 #
 # kubectl apply -f podmirror.yaml     installs podmirror on every node of the architecture amd64. A node of another one
 #                                     gets no agent: that is in the DaemonSet's nodeAffinity
-# kubectl delete -f podmirror.yaml    removes it, and all that it has put on the nodes
+# kubectl delete -f podmirror.yaml    removes it, and all that it has put on the nodes, and the CRDs with every Mirror and
+#                                     ClusterMirror of the cluster
 ---
 apiVersion: v1
 kind: Namespace
@@ -53,7 +55,7 @@ pub(crate) fn run(args: GenArgs) -> Result<()> {
     if !check {
         return write();
     }
-    check_reference()?;
+    check_printed()?;
     self::check()
 }
 
@@ -67,18 +69,23 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Fails if the reference is not up to date. Needs no Go, but builds the agent.
-pub(crate) fn check_reference() -> Result<()> {
-    step("the reference of flags and annotations");
-    let path = workspace::root().join(REFERENCE);
-    if fs::read_to_string(path).unwrap_or_default() != reference()? {
-        bail!("{REFERENCE} is not what the agent prints: `cargo xtask gen` writes it");
+/// Fails if a file that the agent prints is not up to date. Needs no Go, but builds the agent.
+pub(crate) fn check_printed() -> Result<()> {
+    step("what the agent prints: the reference, and the CRDs");
+    for (file, word) in PRINTED {
+        let path = workspace::root().join(file);
+        if fs::read_to_string(path).unwrap_or_default() != printed(word)? {
+            bail!("{file} is not what `mirror-agent {word}` prints: `cargo xtask gen` writes it");
+        }
     }
     Ok(())
 }
 
 fn write() -> Result<()> {
-    write_file(REFERENCE, &reference()?)?;
+    for (file, word) in PRINTED {
+        write_file(file, &printed(word)?)?;
+    }
+    // The chart has the CRDs.
     write_file(RENDERED, &rendered()?)
 }
 
@@ -90,12 +97,12 @@ fn write_file(file: &str, text: &str) -> Result<()> {
     fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
-/// The reference, as the built agent prints it. xtask does not depend on the agent's crate, because xtask builds with
+/// What the built agent prints at this command. xtask does not depend on the agent's crate, because xtask builds with
 /// older Rust.
-fn reference() -> Result<String> {
+fn printed(word: &str) -> Result<String> {
     tools::stable()?;
     tools::bpf()?;
-    command(workspace::agent()?).arg("reference").read()
+    command(workspace::agent()?).arg(word).read()
 }
 
 fn rendered() -> Result<String> {

@@ -156,8 +156,11 @@ impl Level {
                 programs::bring(&programs::NETWORK)?;
                 programs::bring(&programs::CAPTURES)?;
                 bpffs()?;
+                programs::bring(&programs::TRAFFIC)?;
                 let agent = workspace::tested(self.name())?.agent;
-                test_target(self.name()).env("MIRROR_AGENT", &agent).arg("--").args(arguments).run()?;
+                for target in [self.name(), "traffic"] {
+                    test_target(target).env("MIRROR_AGENT", &agent).arg("--").args(arguments).run()?;
+                }
                 if !arguments.is_empty() {
                     return Ok(()); // of a story in particular
                 }
@@ -166,6 +169,7 @@ impl Level {
             }
             Self::Api => {
                 programs::bring(&programs::NETWORK)?;
+                programs::bring(&programs::FIREWALL)?;
                 bpffs()?;
                 let agent = workspace::tested(self.name())?.agent;
                 level::with_api(test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments))

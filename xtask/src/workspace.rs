@@ -101,6 +101,13 @@ pub(crate) fn tested(name: &str) -> Result<Tested> {
     })
 }
 
+/// Builds the benchmark with traffic, and returns its path. What is timed is the kernel, so it is not optimised.
+pub(crate) fn traffic() -> Result<PathBuf> {
+    let mut build = members("build");
+    build.args(["--bin", "traffic"]);
+    built_by(build)?.executable()
+}
+
 /// Runs a cargo command that builds at least one executable.
 pub(crate) fn built_by(mut build: Command) -> Result<Built> {
     let built = Built::of(&build.arg("--message-format=json-render-diagnostics").read()?)?;
@@ -113,6 +120,13 @@ pub(crate) fn built_by(mut build: Command) -> Result<Built> {
 /// Builds the agent as for development, with the same selection, and returns its path.
 pub(crate) fn agent() -> Result<PathBuf> {
     Ok(tested("demo")?.agent)
+}
+
+/// Builds the kubectl plugin as for development, with the same selection, and returns its path.
+pub(crate) fn plugin() -> Result<PathBuf> {
+    let mut build = members("build");
+    build.args(["--bin", "kubectl-mirror"]);
+    built_by(build)?.executable()
 }
 
 /// Builds the agent as for users, and returns its path.

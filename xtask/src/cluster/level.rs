@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Stories that do not depend on the wiring of pods. They run with the first way alone.
-const ANY_WIRING: [&str; 5] = [BUILT_ONLY, "events::", "helm", "lives::", "many::"];
+const ANY_WIRING: [&str; 6] = [BUILT_ONLY, "events::", "helm", "lives::", "many::", "plugin::"];
 /// Stories that stop components of the cluster, or act without the knowledge of its runtime. They run only on a cluster
 /// that was built here.
 const BUILT_ONLY: &str = "built::";
@@ -144,7 +144,7 @@ fn same_agent(cluster: &Existing, image: &Image) -> Result<()> {
 
 fn stories(cluster: &dyn TestCluster, image: &Image, test: &mut Command) -> Result<()> {
     test.env("KUBECONFIG", cluster.kubeconfig()).env("MIRROR_AGENT", &image.agent);
-    test.env("MIRROR_HELM", tools::helm()?.get_program());
+    test.env("MIRROR_HELM", tools::helm()?.get_program()).env("MIRROR_PLUGIN", workspace::plugin()?);
     let outcome = test.run();
     // With the agent goes what it has put on this machine.
     let mut uninstall = cluster.kubectl();
