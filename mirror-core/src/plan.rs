@@ -172,12 +172,21 @@ pub struct Failures {
     uncut: BTreeSet<TargetName>,
     limits: bool,
     in_use: BTreeMap<TargetName, BTreeSet<Device>>,
+    /// The taps of the NICs inside pods that are their second sides.
+    taps: BTreeMap<Device, Device>,
 }
 
 impl Failures {
-    /// No failures yet, of a plan for this state.
-    pub fn none(actual: &Actual) -> Self {
+    /// No failures yet, of the ops of a plan for this state.
+    pub fn none(ops: &[Op], actual: &Actual) -> Self {
+        let installed =
+            actual.taps.iter().filter_map(|(device, of)| Some((of.tap.as_ref()?.pod_side()?, *device)));
+        let put = ops.iter().filter_map(|op| match op {
+            Op::PutTap(device, head) => Some((head.pod_side()?, *device)),
+            _ => None,
+        });
         Self {
+            taps: installed.chain(put).collect(),
             devices: BTreeSet::new(),
             targets: BTreeSet::new(),
             uncut: BTreeSet::new(),
@@ -197,7 +206,6 @@ impl Failures {
             Op::SetCeilings(_) => self.limits = true,
             // The other sessions of the device do not depend on it.
             Op::AddSession(..) => {}
-            Op::PutTap(device, head) => self.devices.extend([*device].into_iter().chain(head.pod_side())),
             _ => self.devices.extend(op.device()),
         }
     }
@@ -211,7 +219,9 @@ impl Failures {
 
     /// Whether an op may be tried.
     pub fn allow(&self, op: &Op) -> bool {
-        let is_whole = |device: &Device| !self.limits && !self.devices.contains(device);
+        // The second side of a tap has the sessions of the tap.
+        let tap = |device: &Device| self.taps.get(device).is_some_and(|tap| self.devices.contains(tap));
+        let is_whole = |device: &Device| !self.limits && !self.devices.contains(device) && !tap(device);
         match op {
             Op::SetTarget(_, target) => !self.lacks_second_stage(target),
             // While a session did not get its new target, the old target is needed.

@@ -43,7 +43,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         report.unwritten.clear();
         let mut carried = Carried::default();
         let Carried { of_devices, incomplete } = &mut carried;
-        let mut failures = Failures::none(actual);
+        let mut failures = Failures::none(ops, actual);
         let mut spent = Duration::ZERO;
         // The ops of one device are next to each other. They are logged when all of them have succeeded.
         for ops in ops.chunk_by(|a, b| a.device() == b.device()) {

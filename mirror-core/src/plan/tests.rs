@@ -73,7 +73,7 @@ fn carry_out(
     mut fails: impl FnMut(&Op) -> bool,
     mut watch: impl FnMut(&Actual, &Op),
 ) -> Failures {
-    let mut failures = Failures::none(actual);
+    let mut failures = Failures::none(ops, actual);
     for op in ops {
         let is_done = failures.allow(op) && !fails(op) && {
             watch(actual, op);

@@ -130,3 +130,24 @@ fn a_side_without_its_entry_is_not_changed_to() {
     assert!(sees_ingress(&actual, NODE_END, &inside.taps[&NODE_END].owner));
     assert_eq!(plan(&inside, &actual).ops, [Op::Attach(NIC, Program::TapIngress)]);
 }
+
+/// A second side copies with the sessions of its tap. While these are not as wanted, it gets no program.
+#[test]
+fn a_session_that_could_not_be_changed_keeps_the_second_side_waiting() {
+    let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };
+    let [node, mut inside] = [None, Some(NIC.ifindex)].map(wanted);
+    for session in inside.taps.values_mut().flat_map(|tap| tap.sessions.values_mut()) {
+        session.directions = Directions::Ingress;
+    }
+    let mut actual = installed(&node, capacity);
+    let ops = plan(&inside, &actual).ops;
+    let attach = Op::Attach(NIC, Program::TapIngress);
+    assert!(ops.contains(&attach) && ops.iter().any(|op| matches!(op, Op::ChangeSession(..))));
+    carry_out(&ops, &mut actual, |op| matches!(op, Op::ChangeSession(..)), |_, op| assert_ne!(*op, attach));
+    assert_eq!(actual.taps.get(&NIC).map(|nic| nic.state(Program::TapIngress)), None);
+    for _ in 0..2 {
+        carry_out(&plan(&inside, &actual).ops, &mut actual, |_| false, |_, _| {});
+    }
+    assert_eq!(plan(&inside, &actual).ops, []);
+    assert!(actual.taps[&NODE_END].tap.as_ref().is_some_and(Tap::sees_inside));
+}
