@@ -96,12 +96,17 @@ impl Kubectl {
     /// As [`Cluster::kubectl`], with text for the argument `-f -`.
     #[track_caller]
     pub fn kubectl_with(&self, words: &str, input: &str) -> String {
+        self.try_kubectl_with(words, input).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Cluster::kubectl_with`]. If it fails, the error is its message.
+    pub fn try_kubectl_with(&self, words: &str, input: &str) -> Result<String, String> {
         let mut command = self.command(words);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut kubectl = command.spawn().unwrap();
         kubectl.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
         let output = kubectl.wait_with_output().unwrap();
-        succeeded("kubectl", words, &output).unwrap_or_else(|error| panic!("{error}"))
+        succeeded("kubectl", words, &output)
     }
 
     /// The command `kubectl` with these arguments, which the caller can change and run.

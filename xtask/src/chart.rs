@@ -73,6 +73,7 @@ const TAKEN_BY_NEWER: &[(&[&str], &str)] = &[
     (&["controller.listen=[::]:9000"], "name: MIRROR_LISTEN\n              value: \"[::]:9000\""),
     (&["controller.serviceAccount.create=false"], "serviceAccountName: default"),
     (&["rbac.create=false"], "kind: Deployment"),
+    (&["maxMirrorDuration=1h30m"], "<= duration('1h30m')"),
 ];
 
 /// What only the controller has.
@@ -98,6 +99,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["mirrorTarget=Live"], "mirrorTarget"),
     (&["podCondition=true"], "podCondition needs Kubernetes 1.30"),
     (&["controller.listen=localhost:1"], "listen"),
+    (&["maxMirrorDuration=1d"], "maxMirrorDuration"),
+    (&["maxMirrorDuration=1h"], "maxMirrorDuration needs Kubernetes 1.30"),
 ];
 
 /// Renders the chart with its default values, as `helm install podmirror --namespace podmirror` does.

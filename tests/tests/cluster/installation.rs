@@ -31,7 +31,7 @@ fn uninstalled_it_leaves_nothing_on_the_node() {
     cluster.uninstall();
     cluster.has_left_nothing();
     web.ping(db.ip, 5);
-    // Installed again, it begins anew.
+    // Installed again, it begins as before.
     cluster.install();
     host.wait_taps(&[&web.device, &db.device]);
 }
@@ -78,6 +78,29 @@ fn an_agent_writes_this_condition_alone(cluster: &Cluster) {
     assert!(told.contains("serverside-applied"), "{told}");
 }
 
+/// With `maxMirrorDuration=1h`.
+fn each_mirror_has_to_end(cluster: &Cluster) {
+    let mirror = |limits: &Value| {
+        let metadata = json!({ "name": "short", "namespace": cluster.namespace() });
+        let spec = json!({ "podSelector": {}, "limits": limits });
+        json!({ "apiVersion": "podmirror.io/v1alpha1", "kind": "Mirror", "metadata": metadata, "spec": spec })
+    };
+    for limits in
+        [json!({}), json!({ "duration": "61m" }), json!({ "duration": "1d" }), json!({ "packets": 5 })]
+    {
+        // The server takes a moment to read a new policy.
+        eventually(PATIENCE, || {
+            let told = cluster.try_kubectl_with("create --dry-run=server -f -", &mirror(&limits).to_string());
+            check(told.as_ref().is_err_and(|told| told.contains("at most 1h")), || {
+                format!("{limits}: {told:?}")
+            })
+        });
+    }
+    let told = cluster
+        .kubectl_with("create --dry-run=server -f -", &mirror(&json!({ "duration": "59m60s" })).to_string());
+    assert!(told.contains("created"), "{told}");
+}
+
 #[test]
 fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     let cluster = &Cluster::new("helm");
@@ -86,12 +109,13 @@ fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     let all = format!("--namespace {AGENT} --wait --timeout {}s", PATIENCE.as_secs());
     let [web, db, out] = &cluster.pods([("web", Some("true")), ("db", None), ("out", Some("false"))]);
     cluster.uninstall();
-    let values = "--set podCondition=true --set enableMirror";
+    let values = "--set podCondition=true --set maxMirrorDuration=1h --set enableMirror";
     cluster.helm(&format!("install {AGENT} {chart} {all} --create-namespace {values}=true"));
     host.wait_taps(&[&web.device, &db.device]);
     cluster.kubectl("wait --for=condition=podmirror.io/Mirrored --timeout=60s pod/web pod/db");
     assert_eq!(condition(cluster, "out"), "");
     an_agent_writes_this_condition_alone(cluster);
+    each_mirror_has_to_end(cluster);
 
     let ifindex = host.ifindex(MIRROR);
     let comparison = Comparison::of(&web.netns, host);
