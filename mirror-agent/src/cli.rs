@@ -14,8 +14,11 @@ use clap::{
     ArgAction, Args, Parser, Subcommand, ValueEnum,
     builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
-use mirror_common::{abi::MAX_TARGETS, sample::DEFAULT_SEED};
-use mirror_core::destination::{Destination, device_name, parse_target};
+use mirror_common::sample::DEFAULT_SEED;
+use mirror_core::{
+    destination::{Destination, device_name, parse_target},
+    targets::objection,
+};
 
 use self::capture::pod;
 pub use self::{
@@ -67,7 +70,7 @@ pub enum Command {
     /// Print the reference of flags and annotations, in Markdown.
     #[command(hide = true)]
     Reference,
-    /// Print the CRDs of Mirror, ClusterMirror and MirrorNode, for `kubectl apply`.
+    /// Print the CRDs of Mirror, ClusterMirror, MirrorTarget and MirrorNode, for `kubectl apply`.
     Crds,
 }
 
@@ -118,8 +121,7 @@ impl MirrorArgs {
     ///
     /// # Errors
     ///
-    /// Where a name or a destination is given twice, there are too many (the kernel's table has [`MAX_TARGETS`] places),
-    /// or `--mirror-target` is none of them.
+    /// Where a name or a destination is given twice, there are too many, or `--mirror-target` is none of them.
     pub fn targets(&self) -> anyhow::Result<BTreeMap<TargetName, Destination>> {
         let default = Destination::Device(self.mirror_iface.clone());
         let mut targets = BTreeMap::from([(TargetName::default(), default)]);
@@ -130,34 +132,10 @@ impl MirrorArgs {
                      --mirror-target for the mirrors that name no target"
                 );
             }
-            // Each stream is one of its own.
-            if let Some((other, _)) = targets.iter().find(|(_, of)| *of == to && *to != Destination::Stream) {
-                bail!("--target {name}={to}: {to} is the destination of target {other} already");
+            if let Some(why) = objection(name, to, &targets) {
+                bail!("--target {name}={to}: {why}");
             }
-            if let Some(before) = targets.insert(name.clone(), to.clone()) {
-                bail!("--target {name}={to}: the destination of target {name} is {before} already");
-            }
-        }
-        for (name, to, tunnel) in targets.iter().filter_map(|(name, to)| Some((name, to, to.tunnel()?))) {
-            let is_other = |(of, other): &(&TargetName, &Destination)| {
-                *of < name && other.tunnel().is_some_and(|other| other.meets(tunnel))
-            };
-            if let Some((of, other)) = targets.iter().find(is_other) {
-                bail!("--target {name}={to}: the target {of}, {other}, has the same keys; use others");
-            }
-        }
-        let tunnels: BTreeMap<_, _> =
-            targets.values().filter_map(|to| Some((to.tunnel()?.device_name(), to))).collect();
-        for (name, to) in &targets {
-            if let Some(tunnel) = to.device().and_then(|device| tunnels.get(device)) {
-                bail!("--target {name}={to}: the target {tunnel} uses the device {to}; name another device");
-            }
-        }
-        if targets.len() > MAX_TARGETS as usize {
-            bail!(
-                "a node has at most {MAX_TARGETS} targets, with that of --mirror-iface; these are {}",
-                targets.len()
-            );
+            targets.insert(name.clone(), to.clone());
         }
         let Self { mirror_target, .. } = self;
         if !targets.contains_key(mirror_target) {

@@ -14,20 +14,16 @@ pub mod status;
 pub mod tail;
 
 use std::{
-    collections::BTreeMap,
     future::Future,
     io::{self, IsTerminal as _, Write as _},
 };
 
 use anyhow::Context as _;
-use mirror_core::destination::Destination;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     cli::{Cli, Command, LogFormat, MirrorArgs, Switch},
-    links::netlink::Netlink,
-    mirror_iface::MirrorIface,
-    model::TargetName,
+    mirror_iface::MirrorIfaces,
 };
 
 /// Runs the command that was typed.
@@ -72,23 +68,9 @@ fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The devices, with the offloads of the mirror interfaces and the routes of the tunnels.
-fn links_of(targets: &BTreeMap<TargetName, Destination>) -> anyhow::Result<Netlink> {
-    let links = Netlink::new()?;
-    let devices = targets.values().filter_map(Destination::device);
-    let links = devices.fold(links, Netlink::with_offloads_of);
-    let tunnels = targets.values().filter_map(Destination::tunnel);
-    Ok(tunnels.fold(links, |links, tunnel| links.with_route_to(tunnel.remote)))
-}
-
-/// The mirror interface of each target that has one.
-fn mirrors(
-    args: &MirrorArgs,
-    targets: &BTreeMap<TargetName, Destination>,
-) -> BTreeMap<TargetName, MirrorIface> {
-    let offloads = args.mirror_offloads == Switch::On;
-    let mirror = |device| MirrorIface::new(device, args.mirror_iface_mtu).offloads(offloads);
-    targets.iter().filter_map(|(name, to)| Some((name.clone(), mirror(to.device()?)))).collect()
+/// How mirror interfaces are made that are missing.
+fn mirrors(args: &MirrorArgs) -> MirrorIfaces {
+    MirrorIfaces::new(args.mirror_iface_mtu, args.mirror_offloads == Switch::On)
 }
 
 /// Prints to standard output.

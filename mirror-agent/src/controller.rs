@@ -254,7 +254,7 @@ fn take_in_node(book: &mut Book, listed: &mut Listed<String>, event: Event<Deser
 }
 
 /// A Mirror or ClusterMirror.
-trait Summed: Kind + Serialize {
+trait Summed: Kind<Read = crate::model::Resource> + Serialize {
     const IS_NAMESPACED: bool;
 
     /// The part of `spec` that both have.

@@ -181,6 +181,8 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NamespaceExcluded
         | Why::NamespaceNotAllowed
         | Why::NoSuchTarget(_)
+        | Why::TargetRefused(..)
+        | Why::TargetNotAllowed(_)
         | Why::NoSuchNic
         | Why::NotEthernet
         | Why::TooManyMirrors

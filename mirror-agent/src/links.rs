@@ -21,12 +21,12 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-use std::{future::Future, io, path::PathBuf};
+use std::{collections::BTreeMap, future::Future, io, path::PathBuf};
 
 use mirror_common::verdict::Direction;
-use mirror_core::coverage::Carried;
+use mirror_core::{coverage::Carried, destination::Destination};
 
-use crate::model::{IfIndex, LinkChange, LinkSnapshot, NetnsId};
+use crate::model::{IfIndex, LinkChange, LinkSnapshot, NetnsId, TargetName};
 
 /// The network namespace of the calling thread.
 pub fn netns_of_this_thread() -> io::Result<NetnsId> {
@@ -61,6 +61,10 @@ fn is_momentary(error: &io::Error) -> bool {
 
 /// The devices, as the reconcile loop needs them.
 pub trait LinkTable {
+    /// From now on, snapshots have the offloads of the mirror interfaces of these targets, and the routes to the other
+    /// ends of their tunnels.
+    fn follow(&mut self, targets: &BTreeMap<TargetName, Destination>);
+
     /// Reads the devices of the node, and of the network namespaces of `pods`, and the routes to the tunnels' ends.
     ///
     /// A namespace that cannot be read is an error of that pod alone. If the reason is momentary, there is no snapshot

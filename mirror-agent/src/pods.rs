@@ -1,4 +1,4 @@
-//! The pods of this node, and the Mirrors and ClusterMirrors, as a source lists them.
+//! The pods of this node, and the Mirrors, ClusterMirrors and MirrorTargets, as a source lists them.
 //!
 //! The edge to the source of pods: the Kubernetes API, or a file. This module selects nothing and knows no device.
 
@@ -10,7 +10,7 @@ use std::{future::Future, sync::Arc};
 
 use tokio::{sync::watch, time::Instant};
 
-use crate::model::{Pod, Resource};
+use crate::model::{Pod, Resource, TargetResource};
 
 /// A source of pods.
 pub trait PodSource {
@@ -19,6 +19,11 @@ pub trait PodSource {
 
     /// The Mirrors and ClusterMirrors, as of the same moment. Only the Kubernetes API has any.
     fn resources(&self) -> Arc<[Resource]> {
+        Arc::new([])
+    }
+
+    /// The MirrorTargets, as of the same moment.
+    fn targets(&self) -> Arc<[TargetResource]> {
         Arc::new([])
     }
 

@@ -36,13 +36,13 @@ use targets::NotMade;
 use tokio::{sync::watch, time::Instant};
 use told::Told;
 
-use mirror_core::{exit, hidden};
+use mirror_core::{destination::Destination, exit, hidden};
 
 use crate::{
     dataplane::Dataplane,
     links::LinkTable,
     metrics::LoopMetrics,
-    mirror_iface::MirrorIface,
+    mirror_iface::MirrorIfaces,
     model::{
         Actual, ActualTap, Desired, Device, IfIndex, LinkSnapshot, MirrorId, Pod, Program, Resource, Tap,
         Target, TargetName,
@@ -82,7 +82,9 @@ pub struct Reconciler<P, L, D> {
     reading: Reading,
     policy: Policy,
     filters: Filters,
-    mirrors: BTreeMap<TargetName, MirrorIface>,
+    /// The targets that the agent was started with.
+    own_targets: BTreeMap<TargetName, Destination>,
+    mirrors: MirrorIfaces,
     started: bool,
     /// Whether a session has a budget, and so may end without an event.
     may_end: bool,
@@ -111,7 +113,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         dataplane: D,
         reading: Reading,
         policy: Policy,
-        mirrors: BTreeMap<TargetName, MirrorIface>,
+        mirrors: MirrorIfaces,
         metrics: LoopMetrics,
     ) -> Self {
         Self {
@@ -119,6 +121,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             links,
             dataplane,
             reading,
+            own_targets: policy.targets.clone(),
             policy,
             filters: Filters::default(),
             mirrors,
@@ -248,6 +251,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let captures = &readers.captures;
         report.is_listed = pods.is_some();
         let resources = self.pods.resources();
+        if report.is_listed {
+            self.take_listed_targets();
+        }
         let Choice { wanted, refused, unasked, bad, selected } = choose(
             pods.as_deref().unwrap_or_default(),
             &resources,
@@ -328,10 +334,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         failures: &mut BTreeSet<String>,
     ) -> anyhow::Result<Seen> {
         let to_read = self.pods_to_read(wanted, pods.unwrap_or_default());
-        let mut links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
         let actual = self.dataplane.observe().await.context("cannot read what is installed")?;
+        if pods.is_none() {
+            self.take_installed_targets(&actual);
+        }
+        let mut links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
         if !self.started {
-            refuse_mirrors(&self.mirrors, &links)?;
+            refuse_mirrors(&self.own_targets, &links)?;
         }
         // Problems at the start must be known before a mirror interface is made.
         let mut selection = self.selection(wanted, captures, &links, &actual).await;
@@ -341,7 +350,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         let mut needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
         let keeps_hub = pods.is_none() || !needed.is_empty() || exit::pods_with_exit(&links).next().is_some();
-        if self.change_links(keeps_hub, &links, &actual, failures).await {
+        if self.change_links(pods.is_some(), keeps_hub, &links, &actual, failures).await {
             links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
             selection = self.selection(wanted, captures, &links, &actual).await;
         }

@@ -2,7 +2,7 @@
 //!
 //! Types, and one pure function: [`sum`], which sums up the reports of the nodes. This crate asks no server and touches no
 //! system, so that programs on other systems can share it. The doc comments are the texts of `kubectl explain`.
-//! `pods/kube` of the agent reads the [`Mirror`]s and [`ClusterMirror`]s, `mirror_node` of the agent writes the
+//! `pods/kube` of the agent reads the [`Mirror`]s, [`ClusterMirror`]s and [`MirrorTarget`]s, `mirror_node` of the agent writes the
 //! [`MirrorNode`], `controller` of the agent writes the [`MirrorStatus`], and `mirror-agent crds` prints the CRDs, from
 //! which `cargo xtask gen` makes the file of the chart.
 
@@ -10,6 +10,7 @@ mod mirror;
 mod node;
 mod status;
 pub mod sum;
+mod target;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
@@ -22,6 +23,10 @@ pub use self::{
         MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal,
     },
     status::{MirrorStatus, Worst},
+    target::{
+        MirrorTarget, MirrorTargetSpec, TargetDevice, TargetErspan, TargetGeneve, TargetGre, TargetOversize,
+        TargetPod, TargetVxlan,
+    },
 };
 
 /// The API group of the resources.
@@ -33,7 +38,7 @@ const HELM_POLICY: (&str, &str) = ("helm.sh/resource-policy", "keep");
 /// The CRDs of all resources, in a fixed order. Helm keeps them when a release ends, because their deletion would
 /// delete every object of them.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    let mut crds = vec![Mirror::crd(), ClusterMirror::crd(), MirrorNode::crd()];
+    let mut crds = vec![Mirror::crd(), ClusterMirror::crd(), MirrorTarget::crd(), MirrorNode::crd()];
     for crd in &mut crds {
         let annotations = crd.metadata.annotations.get_or_insert_default();
         annotations.insert(HELM_POLICY.0.to_owned(), HELM_POLICY.1.to_owned());

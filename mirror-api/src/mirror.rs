@@ -81,8 +81,8 @@ pub struct MirrorSpec {
     /// limit that is reached ends the mirror of that NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
-    /// The name of the target that gets the copies. The administrator names the targets of the nodes, by the agent's
-    /// flag --target or the chart's value targets. Without it, the target of the agent's flag --mirror-target.
+    /// The name of the target that gets the copies: of a MirrorTarget, or of a target that the administrator of the nodes
+    /// has named by the agent's flag --target or the chart's value targets. Without it, the target of the agent's flag --mirror-target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub target: Option<String>,

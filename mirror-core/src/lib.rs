@@ -30,4 +30,5 @@ pub mod plan;
 pub mod select;
 pub mod settings;
 pub mod status;
+pub mod targets;
 pub mod tunnel;

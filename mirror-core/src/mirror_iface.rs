@@ -195,6 +195,43 @@ impl MirrorIface {
     }
 }
 
+/// The mirror interfaces of the targets of a node, and how those are made that are missing.
+#[derive(Debug, Clone)]
+pub struct MirrorIfaces {
+    mtu: Option<u32>,
+    offloads: bool,
+    of: BTreeMap<TargetName, MirrorIface>,
+}
+
+impl MirrorIfaces {
+    /// Those of no target; for `mtu` and `offloads` see [`MirrorIface`].
+    pub const fn new(mtu: Option<u32>, offloads: bool) -> Self {
+        Self { mtu, offloads, of: BTreeMap::new() }
+    }
+
+    /// Follows the targets. What is known of a mirror interface stays as long as its target has it.
+    pub fn follow(&mut self, targets: &BTreeMap<TargetName, Destination>) {
+        self.of.retain(|name, mirror| {
+            targets.get(name).and_then(Destination::device).is_some_and(|device| device == mirror.name)
+        });
+        for (name, to) in targets {
+            if let (Some(device), false) = (to.device(), self.of.contains_key(name)) {
+                self.of.insert(name.clone(), MirrorIface::new(device, self.mtu).offloads(self.offloads));
+            }
+        }
+    }
+
+    /// The mirror interface of each target that has one.
+    pub fn iter(&self) -> impl Iterator<Item = (&TargetName, &MirrorIface)> {
+        self.of.iter()
+    }
+
+    /// The changes that are needed now.
+    pub fn changes(&mut self, links: &LinkSnapshot) -> Vec<LinkChange> {
+        self.of.values_mut().flat_map(|mirror| mirror.changes(links)).collect()
+    }
+}
+
 /// The devices of ours that no target needs any more: renamed devices, and devices made for a target that is gone or
 /// has another device now. `previous` are the installed targets, `names` the mirror interfaces.
 pub fn abandoned(

@@ -21,7 +21,7 @@ pub use self::{
     },
     name::{MirrorId, Name, TargetName},
     op::{Op, TapHead},
-    resource::{Operator, Request, Requirement, Resource, ResourceId, Selector, Stream},
+    resource::{Operator, Request, Requirement, Resource, ResourceId, Selector, Stream, TargetResource},
 };
 use crate::networks::Networks;
 

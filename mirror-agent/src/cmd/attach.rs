@@ -4,11 +4,12 @@ use anyhow::bail;
 use tokio::sync::watch;
 use tracing::info;
 
-use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
+use super::{cleanup::remove_everything, mirrors, stop_signal};
 use crate::{
     cli::{AttachArgs, SettingArgs, StateArgs},
     control::{self, Control},
     dataplane::{Dataplane as _, bpf::Bpf, pins::Pins},
+    links::netlink::Netlink,
     metrics::LoopMetrics,
     notes,
     pods::NoPods,
@@ -25,7 +26,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
     let (socket, control) = (lock.socket()?, lock.control()?);
-    let links = links_of(&targets)?;
+    let links = Netlink::new()?;
     let mut dataplane = Bpf::load(pins.clone(), lock, mirror.attach, links.namespaces())?;
     let installed = dataplane.observe().await?;
     if installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some())) {
@@ -39,7 +40,7 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
              that, if nothing is to run here any more"
         );
     }
-    let mirrors = mirrors(&mirror, &targets);
+    let mirrors = mirrors(&mirror);
     let policy = Policy {
         targets,
         target: mirror.mirror_target,

@@ -5,13 +5,14 @@ use std::{io, process, thread};
 use tokio::{sync::watch, time::Instant};
 use tracing::{error, info};
 
-use super::{cleanup::remove_everything, links_of, mirrors, stop_signal};
+use super::{cleanup::remove_everything, mirrors, stop_signal};
 use crate::{
     admin::{self, Admin},
     cli::{Listen, PodSideTaps, RunArgs, SettingArgs, StateArgs},
     control::{self, Control},
     dataplane::{bpf::Bpf, hooks::Method, pins::Pins, readout::Reader},
     events, health,
+    links::netlink::Netlink,
     metrics::{LoopMetrics, Metrics},
     mirror_node, notes, pod_condition,
     pods::{
@@ -96,7 +97,7 @@ async fn follow(
     let SettingArgs { settings, limits } = settings;
     let stop = stop_signal()?;
     let targets = mirror.targets()?;
-    let links = links_of(&targets)?;
+    let links = Netlink::new()?;
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
     let (socket, control) = (lock.socket()?, lock.control()?);
@@ -106,7 +107,7 @@ async fn follow(
     let method = method.name();
     let mirror_iface = &mirror.mirror_iface;
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
-    let mirrors = mirrors(&mirror, &targets);
+    let mirrors = mirrors(&mirror);
     let policy = Policy {
         enable_mirror,
         annotations: args.annotations,

@@ -39,6 +39,7 @@ use crate::{
     dataplane::{Dataplane as _, bpf::Bpf, hooks::AttachMode, pins::Pins, rings::RingReader},
     links::netlink::Netlink,
     metrics::LoopMetrics,
+    mirror_iface::MirrorIfaces,
     model::Actual,
     netns::Namespaces,
     notes,
@@ -132,8 +133,9 @@ async fn with_own_loop(
     let policy = Policy { targets: BTreeMap::new(), ..Policy::default() };
     let readers = Control::new(dataplane.rings(), policy.targets.clone());
     let (links, metrics) = (Netlink::new()?, LoopMetrics::new()?);
+    let no_mirrors = MirrorIfaces::new(None, true);
     let mut reconciler =
-        Reconciler::new(NoPods, links, dataplane, readers.watch(), policy, BTreeMap::new(), metrics);
+        Reconciler::new(NoPods, links, dataplane, readers.watch(), policy, no_mirrors, metrics);
     let trouble = watch::Sender::new(None);
     notes::serve(socket, reconciler.reports(), trouble.subscribe())?;
     control::serve(control, readers, reconciler.reports())?;

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Context;
 use mirror_common::verdict::Direction;
-use mirror_core::coverage::Carried;
+use mirror_core::{coverage::Carried, destination::Destination};
 use rtnetlink::LinkUnspec;
 use tokio::{sync::Notify, task::JoinSet};
 
@@ -23,7 +23,7 @@ use super::{
     socket::{connect, dump, listen, os_error, serve, watch},
 };
 use crate::{
-    model::{LinkChange, LinkSnapshot},
+    model::{LinkChange, LinkSnapshot, TargetName},
     netns::{Namespaces, Netns},
 };
 
@@ -63,25 +63,14 @@ impl Netlink {
     pub fn namespaces(&self) -> Namespaces {
         self.inside.namespaces()
     }
-
-    /// Makes snapshots include the offloads of this device of the node. Can be called for several devices.
-    #[must_use]
-    pub fn with_offloads_of(mut self, mirror: &str) -> Self {
-        self.mirrors.insert(mirror.to_owned());
-        self
-    }
-}
-
-impl Netlink {
-    /// Makes snapshots include the route to this address. Can be called for several addresses.
-    #[must_use]
-    pub fn with_route_to(mut self, remote: IpAddr) -> Self {
-        self.remotes.insert(remote);
-        self
-    }
 }
 
 impl LinkTable for Netlink {
+    fn follow(&mut self, targets: &BTreeMap<TargetName, Destination>) {
+        self.mirrors = targets.values().filter_map(Destination::device).map(str::to_owned).collect();
+        self.remotes = targets.values().filter_map(|to| Some(to.tunnel()?.remote)).collect();
+    }
+
     async fn snapshot(&mut self, pods: &[PodNetns]) -> anyhow::Result<LinkSnapshot> {
         serve(connect()?, async |handle| {
             // First, because the kernel gives a pod's namespace its id when it describes the host end of its veth.

@@ -174,6 +174,7 @@ impl<'a> Device<'a> {
 mod tests {
     #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+    use mirror_core::destination::Destination;
     use rtnetlink::LinkVeth;
     use tokio::time::timeout;
 
@@ -184,7 +185,7 @@ mod tests {
             netlink::Netlink,
             tests::{DEADLINE, add, by_name, handle, on_a_node, quiet},
         },
-        model::LinkChange,
+        model::{LinkChange, TargetName},
     };
 
     #[test]
@@ -216,7 +217,9 @@ mod tests {
     #[test]
     fn offloads_are_read_and_switched() {
         on_a_node(|| async {
-            let (mut netlink, handle) = (Netlink::new().unwrap().with_offloads_of("a"), handle());
+            let (mut netlink, handle) = (Netlink::new().unwrap(), handle());
+            let target = (TargetName::default(), Destination::Device("a".into()));
+            netlink.follow(&[target].into());
             add(&handle, LinkVeth::new("a", "b").build()).await;
             let [a, b] =
                 [by_name(&mut netlink, "a").await.unwrap(), by_name(&mut netlink, "b").await.unwrap()];

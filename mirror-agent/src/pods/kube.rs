@@ -1,8 +1,8 @@
-//! [`KubePods`]: the pods of one node, the annotations and labels of their namespaces, and the Mirrors and ClusterMirrors,
-//! from the Kubernetes API.
+//! [`KubePods`]: the pods of one node, the annotations and labels of their namespaces, and the Mirrors, ClusterMirrors and
+//! MirrorTargets, from the Kubernetes API.
 //!
-//! Four watches, each with a store; a snapshot joins the stores. There is no snapshot before all have been listed
-//! completely. A cluster can lack the Mirrors and ClusterMirrors: then their stores are empty. While the API is away
+//! Five watches, each with a store; a snapshot joins the stores. There is no snapshot before all have been listed
+//! completely. A cluster can lack the last three: then their stores are empty. While the API is away
 //! the stores stay unchanged. When it is back, each is listed again as a whole, so that a deletion is believed only if
 //! a list shows it. This module selects nothing, and writes nothing to the API: `crate::events` and
 //! `crate::mirror_node` do that.
@@ -32,7 +32,7 @@ use kube::{
     core::{ObjectMeta, PartialObjectMeta},
     runtime::reflector::{ObjectRef, Store},
 };
-use mirror_api::{ClusterMirror, Mirror};
+use mirror_api::{ClusterMirror, Mirror, MirrorTarget};
 use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Notify, watch},
@@ -52,7 +52,7 @@ use self::{
     seen::Seen,
 };
 use super::{PodSource, SourceState};
-use crate::model::{Pod, PodId, Resource};
+use crate::model::{Pod, PodId, Resource, TargetResource};
 
 /// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: otherwise all
 /// agents that were cut off at the same moment would begin their watches again at the same moments, for ever. What ends
@@ -70,6 +70,8 @@ pub enum Watched {
     Mirrors,
     /// The ClusterMirrors.
     ClusterMirrors,
+    /// The MirrorTargets.
+    MirrorTargets,
 }
 
 impl Watched {
@@ -80,15 +82,16 @@ impl Watched {
             Self::Namespaces => "namespaces",
             Self::Mirrors => "mirrors",
             Self::ClusterMirrors => "clustermirrors",
+            Self::MirrorTargets => "mirrortargets",
         }
     }
 
     /// How many there are.
-    const COUNT: usize = 4;
+    const COUNT: usize = 5;
 
     /// Whether a cluster can be without objects of this kind: their CRD is not installed, or the agent may not read them.
     const fn is_optional(self) -> bool {
-        matches!(self, Self::Mirrors | Self::ClusterMirrors)
+        matches!(self, Self::Mirrors | Self::ClusterMirrors | Self::MirrorTargets)
     }
 }
 
@@ -98,6 +101,7 @@ pub struct KubePods {
     namespaces: Store<PartialObjectMeta<Namespace>>,
     mirrors: Store<ResourceObject<Mirror>>,
     cluster_mirrors: Store<ResourceObject<ClusterMirror>>,
+    targets: Store<ResourceObject<MirrorTarget>>,
     shared: Arc<Shared>,
     /// The pods with the same UID that were logged.
     twins: Mutex<BTreeSet<PodId>>,
@@ -121,6 +125,7 @@ impl KubePods {
             namespaces: watches.follow(Watched::Namespaces, None),
             mirrors: watches.follow(Watched::Mirrors, None),
             cluster_mirrors: watches.follow(Watched::ClusterMirrors, None),
+            targets: watches.follow(Watched::MirrorTargets, None),
             shared: watches.shared,
             twins: Mutex::default(),
             _watches: watches.tasks,
@@ -213,9 +218,13 @@ impl PodSource for KubePods {
 
     fn resources(&self) -> Arc<[Resource]> {
         let (mirrors, cluster_mirrors) = (self.mirrors.state(), self.cluster_mirrors.state());
-        let mirrors = mirrors.iter().filter_map(|mirror| mirror.resource());
-        let cluster_mirrors = cluster_mirrors.iter().filter_map(|mirror| mirror.resource());
+        let mirrors = mirrors.iter().filter_map(|mirror| mirror.read());
+        let cluster_mirrors = cluster_mirrors.iter().filter_map(|mirror| mirror.read());
         mirrors.chain(cluster_mirrors).cloned().collect()
+    }
+
+    fn targets(&self) -> Arc<[TargetResource]> {
+        self.targets.state().iter().filter_map(|target| target.read()).cloned().collect()
     }
 
     async fn changed(&mut self) {

@@ -16,10 +16,12 @@ use crate::{
 };
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// Changes the devices of targets where they must be, and deletes a hub that nothing needs; whether anything was
-    /// changed. `keeps_hub`: a pod has an exit or must get one, or the pods are not known yet.
+    /// Changes the devices of targets where they must be, and deletes those that no target needs; whether anything was
+    /// changed. `is_listed`: the pods and the MirrorTargets are known, so that devices may be deleted. `keeps_hub`: a pod
+    /// has an exit or must get one.
     pub(super) async fn change_links(
         &mut self,
+        is_listed: bool,
         keeps_hub: bool,
         links: &LinkSnapshot,
         actual: &Actual,
@@ -30,12 +32,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             names.insert(exit::HUB.to_owned());
         }
         let names = names.iter().map(String::as_str).collect();
-        let mut changes = mirror_iface::abandoned(&names, links, &actual.targets);
-        // Taps of another version may still copy to a device that this version has made.
-        if actual.other_versions.is_empty() {
-            changes = mirror_iface::left_behind(&names, links);
-        }
-        changes.extend(self.mirrors.values_mut().flat_map(|mirror| mirror.changes(links)));
+        let mut changes = match is_listed {
+            false => Vec::new(),
+            true if actual.other_versions.is_empty() => mirror_iface::left_behind(&names, links),
+            // Taps of another version may still copy to a device that this version has made.
+            true => mirror_iface::abandoned(&names, links, &actual.targets),
+        };
+        changes.extend(self.mirrors.changes(links));
         changes.extend(self.not_made.leave_out(tunnel::changes(self.policy.tunnels(), links)));
         for change in &changes {
             let done = self.links.apply(change).await.map_err(|error| format!("{error:#}"));

@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 
 use anyhow::{anyhow, bail};
+use mirror_core::destination::Destination;
 
 use crate::{
-    mirror_iface::{self, MirrorIface},
+    mirror_iface,
     model::{LinkSnapshot, TargetName},
     select::{Policy, Selection, Why},
 };
@@ -18,10 +19,10 @@ use crate::{
 pub(super) struct Refused(pub(super) anyhow::Error);
 
 pub(super) fn refuse_mirrors(
-    mirrors: &BTreeMap<TargetName, MirrorIface>,
+    targets: &BTreeMap<TargetName, Destination>,
     links: &LinkSnapshot,
 ) -> anyhow::Result<()> {
-    let mut links = mirrors.values().filter_map(|mirror| links.by_name(mirror.name()));
+    let mut links = targets.values().filter_map(|to| links.by_name(to.device()?));
     match links.find_map(mirror_iface::refusal) {
         Some(why) => bail!(Refused(anyhow!(why))),
         None => Ok(()),

@@ -9,6 +9,7 @@ use std::{
 
 use mirror_core::{
     collector,
+    targets::{self, Targets},
     tunnel::{self, Blocked, Tunnel, TunnelDevice},
 };
 use tokio::time::Instant;
@@ -40,6 +41,26 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         to_read
     }
 
+    /// From now on, the targets are those that the agent was started with, and the MirrorTargets.
+    pub(super) fn take_listed_targets(&mut self) {
+        self.follow_targets(targets::join(&self.own_targets, &self.pods.targets()));
+    }
+
+    /// As long as there is no list, the targets are those that the agent was started with, and those that are installed.
+    pub(super) fn take_installed_targets(&mut self, actual: &Actual) {
+        let destination = |target: &Target| target.device().map(|device| device.destination.clone());
+        let installed = actual.targets.iter().filter_map(|(name, target)| Some((name, destination(target)?)));
+        let all = targets::until_listed(&self.own_targets, installed);
+        self.follow_targets(Targets { all, ..Targets::default() });
+    }
+
+    fn follow_targets(&mut self, Targets { all, users, refused }: Targets) {
+        self.told.refused_targets(&refused);
+        self.mirrors.follow(&all);
+        self.links.follow(&all);
+        (self.policy.targets, self.policy.users, self.policy.refused_targets) = (all, users, refused);
+    }
+
     /// The targets with their present state. Adds the UIDs of collectors that are found by their
     /// processes, and have no process or no NIC yet, to those that are expected.
     pub(super) fn targets(
@@ -52,7 +73,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         report: &mut Report,
     ) -> BTreeMap<TargetName, Target> {
         let (mut targets, mut reached) = (BTreeMap::new(), Vec::new());
-        for (name, mirror) in &self.mirrors {
+        report.unreached.clear();
+        for (name, mirror) in self.mirrors.iter() {
+            let link = links.by_name(mirror.name());
+            let refusal = link.and_then(mirror_iface::refusal);
+            report.unreached.extend(refusal.map(|why| (name.clone(), why)));
             let mut target = mirror.target(links);
             self.told.target(name, &target);
             self.told.fixed_offloads(&target, mirror.fixed_offloads(links));
@@ -71,7 +96,6 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             }
             targets.insert(name.clone(), target);
         }
-        report.unreached.clear();
         for (name, nic) in self.policy.collectors() {
             let (target, absent) = match pods {
                 Some(pods) => collector::target(nic, pods, links),

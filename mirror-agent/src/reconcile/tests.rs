@@ -4,6 +4,7 @@
 
 mod coverage;
 mod routes;
+mod targets;
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::{
     model::{
         ALIAS, ActualTap, DeviceTarget, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId,
         NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId, PodLinks, Program, Request, Resource,
-        ResourceId, RingId, Selector, Session, Tap,
+        ResourceId, RingId, Selector, Session, Tap, TargetResource,
     },
     select::MIRROR,
     settings::{Settings, parse_filter},
@@ -25,7 +26,7 @@ use crate::{
 
 /// Pods and resources by hand.
 #[derive(Default)]
-struct Pods(Option<Vec<Pod>>, Vec<Resource>);
+struct Pods(Option<Vec<Pod>>, Vec<Resource>, Vec<TargetResource>);
 
 impl PodSource for Pods {
     fn snapshot(&self) -> Option<Arc<[Pod]>> {
@@ -34,6 +35,10 @@ impl PodSource for Pods {
 
     fn resources(&self) -> Arc<[Resource]> {
         self.1.clone().into()
+    }
+
+    fn targets(&self) -> Arc<[TargetResource]> {
+        self.2.clone().into()
     }
 
     async fn changed(&mut self) {
@@ -48,6 +53,8 @@ struct Table {
     applied: Vec<LinkChange>,
     is_broken: bool,
     refuses_exits: bool,
+    /// The targets of which it is to read offloads and routes.
+    followed: BTreeMap<TargetName, Destination>,
     /// The pods that each snapshot was asked for.
     asked: Vec<Vec<PodNetns>>,
     /// What the NICs have carried, by the index of the node's end; `None`: it cannot be read.
@@ -55,6 +62,10 @@ struct Table {
 }
 
 impl LinkTable for Table {
+    fn follow(&mut self, targets: &BTreeMap<TargetName, Destination>) {
+        self.followed.clone_from(targets);
+    }
+
     async fn snapshot(&mut self, pods: &[PodNetns]) -> anyhow::Result<LinkSnapshot> {
         anyhow::ensure!(!self.is_broken, "injected failure");
         self.asked.push(pods.to_vec());
@@ -80,7 +91,9 @@ impl LinkTable for Table {
         };
         match change {
             LinkChange::CreateMirror { name, mtu, .. } => {
-                let ifindex = if name == exit::HUB { 91 } else { 90 };
+                let is_free = |ifindex: &u32| !self.links.host.contains_key(&IfIndex(*ifindex));
+                let free = (90..).step_by(2).find(is_free).unwrap();
+                let ifindex = if name == exit::HUB { 91 } else { free };
                 let (name, mtu, alias) = (name.clone(), *mtu, Some(ALIAS.into()));
                 let mirror = Link { name, mtu, alias, ..link(ifindex, LinkKind::Dummy) };
                 self.links.host.insert(mirror.ifindex, mirror);
@@ -156,7 +169,7 @@ fn world() -> World {
 
 fn world_with(reading: Reading) -> World {
     let policy = Policy { is_strict: true, ..Policy::default() };
-    let mirrors = [(TargetName::default(), MirrorIface::new("mirror0", None))].into();
+    let mirrors = MirrorIfaces::new(None, true);
     let metrics = LoopMetrics::new().unwrap();
     Reconciler::new(Pods::default(), Table::default(), Fake::default(), reading, policy, mirrors, metrics)
 }
@@ -562,7 +575,7 @@ async fn a_capture_comes_and_goes() {
 async fn a_stream_is_up_while_a_program_reads_it() {
     let reading = watch::Sender::new(Arc::<Readers>::default());
     let mut world = world_with(reading.subscribe());
-    world.policy.targets.insert(live(), Destination::Stream);
+    world.own_targets.insert(live(), Destination::Stream);
     world.policy.target = live();
     add_pod(&mut world, 1);
     run_for(&mut world, TICK).await.unwrap();
@@ -594,7 +607,7 @@ async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
     let streams = [(live(), RingId(4))].into();
     let reading = watch::Sender::new(Arc::new(Readers { streams, ..Readers::default() }));
     let mut world = world_with(reading.subscribe());
-    world.policy.targets.insert(live(), Destination::Stream);
+    world.own_targets.insert(live(), Destination::Stream);
     let write = Op::SetTarget(live(), Target::Stream(Some(RingId(4))));
     world.dataplane.failures = vec![write; 1000].into();
     add_pod(&mut world, 1);
@@ -613,7 +626,7 @@ async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
 #[tokio::test(start_paused = true)]
 async fn a_ring_of_an_earlier_agent_gets_no_more_copies() {
     let mut world = world();
-    world.policy.targets.insert(live(), Destination::Stream);
+    world.own_targets.insert(live(), Destination::Stream);
     world.dataplane.actual.targets.insert(live(), Target::Stream(Some(RingId(3))));
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
     assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(None));

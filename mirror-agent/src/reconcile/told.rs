@@ -18,6 +18,7 @@ pub(super) struct Told {
     skipped: BTreeSet<Skipped>,
     failures: BTreeSet<String>,
     targets: BTreeMap<TargetName, DeviceTarget>,
+    refused_targets: BTreeMap<TargetName, String>,
     /// The collectors and tunnels, and why nothing can be copied there.
     reached: BTreeMap<TargetName, (Option<IfIndex>, Option<String>)>,
     fixed_offloads: BTreeMap<String, BTreeSet<String>>,
@@ -74,6 +75,15 @@ impl Told {
             }
         }
         self.ended = ended;
+    }
+
+    pub(super) fn refused_targets(&mut self, refused: &BTreeMap<TargetName, String>) {
+        for (name, why) in refused {
+            if self.refused_targets.get(name) != Some(why) {
+                warn!(target = %name, "the MirrorTarget is refused: {why}");
+            }
+        }
+        self.refused_targets.clone_from(refused);
     }
 
     pub(super) fn target(&mut self, name: &TargetName, target: &DeviceTarget) {

@@ -1,6 +1,6 @@
-//! A `Mirror` or `ClusterMirror` of the Kubernetes API, as far as a node needs it.
+//! A `Mirror`, `ClusterMirror` or `MirrorTarget` of the Kubernetes API, as far as a node needs it.
 //!
-//! Data, and the question which pods it selects. `pods/kube` reads it from the API, `select` decides what becomes of it.
+//! Data, and the question what it selects. `pods/kube` reads it from the API, `select` decides what becomes of it.
 //! Its texts are as its author wrote them, with the parsers of annotations still to read them.
 
 use std::{
@@ -8,7 +8,8 @@ use std::{
     fmt,
 };
 
-use super::{Directions, MirrorId, Name, Origin, Pod};
+use super::{Directions, MirrorId, Name, Origin, Pod, TargetName};
+use crate::destination::Destination;
 
 /// A `Mirror` or `ClusterMirror`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,6 +114,19 @@ impl fmt::Display for ResourceId {
             None => write!(f, "{} {}", self.kind(), self.name),
         }
     }
+}
+
+/// A `MirrorTarget`: a target that the cluster's administrators name for all nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TargetResource {
+    /// Its name.
+    pub name: TargetName,
+    /// When it was made, in seconds since 1970. Of two that cannot stand beside each other, the older one comes first.
+    pub created: i64,
+    /// Where the copies go; or why that cannot be read, in words.
+    pub destination: Result<Destination, String>,
+    /// The namespaces whose Mirrors and annotations may name it.
+    pub namespaces: Selector,
 }
 
 /// Selects objects by their labels, as Kubernetes does. The default selects all.

@@ -20,7 +20,7 @@ use super::{
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
     annotations::{NETWORK_STATUS, OVN_ATTACHMENT, POD_SIDE_TAPS},
-    model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Resource, Session, TargetName},
+    model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Resource, Session},
     settings::{KEYS, SettingError},
 };
 
@@ -81,7 +81,7 @@ pub fn choose<'a>(
     let mut choice = Choice::default();
     let mut resources = Resources::read(resources, captures, policy, filters);
     for pod in pods {
-        let selecting = resources.selecting(pod);
+        let selecting = resources.selecting(pod, policy);
         PodChoice { pod, policy, filters, choice: &mut choice }.choose(&selecting);
     }
     choice.selected = resources.into_selected();
@@ -275,7 +275,6 @@ impl<'a> PodChoice<'_, 'a> {
     ) -> Result<(Session, Nics), Why> {
         let Asked { origin, mirror, directions, mut nics } = asked;
         let mut settings = self.policy.settings.clone();
-        let mut target = self.policy.target.clone();
         let is_allowed = self.is_allowed();
         let said = |key| {
             let places =
@@ -288,12 +287,8 @@ impl<'a> PodChoice<'_, 'a> {
                 set.map_err(|error| Why::BadSetting(place, error))?;
             }
         }
-        if let Some((_, value)) = said("target") {
-            target = TargetName(value.parse().map_err(|_| Why::NoSuchTarget(value.to_owned()))?);
-        }
-        if !self.policy.targets.contains_key(&target) {
-            return Err(Why::NoSuchTarget(target.to_string()));
-        }
+        let target = self.policy.target_named(said("target").map(|(_, name)| name))?;
+        self.policy.may_use(&target, self.pod)?;
         if let Some((place, value)) = said("nics") {
             let bad = |reason| SettingError { key: "nics", value: value.to_owned(), reason };
             let named = Nics::parse(value).map_err(|reason| Why::BadSetting(place, bad(reason)))?;

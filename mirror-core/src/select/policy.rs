@@ -4,10 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Why;
 use crate::{
     destination::{Destination, PodNic},
-    model::{Directions, TargetName},
+    model::{Directions, Pod, TargetName},
     settings::{NodeLimits, Settings},
+    targets::Users,
     tunnel::Tunnel,
 };
 
@@ -24,7 +26,11 @@ pub struct Policy {
     pub allow_namespaces: Option<BTreeSet<String>>,
     /// The targets: where the copies of each go. No two targets have the same destination, but for streams.
     pub targets: BTreeMap<TargetName, Destination>,
-    /// The target of the mirrors that name none; one of these.
+    /// Who may use the targets of MirrorTargets, which are among these.
+    pub users: Users,
+    /// The MirrorTargets that are no targets of this node, and why.
+    pub refused_targets: BTreeMap<TargetName, String>,
+    /// The target of the mirrors that name none; one of the agent's own.
     pub target: TargetName,
     /// The limits that hold for any request of the pods.
     pub limits: NodeLimits,
@@ -63,6 +69,8 @@ impl Default for Policy {
             exclude_namespaces: BTreeSet::new(),
             allow_namespaces: None,
             targets: [(TargetName::default(), Destination::Device("mirror0".to_owned()))].into(),
+            users: Users::new(),
+            refused_targets: BTreeMap::new(),
             target: TargetName::default(),
             limits: NodeLimits::default(),
             interfaces: Vec::new(),
@@ -75,6 +83,30 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// The target of this name, or that of mirrors that name none; or why the node does not have it.
+    pub(super) fn target_named(&self, name: Option<&str>) -> Result<TargetName, Why> {
+        let none = |name: &str| Why::NoSuchTarget(name.to_owned());
+        let target = match name {
+            None => self.target.clone(),
+            Some(name) => TargetName(name.parse().map_err(|_| none(name))?),
+        };
+        match self.refused_targets.get(&target) {
+            _ if self.targets.contains_key(&target) => Ok(target),
+            Some(why) => Err(Why::TargetRefused(target, why.clone())),
+            None => Err(none(target.0.as_str())),
+        }
+    }
+
+    /// Whether the namespace of a pod may use a target.
+    pub(super) fn may_use(&self, target: &TargetName, pod: &Pod) -> Result<(), Why> {
+        match self.users.get(target) {
+            Some(users) if !users.matches(&pod.namespace_labels) => {
+                Err(Why::TargetNotAllowed(target.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The names of the mirror interfaces.
     pub fn mirror_ifaces(&self) -> impl Iterator<Item = &str> {
         self.targets.values().filter_map(Destination::device)

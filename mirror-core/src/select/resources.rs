@@ -81,6 +81,8 @@ pub(super) struct Resources<'r> {
     by_namespace: BTreeMap<Option<&'r str>, Vec<usize>>,
     /// The pods that each selects, by its place in `read`.
     pods: BTreeMap<usize, BTreeSet<PodId>>,
+    /// The Mirrors whose namespace may not use their target, by the place in `read`.
+    not_allowed: BTreeMap<usize, Why>,
 }
 
 /// A resource that was read.
@@ -90,6 +92,16 @@ struct Read<'r> {
     mirror: Option<MirrorId>,
     /// What the mirror is on each pod, and the NICs that it is for.
     asks: Result<(Session, Nics), Why>,
+}
+
+impl Read<'_> {
+    /// Whether the namespace of a pod may use the target. The authors of ClusterMirrors may use all.
+    fn may_use_target(&self, pod: &Pod, policy: &Policy) -> Result<(), Why> {
+        match &self.asks {
+            Ok((session, _)) if session.origin == Origin::Mirror => policy.may_use(&session.target, pod),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A resource that selects a pod.
@@ -122,17 +134,24 @@ impl<'r> Resources<'r> {
             };
             Read { resource, mirror, asks: asks(resource, reader, policy, filters) }
         };
-        Self { read: resources.iter().map(read).collect(), by_namespace, pods: BTreeMap::new() }
+        Self {
+            read: resources.iter().map(read).collect(),
+            by_namespace,
+            pods: BTreeMap::new(),
+            not_allowed: BTreeMap::new(),
+        }
     }
 
     /// The resources that select a pod, which are noted. Those whose stream no program reads are left out.
-    pub(super) fn selecting(&mut self, pod: &Pod) -> Vec<Selecting<'_>> {
+    pub(super) fn selecting(&mut self, pod: &Pod, policy: &Policy) -> Vec<Selecting<'_>> {
         let of = |namespace| self.by_namespace.get(&namespace).into_iter().flatten().copied();
         let candidates = of(None).chain(of(Some(pod.id.namespace.as_str())));
         let selects = |place: &usize| self.read.get(*place).is_some_and(|read| read.resource.selects(pod));
         let places: Vec<_> = candidates.filter(selects).collect();
         for place in &places {
             self.pods.entry(*place).or_default().insert(pod.id.clone());
+            let why = self.read.get(*place).and_then(|read| read.may_use_target(pod, policy).err());
+            self.not_allowed.extend(why.map(|why| (*place, why)));
         }
         let read = places.into_iter().filter_map(|place| self.read.get(place));
         read.filter_map(|read| Some(Selecting { read, mirror: read.mirror.as_ref()? })).collect()
@@ -140,11 +159,11 @@ impl<'r> Resources<'r> {
 
     /// The resources that have selected a pod.
     pub(super) fn into_selected(self) -> Vec<Selected> {
-        let Self { read, mut pods, .. } = self;
+        let Self { read, mut pods, not_allowed, .. } = self;
         let selected = |(place, read): (usize, Read<'_>)| {
             let Resource { id, uid, generation, .. } = read.resource;
             let (nics, refused) = match read.asks {
-                Ok((_, nics)) => (nics, None),
+                Ok((_, nics)) => (nics, not_allowed.get(&place).map(Why::told)),
                 Err(why) => (Nics::default(), Some(why.told())),
             };
             Some(Selected {
@@ -189,7 +208,7 @@ impl Selecting<'_> {
         policy: &Policy,
         narrowed: Option<&Why>,
     ) -> Result<(Session, Nics), Why> {
-        let Read { resource, asks, .. } = self.read;
+        let Self { read: read @ Read { resource, asks, .. }, .. } = self;
         let origin = resource.origin();
         let namespace = &pod.id.namespace;
         let is_allowed = policy.allow_namespaces.as_ref().is_none_or(|allowed| allowed.contains(namespace));
@@ -201,7 +220,7 @@ impl Selecting<'_> {
         }
         match narrowed {
             Some(why) if origin != Origin::Enforced => Err(why.clone()),
-            _ => asks.clone(),
+            _ => asks.clone().and_then(|asked| read.may_use_target(pod, policy).map(|()| asked)),
         }
     }
 }
@@ -242,21 +261,9 @@ fn asks(
     let (target, origin) = match stream {
         // Without a reader, no pod gets the session.
         Some(_) => (reader.map(Capture::target).unwrap_or_default(), Origin::Capture),
-        None => (target_of(target.as_deref(), policy)?, resource.origin()),
+        None => (policy.target_named(target.as_deref())?, resource.origin()),
     };
     Ok((Session { directions: *directions, settings, target, origin, key: None }, nics))
-}
-
-/// The target of this name, or that of mirrors that name none.
-fn target_of(name: Option<&str>, policy: &Policy) -> Result<TargetName, Why> {
-    let target = match name {
-        None => policy.target.clone(),
-        Some(name) => TargetName(name.parse().map_err(|_| Why::NoSuchTarget(name.to_owned()))?),
-    };
-    match policy.targets.contains_key(&target) {
-        true => Ok(target),
-        false => Err(Why::NoSuchTarget(target.to_string())),
-    }
 }
 
 /// The fields around that of a setting.

@@ -70,6 +70,10 @@ pub enum Why {
     NamespaceNotAllowed,
     /// There is no target of this name.
     NoSuchTarget(String),
+    /// The MirrorTarget of this name is no target of this node, and why.
+    TargetRefused(TargetName, String),
+    /// The MirrorTarget of this name is for other namespaces.
+    TargetNotAllowed(TargetName),
     /// Another program or filter of the device comes first, so that not every packet of this direction is seen.
     Hidden(Direction, Hidden),
     /// The NIC carries packets of this direction that do not pass the hook of its tap.
@@ -102,6 +106,8 @@ impl Why {
                 | Self::OptedOut(_)
                 | Self::AnnotationsUnread(_)
                 | Self::NoSuchTarget(_)
+                | Self::TargetRefused(..)
+                | Self::TargetNotAllowed(_)
                 | Self::NoSuchNic
                 | Self::NoSuchNetwork(_)
                 | Self::NamespaceExcluded
@@ -150,6 +156,8 @@ impl Why {
             Self::NamespaceExcluded => "NamespaceExcluded",
             Self::NamespaceNotAllowed => "NamespaceNotAllowed",
             Self::NoSuchTarget(_) => "NoSuchTarget",
+            Self::TargetRefused(..) => "TargetRefused",
+            Self::TargetNotAllowed(_) => "TargetNotAllowed",
             Self::Hidden(..) => Self::HIDDEN,
             Self::Bypassed(..) => "Bypassed",
             Self::Uncut(..) => "Uncut",
@@ -228,6 +236,11 @@ impl Why {
             }
             Self::NoSuchTarget(_) => {
                 "Name a target that `mirror-agent status` lists on this node, or have the administrator add this one."
+            }
+            Self::TargetRefused(..) => "Have the administrator correct the MirrorTarget.",
+            Self::TargetNotAllowed(_) => {
+                "Name another target, or have the administrator change allowedNamespaces of the MirrorTarget, or the labels \
+                 of the namespace."
             }
             Self::Hidden(_, Hidden::NoHook) => {
                 "Have a clsact qdisc put in the place of the ingress qdisc, or do without this direction."
@@ -333,7 +346,14 @@ impl fmt::Display for Why {
                 "copies cannot be cut to the snap length, or addressed, at the device of target {target}: {hidden}"
             ),
             Self::NoSuchTarget(name) => {
-                write!(f, "there is no target {name:?} on this node; --target {name}=DESTINATION makes one")
+                write!(
+                    f,
+                    "there is no target {name:?} on this node; --target {name}=DESTINATION or a MirrorTarget makes one"
+                )
+            }
+            Self::TargetRefused(name, why) => write!(f, "the MirrorTarget {name} is refused: {why}"),
+            Self::TargetNotAllowed(name) => {
+                write!(f, "the MirrorTarget {name} is not for this namespace (spec.allowedNamespaces)")
             }
             Self::TooManyMirrors => {
                 write!(f, "a pod has at most {MAX_SESSIONS_PER_TAP} mirrors, and others come first")

@@ -13,6 +13,7 @@ mod mirror_nodes;
 mod outages;
 mod resources;
 mod selection;
+mod targets;
 mod watching;
 
 /// A node of a real API server, with a bridge for pods. The node is the last field, so it is dropped last.

@@ -24,7 +24,7 @@ static CRDS: RwLock<bool> = RwLock::new(false);
 
 fn install(api: &Api, are_there: &mut RwLockWriteGuard<'_, bool>) {
     api.kubectl_with("apply -f -", &file("deploy/chart/files/crds.yaml"));
-    api.kubectl("wait --for=condition=Established --timeout=30s crd mirrors.podmirror.io clustermirrors.podmirror.io mirrornodes.podmirror.io");
+    api.kubectl("wait --for=condition=Established --timeout=30s crd mirrors.podmirror.io clustermirrors.podmirror.io mirrortargets.podmirror.io mirrornodes.podmirror.io");
     **are_there = true;
 }
 
@@ -209,9 +209,7 @@ fn a_mirror_that_cannot_be_used_is_told_of_with_the_place_of_the_mistake() {
     // The API server itself refuses what its schema can tell.
     let refused = |spec: Value| {
         let object = resource("Mirror", "x", &json!({}), &spec).to_string();
-        let path = lab.files().join("mirror.json");
-        fs::write(&path, object).unwrap();
-        api.try_kubectl(&format!("apply -f {}", path.display())).unwrap_err()
+        api.try_kubectl_with("apply -f -", &object).unwrap_err()
     };
     for (spec, part) in [
         (json!({ "rate": "fast" }), "spec.rate"),
@@ -290,7 +288,7 @@ fn mirrors_count_as_soon_as_the_cluster_has_them() {
     let node = &Node::new("later");
     let Node { api, lab } = node;
     let mut crds = CRDS.write().unwrap_or_else(PoisonError::into_inner);
-    api.kubectl("delete --ignore-not-found crd mirrors.podmirror.io clustermirrors.podmirror.io mirrornodes.podmirror.io");
+    api.kubectl("delete --ignore-not-found crd mirrors.podmirror.io clustermirrors.podmirror.io mirrortargets.podmirror.io mirrornodes.podmirror.io");
     *crds = false;
     let pods = node.pods(["web", "db"]);
     let [web, db] = &pods;
@@ -317,7 +315,7 @@ fn the_examples_of_the_documents_are_accepted_as_they_stand() {
     let text = file("docs/resources.md");
     let examples: Vec<_> =
         text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert_eq!(examples.len(), 3);
+    assert_eq!(examples.len(), 4);
     for example in examples {
         // No story may take the namespace of the examples for itself.
         let example = example.replace("namespace: shop", &format!("namespace: {}", api.namespace()));

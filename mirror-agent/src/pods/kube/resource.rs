@@ -1,10 +1,12 @@
-//! The Mirrors and ClusterMirrors of the Kubernetes API, as the rest of the agent needs them. Pure; [`kube`](super) stores
+//! The Mirrors, ClusterMirrors and MirrorTargets of the Kubernetes API, as the rest of the agent needs them. Pure; [`kube`](super) stores
 //! them.
 //!
 //! A resource is taken as a whole, or refused as a whole: a field that this version of the agent does not know could be
 //! one that narrows the mirror.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt::Debug, marker::PhantomData};
+mod target;
+
+use std::{borrow::Cow, collections::BTreeMap, fmt::Debug};
 
 use k8s_openapi::apimachinery::pkg::{
     apis::meta::v1::{LabelSelector, LabelSelectorRequirement, Time},
@@ -20,8 +22,20 @@ use crate::model::{
     Directions, Name, Operator, Request, Requirement, Resource, ResourceId, Selector, Stream,
 };
 
-/// A kind of resource that asks for mirrors.
+/// A kind of resource.
 pub(crate) trait Kind: kube::Resource<DynamicType = ()> + Clone + Debug + 'static {
+    /// What the rest of the agent needs of an object.
+    type Read: Clone + Debug + PartialEq + Send + Sync;
+
+    /// Reads an object. An error says why its name cannot be one.
+    fn read(object: &Value) -> Result<Self::Read, String>;
+
+    /// What cannot be used of an object that was read, for the log.
+    fn problem(read: &Self::Read) -> Option<String>;
+}
+
+/// A kind of resource that asks for mirrors.
+trait Asks: Kind {
     /// Its `spec`.
     type Spec: DeserializeOwned + Serialize;
 
@@ -29,7 +43,7 @@ pub(crate) trait Kind: kube::Resource<DynamicType = ()> + Clone + Debug + 'stati
     fn mirror(spec: Self::Spec) -> MirrorSpec;
 }
 
-impl Kind for Mirror {
+impl Asks for Mirror {
     type Spec = MirrorSpec;
 
     fn mirror(spec: MirrorSpec) -> MirrorSpec {
@@ -37,7 +51,7 @@ impl Kind for Mirror {
     }
 }
 
-impl Kind for ClusterMirror {
+impl Asks for ClusterMirror {
     type Spec = ClusterMirrorSpec;
 
     fn mirror(spec: ClusterMirrorSpec) -> MirrorSpec {
@@ -45,20 +59,48 @@ impl Kind for ClusterMirror {
     }
 }
 
+impl Kind for Mirror {
+    type Read = Resource;
+
+    fn read(object: &Value) -> Result<Resource, String> {
+        resource::<Self>(object)
+    }
+
+    fn problem(read: &Resource) -> Option<String> {
+        problem(read)
+    }
+}
+
+impl Kind for ClusterMirror {
+    type Read = Resource;
+
+    fn read(object: &Value) -> Result<Resource, String> {
+        resource::<Self>(object)
+    }
+
+    fn problem(read: &Resource) -> Option<String> {
+        problem(read)
+    }
+}
+
+fn problem(resource: &Resource) -> Option<String> {
+    let problem = resource.request.as_ref().err()?;
+    Some(format!("{}: {problem}", resource.id))
+}
+
 /// A resource: the name under which it is stored, and what the agent needs, or why that cannot be read.
 ///
 /// Any JSON can be decoded to this type, so that one strange object does not keep all others from being read.
 #[derive(Debug, Clone)]
-pub(super) struct ResourceObject<K> {
+pub(super) struct ResourceObject<K: Kind> {
     metadata: ObjectMeta,
-    resource: Result<Resource, String>,
-    kind: PhantomData<fn() -> K>,
+    read: Result<K::Read, String>,
 }
 
-impl<K> ResourceObject<K> {
-    /// The resource, if it has a name that can be one.
-    pub(super) fn resource(&self) -> Option<&Resource> {
-        self.resource.as_ref().ok()
+impl<K: Kind> ResourceObject<K> {
+    /// What was read of it, if it has a name that can be one.
+    pub(super) fn read(&self) -> Option<&K::Read> {
+        self.read.as_ref().ok()
     }
 }
 
@@ -68,17 +110,14 @@ impl<K: Kind> Keep for ResourceObject<K> {
     }
 
     fn problem(&self) -> Option<String> {
-        match &self.resource {
-            Ok(resource) => {
-                let problem = resource.request.as_ref().err()?;
-                Some(format!("{}: {problem}", resource.id))
-            }
+        match &self.read {
+            Ok(read) => K::problem(read),
             Err(problem) => Some(format!("{}: {problem}", K::kind(&()))),
         }
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        self.resource == other.resource
+        self.read == other.read
     }
 }
 
@@ -93,17 +132,16 @@ impl<'de, K: Kind> Deserialize<'de> for ResourceObject<K> {
             uid: text("uid"),
             ..ObjectMeta::default()
         };
-        Ok(Self { resource: resource::<K>(&object), metadata, kind: PhantomData })
+        Ok(Self { read: K::read(&object), metadata })
     }
 }
 
-/// What the rest of the agent needs of a Mirror or ClusterMirror; or why its name cannot be one.
-pub(crate) fn read<K: Kind + Serialize>(object: &K) -> Result<Resource, String> {
-    let object = serde_json::to_value(object).map_err(|error| error.to_string())?;
-    resource::<K>(&object)
+/// What the rest of the agent needs of an object; or why its name cannot be one.
+pub(crate) fn read<K: Kind + Serialize>(object: &K) -> Result<K::Read, String> {
+    K::read(&serde_json::to_value(object).map_err(|error| error.to_string())?)
 }
 
-fn resource<K: Kind>(object: &Value) -> Result<Resource, String> {
+fn resource<K: Asks>(object: &Value) -> Result<Resource, String> {
     let (metadata, spec) = (&object["metadata"], without_nulls(&object["spec"]));
     let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
     let namespace = metadata["namespace"].as_str().map(str::to_owned);

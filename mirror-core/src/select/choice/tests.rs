@@ -7,7 +7,10 @@ use std::sync::Arc;
 use proptest::{option, prelude::*, sample};
 
 use super::*;
-use crate::settings::{SettingError, Settings};
+use crate::{
+    model::TargetName,
+    settings::{SettingError, Settings},
+};
 
 /// Annotations: names and values.
 type Annotations = &'static [(&'static str, &'static str)];

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
+mod targets;
+
 use std::sync::Arc;
 
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;

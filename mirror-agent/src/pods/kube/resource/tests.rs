@@ -18,13 +18,13 @@ fn mirror(spec: &Value) -> Resource {
     });
     let object: ResourceObject<Mirror> =
         serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
-    object.resource().unwrap().clone()
+    object.read().unwrap().clone()
 }
 
 fn cluster_mirror(spec: &Value) -> Resource {
     let object: ResourceObject<ClusterMirror> =
         serde_json::from_value(json!({"metadata": {"name": "ids"}, "spec": spec})).unwrap();
-    object.resource().unwrap().clone()
+    object.read().unwrap().clone()
 }
 
 #[test]

@@ -1,0 +1,211 @@
+//! What the loop does about MirrorTargets that come, change and go, and what a new agent does before it knows them.
+
+use mirror_core::model::{Target, TargetResource};
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::*;
+
+fn name(text: &str) -> TargetName {
+    TargetName(text.parse().unwrap())
+}
+
+fn resource(of: &str, to: &str) -> TargetResource {
+    TargetResource { name: name(of), created: 0, destination: to.parse(), namespaces: Selector::default() }
+}
+
+/// A Mirror of all pods to this target.
+fn mirror(target: &str) -> Resource {
+    Resource {
+        id: ResourceId { namespace: Some("default".into()), name: "all".parse().unwrap() },
+        uid: "1".into(),
+        generation: 1,
+        created: 0,
+        is_enforced: false,
+        namespaces: Selector::default(),
+        pods: Selector::default(),
+        request: Ok(Request { target: Some(target.into()), ..Request::default() }),
+    }
+}
+
+/// The targets that are installed, and their devices.
+fn installed(world: &World) -> Vec<(String, String)> {
+    let targets = &world.dataplane.actual.targets;
+    let device = |target: &Target| target.device().map(|device| device.device.clone()).unwrap_or_default();
+    targets.iter().map(|(name, target)| (name.to_string(), device(target))).collect()
+}
+
+/// The devices that the agent has made.
+fn made(world: &World) -> BTreeSet<String> {
+    let links = world.links.links.host.values();
+    links.filter(|link| link.alias.as_deref() == Some(ALIAS)).map(|link| link.name.clone()).collect()
+}
+
+/// A new agent on the node of an earlier one, which has no list yet.
+fn started_again(before: World) -> World {
+    let mut world = world();
+    (world.links, world.dataplane) = (before.links, before.dataplane);
+    world
+}
+
+const SOON: Duration = Duration::from_millis(1);
+
+#[tokio::test(start_paused = true)]
+async fn a_mirror_target_comes_changes_and_goes() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    world.pods.1.push(mirror("ids"));
+    run_for(&mut world, SOON).await.unwrap();
+    let sessions = |world: &World| {
+        let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
+        tap.sessions.iter().map(|(mirror, of)| format!("{mirror} {}", of.target)).collect::<Vec<_>>()
+    };
+    assert_eq!(sessions(&world), ["default default"], "the node has no such target yet");
+
+    world.pods.2.push(resource("ids", "ids0"));
+    run_for(&mut world, SOON).await.unwrap();
+    assert_eq!(sessions(&world), ["default default", "mirror/all ids"]);
+    assert_eq!(
+        installed(&world),
+        [("default", "mirror0"), ("ids", "ids0")].map(|(a, b)| (a.into(), b.into()))
+    );
+    assert_eq!(made(&world), ["ids0".to_owned(), "mirror0".to_owned()].into());
+    assert_eq!(world.links.followed, world.policy.targets);
+
+    world.pods.2 = vec![resource("ids", "ids1")];
+    run_for(&mut world, SOON).await.unwrap();
+    assert_eq!(sessions(&world), ["default default", "mirror/all ids"]);
+    assert_eq!(
+        installed(&world),
+        [("default", "mirror0"), ("ids", "ids1")].map(|(a, b)| (a.into(), b.into()))
+    );
+
+    world.pods.2.clear();
+    run_for(&mut world, SOON).await.unwrap();
+    assert_eq!(sessions(&world), ["default default"]);
+    run_for(&mut world, TICK * 2).await.unwrap();
+    assert_eq!(installed(&world), [("default".into(), "mirror0".into())]);
+    assert_eq!(made(&world), ["mirror0".to_owned()].into(), "nothing is left behind");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_agent_without_a_list_keeps_what_mirror_targets_have_made() {
+    let mut before = world();
+    add_pod(&mut before, 1);
+    before.pods.1.push(mirror("ids"));
+    before.pods.2.push(resource("ids", "ids0"));
+    run_for(&mut before, SOON).await.unwrap();
+    let taps = before.dataplane.actual.taps.clone();
+
+    let mut world = started_again(before);
+    run_for(&mut world, TICK * 3).await.unwrap();
+    assert_eq!(world.dataplane.actual.taps, taps);
+    assert_eq!(made(&world), ["ids0".to_owned(), "mirror0".to_owned()].into());
+    // Its state is kept right meanwhile.
+    let ids0 = world.links.links.host.values_mut().find(|link| link.name == "ids0").unwrap();
+    ids0.up = false;
+    run_for(&mut world, TICK * 2).await.unwrap();
+    let target = |world: &World| world.dataplane.actual.targets[&name("ids")].device().unwrap().clone();
+    assert!(!target(&world).up && target(&world).ifindex.is_some());
+
+    // The list comes, and the MirrorTarget has gone meanwhile.
+    world.pods.0 = Some(Vec::new());
+    run_for(&mut world, TICK * 2).await.unwrap();
+    assert_eq!(installed(&world), [("default".into(), "mirror0".into())]);
+    assert_eq!(made(&world), ["mirror0".to_owned()].into());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
+    let mut world = world();
+    let lo = Link { name: "lo".into(), ..link(1, LinkKind::Loopback) };
+    world.links.links.host.insert(IfIndex(1), lo);
+    add_pod(&mut world, 1);
+    world.pods.1.push(mirror("ids"));
+    world.pods.2 = vec![resource("bad", "mirror0"), resource("ids", "lo")];
+    run_for(&mut world, SOON).await.unwrap();
+    assert_eq!(tapped(&world), [11]);
+    let report = Report::clone(&world.reports().borrow());
+    let unreached: Vec<_> = report.unreached.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+    assert!(
+        unreached.len() == 1 && unreached[0].starts_with("ids: lo cannot be the mirror interface"),
+        "{unreached:?}"
+    );
+    assert!(world.policy.refused_targets.contains_key(&name("bad")));
+}
+
+/// What happens to a node.
+#[derive(Debug, Clone)]
+enum Step {
+    /// The MirrorTargets are these now.
+    List(Vec<(&'static str, &'static str)>),
+    /// Another agent takes over, and has no list yet.
+    Restart,
+    /// A device of ours disappears.
+    Lose,
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let names = select(vec!["ids", "lab", "west"]);
+    let destinations = select(vec!["ids0", "ids1", "mirror0", "pod:a/b", "vxlan:10.9.0.5:14789/vni=1"]);
+    prop_oneof![
+        4 => vec((names, destinations), 0..4).prop_map(Step::List),
+        2 => Just(Step::Restart),
+        1 => Just(Step::Lose),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// After any history the node has the targets of the list and their devices, and no others. Without a list nothing
+    /// is removed.
+    #[test]
+    fn any_history_ends_with_the_targets_of_the_list(steps in vec(any_step(), 1..12)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let mut world = world();
+            add_pod(&mut world, 1);
+            world.pods.1.push(mirror("ids"));
+            let (mut listed, mut list) = (true, Vec::new());
+            for step in steps {
+                match step {
+                    Step::List(mut targets) => {
+                        // An API server has one object of a name.
+                        targets.sort();
+                        targets.dedup_by_key(|(name, _)| *name);
+                        list = targets.iter().map(|(of, to)| resource(of, to)).collect();
+                        if !listed {
+                            world.pods.0 = Some(Vec::new());
+                        }
+                        listed = true;
+                        world.pods.2.clone_from(&list);
+                    }
+                    Step::Restart => {
+                        world = started_again(world);
+                        listed = false;
+                    }
+                    Step::Lose => {
+                        let ours = |link: &&Link| link.alias.as_deref() == Some(ALIAS);
+                        let lost = world.links.links.host.values().find(ours).map(|link| link.ifindex);
+                        lost.map(|lost| world.links.links.host.remove(&lost));
+                    }
+                }
+                let (before, had) = (installed(&world), made(&world));
+                run_for(&mut world, TICK * 2).await.unwrap();
+                if listed {
+                    let own = [(TargetName::default(), Destination::Device("mirror0".into()))].into();
+                    let all = mirror_core::targets::join(&own, &list).all;
+                    let names: Vec<_> = installed(&world).into_iter().map(|(name, _)| name).collect();
+                    prop_assert_eq!(names, all.keys().map(ToString::to_string).collect::<Vec<_>>());
+                    let devices = all.values().filter_map(Destination::device).map(str::to_owned);
+                    prop_assert_eq!(made(&world), devices.collect::<BTreeSet<_>>());
+                } else {
+                    let names = |all: Vec<(String, String)>| all.into_iter().map(|(name, _)| name).collect::<BTreeSet<_>>();
+                    prop_assert!(names(before).is_subset(&names(installed(&world))));
+                    prop_assert!(had.is_subset(&made(&world)));
+                }
+            }
+            Ok(())
+        })?;
+    }
+}

@@ -1,0 +1,128 @@
+//! Tests of the targets of flags and MirrorTargets together.
+
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::*;
+
+fn name(text: &str) -> TargetName {
+    TargetName(text.parse().unwrap())
+}
+
+fn own() -> BTreeMap<TargetName, Destination> {
+    [("default", "mirror0"), ("ids", "vxlan:10.9.0.5:14789/vni=77"), ("live", "stream")]
+        .map(|(of, to)| (name(of), to.parse().unwrap()))
+        .into()
+}
+
+fn resource(of: &str, created: i64, to: &str) -> TargetResource {
+    TargetResource { name: name(of), created, destination: to.parse(), namespaces: Selector::default() }
+}
+
+#[test]
+fn a_mirror_target_stands_beside_the_flags_and_the_older_one_comes_first() {
+    let resources = [
+        resource("late", 9, "ids0"),
+        resource("early", 8, "ids0"),
+        resource("ids", 1, "ids1"),
+        resource("same-keys", 1, "vxlan:10.9.0.5:14789/vni=70-80"),
+        resource("other-keys", 1, "vxlan:10.9.0.5:14789/vni=80-90"),
+        resource("broken", 1, "vxlan:10.9.0.5/vni=1"),
+        resource("iface", 1, "mirror0"),
+    ];
+    let Targets { all, users, refused } = join(&own(), &resources);
+    assert_eq!(
+        all.keys().map(ToString::to_string).collect::<Vec<_>>(),
+        ["default", "early", "ids", "live", "other-keys"]
+    );
+    assert_eq!(all[&name("ids")], own()[&name("ids")], "the administrator of the node comes first");
+    assert_eq!(users.keys().collect::<Vec<_>>(), [&name("early"), &name("other-keys")]);
+    let refused: Vec<_> = refused.iter().map(|(of, why)| format!("{of}: {why}")).collect();
+    assert_eq!(
+        refused[1..],
+        [
+            "ids: the destination of target ids is vxlan:10.9.0.5:14789/vni=77 already",
+            "iface: mirror0 is the destination of target default already",
+            "late: ids0 is the destination of target early already",
+            "same-keys: the target ids, vxlan:10.9.0.5:14789/vni=77, has the same keys; use others",
+        ]
+    );
+    assert!(refused[0].starts_with("broken: \"10.9.0.5\" is no address of a vxlan tunnel"), "{refused:?}");
+}
+
+#[test]
+fn a_device_of_a_tunnel_is_no_mirror_interface() {
+    let tunnel: Destination = "gre:10.9.0.5/key=1/device=gre7".parse().unwrap();
+    let device = Destination::Device("gre7".into());
+    let beside = |to: &Destination| BTreeMap::from([(name("a"), to.clone())]);
+    let why = objection(&name("b"), &device, &beside(&tunnel)).unwrap();
+    assert_eq!(why, "the target gre:10.9.0.5/key=1/device=gre7 uses the device gre7; name another device");
+    let why = objection(&name("b"), &tunnel, &beside(&device)).unwrap();
+    assert_eq!(why, "it uses the device gre7, which is the target a; use another device");
+}
+
+#[test]
+fn before_a_list_installed_targets_stay() {
+    let installed = [("old", "old0"), ("ids", "ids1"), ("again", "mirror0"), ("capture", "stream")];
+    let installed: Vec<(_, Destination)> = installed.map(|(of, to)| (name(of), to.parse().unwrap())).into();
+    let all = until_listed(&own(), installed.iter().map(|(of, to)| (of, to.clone())));
+    let mut expected = own();
+    expected.insert(name("old"), Destination::Device("old0".into()));
+    assert_eq!(all, expected);
+}
+
+fn any_destination() -> impl Strategy<Value = Result<Destination, String>> {
+    select(vec![
+        "ids0",
+        "ids1",
+        "mirror0",
+        "pod:a/b",
+        "pod:a/app=b",
+        "vxlan:10.9.0.5:14789/vni=1-50",
+        "vxlan:10.9.0.5:14789/vni=50-99",
+        "vxlan:10.9.0.6:14789/vni=1",
+        "gre:10.9.0.5/key=7/device=ids0",
+        "no:no",
+    ])
+    .prop_map(str::parse)
+}
+
+proptest! {
+    #[test]
+    fn any_mirror_targets_leave_the_node_with_targets_that_agree(
+        resources in vec(("[a-f]", 0..3_i64, any_destination()), 0..24),
+    ) {
+        let resources: Vec<_> = resources
+            .into_iter()
+            .map(|(of, created, destination)| TargetResource {
+                name: name(&of), created, destination, namespaces: Selector::default(),
+            })
+            .collect();
+        let targets = join(&own(), &resources);
+        // Those of the flags are as they were, and for all.
+        for (of, to) in own() {
+            prop_assert_eq!(&targets.all[&of], &to);
+            prop_assert!(!targets.users.contains_key(&of));
+        }
+        prop_assert!(targets.all.len() <= MAX_TARGETS as usize);
+        // Each could have been a flag beside the others.
+        for (of, to) in &targets.all {
+            let mut others = targets.all.clone();
+            others.remove(of);
+            prop_assert_eq!(objection(of, to, &others), None);
+        }
+        // Each name of a MirrorTarget is a target or refused; a refused one may have an older one of its name.
+        for resource in &resources {
+            let of = &resource.name;
+            prop_assert!(targets.users.contains_key(of) || targets.refused.contains_key(of));
+        }
+        // The order of the list does not matter, where no two were made at the same time under one name.
+        let mut sorted = resources.clone();
+        sorted.sort_by(|a, b| (&a.name, a.created).cmp(&(&b.name, b.created)));
+        sorted.dedup_by(|a, b| a.name == b.name);
+        let mut reversed = sorted.clone();
+        reversed.reverse();
+        prop_assert_eq!(join(&own(), &sorted), join(&own(), &reversed));
+    }
+}

@@ -1,0 +1,166 @@
+//! MirrorTargets: who may send copies there, what an agent without the API keeps of them, and what is left when they go.
+
+use mirror_tests::{Capture, Comparison, SOON, Way, check, eventually};
+use serde_json::{Value, json};
+
+use crate::resources::{Story, run, wait_mirrors};
+
+impl Story {
+    /// The MirrorTarget with the name of the story's namespace.
+    fn mirror_target(&mut self, spec: &Value) -> String {
+        let name = self.node.api.namespace().to_owned();
+        self.of_cluster.push(format!("mirrortarget {name}"));
+        self.node.api.apply(&target(&name, spec));
+        name
+    }
+}
+
+fn target(name: &str, spec: &Value) -> Value {
+    json!({ "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorTarget", "metadata": { "name": name }, "spec": spec })
+}
+
+/// The namespaces with this name.
+fn namespaces(name: &str) -> Value {
+    json!({ "matchLabels": { "kubernetes.io/metadata.name": name } })
+}
+
+#[test]
+fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_nothing() {
+    let mut story = Story::new("mtarget");
+    let spec = json!({ "device": { "name": "west0" }, "allowedNamespaces": namespaces("elsewhere") });
+    let west = story.mirror_target(&spec);
+    let story = &story;
+    let node = &story.node;
+    let (api, lab) = (&node.api, &node.lab);
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    let agent = api.agent(lab, &[]);
+    story.mirror("all", "web", &json!({ "target": west }));
+    let told = story.wait_told("all", |of| !of["refused"].is_null());
+    assert_eq!(told["refused"]["reason"], "TargetNotAllowed", "{told:#}");
+    assert_eq!(told["pods"], json!({ "selected": 1, "covered": 0 }));
+
+    // The administrator lets the namespace in.
+    api.apply(&target(
+        &west,
+        &json!({ "device": { "name": "west0" }, "allowedNamespaces": namespaces(api.namespace()) }),
+    ));
+    wait_mirrors(lab, web, &["mirror/all"]);
+    lab.wait_mirrored(&[web]);
+    let (copies, inside) = (Capture::start(lab.node(), "west0"), Capture::start(web.netns(), "eth0"));
+    web.ping(db.v4(), 5, 400);
+    eventually(SOON, || {
+        check(inside.frames().len() >= 10, || "too few packets".into())?;
+        copies.frames().same_as(&inside.frames())
+    });
+    let before = lab.status();
+    assert_eq!(before.target(&west).device, "west0");
+    agent.stop();
+
+    // A new agent that does not reach the API knows the target by what is installed.
+    api.set_way(Way::Refused);
+    let agent = api.agent(lab, &[]);
+    agent.wait_for_log(&["west0", "the mirror interface takes copies"]);
+    web.ping(db.v4(), 5, 400);
+    eventually(SOON, || {
+        check(inside.frames().len() >= 20, || "too few packets".into())?;
+        copies.frames().same_as(&inside.frames())
+    });
+    assert_eq!(lab.status().target(&west), before.target(&west));
+    api.set_way(Way::Open);
+    lab.wait_get("/readyz", 200);
+    web.ping(db.v4(), 5, 400);
+    eventually(SOON, || {
+        check(inside.frames().len() >= 30, || "too few packets".into())?;
+        copies.frames().same_as(&inside.frames())
+    });
+    for capture in [copies, inside] {
+        capture.stop();
+    }
+
+    // The same name leads elsewhere.
+    api.apply(&target(&west, &json!({ "device": { "name": "west1" } })));
+    lab.wait_status(|status| {
+        let target = status.target(&west);
+        check(target.device == "west1" && target.up, || format!("{target:#?}"))
+    });
+    let (copies, inside) = (Capture::start(lab.node(), "west1"), Capture::start(web.netns(), "eth0"));
+    web.ping(db.v4(), 5, 400);
+    eventually(SOON, || {
+        check(inside.frames().len() >= 10, || "too few packets".into())?;
+        copies.frames().same_as(&inside.frames())
+    });
+    for capture in [copies, inside] {
+        capture.stop();
+    }
+    eventually(SOON, || {
+        let devices = lab.devices();
+        check(!devices.contains(&"west0".to_owned()), || format!("{devices:?}"))
+    });
+
+    // And it goes.
+    api.kubectl(&format!("delete mirrortarget {west}"));
+    let told = story.wait_told("all", |of| of["refused"]["reason"] == "NoSuchTarget");
+    assert_eq!(told["pods"]["covered"], 0, "{told:#}");
+    lab.wait_mirrored(&[]);
+    eventually(SOON, || {
+        let devices = lab.devices();
+        let is_gone = !devices.contains(&"west1".to_owned()) && lab.status().target(&west).device.is_empty();
+        check(is_gone, || format!("{devices:?}"))
+    });
+    // The rest goes on.
+    story.mirror("all", "web", &json!({}));
+    lab.wait_mirrored(&[web]);
+    let comparison = Comparison::of(web.netns(), lab);
+    web.ping(db.v4(), 5, 400);
+    assert_eq!(comparison.is_equal().len(), 10);
+    agent.stop();
+}
+
+#[test]
+fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
+    let mut story = Story::new("badtarget");
+    // The server takes it. Only a node knows that the address is none of another node.
+    let bad =
+        story.mirror_target(&json!({ "vxlan": { "remote": "127.0.0.1", "port": 14789, "vni": "1-9" } }));
+    let story = &story;
+    let node = &story.node;
+    let (api, lab) = (&node.api, &node.lab);
+    let refused = |name: &str, spec: &Value| {
+        api.try_kubectl_with("create --dry-run=server -f -", &target(name, spec).to_string()).unwrap_err()
+    };
+    let device = json!({ "name": "ids0" });
+    for (name, spec, part) in [
+        ("x", json!({}), "exactly one of device"),
+        (
+            "x",
+            json!({ "device": device, "gre": { "remote": "10.9.0.5", "key": 7 } }),
+            "exactly one of device",
+        ),
+        ("x", json!({ "device": device, "oversize": "Segment" }), "only a tunnel"),
+        ("x", json!({ "pod": { "namespace": "security" } }), "exactly one of name and label"),
+        ("x", json!({ "vxlan": { "remote": "10.9.0.5", "port": 70000, "vni": 7 } }), "spec.vxlan.port"),
+        ("x", json!({ "vxlan": { "remote": "10.9.0.5", "port": 14789, "vni": "many" } }), "spec.vxlan.vni"),
+        ("x", json!({ "device": { "name": "a/b" } }), "spec.device.name"),
+        ("default", json!({ "device": device }), "use another name"),
+        ("x.y", json!({ "device": device }), "no dot"),
+    ] {
+        let told = refused(name, &spec);
+        assert!(told.contains(part), "{spec}: {told}");
+    }
+    let explained = api.kubectl("explain mirrortarget.spec");
+    let explained = explained.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(explained.contains("exactly one of device, pod, vxlan, geneve, gre and erspan"), "{explained}");
+
+    let pods = node.pods(["web"]);
+    let _containers = run(node, &pods, &[]);
+    let agent = api.agent(lab, &[]);
+    story.mirror("lost", "web", &json!({ "target": bad }));
+    let told = story.wait_told("lost", |of| !of["refused"].is_null());
+    assert_eq!(told["refused"]["reason"], "TargetRefused", "{told:#}");
+    let message = told["refused"]["message"].as_str().unwrap();
+    assert!(message.ends_with("\"127.0.0.1:14789\" is no address of another node"), "{message}");
+    agent.wait_for_log(&["the MirrorTarget is refused", &bad]);
+    agent.stop();
+}
