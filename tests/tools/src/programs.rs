@@ -36,11 +36,14 @@ pub const NETWORK: [Program; 4] = [
     Program::of("ethtool", "ethtool"),
 ];
 
-/// What `bench traffic` sends traffic with, and what translates a ClusterIP.
-pub const TRAFFIC: [Program; 4] = [
+/// What `bench traffic` sends traffic with, and what translates addresses of services.
+pub const TRAFFIC: [Program; 6] = [
     Program::of("iperf3", "iperf3"),
     Program::of("sockperf", "sockperf"),
     Program::of("wrk", "wrk"),
+    // The server too, see `bench traffic`: Debian's package redis-server would start a service.
+    Program::of("redis-tools", "redis-benchmark"),
+    Program::of("redis-tools", "redis-check-rdb"),
     Program::of("nftables", "nft"),
 ];
 

@@ -14,7 +14,7 @@ pub use self::{
     kind::{Kind, Metric},
 };
 
-/// The way of the traffic. The client is a pod.
+/// The way of the traffic. One end is the mirrored pod: the client, or with a node port the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
@@ -22,23 +22,44 @@ pub enum Way {
     SameNode,
     /// To a pod of another node, which is a second network namespace.
     TwoNodes,
+    /// The same, and the nodes are connected by VXLAN.
+    TwoNodesVxlan,
     /// To its own node.
     OwnNode,
+    /// To the other node.
+    OtherNode,
     /// To a pod of the same node by a ClusterIP, which nftables translates.
     ClusterIp,
+    /// From a node to its own node port, which nftables translates to a pod of this node.
+    NodePortLocal,
+    /// From a node to its own node port, which nftables translates to a pod of the other node.
+    NodePortRemote,
 }
 
 impl Way {
     /// All, in the order of the report.
-    pub const ALL: [Self; 4] = [Self::SameNode, Self::TwoNodes, Self::OwnNode, Self::ClusterIp];
+    pub const ALL: [Self; 8] = [
+        Self::SameNode,
+        Self::TwoNodes,
+        Self::TwoNodesVxlan,
+        Self::OwnNode,
+        Self::OtherNode,
+        Self::ClusterIp,
+        Self::NodePortLocal,
+        Self::NodePortRemote,
+    ];
 
     /// Its name in the command line, in the files and in the published ratios.
     pub const fn name(self) -> &'static str {
         match self {
             Self::SameNode => "same-node",
             Self::TwoNodes => "two-nodes",
+            Self::TwoNodesVxlan => "two-nodes-vxlan",
             Self::OwnNode => "own-node",
+            Self::OtherNode => "other-node",
             Self::ClusterIp => "cluster-ip",
+            Self::NodePortLocal => "node-port-local",
+            Self::NodePortRemote => "node-port-remote",
         }
     }
 
@@ -47,8 +68,20 @@ impl Way {
         match self {
             Self::SameNode => "Pod to pod on one node",
             Self::TwoNodes => "Pod to pod on two nodes",
+            Self::TwoNodesVxlan => "Pod to pod on two nodes, VXLAN between them",
             Self::OwnNode => "Pod to its own node",
+            Self::OtherNode => "Pod to the other node",
             Self::ClusterIp => "Pod to a ClusterIP",
+            Self::NodePortLocal => "Node to a node port, pod on this node",
+            Self::NodePortRemote => "Node to a node port, pod on the other node",
+        }
+    }
+
+    /// Whether the traffic passes from node to node.
+    pub const fn crosses(self) -> bool {
+        match self {
+            Self::TwoNodes | Self::TwoNodesVxlan | Self::OtherNode | Self::NodePortRemote => true,
+            Self::SameNode | Self::OwnNode | Self::ClusterIp | Self::NodePortLocal => false,
         }
     }
 }
@@ -60,7 +93,7 @@ pub struct Scenario {
     pub way: Way,
     /// What is measured.
     pub kind: Kind,
-    /// Bytes of a message; of HTTP, the connections; of ping, the µs between two requests.
+    /// Bytes of a message; of Redis, those of a value; of HTTP, the connections; of ping, the µs between two requests.
     pub parameter: u32,
 }
 
@@ -81,8 +114,16 @@ const FEW_SIZES: [u32; 2] = [64, 4096];
 const BULK: u32 = 128 * 1024;
 /// Connections of wrk, as in the published tables.
 const CONNECTIONS: [u32; 2] = [10, 100];
+/// Bytes of a value of Redis.
+const VALUE: u32 = 64;
 /// µs between two pings. Without a pause, a request follows its answer.
-const PAUSES_US: [u32; 3] = [0, 1_000, 10_000];
+const PAUSES_US: [u32; 5] = [0, 1_000, 10_000, 100_000, 1_000_000];
+/// From this pause on, a sample has few pings and few contestants: it takes its time whatever they do.
+const LONG_PAUSE_US: u32 = 100_000;
+/// The least and the most pings of a sample.
+const PINGS: (u64, u64) = (20, 1000);
+/// The least pings of a sample with long pauses, and the time in which more are sent.
+const FEW_PINGS: (u64, u64) = (3, 500_000);
 /// iperf3 writes its own header into a datagram.
 const LEAST_DATAGRAM: u32 = 16;
 /// sockperf writes its own header into a message.
@@ -96,9 +137,21 @@ impl Scenario {
             for kind in Kind::ALL {
                 let sizes: &[u32] = match (way, kind) {
                     (Way::SameNode, Kind::TcpSockperf | Kind::UdpSockperf) => &[LEAST_SOCKPERF],
-                    (Way::SameNode | Way::ClusterIp, Kind::Http) => &CONNECTIONS,
+                    (
+                        Way::SameNode | Way::ClusterIp | Way::NodePortLocal | Way::NodePortRemote,
+                        Kind::Http,
+                    ) => &CONNECTIONS,
+                    (Way::SameNode, Kind::RedisGet | Kind::RedisSet) => &[VALUE],
                     (Way::SameNode, Kind::Ping) => &PAUSES_US,
-                    (_, Kind::TcpSockperf | Kind::UdpSockperf | Kind::Http | Kind::Ping) => &[],
+                    (
+                        _,
+                        Kind::TcpSockperf
+                        | Kind::UdpSockperf
+                        | Kind::Http
+                        | Kind::RedisGet
+                        | Kind::RedisSet
+                        | Kind::Ping,
+                    ) => &[],
                     (Way::SameNode, _) => &SIZES,
                     _ => &FEW_SIZES,
                 };
@@ -133,6 +186,20 @@ impl Scenario {
         }
     }
 
+    /// Whether hardly anything is sent in its time, so that the CPU time is mostly that of others.
+    pub const fn is_mostly_idle(self) -> bool {
+        matches!(self.kind, Kind::Ping) && self.parameter >= LONG_PAUSE_US
+    }
+
+    /// The pings of a sample that is to take so long.
+    pub fn pings(self, sample_us: u64) -> u64 {
+        let in_time = |us: u64| us / u64::from(self.parameter.max(1));
+        match self.is_mostly_idle() {
+            true => in_time(FEW_PINGS.1).max(FEW_PINGS.0),
+            false => in_time(sample_us).clamp(PINGS.0, PINGS.1),
+        }
+    }
+
     /// Those that contain one of these texts in their names; all, if there is no text. An error names a text that no
     /// scenario contains.
     pub fn chosen(only: &[String]) -> Result<Vec<Self>, String> {
@@ -151,11 +218,13 @@ impl Scenario {
     }
 
     /// Who takes part: everybody where a table is most telling, and few elsewhere, so that there is time for more rounds.
-    /// sockperf takes three seconds for a sample, and wrk one.
+    /// sockperf takes three seconds for a sample, wrk one, and a ping each second two.
     pub fn contestants(self) -> &'static [Contestant] {
         match (self.way, self.kind) {
             (_, Kind::TcpSockperf | Kind::UdpSockperf) => &Contestant::THREE,
-            (_, Kind::Http) => &Contestant::FEW,
+            (_, Kind::Http | Kind::RedisGet | Kind::RedisSet) => &Contestant::FEW,
+            (_, Kind::Ping) if self.parameter > LONG_PAUSE_US => &Contestant::THREE,
+            (_, Kind::Ping) if self.is_mostly_idle() => &Contestant::FEW,
             (Way::SameNode, Kind::Ping) => &Contestant::ALL,
             (Way::SameNode, _) if FULL_SIZES.contains(&self.parameter) => &Contestant::ALL,
             _ => &Contestant::FEW,
@@ -214,6 +283,34 @@ mod tests {
         );
         let why = chosen(&["udp-bandwidth", "upd"]).unwrap_err();
         assert!(why.starts_with("--only upd: ") && why.contains("same-node/udp-bandwidth/64"), "{why}");
+    }
+
+    #[test]
+    fn long_pauses_have_few_pings() {
+        let pings = |pause, sample_us| {
+            Scenario { way: Way::SameNode, kind: Kind::Ping, parameter: pause }.pings(sample_us)
+        };
+        assert_eq!(PAUSES_US.map(|pause| pings(pause, 100_000)), [1000, 100, 20, 5, 3]);
+        assert_eq!(
+            [pings(1_000, 10_000), pings(10_000, 1_000_000), pings(100_000, 10_000_000)],
+            [20, 100, 5]
+        );
+    }
+
+    #[test]
+    fn a_whole_run_has_enough_rounds() {
+        // As in a run of 13 rounds on a machine with 2 CPUs: 33 ms more than the 100 ms that a sample is to take.
+        let sample_ms = |scenario: &Scenario| match scenario.kind {
+            Kind::TcpSockperf | Kind::UdpSockperf => 3_000,
+            Kind::Http => 1_100,
+            Kind::Ping if scenario.is_mostly_idle() => {
+                scenario.pings(100_000).saturating_sub(1) * u64::from(scenario.parameter) / 1000 + 10
+            }
+            _ => 133,
+        };
+        let round = Scenario::all().iter().map(|s| sample_ms(s) * s.contestants().len() as u64).sum::<u64>();
+        let of_35_minutes = 35 * 60 * 1000 / round;
+        assert!(of_35_minutes >= 10, "{of_35_minutes} rounds, each of {round} ms");
     }
 
     proptest! {

@@ -29,11 +29,15 @@ pub fn markdown(results: &Results) -> String {
 }
 
 const HOW: &str = "\
-* The client is a pod, and all copies are of its packets, in both directions. The receiver has no mirror.
+* All copies are of the packets of one pod, in both directions. This pod is the client. With a node port it is the server,
+  and the client is a node. The other end has no mirror.
+* Traffic from node to node is not measured: it is no pod's, so nothing of it is copied.
 * A ratio compares a contestant with `off` of the same round. It is the median over the rounds. In brackets is its 95 %
   interval (bootstrap over the rounds). If the interval includes 1, the cell says \"no difference\".
 * The row `off` has the medians themselves. They depend on the machine: compare ratios only.
 * Latency and CPU time: less is better. Bandwidth: more is better.
+* CPU time is that of the whole machine, with the other end and the readers. A packet is counted at the NIC of the
+  mirrored pod, and a super-frame is one packet.
 * Published ratios are from other hardware, without repeats and spread.";
 
 /// Whether the run is a result.
@@ -99,7 +103,13 @@ fn section(results: &Results, way: Way, kind: Kind, scenarios: &[Scenario]) -> S
         };
         let _ = writeln!(text, "{}", row(SOURCE, scenarios.iter().map(cell)));
     }
-    for metric in kind.further() {
+    let further = kind.further().iter().chain(kind.cpu());
+    // A run of an earlier version has not measured all of them.
+    let has_values = |metric: &&Metric| {
+        let off = |scenario: &Scenario| results.values(*scenario, Contestant::Off, **metric);
+        scenarios.iter().any(|scenario| !off(scenario).is_empty())
+    };
+    for metric in further.filter(has_values) {
         text += &format!("\n{}\n", table(results, scenarios, *metric).trim_end());
     }
     if !reader_losses(results, scenarios).is_empty() {

@@ -83,6 +83,29 @@ pub fn wrk(output: &str) -> Result<(u64, Figures), String> {
     Ok((requests.ok_or_else(|| missing("requests"))?, figures.into()))
 }
 
+/// Reads what `redis-benchmark --csv` prints of one command: the figures.
+pub fn redis_benchmark(output: &str) -> Result<Figures, String> {
+    let mut lines = output.lines();
+    let names = lines.by_ref().find(|line| line.starts_with("\"test\",")).map(cells).unwrap_or_default();
+    let values = lines.next().map(cells).unwrap_or_default();
+    let value = |name: &str| {
+        let column = names.iter().position(|other| *other == name);
+        let value = column.and_then(|column| values.get(column)?.parse::<f64>().ok());
+        value.ok_or_else(|| format!("redis-benchmark printed no {name}: {output}"))
+    };
+    Ok([
+        (Metric::RequestsPerSecond, value("rps")?),
+        (Metric::ResponseUs, value("p50_latency_ms")? * 1e3),
+        (Metric::ResponseP99Us, value("p99_latency_ms")? * 1e3),
+    ]
+    .into())
+}
+
+/// The cells of a line of CSV, without their quotes.
+fn cells(line: &str) -> Vec<&str> {
+    line.split(',').map(|cell| cell.trim().trim_matches('"')).collect()
+}
+
 /// A time with its unit, in µs.
 fn us(text: &str) -> Option<f64> {
     let (number, factor) = match text {
@@ -115,15 +138,38 @@ pub fn tcpdump(output: &str) -> Result<(u64, u64), String> {
     Ok((count(" received by filter")?, count(" dropped by kernel")?))
 }
 
-/// The ticks of all CPUs in which they were busy, of `/proc/stat`. There are 100 a second.
-pub fn busy_ticks(stat: &str) -> Result<u64, String> {
+/// Ticks in which all CPUs were busy. There are 100 a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Busy {
+    /// In programs.
+    pub user: u64,
+    /// In the kernel, with its interrupts.
+    pub kernel: u64,
+}
+
+/// Reads `/proc/stat`.
+pub fn busy_ticks(stat: &str) -> Result<Busy, String> {
     let all = stat.lines().find_map(|line| line.strip_prefix("cpu "));
     let ticks: Option<Vec<u64>> =
         all.and_then(|all| all.split_whitespace().map(|tick| tick.parse().ok()).collect());
     match ticks.as_deref() {
         // user, nice, system; idle and iowait; irq, softirq. `guest` is in user, and stolen time is nobody's work.
-        Some([user, nice, system, _, _, irq, softirq, ..]) => Ok(user + nice + system + irq + softirq),
+        Some([user, nice, system, _, _, irq, softirq, ..]) => {
+            Ok(Busy { user: user + nice, kernel: system + irq + softirq })
+        }
         _ => Err("/proc/stat has no line for all CPUs".to_owned()),
+    }
+}
+
+/// The packets of a device in both directions, of `/proc/net/dev`.
+pub fn packets(dev: &str, device: &str) -> Result<u64, String> {
+    let line = dev.lines().find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'));
+    let counts: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
+    // Eight counts of what was received, then those of what was sent. The second is of packets.
+    let count = |at: usize| counts.get(at)?.parse::<u64>().ok();
+    match (count(1), count(9)) {
+        (Some(received), Some(sent)) => Ok(received + sent),
+        _ => Err(format!("/proc/net/dev has no packets of {device}: {dev}")),
     }
 }
 
@@ -203,8 +249,28 @@ mod tests {
     #[test]
     fn busy_time_is_without_idle_and_stolen_time() {
         let stat = "cpu  10 20 30 4000 500 6 7 800 0 0\ncpu0 5 10 15 2000 250 3 3 400 0 0\n";
-        assert_eq!(busy_ticks(stat), Ok(73));
+        assert_eq!(busy_ticks(stat), Ok(Busy { user: 30, kernel: 43 }));
         assert!(busy_ticks("intr 1").is_err());
+    }
+
+    #[test]
+    fn the_packets_of_a_device() {
+        let dev = include_str!("../fixtures/net-dev.txt");
+        assert_eq!(packets(dev, "eth0"), Ok(11 + 31));
+        assert!(packets(dev, "eth").unwrap_err().contains("no packets of eth"));
+        assert!(packets(dev, "eth1").is_err());
+    }
+
+    #[test]
+    fn redis_benchmarks_requests_and_responses() {
+        let figures = redis_benchmark(include_str!("../fixtures/redis.csv")).unwrap();
+        let expected = [
+            (Metric::RequestsPerSecond, 48_780.49),
+            (Metric::ResponseUs, 127.0),
+            (Metric::ResponseP99Us, 271.0),
+        ];
+        assert_eq!(figures, expected.into());
+        assert!(redis_benchmark("Could not connect to Redis").unwrap_err().contains("no rps"));
     }
 
     proptest! {
@@ -212,7 +278,8 @@ mod tests {
         fn nothing_that_a_tool_prints_ends_the_run(text in ".{0,200}", cut in 0_usize..2665) {
             let whole = include_str!("../fixtures/iperf3-udp.json");
             let _ = iperf3(whole.get(..cut).unwrap_or(whole));
-            let _ = (iperf3(&text), sockperf(&text), wrk(&text), ping(&text), tcpdump(&text), busy_ticks(&text));
+            let _ = (iperf3(&text), sockperf(&text), wrk(&text), ping(&text), tcpdump(&text));
+            let _ = (redis_benchmark(&text), busy_ticks(&text), packets(&text, "eth0"));
         }
     }
 }

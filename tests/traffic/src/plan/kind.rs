@@ -20,13 +20,17 @@ pub enum Kind {
     UdpSockperf,
     /// Requests a second of HTTP by wrk, to a server that answers with 1 KiB.
     Http,
+    /// Values that redis-benchmark reads from a Redis server.
+    RedisGet,
+    /// Values that redis-benchmark writes to a Redis server.
+    RedisSet,
     /// Round trips of ICMP echo, by ping.
     Ping,
 }
 
 impl Kind {
     /// All, in the order of the report.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::TcpLatency,
         Self::TcpBandwidth,
         Self::UdpLatency,
@@ -34,6 +38,8 @@ impl Kind {
         Self::TcpSockperf,
         Self::UdpSockperf,
         Self::Http,
+        Self::RedisGet,
+        Self::RedisSet,
         Self::Ping,
     ];
 
@@ -47,6 +53,8 @@ impl Kind {
             Self::TcpSockperf => "tcp-sockperf",
             Self::UdpSockperf => "udp-sockperf",
             Self::Http => "http",
+            Self::RedisGet => "redis-get",
+            Self::RedisSet => "redis-set",
             Self::Ping => "ping",
         }
     }
@@ -61,6 +69,8 @@ impl Kind {
             Self::TcpSockperf => "TCP latency by sockperf",
             Self::UdpSockperf => "UDP latency by sockperf",
             Self::Http => "HTTP requests",
+            Self::RedisGet => "Redis GET",
+            Self::RedisSet => "Redis SET",
             Self::Ping => "ping",
         }
     }
@@ -69,21 +79,29 @@ impl Kind {
     pub const fn metric(self) -> Metric {
         match self {
             Self::TcpBandwidth | Self::UdpBandwidth => Metric::BitsPerSecond,
-            Self::Http => Metric::RequestsPerSecond,
+            Self::Http | Self::RedisGet | Self::RedisSet => Metric::RequestsPerSecond,
             Self::Ping => Metric::RoundTripUs,
             _ => Metric::LatencyUs,
         }
     }
 
-    /// Further metrics, each with a table of its own.
+    /// Further metrics of its own, each with a table.
     pub const fn further(self) -> &'static [Metric] {
         match self {
-            Self::UdpBandwidth => &[Metric::SentPerSecond, Metric::LossPercent, Metric::CpuNsPerMessage],
-            Self::TcpBandwidth => &[Metric::CpuNsPerMessage],
-            Self::TcpLatency | Self::UdpLatency => &[Metric::LatencyP99Us, Metric::CpuNsPerMessage],
-            Self::TcpSockperf | Self::UdpSockperf => &[Metric::LatencyP99Us],
-            Self::Http => &[Metric::ResponseUs, Metric::ResponseP99Us, Metric::CpuNsPerMessage],
-            Self::Ping => &[Metric::CpuNsPerMessage],
+            Self::UdpBandwidth => &[Metric::SentPerSecond, Metric::LossPercent],
+            Self::TcpLatency | Self::UdpLatency | Self::TcpSockperf | Self::UdpSockperf => {
+                &[Metric::LatencyP99Us]
+            }
+            Self::Http | Self::RedisGet | Self::RedisSet => &[Metric::ResponseUs, Metric::ResponseP99Us],
+            Self::TcpBandwidth | Self::Ping => &[],
+        }
+    }
+
+    /// The CPU times that are shown, each with a table. sockperf sends in one of its three seconds only.
+    pub const fn cpu(self) -> &'static [Metric] {
+        match self {
+            Self::TcpSockperf | Self::UdpSockperf => &[],
+            _ => &[Metric::CpuNsPerMessage, Metric::CpuUserNsPerPacket, Metric::CpuKernelNsPerPacket],
         }
     }
 }
@@ -112,6 +130,10 @@ pub enum Metric {
     RoundTripUs,
     /// Time in which the machine's CPUs were busy, for each message or round trip, in ns.
     CpuNsPerMessage,
+    /// Time in which the machine's CPUs ran programs, for each packet at the mirrored pod's NIC, in ns.
+    CpuUserNsPerPacket,
+    /// The same of the kernel, with its interrupts.
+    CpuKernelNsPerPacket,
     /// Packets that the contestant's reader did not get, of those that it should have got, in percent.
     ReaderLossPercent,
 }
@@ -130,6 +152,8 @@ impl Metric {
             Self::ResponseP99Us => "response, 99 % are faster, µs",
             Self::RoundTripUs => "round trip, µs",
             Self::CpuNsPerMessage => "CPU time of the machine for a message, ns",
+            Self::CpuUserNsPerPacket => "CPU time in programs for a packet, ns",
+            Self::CpuKernelNsPerPacket => "CPU time in the kernel for a packet, ns",
             Self::ReaderLossPercent => "packets that the reader lost, %",
         }
     }

@@ -117,6 +117,30 @@ fn a_contestant_without_samples_leaves_its_cells_empty() {
 }
 
 #[test]
+fn a_metric_without_samples_has_no_table() {
+    let cpu = |text: &str| text.matches(Metric::CpuKernelNsPerPacket.title()).count();
+    let mut results = some_results(7, |_, _| 1.0);
+    assert_eq!(cpu(&markdown(&results)), 0, "a run of an earlier version");
+    for sample in &mut results.samples {
+        sample.figures.insert(Metric::CpuKernelNsPerPacket, 1500.0);
+    }
+    let text = markdown(&results);
+    assert_eq!(cpu(&text), 2, "one for each kind: {text}");
+    assert!(text.contains("| CPU time in the kernel for a packet, ns | 64 B | 4096 B |"), "{text}");
+}
+
+#[test]
+fn the_run_of_an_earlier_version_is_read() {
+    let mut results: Results =
+        serde_json::from_str(include_str!("../../../../docs/benchmarks/results.json")).unwrap();
+    // A part: the intervals of all tables take half a minute.
+    results.samples.retain(|sample| sample.scenario.to_string() == "cluster-ip/http/10");
+    let text = markdown(&results);
+    assert!(text.contains("## Pod to a ClusterIP: HTTP requests\n"), "{text}");
+    assert!(text.contains("| requests a second | 10 connections |"), "{text}");
+}
+
+#[test]
 fn the_file_of_results_is_read_back() {
     let results = some_results(2, |round, _| 1.0 / round as f64);
     let json = serde_json::to_string_pretty(&results).unwrap();

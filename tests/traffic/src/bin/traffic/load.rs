@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{TcpListener, TcpStream, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
@@ -16,15 +16,20 @@ use anyhow::{Result, bail};
 use mirror_test_traffic::{
     figures::quantile,
     plan::{Kind, Metric, Scenario},
-    tools::{self, Figures, Iperf3},
+    tools::{self, Busy, Figures, Iperf3},
 };
 use mirror_tests::{OneCpu, SOON, eventually};
 use nix::sys::socket::{setsockopt, sockopt::TcpCongestion};
 
 use crate::{
     http,
-    stage::{IPERF3_PORT, SOCKPERF_PORT, Stage},
+    stage::{IPERF3_PORT, REDIS_PORT, SOCKPERF_PORT, Stage},
 };
+
+/// Where the servers of this program listen, which send each message back.
+pub(crate) const LATENCY_PORT: u16 = 7000;
+/// Connections of redis-benchmark.
+const REDIS_CLIENTS: &str = "10";
 
 /// The congestion control of connections: what nodes usually have. BBR, which some machines have instead, sets a pace by
 /// what it has measured, and would measure itself here. sockperf takes that of the machine.
@@ -35,8 +40,6 @@ const FIRST: u64 = 500;
 const MESSAGES: (u64, u64) = (200, 5_000_000);
 /// The longest that a client may run. Its work is bounded too.
 const CLIENT_SECONDS: &str = "20";
-/// The least and the most pings of a sample.
-const PINGS: (u64, u64) = (20, 1000);
 /// A tick of `/proc/stat`.
 const TICK_NS: f64 = 1e7;
 /// The part of the round trips that warms up and is not counted.
@@ -108,8 +111,7 @@ impl Load {
             load.messages.insert(*scenario, messages);
         }
         for scenario in scenarios.iter().filter(|scenario| scenario.kind == Kind::Ping) {
-            let pings = time.as_micros() as u64 / u64::from(scenario.parameter.max(1));
-            load.messages.insert(*scenario, pings.clamp(PINGS.0, PINGS.1));
+            load.messages.insert(*scenario, scenario.pings(time.as_micros() as u64));
         }
         load
     }
@@ -117,10 +119,17 @@ impl Load {
     /// One sample: the number of messages, and the figures.
     pub(crate) fn sample(&self, stage: &Stage, scenario: Scenario) -> (u64, Figures) {
         let reader = stage.start_reader(self.cpus);
-        let busy = busy_ticks();
+        let (busy, packets) = (busy_ticks(), stage.packets());
         let Sent { messages, mut figures, .. } = self.send(stage, scenario);
-        let busy = busy_ticks().saturating_sub(busy);
-        figures.insert(Metric::CpuNsPerMessage, busy as f64 * TICK_NS / messages as f64);
+        let (busy_then, packets_then) = (busy_ticks(), stage.packets());
+        if !scenario.is_mostly_idle() {
+            let ns = |then: u64, before: u64| then.saturating_sub(before) as f64 * TICK_NS;
+            let (user, kernel) = (ns(busy_then.user, busy.user), ns(busy_then.kernel, busy.kernel));
+            let packets = (packets_then - packets) as f64;
+            figures.insert(Metric::CpuNsPerMessage, (user + kernel) / messages as f64);
+            figures.insert(Metric::CpuUserNsPerPacket, user / packets);
+            figures.insert(Metric::CpuKernelNsPerPacket, kernel / packets);
+        }
         if let Some(reader) = reader {
             figures.insert(Metric::ReaderLossPercent, Stage::stop_reader(reader));
         }
@@ -137,6 +146,8 @@ impl Load {
             Kind::TcpSockperf => self.sockperf(stage, scenario, &["--tcp"]),
             Kind::UdpSockperf => self.sockperf(stage, scenario, &[]),
             Kind::Http => self.wrk(stage, scenario),
+            Kind::RedisGet => self.redis(stage, scenario, "get"),
+            Kind::RedisSet => self.redis(stage, scenario, "set"),
             Kind::Ping => self.ping(stage, scenario),
         }
     }
@@ -173,10 +184,9 @@ impl Load {
 
     fn iperf3(&self, stage: &Stage, scenario: Scenario, more: &[&str]) -> Sent {
         let (messages, bytes) = (self.messages[&scenario].to_string(), scenario.parameter.to_string());
-        let words =
-            ["--json", "--port", IPERF3_PORT, "--blockcount", &messages, "--length", &bytes, "--client"];
-        let address = stage.address(scenario.way).to_string();
-        let said = self.client(stage, "iperf3", &[&words[..], &[&address], more].concat());
+        let (address, port) = address(stage, scenario, IPERF3_PORT);
+        let words = ["--json", "--port", &port, "--blockcount", &messages, "--length", &bytes, "--client"];
+        let said = self.client(stage, scenario, "iperf3", &[&words[..], &[&address], more].concat());
         let Iperf3 { seconds, figures } =
             tools::iperf3(&said).unwrap_or_else(|why| panic!("{scenario}: {why}"));
         Sent { seconds, messages: self.messages[&scenario], figures }
@@ -184,38 +194,50 @@ impl Load {
 
     /// It takes its own time, in whole seconds.
     fn sockperf(&self, stage: &Stage, scenario: Scenario, more: &[&str]) -> Sent {
-        let (bytes, address) = (scenario.parameter.to_string(), stage.address(scenario.way).to_string());
-        let words = ["ping-pong", "-i", &address, "-p", SOCKPERF_PORT, "-m", &bytes, "-t", "1"];
-        let said = self.client(stage, "sockperf", &[&words[..], more].concat());
+        let bytes = scenario.parameter.to_string();
+        let (address, port) = address(stage, scenario, SOCKPERF_PORT);
+        let words = ["ping-pong", "-i", &address, "-p", &port, "-m", &bytes, "-t", "1"];
+        let said = self.client(stage, scenario, "sockperf", &[&words[..], more].concat());
         let (messages, figures) = tools::sockperf(&said).unwrap_or_else(|why| panic!("{scenario}: {why}"));
         Sent { seconds: 1.0, messages, figures }
     }
 
     /// It takes its own time, in whole seconds.
     fn wrk(&self, stage: &Stage, scenario: Scenario) -> Sent {
-        let (connections, address) = (scenario.parameter.to_string(), stage.address(scenario.way));
-        let url = format!("http://{address}:{}/", http::PORT);
+        let connections = scenario.parameter.to_string();
+        let url = format!("http://{}/", stage.network.address(scenario.way, http::PORT));
         let words = ["--threads", "1", "--duration", "1s", "--latency", "--connections", &connections, &url];
-        let said = self.client(stage, "wrk", &words);
+        let said = self.client(stage, scenario, "wrk", &words);
         let (messages, figures) = tools::wrk(&said).unwrap_or_else(|why| panic!("{scenario}: {why}"));
         Sent { seconds: 1.0, messages, figures }
     }
 
+    fn redis(&self, stage: &Stage, scenario: Scenario, command: &str) -> Sent {
+        let messages = self.messages[&scenario];
+        let (requests, bytes) = (messages.to_string(), scenario.parameter.to_string());
+        let (address, port) = address(stage, scenario, REDIS_PORT);
+        let to = ["--csv", "-h", &address, "-p", &port];
+        let what = ["-t", command, "-n", &requests, "-d", &bytes, "-c", REDIS_CLIENTS];
+        let said = self.client(stage, scenario, "redis-benchmark", &[&to[..], &what].concat());
+        let figures = tools::redis_benchmark(&said).unwrap_or_else(|why| panic!("{scenario}: {why}"));
+        Sent { seconds: messages as f64 / figures[&Metric::RequestsPerSecond], messages, figures }
+    }
+
     fn ping(&self, stage: &Stage, scenario: Scenario) -> Sent {
-        let (messages, address) = (self.messages[&scenario], stage.address(scenario.way).to_string());
+        let (messages, address) = (self.messages[&scenario], address(stage, scenario, 0).0);
         let (count, pause) = (messages.to_string(), format!("{}", f64::from(scenario.parameter) / 1e6));
         let pace: &[&str] = if scenario.parameter == 0 { &["-f"] } else { &["-i", &pause] };
         let words = [&["-n", "-q", "-c", &count][..], pace, &[&address]].concat();
-        let said = self.client(stage, "ping", &words);
+        let said = self.client(stage, scenario, "ping", &words);
         let figures = tools::ping(&said).unwrap_or_else(|why| panic!("{scenario}: {why}"));
         Sent { seconds: 0.0, messages, figures }
     }
 
     /// Runs a client to its end, and returns its output. iperf3's server may still be at the end of the last sample.
-    fn client(&self, stage: &Stage, program: &str, words: &[&str]) -> String {
+    fn client(&self, stage: &Stage, scenario: Scenario, program: &str, words: &[&str]) -> String {
         let _on = OneCpu::numbered(self.cpus.client);
         eventually(SOON, || {
-            let mut command = stage.client().command("timeout");
+            let mut command = stage.network.client(scenario.way).command("timeout");
             let output = command.args([CLIENT_SECONDS, program]).args(words).output().unwrap();
             let [said, complaint] =
                 [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -229,6 +251,12 @@ impl Load {
     }
 }
 
+/// The address and the port by which the client reaches a server that listens on this port.
+fn address(stage: &Stage, scenario: Scenario, port: u16) -> (String, String) {
+    let to = stage.network.address(scenario.way, port);
+    (to.ip().to_string(), to.port().to_string())
+}
+
 /// An end of a connection: sends the message and receives as much, or the other way round.
 type End = Box<dyn FnMut(&mut [u8], bool) -> io::Result<()> + Send>;
 
@@ -238,9 +266,11 @@ struct Ends {
 }
 
 fn tcp(stage: &Stage, scenario: Scenario) -> Ends {
-    let listener = stage.server(scenario.way).enter(|| TcpListener::bind(("0.0.0.0", 0))).unwrap();
-    let to = SocketAddr::new(stage.address(scenario.way), listener.local_addr().unwrap().port());
-    let client = stage.client().enter(|| TcpStream::connect_timeout(&to, SOON)).unwrap();
+    let Stage { network, .. } = stage;
+    let listen = || TcpListener::bind(("0.0.0.0", LATENCY_PORT));
+    let listener = network.server(scenario.way).enter(listen).unwrap();
+    let to = network.address(scenario.way, LATENCY_PORT);
+    let client = network.client(scenario.way).enter(|| TcpStream::connect_timeout(&to, SOON)).unwrap();
     let (server, _) = listener.accept().unwrap();
     let end = |mut stream: TcpStream| -> End {
         stream.set_nodelay(true).unwrap();
@@ -259,10 +289,10 @@ fn tcp(stage: &Stage, scenario: Scenario) -> Ends {
 }
 
 fn udp(stage: &Stage, scenario: Scenario) -> Ends {
-    let bind = || UdpSocket::bind(("0.0.0.0", 0));
-    let server = stage.server(scenario.way).enter(bind).unwrap();
-    let client = stage.client().enter(bind).unwrap();
-    client.connect((stage.address(scenario.way), server.local_addr().unwrap().port())).unwrap();
+    let Stage { network, .. } = stage;
+    let server = network.server(scenario.way).enter(|| UdpSocket::bind(("0.0.0.0", LATENCY_PORT))).unwrap();
+    let client = network.client(scenario.way).enter(|| UdpSocket::bind(("0.0.0.0", 0))).unwrap();
+    client.connect(network.address(scenario.way, LATENCY_PORT)).unwrap();
     for socket in [&client, &server] {
         socket.set_read_timeout(Some(SOON)).unwrap();
     }
@@ -277,7 +307,7 @@ fn udp(stage: &Stage, scenario: Scenario) -> Ends {
     Ends { client: Box::new(client), server: Box::new(server) }
 }
 
-fn busy_ticks() -> u64 {
+fn busy_ticks() -> Busy {
     let stat = fs::read_to_string("/proc/stat").unwrap();
     tools::busy_ticks(&stat).unwrap_or_else(|why| panic!("{why}"))
 }

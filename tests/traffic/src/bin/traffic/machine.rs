@@ -19,6 +19,7 @@ pub(crate) fn read() -> Result<Machine> {
     for (name, mut command) in [
         ("podmirror", Command::new(agent)),
         ("iperf3", Command::new("iperf3")),
+        ("redis", Command::new("redis-benchmark")),
         ("sockperf", Command::new("sockperf")),
         ("tcpdump", Command::new("tcpdump")),
         ("wrk", Command::new("wrk")),

@@ -2,7 +2,8 @@
 //! samples in rounds, and writes `results.json`, `report.md` and the plots.
 //!
 //! ```text
-//! main ─► stage (a node with its pods, servers and contestant) ─► load (one sample)
+//! main ─► stage (a node with its servers and contestant) ─► network (its pods, and the other node)
+//!      ─► load (one sample)
 //!      ─► machine (what it runs on)
 //!      ─► mirror_test_traffic: the order, the figures, the report (pure)
 //! ```
@@ -15,6 +16,7 @@
 mod http;
 mod load;
 mod machine;
+mod network;
 mod stage;
 
 use std::{
@@ -55,7 +57,7 @@ struct Args {
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// Begin no round that would end later than so many minutes after the start. The first round is always completed.
-    #[arg(long, value_name = "MINUTES", default_value_t = 25)]
+    #[arg(long, value_name = "MINUTES", default_value_t = 35)]
     minutes: u64,
     /// How long a sample is to take, in ms.
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(10..=10_000))]

@@ -1,85 +1,63 @@
-//! A node for one contestant: pods, servers, and what copies the packets. Called by `main`, and by `load` for the
-//! addresses.
+//! A node for one contestant: its network, the servers, and what copies the packets. Called by `main` and `load`.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, fs};
 
 use mirror_test_traffic::{
     plan::{Contestant, Kind, Scenario, Way},
     tools,
 };
-use mirror_tests::{
-    Agent, AttachMode, Lab, MIRROR, Neighbour, Netns, OneCpu, PodNs, PodSpec, PodsFile, Reader,
-};
+use mirror_tests::{Agent, AttachMode, MIRROR, Neighbour, Netns, OneCpu, PodSpec, PodsFile, Reader};
 use nix::sys::signal::Signal;
 
-use crate::{http, load::Cpus};
+use crate::{http, load::Cpus, network::Network};
 
-/// Addresses that are no pod's.
-const NODE: &str = "10.9.9.9";
-const CLUSTER_IP: &str = "10.96.0.10";
 /// The target that is a stream, and its ring: it holds all packets of a sample.
 const STREAM: &str = "live";
 const RING: &str = "64MiB";
 const CUT_TO: &str = "96";
+/// The NIC of a pod.
+const NIC: &str = "eth0";
 /// Where the servers listen.
-pub(crate) const IPERF3_PORT: &str = "5201";
-pub(crate) const SOCKPERF_PORT: &str = "11111";
+pub(crate) const IPERF3_PORT: u16 = 5201;
+pub(crate) const SOCKPERF_PORT: u16 = 11111;
+pub(crate) const REDIS_PORT: u16 = 6379;
+/// Starts a Redis server as the user nobody; the arguments follow. Debian's package redis-server would start a service of
+/// the machine. The server is also in redis-tools, where the name that it is called by makes it a server.
+const REDIS: [&str; 8] = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "bash",
+    "-c",
+    r#"exec -a redis-server redis-check-rdb "$@""#,
+    "bash",
+];
 
-/// A node for one contestant. The node is the last field but one, so that it goes after everything on it.
+/// A node for one contestant. The network is the last field, so that it goes after everything on it.
 pub(crate) struct Stage {
     contestant: Contestant,
     agent: Option<Agent>,
     tail: Option<Agent>,
     program: Option<Neighbour>,
     servers: Vec<Reader>,
-    client: PodNs,
-    server: PodNs,
-    other: PodNs,
-    lab: Lab,
-    far: Option<Far>,
-}
-
-/// The other node, and the pod there. Both nodes number their pods from 1, so that others have the client's addresses.
-struct Far {
-    server: PodNs,
-    _others: Vec<PodNs>,
-    _lab: Lab,
+    pub(crate) network: Network,
 }
 
 impl Stage {
     /// Makes it, with what the scenarios need.
     pub(crate) fn new(contestant: Contestant, scenarios: &[Scenario], cpus: Cpus) -> Self {
-        let name = format!("traffic-{}", contestant as u8);
-        let lab = Lab::new(&name);
-        let [client, server, other] = ["client", "server", "other"].map(|name| lab.routed_pod(name));
-        lab.node().ip(&format!("address add {NODE}/32 dev lo"));
-        // All nodes translate addresses, so that connections are tracked on all of them, as with kube-proxy.
-        lab.node().run("nft add table ip services");
-        lab.node().run("nft add chain ip services prerouting { type nat hook prerouting priority dstnat ; }");
-        lab.node().run(&format!(
-            "nft add rule ip services prerouting ip daddr {CLUSTER_IP} dnat to {}",
-            server.v4()
-        ));
-        let has_far = takes_part(contestant, scenarios, |scenario| scenario.way == Way::TwoNodes);
-        let far = has_far.then(|| Far::new(&lab, &client, &name));
-        let mut stage = Self {
-            contestant,
-            agent: None,
-            tail: None,
-            program: None,
-            servers: Vec::new(),
-            client,
-            server,
-            other,
-            lab,
-            far,
-        };
+        let mut scenarios = scenarios.to_vec();
+        scenarios.retain(|scenario| scenario.contestants().contains(&contestant));
+        let network = Network::new(&format!("traffic-{}", contestant as u8), &scenarios);
+        let mut stage =
+            Self { contestant, agent: None, tail: None, program: None, servers: Vec::new(), network };
         {
             let _on = OneCpu::numbered(cpus.reader);
             stage.mirror();
         }
         let _on = OneCpu::numbered(cpus.server);
-        stage.serve_all(scenarios);
+        stage.serve_all(&scenarios);
         stage
     }
 
@@ -88,42 +66,24 @@ impl Stage {
         self.contestant
     }
 
-    /// The network namespace of the client.
-    pub(crate) fn client(&self) -> &Netns {
-        self.client.netns()
-    }
-
-    /// The network namespace of the server.
-    pub(crate) fn server(&self, way: Way) -> &Netns {
-        match (way, &self.far) {
-            (Way::TwoNodes, Some(far)) => far.server.netns(),
-            (Way::OwnNode, _) => self.lab.node(),
-            _ => self.server.netns(),
-        }
-    }
-
-    /// The address by which the client reaches the server.
-    pub(crate) fn address(&self, way: Way) -> IpAddr {
-        let fixed = |text: &str| text.parse().unwrap();
-        match (way, &self.far) {
-            (Way::TwoNodes, Some(far)) => far.server.v4(),
-            (Way::OwnNode, _) => fixed(NODE),
-            (Way::ClusterIp, _) => fixed(CLUSTER_IP),
-            _ => self.server.v4(),
-        }
+    /// The packets that the mirrored pod's NIC has sent and received.
+    pub(crate) fn packets(&self) -> u64 {
+        let dev = self.network.pod.netns().enter(|| fs::read_to_string("/proc/thread-self/net/dev")).unwrap();
+        tools::packets(&dev, NIC).unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// Starts a program that reads, for one sample. Only then, because a packet socket anywhere on the machine makes the
     /// kernel take the time of every packet.
     pub(crate) fn start_reader(&self, cpus: Cpus) -> Option<Reader> {
-        let ring = self.lab.files().join("ring.pcap");
+        let network = &self.network;
+        let ring = network.lab.files().join("ring.pcap");
         let (netns, device, more): (&Netns, &str, &[&str]) = match self.contestant {
-            Contestant::TcxRead | Contestant::MirredRead => (self.lab.node(), MIRROR, &[]),
-            Contestant::Tcpdump => (self.client.netns(), "eth0", &[]),
-            Contestant::Tcpdump96 => (self.client.netns(), "eth0", &["-s", CUT_TO]),
+            Contestant::TcxRead | Contestant::MirredRead => (network.lab.node(), MIRROR, &[]),
+            Contestant::Tcpdump => (network.pod.netns(), NIC, &[]),
+            Contestant::Tcpdump96 => (network.pod.netns(), NIC, &["-s", CUT_TO]),
             // Two files of 64 MB, so that the disk does not fill up.
-            Contestant::TcpdumpFile => (self.client.netns(), "eth0", &["-C", "64", "-W", "2"]),
-            Contestant::TcpdumpVeth => (self.lab.node(), self.client.veth_host(), &[]),
+            Contestant::TcpdumpFile => (network.pod.netns(), NIC, &["-C", "64", "-W", "2"]),
+            Contestant::TcpdumpVeth => (network.lab.node(), network.pod.veth_host(), &[]),
             _ => return None,
         };
         let _on = OneCpu::numbered(cpus.reader);
@@ -133,7 +93,7 @@ impl Stage {
             Contestant::TcpdumpFile => command.arg(ring),
             _ => command.arg("/dev/null"),
         };
-        let mut reader = Reader::start(&self.lab, "tcpdump", command);
+        let mut reader = Reader::start(&network.lab, "tcpdump", command);
         reader.wait_for("listening on");
         Some(reader)
     }
@@ -153,7 +113,7 @@ impl Stage {
         match self.contestant {
             Contestant::Off | Contestant::OffAgain => None,
             Contestant::Unselected | Contestant::BareClone | Contestant::Mirred | Contestant::MirredRead => {
-                let link = self.lab.node().ip(&format!("-j -s link show dev {MIRROR}"));
+                let link = self.network.lab.node().ip(&format!("-j -s link show dev {MIRROR}"));
                 let link: serde_json::Value = serde_json::from_str(&link).unwrap();
                 let sent = link[0]["stats64"]["tx"]["packets"].as_u64().unwrap();
                 if self.contestant == Contestant::Unselected {
@@ -168,8 +128,8 @@ impl Stage {
             | Contestant::TcpdumpFile
             | Contestant::TcpdumpVeth => None,
             _ => {
-                let status = self.lab.status();
-                let session = status.tap(self.client.veth_host()).session("default");
+                let status = self.network.lab.status();
+                let session = status.tap(self.network.pod.veth_host()).session("default");
                 let (seen, copied) = (session.seen(), session.total("copied"));
                 match self.contestant {
                     Contestant::TcxFilter => {
@@ -192,11 +152,11 @@ impl Stage {
         }
     }
 
-    /// Lets the contestant copy the client's packets.
+    /// Lets the contestant copy the packets of the mirrored pod.
     fn mirror(&mut self) {
-        let (lab, client) = (&self.lab, &self.client);
-        let mirrored = || PodSpec::of(client).mirror("true");
-        let other = || PodSpec::of(&self.other);
+        let Network { lab, pod, other: silent, .. } = &self.network;
+        let mirrored = || PodSpec::of(pod).mirror("true");
+        let other = || PodSpec::of(silent);
         let stream = ["--target", &format!("{STREAM}=stream")];
         let streamed = || mirrored().annotated("podmirror.io/target", STREAM);
         let (spec, flags, mode): (PodSpec, &[&str], _) = match self.contestant {
@@ -213,7 +173,7 @@ impl Stage {
             Contestant::Unselected => (other().mirror("true"), &[], AttachMode::Tcx),
             // The agent makes the mirror interface, and mirrors nothing.
             Contestant::BareClone | Contestant::Mirred | Contestant::MirredRead => {
-                (PodSpec::of(client), &[], AttachMode::Clsact)
+                (PodSpec::of(pod), &[], AttachMode::Clsact)
             }
             _ => return,
         };
@@ -221,11 +181,11 @@ impl Stage {
         match self.contestant {
             Contestant::BareClone => {
                 lab.wait_mirrored(&[]);
-                self.program = Some(Neighbour::that_clones(lab, client.veth_host(), MIRROR));
+                self.program = Some(Neighbour::that_clones(lab, pod.veth_host(), MIRROR));
             }
             Contestant::Mirred | Contestant::MirredRead => {
                 lab.wait_mirrored(&[]);
-                let device = client.veth_host();
+                let device = pod.veth_host();
                 lab.node().tc(&format!("qdisc add dev {device} clsact"));
                 for hook in ["ingress", "egress"] {
                     lab.node().tc(&format!(
@@ -234,8 +194,8 @@ impl Stage {
                     ));
                 }
             }
-            Contestant::Unselected => drop(lab.wait_mirrored(&[&self.other])),
-            _ => drop(lab.wait_mirrored(&[client])),
+            Contestant::Unselected => drop(lab.wait_mirrored(&[silent])),
+            _ => drop(lab.wait_mirrored(&[pod])),
         }
         if matches!(self.contestant, Contestant::Stream | Contestant::Stream96) {
             let words = ["tail", "--target", STREAM, "--super-frames", "--buffer", RING, "-w", "/dev/null"];
@@ -249,58 +209,56 @@ impl Stage {
 
     /// Starts the servers that the scenarios need.
     fn serve_all(&mut self, scenarios: &[Scenario]) {
-        let contestant = self.contestant;
-        let needs = |is_it: &dyn Fn(&Scenario) -> bool| takes_part(contestant, scenarios, is_it);
-        for way in [Way::SameNode, Way::OwnNode, Way::TwoNodes] {
-            // A ClusterIP leads to the pod of the same node.
-            let leads_there = |scenario: &Scenario| {
-                scenario.way == way || (way == Way::SameNode && scenario.way == Way::ClusterIp)
-            };
-            if needs(&leads_there) {
-                let words = ["iperf3", "--server", "--port", IPERF3_PORT, "--forceflush"];
-                self.serve(way, &words, "Server listening");
+        let iperf3 = format!("iperf3 --server --port {IPERF3_PORT} --forceflush");
+        for Scenario { way, .. } in self.places(scenarios, &[Kind::TcpBandwidth, Kind::UdpBandwidth]) {
+            self.serve(way, &words(&iperf3), "Server listening");
+        }
+        let sockperf = format!("sockperf server -i 0.0.0.0 -p {SOCKPERF_PORT}");
+        for (kind, more) in [(Kind::TcpSockperf, " --tcp"), (Kind::UdpSockperf, "")] {
+            for Scenario { way, .. } in self.places(scenarios, &[kind]) {
+                self.serve(way, &words(&format!("{sockperf}{more}")), "PORT = ");
             }
         }
-        for (kind, more) in [(Kind::TcpSockperf, &["--tcp"][..]), (Kind::UdpSockperf, &[])] {
-            if needs(&|scenario| scenario.kind == kind) {
-                let words = ["sockperf", "server", "-i", "0.0.0.0", "-p", SOCKPERF_PORT];
-                self.serve(Way::SameNode, &[&words[..], more].concat(), "PORT = ");
-            }
+        for Scenario { way, .. } in self.places(scenarios, &[Kind::Http]) {
+            http::serve(self.network.server(way));
         }
-        if needs(&|scenario| scenario.kind == Kind::Http) {
-            http::serve(self.server.netns());
+        for Scenario { way, parameter, .. } in self.places(scenarios, &[Kind::RedisGet, Kind::RedisSet]) {
+            let address = self.network.address(way, REDIS_PORT);
+            let redis = format!(
+                "--bind {} --port {} --protected-mode no --appendonly no --dir / --save",
+                address.ip(),
+                address.port()
+            );
+            // No times to save at, and no file to begin with: that would be in the working directory.
+            self.serve(way, &[&REDIS[..], &words(&redis), &[""]].concat(), "Ready to accept connections");
+            // The value that is read: redis-benchmark uses one key.
+            self.network.server(way).run(&format!(
+                "redis-benchmark --csv -h {} -p {} -t set -n 1 -c 1 -d {parameter}",
+                address.ip(),
+                address.port()
+            ));
         }
+    }
+
+    /// For each place where these kinds need a server, a scenario that needs it.
+    fn places(&self, scenarios: &[Scenario], kinds: &[Kind]) -> Vec<Scenario> {
+        let mut places = BTreeSet::new();
+        let of_kinds = scenarios.iter().filter(|scenario| kinds.contains(&scenario.kind));
+        of_kinds.filter(|scenario| places.insert(self.network.server(scenario.way).name())).copied().collect()
     }
 
     /// Starts a server where the client looks for it, and waits until it says that it listens.
     fn serve(&mut self, way: Way, words: &[&str], listening: &str) {
-        let mut command = self.server(way).command(words[0]);
+        let mut command = self.network.server(way).command(words[0]);
         command.args(&words[1..]);
         let name = format!("{}-{}", words[0], self.servers.len());
-        let mut server = Reader::start(&self.lab, &name, command);
+        let mut server = Reader::start(&self.network.lab, &name, command);
         server.wait_for(listening);
         self.servers.push(server);
     }
 }
 
-/// Whether the contestant takes part in such a scenario.
-fn takes_part(contestant: Contestant, scenarios: &[Scenario], is_it: impl Fn(&Scenario) -> bool) -> bool {
-    scenarios.iter().any(|scenario| is_it(scenario) && scenario.contestants().contains(&contestant))
-}
-
-impl Far {
-    /// A second node with a pod, a cable between the nodes, and routes.
-    fn new(lab: &Lab, client: &PodNs, name: &str) -> Self {
-        let far = Lab::new(&format!("{name}-far"));
-        let others: Vec<_> = ["one", "two", "three"].map(|name| far.routed_pod(name)).into();
-        let server = far.routed_pod("server");
-        lab.node().ip(&format!("link add up0 type veth peer name up0 netns {}", far.node().name()));
-        for (node, own, to, pod) in [(lab.node(), 1, 2, server.v4()), (far.node(), 2, 1, client.v4())] {
-            node.ip("link set up0 up");
-            node.ip(&format!("address add 10.9.0.{own}/24 dev up0"));
-            // The other node has a pod with the same address.
-            node.ip(&format!("route replace {pod} via 10.9.0.{to}"));
-        }
-        Self { server, _others: others, _lab: far }
-    }
+/// The words of a command line.
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
 }

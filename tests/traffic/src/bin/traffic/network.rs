@@ -1,0 +1,160 @@
+//! The network of a contestant: its node, the pods, and the other node where a scenario needs it. Called by `stage`, and by
+//! `load` for who sends from where to where.
+//!
+//! ```text
+//!             node                                   other node
+//!  pod ───┐                                          ┌─── far
+//!  peer ──┼─────── up0 ──────── cable ─────── up0 ───┤
+//!  other ─┘        vx0 ──── VXLAN over up0 ── vx0    └─── overlay
+//! ```
+//!
+//! `pod` is the mirrored one. Both nodes translate addresses with nftables, as kube-proxy does, so that both track
+//! connections.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use mirror_test_traffic::plan::{Scenario, Way};
+use mirror_tests::{Lab, Netns, PodNs};
+
+use crate::{http, load::LATENCY_PORT, stage::IPERF3_PORT};
+
+/// Addresses of the node that are on no cable and no pod's.
+const NODE: Ipv4Addr = Ipv4Addr::new(10, 9, 9, 9);
+const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+/// The nodes on their cable, and on the VXLAN above it.
+const CABLE: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 9, 0, 1), Ipv4Addr::new(10, 9, 0, 2)];
+const VXLAN: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 8, 0, 1), Ipv4Addr::new(10, 8, 0, 2)];
+/// A port of a pod, and the node port that leads there.
+const NODE_PORTS: [(u16, u16); 3] = [(LATENCY_PORT, 30700), (IPERF3_PORT, 30201), (http::PORT, 30080)];
+
+/// The node of a contestant, and what it is connected to. The node goes after the pods on it.
+pub(crate) struct Network {
+    /// The mirrored pod.
+    pub(crate) pod: PodNs,
+    /// The pod that it talks to on its own node.
+    peer: PodNs,
+    /// A silent pod.
+    pub(crate) other: PodNs,
+    pub(crate) lab: Lab,
+    far: Option<Far>,
+}
+
+/// The other node, and the pods there. Both nodes number their pods from 1, so that others have the mirrored pod's address.
+struct Far {
+    /// Reached by the cable.
+    direct: PodNs,
+    /// Reached by the VXLAN.
+    overlay: PodNs,
+    _others: Vec<PodNs>,
+    lab: Lab,
+}
+
+impl Network {
+    /// Makes it, with the other node if a scenario crosses to it.
+    pub(crate) fn new(name: &str, scenarios: &[Scenario]) -> Self {
+        let lab = Lab::new(name);
+        let [pod, peer, other] = ["pod", "peer", "other"].map(|name| lab.routed_pod(name));
+        lab.node().ip(&format!("address add {NODE}/32 dev lo"));
+        translate(lab.node(), NODE, &pod);
+        lab.node().run(&format!(
+            "nft add chain ip services prerouting {{ type nat hook prerouting priority dstnat ; }} ; \
+             add rule ip services prerouting ip daddr {CLUSTER_IP} dnat to {}",
+            peer.v4()
+        ));
+        let crosses = scenarios.iter().any(|scenario| scenario.way.crosses());
+        let far = crosses.then(|| Far::new(&lab, &pod, name));
+        Self { pod, peer, other, lab, far }
+    }
+
+    /// The network namespace of the client.
+    pub(crate) fn client(&self, way: Way) -> &Netns {
+        match way {
+            Way::NodePortLocal => self.lab.node(),
+            Way::NodePortRemote => self.far().lab.node(),
+            _ => self.pod.netns(),
+        }
+    }
+
+    /// The network namespace of the server.
+    pub(crate) fn server(&self, way: Way) -> &Netns {
+        match way {
+            Way::SameNode | Way::ClusterIp => self.peer.netns(),
+            Way::TwoNodes => self.far().direct.netns(),
+            Way::TwoNodesVxlan => self.far().overlay.netns(),
+            Way::OwnNode => self.lab.node(),
+            Way::OtherNode => self.far().lab.node(),
+            Way::NodePortLocal | Way::NodePortRemote => self.pod.netns(),
+        }
+    }
+
+    /// Where the client finds the server that listens on this port.
+    pub(crate) fn address(&self, way: Way, port: u16) -> SocketAddr {
+        let to = match way {
+            Way::SameNode => self.peer.v4(),
+            Way::TwoNodes => self.far().direct.v4(),
+            Way::TwoNodesVxlan => self.far().overlay.v4(),
+            Way::OwnNode => NODE.into(),
+            Way::OtherNode => CABLE[1].into(),
+            Way::ClusterIp => CLUSTER_IP.into(),
+            Way::NodePortLocal => return node_port(NODE, port),
+            Way::NodePortRemote => return node_port(CABLE[1], port),
+        };
+        SocketAddr::new(to, port)
+    }
+
+    fn far(&self) -> &Far {
+        self.far.as_ref().unwrap()
+    }
+}
+
+/// The node port of a node that leads to a port of the pod.
+fn node_port(node: Ipv4Addr, port: u16) -> SocketAddr {
+    let (_, node_port) = NODE_PORTS.into_iter().find(|(of_pod, _)| *of_pod == port).unwrap();
+    SocketAddr::new(node.into(), node_port)
+}
+
+/// Translates the node ports of a node for what the node itself sends.
+fn translate(node: &Netns, address: Ipv4Addr, pod: &PodNs) {
+    let mut rules = "nft add table ip services ; \
+                     add chain ip services output { type nat hook output priority -100 ; }"
+        .to_owned();
+    for (port, node_port) in NODE_PORTS {
+        for protocol in ["tcp", "udp"] {
+            rules += &format!(
+                " ; add rule ip services output ip daddr {address} {protocol} dport {node_port} dnat to {}:{port}",
+                pod.v4()
+            );
+        }
+    }
+    node.run(&rules);
+}
+
+impl Far {
+    /// A second node with its pods, a cable between the nodes with a VXLAN on it, and routes.
+    fn new(lab: &Lab, pod: &PodNs, name: &str) -> Self {
+        let far = Lab::new(&format!("{name}-far"));
+        let others: Vec<_> = ["one", "two", "three"].map(|name| far.routed_pod(name)).into();
+        let [direct, overlay] = ["direct", "overlay"].map(|name| far.routed_pod(name));
+        lab.node().ip(&format!("link add up0 type veth peer name up0 netns {}", far.node().name()));
+        for (node, own, to) in [(lab.node(), 0, 1), (far.node(), 1, 0)] {
+            // The cable has room for the header of VXLAN, so that packets of pods have the same size on both ways.
+            node.ip("link set up0 mtu 1550 up");
+            node.ip(&format!("address add {}/24 dev up0", CABLE[own]));
+            node.ip(&format!(
+                "link add vx0 type vxlan id 1 dev up0 local {} remote {} dstport 4789",
+                CABLE[own], CABLE[to]
+            ));
+            node.ip("link set vx0 mtu 1500 up");
+            node.ip(&format!("address add {}/24 dev vx0", VXLAN[own]));
+        }
+        lab.node().ip(&format!("route replace {} via {}", direct.v4(), CABLE[1]));
+        lab.node().ip(&format!("route replace {} via {}", overlay.v4(), VXLAN[1]));
+        // This node has a pod with the same address.
+        far.node().ip(&format!("route replace {} via {}", pod.v4(), CABLE[0]));
+        // What a pod of the VXLAN sends takes the VXLAN back.
+        far.node().ip(&format!("rule add from {} table 1", overlay.v4()));
+        far.node().ip(&format!("route add {} via {} table 1", pod.v4(), VXLAN[0]));
+        translate(far.node(), CABLE[1], pod);
+        Self { direct, overlay, _others: others, lab: far }
+    }
+}
