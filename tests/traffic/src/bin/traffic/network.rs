@@ -154,6 +154,13 @@ impl Far {
         // What a pod of the VXLAN sends takes the VXLAN back.
         far.node().ip(&format!("rule add from {} table 1", overlay.v4()));
         far.node().ip(&format!("route add {} via {} table 1", pod.v4(), VXLAN[0]));
+        let back = far.node().ip(&format!(
+            "route get {} from {} iif {}",
+            pod.v4(),
+            overlay.v4(),
+            overlay.veth_host()
+        ));
+        assert!(back.contains("dev vx0"), "both directions use the VXLAN: {back}");
         translate(far.node(), CABLE[1], pod);
         Self { direct, overlay, _others: others, lab: far }
     }
