@@ -26,11 +26,10 @@ use crate::{
     stage::{IPERF3_PORT, REDIS_PORT, SOCKPERF_PORT, Stage},
 };
 
-/// Where the servers of this program listen, which send each message back.
+/// Where this program's own servers listen, which send each message back.
 pub(crate) const LATENCY_PORT: u16 = 7000;
 /// Connections of redis-benchmark.
 const REDIS_CLIENTS: &str = "10";
-
 /// The congestion control of connections: what nodes usually have. BBR, which some machines have instead, sets a pace by
 /// what it has measured, and would measure itself here. sockperf takes that of the machine.
 pub(crate) const CONGESTION_CONTROL: &str = "cubic";
@@ -119,13 +118,13 @@ impl Load {
     /// One sample: the number of messages, and the figures.
     pub(crate) fn sample(&self, stage: &Stage, scenario: Scenario) -> (u64, Figures) {
         let reader = stage.start_reader(self.cpus);
-        let (busy, packets) = (busy_ticks(), stage.packets());
+        let (packets_before, before) = (stage.packets(), busy_ticks());
         let Sent { messages, mut figures, .. } = self.send(stage, scenario);
-        let (busy_then, packets_then) = (busy_ticks(), stage.packets());
+        let (after, packets_after) = (busy_ticks(), stage.packets());
         if !scenario.is_mostly_idle() {
-            let ns = |then: u64, before: u64| then.saturating_sub(before) as f64 * TICK_NS;
-            let (user, kernel) = (ns(busy_then.user, busy.user), ns(busy_then.kernel, busy.kernel));
-            let packets = (packets_then - packets) as f64;
+            let ns = |after: u64, before: u64| after.saturating_sub(before) as f64 * TICK_NS;
+            let (user, kernel) = (ns(after.user, before.user), ns(after.kernel, before.kernel));
+            let packets = (packets_after - packets_before) as f64;
             figures.insert(Metric::CpuNsPerMessage, (user + kernel) / messages as f64);
             figures.insert(Metric::CpuUserNsPerPacket, user / packets);
             figures.insert(Metric::CpuKernelNsPerPacket, kernel / packets);

@@ -99,7 +99,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Each kind once, and each way once.
+/// Each way once, and each kind once whose samples can be short.
 fn is_quick(scenario: &Scenario) -> bool {
     if scenario.kind == Kind::Ping {
         return scenario.parameter == 0;
