@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Who does what with the packets of the client pod. All copies are of this pod, in both directions.
+/// Who does what with the packets of the mirrored pod. All copies are of this pod, in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contestant {
