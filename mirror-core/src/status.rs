@@ -6,9 +6,15 @@
 mod explain;
 mod table;
 
+use mirror_common::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 
+pub use self::table::{columns, printable};
 use crate::settings::{Budget, Settings, Share};
+
+/// The verdicts of packets that should have been copied and were not.
+pub const LOSSES: [Verdict; 5] =
+    [Verdict::TargetDown, Verdict::Congested, Verdict::Failed, Verdict::Uncut, Verdict::Lost];
 
 /// The reason of an annotation that is ignored, in one word.
 const BAD_ANNOTATION: &str = "BadAnnotation";
@@ -211,6 +217,18 @@ pub struct CounterStatus {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+}
+
+impl CounterStatus {
+    /// The packets were copied.
+    pub fn is_copied(&self) -> bool {
+        self.verdict == Verdict::Copied.name()
+    }
+
+    /// The packets should have been copied, and were not.
+    pub fn is_lost(&self) -> bool {
+        LOSSES.iter().any(|loss| self.verdict == loss.name())
+    }
 }
 
 /// The notes on the last round of the loop.

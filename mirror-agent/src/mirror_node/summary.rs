@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_api::{MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal};
 use mirror_common::verdict::Verdict;
+use mirror_core::status::LOSSES;
 
 use crate::{
     dataplane::readout::{Count, Reader},
@@ -18,10 +19,6 @@ const MOST_MIRRORS: usize = 200;
 const MOST_REASONS: (usize, usize) = (20, 200);
 /// Most bytes of a message. With the numbers above, a status has some 300 KiB at most.
 const MOST_BYTES: usize = 512;
-
-/// The verdicts of packets that should have been copied and were not.
-const LOSSES: [Verdict; 5] =
-    [Verdict::TargetDown, Verdict::Congested, Verdict::Failed, Verdict::Uncut, Verdict::Lost];
 
 /// The counts of the mirrors, by namespace (none: of a ClusterMirror) and name.
 pub(super) type Counts = BTreeMap<(Option<String>, MirrorId), OfMirror>;

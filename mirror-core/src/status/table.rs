@@ -142,8 +142,8 @@ fn told(notes: &Notes) -> String {
     format!("\n{}", columns(&rows))
 }
 
-/// Left-justified columns, two spaces apart.
-fn columns(rows: &[Vec<String>]) -> String {
+/// Left-justified columns, two spaces apart, without characters that a terminal would obey.
+pub fn columns(rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let count = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..count)
@@ -160,7 +160,7 @@ fn columns(rows: &[Vec<String>]) -> String {
 
 /// The text with escapes for what does not print: a pod chooses the names of its NICs, and the kernel takes control
 /// characters in them, which a terminal would obey.
-pub(super) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for char in text.chars() {
         match char {
