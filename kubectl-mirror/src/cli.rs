@@ -5,7 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use mirror_core::settings::{Settings, parse_duration};
 
-use crate::{selector, workload::Workload};
+use crate::{
+    selector,
+    workload::{Kind, Workload},
+};
 
 /// Shows the packets of pods in Wireshark, and makes, deletes and judges mirrors of a cluster with podmirror.
 #[derive(Debug, Parser)]
@@ -30,6 +33,13 @@ pub(crate) enum Command {
     Off(OffArgs),
     /// Show the Mirrors and ClusterMirrors, with what all nodes have made of them.
     Status(StatusArgs),
+    /// Say in plain words whether and how a pod is mirrored: who asks for it, its NICs and hooks, the filter, the budget,
+    /// the target, what was counted; and why not.
+    Explain(ExplainArgs),
+    /// Show how much the taps have seen of what the NICs have carried, by direction, and the reason where it is less.
+    Coverage(CoverageArgs),
+    /// Show what the tapped NICs carry and what is copied, in packets and bytes a second, every 2 s until Ctrl-C.
+    Top(TopArgs),
     /// Print a completion script for a shell.
     Completion {
         /// The shell.
@@ -158,6 +168,48 @@ pub(crate) struct StatusArgs {
     pub(crate) watch: bool,
 }
 
+/// `kubectl mirror explain`.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// The pod: pod/NAME, or its name alone.
+    #[arg(value_name = "POD", value_parser = pod)]
+    pub(crate) pod: String,
+}
+
+/// `kubectl mirror coverage`.
+#[derive(Debug, Args)]
+pub(crate) struct CoverageArgs {
+    /// All namespaces.
+    #[arg(long, short = 'A')]
+    pub(crate) all_namespaces: bool,
+    /// Form of the output.
+    #[arg(long, short, value_enum, default_value = "table")]
+    pub(crate) output: CoverageOutput,
+}
+
+/// `kubectl mirror top`.
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// All namespaces.
+    #[arg(long, short = 'A')]
+    pub(crate) all_namespaces: bool,
+    /// Show it once, after 2 s, and end.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Show at most so many NICs: those that carry most.
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub(crate) rows: usize,
+}
+
+/// Form of `coverage`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CoverageOutput {
+    /// A table, and the reasons.
+    Table,
+    /// For machines.
+    Json,
+}
+
 /// Form of `status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
@@ -206,6 +258,14 @@ fn setting(key: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone
     }
 }
 
+/// The name of a pod.
+fn pod(text: &str) -> Result<String, String> {
+    match text.parse()? {
+        Workload { kind: Kind::Pod, name } => Ok(name),
+        workload => Err(format!("{workload} is no pod: name one pod, as in pod/web")),
+    }
+}
+
 fn snaplen(text: &str) -> Result<u32, String> {
     setting("snaplen")(text)?.trim().parse().map_err(|_| "use a number of bytes".to_owned())
 }
@@ -238,6 +298,12 @@ mod tests {
             "off -n shop deploy/checkout",
             "off --name mine",
             "status -A -o wide --watch",
+            "explain -n shop pod/web",
+            "explain web --agents tools",
+            "coverage -n shop",
+            "coverage -A -o json",
+            "top -n shop",
+            "top -A --once --rows 10",
             "completion bash",
         ] {
             parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
@@ -255,6 +321,9 @@ mod tests {
             ("tail web/eth0", "kind"),
             ("tail cronjob/web", "deploy"),
             ("on deploy/web --rate fast", "kpps"),
+            ("explain", "required"),
+            ("explain deploy/web", "no pod"),
+            ("coverage -o yaml", "json"),
         ] {
             let error = parse(words).unwrap_err();
             assert!(error.contains(told), "{words}: {error}");

@@ -1,8 +1,10 @@
-//! The connection to the API server, and the names of the namespaces. The commands call it.
+//! The connection to the API server, the names of the namespaces, and whether a right is missing. The commands call it.
 
 use anyhow::Context as _;
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
-    Client, Config,
+    Api, Client, Config,
+    client::UpgradeConnectionError,
     config::{KubeConfigOptions, Kubeconfig},
 };
 
@@ -37,4 +39,30 @@ impl Cluster {
         let client = Client::try_from(config).context("cannot use the Kubernetes API of the kubeconfig")?;
         Ok(Self { client, namespace, agents: agents.clone() })
     }
+
+    /// The agents' pods.
+    pub(crate) fn agents(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.agents)
+    }
+
+    /// The namespace that is looked at; `None`: all of them.
+    pub(crate) fn scope(&self, all_namespaces: bool) -> Option<&str> {
+        (!all_namespaces).then_some(&self.namespace)
+    }
+}
+
+/// Whether the API server refuses what this user asks for.
+pub(crate) fn is_refusal(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => [401, 403].contains(&status.code),
+        kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) => {
+            [401, 403].contains(&status.as_u16())
+        }
+        _ => false,
+    }
+}
+
+/// Whether the reason is that the API server refuses what this user asks for.
+pub(crate) fn lacks_right(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(is_refusal)
 }

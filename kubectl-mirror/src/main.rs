@@ -1,22 +1,33 @@
 //! `kubectl mirror`: the packets of pods in Wireshark, mirrors on and off, and what came of them, from a laptop.
 //!
 //! ```text
-//! cli ─► tail ───► workload ─► selector    make a Mirror with a stream, read it from the agents, merge it by time
-//!     └► mirror ─► workload                make and delete Mirrors
-//!     └► status                            Mirrors and MirrorNodes as one table
-//!                  cluster                 the connection to the API server
+//! cli ─► tail ─────► workload ─► selector   make a Mirror with a stream, read it from the agents, merge it by time
+//!     └► mirror ───► workload               make and delete Mirrors
+//!     └► status                             Mirrors and MirrorNodes as one table
+//!     └► explain ──► exec; words            one pod: the words of its agent, or those of the API server
+//!     └► coverage ─► nodes ─► exec          what the taps have seen of what the NICs have carried
+//!     └► top ──────► nodes; rates           what the NICs carry now
+//!                    agents                 the ready agent of each node
+//!                    cluster                the connection to the API server
 //! ```
 //!
-//! It speaks with the API server alone, with the rights of its user, and with the agents by the API server's port-forward.
+//! It speaks with the API server alone, with the rights of its user, and with the agents by the API server's port-forward
+//! and exec.
 //! It needs no root, and runs on Linux, macOS and Windows. `main` parses the command line, and turns the outcome into an
-//! exit code: 0 fine, 1 failed, 2 wrong usage (clap's own).
+//! exit code: 0 fine, 1 failed, 2 wrong usage (clap's own). `explain` ends with the exit code of the agent's command.
 
+mod agents;
 mod cli;
 mod cluster;
+mod coverage;
+mod exec;
+mod explain;
 mod mirror;
+mod nodes;
 mod selector;
 mod status;
 mod tail;
+mod top;
 mod workload;
 
 use std::{
@@ -34,7 +45,7 @@ use self::{
 
 fn main() -> ExitCode {
     match execute(Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             tell(&format!("{error:#}"));
             ExitCode::FAILURE
@@ -42,19 +53,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn execute(cli: Cli) -> anyhow::Result<()> {
+fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kubectl-mirror", &mut script);
-            return print(&String::from_utf8_lossy(&script));
+            print(&String::from_utf8_lossy(&script))?;
+            return Ok(ExitCode::SUCCESS);
         }
         Command::Man => {
             let mut page = Vec::new();
             clap_mangen::Man::new(Cli::command())
                 .render(&mut page)
                 .context("cannot write the manual page")?;
-            return print(&String::from_utf8_lossy(&page));
+            print(&String::from_utf8_lossy(&page))?;
+            return Ok(ExitCode::SUCCESS);
         }
         _ => {}
     }
@@ -65,12 +78,16 @@ fn execute(cli: Cli) -> anyhow::Result<()> {
     let outcome = runtime.block_on(async {
         let cluster = Cluster::connect(&cli.connection).await?;
         match cli.command {
-            Command::Tail(args) => tail::tail(args, &cluster).await,
-            Command::On(args) => mirror::on(args, &cluster).await,
-            Command::Off(args) => mirror::off(args, &cluster).await,
-            Command::Status(args) => status::status(args, &cluster).await,
-            Command::Completion { .. } | Command::Man => Ok(()),
+            Command::Tail(args) => tail::tail(args, &cluster).await?,
+            Command::On(args) => mirror::on(args, &cluster).await?,
+            Command::Off(args) => mirror::off(args, &cluster).await?,
+            Command::Status(args) => status::status(args, &cluster).await?,
+            Command::Explain(args) => return explain::explain(args, &cluster).await,
+            Command::Coverage(args) => coverage::coverage(args, &cluster).await?,
+            Command::Top(args) => top::top(args, &cluster).await?,
+            Command::Completion { .. } | Command::Man => {}
         }
+        Ok(ExitCode::SUCCESS)
     });
     // A program that reads standard output, and stands still, must not hold up the end.
     runtime.shutdown_background();

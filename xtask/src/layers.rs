@@ -63,10 +63,12 @@ const FORBIDDEN: &[Forbidden] = &[
     },
     Forbidden {
         files: &[
+            "kubectl-mirror/src/explain/words.rs",
             "kubectl-mirror/src/selector.rs",
             "kubectl-mirror/src/tail/blocks.rs",
             "kubectl-mirror/src/tail/combined.rs",
             "kubectl-mirror/src/tail/merge.rs",
+            "kubectl-mirror/src/top/rates.rs",
         ],
         paths: &[
             "kube::Api",

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, api::ListParams};
+use kube::{Api, Client};
 use serde_json::json;
 use tokio::{
     io::{
@@ -23,11 +23,14 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{merge::StreamId, pods::is_refusal, request::Request};
-use crate::{cli::TailArgs, cluster::Cluster, tell};
+use super::{merge::StreamId, request::Request};
+use crate::{
+    agents,
+    cli::TailArgs,
+    cluster::{Cluster, lacks_right},
+    tell,
+};
 
-/// The label of the agents' pods.
-const AGENTS: &str = "app.kubernetes.io/component=agent";
 /// The wait until a connection that could not be made, or has ended, is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long an agent may take to answer. It waits 5 s for a Mirror that it does not know yet.
@@ -81,9 +84,9 @@ enum Failure {
 
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
-        match error.downcast_ref::<kube::Error>() {
-            Some(kube) if is_refusal(kube) => Self::Final(error),
-            _ => Self::Passing(error),
+        match lacks_right(&error) {
+            true => Self::Final(error),
+            false => Self::Passing(error),
         }
     }
 }
@@ -141,7 +144,7 @@ impl Link {
     async fn read_once(&mut self, node: &str, told: &mut Option<String>) -> Result<(), Failure> {
         let connected = async {
             let api = Api::<Pod>::namespaced(self.client.clone(), &self.agents);
-            let agent = agent(&api, node, &self.agents).await?;
+            let agent = agents::of_node(&api, node, &self.agents).await?;
             let forwarded = api.portforward(&agent, &[self.port]).await;
             let mut forwarded = forwarded.with_context(|| {
                 format!("cannot reach the agent {}/{agent} by a port-forward", self.agents)
@@ -231,21 +234,4 @@ impl Link {
 async fn is_wanted(ending: &mut watch::Receiver<bool>) {
     // Without a sender, the whole command has ended.
     let _ = ending.wait_for(|ending| *ending).await;
-}
-
-/// The name of the agent's pod on a node.
-async fn agent(api: &Api<Pod>, node: &str, namespace: &str) -> anyhow::Result<String> {
-    let params = ListParams::default().labels(AGENTS).fields(&format!("spec.nodeName={node}"));
-    let pods = api.list(&params).await;
-    let pods = pods.with_context(|| format!("cannot list the agents in namespace {namespace}"))?;
-    let is_ready = |pod: &&Pod| {
-        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-        conditions.into_iter().flatten().any(|of| of.type_ == "Ready" && of.status == "True")
-    };
-    let is_going = |pod: &&Pod| pod.metadata.deletion_timestamp.is_some();
-    let agent = pods.items.iter().filter(|pod| !is_going(pod)).find(is_ready);
-    let name = agent.and_then(|pod| pod.metadata.name.clone());
-    name.with_context(|| {
-        format!("no agent of podmirror is ready there (namespace {namespace}; --agents names another one)")
-    })
 }

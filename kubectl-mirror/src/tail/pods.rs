@@ -17,7 +17,11 @@ use kube::{
     },
 };
 
-use crate::{cluster::Cluster, tell, workload::Selection};
+use crate::{
+    cluster::{Cluster, is_refusal},
+    tell,
+    workload::Selection,
+};
 
 /// The pods at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -137,17 +141,6 @@ impl Pods {
                 self.told = None;
             }
         }
-    }
-}
-
-/// Whether the API server refuses what this user asks for.
-pub(super) fn is_refusal(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::Api(status) => [401, 403].contains(&status.code),
-        kube::Error::UpgradeConnection(kube::client::UpgradeConnectionError::ProtocolSwitch(status)) => {
-            [401, 403].contains(&status.as_u16())
-        }
-        _ => false,
     }
 }
 

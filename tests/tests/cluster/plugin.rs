@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mirror_tests::{Cluster, KubePod, PATIENCE, PacketFile, SOON, Tail, check, eventually, pod_object};
+use mirror_tests::{
+    AGENT, Cluster, KubePod, PATIENCE, PacketFile, Pinging, SOON, Tail, check, eventually, pod_object,
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -174,4 +176,104 @@ fn a_mirror_is_switched_on_and_off_and_judged() {
     assert_eq!(told(cluster, &["status"]), "no Mirrors\n");
     let again = plugin(cluster, &["off", "deploy/web"]).output().unwrap();
     assert!(String::from_utf8(again.stderr).unwrap().contains("there is no Mirror deploy-web"));
+}
+
+#[test]
+fn the_nodes_say_how_a_pod_is_mirrored_and_what_it_carries() {
+    let cluster = &Cluster::new("asked");
+    let host = cluster.host();
+    let namespace = cluster.namespace();
+    let [web, db] = &cluster.pods([("web", Some("true")), ("db", None)]);
+    host.wait_taps(&[&web.device]);
+
+    let text = told(cluster, &["explain", "pod/web"]);
+    let place = format!("It is tapped at the node's end of its veth, {} ", web.device);
+    assert!(text.starts_with(&format!("{namespace}/web is mirrored.\n")) && text.contains(&place), "{text}");
+    let text = told(cluster, &["explain", "db"]);
+    assert!(text.starts_with(&format!("{namespace}/db is not mirrored.\n")), "{text}");
+
+    let pinging = Pinging::start(&web.netns, db.ip);
+    // The agent compares every 2 s, and needs some packets.
+    let report = eventually(PATIENCE, || {
+        let report: Value = serde_json::from_str(&told(cluster, &["coverage", "-o", "json"])).unwrap();
+        let states = ["ingress", "egress"].map(|direction| &report["nics"][0][direction]["state"]);
+        check(states == ["Covered"; 2], || format!("{report:#}")).map(|()| report.clone())
+    });
+    let nic = &report["nics"][0];
+    assert_eq!([&nic["namespace"], &nic["pod"], &nic["nic"]], [namespace, "web", "eth0"], "{report:#}");
+    assert_eq!(
+        (report["nics"].as_array().unwrap().len(), &report["unanswered"]),
+        (1, &json!([])),
+        "{report:#}"
+    );
+    let table = told(cluster, &["coverage"]);
+    assert!(table.lines().count() == 2 && table.matches(" Covered ").count() == 2, "{table}");
+
+    // 20 pings a second, and their answers. While the machine is busy, neither these nor the looks come evenly.
+    eventually(PATIENCE, || {
+        let top = told(cluster, &["top", "-A", "--once"]);
+        let row: Vec<_> = top.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(row[..3], [namespace, "web", "eth0"], "{top}");
+        // Packets that reach the pod, that leave it, that were copied, and that were lost.
+        let rates = [4, 6, 8, 10].map(|cell| row[cell].parse::<f64>().unwrap_or(f64::NAN));
+        let [ingress, egress, copied, lost] = rates;
+        let is_near = |rate: f64| (10.0..40.0).contains(&rate);
+        let is_right = is_near(ingress) && is_near(egress) && copied >= ingress.max(egress) && lost == 0.0;
+        check(is_right, || top.clone())
+    });
+    pinging.stop();
+}
+
+#[test]
+fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
+    let cluster = &Cluster::new("viewer");
+    let namespace = cluster.namespace();
+    let [web] = &cluster.pods([("web", None)]);
+    cluster.apply(&json!({
+        "apiVersion": "podmirror.io/v1alpha1", "kind": "Mirror", "metadata": { "name": "mine" },
+        "spec": { "podSelector": { "matchLabels": { "app": "web" } } },
+    }));
+    cluster.host().wait_taps(&[&web.device]);
+    cluster.kubectl("create serviceaccount viewer");
+    cluster.kubectl(&format!(
+        "create rolebinding viewer --clusterrole=view --serviceaccount={namespace}:viewer"
+    ));
+    let kubeconfig = cluster.kubeconfig_with(&cluster.kubectl("create token viewer"));
+    let asked = |words: &[&str]| {
+        let output = plugin(cluster, words).env("KUBECONFIG", &kubeconfig).output().unwrap();
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code().unwrap(), stdout, stderr)
+    };
+    // A role may take a moment to count.
+    let (code, text, why) = eventually(SOON, || {
+        let (code, text, why) = asked(&["explain", "web"]);
+        check(text.contains(" selects it. Target: "), || format!("{code} {text} {why}"))
+            .map(|()| (code, text, why))
+    });
+    assert_eq!(code, 0, "{text} {why}");
+    assert!(text.contains(&format!("Mirror {namespace}/mine selects it.")), "{text}");
+    assert!(text.ends_with("because it is root on the node.\n") && text.contains(&right()), "{text}");
+    assert!(why.contains("cannot read the ClusterMirrors"), "{why}");
+    for words in [&["coverage"][..], &["top", "--once"]] {
+        let (code, text, why) = asked(words);
+        assert!(code == 1 && text.is_empty() && why.contains(&right()), "{code} {text} {why}");
+    }
+
+    // The administrator hears the agent, and that there is no such pod.
+    let text = told(cluster, &["explain", "web"]);
+    assert!(text.contains("The Mirror mine of its namespace asks for it."), "{text}");
+    let missing = plugin(cluster, &["explain", "nosuch"]).output().unwrap();
+    let why = String::from_utf8(missing.stderr).unwrap();
+    assert!(missing.status.code() == Some(1) && why.contains("there is no pod nosuch"), "{why}");
+    // No agent is ready there: the words are those of the API server, and the command fails.
+    let elsewhere = plugin(cluster, &["explain", "web", "--agents", namespace]).output().unwrap();
+    let text = String::from_utf8(elsewhere.stdout).unwrap();
+    let why = String::from_utf8(elsewhere.stderr).unwrap();
+    assert!(elsewhere.status.code() == Some(1) && text.contains("/mine selects it."), "{text} {why}");
+    assert!(why.contains("no agent of podmirror is ready there"), "{why}");
+}
+
+/// The right to ask the agents, as the plugin names it.
+fn right() -> String {
+    format!("`list` on pods, and `get` and `create` on pods/exec, in namespace {AGENT}")
 }

@@ -1,0 +1,91 @@
+//! Which agents there are: the pod of the ready agent of each node, as the API server knows it. Sends nothing to an agent.
+//!
+//! `tail` and `explain` ask for the agent of one node, `nodes` for those of all nodes.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, api::ListParams};
+
+use crate::cluster::Cluster;
+
+/// The label of the agents' pods.
+const AGENTS: &str = "app.kubernetes.io/component=agent";
+
+/// The agents' pods by their nodes; `None`: no agent is ready there.
+pub(crate) type Agents = BTreeMap<String, Option<String>>;
+
+/// The name of the agent's pod on a node.
+pub(crate) async fn of_node(api: &Api<Pod>, node: &str, namespace: &str) -> anyhow::Result<String> {
+    let params = ListParams::default().labels(AGENTS).fields(&format!("spec.nodeName={node}"));
+    let pods = list(api, &params, namespace).await?;
+    let agent = by_node(pods).remove(node).flatten();
+    agent.with_context(|| missing(namespace))
+}
+
+/// The agents of all nodes.
+pub(crate) async fn of_all(cluster: &Cluster) -> anyhow::Result<Agents> {
+    let params = ListParams::default().labels(AGENTS);
+    Ok(by_node(list(&cluster.agents(), &params, &cluster.agents).await?))
+}
+
+/// What the user is told of a node without a ready agent.
+pub(crate) fn missing(namespace: &str) -> String {
+    format!("no agent of podmirror is ready there (namespace {namespace}; --agents names another one)")
+}
+
+async fn list(api: &Api<Pod>, params: &ListParams, namespace: &str) -> anyhow::Result<Vec<Pod>> {
+    let pods = api.list(params).await;
+    Ok(pods.with_context(|| format!("cannot list the agents in namespace {namespace}"))?.items)
+}
+
+fn by_node(pods: Vec<Pod>) -> Agents {
+    let mut agents = Agents::new();
+    for pod in pods {
+        let is_ready = is_ready(&pod);
+        let Some(node) = pod.spec.and_then(|spec| spec.node_name) else { continue };
+        let agent = agents.entry(node).or_default();
+        if is_ready {
+            *agent = pod.metadata.name;
+        }
+    }
+    agents
+}
+
+/// An agent that is being deleted may be ready for a while.
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut ready = conditions.filter(|of| of.type_ == "Ready" && of.status == "True");
+    pod.metadata.deletion_timestamp.is_none() && ready.next().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    fn pod(name: &str, node: Option<&str>, ready: &str, deleted: Option<&str>) -> Pod {
+        from_value(json!({
+            "metadata": { "name": name, "deletionTimestamp": deleted },
+            "spec": { "containers": [], "nodeName": node },
+            "status": { "conditions": [{ "type": "Ready", "status": ready }] },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_node_has_the_agent_that_is_ready_and_stays() {
+        let gone = Some("2026-01-01T00:00:00Z");
+        let agents = by_node(vec![
+            pod("new", Some("a"), "True", None),
+            pod("old", Some("a"), "True", gone),
+            pod("starting", Some("b"), "False", None),
+            pod("pending", None, "False", None),
+        ]);
+        assert_eq!(agents, [("a".to_owned(), Some("new".to_owned())), ("b".to_owned(), None)].into());
+    }
+}

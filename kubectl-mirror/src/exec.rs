@@ -1,0 +1,143 @@
+//! A command in the container of an agent, by the API server's exec.
+//!
+//! This is the edge: it decides nothing of what the command prints. The commands here print and change nothing.
+//! `explain` and `nodes` call it.
+
+use std::{future::Future, time::Duration};
+
+use anyhow::{Context as _, bail};
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
+use kube::{Api, api::AttachParams};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    time::timeout,
+};
+
+/// The container of the agent's pod, and the agent in it.
+const CONTAINER: &str = "agent";
+const PROGRAM: &str = "/mirror-agent";
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes that a command may print. The status of a node with 4096 taps has some 20 MiB.
+const MOST: u64 = 32 << 20;
+/// Bytes that wait between the connection and the reader.
+const BUFFER: usize = 64 << 10;
+
+/// A command that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// What it has printed.
+    pub(crate) stdout: Vec<u8>,
+    /// What it has told.
+    pub(crate) stderr: Vec<u8>,
+    /// Its exit code.
+    pub(crate) code: u8,
+}
+
+/// The right that a command needs, for a sentence.
+pub(crate) fn right(agents: &str) -> String {
+    format!("`list` on pods, and `get` and `create` on pods/exec, in namespace {agents}")
+}
+
+/// Runs `mirror-agent` with these arguments in the pod of an agent, until it has ended.
+///
+/// # Errors
+///
+/// It could not be run, or there was no end of it in time.
+pub(crate) async fn run(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {
+    let ended = timeout(PATIENCE, run_to_its_end(api, agent, words)).await;
+    ended.with_context(|| format!("it does not answer within {} s", PATIENCE.as_secs()))?
+}
+
+async fn run_to_its_end(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {
+    let params = AttachParams {
+        container: Some(CONTAINER.to_owned()),
+        max_stdout_buf_size: Some(BUFFER),
+        max_stderr_buf_size: Some(BUFFER),
+        ..AttachParams::default()
+    };
+    let command: Vec<_> = [&[PROGRAM], words].concat();
+    let process = api.exec(agent, command, &params).await;
+    let mut process = process.with_context(|| format!("cannot run a command in the agent {agent}"))?;
+    let (stdout, stderr) = (process.stdout(), process.stderr());
+    let status = process.take_status().context("the command has no status")?;
+    // The status comes before the ends of the streams. If the connection breaks, none of these comes, but the sender of
+    // the status goes.
+    let (stdout, stderr, status) = tokio::try_join!(read(stdout), read(stderr), end(status))?;
+    Ok(Ended { stdout, stderr, code: exit_code(&status)? })
+}
+
+async fn read(stream: Option<impl AsyncRead + Unpin>) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(stream) = stream {
+        stream.take(MOST + 1).read_to_end(&mut bytes).await.context("the connection")?;
+    }
+    if bytes.len() as u64 > MOST {
+        bail!("it prints more than {} MiB", MOST >> 20);
+    }
+    Ok(bytes)
+}
+
+async fn end(status: impl Future<Output = Option<Status>>) -> anyhow::Result<Status> {
+    status.await.context("the connection has ended before the command")
+}
+
+/// The exit code in the status of a command.
+///
+/// # Errors
+///
+/// The command could not be run, and the error says why.
+fn exit_code(status: &Status) -> anyhow::Result<u8> {
+    if status.status.as_deref() == Some("Success") {
+        return Ok(0);
+    }
+    let causes = status.details.iter().flat_map(|details| details.causes.iter().flatten());
+    let mut codes = causes.filter(|cause| cause.reason.as_deref() == Some("ExitCode"));
+    match codes.next().and_then(|cause| cause.message.as_ref()?.parse().ok()) {
+        Some(code) => Ok(code),
+        None => {
+            bail!("{}", status.message.as_deref().unwrap_or("the command has failed, and nobody says why"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    fn code(status: Value) -> anyhow::Result<u8> {
+        exit_code(&from_value(status).unwrap())
+    }
+
+    #[test]
+    fn a_status_tells_the_exit_code_or_why_there_is_none() {
+        assert_eq!(code(json!({ "status": "Success" })).unwrap(), 0);
+        let failed = json!({
+            "status": "Failure", "reason": "NonZeroExitCode",
+            "message": "command terminated with non-zero exit code",
+            "details": { "causes": [{ "reason": "ExitCode", "message": "2" }] },
+        });
+        assert_eq!(code(failed).unwrap(), 2);
+        let missing = json!({ "status": "Failure", "message": "container not found (\"agent\")" });
+        assert_eq!(code(missing).unwrap_err().to_string(), "container not found (\"agent\")");
+        code(json!({ "status": "Failure" })).unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn what_is_too_long_is_refused() {
+        let most = usize::try_from(MOST).unwrap();
+        assert_eq!(read(Some(&vec![b'x'; most][..])).await.unwrap().len(), most);
+        let error = read(Some(&vec![b'x'; most + 1][..])).await.unwrap_err();
+        assert_eq!(error.to_string(), "it prints more than 32 MiB");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_ends_early_is_an_error() {
+        let error = end(std::future::ready(None)).await.unwrap_err();
+        assert!(error.to_string().contains("the connection has ended"), "{error}");
+    }
+}

@@ -1,0 +1,84 @@
+//! `kubectl mirror explain`: whether and how a pod is mirrored, in the words of the agent of its node (`explain --pod`).
+//!
+//! A user who may not run commands in the agent's pod, or whose agent does not answer, gets what the API server knows:
+//! [`words`] makes the text of it.
+
+mod words;
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::{Api, api::ListParams};
+use mirror_api::{ClusterMirror, Mirror, MirrorNode};
+
+use self::words::Facts;
+use crate::{
+    agents,
+    cli::ExplainArgs,
+    cluster::{Cluster, lacks_right},
+    exec::{self, Ended},
+    print, tell,
+};
+
+/// Prints the words of the agent, and ends as its command does; or prints what the API server knows.
+pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
+    let ExplainArgs { pod: name } = args;
+    let namespace = &cluster.namespace;
+    let pod = Api::<Pod>::namespaced(cluster.client.clone(), namespace).get_opt(&name).await;
+    let pod = pod.with_context(|| format!("cannot read pod {name} in namespace {namespace}"))?;
+    let pod = pod.with_context(|| format!("there is no pod {name} in namespace {namespace}"))?;
+    let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else {
+        print(&words::words(&facts(pod, cluster).await))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let why = match ask(&node, &name, cluster).await {
+        Ok(Ended { stdout, stderr, code }) => {
+            print(&String::from_utf8_lossy(&stdout))?;
+            io::stderr().write_all(&stderr).context("cannot write to standard error")?;
+            return Ok(code.into());
+        }
+        Err(why) => why,
+    };
+    let text = words::words(&facts(pod, cluster).await);
+    if lacks_right(&why) {
+        print(&format!("{text}\n{}\n", words::missing_right(&exec::right(&cluster.agents))))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(&text)?;
+    Err(why.context(format!("node {node}: its agent, which knows more, was not heard")))
+}
+
+/// Runs `mirror-agent explain` on the node.
+async fn ask(node: &str, pod: &str, cluster: &Cluster) -> anyhow::Result<Ended> {
+    let api = cluster.agents();
+    let agent = agents::of_node(&api, node, &cluster.agents).await?;
+    exec::run(&api, &agent, &["explain", "--pod", &format!("{}/{pod}", cluster.namespace)]).await
+}
+
+/// What the API server knows of a pod. What this user may not read is told, and left out.
+async fn facts(pod: Pod, cluster: &Cluster) -> Facts {
+    let Cluster { client, namespace, .. } = cluster;
+    let all = ListParams::default();
+    let mirrors = Api::<Mirror>::namespaced(client.clone(), namespace).list(&all).await;
+    let of_cluster = Api::<ClusterMirror>::all(client.clone()).list(&all).await;
+    let own = Api::<Namespace>::all(client.clone()).get_opt(namespace).await;
+    let node = match pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+        Some(node) => Api::<MirrorNode>::all(client.clone()).get_opt(node).await,
+        None => Ok(None),
+    };
+    Facts {
+        pod,
+        namespace: readable("the namespace, whose annotations and labels count too", own).flatten(),
+        mirrors: readable("the Mirrors of the namespace", mirrors).map(|list| list.items).unwrap_or_default(),
+        of_cluster: readable("the ClusterMirrors", of_cluster).map(|list| list.items).unwrap_or_default(),
+        node: readable("the MirrorNode of its node", node).flatten(),
+    }
+}
+
+fn readable<T>(what: &str, read: kube::Result<T>) -> Option<T> {
+    read.map_err(|error| tell(&format!("cannot read {what}: {error}"))).ok()
+}

@@ -1,0 +1,215 @@
+//! What the API server knows of a pod and its mirrors, in words. Pure. The agent's own words are in `mirror_core::status`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{Namespace, Pod},
+    apimachinery::pkg::apis::meta::v1::LabelSelector,
+};
+use kube::{
+    ResourceExt as _,
+    core::{Selector, SelectorExt as _},
+};
+use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorSpec, MirrorStatus, MirrorSummary};
+use mirror_core::{
+    annotations::{OVN_ATTACHMENT, OVN_MIRROR, PREFIX},
+    model::POD_CONDITION,
+    status::printable,
+};
+
+/// Most characters of a line. An annotation can have 256 KiB.
+const MOST: usize = 1024;
+
+/// What was read. What does not exist or may not be read is missing.
+pub(super) struct Facts {
+    pub(super) pod: Pod,
+    pub(super) namespace: Option<Namespace>,
+    pub(super) mirrors: Vec<Mirror>,
+    pub(super) of_cluster: Vec<ClusterMirror>,
+    /// That of the pod's node.
+    pub(super) node: Option<MirrorNode>,
+}
+
+/// A Mirror or ClusterMirror that selects the pod.
+struct Selecting<'a> {
+    kind: &'static str,
+    namespace: Option<String>,
+    name: String,
+    uid: Option<String>,
+    spec: &'a MirrorSpec,
+    status: Option<&'a MirrorStatus>,
+}
+
+/// Which right would tell more.
+pub(super) fn missing_right(right: &str) -> String {
+    format!(
+        "The agent of the node knows more: the hooks, filters, budgets, targets and counters of this pod. To ask it \
+         needs {right}. That is an administrator's right, because it is root on the node."
+    )
+}
+
+/// The text about the pod.
+pub(super) fn words(facts: &Facts) -> String {
+    let mut text = String::new();
+    about_pod(facts, &mut text);
+    let selecting = selecting(facts);
+    if selecting.is_empty() {
+        text += "\n";
+        line(&mut text, 0, "No Mirror and no ClusterMirror that you may read selects it.");
+    }
+    for mirror in &selecting {
+        text += "\n";
+        about_mirror(mirror, facts, &mut text);
+    }
+    text
+}
+
+fn about_pod(Facts { pod, namespace, .. }: &Facts, text: &mut String) {
+    let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+    let spec = pod.spec.as_ref();
+    match spec.and_then(|spec| spec.node_name.as_ref()) {
+        Some(node) => {
+            line(text, 0, &format!("{name} is on node {node}. This is what the API server knows of it."))
+        }
+        None => line(text, 0, &format!("{name} is on no node yet, so nothing of it is mirrored yet.")),
+    }
+    if spec.and_then(|spec| spec.host_network).unwrap_or(false) {
+        line(
+            text,
+            0,
+            "It has the network of its node (hostNetwork), so it has no NIC that could be mirrored.",
+        );
+    }
+    let annotations = [
+        ("the pod", Some(pod.annotations())),
+        ("the namespace", namespace.as_ref().map(|of| of.annotations())),
+    ];
+    for (whose, annotations) in annotations {
+        for (key, value) in annotations.into_iter().flatten().filter(|(key, _)| is_ours(key)) {
+            line(text, 0, &format!("Annotation of {whose}: {key} is {value:?}."));
+        }
+    }
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    match conditions.into_iter().find(|condition| condition.type_ == POD_CONDITION) {
+        Some(condition) => {
+            let [reason, message] =
+                [&condition.reason, &condition.message].map(|text| text.as_deref().unwrap_or_default());
+            line(text, 0, &format!("Condition {POD_CONDITION}: {} ({reason})", condition.status));
+            line(text, 1, message);
+        }
+        None => line(
+            text,
+            0,
+            &format!(
+                "It has no condition {POD_CONDITION}. Agents with --pod-condition write it, of pods that a mirror is \
+                 asked for."
+            ),
+        ),
+    }
+}
+
+/// Whether an annotation asks for something of a mirror.
+fn is_ours(key: &str) -> bool {
+    key.starts_with(PREFIX) || key == OVN_MIRROR || key.ends_with(OVN_ATTACHMENT)
+}
+
+/// A resource, its conditions, and what the node of the pod says of both.
+fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
+    let Selecting { kind, namespace, name, uid, spec, status } = mirror;
+    let full = namespace.iter().map(String::as_str).chain([name.as_str()]).collect::<Vec<_>>().join("/");
+    let target = match (&spec.stream, &spec.target) {
+        (Some(_), _) => "a program that has its key",
+        (None, Some(target)) => target.as_str(),
+        (None, None) => "the agents' default",
+    };
+    line(text, 0, &format!("{kind} {full} selects it. Target: {target}"));
+    for condition in status.iter().flat_map(|status| &status.conditions) {
+        let (reason, message) = (&condition.reason, &condition.message);
+        line(text, 1, &format!("{}: {} ({reason}) {message}", condition.type_, condition.status));
+    }
+    let Some(node) = &facts.node else { return };
+    let Some(reported) = node.status.as_ref() else { return };
+    let name = node.name_any();
+    match reported.mirrors.iter().find(|of| Some(&of.uid) == uid.as_ref()) {
+        Some(of) => about_summary(&name, of, &facts.pod, text),
+        None if reported.more_mirrors.is_some() => {
+            line(text, 1, &format!("Node {name} does not name it in its MirrorNode, which is full."));
+        }
+        None => line(text, 1, &format!("Node {name} has not reported on it.")),
+    }
+    if let Some(time) = &reported.reported {
+        line(text, 1, &format!("Node {name} reported at {}.", time.0));
+    }
+}
+
+/// What a node says of a resource and of the pod.
+fn about_summary(node: &str, of: &MirrorSummary, pod: &Pod, text: &mut String) {
+    if let Some(refused) = &of.refused {
+        line(text, 1, &format!("Node {node} refuses it: {}: {}", refused.reason, refused.message));
+    }
+    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+    let mut is_named = false;
+    for reason in of.not_covered.iter().filter(|of| of.namespace == namespace && of.pod == name) {
+        let nic = reason.nic.as_ref().map(|nic| format!(", NIC {nic}")).unwrap_or_default();
+        line(text, 1, &format!("Node {node} does not cover it{nic}: {}: {}", reason.reason, reason.message));
+        is_named = true;
+    }
+    match of.more_not_covered {
+        _ if is_named || of.refused.is_some() => {}
+        Some(more @ 1..) => line(
+            text,
+            1,
+            &format!(
+                "Node {node} has no reason against this pod among those that it names; it leaves out {more}."
+            ),
+        ),
+        _ => line(text, 1, &format!("Node {node} has no reason against this pod.")),
+    }
+}
+
+/// The resources that select the pod, those of the cluster first.
+fn selecting(facts: &Facts) -> Vec<Selecting<'_>> {
+    let Facts { pod, namespace, mirrors, of_cluster, .. } = facts;
+    let is_in = |mirror: &&ClusterMirror| {
+        let labels = namespace.as_ref().map(|of| of.labels());
+        labels.is_some_and(|labels| selects(&mirror.spec.namespace_selector, labels))
+    };
+    let is_of = |spec: &MirrorSpec| {
+        let names = spec.stream.as_ref().and_then(|stream| stream.pods.as_ref());
+        let is_named = names.is_none_or(|names| names.contains(&pod.name_any()));
+        is_named && selects(&spec.pod_selector, pod.labels())
+    };
+    let of_cluster = of_cluster.iter().filter(is_in).map(|mirror| Selecting {
+        kind: "ClusterMirror",
+        namespace: None,
+        name: mirror.name_any(),
+        uid: mirror.uid(),
+        spec: &mirror.spec.mirror,
+        status: mirror.status.as_ref(),
+    });
+    let mirrors = mirrors.iter().map(|mirror| Selecting {
+        kind: "Mirror",
+        namespace: mirror.namespace(),
+        name: mirror.name_any(),
+        uid: mirror.uid(),
+        spec: &mirror.spec,
+        status: mirror.status.as_ref(),
+    });
+    of_cluster.chain(mirrors).filter(|mirror| is_of(mirror.spec)).collect()
+}
+
+/// Whether labels match. A selector that is invalid selects nothing.
+fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
+    Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
+}
+
+/// Adds a line, so many steps to the right. Users write parts of it, so it is cut, and cannot have control characters.
+fn line(text: &mut String, depth: usize, line: &str) {
+    let mut chars = line.chars();
+    let cut: String = chars.by_ref().take(MOST).collect();
+    let more = if chars.next().is_some() { " …" } else { "" };
+    *text += &format!("{}{}{more}\n", "  ".repeat(depth), printable(&cut));
+}
+
+#[cfg(test)]
+mod tests;

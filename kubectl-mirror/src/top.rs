@@ -1,0 +1,84 @@
+//! `kubectl mirror top`: what the tapped NICs carry and what is copied now, from two looks at the counters of all nodes.
+//!
+//! This module is the loop: it asks and prints. [`rates`] has the differences and the table.
+
+mod rates;
+
+use std::{
+    collections::BTreeMap,
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+
+use self::rates::Look;
+use crate::{
+    cli::TopArgs,
+    cluster::Cluster,
+    nodes::{self, Answer, Unanswered},
+    print,
+};
+
+/// The wait between two looks.
+const PACE: Duration = Duration::from_secs(2);
+/// Moves to the upper left corner of a terminal, and clears it from there.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Shows the rates, once or until Ctrl-C.
+pub(crate) async fn top(args: TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
+    tokio::select! {
+        outcome = show(&args, cluster) => outcome,
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}
+
+async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
+    let (begun, scope) = (Instant::now(), cluster.scope(args.all_namespaces));
+    // A console of Windows may not obey, and show the characters.
+    let is_cleared = !args.once && cfg!(unix) && io::stdout().is_terminal();
+    let mut then = None::<BTreeMap<String, Look>>;
+    let mut told = Vec::new();
+    loop {
+        let answers = nodes::ask(cluster, scope).await?;
+        let asked = answers.len();
+        let (now, unanswered) = looks(answers, begun, scope);
+        if let Some(then) = &then {
+            let ahead = match (is_cleared, args.once) {
+                (true, _) => CLEAR,
+                (false, true) => "",
+                (false, false) => "\n",
+            };
+            print(&format!("{ahead}{}", rates::table(&rates::rows(then, &now), args.rows)))?;
+        }
+        // What was told before is still to be read, if the screen is not cleared.
+        let news = if is_cleared || unanswered != told { unanswered.as_slice() } else { &[] };
+        let outcome = nodes::tell_unanswered(news, asked);
+        if args.once || then.is_none() {
+            outcome?;
+        }
+        if args.once && then.is_some() {
+            return Ok(());
+        }
+        told = unanswered;
+        // A node that has not answered keeps its last look: its next rates are over a longer time.
+        then.get_or_insert_default().extend(now);
+        sleep(PACE).await;
+    }
+}
+
+/// What was read of the nodes, and which have not answered.
+fn looks(
+    answers: Vec<Answer>,
+    begun: Instant,
+    scope: Option<&str>,
+) -> (BTreeMap<String, Look>, Vec<Unanswered>) {
+    let (mut looks, mut unanswered) = (BTreeMap::new(), Vec::new());
+    for Answer { node, at, status } in answers {
+        match status {
+            Ok(status) => drop(looks.insert(node, Look::new(at.duration_since(begun), status, scope))),
+            Err(why) => unanswered.push(Unanswered { node, why }),
+        }
+    }
+    (looks, unanswered)
+}
