@@ -27,7 +27,7 @@ pub(crate) async fn of_node(api: &Api<Pod>, node: &str, namespace: &str) -> anyh
 /// The agents of all nodes.
 pub(crate) async fn of_all(cluster: &Cluster) -> anyhow::Result<Agents> {
     let params = ListParams::default().labels(AGENTS);
-    Ok(by_node(list(&cluster.agents(), &params, &cluster.agents).await?))
+    Ok(by_node(list(&cluster.agent_pods(), &params, &cluster.agents).await?))
 }
 
 /// What the user is told of a node without a ready agent.

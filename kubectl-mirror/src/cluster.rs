@@ -41,7 +41,7 @@ impl Cluster {
     }
 
     /// The agents' pods.
-    pub(crate) fn agents(&self) -> Api<Pod> {
+    pub(crate) fn agent_pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.agents)
     }
 

@@ -95,7 +95,7 @@ impl Report {
     /// The table for people, and the reasons of what is not covered.
     fn table(&self) -> String {
         if self.nics.is_empty() {
-            return "no tapped NICs\n".to_owned();
+            return "no NICs to show\n".to_owned();
         }
         let head =
             ["NAMESPACE", "POD", "NIC", "NODE", "INGRESS", "FOR", "SEEN/NIC", "EGRESS", "FOR", "SEEN/NIC"];
@@ -108,8 +108,9 @@ impl Report {
             rows.push(row);
         }
         let mut text = columns(&rows);
-        if let more @ 1.. = self.nics.len().saturating_sub(MOST_ROWS) {
-            text += &format!("and {more} NICs more: `-o json` has all of them\n");
+        if self.nics.len() > MOST_ROWS {
+            text +=
+                &format!("{MOST_ROWS} of {} NICs are shown; `-o json` has all of them\n", self.nics.len());
         }
         text + &self.reasons()
     }
@@ -250,7 +251,7 @@ mod tests {
             serde_json::to_value(&report).unwrap(),
             json!({ "nics": [nic], "unanswered": [{ "node": "b", "why": "no agent" }] })
         );
-        assert_eq!(Report::of(vec![], None).table(), "no tapped NICs\n");
+        assert_eq!(Report::of(vec![], None).table(), "no NICs to show\n");
     }
 
     #[test]

@@ -45,8 +45,10 @@ pub(crate) fn right(agents: &str) -> String {
 ///
 /// It could not be run, or there was no end of it in time.
 pub(crate) async fn run(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {
-    let ended = timeout(PATIENCE, run_to_its_end(api, agent, words)).await;
-    ended.with_context(|| format!("it does not answer within {} s", PATIENCE.as_secs()))?
+    match timeout(PATIENCE, run_to_its_end(api, agent, words)).await {
+        Ok(ended) => ended,
+        Err(_) => bail!("it does not answer within {} s", PATIENCE.as_secs()),
+    }
 }
 
 async fn run_to_its_end(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {

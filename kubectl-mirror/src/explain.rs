@@ -54,7 +54,7 @@ pub(crate) async fn explain(args: ExplainArgs, cluster: &Cluster) -> anyhow::Res
 
 /// Runs `mirror-agent explain` on the node.
 async fn ask(node: &str, pod: &str, cluster: &Cluster) -> anyhow::Result<Ended> {
-    let api = cluster.agents();
+    let api = cluster.agent_pods();
     let agent = agents::of_node(&api, node, &cluster.agents).await?;
     exec::run(&api, &agent, &["explain", "--pod", &format!("{}/{pod}", cluster.namespace)]).await
 }
@@ -80,5 +80,9 @@ async fn facts(pod: Pod, cluster: &Cluster) -> Facts {
 }
 
 fn readable<T>(what: &str, read: kube::Result<T>) -> Option<T> {
-    read.map_err(|error| tell(&format!("cannot read {what}: {error}"))).ok()
+    let tell_why = |error| match error {
+        kube::Error::Api(status) => tell(&format!("cannot read {what}: {}", status.message)),
+        error => tell(&format!("cannot read {what}: {error}")),
+    };
+    read.map_err(tell_why).ok()
 }

@@ -39,26 +39,25 @@ pub(crate) struct Answer {
 ///
 /// Nobody could be asked.
 pub(crate) async fn ask(cluster: &Cluster, scope: Option<&str>) -> anyhow::Result<Vec<Answer>> {
-    let asked = async {
-        let agents = agents::of_all(cluster).await?;
-        if agents.is_empty() {
-            bail!(
-                "there is no agent of podmirror in namespace {}; --agents names another one",
-                cluster.agents
-            );
-        }
-        let nodes = match scope {
-            Some(namespace) => nodes_of(cluster, namespace).await?,
-            None => agents.keys().cloned().collect(),
-        };
-        let asked = stream::iter(pairs(nodes, agents)).map(|(node, agent)| ask_one(cluster, node, agent));
-        let answers: Vec<_> = asked.buffered(AT_A_TIME).collect().await;
-        answers.into_iter().collect::<anyhow::Result<Vec<_>>>()
+    let agents = agents::of_all(cluster).await.map_err(|error| with_right(error, cluster))?;
+    if agents.is_empty() {
+        bail!("there is no agent of podmirror in namespace {}; --agents names another one", cluster.agents);
+    }
+    let nodes = match scope {
+        Some(namespace) => nodes_of(cluster, namespace).await?,
+        None => agents.keys().cloned().collect(),
     };
-    asked.await.map_err(|error| match lacks_right(&error) {
+    let asked = stream::iter(pairs(nodes, agents)).map(|(node, agent)| ask_one(cluster, node, agent));
+    let answers: Vec<_> = asked.buffered(AT_A_TIME).collect().await;
+    answers.into_iter().collect::<anyhow::Result<_>>().map_err(|error| with_right(error, cluster))
+}
+
+/// The error, with the right that the user lacks, if that is the reason.
+fn with_right(error: anyhow::Error, cluster: &Cluster) -> anyhow::Error {
+    match lacks_right(&error) {
         true => error.context(format!("this needs {}", exec::right(&cluster.agents))),
         false => error,
-    })
+    }
 }
 
 /// A node that has not answered.
@@ -124,7 +123,7 @@ async fn ask_one(cluster: &Cluster, node: String, agent: Option<String>) -> anyh
 }
 
 async fn status(cluster: &Cluster, agent: &str) -> anyhow::Result<NodeStatus> {
-    let ended = exec::run(&cluster.agents(), agent, &["status", "--output", "json"]).await?;
+    let ended = exec::run(&cluster.agent_pods(), agent, &["status", "--output", "json"]).await?;
     if ended.code != 0 {
         bail!("{}", String::from_utf8_lossy(&ended.stderr).trim());
     }

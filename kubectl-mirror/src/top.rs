@@ -38,18 +38,15 @@ async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
     // A console of Windows may not obey, and show the characters.
     let is_cleared = !args.once && cfg!(unix) && io::stdout().is_terminal();
     let mut then = None::<BTreeMap<String, Look>>;
+    let mut ahead = if is_cleared { CLEAR } else { "" };
     let mut told = Vec::new();
     loop {
         let answers = nodes::ask(cluster, scope).await?;
         let asked = answers.len();
         let (now, unanswered) = looks(answers, begun, scope);
         if let Some(then) = &then {
-            let ahead = match (is_cleared, args.once) {
-                (true, _) => CLEAR,
-                (false, true) => "",
-                (false, false) => "\n",
-            };
             print(&format!("{ahead}{}", rates::table(&rates::rows(then, &now), args.rows)))?;
+            ahead = if is_cleared { CLEAR } else { "\n" };
         }
         // What was told before is still to be read, if the screen is not cleared.
         let news = if is_cleared || unanswered != told { unanswered.as_slice() } else { &[] };

@@ -188,7 +188,7 @@ fn rates(then: &BTreeMap<Session, Counts>, now: &BTreeMap<Session, Counts>, time
 /// The table for people, with at most so many rows.
 pub(super) fn table(rows: &[Row], most: usize) -> String {
     if rows.is_empty() {
-        return "no tapped NICs\n".to_owned();
+        return "no NICs to show\n".to_owned();
     }
     let head = [
         "NAMESPACE",
@@ -222,8 +222,8 @@ pub(super) fn table(rows: &[Row], most: usize) -> String {
         lines.push(line);
     }
     let mut text = columns(&lines);
-    if let more @ 1.. = rows.len().saturating_sub(most) {
-        text += &format!("and {more} NICs more, which carry less\n");
+    if rows.len() > most {
+        text += &format!("{most} of {} NICs are shown, those that carry most\n", rows.len());
     }
     text
 }

@@ -90,8 +90,11 @@ fn the_busiest_nic_comes_first_and_all_mirrors_count() {
          shop       new   eth0  a     -          -        -         -        -         -        -\n"
     );
     let one = table(&rows, 1);
-    assert!(one.lines().count() == 3 && one.ends_with("and 2 NICs more, which carry less\n"), "{one}");
-    assert_eq!(table(&[], 3), "no tapped NICs\n");
+    assert!(
+        one.lines().count() == 3 && one.ends_with("1 of 3 NICs are shown, those that carry most\n"),
+        "{one}"
+    );
+    assert_eq!(table(&[], 3), "no NICs to show\n");
 }
 
 #[test]
