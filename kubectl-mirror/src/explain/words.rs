@@ -16,6 +16,7 @@ use mirror_core::{
     model::POD_CONDITION,
     status::printable,
 };
+use serde_json::Value;
 
 /// Most characters of a line. An annotation can have 256 KiB.
 const MOST: usize = 1024;
@@ -123,6 +124,9 @@ fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
         (None, None) => "the agents' default",
     };
     line(text, 0, &format!("{kind} {full} selects it. Target: {target}"));
+    for (field, value) in wishes(spec) {
+        line(text, 1, &format!("{field}: {value}"));
+    }
     for condition in status.iter().flat_map(|status| &status.conditions) {
         let (reason, message) = (&condition.reason, &condition.message);
         line(text, 1, &format!("{}: {} ({reason}) {message}", condition.type_, condition.status));
@@ -139,6 +143,17 @@ fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
     }
     if let Some(time) = &reported.reported {
         line(text, 1, &format!("Node {name} reported at {}.", time.0));
+    }
+}
+
+/// What a resource asks for besides its pods and its target: the fields of its `spec`, as they stand there.
+fn wishes(spec: &MirrorSpec) -> Vec<(String, Value)> {
+    match serde_json::to_value(spec) {
+        Ok(Value::Object(fields)) => {
+            let is_told = |key: &str| ["podSelector", "target", "stream"].contains(&key);
+            fields.into_iter().filter(|(key, _)| !is_told(key)).collect()
+        }
+        _ => Vec::new(),
     }
 }
 

@@ -78,7 +78,13 @@ fn a_pod_has_its_mirrors_with_what_all_say_of_them() {
     let facts = Facts {
         namespace: from_value(namespace).unwrap(),
         mirrors: vec![
-            mirror("mine", json!({ "podSelector": { "matchLabels": { "app": "web" } } })),
+            mirror(
+                "mine",
+                json!({
+                    "podSelector": { "matchLabels": { "app": "web" } }, "filter": "tcp port 443",
+                    "limits": { "duration": "15m" },
+                }),
+            ),
             mirror("other", json!({ "podSelector": { "matchLabels": { "app": "db" } } })),
         ],
         of_cluster: vec![of_cluster(json!({ "matchLabels": { "team": "red" } }))],
@@ -98,6 +104,8 @@ fn a_pod_has_its_mirrors_with_what_all_say_of_them() {
            Node a reported at 2026-01-01T00:00:00Z.\n\
          \n\
          Mirror shop/mine selects it. Target: the agents' default\n  \
+           filter: \"tcp port 443\"\n  \
+           limits: {\"duration\":\"15m\"}\n  \
            Accepted: True (Accepted) all nodes accept it\n  \
            Node a does not cover it, NIC eth0: Hidden: another program\n  \
            Node a reported at 2026-01-01T00:00:00Z.\n"
