@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
     validation = Rule::new("!has(self.spec.oversize) || !(has(self.spec.device) || has(self.spec.pod))")
         .message("only a tunnel has spec.oversize"),
     printcolumn(name = "Device", type_ = "string", json_path = ".spec.device.name"),
-    printcolumn(name = "Pod", type_ = "string", json_path = ".spec.pod.namespace"),
+    printcolumn(name = "Pod Namespace", type_ = "string", json_path = ".spec.pod.namespace"),
     printcolumn(name = "VXLAN", type_ = "string", json_path = ".spec.vxlan.remote"),
     printcolumn(name = "GENEVE", type_ = "string", json_path = ".spec.geneve.remote"),
     printcolumn(name = "GRE", type_ = "string", json_path = ".spec.gre.remote"),
