@@ -51,9 +51,9 @@ fn a_pod_cannot_use_its_exit() {
         String::from_utf8_lossy(&link.stdout).contains(",UP")
     };
     eventually(SOON, || check(is_up(), || "the exit is not up".to_owned()));
-    // Under another name it is the same device.
-    web.netns().ip(&format!("link set {EXIT} down"));
+    // Under another name it is the same device. It goes down last, because that wakes the agent.
     web.netns().ip(&format!("link set {EXIT} name lo9"));
+    web.netns().ip("link set lo9 down");
     pods.write(&[PodSpec::of(web).mirror("true")]);
     eventually(SOON, || check(is_up(), || "no exit".to_owned()));
     let inside = Inside::of(web);
