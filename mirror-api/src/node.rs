@@ -34,7 +34,7 @@ pub struct MirrorNodeFields {}
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MirrorNodeStatus {
-    /// When the agent wrote this, by the clock of the node. As long as there is a Mirror here, the agent writes it anew
+    /// When the agent wrote this, by the clock of the node. As long as there is a Mirror here, the agent writes it again
     /// every 5 minutes at least. An older report does not count after 15 minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported: Option<Time>,

@@ -1,7 +1,7 @@
 //! [`sum`]: the status of a Mirror or ClusterMirror, from what the nodes report.
 //!
 //! Pure. The controller of the agent calls it with the reports that count, and the time. Nothing is remembered but the
-//! last status, from which a condition keeps its time: so a controller that starts anew computes the same sums.
+//! last status, from which a condition keeps its time: so the next controller computes the same sums.
 //!
 //! A node that was taken over can report what it likes. It can only add to the sums: numbers below zero count as zero, a
 //! node covers no more pods than it selects, sums end at their highest value, and texts are cut.

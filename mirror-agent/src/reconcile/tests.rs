@@ -297,13 +297,9 @@ async fn a_pod_that_does_not_fit_is_reported_and_the_others_stay() {
     assert!(report.is_reconciled);
 }
 
-/// A pod is covered when its tap and its hooks are there, and not before.
-#[tokio::test(start_paused = true)]
-async fn what_came_of_a_resource_is_reported() {
-    let mut world = world();
-    add_pod(&mut world, 1);
-    add_pod(&mut world, 2);
-    world.pods.1.push(Resource {
+/// A Mirror of all pods, to this target.
+fn mirror_all(target: Option<&str>) -> Resource {
+    Resource {
         id: ResourceId { namespace: Some("default".into()), name: "all".parse().unwrap() },
         uid: "1".into(),
         generation: 1,
@@ -311,8 +307,17 @@ async fn what_came_of_a_resource_is_reported() {
         is_enforced: false,
         namespaces: Selector::default(),
         pods: Selector::default(),
-        request: Ok(Request::default()),
-    });
+        request: Ok(Request { target: target.map(str::to_owned), ..Request::default() }),
+    }
+}
+
+/// A pod is covered when its tap and its hooks are there, and not before.
+#[tokio::test(start_paused = true)]
+async fn what_came_of_a_resource_is_reported() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    add_pod(&mut world, 2);
+    world.pods.1.push(mirror_all(None));
     world.dataplane.failures = vec![Op::Attach(device(12), Program::TAP[0]); 1000].into();
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
     let told = |world: &World| {

@@ -13,20 +13,6 @@ fn resource(of: &str, to: &str) -> TargetResource {
     TargetResource { name: name(of), created: 0, destination: to.parse(), namespaces: Selector::default() }
 }
 
-/// A Mirror of all pods to this target.
-fn mirror(target: &str) -> Resource {
-    Resource {
-        id: ResourceId { namespace: Some("default".into()), name: "all".parse().unwrap() },
-        uid: "1".into(),
-        generation: 1,
-        created: 0,
-        is_enforced: false,
-        namespaces: Selector::default(),
-        pods: Selector::default(),
-        request: Ok(Request { target: Some(target.into()), ..Request::default() }),
-    }
-}
-
 /// The targets that are installed, and their devices.
 fn installed(world: &World) -> Vec<(String, String)> {
     let targets = &world.dataplane.actual.targets;
@@ -53,7 +39,7 @@ const SOON: Duration = Duration::from_millis(1);
 async fn a_mirror_target_comes_changes_and_goes() {
     let mut world = world();
     add_pod(&mut world, 1);
-    world.pods.1.push(mirror("ids"));
+    world.pods.1.push(mirror_all(Some("ids")));
     run_for(&mut world, SOON).await.unwrap();
     let sessions = |world: &World| {
         let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
@@ -91,7 +77,7 @@ async fn a_mirror_target_comes_changes_and_goes() {
 async fn a_new_agent_without_a_list_keeps_what_mirror_targets_have_made() {
     let mut before = world();
     add_pod(&mut before, 1);
-    before.pods.1.push(mirror("ids"));
+    before.pods.1.push(mirror_all(Some("ids")));
     before.pods.2.push(resource("ids", "ids0"));
     run_for(&mut before, SOON).await.unwrap();
     let taps = before.dataplane.actual.taps.clone();
@@ -120,7 +106,7 @@ async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
     let lo = Link { name: "lo".into(), ..link(1, LinkKind::Loopback) };
     world.links.links.host.insert(IfIndex(1), lo);
     add_pod(&mut world, 1);
-    world.pods.1.push(mirror("ids"));
+    world.pods.1.push(mirror_all(Some("ids")));
     world.pods.2 = vec![resource("bad", "mirror0"), resource("ids", "lo")];
     run_for(&mut world, SOON).await.unwrap();
     assert_eq!(tapped(&world), [11]);
@@ -165,7 +151,7 @@ proptest! {
         runtime.block_on(async {
             let mut world = world();
             add_pod(&mut world, 1);
-            world.pods.1.push(mirror("ids"));
+            world.pods.1.push(mirror_all(Some("ids")));
             let (mut listed, mut list) = (true, Vec::new());
             for step in steps {
                 match step {
