@@ -12,7 +12,7 @@ use std::{
 
 use mirror_common::verdict::Direction;
 use mirror_core::coverage::{Carried, Count};
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_core::NetlinkPayload;
 use rtnetlink::{
     Handle,
     packet_route::{
@@ -72,7 +72,7 @@ async fn get(handle: &Handle, ifindex: IfIndex, nsid: Option<i32>) -> Option<Cou
     let mut question = LinkMessage::default();
     question.header.index = ifindex.0;
     question.attributes.extend(nsid.map(LinkAttribute::IfNetnsId));
-    let replies = ask(handle, RouteNetlinkMessage::GetLink(question), NLM_F_REQUEST).await.ok()?;
+    let replies = ask(handle, RouteNetlinkMessage::GetLink(question), 0).await.ok()?;
     replies.into_iter().find_map(|reply| match reply.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => counters(message),
         _ => None,

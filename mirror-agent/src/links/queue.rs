@@ -7,7 +7,7 @@
 
 use std::io;
 
-use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
+use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::{
     Handle,
     packet_route::{
@@ -35,7 +35,7 @@ pub(super) async fn give(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     let options = DefaultNla::new(OPTIONS, LIMIT.to_ne_bytes().to_vec());
     queue.attributes = vec![TcAttribute::Kind(KIND.to_owned()), TcAttribute::Other(options)];
     // Without NLM_F_REPLACE the request replaces only the kernel's default queue.
-    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    let flags = NLM_F_CREATE | NLM_F_EXCL;
     ask(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await.map(drop)
 }
 
@@ -43,14 +43,14 @@ pub(super) async fn give(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
 pub(super) async fn none(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     let mut queue = root_of(ifindex)?;
     queue.attributes = vec![TcAttribute::Kind("noqueue".to_owned())];
-    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    let flags = NLM_F_CREATE | NLM_F_EXCL;
     ask(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await.map(drop)
 }
 
 /// Takes our queue away from a device, and leaves any other one.
 pub(super) async fn take(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     let queue = RouteNetlinkMessage::DelQueueDiscipline(root_of(ifindex)?);
-    match ask(handle, queue, NLM_F_REQUEST | NLM_F_ACK).await {
+    match ask(handle, queue, 0).await {
         // The root qdisc has another handle, or is the kernel's default.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(()),
         taken => taken.map(drop),

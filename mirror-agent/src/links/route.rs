@@ -5,7 +5,7 @@
 
 use std::{io, net::IpAddr};
 
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_core::NetlinkPayload;
 use rtnetlink::{
     Handle, RouteMessageBuilder,
     packet_route::{
@@ -34,7 +34,7 @@ async fn look_up(handle: &Handle, remote: IpAddr) -> io::Result<Result<Route, St
     let bits = if remote.is_ipv6() { 128 } else { 32 };
     let builder = RouteMessageBuilder::<IpAddr>::new();
     let question = builder.destination_prefix(remote, bits).map_err(io::Error::other)?.build();
-    let replies = ask(handle, RouteNetlinkMessage::GetRoute(question), NLM_F_REQUEST).await?;
+    let replies = ask(handle, RouteNetlinkMessage::GetRoute(question), 0).await?;
     let route = replies.into_iter().find_map(|reply| {
         let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) = reply.payload else {
             return None;

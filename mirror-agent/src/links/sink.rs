@@ -8,7 +8,7 @@
 
 use std::io;
 
-use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
+use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::{
     Handle,
     packet_route::{
@@ -39,7 +39,7 @@ pub(super) async fn drop_received(handle: &Handle, ifindex: u32) -> io::Result<(
     qdisc.header.parent = TcHandle::CLSACT;
     qdisc.header.handle = TcHandle { major: 0xffff, minor: 0 };
     qdisc.attributes = vec![TcAttribute::Kind("clsact".to_owned())];
-    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    let flags = NLM_F_CREATE | NLM_F_EXCL;
     ask(handle, RouteNetlinkMessage::NewQueueDiscipline(qdisc), flags).await?;
 
     let mut filter = TcMessage::with_index(index);

@@ -13,7 +13,9 @@ use std::{
 
 use anyhow::anyhow;
 use futures_util::StreamExt;
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+};
 use rtnetlink::{
     Error, Handle, MulticastGroup,
     packet_route::{
@@ -102,7 +104,7 @@ pub(super) async fn dump(handle: &Handle) -> io::Result<BTreeMap<IfIndex, Link>>
     question.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
     for _ in 0..DUMP_ATTEMPTS {
         let question = RouteNetlinkMessage::GetLink(question.clone());
-        let replies = ask(handle, question, NLM_F_REQUEST | NLM_F_DUMP).await?;
+        let replies = ask(handle, question, NLM_F_DUMP).await?;
         // Kernels before 6.10 can leave out a device when others come or go while they list them. A tap would be
         // removed for it.
         if replies.iter().any(|reply| reply.header.flags & NLM_F_DUMP_INTR != 0) {
@@ -128,7 +130,7 @@ pub(super) async fn dump(handle: &Handle) -> io::Result<BTreeMap<IfIndex, Link>>
 pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
     let mut question = NsidMessage::default();
     question.attributes.push(NsidAttribute::Fd(netns.as_fd().as_raw_fd().cast_unsigned()));
-    let replies = ask(handle, RouteNetlinkMessage::GetNsId(question), NLM_F_REQUEST).await?;
+    let replies = ask(handle, RouteNetlinkMessage::GetNsId(question), 0).await?;
     let id = replies.into_iter().find_map(|reply| match reply.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(answer)) => {
             answer.attributes.into_iter().find_map(|attribute| match attribute {
@@ -141,14 +143,19 @@ pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i3
     Ok(id.filter(|id| *id >= 0))
 }
 
-/// All replies to one request, or the kernel's error, also an error that ends a dump half-way.
+/// All replies to one request, or the kernel's error, also an error that ends a dump half-way. `flags` are those that
+/// the request needs besides `NLM_F_REQUEST`.
+///
+/// A reply that cannot be decoded is left out. A pod can cause that, by an alias that is not UTF-8. So the end of the
+/// replies must be a message of its own, or the agent would wait for ever: a dump has one, other requests ask for one.
 pub(super) async fn ask(
     handle: &Handle,
     question: RouteNetlinkMessage,
     flags: u16,
 ) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
     let mut message = NetlinkMessage::from(question);
-    message.header.flags = flags;
+    let end = if flags & NLM_F_DUMP == NLM_F_DUMP { 0 } else { NLM_F_ACK };
+    message.header.flags = NLM_F_REQUEST | flags | end;
     let replies: Vec<_> = handle.clone().request(message).map_err(os_error)?.collect().await;
     for reply in &replies {
         match &reply.payload {

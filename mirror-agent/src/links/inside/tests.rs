@@ -1,17 +1,19 @@
 //! Readings of a pod, by example; and devices that cannot be decoded, on the real kernel.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{io, path::Path};
 
 use anyhow::anyhow;
 use netlink_packet_core::DefaultNla;
 use rtnetlink::{LinkUnspec, packet_route::link::LinkAttribute};
+use tokio::time::timeout;
 
 use super::*;
 use crate::links::{
+    LinkTable as _, NicPlace,
     netlink::Netlink,
-    tests::{PodNs, add_nic, handle, on_a_node, snapshot_of},
+    tests::{DEADLINE, PodNs, add_nic, handle, on_a_node, snapshot_of},
 };
 use crate::model::LinkKind;
 
@@ -90,6 +92,25 @@ fn a_device_that_cannot_be_decoded_has_not_gone() {
             assert_eq!(names(snapshot_of(&mut netlink, &pod.path).await.1), of(&["eth1", "lo"], false));
         });
     }
+}
+
+#[test]
+fn the_counters_of_a_device_that_cannot_be_decoded_are_not_waited_for() {
+    on_a_node(|| async {
+        let (mut netlink, handle, pod) = (Netlink::new().unwrap(), handle(), PodNs::new().await);
+        add_nic(&handle, &pod, "veth1", "eth0").await;
+        add_nic(&handle, &pod, "veth2", "eth1").await;
+        let (host, inside) = snapshot_of(&mut netlink, &pod.path).await;
+        let nsid = inside.unwrap().nsid.unwrap();
+        let of = |name: &str| {
+            let end = host.iter().find(|link| link.name == name).unwrap();
+            NicPlace { nsid, ifindex: IfIndex(end.peer.unwrap().ifindex), end: Some(end.ifindex) }
+        };
+        let (eth0, eth1) = (of("veth1"), of("veth2"));
+        set(&pod, eth0.ifindex.0, IFLA_IFALIAS, b"\xff\0").await;
+        let read = timeout(DEADLINE, netlink.counters(&[eth0, eth1])).await.expect("it ends").unwrap();
+        assert!(read[0].is_none() && read[1].is_some(), "{read:?}");
+    });
 }
 
 #[test]
