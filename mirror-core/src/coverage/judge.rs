@@ -35,16 +35,38 @@ pub struct Judge {
     /// Packets that were carried and seen since the last that passed around the hook.
     clean: u64,
     since: Duration,
-    totals: Totals,
+    /// The first of the readings up to `last` that can be compared with each other.
+    first: Option<Reading>,
+    /// The packets up to `first`.
+    before: Totals,
 }
 
-/// The packets of the whole time in which a direction is judged, without those of steps that cannot be compared.
+/// The packets of the whole time in which a direction is judged, without those between readings that cannot be compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Those that a session has seen.
+    /// Those that a session has seen. A packet that passed during a reading counts as seen.
     pub seen: u64,
     /// Those that the NIC has carried.
     pub carried: u64,
+}
+
+impl Totals {
+    /// Between two readings that can be compared.
+    fn between(first: &Reading, last: &Reading) -> Self {
+        let (Some(then), Some(now)) = (first.seen, last.seen) else { return Self::default() };
+        let carried = last.carried.nic.packets.saturating_sub(first.carried.nic.packets);
+        // The session's counter at the moment when that of the NIC was read is not known: it has a least and a greatest value.
+        let least = now.before.packets.saturating_sub(then.after.packets);
+        let most = now.after.packets.saturating_sub(then.before.packets);
+        Self { seen: carried.clamp(least, most.max(least)), carried }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            seen: self.seen.saturating_add(other.seen),
+            carried: self.carried.saturating_add(other.carried),
+        }
+    }
 }
 
 /// What was added between two readings.
@@ -54,10 +76,10 @@ struct Step {
     carried: Count,
     /// What a session has seen meanwhile, at most.
     seen: Count,
-    /// The packets that it has counted from one reading to the next.
-    counted: u64,
     /// Packets that passed around the node's end of the veth, at least.
     around: u64,
+    /// A session can be compared.
+    is_whole: bool,
 }
 
 impl Judge {
@@ -75,7 +97,8 @@ impl Judge {
             read: at,
             clean: 0,
             since: at,
-            totals: Totals::default(),
+            first: None,
+            before: Totals::default(),
         }
     }
 
@@ -94,8 +117,9 @@ impl Judge {
     }
 
     /// The packets so far.
-    pub const fn totals(&self) -> Totals {
-        self.totals
+    pub fn totals(&self) -> Totals {
+        let now = self.first.zip(self.last).map(|(first, last)| Totals::between(&first, &last));
+        self.before.plus(now.unwrap_or_default())
     }
 
     /// Takes the state of the hook. With a change, the judgement of the counters begins again.
@@ -105,7 +129,8 @@ impl Judge {
         }
         self.change(at, |judge| {
             judge.hook = hook;
-            judge.last = None;
+            judge.before = judge.totals();
+            (judge.first, judge.last) = (None, None);
             judge.begin_again();
         });
     }
@@ -113,16 +138,17 @@ impl Judge {
     /// Takes a reading.
     pub fn read(&mut self, reading: Reading) {
         self.read = reading.at;
-        let before = self.last.replace(reading);
-        let Some(before) = before else { return };
-        match Step::between(&before, &reading) {
+        let step = self.last.map(|last| Step::between(&last, &reading));
+        if !matches!(step, Some(Some(Step { is_whole: true, .. }))) {
+            self.before = self.totals();
+            self.first = Some(reading);
+        }
+        let is_first = self.last.replace(reading).is_none();
+        match step.flatten() {
             // A counter has begun again: the NIC is another one.
-            None => self.change(reading.at, Self::begin_again),
-            Some(step) => {
-                self.totals.seen = self.totals.seen.saturating_add(step.counted);
-                self.totals.carried = self.totals.carried.saturating_add(step.carried.packets);
-                self.change(reading.at, |judge| judge.take(step, reading.at));
-            }
+            None if !is_first => self.change(reading.at, Self::begin_again),
+            None => {}
+            Some(step) => self.change(reading.at, |judge| judge.take(step, reading.at)),
         }
     }
 
@@ -204,7 +230,7 @@ impl Step {
             seen.before.minus(&old.after)?;
             step.carried = carried;
             step.seen = seen.after.minus(&old.before)?;
-            step.counted = seen.after.minus(&old.after)?.packets;
+            step.is_whole = true;
         }
         Some(step)
     }

@@ -222,6 +222,26 @@ proptest! {
         prop_assert_eq!((seen, carried), (story.world.seen.packets, story.world.nic.packets));
     }
 
+    /// A packet that passes during a reading is not missed: at rest, the totals are equal.
+    #[test]
+    fn what_passes_during_a_reading_counts_as_seen(
+        steps in vec((0..50_u64, prop::array::uniform4(0..50_u64), prop::bool::weighted(0.2)), 1..20),
+    ) {
+        let pass = |packets| Event::Pass { packets, segments: 1, dropped: 0 };
+        let mut story = Story::new(true);
+        for (packets, meanwhile, is_new) in steps {
+            story.world.happens(pass(packets));
+            let events = if is_new { vec![Event::NewSession] } else { vec![] };
+            let before = story.judge.totals();
+            story.step(&(events, meanwhile.map(pass), 2, false));
+            let after = story.judge.totals();
+            prop_assert!(before.seen <= after.seen && before.carried <= after.carried);
+        }
+        story.quietly(nothing());
+        let Totals { seen, carried } = story.judge.totals();
+        prop_assert_eq!(seen, carried);
+    }
+
     /// Neither an idle NIC nor one that cannot be read is said to be covered or bypassed.
     #[test]
     fn without_traffic_nothing_is_told(tells: bool, packets in 0..FEW / 4, steps in 1..40) {
