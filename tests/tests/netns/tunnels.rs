@@ -197,7 +197,7 @@ fn a_super_frame_is_cut_to_what_fits() {
         };
         eventually(SOON, || {
             let (now, expected) = (lengths(&arrived, usize::MAX), lengths(&inside.capture, most));
-            check(now == expected, || format!("{} of {} copies", now.len(), expected.len()))
+            check(now == expected, || format!("{now:?}, not {expected:?}"))
         });
         assert!(
             inside.capture.frames().iter().any(|(frame, _)| frame.len() > 2000),

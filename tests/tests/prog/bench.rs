@@ -20,7 +20,7 @@ use mirror_core::filter::{
     Program,
     ebpf::{Access, translate},
 };
-use mirror_tests::{FrameSocket, Lab};
+use mirror_tests::{FrameSocket, Lab, SOON, check, eventually};
 
 /// Return value of the programs: `TC_ACT_UNSPEC`, the next program decides.
 const UNSPEC: u32 = -1_i32 as u32;
@@ -85,6 +85,13 @@ impl Bench {
                     lab.node().ip(&format!("link set {end} up"));
                 }
             }
+        }
+        // Until the kernel has heard of the carrier, up to a second later on a busy machine, a device drops what it is to send.
+        for device in ["tap", "target0", "target1"] {
+            eventually(SOON, || {
+                let link = lab.node().ip(&format!("-o link show dev {device}"));
+                check(link.contains("state UP"), || link)
+            });
         }
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(lab.bpffs())
