@@ -184,7 +184,7 @@ fn a_super_frame_is_cut_to_what_fits() {
     for snaplen in [None, Some(96)] {
         let pods = scene.pods("far");
         let words = ["--target", FAR, "--snaplen", "96"];
-        let _agent = Agent::run(lab, any_mode(), &pods, &words[..if snaplen.is_some() { 4 } else { 2 }]);
+        let agent = Agent::run(lab, any_mode(), &pods, &words[..if snaplen.is_some() { 4 } else { 2 }]);
         lab.wait_mirrored(&[web]);
         wait_target(lab, "far", true);
         let most = snaplen.unwrap_or(1464);
@@ -203,8 +203,9 @@ fn a_super_frame_is_cut_to_what_fits() {
             inside.capture.frames().iter().any(|(frame, _)| frame.len() > 2000),
             "there are super-frames"
         );
+        agent.stop();
+        lab.cleanup();
     }
-    lab.cleanup();
 }
 
 /// The cable fails and comes back. The pod never notices, and each packet is counted.
