@@ -51,7 +51,7 @@ use crate::{
     pods::PodSource,
     report::{Keyed, Report, Reports},
     select::{Capture, Choice, Filters, Policy, Readers, Selection, Skipped, Wanted, Why, choose, coverage},
-    settings::Budget,
+    settings::{Budget, Rate},
 };
 
 /// How long a round waits after its first event, so that a burst makes one round.
@@ -84,6 +84,8 @@ pub struct Reconciler<P, L, D> {
     filters: Filters,
     /// The targets that the agent was started with.
     own_targets: BTreeMap<TargetName, Destination>,
+    /// The limits of targets that have one.
+    max_rates: BTreeMap<TargetName, Rate>,
     mirrors: MirrorIfaces,
     started: bool,
     /// Whether a session has a budget, and so may end without an event.
@@ -122,6 +124,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             dataplane,
             reading,
             own_targets: policy.targets.clone(),
+            max_rates: BTreeMap::new(),
             policy,
             filters: Filters::default(),
             mirrors,

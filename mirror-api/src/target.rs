@@ -67,6 +67,14 @@ pub struct MirrorTargetSpec {
     /// all namespaces. ClusterMirrors may name every target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<LabelSelector>,
+    /// At most so many copies a second go there from each node, of all its pods together: in packets, as in 200kpps, in bits,
+    /// as in 1Gbit, or both, as in 200kpps,1Gbit. Behind it can stand for how long an unused rate is saved up, as in
+    /// 200kpps,burst=100ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(
+        pattern = r"^([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+)(,([0-9]+[kMG]?(pps|bit|bit/s)|burst=([0-9]+(ms|s))+))*$"
+    ))]
+    pub max_rate: Option<String>,
 }
 
 /// A mirror interface of each node.

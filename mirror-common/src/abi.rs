@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::verdict::{Direction, TapKind, Verdict};
 
 /// Version of everything that is pinned: the maps, and the types in this module, `limit` and `stream`.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 /// Sessions that one tap can have.
 pub const MAX_SESSIONS_PER_TAP: usize = 8;
@@ -65,8 +65,8 @@ pub const FILTER_DIFFERS: u32 = 0x101;
 pub const SESSION_FILTERED: u32 = 1;
 /// Bit of [`Session::flags`]: `LIMITS` and `METERS` at [`Session::id`] hold for it.
 pub const SESSION_METERED: u32 = 2;
-/// Bit of [`Session::flags`]: the limits of pods and of the node hold for it: `NODE_LIMITS`, with `POD_METERS` at
-/// [`Tap::pod_meter`] and `NODE_METER`. Never set for a capture, because those limits are for mirrors.
+/// Bit of [`Session::flags`]: the limits of pods, namespaces and the node hold for it: `NODE_LIMITS`, with `POD_METERS` at
+/// [`Tap::pod_meter`], `NAMESPACE_METERS` at [`Tap::namespace_meter`] and `NODE_METER`. Never set for a capture, because those limits are for mirrors.
 pub const SESSION_POD_METERED: u32 = 4;
 
 /// Bit of [`Target::flags`]: the device is up and has a carrier.
@@ -91,6 +91,10 @@ pub const TARGET_GUARDED: u32 = 16;
 /// nothing is copied there without [`TARGET_CUTS`].
 pub const TARGET_TUNNEL: u32 = 32;
 
+/// Bit of [`Target::flags`]: the target has a ceiling. `TARGET_LIMITS` and `TARGET_METERS` hold at its index, for all
+/// copies that go there.
+pub const TARGET_METERED: u32 = 64;
+
 /// Flag of [`Tunnel::flags`]: the other end has an IPv6 address.
 pub const TUNNEL_IPV6: u32 = 1;
 /// Flag of [`Tunnel::flags`]: the packets have a UDP checksum.
@@ -114,8 +118,10 @@ pub const NODE_LIMIT: u32 = 0;
 pub const POD_LIMIT: u32 = 1;
 /// Index in `NODE_LIMITS`: the share of [`NODE_LIMIT`] that each pod gets, with any traffic of the others.
 pub const SHARE_LIMIT: u32 = 2;
+/// Index in `NODE_LIMITS`: the limit for the copies of all pods of each namespace (`--max-namespace-rate`).
+pub const NAMESPACE_LIMIT: u32 = 3;
 /// Elements of `NODE_LIMITS`.
-pub const NODE_LIMITS_LEN: usize = 3;
+pub const NODE_LIMITS_LEN: usize = 4;
 
 /// Bytes of a filter's text that fit into [`SessionInfo::filter`].
 pub const MAX_FILTER_TEXT: usize = 1024;
@@ -178,6 +184,9 @@ pub struct Tap {
     /// Index of the pod's meters in `POD_METERS`, below [`MAX_TAPS`]; the taps of one pod share it. Valid with
     /// [`SESSION_POD_METERED`].
     pub pod_meter: u32,
+    /// Index of the meter of the pod's namespace in `NAMESPACE_METERS`, below [`MAX_TAPS`], plus 1; the taps of one
+    /// namespace share it. 0: the tap is for an interface without a pod. Valid with [`SESSION_POD_METERED`].
+    pub namespace_meter: u32,
     /// How many of `sessions` are in use, from the first on.
     pub session_count: u32,
     /// For a tap inside a pod: ifindex of the pod's exit, the device through which copies for devices of the node leave
@@ -259,7 +268,7 @@ pub struct Target {
     /// ifindex of the device that takes the copies; 0: there is none now, or the target is a stream.
     pub ifindex: u32,
     /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_GUARDED`],
-    /// [`TARGET_TUNNEL`].
+    /// [`TARGET_TUNNEL`], [`TARGET_METERED`].
     pub flags: u32,
     /// The kernel's id of the ring that a stream writes to; 0: there is none now. The programs do not read it.
     pub ring: u32,

@@ -16,7 +16,7 @@ use crate::{
     abi::{
         FILTER_DIFFERS, FILTER_MATCHES, MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED,
         SESSION_POD_METERED, Session, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED,
-        TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, Tap,
+        TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, Tap,
     },
     limit::charge::Paid,
     marks,
@@ -70,8 +70,8 @@ pub trait Kernel {
     /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, or one of a tunnel of ours,
     /// which brings copies of another node. A packet that leaves a pod brings none.
     fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool;
-    /// Step 5 for a session that has limits: [`charge`](crate::limit::charge::charge).
-    fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict>;
+    /// Step 5 for a session that has limits, or whose target has a ceiling: [`charge`](crate::limit::charge::charge).
+    fn charge(&mut self, tap: &Tap, session: &Session, target: Reach) -> Result<Paid, Verdict>;
     /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
     fn give_back(&mut self, tap: &Tap, session: &Session, paid: Paid);
     /// Clones the packet, with `tc_index` in the clone, to the device of the session's target. There the clone is cut to
@@ -166,8 +166,9 @@ fn run<K: Kernel>(
     {
         return Err(Verdict::Loop);
     }
-    let has_limits = session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
-    let paid = if has_limits { kernel.charge(tap, session)? } else { Paid::NOTHING };
+    let has_limits =
+        session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0 || target.flags & TARGET_METERED != 0;
+    let paid = if has_limits { kernel.charge(tap, session, target)? } else { Paid::NOTHING };
     let copied = if target.flags & TARGET_STREAM != 0 {
         kernel.record(session, direction)
     } else {

@@ -105,6 +105,8 @@ pub struct NodeLimits {
     pub max_rate: Option<Rate>,
     /// For the copies of each pod.
     pub max_pod_rate: Option<Rate>,
+    /// For the copies of all pods of each namespace.
+    pub max_namespace_rate: Option<Rate>,
 }
 
 /// [`NodeLimits`] in the kernel's prices; zeros: no limit.
@@ -114,6 +116,8 @@ pub struct Ceilings {
     pub node: Limits,
     /// For the copies of each pod.
     pub pod: Limits,
+    /// For the copies of all pods of each namespace.
+    pub namespace: Limits,
     /// The share of `node` that each pod gets, with any traffic of the others.
     pub share: Limits,
 }
@@ -197,6 +201,7 @@ impl NodeLimits {
         let limits = |rate: Option<Rate>| rate.map_or_else(Limits::default, |rate| rate.limits());
         let node = limits(self.max_rate);
         let share = node.share(u32::try_from(owners).unwrap_or(u32::MAX).max(1));
-        Ceilings { node, pod: limits(self.max_pod_rate), share }
+        let (pod, namespace) = (limits(self.max_pod_rate), limits(self.max_namespace_rate));
+        Ceilings { node, pod, namespace, share }
     }
 }

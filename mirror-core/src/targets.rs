@@ -10,6 +10,7 @@ use mirror_common::abi::MAX_TARGETS;
 use crate::{
     destination::Destination,
     model::{Selector, TargetName, TargetResource},
+    settings::Rate,
 };
 
 /// Which namespaces may use the targets of MirrorTargets. A target that is not here is the node's own, for all.
@@ -22,6 +23,8 @@ pub struct Targets {
     pub all: BTreeMap<TargetName, Destination>,
     /// Who may use those of MirrorTargets.
     pub users: Users,
+    /// The limits for all copies of the node that go to a target, of those that have a limit.
+    pub max_rates: BTreeMap<TargetName, Rate>,
     /// The MirrorTargets that are none on this node, and why.
     pub refused: BTreeMap<TargetName, String>,
 }
@@ -79,7 +82,7 @@ pub fn join(flags: &BTreeMap<TargetName, Destination>, resources: &[TargetResour
     let mut targets = Targets { all: flags.clone(), ..Targets::default() };
     let mut resources: Vec<_> = resources.iter().collect();
     resources.sort_by_key(|resource| (resource.created, &resource.name));
-    for TargetResource { name, destination, namespaces, .. } in resources {
+    for TargetResource { name, destination, namespaces, max_rate, .. } in resources {
         let accepted = destination.clone().and_then(|to| match objection(name, &to, &targets.all) {
             None => Ok(to),
             Some(why) => Err(why),
@@ -88,6 +91,7 @@ pub fn join(flags: &BTreeMap<TargetName, Destination>, resources: &[TargetResour
             Ok(to) => {
                 targets.all.insert(name.clone(), to);
                 targets.users.insert(name.clone(), namespaces.clone());
+                targets.max_rates.extend(max_rate.map(|rate| (name.clone(), rate)));
             }
             Err(why) => drop(targets.refused.insert(name.clone(), why)),
         }

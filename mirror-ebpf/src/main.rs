@@ -169,8 +169,8 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn charge(&mut self, tap: &Tap, session: &Session) -> Result<Paid, Verdict> {
-        meter::take(tap, session, self.len)
+    fn charge(&mut self, tap: &Tap, session: &Session, target: Reach) -> Result<Paid, Verdict> {
+        meter::take(tap, session, target, self.len)
     }
 
     #[inline(always)]

@@ -10,9 +10,10 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        MAX_SESSIONS, MAX_TAPS, NODE_LIMIT, NODE_LIMITS_LEN, POD_LIMIT, SESSION_METERED, SESSION_POD_METERED,
-        SHARE_LIMIT, Session, Tap,
+        MAX_SESSIONS, MAX_TAPS, NAMESPACE_LIMIT, NODE_LIMIT, NODE_LIMITS_LEN, POD_LIMIT, SESSION_METERED,
+        SESSION_POD_METERED, SHARE_LIMIT, Session, TARGET_METERED, TARGET_PLACES, Tap,
     },
+    decide::Reach,
     limit::{
         Limits, Meter, PodMeter,
         charge::{self, Bill, Meters, Paid},
@@ -28,7 +29,16 @@ static LIMITS: Array<Limits, { MAX_SESSIONS as usize }> = Array::new();
 #[btf_map(pin_by_name)]
 static METERS: Array<LockedMeter, { MAX_SESSIONS as usize }> = Array::new();
 
-/// The limits of the node, of each pod, and of each pod's share of the node's rate. The agent writes them.
+/// The ceilings of the targets. The agent writes them.
+#[btf_map(pin_by_name)]
+static TARGET_LIMITS: Array<Limits, { TARGET_PLACES as usize }> = Array::new();
+
+/// The use of each target.
+#[btf_map(pin_by_name)]
+static TARGET_METERS: Array<LockedMeter, { TARGET_PLACES as usize }> = Array::new();
+
+/// The limits of the node, of each pod, of each pod's share of the node's rate, and of each namespace. The agent writes
+/// them.
 #[btf_map(pin_by_name)]
 static NODE_LIMITS: Array<Limits, NODE_LIMITS_LEN> = Array::new();
 
@@ -39,6 +49,10 @@ static NODE_METER: Array<LockedMeter, 1> = Array::new();
 /// The use of each pod.
 #[btf_map(pin_by_name)]
 static POD_METERS: Array<LockedPodMeter, { MAX_TAPS as usize }> = Array::new();
+
+/// The use of the pods of each namespace.
+#[btf_map(pin_by_name)]
+static NAMESPACE_METERS: Array<LockedMeter, { MAX_TAPS as usize }> = Array::new();
 
 /// A meter and its lock. The kernel finds the lock by its type.
 #[repr(C)]
@@ -59,30 +73,44 @@ struct LockedPodMeter {
 /// The meters in the maps.
 struct Maps;
 
-impl Meters for Maps {
-    #[inline(always)]
-    fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        let (limits, meter) = (LIMITS.get(id)?, METERS.get_ptr_mut(id)?);
+/// Changes the meter at a place of a map under its lock, as far as there is one.
+macro_rules! locked {
+    ($map:ident[$place:expr], $limits:expr, $change:ident) => {{
+        let (limits, meter) = ($limits, $map.get_ptr_mut($place)?);
         // SAFETY: the element is valid for the whole program, and every access to its meter is under its lock.
         unsafe {
             lock(&raw mut (*meter).lock);
-            let changed = change(limits, &mut (*meter).meter);
+            let changed = $change(limits, &mut (*meter).meter);
             unlock(&raw mut (*meter).lock);
             Some(changed)
         }
+    }};
+}
+
+impl Meters for Maps {
+    #[inline(always)]
+    fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        locked!(METERS[id], LIMITS.get(id)?, change)
+    }
+
+    #[inline(always)]
+    fn target<R>(&mut self, place: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        locked!(TARGET_METERS[place], TARGET_LIMITS.get(place)?, change)
     }
 
     #[inline(always)]
     fn pod<R>(&mut self, index: u32, change: impl FnOnce([&Limits; 2], &mut PodMeter) -> R) -> Option<R> {
-        let limits = [NODE_LIMITS.get(POD_LIMIT)?, NODE_LIMITS.get(SHARE_LIMIT)?];
-        let meter = POD_METERS.get_ptr_mut(index)?;
-        // SAFETY: as above.
-        unsafe {
-            lock(&raw mut (*meter).lock);
-            let changed = change(limits, &mut (*meter).meter);
-            unlock(&raw mut (*meter).lock);
-            Some(changed)
-        }
+        locked!(POD_METERS[index], [NODE_LIMITS.get(POD_LIMIT)?, NODE_LIMITS.get(SHARE_LIMIT)?], change)
+    }
+
+    #[inline(always)]
+    fn has_namespace_rate(&mut self) -> bool {
+        NODE_LIMITS.get(NAMESPACE_LIMIT).is_some_and(Limits::has_rate)
+    }
+
+    #[inline(always)]
+    fn namespace<R>(&mut self, index: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        locked!(NAMESPACE_METERS[index], NODE_LIMITS.get(NAMESPACE_LIMIT)?, change)
     }
 
     #[inline(always)]
@@ -92,21 +120,15 @@ impl Meters for Maps {
 
     #[inline(always)]
     fn node<R>(&mut self, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        let (limits, meter) = (NODE_LIMITS.get(NODE_LIMIT)?, NODE_METER.get_ptr_mut(0)?);
-        // SAFETY: as above.
-        unsafe {
-            lock(&raw mut (*meter).lock);
-            let changed = change(limits, &mut (*meter).meter);
-            unlock(&raw mut (*meter).lock);
-            Some(changed)
-        }
+        locked!(NODE_METER[0], NODE_LIMITS.get(NODE_LIMIT)?, change)
     }
 }
 
-/// Charges a packet of `len` bytes to the session, the pod and the node, if they have limits.
+/// Charges a packet of `len` bytes to the session, the target, the pod, its namespace and the node, if they have limits.
 #[inline(always)]
-pub(crate) fn take(tap: &Tap, session: &Session, len: u32) -> Result<Paid, Verdict> {
-    let answer = charge_packet(session.id, session.flags, tap.pod_meter, len);
+pub(crate) fn take(tap: &Tap, session: &Session, target: Reach, len: u32) -> Result<Paid, Verdict> {
+    let place = if target.flags & TARGET_METERED != 0 { session.target + 1 } else { 0 };
+    let answer = charge_packet(session.id, session.flags, owners(tap), place, len);
     match answer & !Paid::ALL {
         0 => Ok(Paid::from_bits(answer)),
         LIMITED => Err(Verdict::Limited),
@@ -118,8 +140,7 @@ pub(crate) fn take(tap: &Tap, session: &Session, len: u32) -> Result<Paid, Verdi
 /// Gives back the charge of [`take`] for a packet that was not copied after all.
 #[inline(always)]
 pub(crate) fn give_back(tap: &Tap, session: &Session, len: u32, paid: Paid) {
-    let flags = session.flags | paid.to_bits() << PAID_SHIFT;
-    refund_packet(session.id, flags, tap.pod_meter, len);
+    refund_packet(session.id, paid.to_bits(), owners(tap), session.target + 1, len);
 }
 
 /// The answers of [`charge_packet`] beside the bits of [`Paid`].
@@ -127,28 +148,35 @@ const LIMITED: u32 = 1 << 8;
 const ENDED: u32 = 2 << 8;
 const FAILED: u32 = 3 << 8;
 
-/// Position of the bits of [`Paid`] in the argument of [`refund_packet`] that holds the session's flags too.
-const PAID_SHIFT: u32 = 8;
+/// The places of the pod's and the namespace's meters in one argument: a function has five at most.
+#[inline(always)]
+const fn owners(tap: &Tap) -> u32 {
+    tap.pod_meter | tap.namespace_meter << 16
+}
 
 #[inline(always)]
-const fn bill(session: u32, flags: u32, pod: u32, len: u32) -> Bill {
+const fn bill(session: u32, flags: u32, owners: u32, target: u32, len: u32) -> Bill {
+    let is_pod_metered = flags & SESSION_POD_METERED != 0;
     Bill {
         session: if flags & SESSION_METERED != 0 { Some(session) } else { None },
-        pod: if flags & SESSION_POD_METERED != 0 { Some(pod) } else { None },
+        target: target.checked_sub(1),
+        namespace: (owners >> 16).checked_sub(1),
+        pod: if is_pod_metered { Some(owners & 0xffff) } else { None },
         len,
     }
 }
 
-/// Charges a packet. Returns the bits of [`Paid`], or one of the other answers.
+/// Charges a packet. `target` is the place of the target, plus 1; 0: it has no ceiling. Returns the bits of [`Paid`], or one
+/// of the other answers.
 ///
 /// This is a global function with numbers as arguments, as `sift` is, so the verifier goes through it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn charge_packet(session: u32, flags: u32, pod: u32, len: u32) -> u32 {
+extern "C" fn charge_packet(session: u32, flags: u32, owners: u32, target: u32, len: u32) -> u32 {
     // The clock cannot be read under a lock: no helper can be called there.
     // SAFETY: the helper has no preconditions.
     let now_ns = unsafe { bpf_ktime_get_ns() };
-    match charge::charge(&mut Maps, bill(session, flags, pod, len), now_ns) {
+    match charge::charge(&mut Maps, bill(session, flags, owners, target, len), now_ns) {
         Ok(paid) => paid.to_bits(),
         Err(Verdict::Limited) => LIMITED,
         Err(Verdict::Ended) => ENDED,
@@ -159,8 +187,8 @@ extern "C" fn charge_packet(session: u32, flags: u32, pod: u32, len: u32) -> u32
 /// Takes a charge back. This is a global function too.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn refund_packet(session: u32, flags: u32, pod: u32, len: u32) -> u32 {
-    let paid = Paid::from_bits(flags >> PAID_SHIFT & Paid::ALL);
-    charge::give_back(&mut Maps, bill(session, flags, pod, len), paid);
+extern "C" fn refund_packet(session: u32, paid: u32, owners: u32, target: u32, len: u32) -> u32 {
+    let every = bill(session, SESSION_METERED | SESSION_POD_METERED, owners, target, len);
+    charge::give_back(&mut Maps, every, Paid::from_bits(paid));
     0
 }

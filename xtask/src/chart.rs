@@ -56,6 +56,7 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["targets.live=stream"], "name: MIRROR_TARGETS\n              value: \"live=stream\""),
     (&["targets.live=stream", "mirrorTarget=live"], "name: MIRROR_TARGET\n              value: \"live\""),
     (&["maxPodRate=10kpps"], "name: MIRROR_MAX_POD_RATE\n              value: \"10kpps\""),
+    (&["maxNamespaceRate=20kpps"], "name: MIRROR_MAX_NAMESPACE_RATE\n              value: \"20kpps\""),
     (&["listen=0.0.0.0:9000", "podMonitor.enabled=true"], "honorLabels: true"),
     (&["nodeSelector=null", "tolerations=null", "priorityClassName="], "kind: DaemonSet"),
     (&["serviceAccount.create=false", "serviceAccount.name=mine"], "serviceAccountName: mine"),

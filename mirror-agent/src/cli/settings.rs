@@ -29,6 +29,9 @@ struct NodeArgs {
     /// Copies a second of one pod, whatever its annotations say, written as --rate.
     #[arg(long, env = "MIRROR_MAX_POD_RATE", value_name = "RATE", value_parser = parse_rate)]
     max_pod_rate: Option<Rate>,
+    /// Copies a second of all pods of one namespace together, written as --rate.
+    #[arg(long, env = "MIRROR_MAX_NAMESPACE_RATE", value_name = "RATE", value_parser = parse_rate)]
+    max_namespace_rate: Option<Rate>,
 }
 
 impl Args for SettingArgs {
@@ -54,7 +57,8 @@ impl Args for SettingArgs {
 
 impl FromArgMatches for SettingArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let NodeArgs { sample_seed, max_rate, max_pod_rate } = NodeArgs::from_arg_matches(matches)?;
+        let NodeArgs { sample_seed, max_rate, max_pod_rate, max_namespace_rate } =
+            NodeArgs::from_arg_matches(matches)?;
         let mut settings = Settings { seed: sample_seed, ..Settings::default() };
         for setting in &SETTINGS {
             if let Some(value) = matches.get_one::<String>(setting.key) {
@@ -63,7 +67,7 @@ impl FromArgMatches for SettingArgs {
                 set.map_err(|error| Error::raw(ErrorKind::ValueValidation, format!("--{error}\n")))?;
             }
         }
-        Ok(Self { settings, limits: NodeLimits { max_rate, max_pod_rate } })
+        Ok(Self { settings, limits: NodeLimits { max_rate, max_pod_rate, max_namespace_rate } })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
@@ -118,6 +122,7 @@ mod tests {
     #[test]
     fn all_flags_together_set_everything() {
         let mut flags = vec!["--sample-seed", "7", "--max-rate", "1Gbit", "--max-pod-rate", "1kpps,burst=1s"];
+        flags.extend(["--max-namespace-rate", "9kpps"]);
         let keys: Vec<String> = SETTINGS.iter().map(|setting| format!("--{}", setting.key)).collect();
         let mut expected = Settings { seed: 7, ..Settings::default() };
         for (setting, key) in SETTINGS.iter().zip(&keys) {
@@ -127,6 +132,7 @@ mod tests {
         let limits = NodeLimits {
             max_rate: parse_rate("1Gbit").ok(),
             max_pod_rate: parse_rate("1kpps,burst=1s").ok(),
+            max_namespace_rate: parse_rate("9kpps").ok(),
         };
         for args in typed(&flags) {
             let args = args.unwrap();

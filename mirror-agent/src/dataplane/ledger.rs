@@ -43,6 +43,8 @@ pub(super) struct Entry {
     pub(super) head: TapHead,
     /// The place of its pod's meters.
     pub(super) pod_meter: u32,
+    /// The place of the meter of its pod's namespace; `None`: it is for an interface without a pod.
+    pub(super) namespace_meter: Option<u32>,
     /// Its sessions.
     pub(super) sessions: BTreeMap<MirrorId, Placed>,
 }
@@ -123,6 +125,21 @@ impl Ledger {
     /// Whether the meters at a place are those of a tap.
     pub(super) fn has_pod_meter(&self, place: u32) -> bool {
         self.taps.values().any(|entry| entry.pod_meter == place)
+    }
+
+    /// The place of the meter of a namespace: the place that other taps of its pods have, or a free one. There are as many
+    /// places as taps.
+    pub(super) fn namespace_meter(&self, namespace: &str) -> Option<u32> {
+        let is_same =
+            |entry: &&Entry| entry.head.owner.pod.as_ref().is_some_and(|pod| pod.namespace == namespace);
+        let same = self.taps.values().filter(is_same).find_map(|entry| entry.namespace_meter);
+        let taken = || self.taps.values().filter_map(|entry| entry.namespace_meter).collect();
+        same.or_else(|| free(taken(), 0..MAX_TAPS))
+    }
+
+    /// Whether the meter at a place is that of a namespace with a tap.
+    pub(super) fn has_namespace_meter(&self, place: u32) -> bool {
+        self.taps.values().any(|entry| entry.namespace_meter == Some(place))
     }
 
     /// A place for a filter.
@@ -238,15 +255,16 @@ mod tests {
                     place
                 }
             });
-        let pod = Some(PodId { uid: pod.to_string(), ..PodId::default() });
-        let owner = Owner { pod, ..Owner::default() };
+        let pod = PodId { uid: pod.to_string(), namespace: (pod % 2).to_string(), ..PodId::default() };
+        let owner = Owner { pod: Some(pod), ..Owner::default() };
         let id = ledger.free_id(abi::MAX_SESSIONS).unwrap();
         let mirror = MirrorId(mirror.parse().unwrap());
         let mark = ledger.mark(device, &mirror, target, session.settings.snaplen);
         let pod_meter = ledger.pod_meter(device, &owner).unwrap();
+        let namespace_meter = owner.pod.as_ref().and_then(|pod| ledger.namespace_meter(&pod.namespace));
         let kind = TapKind::HostVeth;
         let head = TapHead { owner, kind, is_limited: false, exit: None, pod_side: None };
-        let entry = Entry { head, pod_meter, sessions: BTreeMap::new() };
+        let entry = Entry { head, pod_meter, namespace_meter, sessions: BTreeMap::new() };
         let sessions = &mut ledger.taps.entry(device).or_insert(entry).sessions;
         sessions.insert(mirror, Placed { session, id, serial: 0, target, filter, mark });
     }
@@ -279,7 +297,9 @@ mod tests {
                     prop_assert!(a.mark == 0 || (a.mark == b.mark) == (form(a) == form(b)));
                 }
                 for (a, b) in ledger.taps.values().flat_map(|a| ledger.taps.values().map(move |b| (a, b))) {
+                    let namespace = |entry: &Entry| entry.head.owner.pod.clone().unwrap().namespace;
                     prop_assert_eq!(a.pod_meter == b.pod_meter, a.head.owner.pod == b.head.owner.pod);
+                    prop_assert_eq!(a.namespace_meter == b.namespace_meter, namespace(a) == namespace(b));
                 }
             }
         }

@@ -143,7 +143,7 @@ impl Maps {
         ledger.targets.clear();
         for place in 0..self.targets.len() {
             let wire = transmute!(self.targets.get(&place, 0).context("cannot read the targets")?);
-            if let Some(target) = wire::decode_target(&wire) {
+            if let Some(target) = wire::decode_target(&wire, self.meters.target_limits(place)?) {
                 ledger.targets.insert(place, target);
             }
         }
@@ -190,7 +190,8 @@ impl Maps {
             // its tap.
             sessions.extend(placed);
         }
-        Ok(Entry { head, pod_meter: tap.pod_meter, sessions })
+        let namespace_meter = tap.namespace_meter.checked_sub(1);
+        Ok(Entry { head, pod_meter: tap.pod_meter, namespace_meter, sessions })
     }
 
     /// The devices that have a tap, or a side of one.
@@ -244,8 +245,10 @@ impl Maps {
             bail!("device {device} is tapped for another owner");
         }
         let pod_meter = self.pod_meter(device, &head.owner)?;
+        let namespace_meter = self.namespace_meter(&head.owner)?;
         let sessions = self.ledger.taps.get(&device).map(|before| before.sessions.clone());
-        let entry = Entry { head: head.clone(), pod_meter, sessions: sessions.unwrap_or_default() };
+        let sessions = sessions.unwrap_or_default();
+        let entry = Entry { head: head.clone(), pod_meter, namespace_meter, sessions };
         // The owner first: an entry without an owner could be taken for that of another pod.
         self.owners
             .insert(&key(device), &transmute!(wire::encode_owner(&head.owner)), 0)
@@ -261,6 +264,18 @@ impl Maps {
             self.meters.clear_pod(place)?;
         }
         Ok(place)
+    }
+
+    /// The place of the meter of a pod's namespace; a new one is full.
+    fn namespace_meter(&mut self, owner: &Owner) -> anyhow::Result<Option<u32>> {
+        let Some(pod) = &owner.pod else { return Ok(None) };
+        let place = self.ledger.namespace_meter(&pod.namespace);
+        let place =
+            place.ok_or_else(|| anyhow!("this node has pods of {MAX_TAPS} namespaces, and no more fit"))?;
+        if !self.ledger.has_namespace_meter(place) {
+            self.meters.clear_namespace(place)?;
+        }
+        Ok(Some(place))
     }
 
     /// Adds a session to a tap, with counters at zero and full budgets.

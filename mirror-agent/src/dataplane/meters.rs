@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use aya::maps::{Array, Map, MapData};
 use mirror_common::{
-    abi::{NODE_LIMIT, POD_LIMIT, SHARE_LIMIT},
+    abi::{NAMESPACE_LIMIT, NODE_LIMIT, POD_LIMIT, SHARE_LIMIT},
     limit::{Limits, Meter, PodMeter},
 };
 use nix::time::{ClockId, clock_gettime};
@@ -32,6 +32,9 @@ pub(super) struct Meters {
     node_limits: Array<MapData, LimitBytes>,
     node_meter: Array<MapData, MeterBytes>,
     pod_meters: Array<MapData, PodMeterBytes>,
+    namespace_meters: Array<MapData, MeterBytes>,
+    target_limits: Array<MapData, LimitBytes>,
+    target_meters: Array<MapData, MeterBytes>,
 }
 
 impl Meters {
@@ -43,6 +46,9 @@ impl Meters {
             node_limits: get("NODE_LIMITS")?.try_into()?,
             node_meter: get("NODE_METER")?.try_into()?,
             pod_meters: get("POD_METERS")?.try_into()?,
+            namespace_meters: get("NAMESPACE_METERS")?.try_into()?,
+            target_limits: get("TARGET_LIMITS")?.try_into()?,
+            target_meters: get("TARGET_METERS")?.try_into()?,
         })
     }
 
@@ -73,18 +79,46 @@ impl Meters {
         self.pod_meters.set(place, &full, LOCKED).context("cannot clear the meters of a pod")
     }
 
+    /// Clears the meter of a namespace.
+    pub(super) fn clear_namespace(&mut self, place: u32) -> anyhow::Result<()> {
+        let cleared = self.namespace_meters.set(place, &MeterBytes::default(), LOCKED);
+        cleared.context("cannot clear the meter of a namespace")
+    }
+
+    /// The ceiling of a target.
+    pub(super) fn target_limits(&self, place: u32) -> anyhow::Result<Limits> {
+        Ok(transmute!(self.target_limits.get(&place, 0).context("cannot read the ceiling of a target")?))
+    }
+
+    /// Writes the ceiling of a target.
+    pub(super) fn set_target_limits(&mut self, place: u32, limits: Limits) -> anyhow::Result<()> {
+        let written = self.target_limits.set(place, &transmute!(limits), 0);
+        written.context("cannot write the ceiling of a target")
+    }
+
+    /// Clears the meter of a target.
+    pub(super) fn clear_target(&mut self, place: u32) -> anyhow::Result<()> {
+        let cleared = self.target_meters.set(place, &MeterBytes::default(), LOCKED);
+        cleared.context("cannot clear the meter of a target")
+    }
+
     /// The limits of the node.
     pub(super) fn ceilings(&self) -> anyhow::Result<Ceilings> {
         let read = |index| {
             let limits = self.node_limits.get(&index, 0).context("cannot read the node's limits")?;
             anyhow::Ok(transmute!(limits))
         };
-        Ok(Ceilings { node: read(NODE_LIMIT)?, pod: read(POD_LIMIT)?, share: read(SHARE_LIMIT)? })
+        Ok(Ceilings {
+            node: read(NODE_LIMIT)?,
+            pod: read(POD_LIMIT)?,
+            namespace: read(NAMESPACE_LIMIT)?,
+            share: read(SHARE_LIMIT)?,
+        })
     }
 
     /// Writes the limits of the node.
     pub(super) fn set_ceilings(&mut self, ceilings: &Ceilings) -> anyhow::Result<()> {
-        let Ceilings { node, pod, share } = *ceilings;
+        let Ceilings { node, pod, namespace, share } = *ceilings;
         // The packets that pods may send within their shares can bring the node into a debt that lasts for minutes at a
         // low rate. It is not owed at another rate.
         if node != self.ceilings()?.node {
@@ -92,7 +126,9 @@ impl Meters {
                 .set(0, &MeterBytes::default(), LOCKED)
                 .context("cannot clear the node's meter")?;
         }
-        for (index, limits) in [(NODE_LIMIT, node), (POD_LIMIT, pod), (SHARE_LIMIT, share)] {
+        let written =
+            [(NODE_LIMIT, node), (POD_LIMIT, pod), (NAMESPACE_LIMIT, namespace), (SHARE_LIMIT, share)];
+        for (index, limits) in written {
             let written = self.node_limits.set(index, &transmute!(limits), 0);
             written.context("cannot write the node's limits")?;
         }

@@ -5,10 +5,11 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
-        SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS,
-        TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP,
-        TapOwner,
+        SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED, TARGET_METERED,
+        TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TUNNEL_CHECKSUM, TUNNEL_IDENTITY,
+        TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
     },
+    limit::Limits,
     tunnel::{self, TunnelId, Tunnels},
     verdict::TapKind,
 };
@@ -56,6 +57,7 @@ pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
         flags: flag(captures_only, TAP_CAPTURES_ONLY)
             | flag(entry.head.pod_side.is_some_and(|side| side.sees), TAP_SEEN_INSIDE),
         pod_meter: entry.pod_meter,
+        namespace_meter: entry.namespace_meter.map_or(0, |place| place + 1),
         session_count: in_order.len() as u32,
         exit: entry.head.exit.map_or(0, |exit| exit.0),
         other_end: entry.head.pod_side.map_or(0, |side| side.nic.0),
@@ -197,13 +199,15 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
             guarded,
             collector,
             room,
+            ceiling,
         }) => abi::Target {
             ifindex: ifindex.map_or(0, |IfIndex(index)| index),
             flags: flag(*up, TARGET_UP)
                 | flag(*queueless, TARGET_QUEUELESS)
                 | flag(*cuts, TARGET_CUTS)
                 | flag(*guarded, TARGET_GUARDED)
-                | flag(destination.is_tunnel(), TARGET_TUNNEL),
+                | flag(destination.is_tunnel(), TARGET_TUNNEL)
+                | flag(ceiling.has_rate(), TARGET_METERED),
             name,
             device: fixed(device),
             collector: collector.unwrap_or_default(),
@@ -271,8 +275,8 @@ fn way(tunnel: &Tunnel) -> u32 {
     }
 }
 
-/// The target in it; `None`: its place is free.
-pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> {
+/// The target in it, with the ceiling that is written for it; `None`: its place is free.
+pub(super) fn decode_target(wire: &abi::Target, ceiling: Limits) -> Option<(TargetName, Target)> {
     let name = Name::of_written(&text(&wire.name))?;
     if wire.flags & TARGET_STREAM != 0 {
         return Some((TargetName(name), Target::Stream((wire.ring != 0).then_some(RingId(wire.ring)))));
@@ -292,6 +296,7 @@ pub(super) fn decode_target(wire: &abi::Target) -> Option<(TargetName, Target)> 
         guarded: wire.flags & TARGET_GUARDED != 0,
         collector: (wire.collector != [0; 6]).then_some(wire.collector),
         room: (wire.tunnel.room != 0).then_some(wire.tunnel.room),
+        ceiling: if wire.flags & TARGET_METERED != 0 { ceiling } else { Limits::default() },
     };
     Some((TargetName(name), Target::Device(target)))
 }
@@ -381,7 +386,7 @@ mod tests {
         #[test]
         fn targets_survive_the_map(
             name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX),
-            flags: [bool; 4], is_stream: bool, collector: Option<[u8; 6]>,
+            flags: [bool; 4], is_stream: bool, collector: Option<[u8; 6]>, rate: u16,
         ) {
             let collector = collector.filter(|address| *address != [0; 6]);
             let [up, queueless, cuts, guarded] = flags;
@@ -393,12 +398,13 @@ mod tests {
             };
             let ifindex = ifindex.map(IfIndex);
             let room = destination.is_tunnel().then_some(1464);
+            let ceiling = Limits::of_rate(rate.into(), 0, Duration::from_millis(50));
             let target =
-                DeviceTarget { destination, device, ifindex, up, queueless, cuts, guarded, collector, room };
+                DeviceTarget { destination, device, ifindex, up, queueless, cuts, guarded, collector, room, ceiling };
             let target = if is_stream { stream } else { Target::Device(target) };
             let name = TargetName(name.parse().unwrap());
             let bytes: [u8; size_of::<abi::Target>()] = transmute!(encode_target(&name, &target));
-            prop_assert_eq!(decode_target(&transmute!(bytes)), Some((name, target)));
+            prop_assert_eq!(decode_target(&transmute!(bytes), ceiling), Some((name, target)));
         }
 
         /// Every session comes back with its settings and its places, and knows the sessions ahead of it with the same
@@ -406,7 +412,7 @@ mod tests {
         #[test]
         fn sessions_survive_the_map(
             sessions in prop::collection::btree_map("[a-z]{1,8}", (session(), 0..4096u32, 0..2u32, 0..3u32), 1..9),
-            is_limited: bool,
+            is_limited: bool, namespace_meter in option::of(0..4096u32),
         ) {
             let place = |(mirror, (session, id, target, snaplen)): (String, (Session, u32, u32, u32))| {
                 let snaplen = [None, Some(64), Some(96)][snaplen as usize];
@@ -419,9 +425,10 @@ mod tests {
             let pod_side = Some(PodSide { nic: IfIndex(9), sees: true });
             let head = TapHead { owner, kind, is_limited, exit: None, pod_side };
             let sessions: BTreeMap<_, _> = sessions.into_iter().map(place).collect();
-            let entry = Entry { head, pod_meter: 7, sessions };
+            let entry = Entry { head, pod_meter: 7, namespace_meter, sessions };
             let wire = encode_tap(&entry);
             prop_assert_eq!(wire.session_count as usize, entry.sessions.len());
+            prop_assert_eq!(wire.namespace_meter.checked_sub(1), namespace_meter);
             // The other side differs in what says where it is.
             let inside = encode_pod_side(Device::on_node(IfIndex(5)), &entry);
             prop_assert_eq!((wire.kind(), wire.other_end), (TapKind::HostVeth, 9));

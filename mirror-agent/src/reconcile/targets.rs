@@ -23,6 +23,7 @@ use crate::{
     pods::PodSource,
     report::Report,
     select::{Readers, Wanted},
+    settings::Rate,
 };
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
@@ -54,11 +55,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.follow_targets(Targets { all, ..Targets::default() });
     }
 
-    fn follow_targets(&mut self, Targets { all, users, refused }: Targets) {
+    fn follow_targets(&mut self, Targets { all, users, max_rates, refused }: Targets) {
         self.told.refused_targets(&refused);
         self.mirrors.follow(&all);
         self.links.follow(&all);
         (self.policy.targets, self.policy.users, self.policy.refused_targets) = (all, users, refused);
+        self.max_rates = max_rates;
     }
 
     /// The targets with their present state. Adds the UIDs of collectors that are found by their
@@ -127,9 +129,16 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         // Other nodes have the same tunnels, and send packets through them to this one.
         let has_tunnels = self.policy.tunnels().next().is_some();
-        let guarded =
-            |target: DeviceTarget| DeviceTarget { guarded: target.guarded || has_tunnels, ..target };
-        let devices = targets.into_iter().map(|(name, target)| (name, Target::Device(guarded(target))));
+        let devices = targets.into_iter().map(|(name, target)| {
+            let ceiling = match pods {
+                Some(_) => self.max_rates.get(&name).map(Rate::limits),
+                // Until there is a list, that of an earlier agent stays in force.
+                None => actual.targets.get(&name).and_then(Target::device).map(|before| before.ceiling),
+            };
+            let guarded = target.guarded || has_tunnels;
+            let ceiling = ceiling.unwrap_or_default();
+            (name, Target::Device(DeviceTarget { guarded, ceiling, ..target }))
+        });
         // That no program reads a stream is no problem, so it is neither logged nor reported.
         let ring = |name| readers.streams.get(name).copied();
         let streams = self.policy.streams().map(|name| (name.clone(), Target::Stream(ring(name))));

@@ -60,7 +60,7 @@ impl Kernel for Node {
         self.refused.contains(&target)
     }
 
-    fn charge(&mut self, _: &Tap, session: &Session) -> Result<Paid, Verdict> {
+    fn charge(&mut self, _: &Tap, session: &Session, _: Reach) -> Result<Paid, Verdict> {
         if self.limited.contains(&session.id) {
             return Err(Verdict::Limited);
         }
@@ -175,8 +175,8 @@ fn any_tap() -> impl Strategy<Value = Tap> {
 fn any_node() -> impl Strategy<Value = Node> {
     let answer = (select(vec![0, 0, 0, 1, 2, -12, -22, -100]), prop::bool::weighted(0.1))
         .prop_map(|(code, is_uncut)| Cloned { code, is_uncut });
-    let target =
-        (select(vec![0, 101, 102, 103]), 0..8u32).prop_map(|(ifindex, flags)| Reach { ifindex, flags });
+    let target = (select(vec![0, 101, 102, 103]), 0..8u32, select(vec![0, TARGET_METERED]))
+        .prop_map(|(ifindex, flags, metered)| Reach { ifindex, flags: flags | metered });
     let some = || any_vec(0..8u32, 0..4);
     (any_vec(target, TARGETS as usize), any_vec(answer, 3), some(), some(), select(vec![0, A, B])).prop_map(
         |(targets, answers, filtered, limited, origin)| Node {
@@ -206,7 +206,10 @@ proptest! {
         prop_assert!(node.counted.iter().all(|&(_, counted, _)| counted == direction));
 
         let copied = || tap.sessions.iter().zip(&verdicts).filter(|(_, verdict)| **verdict == Verdict::Copied);
-        let has_limits = |session: &Session| session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0;
+        let has_limits = |session: &Session| {
+            session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0
+                || node.targets[session.target as usize].flags & TARGET_METERED != 0
+        };
         let metered = copied().filter(|(session, _)| has_limits(session));
         prop_assert_eq!(&node.charged, &metered.map(|(session, _)| session.id).collect::<Vec<_>>());
         for (session, _) in copied() {

@@ -1,5 +1,8 @@
-//! The meters that a copy is charged to: its session's, then its pod's, then the node's. If a later meter refuses, the
-//! charge to the earlier ones is given back.
+//! The meters that a copy is charged to: its session's, then its target's, its pod's, the pod's namespace's, and then the
+//! node's. If a later meter refuses, the charge to the earlier ones is given back.
+//!
+//! A target and a namespace have ceilings, which are limits like a session's: all sessions of the target, and all pods of
+//! the namespace, share one meter.
 //!
 //! A pod has a ceiling, which is a limit like a session's, and a share of the node's rate. The traffic of others never
 //! makes a pod lose a packet within its share: such a packet may bring the node's meter into debt. Beyond its share the
@@ -20,8 +23,14 @@ use crate::verdict::Verdict;
 pub trait Meters {
     /// The meter of a session.
     fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
+    /// The meter of a target.
+    fn target<R>(&mut self, place: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
     /// The meters of a pod, with the limits of its ceiling and its share.
     fn pod<R>(&mut self, index: u32, change: impl FnOnce([&Limits; 2], &mut PodMeter) -> R) -> Option<R>;
+    /// Whether namespaces have a rate.
+    fn has_namespace_rate(&mut self) -> bool;
+    /// The meter of a namespace.
+    fn namespace<R>(&mut self, index: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
     /// Whether the node has a rate. Asked first, because all CPUs share the node's one meter.
     fn has_node_rate(&mut self) -> bool;
     /// The meter of the node.
@@ -33,13 +42,18 @@ pub trait Meters {
 pub struct Bill {
     /// The session, if it has limits.
     pub session: Option<u32>,
+    /// The target, if it has a ceiling.
+    pub target: Option<u32>,
+    /// The namespace of the pod; `None`: it is an interface without a pod, or nothing but the session and the target has
+    /// limits.
+    pub namespace: Option<u32>,
     /// The pod, if pods or the node have limits.
     pub pod: Option<u32>,
     /// Bytes of the packet.
     pub len: u32,
 }
 
-/// Which meters a copy was charged to, beside that of its session.
+/// Which meters a copy was charged to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Paid {
     /// A bit for each meter.
@@ -47,13 +61,17 @@ pub struct Paid {
 }
 
 impl Paid {
-    /// No meter but, possibly, the session's.
+    /// No meter.
     pub const NOTHING: Self = Self { bits: 0 };
-    const POD: u32 = 1;
-    const SHARE: u32 = 2;
-    const NODE: u32 = 4;
+    const SESSION: u32 = 1;
+    const TARGET: u32 = 2;
+    const POD: u32 = 4;
+    const SHARE: u32 = 8;
+    const NAMESPACE: u32 = 16;
+    const NODE: u32 = 32;
     /// Every bit.
-    pub const ALL: u32 = Self::POD | Self::SHARE | Self::NODE;
+    pub const ALL: u32 =
+        Self::SESSION | Self::TARGET | Self::POD | Self::SHARE | Self::NAMESPACE | Self::NODE;
 
     /// As a number, of the bits of [`Self::ALL`].
     #[inline(always)]
@@ -66,98 +84,98 @@ impl Paid {
     pub const fn from_bits(bits: u32) -> Self {
         Self { bits }
     }
+
+    #[inline(always)]
+    const fn has(self, bit: u32) -> bool {
+        self.bits & bit != 0
+    }
 }
 
 /// Charges a copy, or says why it may not be made; then nothing is charged.
 #[inline(always)]
 pub fn charge<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64) -> Result<Paid, Verdict> {
-    let Bill { session, pod, len } = bill;
-    if let Some(id) = session {
-        let take = |limits: &Limits, meter: &mut Meter| {
-            meter.forgive(limits);
-            meter.take(limits, now_ns, len)
-        };
-        meters.session(id, take).unwrap_or(Err(Verdict::Failed))?;
+    let mut paid = Paid::NOTHING;
+    match charge_each(meters, bill, now_ns, &mut paid) {
+        Ok(()) => Ok(paid),
+        Err(verdict) => {
+            give_back(meters, bill, paid);
+            Err(verdict)
+        }
     }
-    let Some(index) = pod else { return Ok(Paid::NOTHING) };
-    let paid = match charge_pod(meters, index, now_ns, len) {
-        Ok(paid) => match charge_node(meters, paid, now_ns, len) {
-            Ok(paid) => return Ok(paid),
-            Err(verdict) => {
-                give_back_pod(meters, index, paid, len);
-                Err(verdict)
-            }
-        },
-        refused => refused,
-    };
-    give_back_session(meters, session, len);
-    paid
 }
 
 /// Takes back what [`charge`] charged for a copy that was not made after all.
 #[inline(always)]
 pub fn give_back<M: Meters>(meters: &mut M, bill: Bill, paid: Paid) {
-    let Bill { session, pod, len } = bill;
-    if paid.bits & Paid::NODE != 0 {
-        meters.node(|limits, meter| meter.give_back(limits, len));
+    let Bill { session, target, namespace, pod, len } = bill;
+    let put = |limits: &Limits, meter: &mut Meter| meter.give_back(limits, len);
+    if paid.has(Paid::NODE) {
+        meters.node(put);
     }
-    if let Some(index) = pod {
-        give_back_pod(meters, index, paid, len);
+    if let (true, Some(index)) = (paid.has(Paid::NAMESPACE), namespace) {
+        meters.namespace(index, put);
     }
-    give_back_session(meters, session, len);
-}
-
-/// Charges the ceiling, and the share if anything is left of it.
-#[inline(always)]
-fn charge_pod<M: Meters>(meters: &mut M, index: u32, now_ns: u64, len: u32) -> Result<Paid, Verdict> {
-    let take = |[ceiling, share]: [&Limits; 2], meter: &mut PodMeter| {
-        meter.ceiling.forgive(ceiling);
-        meter.ceiling.take(ceiling, now_ns, len)?;
-        meter.share.forgive(share);
-        let is_within = share.has_rate() && meter.share.take(share, now_ns, len).is_ok();
-        Ok(Paid { bits: if is_within { Paid::POD | Paid::SHARE } else { Paid::POD } })
-    };
-    meters.pod(index, take).unwrap_or(Err(Verdict::Failed))
-}
-
-/// Charges the node: always for a packet within the pod's share, for others if the node has credit.
-#[inline(always)]
-fn charge_node<M: Meters>(meters: &mut M, paid: Paid, now_ns: u64, len: u32) -> Result<Paid, Verdict> {
-    if !meters.has_node_rate() {
-        return Ok(paid);
-    }
-    let take = |limits: &Limits, meter: &mut Meter| {
-        if paid.bits & Paid::SHARE != 0 {
-            meter.overdraw(limits, now_ns, len);
-            Ok(())
-        } else {
-            meter.take(limits, now_ns, len)
-        }
-    };
-    meters.node(take).unwrap_or(Err(Verdict::Failed))?;
-    Ok(Paid { bits: paid.bits | Paid::NODE })
-}
-
-#[inline(always)]
-fn give_back_pod<M: Meters>(meters: &mut M, index: u32, paid: Paid, len: u32) {
-    let put = |[ceiling, share]: [&Limits; 2], meter: &mut PodMeter| {
-        if paid.bits & Paid::POD != 0 {
+    if let (true, Some(index)) = (paid.has(Paid::POD), pod) {
+        meters.pod(index, |[ceiling, share], meter| {
             meter.ceiling.give_back(ceiling, len);
-        }
-        if paid.bits & Paid::SHARE != 0 {
-            meter.share.give_back(share, len);
-        }
-    };
-    if paid != Paid::NOTHING {
-        meters.pod(index, put);
+            if paid.has(Paid::SHARE) {
+                meter.share.give_back(share, len);
+            }
+        });
+    }
+    if let (true, Some(place)) = (paid.has(Paid::TARGET), target) {
+        meters.target(place, put);
+    }
+    if let (true, Some(id)) = (paid.has(Paid::SESSION), session) {
+        meters.session(id, put);
     }
 }
 
+/// Charges one meter after the other, and notes each in `paid`.
 #[inline(always)]
-fn give_back_session<M: Meters>(meters: &mut M, session: Option<u32>, len: u32) {
+fn charge_each<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64, paid: &mut Paid) -> Result<(), Verdict> {
+    let Bill { session, target, namespace, pod, len } = bill;
+    let take = |limits: &Limits, meter: &mut Meter| {
+        meter.forgive(limits);
+        meter.take(limits, now_ns, len)
+    };
     if let Some(id) = session {
-        meters.session(id, |limits, meter| meter.give_back(limits, len));
+        meters.session(id, take).unwrap_or(Err(Verdict::Failed))?;
+        paid.bits |= Paid::SESSION;
     }
+    if let Some(place) = target {
+        meters.target(place, take).unwrap_or(Err(Verdict::Failed))?;
+        paid.bits |= Paid::TARGET;
+    }
+    let Some(index) = pod else { return Ok(()) };
+    // The ceiling, and the share if anything is left of it.
+    let take_pod = |[ceiling, share]: [&Limits; 2], meter: &mut PodMeter| {
+        take(ceiling, &mut meter.ceiling)?;
+        meter.share.forgive(share);
+        Ok(share.has_rate() && meter.share.take(share, now_ns, len).is_ok())
+    };
+    let is_within = meters.pod(index, take_pod).unwrap_or(Err(Verdict::Failed))?;
+    paid.bits |= if is_within { Paid::POD | Paid::SHARE } else { Paid::POD };
+    if let Some(index) = namespace
+        && meters.has_namespace_rate()
+    {
+        meters.namespace(index, take).unwrap_or(Err(Verdict::Failed))?;
+        paid.bits |= Paid::NAMESPACE;
+    }
+    if meters.has_node_rate() {
+        // Always for a packet within the pod's share, for others if the node has credit.
+        let take_node = |limits: &Limits, meter: &mut Meter| {
+            if is_within {
+                meter.overdraw(limits, now_ns, len);
+                Ok(())
+            } else {
+                meter.take(limits, now_ns, len)
+            }
+        };
+        meters.node(take_node).unwrap_or(Err(Verdict::Failed))?;
+        paid.bits |= Paid::NODE;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -67,6 +67,7 @@ fn found(text: &str, ifindex: u32) -> DeviceTarget {
         guarded: true,
         collector: Some(MAC),
         room: None,
+        ..DeviceTarget::default()
     }
 }
 

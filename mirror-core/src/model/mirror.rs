@@ -7,7 +7,10 @@ use std::{
     fmt,
 };
 
-use mirror_common::verdict::{Direction, TapKind};
+use mirror_common::{
+    limit::Limits,
+    verdict::{Direction, TapKind},
+};
 
 use super::{Device, Directions, IfIndex, MirrorId, NetnsId, PodId, Program, TargetName};
 use crate::{
@@ -55,7 +58,7 @@ pub struct Tap {
     pub owner: Owner,
     /// The relation of the tapped device to the NIC.
     pub kind: TapKind,
-    /// The limits of pods and of the node hold for it.
+    /// The limits of pods, namespaces and the node hold for it.
     pub is_limited: bool,
     /// The exit of the pod, for a tap inside it that has one.
     pub exit: Option<IfIndex>,
@@ -309,6 +312,8 @@ pub struct DeviceTarget {
     pub collector: Option<MacAddress>,
     /// Bytes of the longest frame that fits into a packet, for a tunnel.
     pub room: Option<u32>,
+    /// The limit for all copies of the node that go there, in the kernel's prices; zeros: none.
+    pub ceiling: Limits,
 }
 
 /// The wanted state.

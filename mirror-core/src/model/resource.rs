@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Directions, MirrorId, Name, Origin, Pod, TargetName};
-use crate::destination::Destination;
+use crate::{destination::Destination, settings::Rate};
 
 /// A `Mirror` or `ClusterMirror`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,6 +127,8 @@ pub struct TargetResource {
     pub destination: Result<Destination, String>,
     /// The namespaces whose Mirrors and annotations may name it.
     pub namespaces: Selector,
+    /// The limit for all copies of a node that go there.
+    pub max_rate: Option<Rate>,
 }
 
 /// Selects objects by their labels, as Kubernetes does. The default selects all.

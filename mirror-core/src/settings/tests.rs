@@ -108,7 +108,7 @@ fn prices_are_a_second_divided_by_the_rate() {
     assert_eq!(limits.ticks_per_packet, 1_000_000 * TICKS_PER_NS);
     assert_eq!(limits.ticks_per_byte, 1_000 * TICKS_PER_NS);
     assert_eq!(limits.burst_ticks, 50_000_000 * TICKS_PER_NS);
-    let node = NodeLimits { max_rate: None, max_pod_rate: parse_rate("1kpps").ok() };
+    let node = NodeLimits { max_pod_rate: parse_rate("1kpps").ok(), ..NodeLimits::default() };
     let ceilings = node.ceilings(3);
     assert_eq!(
         (ceilings.node, ceilings.share, ceilings.pod.ticks_per_packet),

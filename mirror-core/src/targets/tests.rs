@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
+use std::time::Duration;
+
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
@@ -16,28 +18,32 @@ fn own() -> BTreeMap<TargetName, Destination> {
         .into()
 }
 
+const RATE: Rate = Rate { packets: Some(9), bits: None, burst: Duration::from_millis(50) };
+
 fn resource(of: &str, created: i64, to: &str) -> TargetResource {
-    TargetResource { name: name(of), created, destination: to.parse(), namespaces: Selector::default() }
+    let (destination, namespaces) = (to.parse(), Selector::default());
+    TargetResource { name: name(of), created, destination, namespaces, max_rate: None }
 }
 
 #[test]
 fn a_mirror_target_stands_beside_the_flags_and_the_older_one_comes_first() {
     let resources = [
         resource("late", 9, "ids0"),
-        resource("early", 8, "ids0"),
-        resource("ids", 1, "ids1"),
+        TargetResource { max_rate: Some(RATE), ..resource("early", 8, "ids0") },
+        TargetResource { max_rate: Some(RATE), ..resource("ids", 1, "ids1") },
         resource("same-keys", 1, "vxlan:10.9.0.5:14789/vni=70-80"),
         resource("other-keys", 1, "vxlan:10.9.0.5:14789/vni=80-90"),
         resource("broken", 1, "vxlan:10.9.0.5/vni=1"),
         resource("iface", 1, "mirror0"),
     ];
-    let Targets { all, users, refused } = join(&own(), &resources);
+    let Targets { all, users, max_rates, refused } = join(&own(), &resources);
     assert_eq!(
         all.keys().map(ToString::to_string).collect::<Vec<_>>(),
         ["default", "early", "ids", "live", "other-keys"]
     );
     assert_eq!(all[&name("ids")], own()[&name("ids")], "the administrator of the node comes first");
     assert_eq!(users.keys().collect::<Vec<_>>(), [&name("early"), &name("other-keys")]);
+    assert_eq!(max_rates, [(name("early"), RATE)].into(), "not of a MirrorTarget that is refused");
     let refused: Vec<_> = refused.iter().map(|(of, why)| format!("{of}: {why}")).collect();
     assert_eq!(
         refused[1..],
@@ -96,7 +102,7 @@ proptest! {
         let resources: Vec<_> = resources
             .into_iter()
             .map(|(of, created, destination)| TargetResource {
-                name: name(&of), created, destination, namespaces: Selector::default(),
+                name: name(&of), created, destination, namespaces: Selector::default(), max_rate: None,
             })
             .collect();
         let targets = join(&own(), &resources);

@@ -1,5 +1,7 @@
 //! MirrorTargets: who may send copies there, what an agent without the API keeps of them, and what is left when they go.
 
+use std::time::{Duration, Instant};
+
 use mirror_tests::{Capture, Comparison, SOON, Way, check, eventually};
 use serde_json::{Value, json};
 
@@ -162,5 +164,66 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
     let message = told["refused"]["message"].as_str().unwrap();
     assert!(message.ends_with("\"127.0.0.1:14789\" is no address of another node"), "{message}");
     agent.wait_for_log(&["the MirrorTarget is refused", &bad]);
+    agent.stop();
+}
+
+/// The limit is the target's, on each node: its Mirrors share it. It stays with an agent that does not reach the API, and goes
+/// when the MirrorTarget has none.
+#[test]
+fn the_limit_of_a_mirror_target_holds_for_all_of_its_mirrors_together() {
+    let mut story = Story::new("maxrate");
+    let (limited, free) = (
+        json!({ "device": { "name": "slow0" }, "maxRate": "1pps" }),
+        json!({ "device": { "name": "slow0" } }),
+    );
+    let slow = story.mirror_target(&limited);
+    let story = &story;
+    let node = &story.node;
+    let (api, lab) = (&node.api, &node.lab);
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    let agent = api.agent(lab, &[]);
+    story.mirror("web", "web", &json!({ "target": slow, "direction": "Egress" }));
+    story.mirror("db", "db", &json!({ "target": slow, "direction": "Egress" }));
+    lab.wait_mirrored(&[web, db]);
+    let total = |verdict: &str| {
+        let status = lab.status();
+        let sessions = status.taps.iter().flat_map(|tap| &tap.sessions);
+        sessions.map(|session| session.total(verdict)).sum::<u64>()
+    };
+    // Each ping leaves a packet at both pods. A second grants one copy, and 50 pings take half a second or more.
+    let flood = || {
+        let (began, before) = (Instant::now(), [total("copied"), total("limited")]);
+        let copies = Capture::start(lab.node(), "slow0");
+        web.ping_every(Duration::from_millis(10), db.v4(), 50, 56);
+        let [copied, limited] = [total("copied") - before[0], total("limited") - before[1]];
+        eventually(SOON, || {
+            let frames = copies.frames().len();
+            check(frames as u64 == copied, || format!("{frames} frames of {copied}"))
+        });
+        copies.stop();
+        let granted = began.elapsed().as_secs() + 2;
+        assert!(copied <= granted && limited >= 100 - granted, "{copied} copied, {limited} limited");
+    };
+    flood();
+    agent.stop();
+
+    api.set_way(Way::Refused);
+    let agent = api.agent(lab, &[]);
+    agent.wait_for_log(&["slow0", "the mirror interface takes copies"]);
+    flood();
+    api.set_way(Way::Open);
+    lab.wait_get("/readyz", 200);
+    flood();
+
+    let unlimited = total("limited");
+    api.apply(&target(&slow, &free));
+    eventually(SOON, || {
+        let (copied, limited) = (total("copied"), total("limited"));
+        web.ping(db.v4(), 5, 56);
+        check(total("copied") - copied >= 10 && total("limited") == limited, || "it is limited still".into())
+    });
+    assert!(unlimited > 0);
     agent.stop();
 }

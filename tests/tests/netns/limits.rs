@@ -286,6 +286,17 @@ fn the_limit_of_a_pod_stands_above_its_annotations() {
     }
 }
 
+#[test]
+fn the_limit_of_a_namespace_is_for_all_of_its_pods_together() {
+    let Node { web, db, lab } = &Node::bridged("max-ns-rate");
+    let pods = PodsFile::new(lab, &[chosen(web, &[]), chosen(db, &[])]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--max-namespace-rate", "1kpps"]);
+    lab.wait_mirrored(&[web, db]);
+    let status = flooded_at(lab, web, db, 1000.0, 1.0);
+    let limited: u64 = [web, db].map(|pod| status.tap(pod.veth_host()).total("limited")).iter().sum();
+    assert!(limited > 1000, "{status:?}");
+}
+
 /// Two pods flood each other, and a third pod still gets its share of the node's rate.
 #[test]
 fn a_flood_takes_no_other_pods_share() {

@@ -188,17 +188,21 @@ impl Bench {
 
     /// The number of packets in a session's meter.
     pub(crate) fn used(&self, session: u32) -> u64 {
-        let meters: Array<_, Value<Locked<Meter>>> = self.ebpf.map("METERS").unwrap().try_into().unwrap();
-        meters.get(&session, 0).unwrap().0.value.packets
+        self.used_of("METERS", session)
+    }
+
+    /// The number of packets in a meter of a map.
+    pub(crate) fn used_of(&self, map: &str, index: u32) -> u64 {
+        let meters: Array<_, Value<Locked<Meter>>> = self.ebpf.map(map).unwrap().try_into().unwrap();
+        meters.get(&index, 0).unwrap().0.value.packets
     }
 
     /// The numbers of packets in the meters of a pod's ceiling, of its share, and of the node.
     pub(crate) fn used_by_pod(&self, pod: u32) -> [u64; 3] {
         let pods: Array<_, Value<Locked<PodMeter>>> =
             self.ebpf.map("POD_METERS").unwrap().try_into().unwrap();
-        let node: Array<_, Value<Locked<Meter>>> = self.ebpf.map("NODE_METER").unwrap().try_into().unwrap();
         let PodMeter { ceiling, share } = pods.get(&pod, 0).unwrap().0.value;
-        [ceiling.packets, share.packets, node.get(&0, 0).unwrap().0.value.packets]
+        [ceiling.packets, share.packets, self.used_of("NODE_METER", 0)]
     }
 
     /// Attaches a program to a hook of a device, as a filter of the clsact qdisc, which every kernel has.

@@ -120,6 +120,7 @@ fn describe() -> String {
         TARGET_STREAM,
         TARGET_GUARDED,
         TARGET_TUNNEL,
+        TARGET_METERED,
         TUNNEL_IPV6,
         TUNNEL_CHECKSUM,
         TUNNEL_IDENTITY,
@@ -132,6 +133,7 @@ fn describe() -> String {
         NODE_LIMIT,
         POD_LIMIT,
         SHARE_LIMIT,
+        NAMESPACE_LIMIT,
         TICKS_PER_NS,
     );
     // Records are not pinned, but a program that reads them may be of another version than the agent.

@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use mirror_common::{
-    abi::{NODE_LIMIT, POD_LIMIT, SESSION_METERED, SESSION_POD_METERED, SHARE_LIMIT, Session, Tap},
+    abi::{
+        NAMESPACE_LIMIT, NODE_LIMIT, POD_LIMIT, SESSION_METERED, SESSION_POD_METERED, SHARE_LIMIT, Session,
+        TARGET_METERED, Tap,
+    },
     limit::Limits,
     verdict::{Direction::Ingress, Hook, Verdict},
 };
@@ -106,12 +109,64 @@ fn a_pod_gets_its_share_though_another_has_taken_the_nodes_rate() {
 #[test]
 fn a_lost_copy_costs_no_limit_of_the_pod_and_the_node() {
     let mut bench = Bench::new("refund");
-    bench.put_device(0, "idle", READY);
-    for (limit, limits) in [(NODE_LIMIT, RARE), (POD_LIMIT, RARE), (SHARE_LIMIT, RARE.share(1))] {
+    bench.put_device(0, "idle", READY | TARGET_METERED);
+    for (limit, limits) in
+        [(NODE_LIMIT, RARE), (POD_LIMIT, RARE), (NAMESPACE_LIMIT, RARE), (SHARE_LIMIT, RARE.share(1))]
+    {
         bench.put_limits("NODE_LIMITS", limit, limits);
     }
-    put_pod(&mut bench, 0, &[pod_metered(0)]);
+    bench.put_limits("TARGET_LIMITS", 0, RARE);
+    bench.put_entry(&Tap { namespace_meter: 1, ..tap(at(true), &[pod_metered(0)]) });
     bench.run(Hook::Egress, &packet(), 4);
     assert_eq!(bench.counted(0), counted(LEN, &[(Ingress, Verdict::TargetDown, 4)]));
     assert_eq!(bench.used_by_pod(0), [0, 0, 0]);
+    assert_eq!([bench.used_of("TARGET_METERS", 0), bench.used_of("NAMESPACE_METERS", 0)], [0, 0]);
+}
+
+/// The ceiling is the target's: its sessions at all taps share it, and other targets have no part in it.
+#[test]
+fn a_targets_ceiling_holds_for_all_sessions_together() {
+    let mut bench = Bench::new("target-ceiling");
+    bench.put_device(0, "target0", READY | TARGET_METERED);
+    bench.put_device(1, "target1", READY);
+    for place in [0, 1] {
+        bench.put_limits("TARGET_LIMITS", place, RARE);
+    }
+    let once = counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Limited, 2)]);
+    put_pod(&mut bench, 0, &[session(0, 0, BOTH), session(1, 1, BOTH)]);
+    bench.run(Hook::Egress, &packet(), 3);
+    let free = counted(LEN, &[(Ingress, Verdict::Copied, 3)]);
+    assert_eq!([bench.counted(0), bench.counted(1)], [once, free], "the second target has no ceiling");
+    put_pod(&mut bench, 9, &[session(2, 0, BOTH)]);
+    bench.run(Hook::Egress, &packet(), 3);
+    assert_eq!(bench.counted(2), counted(LEN, &[(Ingress, Verdict::Limited, 3)]), "another pod's session");
+    assert_eq!([bench.used_of("TARGET_METERS", 0), bench.used_of("TARGET_METERS", 1)], [1, 0]);
+}
+
+/// The pods of a namespace share its ceiling, and what it refuses costs the pod and the session nothing.
+#[test]
+fn a_namespaces_ceiling_holds_for_all_of_its_pods_together() {
+    let mut bench = Bench::new("ns-ceiling");
+    bench.put_device(0, "target0", READY);
+    bench.put_limits("NODE_LIMITS", NAMESPACE_LIMIT, RARE);
+    bench.put_limits("NODE_LIMITS", POD_LIMIT, Limits::of_rate(1_000_000, 0, Duration::from_secs(1)));
+    let mut run = |id, pod_meter, namespace_meter| {
+        bench.put_entry(&Tap {
+            pod_meter,
+            namespace_meter,
+            ..tap(at(true), &[Session { mark: 0, ..pod_metered(id) }])
+        });
+        bench.run(Hook::Egress, &packet(), 3);
+        (bench.counted(id), bench.used_by_pod(pod_meter)[0])
+    };
+    let limited = |copied| {
+        let counts = [(Ingress, Verdict::Copied, copied), (Ingress, Verdict::Limited, 3 - copied)];
+        counted(LEN, counts.split_at(usize::from(copied == 0)).1)
+    };
+    assert_eq!(run(0, 7, 1), (limited(1), 1));
+    assert_eq!(run(1, 8, 1), (limited(0), 0), "another pod of the namespace");
+    assert_eq!(run(2, 9, 4096), (limited(1), 1), "the last place");
+    let free = counted(LEN, &[(Ingress, Verdict::Copied, 3)]);
+    assert_eq!(run(3, 10, 0), (free, 3), "an interface has no namespace");
+    assert_eq!([bench.used_of("NAMESPACE_METERS", 0), bench.used_of("NAMESPACE_METERS", 4095)], [1, 1]);
 }

@@ -124,7 +124,7 @@ impl Kernel for Model<'_> {
         self.aims[target as usize].collector.is_some_and(|byte| byte == DESTINATION || comes_from)
     }
 
-    fn charge(&mut self, _: &Tap, _: &Session) -> Result<Paid, Verdict> {
+    fn charge(&mut self, _: &Tap, _: &Session, _: Reach) -> Result<Paid, Verdict> {
         unreachable!("no session has limits")
     }
 

@@ -28,6 +28,16 @@ impl Maps {
             .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
         let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
         let before = self.ledger.targets.get(&place).map(|(_, before)| before.clone());
+        // The ceiling before the mark that there is one. What other targets have used here is not this target's.
+        let ceiling = target.device().map(|device| device.ceiling).unwrap_or_default();
+        if before.is_none() {
+            self.meters.clear_target(place)?;
+        }
+        if before.as_ref().and_then(Target::device).map(|device| device.ceiling).unwrap_or_default()
+            != ceiling
+        {
+            self.meters.set_target_limits(place, ceiling)?;
+        }
         // A stream that is up has its ring; a ring goes when nothing writes to it.
         if let Target::Stream(Some(ring)) = target {
             if before.as_ref() != Some(target) {

@@ -1,6 +1,10 @@
 //! What the loop does about MirrorTargets that come, change and go, and what a new agent does before it knows them.
 
-use mirror_core::model::{Target, TargetResource};
+use mirror_common::limit::Limits;
+use mirror_core::{
+    model::{Target, TargetResource},
+    settings::parse_rate,
+};
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
@@ -10,7 +14,8 @@ fn name(text: &str) -> TargetName {
 }
 
 fn resource(of: &str, to: &str) -> TargetResource {
-    TargetResource { name: name(of), created: 0, destination: to.parse(), namespaces: Selector::default() }
+    let (destination, namespaces) = (to.parse(), Selector::default());
+    TargetResource { name: name(of), created: 0, destination, namespaces, max_rate: None }
 }
 
 /// The targets that are installed, and their devices.
@@ -98,6 +103,29 @@ async fn a_new_agent_without_a_list_keeps_what_mirror_targets_have_made() {
     run_for(&mut world, TICK * 2).await.unwrap();
     assert_eq!(installed(&world), [("default".into(), "mirror0".into())]);
     assert_eq!(made(&world), ["mirror0".to_owned()].into());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limit_of_a_mirror_target_changes_and_stays_without_a_list() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    world.pods.1.push(mirror_all(Some("ids")));
+    let ceiling =
+        |world: &World, of: &str| world.dataplane.actual.targets[&name(of)].device().unwrap().ceiling;
+    let none = Limits::default();
+    for max_rate in [None, parse_rate("9pps").ok(), parse_rate("1Gbit").ok(), None, parse_rate("5pps").ok()] {
+        world.pods.2 = vec![TargetResource { max_rate, ..resource("ids", "ids0") }];
+        run_for(&mut world, SOON).await.unwrap();
+        assert_eq!(ceiling(&world, "ids"), max_rate.map_or(none, |rate| rate.limits()));
+        assert_eq!(ceiling(&world, "default"), none);
+    }
+    let mut world = started_again(world);
+    run_for(&mut world, TICK * 2).await.unwrap();
+    assert_eq!(ceiling(&world, "ids"), parse_rate("5pps").unwrap().limits());
+    world.pods.0 = Some(Vec::new());
+    world.pods.2 = vec![resource("ids", "ids0")];
+    run_for(&mut world, TICK * 2).await.unwrap();
+    assert_eq!(ceiling(&world, "ids"), none);
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,10 +16,14 @@ const LEN: u32 = 1000;
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Node {
     session_limits: Limits,
+    target_limits: Limits,
+    namespace_limits: Limits,
     ceiling: Limits,
     share: Limits,
     node_limits: Limits,
     sessions: BTreeMap<u32, Meter>,
+    targets: BTreeMap<u32, Meter>,
+    namespaces: BTreeMap<u32, Meter>,
     pods: BTreeMap<u32, PodMeter>,
     node: Meter,
 }
@@ -32,13 +36,35 @@ impl Node {
     }
 
     fn is_copied(&mut self, pod: u32, now_ns: u64) -> bool {
-        charge(self, Bill { session: None, pod: Some(pod), len: LEN }, now_ns).is_ok()
+        charge(self, Bill { pod: Some(pod), ..BILL }, now_ns).is_ok()
+    }
+
+    /// Every meter.
+    fn meters(&self) -> impl Iterator<Item = Meter> {
+        let pods = self.pods.values().flat_map(|pod| [pod.ceiling, pod.share]);
+        let others = [&self.sessions, &self.targets, &self.namespaces].into_iter().flat_map(BTreeMap::values);
+        others.copied().chain(pods).chain([self.node])
     }
 }
+
+/// A packet of which nothing has limits.
+const BILL: Bill = Bill { session: None, target: None, namespace: None, pod: None, len: LEN };
 
 impl Meters for Node {
     fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
         Some(change(&self.session_limits, self.sessions.entry(id).or_default()))
+    }
+
+    fn target<R>(&mut self, place: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        Some(change(&self.target_limits, self.targets.entry(place).or_default()))
+    }
+
+    fn has_namespace_rate(&mut self) -> bool {
+        self.namespace_limits.has_rate()
+    }
+
+    fn namespace<R>(&mut self, index: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        Some(change(&self.namespace_limits, self.namespaces.entry(index).or_default()))
     }
 
     fn pod<R>(&mut self, index: u32, change: impl FnOnce([&Limits; 2], &mut PodMeter) -> R) -> Option<R> {
@@ -105,51 +131,105 @@ proptest! {
     /// A charge that is given back can be taken again, from the same meters.
     #[test]
     fn what_is_given_back_can_be_charged_again(
-        rates in prop::array::uniform3(prop_oneof![Just(0), 1..10_000_u64]), budget in 0..3_u64, pods in 1..5_u32,
-        len in 14..65_536_u32, session in prop::option::of(0..2_u32), pod in prop::option::of(0..2_u32),
+        rates in prop::array::uniform5(prop_oneof![Just(0), 1..10_000_u64]), budget in 0..3_u64, pods in 1..5_u32,
+        bill in any_bill(),
     ) {
-        let [session_rate, ceiling, rate] = rates.map(|rate| Limits::of_rate(rate, rate * 8_000, BURST));
-        let mut node = Node {
-            session_limits: Limits { packets: budget, ..session_rate },
-            ceiling,
-            share: rate.share(pods),
-            node_limits: rate,
-            ..Node::default()
-        };
-        let bill = Bill { session, pod, len };
+        let mut node = limited(rates, budget, pods);
         let first = charge(&mut node, bill, SECOND_NS);
         let after = node.clone();
         prop_assert!(first.is_ok(), "nothing is used up yet");
         give_back(&mut node, bill, first.unwrap_or_default());
-        let counts = |node: &Node| {
-            let pods = node.pods.values().flat_map(|pod| [pod.ceiling, pod.share]);
-            node.sessions.values().copied().chain(pods).chain([node.node]).map(|meter| meter.packets + meter.bytes).sum::<u64>()
-        };
-        prop_assert_eq!(counts(&node), 0);
+        prop_assert_eq!(node.meters().map(|meter| meter.packets + meter.bytes).sum::<u64>(), 0);
         prop_assert_eq!(charge(&mut node, bill, SECOND_NS), first);
         prop_assert_eq!(node, after);
     }
 
-    /// If any meter refuses, no meter is charged.
+    /// If any meter refuses, no meter is charged. What is copied is charged to each meter once.
     #[test]
     fn what_is_refused_costs_nothing(
-        rates in prop::array::uniform3(prop_oneof![Just(0), 1..1_000_u64]), budget in 0..20_u64, pods in 1..5_u32,
-        traffic in any_vec((0..3_u32, 0..2_u32, 0..5_000_000_u64), 1..200),
+        rates in prop::array::uniform5(prop_oneof![Just(0), 1..1_000_u64]), budget in 0..20_u64, pods in 1..5_u32,
+        traffic in any_vec((any_bill(), 0..5_000_000_u64), 1..200),
     ) {
-        let [session_rate, ceiling, rate] = rates.map(|rate| Limits::of_rate(rate, 0, BURST));
-        let session_limits = Limits { packets: budget, ..session_rate };
-        let mut node =
-            Node { session_limits, ceiling, share: rate.share(pods), node_limits: rate, ..Node::default() };
-        let (mut now, mut copied) = (SECOND_NS, 0);
-        for (session, pod, pause) in traffic {
+        let mut node = limited(rates, budget, pods);
+        let (has_node, has_namespace) = (node.node_limits.has_rate(), node.namespace_limits.has_rate());
+        let mut now = SECOND_NS;
+        let mut expected = [0; 5];
+        for (bill, pause) in traffic {
             now += pause;
-            let bill = Bill { session: Some(session), pod: Some(pod), len: LEN };
-            copied += u64::from(charge(&mut node, bill, now).is_ok());
-            prop_assert_eq!(node.sessions.values().map(|meter| meter.packets).sum::<u64>(), copied);
-            prop_assert_eq!(node.pods.values().map(|pod| pod.ceiling.packets).sum::<u64>(), copied);
-            prop_assert_eq!(node.node.packets, if rate.has_rate() { copied } else { 0 });
+            if charge(&mut node, bill, now).is_ok() {
+                let is_pod = bill.pod.is_some();
+                let is_charged = [
+                    bill.session.is_some(),
+                    bill.target.is_some(),
+                    is_pod,
+                    is_pod && has_namespace && bill.namespace.is_some(),
+                    is_pod && has_node,
+                ];
+                expected.iter_mut().zip(is_charged).for_each(|(sum, is)| *sum += u64::from(is));
+            }
+            let sum = |meters: &BTreeMap<u32, Meter>| meters.values().map(|meter| meter.packets).sum::<u64>();
+            let pods = node.pods.values().map(|pod| pod.ceiling.packets).sum();
+            let counted =
+                [sum(&node.sessions), sum(&node.targets), pods, sum(&node.namespaces), node.node.packets];
+            prop_assert_eq!(counted, expected);
         }
     }
+
+    /// The copies of all sessions of a target are at most its rate, a burst and a packet; so are those of the pods of a
+    /// namespace.
+    #[test]
+    fn the_rates_of_a_target_and_of_a_namespace_hold(
+        rate in 100..200_000_u64, is_target: bool, traffic in traffic(5), from: prop::sample::Index,
+    ) {
+        let limits = Limits::of_rate(rate, 0, BURST);
+        let mut node = match is_target {
+            true => Node { target_limits: limits, ..Node::default() },
+            false => Node { namespace_limits: limits, ..Node::default() },
+        };
+        let mut now = SECOND_NS;
+        let mut copied = Vec::new();
+        for (pod, pause) in traffic {
+            now += pause;
+            let bill = match is_target {
+                true => Bill { session: Some(pod), target: Some(7), ..BILL },
+                false => Bill { pod: Some(pod), namespace: Some(7), ..BILL },
+            };
+            if charge(&mut node, bill, now).is_ok() {
+                copied.push(now);
+            }
+        }
+        let copied = &copied[from.index(copied.len())..];
+        let stretch_ns = copied[copied.len() - 1] - copied[0];
+        let in_ns = |ns: u64| (ns * TICKS_PER_NS).div_ceil(limits.ticks_per_packet);
+        let most = in_ns(stretch_ns) + in_ns(BURST.as_nanos() as u64) + 1;
+        prop_assert!(copied.len() as u64 <= most, "{} of {most}", copied.len());
+    }
+}
+
+/// A node with limits of each kind, of which some are none: of sessions, targets, namespaces, pods and the node.
+fn limited(rates: [u64; 5], budget: u64, pods: u32) -> Node {
+    let [session, target_limits, namespace_limits, ceiling, node_limits] =
+        rates.map(|rate| Limits::of_rate(rate, rate * 8_000, BURST));
+    Node {
+        session_limits: Limits { packets: budget, ..session },
+        target_limits,
+        namespace_limits,
+        ceiling,
+        share: node_limits.share(pods),
+        node_limits,
+        ..Node::default()
+    }
+}
+
+fn any_bill() -> impl Strategy<Value = Bill> {
+    let some = || prop::option::of(0..2_u32);
+    (some(), some(), some(), some(), 14..65_536_u32).prop_map(|(session, target, namespace, pod, len)| Bill {
+        session,
+        target,
+        namespace,
+        pod,
+        len,
+    })
 }
 
 /// A second of a flood from pod 0 beside pods that send as much as their share allows: how much each gets.
@@ -193,7 +273,7 @@ fn a_ceiling_holds_for_a_pod_though_the_node_has_room() {
 #[test]
 fn a_session_that_has_ended_says_so_though_its_pod_is_limited_too() {
     let mut node = Node { session_limits: Limits { packets: 1, ..Limits::default() }, ..Node::of(1, 1) };
-    let bill = Bill { session: Some(0), pod: Some(0), len: LEN };
+    let bill = Bill { session: Some(0), pod: Some(0), ..BILL };
     assert!(charge(&mut node, bill, SECOND_NS).is_ok());
     assert_eq!(charge(&mut node, bill, SECOND_NS), Err(Verdict::Ended));
     assert_eq!(charge(&mut node, Bill { session: None, ..bill }, SECOND_NS), Err(Verdict::Limited));
@@ -205,6 +285,18 @@ fn a_meter_that_is_not_there_fails() {
     struct Nothing;
     impl Meters for Nothing {
         fn session<R>(&mut self, _: u32, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+            None
+        }
+
+        fn target<R>(&mut self, _: u32, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+            None
+        }
+
+        fn has_namespace_rate(&mut self) -> bool {
+            true
+        }
+
+        fn namespace<R>(&mut self, _: u32, _: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
             None
         }
 
@@ -220,8 +312,10 @@ fn a_meter_that_is_not_there_fails() {
             None
         }
     }
-    for (session, pod) in [(Some(0), None), (None, Some(0))] {
-        assert_eq!(charge(&mut Nothing, Bill { session, pod, len: LEN }, 1), Err(Verdict::Failed));
+    for bill in
+        [Bill { session: Some(0), ..BILL }, Bill { target: Some(0), ..BILL }, Bill { pod: Some(0), ..BILL }]
+    {
+        assert_eq!(charge(&mut Nothing, bill, 1), Err(Verdict::Failed));
     }
-    assert_eq!(charge(&mut Nothing, Bill { session: None, pod: None, len: LEN }, 1), Ok(Paid::NOTHING));
+    assert_eq!(charge(&mut Nothing, BILL, 1), Ok(Paid::NOTHING));
 }

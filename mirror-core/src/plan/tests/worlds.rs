@@ -70,8 +70,9 @@ pub(super) fn target() -> impl Strategy<Value = Target> {
     // One key for all, and ranges that are too short for all taps.
     let destination =
         sample::select(vec!["mirror0", "gre:10.9.0.5/key=7", "gre:10.9.0.5/key=5-7", "gre:10.9.0.5/key=6-9"]);
-    let device = (destination, option::of(100..103u32), any::<bool>(), any::<bool>()).prop_map(
-        |(destination, ifindex, up, queueless)| {
+    let ceiling = option::weighted(0.3, Just(rate(10)));
+    let device = (destination, option::of(100..103u32), any::<bool>(), any::<bool>(), ceiling).prop_map(
+        |(destination, ifindex, up, queueless, ceiling)| {
             let (destination, ifindex) = (destination.parse().unwrap(), ifindex.map(IfIndex));
             let device = "mirror0".to_owned();
             Target::Device(DeviceTarget {
@@ -80,6 +81,7 @@ pub(super) fn target() -> impl Strategy<Value = Target> {
                 ifindex,
                 up,
                 queueless,
+                ceiling: ceiling.map(|rate| rate.limits()).unwrap_or_default(),
                 ..DeviceTarget::default()
             })
         },
@@ -95,7 +97,11 @@ pub(super) fn device() -> impl Strategy<Value = Device> {
 
 fn limits() -> impl Strategy<Value = NodeLimits> {
     let rate = || option::of(sample::select(vec![10, 1000]).prop_map(rate));
-    (rate(), rate()).prop_map(|(max_rate, max_pod_rate)| NodeLimits { max_rate, max_pod_rate })
+    (rate(), rate(), rate()).prop_map(|(max_rate, max_pod_rate, max_namespace_rate)| NodeLimits {
+        max_rate,
+        max_pod_rate,
+        max_namespace_rate,
+    })
 }
 
 fn rate(packets: u64) -> Rate {

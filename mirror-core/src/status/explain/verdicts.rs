@@ -37,8 +37,9 @@ const fn of(verdict: Verdict) -> &'static str {
         }
         Verdict::SampledOut => "The flow is not in the sample. A greater sample has more flows.",
         Verdict::Limited => {
-            "The rate of the mirror, of the pod (--max-pod-rate) or of the node (--max-rate) was used up. A narrower \
-             filter needs fewer copies; a higher rate allows more."
+            "A rate was used up: that of the mirror, of the pod (--max-pod-rate), of its namespace \
+             (--max-namespace-rate), of the node (--max-rate) or of the MirrorTarget (maxRate). A narrower filter needs \
+             fewer copies; a higher rate allows more."
         }
         Verdict::Ended => {
             "A budget is used up. All budgets begin again when the settings of the mirror change."

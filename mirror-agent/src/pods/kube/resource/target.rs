@@ -12,7 +12,10 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::{Kind, nothing, selector, understood, without_nulls};
-use crate::model::{Name, Selector, TargetName, TargetResource};
+use crate::{
+    model::{Name, Selector, TargetName, TargetResource},
+    settings::parse_rate,
+};
 
 impl Kind for MirrorTarget {
     type Read = TargetResource;
@@ -26,6 +29,16 @@ impl Kind for MirrorTarget {
             destination =
                 Err("the target default is the device of --mirror-iface: use another name".to_owned());
         }
+        let max_rate = match spec.get("maxRate").map(|rate| rate.as_str().unwrap_or_default()) {
+            None => None,
+            Some(text) => match parse_rate(text) {
+                Ok(rate) => Some(rate),
+                Err(problem) => {
+                    destination = Err(format!("spec.maxRate: {problem}"));
+                    None
+                }
+            },
+        };
         let namespaces = match spec.get("allowedNamespaces") {
             None => Ok(Selector::default()),
             Some(allowed) => selector(allowed),
@@ -37,6 +50,7 @@ impl Kind for MirrorTarget {
                 destination = Err(format!("spec.allowedNamespaces: {problem}"));
                 nothing()
             }),
+            max_rate,
             destination,
         })
     }
@@ -48,7 +62,17 @@ impl Kind for MirrorTarget {
 }
 
 fn destination(spec: MirrorTargetSpec) -> Result<Destination, String> {
-    let MirrorTargetSpec { device, pod, vxlan, geneve, gre, erspan, oversize, allowed_namespaces: _ } = spec;
+    let MirrorTargetSpec {
+        device,
+        pod,
+        vxlan,
+        geneve,
+        gre,
+        erspan,
+        oversize,
+        allowed_namespaces: _,
+        max_rate: _,
+    } = spec;
     let device = device.map(|device| {
         let name = device_name(&device.name).map_err(|error| format!("spec.device.name: {error}"))?;
         Ok(Destination::Device(name))
@@ -246,6 +270,18 @@ mod tests {
         let default = MirrorTarget::read(&metadata("default")).unwrap();
         assert!(default.destination.unwrap_err().contains("use another name"));
         assert!(MirrorTarget::read(&metadata("a.b")).is_err());
+    }
+
+    #[test]
+    fn the_limit_is_that_of_the_flags_or_the_target_is_refused() {
+        let of = |rate: Value| read(&json!({ "device": { "name": "a" }, "maxRate": rate }));
+        let target = of(json!("200kpps,1Gbit"));
+        assert_eq!((target.max_rate, target.destination.is_ok()), (parse_rate("200kpps,1Gbit").ok(), true));
+        for bad in [json!("fast"), json!(""), json!(200)] {
+            let why = of(bad.clone()).destination.unwrap_err();
+            assert!(why.contains("maxRate"), "{bad}: {why}");
+        }
+        assert_eq!(of(Value::Null).max_rate, None);
     }
 
     #[test]
