@@ -127,7 +127,7 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         };
         kernel.count(session, direction, verdict);
     }
-    let after = marks::with_forms(packet.tc_index, copies.forms as u32);
+    let after = marks::with_forms(packet.tc_index, copies.forms as u32, tap.kind());
     if after != before && tap.flags & TAP_CAPTURES_ONLY == 0 {
         kernel.set_tc_index(after);
     }

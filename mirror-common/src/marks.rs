@@ -6,7 +6,7 @@
 //! by [`decide`](crate::decide).
 
 use crate::{
-    abi::{COPIED_MARK, COPIED_MASK, COPY_MARK, FORM_BITS},
+    abi::{COPIED_INSIDE_MARK, COPIED_MARK, COPIED_MASK, COPY_MARK, FORM_BITS},
     decide::{Kernel, Packet},
     verdict::{Hook, TapKind},
 };
@@ -17,7 +17,19 @@ const OURS: u16 = COPIED_MASK | FORM_BITS;
 /// The forms in which `tc_index` says that the packet has been copied.
 #[inline(always)]
 pub const fn forms(tc_index: u16) -> u32 {
-    if tc_index & COPIED_MASK == COPIED_MARK { (tc_index & FORM_BITS) as u32 } else { 0 }
+    if is_copied(tc_index) { (tc_index & FORM_BITS) as u32 } else { 0 }
+}
+
+/// Whether a mark of a packet that has been copied stands in `tc_index`.
+#[inline(always)]
+const fn is_copied(tc_index: u16) -> bool {
+    tc_index & COPIED_MASK == COPIED_MARK || is_copied_inside(tc_index)
+}
+
+/// Whether `tc_index` says that a tap inside a pod has copied the packet last.
+#[inline(always)]
+const fn is_copied_inside(tc_index: u16) -> bool {
+    tc_index & COPIED_MASK == COPIED_INSIDE_MARK
 }
 
 /// Whether `tc_index` says that the packet is a copy.
@@ -35,7 +47,7 @@ pub const fn of_copy(tc_index: u16) -> u16 {
 /// Whether a mark of ours stands in `tc_index`.
 #[inline(always)]
 const fn is_marked(tc_index: u16) -> bool {
-    is_copy(tc_index) || tc_index & COPIED_MASK == COPIED_MARK
+    is_copy(tc_index) || is_copied(tc_index)
 }
 
 /// `tc_index` without a mark of ours; anything else stays.
@@ -44,11 +56,19 @@ pub const fn unmarked(tc_index: u16) -> u16 {
     if is_marked(tc_index) { tc_index & !OURS } else { tc_index }
 }
 
-/// `tc_index` of a packet that has been copied in these forms and no others. The mark of a copy stays.
+/// `tc_index` of a packet that has been copied in these forms and no others, those that were not there by a tap of this
+/// kind. The mark of a copy stays.
 #[inline(always)]
-pub const fn with_forms(tc_index: u16, forms: u32) -> u16 {
+pub const fn with_forms(tc_index: u16, forms: u32, kind: TapKind) -> u16 {
     if forms != 0 {
-        COPIED_MARK | forms as u16 & FORM_BITS | tc_index & !OURS
+        let mark = if self::forms(tc_index) == forms {
+            tc_index & COPIED_MASK
+        } else if matches!(kind, TapKind::PodNic) {
+            COPIED_INSIDE_MARK
+        } else {
+            COPIED_MARK
+        };
+        mark | forms as u16 & FORM_BITS | tc_index & !OURS
     } else if is_copy(tc_index) {
         tc_index
     } else {
@@ -79,6 +99,9 @@ pub fn standing<K: Kernel>(kernel: &mut K, packet: Packet, kind: TapKind) -> Pac
 /// the node on the packet's way up (a bridge, a bond, a VLAN). The latter stands for the tap that copied last on this
 /// CPU, because the kernel takes a packet from there to here without a pause.
 ///
+/// A packet that was copied inside a pod waits in a queue on its way to the node, and other packets are copied meanwhile.
+/// But it was copied elsewhere, and its mark says so.
+///
 /// Two cases cannot be told apart, and are decided by the tap that has copied last on this CPU: a packet that went up
 /// through such a device and then changed the CPU (RPS on the bridge, a queue of nftables to user space), and a packet
 /// that a pod without a tap has forwarded.
@@ -86,6 +109,9 @@ pub fn standing<K: Kernel>(kernel: &mut K, packet: Packet, kind: TapKind) -> Pac
 pub fn came_back<K: Kernel>(kernel: &mut K, packet: Packet) -> bool {
     // At the hook of received packets the last device is always this one.
     if matches!(packet.hook, Hook::Ingress) {
+        return false;
+    }
+    if is_copied_inside(packet.tc_index) {
         return false;
     }
     match packet.ingress_ifindex {
@@ -104,23 +130,39 @@ mod tests {
 
     use super::*;
 
+    fn any_kind() -> impl Strategy<Value = TapKind> {
+        prop::sample::select(&[TapKind::Interface, TapKind::HostVeth, TapKind::PodNic][..])
+    }
+
     proptest! {
+        /// The tap that has made the last copy is the one that the mark tells of.
         #[test]
-        fn marks_add_up_and_leave_the_rest(tc_index: u16, first in 0..16u32, second in 0..16u32) {
+        fn a_mark_tells_where_the_last_copy_was_made(
+            tc_index: u16, some in 1..16u32, kind in any_kind(), others in any_kind(),
+        ) {
+            let marked = with_forms(unmarked(tc_index), some << 8, kind);
+            prop_assert_eq!(is_copied_inside(marked), kind == TapKind::PodNic);
+            prop_assert_eq!(with_forms(marked, some << 8, others), marked, "no further copy");
+        }
+
+        #[test]
+        fn marks_add_up_and_leave_the_rest(
+            tc_index: u16, first in 0..16u32, second in 0..16u32, kinds in (any_kind(), any_kind()),
+        ) {
             let (first, second) = (first << 8, second << 8);
-            let marked = with_forms(tc_index, forms(tc_index) | first);
+            let marked = with_forms(tc_index, forms(tc_index) | first, kinds.0);
             prop_assert_eq!(forms(marked), forms(tc_index) | first);
-            let marked = with_forms(marked, forms(marked) | second);
+            let marked = with_forms(marked, forms(marked) | second, kinds.1);
             prop_assert_eq!(forms(marked), forms(tc_index) | first | second);
             prop_assert_eq!(marked & 0x00ff, tc_index & 0x00ff, "those bits are others'");
         }
 
         #[test]
-        fn a_mark_can_be_taken_away(tc_index: u16, some in 1..16u32) {
-            let marked = with_forms(tc_index, some << 8);
-            prop_assert_eq!(with_forms(marked, 0), tc_index & 0x00ff);
+        fn a_mark_can_be_taken_away(tc_index: u16, some in 1..16u32, kind in any_kind()) {
+            let marked = with_forms(tc_index, some << 8, kind);
+            prop_assert_eq!(with_forms(marked, 0, kind), tc_index & 0x00ff);
             prop_assert_eq!(unmarked(of_copy(tc_index)), tc_index & 0x00ff);
-            prop_assert_eq!(with_forms(of_copy(tc_index), 0), of_copy(tc_index));
+            prop_assert_eq!(with_forms(of_copy(tc_index), 0, TapKind::HostVeth), of_copy(tc_index));
         }
 
         #[test]
@@ -136,7 +178,7 @@ mod tests {
         #[test]
         fn small_numbers_in_tc_index_are_no_mark_and_stay(tc_index in 0..0xb000u16) {
             prop_assert_eq!((forms(tc_index), is_copy(tc_index)), (0, false));
-            prop_assert_eq!((with_forms(tc_index, 0), unmarked(tc_index)), (tc_index, tc_index));
+            prop_assert_eq!((with_forms(tc_index, 0, TapKind::HostVeth), unmarked(tc_index)), (tc_index, tc_index));
         }
     }
 }

@@ -67,6 +67,12 @@ fn cil_from_container(ctx: TcContext) -> i32 {
     to_peer(&ctx)
 }
 
+/// Has the name of Cilium's other program at the node's end, and lets every packet pass.
+#[classifier]
+fn cil_to_container(_ctx: TcContext) -> i32 {
+    TC_ACT_UNSPEC
+}
+
 /// The packet has the NIC's MAC address, so the device that received it took it for another host's, and the pod of an older
 /// kernel (5.10) would drop it for that.
 #[inline(always)]

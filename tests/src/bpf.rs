@@ -189,6 +189,14 @@ impl Neighbour {
         Self::behind_as("cil_from_container", lab, device, to)
     }
 
+    /// Attaches a program by TCX with a name that Cilium's has, which lets every packet pass.
+    #[track_caller]
+    pub fn named_as_ciliums(lab: &Lab, device: &str) -> Self {
+        Self::attach_at("cil_to_container", &[TcAttachType::Egress], 0, lab, device, |attach_type| {
+            TcAttach::Tcx { attach_type, order: LinkOrder::last() }
+        })
+    }
+
     #[track_caller]
     fn behind_as(program: &str, lab: &Lab, device: &str, to: &str) -> Self {
         if !AttachMode::Tcx.is_applicable() {

@@ -148,7 +148,8 @@ fn node(targets: u32) -> Node {
 }
 
 fn any_packet() -> impl Strategy<Value = Packet> {
-    let tc_index = prop_oneof![Just(0), any::<u16>(), (0..0x1000u16).prop_map(|bits| 0xb000 | bits)];
+    let marked = (select(vec![0xb000u16, 0xc000]), 0..0x1000u16).prop_map(|(mark, bits)| mark | bits);
+    let tc_index = prop_oneof![Just(0), any::<u16>(), marked];
     (select(&Hook::ALL[..]), select(vec![A, B, 101]), select(vec![0, A, B, BRIDGE]), tc_index).prop_map(
         |(hook, ifindex, ingress_ifindex, tc_index)| Packet { hook, ifindex, ingress_ifindex, tc_index },
     )
@@ -380,6 +381,17 @@ fn what_comes_back_to_its_tap_is_copied_again() {
     assert_eq!(sent([0, 0], B, BRIDGE), Verdict::Duplicate, "through a bridge to another pod");
 }
 
+/// It waits in a queue on its way out of the pod. Meanwhile the receiver's tap copies what its own pod sends, on this CPU.
+#[test]
+fn what_was_copied_inside_a_pod_did_not_come_back() {
+    let mut node = node(1);
+    let [inside, receiver] = [TapKind::PodNic, TapKind::HostVeth].map(|kind| tap(kind, &[session(0, 0, 0)]));
+    let (verdicts, packet) = node.see(at(2, 0, FROM_A), &inside);
+    assert_eq!(verdicts, [Verdict::Copied]);
+    assert_eq!(node.see(FROM_A, &receiver).0, [Verdict::Copied]);
+    assert_eq!(node.see(at(A, BRIDGE, packet), &receiver).0, [Verdict::Duplicate]);
+}
+
 #[test]
 fn what_came_back_once_is_not_told_from_other_packets() {
     // A bridge with a tap of its own, between the pod and itself.
@@ -401,7 +413,7 @@ fn what_the_node_sends_is_never_taken_for_a_packet_that_came_back() {
     // The node answers the pod: marked at its bridge, it comes to the tap that has copied last on this CPU.
     let (mut node, pod) = (node(1), tap(TapKind::HostVeth, &[session(0, 0, 0)]));
     node.see(FROM_A, &pod);
-    let answer = Packet { tc_index: marks::with_forms(0, 0x100), ..at(A, 0, FROM_A) };
+    let answer = Packet { tc_index: marks::with_forms(0, 0x100, TapKind::HostVeth), ..at(A, 0, FROM_A) };
     assert_eq!(node.see(answer, &pod).0, [Verdict::Duplicate]);
 }
 

@@ -46,6 +46,7 @@ mod neighbours;
 mod networks;
 mod offloads;
 mod order;
+mod pairs;
 mod pipes;
 mod pod_side;
 mod pods;
