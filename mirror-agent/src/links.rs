@@ -20,6 +20,7 @@ mod sink;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod text;
 
 use std::{collections::BTreeMap, future::Future, io, path::PathBuf};
 

@@ -173,7 +173,7 @@ impl Inside {
             let now = lead_here(&veths(&dump(node.handle).await?));
             if let Some(device) = unread(&links, &before, &now) {
                 bail!(
-                    "the interface at the other end of {device} cannot be read: its name or alias is not UTF-8"
+                    "the interface at the other end of {device} cannot be read: what the kernel says of it is not understood"
                 );
             }
         }
@@ -189,8 +189,8 @@ impl Inside {
 
 /// A veth of the node that led into a namespace before and after its `links` were read, but to none of these links.
 ///
-/// The kernel takes any bytes for a name or an alias, also from users inside a pod. A message with bytes that are not
-/// UTF-8 is left out of a dump. Such a device must not be taken for a device that has gone.
+/// A message that the decoder does not understand is left out of a dump. Such a device must not be taken for a device that
+/// has gone.
 fn unread<'a>(links: &BTreeMap<IfIndex, Link>, before: &'a Veths, after: &Veths) -> Option<&'a str> {
     let is_unread = |veth: &&_| {
         let (_, peer, _) = veth;

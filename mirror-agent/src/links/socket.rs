@@ -28,7 +28,7 @@ use rtnetlink::{
 use tokio::sync::Notify;
 use tracing::error;
 
-use super::decode;
+use super::{decode, text::Mended};
 use crate::model::{IfIndex, Link};
 use crate::netns::Netns;
 
@@ -42,11 +42,11 @@ const REOPEN_AFTER: Duration = Duration::from_secs(1);
 const DUMP_ATTEMPTS: u32 = 16;
 
 /// A connection that does the work while it is polled, and the handle to ask through.
-type Connected = (Connection<RouteNetlinkMessage>, Handle);
+type Connected = (Connection<RouteNetlinkMessage, Mended>, Handle);
 
 /// Opens a socket in the calling thread's namespace.
 pub(super) fn connect() -> io::Result<Connected> {
-    let (mut connection, handle, _) = rtnetlink::new_connection()?;
+    let (mut connection, handle, _) = rtnetlink::new_connection_with_socket::<Mended>()?;
     // The end of a dump says whether the dump failed half-way.
     connection.set_forward_done(true);
     Ok((connection, handle))
@@ -146,8 +146,8 @@ pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i3
 /// All replies to one request, or the kernel's error, also an error that ends a dump half-way. `flags` are those that
 /// the request needs besides `NLM_F_REQUEST`.
 ///
-/// A reply that cannot be decoded is left out. A pod can cause that, by an alias that is not UTF-8. So the end of the
-/// replies must be a message of its own, or the agent would wait for ever: a dump has one, other requests ask for one.
+/// A reply that cannot be decoded is left out. (Pods could cause that by text that is not UTF-8, see [`Mended`].) So the end
+/// of the replies must be a message of its own, or the agent would wait for ever: a dump has one, other requests ask for one.
 pub(super) async fn ask(
     handle: &Handle,
     question: RouteNetlinkMessage,
