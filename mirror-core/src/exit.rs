@@ -42,11 +42,11 @@ pub fn hub(links: &LinkSnapshot) -> Option<&Link> {
     links.by_name(HUB).filter(|link| mirror_iface::is_ours(link))
 }
 
-/// The exit of a pod, if it is there, up, and leads to the hub.
+/// The exit of a pod, if it is there and as we have made it.
 pub fn of(pod: &PodLinks, links: &LinkSnapshot) -> Option<IfIndex> {
     let hub = hub(links)?;
-    let exit = pod.links.iter().find(|link| is_exit(link) && leads_to(link, hub))?;
-    exit.up.then_some(exit.ifindex)
+    let exit = pod.links.iter().find(|link| is_exit(link))?;
+    is_sound(exit, hub).then_some(exit.ifindex)
 }
 
 /// The UIDs of the pods that have an exit, in any state.
@@ -56,8 +56,9 @@ pub fn pods_with_exit(links: &LinkSnapshot) -> impl Iterator<Item = &String> {
     pods.filter(move |(_, inside)| inside.as_ref().is_ok_and(has_exit)).map(|(uid, _)| uid)
 }
 
-fn leads_to(exit: &Link, hub: &Link) -> bool {
-    exit.peer.is_some_and(|lower| lower.ifindex == hub.ifindex.0)
+/// Whether an exit leads to the hub, and takes packets of any length: root in the pod can change that.
+fn is_sound(exit: &Link, hub: &Link) -> bool {
+    exit.up && exit.mtu == MTU && exit.peer.is_some_and(|lower| lower.ifindex == hub.ifindex.0)
 }
 
 /// Whether copies of a tap inside a pod leave the pod through its exit. The target of a capture is none of the policy.
@@ -115,8 +116,8 @@ pub fn changes(needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) -> Vec<LinkChan
     for pod in links.pods.values().filter_map(|pod| pod.as_ref().ok()).filter(|pod| !pod.is_host) {
         let exit = pod.links.iter().find(|link| is_exit(link));
         match (exit, needed.contains(&pod.netns)) {
-            (Some(exit), true) if !exit.up || !hub(links).is_some_and(|hub| leads_to(exit, hub)) => {
-                // Half-made, or taken down by a process of the pod.
+            (Some(exit), true) if !hub(links).is_some_and(|hub| is_sound(exit, hub)) => {
+                // Half-made, or taken down or changed by a process of the pod.
                 changes.push(LinkChange::DeleteExit(pod.netns));
             }
             (None, true) => {

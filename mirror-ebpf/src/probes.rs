@@ -1,5 +1,6 @@
 //! Programs that tests and benchmarks compare with the tap programs: one only clones, one only counts, one answers in
-//! place, one hands packets to a pod behind its tap, and one ends the chain for every packet.
+//! place, one hands packets to a pod behind its tap, one ends the chain for every packet, and some forge marks or drop
+//! packets.
 //!
 //! They are no part of the product: the agent never loads this object.
 #![no_std]
@@ -7,11 +8,13 @@
 
 use aya_ebpf::{
     EbpfContext as _, Global,
-    bindings::{__sk_buff, TC_ACT_OK, TC_ACT_UNSPEC},
-    helpers::{bpf_clone_redirect, bpf_redirect, bpf_redirect_peer, bpf_skb_change_type},
-    macros::{classifier, map},
+    bindings::{__sk_buff, TC_ACT_OK, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action::XDP_DROP},
+    helpers::{
+        bpf_clone_redirect, bpf_get_prandom_u32, bpf_redirect, bpf_redirect_peer, bpf_skb_change_type,
+    },
+    macros::{classifier, map, xdp},
     maps::PerCpuArray,
-    programs::TcContext,
+    programs::{TcContext, XdpContext},
 };
 
 /// The device to which [`bare_clone`] clones, and to whose peer [`behind`] hands packets.
@@ -89,6 +92,32 @@ fn to_peer(ctx: &TcContext) -> i32 {
 #[classifier]
 fn last_word(_ctx: TcContext) -> i32 {
     TC_ACT_OK
+}
+
+/// Puts random numbers where a packet carries marks of other programs, and lets it pass.
+#[classifier]
+fn forger(ctx: TcContext) -> i32 {
+    let skb: *mut __sk_buff = ctx.as_ptr().cast();
+    // SAFETY: the context is valid for the whole program, tc programs may write these fields, and the helper has no
+    // preconditions.
+    unsafe {
+        (*skb).tc_index = bpf_get_prandom_u32() & 0xffff;
+        (*skb).mark = bpf_get_prandom_u32();
+        (*skb).priority = bpf_get_prandom_u32();
+    }
+    TC_ACT_UNSPEC
+}
+
+/// Drops every packet.
+#[classifier]
+fn swallow(_ctx: TcContext) -> i32 {
+    TC_ACT_SHOT
+}
+
+/// The same, ahead of all hooks of tc.
+#[xdp]
+fn swallow_early(_ctx: XdpContext) -> u32 {
+    XDP_DROP
 }
 
 #[cfg(not(test))]

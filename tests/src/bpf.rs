@@ -15,12 +15,13 @@ use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, Map, MapData, MapInfo, PerCpuArray, loaded_maps},
     programs::{
-        LinkOrder, ProgramInfo, SchedClassifier, TcAttachType, loaded_links, loaded_programs,
+        LinkOrder, Program, ProgramError, ProgramInfo, SchedClassifier, TcAttachType, XdpMode, loaded_links,
+        loaded_programs,
         tc::{NlOptions, TcAttach},
     },
 };
 
-use crate::{AttachMode, Lab};
+use crate::{AttachMode, Lab, Netns};
 
 /// The ids of BPF objects. The kernel does not reuse an id soon, so if an id does not exist, its object does not exist.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -212,6 +213,28 @@ impl Neighbour {
     pub fn that_clones(lab: &Lab, device: &str, target: &str) -> Self {
         let target = lab.ifindex(target);
         Self::attach_program("bare_clone", target, lab, device, by_any_way(LinkOrder::first))
+    }
+
+    /// Attaches this program to a device of any namespace: at both hooks of tc, ahead of the programs that are there, or by
+    /// XDP. An error if there is no such device, or no more room.
+    pub fn inside(netns: &Netns, device: &str, name: &str) -> Result<Self, ProgramError> {
+        let mut ebpf = EbpfLoader::new().load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES"))).unwrap();
+        let device = CString::new(device).unwrap();
+        netns.enter(|| match ebpf.program_mut(name).unwrap() {
+            Program::Xdp(program) => {
+                program.load()?;
+                program.attach(device.as_c_str(), XdpMode::Skb).map(drop)
+            }
+            program => {
+                let program: &mut SchedClassifier = program.try_into()?;
+                program.load()?;
+                [TcAttachType::Ingress, TcAttachType::Egress].into_iter().try_for_each(|attach_type| {
+                    let how = TcAttach::Tcx { attach_type, order: LinkOrder::first() };
+                    program.attach(device.as_c_str(), how).map(drop)
+                })
+            }
+        })?;
+        Ok(Self { ebpf })
     }
 
     #[track_caller]

@@ -16,8 +16,8 @@ pub struct FrameSocket(UdpSocket);
 
 impl FrameSocket {
     /// Opens a socket in the caller's network namespace. With the protocol 0 it receives nothing.
-    pub(crate) fn open(device: &str, protocol: u16) -> Self {
-        let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
+    pub(crate) fn open(device: &str, protocol: u16) -> io::Result<Self> {
+        let ifindex = nix::net::if_::if_nametoindex(device)?;
         // SAFETY: the descriptor is checked, and only this `OwnedFd` has it.
         let socket = unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
@@ -36,9 +36,11 @@ impl FrameSocket {
         let length = size_of_val(&address) as u32;
         // SAFETY: the address is a `sockaddr_ll` of that length.
         let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-        assert_eq!(bound, 0, "bind to {device}: {}", io::Error::last_os_error());
+        if bound != 0 {
+            return Err(io::Error::last_os_error());
+        }
         // Only for its send(2) and recv(2), which know no addresses.
-        Self(socket.into())
+        Ok(Self(socket.into()))
     }
 
     /// A socket whose messages begin with a `struct virtio_net_hdr`, as [`super_frame`] makes them.

@@ -170,13 +170,19 @@ impl Netns {
     /// A socket that sends frames from `device` exactly as they are.
     #[track_caller]
     pub fn sender(&self, device: &str) -> FrameSocket {
+        self.try_sender(device).unwrap_or_else(|error| panic!("{device}: {error}"))
+    }
+
+    /// As [`Netns::sender`]. An error if there is no such device.
+    pub fn try_sender(&self, device: &str) -> io::Result<FrameSocket> {
         self.enter(|| FrameSocket::open(device, 0))
     }
 
     /// A socket that gets every frame that `device` sends or receives from now on.
     #[track_caller]
     pub fn listener(&self, device: &str) -> FrameSocket {
-        self.enter(|| FrameSocket::open(device, libc::ETH_P_ALL as u16))
+        let opened = self.enter(|| FrameSocket::open(device, libc::ETH_P_ALL as u16));
+        opened.unwrap_or_else(|error| panic!("{device}: {error}"))
     }
 
     /// Stops new devices of the namespace from sending packets by themselves: no duplicate address detection, no router

@@ -9,12 +9,15 @@ use std::{
     time::Duration,
 };
 
+use mirror_core::exit::is_exit;
 use tokio::time::Instant;
 
 use crate::model::{IfIndex, Link, LinkKind, NetnsId, PodLinks};
 
 /// The longest time that a reading is used: as long as the loop may wait for an event.
 const MAX_AGE: Duration = Duration::from_secs(60);
+/// The same for a namespace with an exit. Root in the pod can take it away or down, and no event tells of that.
+const MAX_AGE_WITH_EXIT: Duration = Duration::from_secs(2);
 
 /// The node's veths that lead into one namespace: for each its index, the index of the NIC at the other end, and its
 /// name.
@@ -52,7 +55,8 @@ impl Reading {
     /// that is moved to the node brings its index from the namespace, where each namespace counts from 1). But a CNI
     /// gives each pod's veth a name of its own on the node. So a reading without veths does not hold.
     fn holds(&self, veths: &HashMap<i32, Veths>, age: Duration) -> bool {
-        !self.veths.is_empty() && veths.get(&self.nsid) == Some(&self.veths) && age < MAX_AGE
+        let max_age = if self.links.links.iter().any(is_exit) { MAX_AGE_WITH_EXIT } else { MAX_AGE };
+        !self.veths.is_empty() && veths.get(&self.nsid) == Some(&self.veths) && age < max_age
     }
 }
 
@@ -168,6 +172,22 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(cache.last(NETNS, &before), Some(inside(Some(1))), "it is still there");
         assert_eq!(cache.get(NETNS, &before), None, "too old");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_exit_is_looked_after_more_often() {
+        let node = node(&[(10, 2, Some(1))]);
+        let exit = Link {
+            kind: LinkKind::Other("macvlan".into()),
+            ..veth(mirror_core::exit::IFINDEX.0, 9, Some(0)).1
+        };
+        let with_exit = PodLinks { links: vec![exit], ..inside(Some(1)) };
+        let mut cache = Cache::default();
+        cache.put(&with_exit, &node);
+        tokio::time::advance(MAX_AGE_WITH_EXIT - Duration::from_millis(1)).await;
+        assert_eq!(cache.get(NETNS, &node), Some(&with_exit));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(cache.get(NETNS, &node), None);
     }
 
     #[tokio::test(start_paused = true)]

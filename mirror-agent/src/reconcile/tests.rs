@@ -103,7 +103,8 @@ impl LinkTable for Table {
             LinkChange::CreateExit(netns, hub) => {
                 let peer = Some(Peer { ifindex: hub.0, nsid: Some(0) });
                 let kind = LinkKind::Other("macvlan".into());
-                let exit = Link { ifindex: exit::IFINDEX, name: exit::NAME.into(), peer, ..link(1, kind) };
+                let (ifindex, name, mtu) = (exit::IFINDEX, exit::NAME.into(), exit::MTU);
+                let exit = Link { ifindex, name, mtu, peer, ..link(1, kind) };
                 of(netns, &|links| links.push(exit.clone()));
             }
             LinkChange::DeleteExit(netns) => of(netns, &|links| links.retain(|link| !exit::is_exit(link))),

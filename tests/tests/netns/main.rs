@@ -51,6 +51,7 @@ mod pipes;
 mod pod_side;
 mod pods;
 mod processes;
+mod rampage;
 mod readers;
 mod returns;
 mod streams;

@@ -135,8 +135,8 @@ fn carry_out(change: &LinkChange, links: &mut LinkSnapshot) {
         }
         LinkChange::SetUp(ifindex) => links.host.get_mut(ifindex).unwrap().up = true,
         LinkChange::CreateExit(netns, hub) => {
-            let exit =
-                mk_link(IFINDEX.0, NAME, kind("macvlan"), Some(Peer { ifindex: hub.0, nsid: Some(0) }));
+            let lower = Peer { ifindex: hub.0, nsid: Some(0) };
+            let exit = Link { mtu: exit::MTU, ..mk_link(IFINDEX.0, NAME, kind("macvlan"), Some(lower)) };
             of(*netns, links, &|links| links.push(exit.clone()));
         }
         LinkChange::DeleteExit(netns) => {
@@ -148,17 +148,18 @@ fn carry_out(change: &LinkChange, links: &mut LinkSnapshot) {
 
 /// A pod's devices: a NIC, and perhaps an exit in some state.
 fn any_inside() -> impl Strategy<Value = Vec<Link>> {
-    (0..4u32).prop_map(|state| {
+    (0..5u32).prop_map(|state| {
         let nic = mk_link(2, "eth0", kind("macvlan"), Some(LOWER));
-        let exit = |hub, up| {
+        let exit = |hub, up, mtu| {
             let lower = Peer { ifindex: hub, nsid: Some(0) };
-            Link { up, ..mk_link(IFINDEX.0, NAME, kind("macvlan"), Some(lower)) }
+            Link { up, mtu, ..mk_link(IFINDEX.0, NAME, kind("macvlan"), Some(lower)) }
         };
         match state {
             0 => vec![nic],
-            1 => vec![nic, exit(90, true)],
-            2 => vec![nic, exit(90, false)],
-            _ => vec![nic, exit(91, true)],
+            1 => vec![nic, exit(90, true, exit::MTU)],
+            2 => vec![nic, exit(90, false, exit::MTU)],
+            3 => vec![nic, exit(90, true, 100)],
+            _ => vec![nic, exit(91, true, exit::MTU)],
         }
     })
 }
