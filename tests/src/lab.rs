@@ -103,6 +103,12 @@ impl Lab {
         PodNs::new(self, name, self.next_number(), &Topology::Over(kind, parent))
     }
 
+    /// The same in a namespace that is there already.
+    #[track_caller]
+    pub fn pod_over_in(&self, name: &str, netns: Netns, kind: &str, parent: &str) -> PodNs {
+        PodNs::of_netns(self, name, self.next_number(), netns, &Topology::Over(kind, parent))
+    }
+
     /// Makes a pod whose NIC leads to a bridge in another namespace, past the node.
     #[track_caller]
     pub fn pod_elsewhere(&self, name: &str, other: &Netns, bridge: &str) -> PodNs {

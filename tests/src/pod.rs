@@ -47,6 +47,10 @@ pub struct PodNs {
 impl PodNs {
     pub(crate) fn new(lab: &Lab, name: &str, number: u8, topology: &Topology<'_>) -> Self {
         let netns = Netns::new(&format!("{}-{name}{number}", lab.node().name()));
+        Self::of_netns(lab, name, number, netns, topology)
+    }
+
+    pub(crate) fn of_netns(lab: &Lab, name: &str, number: u8, netns: Netns, topology: &Topology<'_>) -> Self {
         netns.keep_quiet();
         let mut pod = Self { name: name.to_owned(), netns, nics: Vec::new() };
         pod.add_nic_at(lab, number, topology);

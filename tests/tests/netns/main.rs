@@ -43,6 +43,7 @@ mod limits;
 mod mirror_iface;
 mod mirrors;
 mod neighbours;
+mod nested;
 mod networks;
 mod offloads;
 mod order;

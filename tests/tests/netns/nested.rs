@@ -1,0 +1,123 @@
+//! Namespaces in pods: a pod with a user namespace of its own, and a container with a network of its own inside a pod.
+//!
+//! `processes` has how the namespace of a pod is found where its processes are in several.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Child, Command, Stdio},
+};
+
+use mirror_tests::{Agent, AttachMode, Capture, Lab, Netns, PodSpec, PodsFile, SOON, check, eventually};
+
+use crate::{
+    Inside, MIRROR, Node, any_mode,
+    pod_side::{has_exit, talk, talk_in_frames},
+    shows,
+};
+
+/// A process that is root of a user namespace and of a network namespace, as in a pod with `hostUsers: false`.
+struct Root(Child);
+
+impl Root {
+    fn start() -> Self {
+        let mut command = Command::new("unshare");
+        // It ends when this test process has ended, however that ends.
+        let script = "echo ready; exec tail --follow /dev/null --pid $PPID >/dev/null";
+        command.args(["--user", "--map-root-user", "--net", "sh", "-c", script]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self(child)
+    }
+
+    /// Whether it can do this.
+    fn can(&self, line: &str) -> bool {
+        let pid = self.0.id().to_string();
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &pid, "--user", "--net", "--"]).args(line.split(' '));
+        command.output().unwrap().status.success()
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
+/// Each packet is mirrored once; root of the pod cannot remove our programs, and the exit that it takes away comes back.
+#[test]
+fn a_pod_with_a_user_namespace_is_mirrored() {
+    if !AttachMode::Tcx.is_applicable() {
+        return;
+    }
+    let root = Root::start();
+    let lab = Lab::new("userns");
+    lab.node().ip("link add up0 type veth peer name up1");
+    lab.node().ip("link set up0 up");
+    lab.node().ip("link set up1 up");
+    let netns = Netns::at(format!("/proc/{}/ns/net", root.0.id()));
+    netns.ip("link set lo up");
+    let web = lab.pod_over_in("web", netns, "macvlan mode bridge", "up0");
+    let db = lab.pod_over("db", "macvlan mode bridge", "up0");
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
+    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &[]);
+    lab.wait_taps(&["eth0"]);
+    let are_mirrored = || {
+        let inside = Inside::of(&web);
+        let mirror = Capture::start(lab.node(), MIRROR);
+        talk(&web, &db);
+        talk_in_frames(&web);
+        talk_in_frames(&db);
+        shows(&mirror, || inside.capture.frames());
+    };
+    are_mirrored();
+
+    assert!(root.can("tc qdisc add dev eth0 clsact") && root.can("tc qdisc delete dev eth0 clsact"));
+    are_mirrored();
+    // Each exit has an address of its own.
+    let exit = || String::from_utf8(web.netns().try_run("ip -o link show podmirror").stdout).unwrap();
+    let before = exit();
+    assert!(root.can("ip link delete podmirror"));
+    pods.write_to_wake(&[PodSpec::of(&web).mirror("true")]);
+    eventually(SOON, || {
+        let now = exit();
+        check(now != before && now.contains(",UP"), || format!("it was {before}, it is {now}"))
+    });
+    lab.wait_taps(&["eth0"]);
+    are_mirrored();
+    assert_eq!(agent.log_with(&["\"ERROR\""]), Vec::<String>::new());
+    agent.stop();
+    lab.cleanup();
+    assert!(!has_exit(&web) && lab.pins().is_empty(), "{:?}", lab.pins());
+}
+
+/// The packets of a container inside a pod pass the pod's NIC, and are mirrored there, once. The devices that connect the
+/// container are no NICs of the pod.
+#[test]
+fn what_a_container_inside_a_pod_says_is_mirrored_once() {
+    let Node { web, db, lab } = &Node::bridged("inner");
+    let inner = Netns::new(&format!("{}-inner", lab.node().name()));
+    inner.keep_quiet();
+    web.netns().ip(&format!("link add inner0 type veth peer name eth0 netns {}", inner.name()));
+    web.netns().ip("address add 172.16.0.1/24 dev inner0");
+    web.netns().ip("link set inner0 up");
+    web.netns().sysctl("ipv4/ip_forward", "1");
+    inner.ip("address add 172.16.0.2/24 dev eth0");
+    inner.ip("link set eth0 up");
+    inner.ip("route add default via 172.16.0.1");
+    db.netns().ip(&format!("route add 172.16.0.0/24 via {}", web.v4()));
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web, db]);
+    let [of_web, of_db] = [web, db].map(Inside::of);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    inner.ping_every(std::time::Duration::from_millis(2), db.v4(), 10, 1000);
+    db.ping("172.16.0.2".parse().unwrap(), 10, 56);
+    shows(&mirror, || of_web.frames().0.and(&of_db.frames().0));
+    assert!(of_web.frames().0.len() >= 20);
+    lab.wait_mirrored(&[web, db]);
+    assert_eq!(lab.status().notes.unwrap()["not_mirrored"], serde_json::json!([]));
+    agent.stop();
+}
