@@ -1,12 +1,13 @@
-//! The controller: sums up the MirrorNodes in the status of each Mirror and ClusterMirror.
+//! The controller: sums up the MirrorNodes in the status of each Mirror, ClusterMirror and MirrorTarget.
 //!
-//! It watches these three kinds, and writes the statuses and the Events on Mirrors. It runs once in a cluster, touches no
+//! It watches these four kinds, and writes the statuses and the Events on Mirrors. It runs once in a cluster, touches no
 //! node, and decides nothing about packets: without it, everything but the summed status works. It keeps nothing but what
 //! it reads, so a controller that starts anew goes on at once. `kube::runtime::watcher` brings the objects; a list from
 //! the past does no harm here, because the next change replaces the sums. Of several controllers one works, the holder of
 //! the [`lease`]. Called by `cmd::controller`.
 
 mod book;
+mod kinds;
 mod lease;
 mod tell;
 
@@ -24,32 +25,25 @@ use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
-    api::{ObjectMeta, Patch, PatchParams},
+    api::{Patch, PatchParams},
     core::DeserializeGuard,
     runtime::{
         WatchStreamExt as _,
         watcher::{self, Event},
     },
 };
-use mirror_api::{
-    ClusterMirror, Mirror, MirrorNode, MirrorSpec, MirrorStatus, Refusal,
-    sum::{Asked, ends},
-};
+use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorTarget};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use self::{
-    book::{Book, Key, Write},
+    book::{Book, Summed, Write},
+    kinds::{Mirrors, Targets, Watched, of_node},
     lease::Lease,
 };
-use crate::{
-    events::message::Reporter,
-    metrics::controller::ControllerMetrics,
-    pods::kube::{Kind, read},
-    select,
-};
+use crate::{events::message::Reporter, metrics::controller::ControllerMetrics};
 
 /// The field manager of server-side apply, and `reportingController` of the Events.
 const MANAGER: &str = "podmirror-controller";
@@ -136,40 +130,76 @@ async fn sum_up(client: &Client, holder: &str, metrics: &ControllerMetrics) -> I
     let mut nodes = pin!(watch::<MirrorNode>(client));
     let mut mirrors = pin!(watch::<Mirror>(client));
     let mut cluster_mirrors = pin!(watch::<ClusterMirror>(client));
+    let mut mirror_targets = pin!(watch::<MirrorTarget>(client));
     let (mut of_nodes, mut of_mirrors, mut of_cluster) = (Listed::new(), Listed::new(), Listed::new());
-    let mut book = Book::default();
-    let (mut pause, mut next_write, mut next_tick) = (PAUSE.0, Instant::now(), Instant::now() + TICK);
+    let mut of_targets = Listed::new();
+    let mut books = Books { mirrors: Book::new(), targets: Book::new() };
+    let (mut pause_mirrors, mut pause_targets) = (Pause::new(), Pause::new());
+    let mut next_tick = Instant::now() + TICK;
     loop {
-        let is_listed = of_nodes.is_complete && of_mirrors.is_complete && of_cluster.is_complete;
-        let due = book.next().filter(|_| is_listed).map(|due| due.max(next_write));
+        // A right or a CRD that is missing for one book does not hold up the other one.
+        let are_mirrors = of_nodes.is_complete && of_mirrors.is_complete && of_cluster.is_complete;
+        let are_targets = of_nodes.is_complete && of_targets.is_complete;
+        let due_mirror = books.mirrors.next().filter(|_| are_mirrors).map(|due| due.max(pause_mirrors.end));
+        let due_target = books.targets.next().filter(|_| are_targets).map(|due| due.max(pause_targets.end));
+        let due = due_mirror.into_iter().chain(due_target).min();
         tokio::select! {
             // A burst of changes is taken in before anything is written.
             biased;
-            Some(event) = nodes.next() => take_in_node(&mut book, &mut of_nodes, event),
-            Some(event) = mirrors.next() => take_in(&mut book, &mut of_mirrors, event),
-            Some(event) = cluster_mirrors.next() => take_in(&mut book, &mut of_cluster, event),
+            Some(event) = nodes.next() => take_in_node(&mut books, &mut of_nodes, event),
+            Some(event) = mirrors.next() => take_in(&mut books.mirrors, &mut of_mirrors, event),
+            Some(event) = cluster_mirrors.next() => take_in(&mut books.mirrors, &mut of_cluster, event),
+            Some(event) = mirror_targets.next() => take_in(&mut books.targets, &mut of_targets, event),
             () = sleep_until(next_tick) => {
-                book.expire(Instant::now(), Timestamp::now());
-                metrics.knows(book.nodes().count(), book.stale(), book.mirrors().count());
+                let (now, at) = (Instant::now(), Timestamp::now());
+                books.mirrors.expire(now, at);
+                books.targets.expire(now, at);
+                let book = &books.mirrors;
+                metrics.knows(book.nodes().count(), book.stale(), book.objects().count());
                 next_tick = Instant::now() + TICK;
             }
             () = sleep_until(due.unwrap_or(next_tick)), if due.is_some() => {
-                let Some(write) = book.due(Instant::now(), Timestamp::now()) else { continue };
-                let outcome = put(client, &write).await;
-                book.note(&write, outcome == Outcome::Written, Instant::now());
-                metrics.written(outcome == Outcome::Written);
-                if outcome == Outcome::Away {
-                    next_write = Instant::now() + pause;
-                    pause = (pause * 2).min(PAUSE.1);
+                let is_target = due_target.is_some_and(|target| due_mirror.is_none_or(|mirror| target < mirror));
+                let (outcome, pause) = if is_target {
+                    (write_target(client, &mut books.targets).await, &mut pause_targets)
                 } else {
-                    pause = PAUSE.0;
-                }
-                if outcome == Outcome::Written {
-                    tell(client, &write, holder).await;
+                    (write_mirror(client, &mut books.mirrors, holder).await, &mut pause_mirrors)
+                };
+                if let Some(outcome) = outcome {
+                    metrics.written(outcome == Outcome::Written);
+                    pause.note(outcome);
                 }
             }
         }
     }
+}
+
+/// When the next write of a book may be.
+struct Pause {
+    end: Instant,
+    /// The next pause.
+    length: Duration,
+}
+
+impl Pause {
+    fn new() -> Self {
+        Self { end: Instant::now(), length: PAUSE.0 }
+    }
+
+    fn note(&mut self, outcome: Outcome) {
+        if outcome == Outcome::Away {
+            self.end = Instant::now() + self.length;
+            self.length = (self.length * 2).min(PAUSE.1);
+        } else {
+            self.length = PAUSE.0;
+        }
+    }
+}
+
+/// All that is known. Both books know all nodes.
+struct Books {
+    mirrors: Book<Mirrors>,
+    targets: Book<Targets>,
 }
 
 /// The objects of one kind, as the API server brings them. An object that cannot be read is left out alone.
@@ -229,14 +259,20 @@ impl<T: Ord> Listed<T> {
     }
 }
 
-fn take_in_node(book: &mut Book, listed: &mut Listed<String>, event: Event<DeserializeGuard<MirrorNode>>) {
+fn take_in_node(books: &mut Books, listed: &mut Listed<String>, event: Event<DeserializeGuard<MirrorNode>>) {
     let (now, at) = (Instant::now(), Timestamp::now());
+    let remove = |books: &mut Books, name: &str| {
+        books.mirrors.set_node(name, None, now, at);
+        books.targets.set_node(name, None, now, at);
+    };
     match event {
         Event::Init => listed.begin(),
         Event::InitApply(DeserializeGuard(node)) | Event::Apply(DeserializeGuard(node)) => match node {
             Ok(node) => {
                 let name = node.name_any();
-                book.set_node(&name, Some(node.status.unwrap_or_default()), now, at);
+                let (of_mirrors, of_targets) = of_node(node.status.unwrap_or_default());
+                books.mirrors.set_node(&name, Some(of_mirrors), now, at);
+                books.targets.set_node(&name, Some(of_targets), now, at);
                 listed.add(name);
             }
             Err(error) => {
@@ -244,59 +280,30 @@ fn take_in_node(book: &mut Book, listed: &mut Listed<String>, event: Event<Deser
                 warn!(node, %error, "a MirrorNode cannot be read, and does not count");
             }
         },
-        Event::Delete(node) => book.set_node(&node.name_any(), None, now, at),
+        Event::Delete(node) => remove(books, &node.name_any()),
         Event::InitDone => {
             let there = listed.end();
-            let gone: Vec<_> = book.nodes().filter(|name| !there.contains(*name)).cloned().collect();
-            gone.iter().for_each(|name| book.set_node(name, None, now, at));
+            let gone: Vec<_> = books.mirrors.nodes().filter(|name| !there.contains(*name)).cloned().collect();
+            gone.iter().for_each(|name| remove(books, name));
         }
     }
 }
 
-/// A Mirror or ClusterMirror.
-trait Summed: Kind<Read = crate::model::Resource> + Serialize {
-    const IS_NAMESPACED: bool;
+type Key<K> = <<K as Watched>::Book as Summed>::Key;
 
-    /// The part of `spec` that both have.
-    fn mirror(&self) -> &MirrorSpec;
-
-    fn status(&self) -> Option<&MirrorStatus>;
-}
-
-impl Summed for Mirror {
-    const IS_NAMESPACED: bool = true;
-
-    fn mirror(&self) -> &MirrorSpec {
-        &self.spec
-    }
-
-    fn status(&self) -> Option<&MirrorStatus> {
-        self.status.as_ref()
-    }
-}
-
-impl Summed for ClusterMirror {
-    const IS_NAMESPACED: bool = false;
-
-    fn mirror(&self) -> &MirrorSpec {
-        &self.spec.mirror
-    }
-
-    fn status(&self) -> Option<&MirrorStatus> {
-        self.status.as_ref()
-    }
-}
-
-fn take_in<K: Summed>(book: &mut Book, listed: &mut Listed<Key>, event: Event<DeserializeGuard<K>>) {
+fn take_in<K: Watched>(
+    book: &mut Book<K::Book>,
+    listed: &mut Listed<Key<K>>,
+    event: Event<DeserializeGuard<K>>,
+) {
     match event {
         Event::Init => listed.begin(),
-        Event::InitApply(DeserializeGuard(mirror)) | Event::Apply(DeserializeGuard(mirror)) => match mirror {
-            Ok(mirror) => {
-                let (key, metadata) = (key(&mirror), mirror.meta());
-                let (uid, generation) = (mirror.uid().unwrap_or_default(), metadata.generation.unwrap_or(0));
-                let asked = || asked(&mirror, generation);
-                let now = Instant::now();
-                book.set_mirror(key.clone(), &uid, generation, mirror.status().cloned(), asked, now);
+        Event::InitApply(DeserializeGuard(object)) | Event::Apply(DeserializeGuard(object)) => match object {
+            Ok(object) => {
+                let (key, uid) = (K::key(object.meta()), object.uid().unwrap_or_default());
+                let generation = object.meta().generation.unwrap_or(0);
+                let (status, asked) = (object.status().cloned(), || object.asked());
+                book.set(key.clone(), &uid, generation, status, asked, Instant::now());
                 listed.add(key);
             }
             Err(error) => {
@@ -304,32 +311,13 @@ fn take_in<K: Summed>(book: &mut Book, listed: &mut Listed<Key>, event: Event<De
                 warn!(%kind, name, %error, "an object cannot be read, and gets no status");
             }
         },
-        Event::Delete(mirror) => book.remove_mirror(&key(&mirror)),
+        Event::Delete(object) => book.remove(&K::key(object.meta())),
         Event::InitDone => {
             let there = listed.end();
-            let is_gone = |key: &&Key| key.namespace.is_some() == K::IS_NAMESPACED && !there.contains(*key);
-            let gone: Vec<_> = book.mirrors().filter(is_gone).cloned().collect();
-            gone.iter().for_each(|key| book.remove_mirror(key));
+            let is_gone = |key: &&Key<K>| K::is_of(key) && !there.contains(*key);
+            let gone: Vec<_> = book.objects().filter(is_gone).cloned().collect();
+            gone.iter().for_each(|key| book.remove(key));
         }
-    }
-}
-
-fn key(object: &impl Resource) -> Key {
-    let ObjectMeta { namespace, name, .. } = object.meta().clone();
-    Key { namespace, name: name.unwrap_or_default() }
-}
-
-/// What a Mirror asks for, as far as its status depends on it.
-fn asked<K: Summed>(mirror: &K, generation: i64) -> Asked {
-    let refused = match read(mirror) {
-        Ok(resource) => select::refusal(&resource).map(|(reason, message)| (reason.to_owned(), message)),
-        Err(problem) => Some(("InvalidSpec".to_owned(), problem)),
-    };
-    Asked {
-        generation,
-        ends: ends(mirror.mirror()),
-        refused: refused.map(|(reason, message)| Refusal { reason, message }),
-        left_out: 0,
     }
 }
 
@@ -343,16 +331,42 @@ enum Outcome {
     Away,
 }
 
-async fn put(client: &Client, write: &Write) -> Outcome {
-    let Write { key, .. } = write;
-    let written = match &key.namespace {
-        Some(namespace) => {
-            timeout(PATIENCE, apply(Api::<Mirror>::namespaced(client.clone(), namespace), write)).await
-        }
-        None => timeout(PATIENCE, apply(Api::<ClusterMirror>::all(client.clone()), write)).await,
+/// Writes the next status of a Mirror or ClusterMirror, if one is due.
+async fn write_mirror(client: &Client, book: &mut Book<Mirrors>, holder: &str) -> Option<Outcome> {
+    let write = book.due(Instant::now(), Timestamp::now())?;
+    let Write { key: kinds::Key { namespace, name }, .. } = &write;
+    let outcome = match namespace {
+        Some(namespace) => put(Api::<Mirror>::namespaced(client.clone(), namespace), name, &write).await,
+        None => put(Api::<ClusterMirror>::all(client.clone()), name, &write).await,
     };
-    let (outcome, error) = match written {
-        Ok(Ok(())) => return Outcome::Written,
+    book.note(&write, outcome == Outcome::Written, Instant::now());
+    if outcome == Outcome::Written {
+        tell(client, &write, holder).await;
+    }
+    Some(outcome)
+}
+
+/// Writes the next status of a MirrorTarget, if one is due.
+async fn write_target(client: &Client, book: &mut Book<Targets>) -> Option<Outcome> {
+    let write = book.due(Instant::now(), Timestamp::now())?;
+    let outcome = put(Api::<MirrorTarget>::all(client.clone()), &write.key, &write).await;
+    book.note(&write, outcome == Outcome::Written, Instant::now());
+    Some(outcome)
+}
+
+/// Writes the status of the object with this name and UID.
+async fn put<K>(api: Api<K>, name: &str, write: &Write<K::Book>) -> Outcome
+where
+    K: Watched + DeserializeOwned,
+    <K::Book as Summed>::Status: Serialize,
+{
+    let object = json!({
+        "apiVersion": K::api_version(&()), "kind": K::kind(&()),
+        "metadata": { "name": name, "uid": write.uid }, "status": write.status,
+    });
+    let (parameters, object) = (PatchParams::apply(MANAGER).force(), Patch::Apply(object));
+    let (outcome, error) = match timeout(PATIENCE, api.patch_status(name, &parameters, &object)).await {
+        Ok(Ok(_)) => return Outcome::Written,
         // 404: it has gone. 409: another one has its name. 400, 422: the CRD is of another version.
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {
             (Outcome::Refused, status.message)
@@ -360,25 +374,13 @@ async fn put(client: &Client, write: &Write) -> Outcome {
         Ok(Err(error)) => (Outcome::Away, error.to_string()),
         Err(_) => (Outcome::Away, "no answer".to_owned()),
     };
-    warn!(namespace = key.namespace, name = key.name, error, "cannot write a status; it is tried again");
+    let (kind, key) = (K::kind(&()), &write.key);
+    warn!(%kind, ?key, error, "cannot write a status; it is tried again");
     outcome
 }
 
-/// Writes the status of the object with this UID.
-async fn apply<K>(api: Api<K>, Write { key, uid, status, .. }: &Write) -> kube::Result<()>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
-{
-    let object = json!({
-        "apiVersion": K::api_version(&()), "kind": K::kind(&()),
-        "metadata": { "name": key.name, "uid": uid }, "status": status,
-    });
-    let parameters = PatchParams::apply(MANAGER).force();
-    api.patch_status(&key.name, &parameters, &Patch::Apply(object)).await.map(drop)
-}
-
 /// Posts the Events that a written status gives reason for. One that is not taken is not posted: the status says the same.
-async fn tell(client: &Client, write: &Write, holder: &str) {
+async fn tell(client: &Client, write: &Write<Mirrors>, holder: &str) {
     for message in tell::messages(write) {
         let by = Reporter { controller: REPORTER, instance: holder };
         match timeout(PATIENCE, message.post(client, by)).await {

@@ -229,6 +229,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         pods: _,
         coverage,
         resources: _,
+        targets: _,
         told: _,
         streams: _,
     } = report;

@@ -1,9 +1,9 @@
-//! The node's `MirrorNode`: what came of the Mirrors and ClusterMirrors on this node.
+//! The node's `MirrorNode`: what came of the Mirrors, ClusterMirrors and MirrorTargets on this node.
 //!
 //! This module reads the loop's reports and the counters, and changes nothing on the node. The loop does not wait for it.
 //! A change is written after at most [`PACE`], and counters alone once in [`COUNTS_PACE`]: so a cluster of 5000 nodes with
-//! busy mirrors writes 83 objects a second. A report on a Mirror is written anew once in [`REPEAT`] without news, so that
-//! the controller can tell it from the report of a node whose agent is gone. Called by `cmd::run`.
+//! busy mirrors writes 83 objects a second. A report on a Mirror or MirrorTarget is written again once in [`REPEAT`] without
+//! news, so that the controller can tell it from the report of a node whose agent is gone. Called by `cmd::run`.
 
 mod summary;
 
@@ -28,8 +28,8 @@ use crate::{dataplane::readout::Reader, report::Reports};
 const PACE: Duration = Duration::from_secs(10);
 /// The shortest time between two writes if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
-/// After so long without a write, a report on a Mirror is written anew. A third of the time after which the controller
-/// does not count it any more.
+/// After so long without a write, a report on a Mirror or MirrorTarget is written again. A third of the time after which
+/// the controller does not count it any more.
 const REPEAT: Duration = Duration::from_secs(300);
 /// The longest pause after a write that has failed.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -83,9 +83,9 @@ async fn write_with(
         }
         // Without counters the rest is still worth telling.
         let status = summary(&report, &counts().unwrap_or_default());
-        let is_told = |written: &Written| {
-            written.status == status && (status.mirrors.is_empty() || now < written.sent + REPEAT)
-        };
+        let is_empty = status.mirrors.is_empty() && status.targets.is_empty();
+        let is_told =
+            |written: &Written| written.status == status && (is_empty || now < written.sent + REPEAT);
         if let Some(written) = written.as_mut().filter(|written| is_told(written)) {
             written.at = now;
             continue;

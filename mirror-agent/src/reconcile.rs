@@ -253,9 +253,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let readers = self.reading.borrow_and_update().clone();
         let captures = &readers.captures;
         report.is_listed = pods.is_some();
-        let resources = self.pods.resources();
+        let (resources, mirror_targets) = (self.pods.resources(), self.pods.targets());
         if report.is_listed {
-            self.take_listed_targets();
+            self.take_listed_targets(&mirror_targets);
         }
         let Choice { wanted, refused, unasked, bad, selected } = choose(
             pods.as_deref().unwrap_or_default(),
@@ -320,6 +320,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             Some(_) => coverage(selected, &standing(&desired, &incomplete), &report.skipped),
             None => Vec::new(),
         };
+        report.targets = self.standing_targets(&mirror_targets, &desired, report);
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {
             true => desired.taps.keys().filter(|device| !incomplete.contains(device)).count(),

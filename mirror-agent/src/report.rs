@@ -10,7 +10,10 @@ use std::{
 };
 
 use mirror_common::verdict::Direction;
-use mirror_core::coverage::{Reason, State};
+use mirror_core::{
+    coverage::{Reason, State},
+    targets::Standing,
+};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
@@ -52,6 +55,8 @@ pub struct Report {
     pub coverage: BTreeMap<Device, NicCoverage>,
     /// The Mirrors and ClusterMirrors that select pods of this node, and what came of each.
     pub resources: Vec<Coverage>,
+    /// The MirrorTargets, and what each is on this node; none before there is a list.
+    pub targets: Vec<Standing>,
     /// The Mirrors that have a stream, and who may read it.
     pub streams: BTreeMap<ResourceId, Keyed>,
     /// The annotations that make no sense.
@@ -114,6 +119,7 @@ impl Default for Report {
             told: BTreeSet::new(),
             coverage: BTreeMap::new(),
             resources: Vec::new(),
+            targets: Vec::new(),
             streams: BTreeMap::new(),
             bad: BTreeSet::new(),
             failures: BTreeSet::new(),

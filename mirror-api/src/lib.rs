@@ -1,9 +1,9 @@
 //! The Kubernetes resources of podmirror, version `podmirror.io/v1alpha1`: their fields, schemas and CRDs.
 //!
-//! Types, and one pure function: [`sum`], which sums up the reports of the nodes. This crate asks no server and touches no
+//! Types, and [`sum`]: pure functions that sum up the reports of the nodes. This crate asks no server and touches no
 //! system, so that programs on other systems can share it. The doc comments are the texts of `kubectl explain`.
 //! `pods/kube` of the agent reads the [`Mirror`]s, [`ClusterMirror`]s and [`MirrorTarget`]s, `mirror_node` of the agent writes the
-//! [`MirrorNode`], `controller` of the agent writes the [`MirrorStatus`], and `mirror-agent crds` prints the CRDs, from
+//! [`MirrorNode`], `controller` of the agent writes the [`MirrorStatus`] and the [`MirrorTargetStatus`], and `mirror-agent crds` prints the CRDs, from
 //! which `cargo xtask gen` makes the file of the chart.
 
 mod mirror;
@@ -21,8 +21,9 @@ pub use self::{
     mirror::{ClusterMirror, ClusterMirrorSpec, Direction, Limits, MAX_NAME, Mirror, MirrorSpec, Stream},
     node::{
         MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal,
+        TargetSummary,
     },
-    status::{MirrorStatus, Worst},
+    status::{MirrorStatus, MirrorTargetStatus, NotReady, TargetNodes, Worst},
     target::{
         MirrorTarget, MirrorTargetSpec, TargetDevice, TargetErspan, TargetGeneve, TargetGre, TargetOversize,
         TargetPod, TargetVxlan,

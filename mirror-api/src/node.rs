@@ -1,4 +1,4 @@
-//! [`MirrorNode`]: what one node makes of the Mirrors and ClusterMirrors.
+//! [`MirrorNode`]: what one node makes of the Mirrors, ClusterMirrors and MirrorTargets.
 
 #![expect(clippy::duplicated_attributes, reason = "the columns of `kubectl get` have the same types")]
 
@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     shortname = "mnode",
     category = "podmirror",
-    doc = "A MirrorNode says what one node makes of the Mirrors and ClusterMirrors that select its pods. It has the name \
-           of the node, and the agent of that node writes it.",
+    doc = "A MirrorNode says what one node makes of the Mirrors and ClusterMirrors that select its pods, and of the \
+           MirrorTargets. It has the name of the node, and the agent of that node writes it.",
     printcolumn(name = "Mirrors", type_ = "integer", json_path = ".status.mirrorCount"),
     printcolumn(name = "Refused", type_ = "integer", json_path = ".status.refusedCount"),
     printcolumn(name = "Pods", type_ = "integer", json_path = ".status.pods.selected"),
@@ -30,12 +30,12 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct MirrorNodeFields {}
 
-/// What the node makes of the Mirrors and ClusterMirrors that select pods of the node.
+/// What the node makes of the Mirrors and ClusterMirrors that select pods of the node, and of the MirrorTargets.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MirrorNodeStatus {
-    /// When the agent wrote this, by the clock of the node. As long as there is a Mirror here, the agent writes it again
-    /// every 5 minutes at least. An older report does not count after 15 minutes.
+    /// When the agent wrote this, by the clock of the node. As long as there is a Mirror here or a MirrorTarget, the agent
+    /// writes it again every 5 minutes at least. An older report does not count after 15 minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported: Option<Time>,
     /// How many Mirrors and ClusterMirrors select pods of the node.
@@ -49,6 +49,30 @@ pub struct MirrorNodeStatus {
     /// How many more there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_mirrors: Option<i64>,
+    /// The MirrorTargets, in the order of their names; the first 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<TargetSummary>,
+    /// How many more there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub more_targets: Option<i64>,
+}
+
+/// A MirrorTarget, as this node sees it. It is ready if it is neither refused nor down.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetSummary {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// The generation of it that the agent has read.
+    pub observed_generation: i64,
+    /// Why it is no target of this node, in a sentence. Without it, it is accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+    /// Why nothing can be copied there now, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down: Option<String>,
 }
 
 /// A Mirror or ClusterMirror, as this node sees it.

@@ -1,4 +1,5 @@
-//! [`MirrorStatus`]: what came of a Mirror or ClusterMirror on all nodes together.
+//! [`MirrorStatus`] and [`MirrorTargetStatus`]: what came of a Mirror, a ClusterMirror or a MirrorTarget on all nodes
+//! together.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
@@ -45,4 +46,46 @@ pub struct Worst {
     pub of: NotCovered,
     /// The node of the pod.
     pub node: String,
+}
+
+/// What came of it on all nodes together. The controller sums it up from the MirrorNodes.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct MirrorTargetStatus {
+    /// The generation that all nodes with a report on it have read. If no node reports on it, the generation that the
+    /// controller has read.
+    pub observed_generation: i64,
+    /// Accepted and Ready: each is True, False or Unknown, with a reason in one word and in a sentence.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// The nodes that report on it.
+    pub nodes: TargetNodes,
+    /// Nodes where nothing can be copied there, with the reasons; the first 20, in the order of their names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_ready: Vec<NotReady>,
+    /// How many more there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub more_not_ready: Option<i64>,
+}
+
+/// The nodes that report on a MirrorTarget.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetNodes {
+    /// How many of them take copies for it.
+    pub ready: i64,
+    /// How many there are.
+    pub of: i64,
+}
+
+/// A node where nothing can be copied to a MirrorTarget.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "camelCase")]
+pub struct NotReady {
+    /// The node.
+    pub node: String,
+    /// TargetRefused: the node does not have this target. TargetDown: the node has it, and it takes nothing now.
+    pub reason: String,
+    /// The reason in a sentence.
+    pub message: String,
 }

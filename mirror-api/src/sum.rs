@@ -1,10 +1,12 @@
-//! [`sum`]: the status of a Mirror or ClusterMirror, from what the nodes report.
+//! [`sum`]: the status of a Mirror or ClusterMirror, from what the nodes report. [`target::sum`]: that of a MirrorTarget.
 //!
-//! Pure. The controller of the agent calls it with the reports that count, and the time. Nothing is remembered but the
+//! Pure. The controller of the agent calls them with the reports that count, and the time. Nothing is remembered but the
 //! last status, from which a condition keeps its time: so the next controller computes the same sums.
 //!
 //! A node that was taken over can report what it likes. It can only add to the sums: numbers below zero count as zero, a
 //! node covers no more pods than it selects, sums end at their highest value, and texts are cut.
+
+pub mod target;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +23,7 @@ const MOST_BYTES_OF_NAME: usize = 253;
 /// Most reasons in the sentence of the condition `Covered`.
 const MOST_REASONS: usize = 5;
 
-/// The type of the condition that says whether it can be used.
+/// The type of the condition that says whether it can be used; also that of a MirrorTarget.
 pub const ACCEPTED: &str = "Accepted";
 /// The type of the condition that says whether all its pods are mirrored as it asks.
 pub const COVERED: &str = "Covered";
@@ -69,12 +71,13 @@ pub fn sum<'r>(
 ) -> MirrorStatus {
     let reports: BTreeMap<_, _> = reports.into_iter().collect();
     let sums = Sums::of(&reports);
-    let observed = reports.values().map(|report| report.observed_generation).min();
-    let observed_generation = observed.map_or(asked.generation, |least| least.clamp(0, asked.generation));
+    let generations = reports.values().map(|report| report.observed_generation);
+    let observed_generation = observed(generations, asked.generation);
     let ended = sums.ended();
     let ends = if ended.0 == "True" { Some(ENDED.to_owned()) } else { asked.ends.clone() };
     let (accepted, reason) = accepted(asked, &reports);
     let covered = sums.covered(asked, reason);
+    let before = before.map_or(&[][..], |before| &before.conditions);
     let conditions = [(ACCEPTED, accepted), (COVERED, covered), (ENDED, ended)];
     let Sums { pods, packets, not_covered, reasons, .. } = sums;
     let worst: Vec<_> = not_covered.into_iter().take(MOST_WORST).collect();
@@ -96,7 +99,16 @@ pub fn sum<'r>(
 
 /// The condition of this type in a status.
 pub fn condition_of<'s>(status: &'s MirrorStatus, type_: &str) -> Option<&'s Condition> {
-    status.conditions.iter().find(|condition| condition.type_ == type_)
+    of_type(&status.conditions, type_)
+}
+
+fn of_type<'s>(conditions: &'s [Condition], type_: &str) -> Option<&'s Condition> {
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// The generation that all nodes with a report have read.
+fn observed(generations: impl Iterator<Item = i64>, asked: i64) -> i64 {
+    generations.min().map_or(asked, |least| least.clamp(0, asked))
 }
 
 /// The status of a condition, its reason in a word and its reason in a sentence.
@@ -106,11 +118,10 @@ fn condition(
     type_: &str,
     (status, reason, message): Value,
     observed_generation: i64,
-    before: Option<&MirrorStatus>,
+    before: &[Condition],
     now: &Time,
 ) -> Condition {
-    let before = before.and_then(|before| condition_of(before, type_));
-    let same = before.filter(|before| before.status == status);
+    let same = of_type(before, type_).filter(|before| before.status == status);
     Condition {
         type_: type_.to_owned(),
         status: status.to_owned(),
@@ -130,24 +141,36 @@ fn accepted(asked: &Asked, reports: &BTreeMap<&str, &MirrorSummary>) -> (Value, 
     if let Some(Refusal { reason, message }) = &asked.refused {
         return refused(reason, text(message));
     }
-    // The nodes of each refusal. The one of most nodes is told.
-    let mut refusals = BTreeMap::<_, Vec<_>>::new();
-    for (node, report) in reports {
-        if let Some(Refusal { reason, message }) = &report.refused {
-            refusals.entry((reason, message)).or_default().push(*node);
-        }
+    let refusals = reports.iter().filter_map(|(node, report)| {
+        let Refusal { reason, message } = report.refused.as_ref()?;
+        Some((*node, (reason.as_str(), message.as_str())))
+    });
+    match most_told(refusals, reports.len()) {
+        Some((reason, message)) => refused(reason, message),
+        None => (not_refused(), None),
     }
-    let most = refusals.iter().max_by_key(|(refusal, nodes)| (nodes.len(), std::cmp::Reverse(*refusal)));
-    let Some(((reason, message), nodes)) = most else {
-        return (("True", "Accepted".to_owned(), "no node refuses it".to_owned()), None);
-    };
+}
+
+fn not_refused() -> Value {
+    ("True", "Accepted".to_owned(), "no node refuses it".to_owned())
+}
+
+/// The refusal of most nodes, with how many of `all` nodes these are.
+fn most_told<'r>(
+    refusals: impl Iterator<Item = (&'r str, (&'r str, &'r str))>,
+    all: usize,
+) -> Option<(&'r str, String)> {
+    let mut nodes_of = BTreeMap::<_, Vec<_>>::new();
+    for (node, refusal) in refusals {
+        nodes_of.entry(refusal).or_default().push(node);
+    }
+    let most = nodes_of.iter().max_by_key(|(refusal, nodes)| (nodes.len(), std::cmp::Reverse(*refusal)));
+    let ((reason, message), nodes) = most?;
+    let (count, first) = (nodes.len(), name(nodes.first().copied().unwrap_or_default()));
     let message = text(message);
-    let all = reports.len();
-    let (count, first) = (nodes.len(), nodes.first().map_or("", |node| *node));
-    refused(
-        reason,
-        if count == all { message } else { format!("{message} (on {count} of {all} nodes, as on {first})") },
-    )
+    let share =
+        if count == all { String::new() } else { format!(" (on {count} of {all} nodes, as on {first})") };
+    Some((reason, format!("{message}{share}")))
 }
 
 /// The sums of all reports.

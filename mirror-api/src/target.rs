@@ -10,12 +10,15 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::MirrorTargetStatus;
+
 /// Where copies go: exactly one of device, pod, vxlan, geneve, gre and erspan. And who may send copies there.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq)]
 #[kube(
     group = "podmirror.io",
     version = "v1alpha1",
     kind = "MirrorTarget",
+    status = "MirrorTargetStatus",
     derive = "PartialEq",
     shortname = "mtarget",
     category = "podmirror",
@@ -38,6 +41,8 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "GENEVE", type_ = "string", json_path = ".spec.geneve.remote"),
     printcolumn(name = "GRE", type_ = "string", json_path = ".spec.gre.remote"),
     printcolumn(name = "ERSPAN", type_ = "string", json_path = ".spec.erspan.remote"),
+    printcolumn(name = "Ready", type_ = "integer", json_path = ".status.nodes.ready"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes.of"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

@@ -1,7 +1,7 @@
 //! The targets of a node: those of the agent's flags, and beside them those of MirrorTargets.
 //!
 //! Pure. The command line asks [`objection`] for its flags, and the reconcile loop asks [`join`] for the targets of each
-//! round. `select` asks [`Users`] who may use a target.
+//! round, and [`standing`] what each MirrorTarget is. `select` asks [`Users`] who may use a target.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use mirror_common::abi::MAX_TARGETS;
 
 use crate::{
     destination::Destination,
-    model::{Selector, TargetName, TargetResource},
+    model::{DeviceTarget, Selector, Target, TargetName, TargetResource},
     settings::Rate,
 };
 
@@ -27,6 +27,30 @@ pub struct Targets {
     pub max_rates: BTreeMap<TargetName, Rate>,
     /// The MirrorTargets that are none on this node, and why.
     pub refused: BTreeMap<TargetName, String>,
+}
+
+/// A MirrorTarget, and what it is on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// Its name.
+    pub name: TargetName,
+    /// Its UID.
+    pub uid: String,
+    /// The generation of its `spec`.
+    pub generation: i64,
+    /// What it is.
+    pub state: State,
+}
+
+/// What a MirrorTarget is on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// A target that takes copies.
+    Ready,
+    /// No target of the node, for this reason.
+    Refused(String),
+    /// A target that takes no copies now, for this reason.
+    Down(String),
 }
 
 /// The targets of a node before there is a list of pods: those of the flags, and those that an earlier agent has
@@ -97,6 +121,42 @@ pub fn join(flags: &BTreeMap<TargetName, Destination>, resources: &[TargetResour
         }
     }
     targets
+}
+
+/// What each MirrorTarget is on the node, in the order of their names. `present` has the targets of the node, and `down`
+/// says why one of them takes no copies, where that is known. A resource that is neither among them nor among those that
+/// are refused came after them, and is left out.
+pub fn standing<'d>(
+    resources: &[TargetResource],
+    refused: &BTreeMap<TargetName, String>,
+    present: &BTreeMap<TargetName, Target>,
+    down: impl Fn(&TargetName) -> Option<&'d String>,
+) -> Vec<Standing> {
+    let state = |name: &TargetName| {
+        if let Some(why) = refused.get(name) {
+            return Some(State::Refused(why.clone()));
+        }
+        let target = present.get(name)?;
+        Some(match (down(name), target) {
+            (Some(why), _) => State::Down(why.clone()),
+            (None, Target::Device(DeviceTarget { ifindex: None, destination, .. })) => {
+                State::Down(format!("there is no device for {destination} now"))
+            }
+            (None, Target::Device(DeviceTarget { up: false, device, .. })) => {
+                State::Down(format!("the device {device} is down"))
+            }
+            (None, _) => State::Ready,
+        })
+    };
+    let mut standing: Vec<_> = resources
+        .iter()
+        .filter_map(|TargetResource { name, uid, generation, .. }| {
+            let state = state(name)?;
+            Some(Standing { name: name.clone(), uid: uid.clone(), generation: *generation, state })
+        })
+        .collect();
+    standing.sort_by(|one, other| one.name.cmp(&other.name));
+    standing
 }
 
 #[cfg(test)]

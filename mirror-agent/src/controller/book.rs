@@ -1,18 +1,17 @@
-//! [`Book`]: what is known of all MirrorNodes and Mirrors, and which status is to be written next, and when.
+//! [`Book`]: what is known of all MirrorNodes and of the objects that are summed up, and which status is to be written
+//! next, and when.
 //!
+//! There is a book for Mirrors and ClusterMirrors, and a book for MirrorTargets: [`kinds`](super::kinds) says what differs.
 //! No connection, and the times come from outside. [`controller`](super) hands over what the watches bring, and carries
 //! out the writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
     time::Duration,
 };
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use mirror_api::{
-    MirrorNodeStatus, MirrorStatus, MirrorSummary,
-    sum::{Asked, sum},
-};
 use tokio::time::Instant;
 
 /// How long a change waits for others, as when a Mirror is new and its nodes begin to report.
@@ -21,91 +20,126 @@ const SETTLE: Duration = Duration::from_secs(1);
 const PACE: Duration = Duration::from_secs(10);
 /// The shortest time between two writes of one status if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
-/// Every agent watches the Mirrors, so each write goes out once for each node. Writes of counters become rarer, so that
+/// Every agent watches the objects, so each write goes out once for each node. Writes of counters become rarer, so that
 /// no more than this number goes out in a second.
 const MOST_SENT_A_SECOND: usize = 10_000;
 /// A report that is older does not count. Agents repeat their reports three times as often.
 const STALE: Duration = Duration::from_secs(15 * 60);
 
-/// The name of a Mirror or ClusterMirror, in the order in which a MirrorNode has them.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
-    /// The namespace of a Mirror; `None`: a ClusterMirror, which has none.
-    pub(super) namespace: Option<String>,
-    pub(super) name: String,
+/// The objects of a book, and how one of them is summed up.
+pub(super) trait Summed {
+    /// The name of an object. The order is that in which a MirrorNode has them.
+    type Key: Clone + Ord + Debug;
+    /// What an object asks for, as far as its status depends on it.
+    type Asked: Debug;
+    /// What a node reports on an object.
+    type Report: PartialEq + Debug;
+    type Status: Clone + PartialEq + Debug;
+
+    fn key(report: &Self::Report) -> Self::Key;
+
+    /// The UID of the object that a report is about.
+    fn uid(report: &Self::Report) -> &str;
+
+    /// The status. So many nodes as `left_out` says may have more to report than a MirrorNode holds.
+    fn sum<'r>(
+        asked: &Self::Asked,
+        left_out: usize,
+        reports: impl Iterator<Item = (&'r str, &'r Self::Report)>,
+        before: Option<&Self::Status>,
+        now: &Time,
+    ) -> Self::Status
+    where
+        Self::Report: 'r;
+
+    /// Whether two statuses differ in nothing but counters.
+    fn are_counts(before: &Self::Status, now: &Self::Status) -> bool;
 }
 
-impl Key {
-    fn of(summary: &MirrorSummary) -> Self {
-        Self { namespace: summary.namespace.clone(), name: summary.name.clone() }
-    }
+/// What a node reports on the objects of a book.
+#[derive(Debug)]
+pub(super) struct OfNode<R> {
+    pub(super) reported: Option<Timestamp>,
+    pub(super) reports: Vec<R>,
+    /// The node has more to report than a MirrorNode holds.
+    pub(super) has_more: bool,
 }
 
 /// A status to write.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Write {
-    pub(super) key: Key,
+#[derive(Debug)]
+pub(super) struct Write<S: Summed> {
+    pub(super) key: S::Key,
     pub(super) uid: String,
-    pub(super) status: MirrorStatus,
+    pub(super) status: S::Status,
     /// The status so far.
-    pub(super) before: Option<MirrorStatus>,
+    pub(super) before: Option<S::Status>,
 }
 
 /// All that is known.
-#[derive(Debug, Default)]
-pub(super) struct Book {
-    nodes: BTreeMap<String, Node>,
-    /// What the nodes report on each Mirror, by their names.
-    reports: BTreeMap<Key, BTreeMap<String, MirrorSummary>>,
-    mirrors: BTreeMap<Key, Entry>,
-    /// When the status of a Mirror is to be looked at.
-    due: BTreeSet<(Instant, Key)>,
+#[derive(Debug)]
+pub(super) struct Book<S: Summed> {
+    nodes: BTreeMap<String, Node<S::Key>>,
+    /// What the nodes report on each object, by their names.
+    reports: BTreeMap<S::Key, BTreeMap<String, S::Report>>,
+    objects: BTreeMap<S::Key, Entry<S>>,
+    /// When the status of an object is to be looked at.
+    due: BTreeSet<(Instant, S::Key)>,
 }
 
 #[derive(Debug)]
-struct Node {
+struct Node<K> {
     reported: Option<Timestamp>,
     is_stale: bool,
-    /// The Mirrors that it reports on.
-    keys: BTreeSet<Key>,
+    /// The objects that it reports on.
+    keys: BTreeSet<K>,
     /// The last of these, if the node has more to report than a MirrorNode holds.
-    last: Option<Key>,
+    last: Option<K>,
 }
 
-impl Node {
-    /// Whether its report lacks this Mirror for want of room.
-    fn may_have_left_out(&self, key: &Key) -> bool {
+impl<K: Ord> Node<K> {
+    /// Whether its report lacks this object for want of room.
+    fn may_have_left_out(&self, key: &K) -> bool {
         !self.is_stale && self.last.as_ref().is_some_and(|last| last < key)
     }
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Entry<S: Summed> {
     uid: String,
-    asked: Asked,
+    generation: i64,
+    asked: S::Asked,
     /// As the API server has it.
-    status: Option<MirrorStatus>,
+    status: Option<S::Status>,
     /// When it was summed up, and when it was written.
     looked: Option<Instant>,
     written: Option<Instant>,
     due: Option<Instant>,
 }
 
-impl Book {
+impl<S: Summed> Book<S> {
+    pub(super) const fn new() -> Self {
+        Self {
+            nodes: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            due: BTreeSet::new(),
+        }
+    }
+
     /// Takes in the report of a node, or that it has gone.
     pub(super) fn set_node(
         &mut self,
         node: &str,
-        status: Option<MirrorNodeStatus>,
+        report: Option<OfNode<S::Report>>,
         now: Instant,
         at: Timestamp,
     ) {
-        let (before, is_there) = (self.nodes.remove(node), status.is_some());
-        let MirrorNodeStatus { reported, mirrors, more_mirrors, .. } = status.unwrap_or_default();
-        let reported = reported.map(|Time(at)| at);
-        let keys: BTreeSet<_> = mirrors.iter().map(Key::of).collect();
+        let (before, is_there) = (self.nodes.remove(node), report.is_some());
+        let nothing = OfNode { reported: None, reports: Vec::new(), has_more: false };
+        let OfNode { reported, reports, has_more } = report.unwrap_or(nothing);
+        let keys: BTreeSet<_> = reports.iter().map(S::key).collect();
         let is_stale = is_stale(reported, at);
-        let last = more_mirrors.and_then(|_| keys.last().cloned());
+        let last = keys.last().filter(|_| has_more).cloned();
         let mut changed = BTreeSet::new();
         if let Some(before) = &before {
             for key in before.keys.difference(&keys) {
@@ -118,11 +152,11 @@ impl Book {
                 changed.insert(key.clone());
             }
         }
-        for summary in mirrors {
-            let key = Key::of(&summary);
+        for report in reports {
+            let key = S::key(&report);
             let of = self.reports.entry(key.clone()).or_default();
-            if of.get(node) != Some(&summary) {
-                of.insert(node.to_owned(), summary);
+            if of.get(node) != Some(&report) {
+                of.insert(node.to_owned(), report);
                 changed.insert(key);
             }
         }
@@ -131,7 +165,7 @@ impl Book {
             changed.extend(keys.iter().cloned());
         }
         if was.and_then(|before| before.last.as_ref()) != last.as_ref() {
-            changed.extend(self.mirrors.keys().cloned());
+            changed.extend(self.objects.keys().cloned());
         }
         if is_there {
             self.nodes.insert(node.to_owned(), Node { reported, is_stale, keys, last });
@@ -139,36 +173,36 @@ impl Book {
         changed.iter().for_each(|key| self.mark(key, now));
     }
 
-    /// Takes in a Mirror or ClusterMirror. `asked` reads what it asks for, if that is new.
-    pub(super) fn set_mirror(
+    /// Takes in an object. `asked` reads what it asks for, if that is new.
+    pub(super) fn set(
         &mut self,
-        key: Key,
+        key: S::Key,
         uid: &str,
         generation: i64,
-        status: Option<MirrorStatus>,
-        asked: impl FnOnce() -> Asked,
+        status: Option<S::Status>,
+        asked: impl FnOnce() -> S::Asked,
         now: Instant,
     ) {
-        match self.mirrors.get_mut(&key) {
-            Some(entry) if entry.uid == uid && entry.asked.generation == generation => {
+        match self.objects.get_mut(&key) {
+            Some(entry) if entry.uid == uid && entry.generation == generation => {
                 if entry.status == status {
                     return;
                 }
                 entry.status = status;
             }
             _ => {
-                let due = self.mirrors.get(&key).and_then(|entry| entry.due);
-                let entry =
-                    Entry { uid: uid.to_owned(), asked: asked(), status, looked: None, written: None, due };
-                self.mirrors.insert(key.clone(), entry);
+                let due = self.objects.get(&key).and_then(|entry| entry.due);
+                let (uid, asked) = (uid.to_owned(), asked());
+                let entry = Entry { uid, generation, asked, status, looked: None, written: None, due };
+                self.objects.insert(key.clone(), entry);
             }
         }
         self.mark(&key, now);
     }
 
-    /// Takes in that a Mirror or ClusterMirror has gone.
-    pub(super) fn remove_mirror(&mut self, key: &Key) {
-        if let Some(due) = self.mirrors.remove(key).and_then(|entry| entry.due) {
+    /// Takes in that an object has gone.
+    pub(super) fn remove(&mut self, key: &S::Key) {
+        if let Some(due) = self.objects.remove(key).and_then(|entry| entry.due) {
             self.due.remove(&(due, key.clone()));
         }
     }
@@ -183,9 +217,9 @@ impl Book {
         self.nodes.values().filter(|node| node.is_stale).count()
     }
 
-    /// The names of all Mirrors and ClusterMirrors.
-    pub(super) fn mirrors(&self) -> impl Iterator<Item = &Key> {
-        self.mirrors.keys()
+    /// The names of all objects.
+    pub(super) fn objects(&self) -> impl Iterator<Item = &S::Key> {
+        self.objects.keys()
     }
 
     /// Looks for reports that have become too old.
@@ -195,7 +229,7 @@ impl Book {
             if std::mem::replace(&mut node.is_stale, is_stale(node.reported, at)) != node.is_stale {
                 changed.extend(node.keys.iter().cloned());
                 if node.last.is_some() {
-                    changed.extend(self.mirrors.keys().cloned());
+                    changed.extend(self.objects.keys().cloned());
                 }
             }
         }
@@ -208,20 +242,17 @@ impl Book {
     }
 
     /// The next status to write, if one is due.
-    pub(super) fn due(&mut self, now: Instant, at: Timestamp) -> Option<Write> {
+    pub(super) fn due(&mut self, now: Instant, at: Timestamp) -> Option<Write<S>> {
         let counts_pace = self.counts_pace();
         while self.next().is_some_and(|due| due <= now) {
             let (_, key) = self.due.pop_first()?;
             let Some(status) = self.sum(&key, at) else { continue };
-            let Some(entry) = self.mirrors.get_mut(&key) else { continue };
+            let Some(entry) = self.objects.get_mut(&key) else { continue };
             (entry.due, entry.looked) = (None, Some(now));
             if entry.status.as_ref() == Some(&status) {
                 continue;
             }
-            let are_counts = entry
-                .status
-                .as_ref()
-                .is_some_and(|before| MirrorStatus { packets: before.packets, ..status.clone() } == *before);
+            let are_counts = entry.status.as_ref().is_some_and(|before| S::are_counts(before, &status));
             if let Some(later) = entry.written.map(|written| written + counts_pace)
                 && are_counts
                 && now < later
@@ -235,8 +266,8 @@ impl Book {
     }
 
     /// Notes whether a status was written.
-    pub(super) fn note(&mut self, write: &Write, is_written: bool, now: Instant) {
-        let Some(entry) = self.mirrors.get_mut(&write.key).filter(|entry| entry.uid == write.uid) else {
+    pub(super) fn note(&mut self, write: &Write<S>, is_written: bool, now: Instant) {
+        let Some(entry) = self.objects.get_mut(&write.key).filter(|entry| entry.uid == write.uid) else {
             return;
         };
         entry.written = Some(now);
@@ -249,21 +280,21 @@ impl Book {
 
     /// The shortest time between two writes of one status if only counters have changed.
     fn counts_pace(&self) -> Duration {
-        let seconds = self.mirrors.len() * self.nodes.len() / MOST_SENT_A_SECOND;
+        let seconds = self.objects.len() * self.nodes.len() / MOST_SENT_A_SECOND;
         COUNTS_PACE.max(Duration::from_secs(seconds as u64))
     }
 
-    /// A change may concern this Mirror.
-    fn mark(&mut self, key: &Key, now: Instant) {
-        if let Some(entry) = self.mirrors.get(key) {
+    /// A change may concern this object.
+    fn mark(&mut self, key: &S::Key, now: Instant) {
+        if let Some(entry) = self.objects.get(key) {
             let earliest = entry.looked.map_or(now, |looked| looked + PACE);
             self.set_due(key, earliest.max(now + SETTLE));
         }
     }
 
-    /// Sets when the status of a Mirror is looked at, unless it is to be looked at earlier.
-    fn set_due(&mut self, key: &Key, at: Instant) {
-        let Some(entry) = self.mirrors.get_mut(key) else { return };
+    /// Sets when the status of an object is looked at, unless it is to be looked at earlier.
+    fn set_due(&mut self, key: &S::Key, at: Instant) {
+        let Some(entry) = self.objects.get_mut(key) else { return };
         if let Some(before) = entry.due {
             if before <= at {
                 return;
@@ -274,18 +305,17 @@ impl Book {
         self.due.insert((at, key.clone()));
     }
 
-    fn sum(&self, key: &Key, at: Timestamp) -> Option<MirrorStatus> {
-        let entry = self.mirrors.get(key)?;
+    fn sum(&self, key: &S::Key, at: Timestamp) -> Option<S::Status> {
+        let entry = self.objects.get(key)?;
         let reports = self.reports.get(key).into_iter().flatten();
         let counts = |node: &str| self.nodes.get(node).is_some_and(|node| !node.is_stale);
-        // A report on a Mirror that had the same name before says nothing of this one.
-        let reports = reports.filter(|(node, summary)| summary.uid == entry.uid && counts(node));
-        let reports: Vec<_> = reports.map(|(node, summary)| (node.as_str(), summary)).collect();
+        // A report on an object that had the same name before says nothing of this one.
+        let reports = reports.filter(|(node, report)| S::uid(report) == entry.uid && counts(node));
+        let reports = reports.map(|(node, report)| (node.as_str(), report));
         let left_out = self.nodes.values().filter(|node| node.may_have_left_out(key)).count();
-        let asked = Asked { left_out, ..entry.asked.clone() };
         // The API server keeps whole seconds.
         let now = Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
-        Some(sum(&asked, reports, entry.status.as_ref(), &now))
+        Some(S::sum(&entry.asked, left_out, reports, entry.status.as_ref(), &now))
     }
 }
 

@@ -10,11 +10,14 @@ use mirror_api::{
     sum::{ACCEPTED, COVERED, ENDED, condition_of},
 };
 
-use super::book::Write;
+use super::{
+    book::Write,
+    kinds::{Key, Mirrors},
+};
 use crate::events::message::Message;
 
 /// The Events that a written status gives reason for.
-pub(super) fn messages(write: &Write) -> Vec<Message> {
+pub(super) fn messages(write: &Write<Mirrors>) -> Vec<Message> {
     let said = |(is_warning, reason, note): Said| Message {
         about: about(write),
         is_warning,
@@ -57,16 +60,16 @@ fn said_of<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<S
     said
 }
 
-fn about(Write { key, uid, .. }: &Write) -> ObjectReference {
-    let (api_version, kind) = match key.namespace {
+fn about(Write { key: Key { namespace, name }, uid, .. }: &Write<Mirrors>) -> ObjectReference {
+    let (api_version, kind) = match namespace {
         Some(_) => (Mirror::api_version(&()), Mirror::kind(&())),
         None => (ClusterMirror::api_version(&()), ClusterMirror::kind(&())),
     };
     ObjectReference {
         api_version: Some(api_version.into_owned()),
         kind: Some(kind.into_owned()),
-        namespace: key.namespace.clone(),
-        name: Some(key.name.clone()),
+        namespace: namespace.clone(),
+        name: Some(name.clone()),
         uid: Some(uid.clone()),
         ..ObjectReference::default()
     }

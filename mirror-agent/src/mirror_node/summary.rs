@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mirror_api::{MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal};
+use mirror_api::{MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, TargetSummary};
 use mirror_common::verdict::Verdict;
-use mirror_core::status::LOSSES;
+use mirror_core::{
+    status::LOSSES,
+    targets::{Standing, State},
+};
 
 use crate::{
     dataplane::readout::{Count, Reader},
@@ -17,7 +20,9 @@ use crate::{
 const MOST_MIRRORS: usize = 200;
 /// Most reasons of one Mirror or ClusterMirror, and of all of them.
 const MOST_REASONS: (usize, usize) = (20, 200);
-/// Most bytes of a message. With the numbers above, a status has some 300 KiB at most.
+/// Most MirrorTargets in a status. A node has 16 targets, and refuses the others.
+const MOST_TARGETS: usize = 64;
+/// Most bytes of a message. With the numbers above, a status has some 340 KiB at most.
 const MOST_BYTES: usize = 512;
 
 /// The counts of the mirrors, by namespace (none: of a ClusterMirror) and name.
@@ -84,6 +89,23 @@ pub(super) fn summary(report: &Report, counts: &Counts) -> MirrorNodeStatus {
         },
         mirrors: mirrors.map(|coverage| of_mirror(coverage, counts, &mut room)).collect(),
         more_mirrors: more(report.resources.len(), MOST_MIRRORS),
+        targets: report.targets.iter().take(MOST_TARGETS).map(of_target).collect(),
+        more_targets: more(report.targets.len(), MOST_TARGETS),
+    }
+}
+
+fn of_target(Standing { name, uid, generation, state }: &Standing) -> TargetSummary {
+    let (refused, down) = match state {
+        State::Ready => (None, None),
+        State::Refused(why) => (Some(cut(why)), None),
+        State::Down(why) => (None, Some(cut(why))),
+    };
+    TargetSummary {
+        name: name.to_string(),
+        uid: uid.clone(),
+        observed_generation: *generation,
+        refused,
+        down,
     }
 }
 

@@ -5,6 +5,10 @@
 use std::sync::Mutex;
 
 use mirror_api::Packets;
+use mirror_core::{
+    model::TargetName,
+    targets::{Standing, State},
+};
 use tokio::{sync::watch, time::sleep};
 
 use super::{summary::OfMirror, *};
@@ -39,6 +43,11 @@ fn mirror(name: &str, pods: usize) -> Coverage {
     }
 }
 
+/// A MirrorTarget.
+fn target(name: &str, state: State) -> Standing {
+    Standing { name: TargetName(name.parse().unwrap()), uid: "2".into(), generation: 4, state }
+}
+
 fn report(resources: Vec<Coverage>) -> Arc<Report> {
     Arc::new(Report { is_listed: true, resources, ..Report::default() })
 }
@@ -67,16 +76,35 @@ fn a_pod_is_covered_if_all_its_mirrors_cover_it() {
     assert_eq!((c.refused.as_ref().unwrap().reason.as_str(), c.not_covered.len()), ("InvalidFilter", 0));
 }
 
+#[test]
+fn a_mirror_target_is_told_with_its_state() {
+    let targets = vec![
+        target("bad", State::Refused("it has no address".into())),
+        target("down", State::Down("é".repeat(1000))),
+        target("up", State::Ready),
+    ];
+    let report = Report { targets, ..Report::default() };
+    let status = summary(&report, &Counts::new());
+    let [bad, down, up] = &status.targets[..] else { panic!("{status:?}") };
+    assert_eq!((bad.refused.as_deref(), bad.down.as_deref()), (Some("it has no address"), None));
+    assert_eq!((down.refused.as_deref(), down.down.as_ref().map(String::len)), (None, Some(512)));
+    assert_eq!((up.name.as_str(), up.uid.as_str(), up.observed_generation), ("up", "2", 4));
+    assert_eq!((&up.refused, &up.down, status.more_targets), (&None, &None, None));
+}
+
 /// The API server takes objects of 1.5 MiB at most.
 #[test]
 fn a_status_has_a_bounded_size() {
     let resources = (0..300).map(|number| mirror(&format!("{number}{}", "m".repeat(40)), 250)).collect();
-    let status = summary(&report(resources), &Counts::new());
+    let down = |number| target(&format!("{number}{}", "t".repeat(40)), State::Down("é".repeat(1000)));
+    let report = Report { targets: (0..100).map(down).collect(), ..Report::clone(&report(resources)) };
+    let status = summary(&report, &Counts::new());
+    assert_eq!((status.targets.len(), status.more_targets), (64, Some(36)));
     assert_eq!((status.mirror_count, status.mirrors.len(), status.more_mirrors), (300, 200, Some(100)));
     assert_eq!((status.mirrors[0].not_covered.len(), status.mirrors[0].more_not_covered), (20, Some(230)));
     assert_eq!((status.mirrors[199].not_covered.len(), status.mirrors[199].more_not_covered), (0, Some(250)));
     let bytes = serde_json::to_vec(&status).unwrap().len();
-    assert!(bytes < 300 << 10, "{bytes}");
+    assert!(bytes < 340 << 10, "{bytes}");
 }
 
 /// What was sent to the server: method, path and body.
@@ -143,6 +171,10 @@ async fn what_changes_is_written_and_not_too_often() {
     reports.send_replace(report(vec![]));
     writes(20).await;
     assert_eq!(writes(3600).await, 0, "there is no Mirror");
+    let targets = vec![target("up", State::Ready)];
+    reports.send_replace(Arc::new(Report { targets, ..Report::clone(&report(vec![])) }));
+    let many = writes(3600).await;
+    assert!((10..=13).contains(&many), "{many} in an hour with a MirrorTarget");
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@ use std::{
 
 use mirror_core::{
     collector,
-    targets::{self, Targets},
+    targets::{self, Standing, Targets},
     tunnel::{self, Blocked, Tunnel, TunnelDevice},
 };
 use tokio::time::Instant;
@@ -19,7 +19,9 @@ use crate::{
     dataplane::Dataplane,
     links::{LinkTable, PodNetns},
     mirror_iface,
-    model::{Actual, DeviceTarget, LinkChange, LinkSnapshot, Pod, Target, TargetName},
+    model::{
+        Actual, Desired, DeviceTarget, LinkChange, LinkSnapshot, Pod, Target, TargetName, TargetResource,
+    },
     pods::PodSource,
     report::Report,
     select::{Readers, Wanted},
@@ -43,8 +45,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 
     /// From now on, the targets are those that the agent was started with, and the MirrorTargets.
-    pub(super) fn take_listed_targets(&mut self) {
-        self.follow_targets(targets::join(&self.own_targets, &self.pods.targets()));
+    pub(super) fn take_listed_targets(&mut self, resources: &[TargetResource]) {
+        self.follow_targets(targets::join(&self.own_targets, resources));
     }
 
     /// As long as there is no list, the targets are those that the agent was started with, and those that are installed.
@@ -144,6 +146,20 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let streams = self.policy.streams().map(|name| (name.clone(), Target::Stream(ring(name))));
         let captures = readers.captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring))));
         devices.chain(streams).chain(captures).collect()
+    }
+
+    /// What each MirrorTarget is on this node, at the end of a round.
+    pub(super) fn standing_targets(
+        &self,
+        resources: &[TargetResource],
+        desired: &Desired,
+        report: &Report,
+    ) -> Vec<Standing> {
+        if !report.is_listed {
+            return Vec::new();
+        }
+        let down = |name: &TargetName| report.unwritten.get(name).or_else(|| report.unreached.get(name));
+        targets::standing(resources, &self.policy.refused_targets, &desired.targets, down)
     }
 }
 

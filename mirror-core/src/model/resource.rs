@@ -121,6 +121,10 @@ impl fmt::Display for ResourceId {
 pub struct TargetResource {
     /// Its name.
     pub name: TargetName,
+    /// Its UID: distinguishes it from one of the same name before it.
+    pub uid: String,
+    /// The generation of its `spec`.
+    pub generation: i64,
     /// When it was made, in seconds since 1970. Of two that cannot stand beside each other, the older one comes first.
     pub created: i64,
     /// Where the copies go; or why that cannot be read, in words.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
+use crate::model::IfIndex;
 
 fn name(text: &str) -> TargetName {
     TargetName(text.parse().unwrap())
@@ -21,8 +22,15 @@ fn own() -> BTreeMap<TargetName, Destination> {
 const RATE: Rate = Rate { packets: Some(9), bits: None, burst: Duration::from_millis(50) };
 
 fn resource(of: &str, created: i64, to: &str) -> TargetResource {
-    let (destination, namespaces) = (to.parse(), Selector::default());
-    TargetResource { name: name(of), created, destination, namespaces, max_rate: None }
+    TargetResource {
+        name: name(of),
+        uid: format!("uid-{of}"),
+        generation: created,
+        created,
+        destination: to.parse(),
+        namespaces: Selector::default(),
+        max_rate: None,
+    }
 }
 
 #[test]
@@ -55,6 +63,47 @@ fn a_mirror_target_stands_beside_the_flags_and_the_older_one_comes_first() {
         ]
     );
     assert!(refused[0].starts_with("broken: \"10.9.0.5\" is no address of a vxlan tunnel"), "{refused:?}");
+}
+
+fn device(ifindex: Option<u32>, up: bool) -> Target {
+    let destination = "ids0".parse().unwrap();
+    let ifindex = ifindex.map(IfIndex);
+    Target::Device(DeviceTarget {
+        destination,
+        device: "ids0".into(),
+        ifindex,
+        up,
+        ..DeviceTarget::default()
+    })
+}
+
+#[test]
+fn each_mirror_target_is_told_as_what_it_is_on_the_node() {
+    let resources = ["up", "new", "down", "bad", "away", "gone", "stream"].map(|of| resource(of, 3, "ids0"));
+    let refused = [(name("bad"), "it has no address".to_owned())].into();
+    let away = "no pod a/b runs here".to_owned();
+    let present = [
+        (name("away"), device(None, false)),
+        (name("bad"), device(Some(7), true)),
+        (name("down"), device(Some(7), false)),
+        (name("gone"), device(None, false)),
+        (name("own"), device(Some(7), true)),
+        (name("stream"), Target::Stream(None)),
+        (name("up"), device(Some(7), true)),
+    ];
+    let told = standing(&resources, &refused, &present.into(), |of| (*of == name("away")).then_some(&away));
+    let down = |why: &str| State::Down(why.to_owned());
+    let expected = [
+        ("away", down("no pod a/b runs here")),
+        ("bad", State::Refused("it has no address".to_owned())),
+        ("down", down("the device ids0 is down")),
+        ("gone", down("there is no device for ids0 now")),
+        ("stream", State::Ready),
+        ("up", State::Ready),
+    ];
+    let states: Vec<_> = told.iter().map(|of| (of.name.to_string(), of.state.clone())).collect();
+    assert_eq!(states, expected.map(|(of, state)| (of.to_owned(), state)));
+    assert_eq!((told[0].uid.as_str(), told[0].generation), ("uid-away", 3));
 }
 
 #[test]
@@ -101,9 +150,7 @@ proptest! {
     ) {
         let resources: Vec<_> = resources
             .into_iter()
-            .map(|(of, created, destination)| TargetResource {
-                name: name(&of), created, destination, namespaces: Selector::default(), max_rate: None,
-            })
+            .map(|(of, created, destination)| TargetResource { destination, ..resource(&of, created, "ids0") })
             .collect();
         let targets = join(&own(), &resources);
         // Those of the flags are as they were, and for all.
@@ -130,5 +177,14 @@ proptest! {
         let mut reversed = sorted.clone();
         reversed.reverse();
         prop_assert_eq!(join(&own(), &sorted), join(&own(), &reversed));
+        // Each is told once, and as what it is.
+        let present: BTreeMap<_, _> = targets.all.keys().map(|of| (of.clone(), device(Some(7), true))).collect();
+        let told = standing(&sorted, &targets.refused, &present, |_| None);
+        let names: Vec<_> = sorted.iter().map(|resource| resource.name.clone()).collect();
+        prop_assert_eq!(told.iter().map(|of| of.name.clone()).collect::<Vec<_>>(), names);
+        for Standing { name, state, .. } in told {
+            let expected = targets.refused.get(&name).cloned().map_or(State::Ready, State::Refused);
+            prop_assert_eq!(state, expected);
+        }
     }
 }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     Node,
     resources::{Story, resource, wait_mirrors},
+    targets::target,
 };
 
 /// A controller sees all Mirrors of the cluster, so one story at a time has controllers.
@@ -199,6 +200,94 @@ fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
     agent.stop();
 }
 
+/// Writes the MirrorNode of another node, which refuses a MirrorTarget. Returns its name.
+fn refuse(story: &mut Story, node: &str, minutes_ago: i64, target: &str) -> String {
+    let api = &story.node.api;
+    let name = format!("{}-{node}", api.namespace());
+    let uid = api.kubectl(&format!("get mirrortarget {target} -o jsonpath={{.metadata.uid}}"));
+    let mut object = json!({
+        "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode", "metadata": { "name": name },
+    });
+    api.kubectl_with("apply --server-side -f -", &object.to_string());
+    let reported = Timestamp::now() - SignedDuration::from_mins(minutes_ago);
+    let refused = json!({ "name": target, "uid": uid, "observedGeneration": 1, "refused": "it is taken" });
+    object["status"] = json!({
+        "reported": reported.to_string(), "mirrorCount": 0, "refusedCount": 0,
+        "pods": { "selected": 0, "covered": 0 }, "mirrors": [], "targets": [refused],
+    });
+    api.kubectl_with("apply --server-side --subresource=status -f -", &object.to_string());
+    story.of_cluster.push(format!("mirrornode {name}"));
+    name
+}
+
+/// Agents of other stories see the MirrorTarget as well, and report that their nodes have no such pod.
+#[test]
+fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
+    let _alone = CONTROLLERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let story = &mut Story::new("controller-targets");
+    let namespace = story.node.api.namespace().to_owned();
+    let spec = json!({ "pod": { "namespace": namespace, "name": "ids" } });
+    let name = &story.mirror_target(&spec);
+    let far = &refuse(story, "far", 0, name);
+    // Its agent has been gone for a while.
+    let gone = &refuse(story, "gone", 20, name);
+    let [ids] = story.node.pods(["ids"]);
+    let Node { api, lab } = &story.node;
+    let _container = api.run(lab, &ids, &[]);
+    let controller = controller(story, "one", "");
+    let agent = api.agent(lab, &[]);
+    let wait = |is_so: &dyn Fn(&Value) -> bool| {
+        eventually(WRITTEN, || {
+            let object = api.kubectl(&format!("get mirrortarget {name} -o json"));
+            let status = serde_json::from_str::<Value>(&object).unwrap()["status"].clone();
+            if is_so(&status) { Ok(status) } else { Err(format!("{status:#}")) }
+        })
+    };
+    // The reason of a node that is not ready.
+    let reason = |status: &Value, node: &str| {
+        let not_ready = status["notReady"].as_array().cloned().unwrap_or_default();
+        let of = not_ready.into_iter().find(|of| of["node"] == node);
+        of.map(|of| (of["reason"].as_str().unwrap().to_owned(), of["message"].as_str().unwrap().to_owned()))
+    };
+    let (own, ready) = (lab.node().name(), |status: &Value| status["nodes"]["ready"].as_i64().unwrap_or(0));
+    let refused = Some(("TargetRefused".to_owned(), "it is taken".to_owned()));
+
+    let status =
+        wait(&|status| ready(status) == 1 && reason(status, far) == refused && reason(status, own).is_none());
+    assert_eq!((reason(&status, gone), &status["observedGeneration"]), (None, &json!(1)), "{status:#}");
+    let not_ready = status["notReady"].as_array().unwrap().len();
+    assert_eq!(status["nodes"]["of"], json!(1 + not_ready), "{status:#}");
+    let accepted = condition(&status, "Accepted");
+    assert_eq!((&accepted["status"], &accepted["reason"]), (&json!("False"), &json!("TargetRefused")));
+    let message = accepted["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("it is taken (on 1 of ") && message.ends_with(&format!("as on {far})")),
+        "{message}"
+    );
+    let ready_now = condition(&status, "Ready");
+    assert_eq!((&ready_now["status"], &ready_now["reason"]), (&json!("False"), &json!("NotReady")));
+    let table = api.kubectl(&format!("get mirrortarget {name}"));
+    assert!(table.lines().next().unwrap().contains("READY   NODES   AGE"), "{table}");
+
+    // The node that refuses it goes, and so does the pod.
+    api.kubectl(&format!("delete mirrornode {far}"));
+    let status = wait(&|status| condition(status, "Accepted")["status"] == "True");
+    assert_eq!((ready(&status), reason(&status, far)), (1, None), "{status:#}");
+    api.kubectl("delete pod ids --grace-period=0 --force");
+    let status = wait(&|status| ready(status) == 0);
+    let (word, message) = reason(&status, own).unwrap();
+    assert_eq!((word.as_str(), message.as_str()), ("TargetDown", "this node has no such pod"));
+
+    // No node is needed to see that it cannot be used.
+    api.apply(&target(name, &json!({ "vxlan": { "remote": "127.0.0.1", "port": 14789, "vni": 7 } })));
+    let status = wait(&|status| condition(status, "Accepted")["reason"] == "InvalidSpec");
+    let message = condition(&status, "Accepted")["message"].as_str().unwrap();
+    assert!(message.ends_with("is no address of another node"), "{message}");
+    wait(&|status| reason(status, own).is_some_and(|(word, _)| word == "TargetRefused"));
+    controller.stop();
+    agent.stop();
+}
+
 /// The controller has the rights that the chart gives, and no other.
 #[test]
 fn the_rights_of_the_chart_are_enough_for_the_controller() {
@@ -218,6 +307,7 @@ fn the_rights_of_the_chart_are_enough_for_the_controller() {
     );
     story.of_cluster.push(format!("clustermirror {namespace}"));
     story.node.api.apply(&object);
+    let name = story.mirror_target(&json!({ "pod": { "namespace": namespace, "name": "ids" } }));
     let kubeconfig = crate::mirror_nodes::kubeconfig_with_rights(&story, "podmirror-controller");
     let Node { api, lab } = &story.node;
     let words = ["controller", "--namespace", &namespace, "--pod-name", "one", "--listen", ""];
@@ -228,6 +318,11 @@ fn the_rights_of_the_chart_are_enough_for_the_controller() {
         );
         let reason = api.try_kubectl(&words)?;
         check(reason == "NoPods", || reason)
+    });
+    eventually(WRITTEN, || {
+        let conditions =
+            api.try_kubectl(&format!("get mirrortarget {name} -o jsonpath={{.status.conditions}}"))?;
+        check(conditions.contains("Ready"), || conditions)
     });
     let refused = controller.log_with(&["orbidden"]);
     assert!(refused.is_empty(), "{refused:#?}");

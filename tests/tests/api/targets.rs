@@ -9,7 +9,7 @@ use crate::resources::{Story, run, wait_mirrors};
 
 impl Story {
     /// The MirrorTarget with the name of the story's namespace.
-    fn mirror_target(&mut self, spec: &Value) -> String {
+    pub(crate) fn mirror_target(&mut self, spec: &Value) -> String {
         let name = self.node.api.namespace().to_owned();
         self.of_cluster.push(format!("mirrortarget {name}"));
         self.node.api.apply(&target(&name, spec));
@@ -17,7 +17,7 @@ impl Story {
     }
 }
 
-fn target(name: &str, spec: &Value) -> Value {
+pub(crate) fn target(name: &str, spec: &Value) -> Value {
     json!({ "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorTarget", "metadata": { "name": name }, "spec": spec })
 }
 

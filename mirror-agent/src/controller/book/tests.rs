@@ -2,13 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use mirror_api::{Packets, Pods};
+use mirror_api::{
+    MirrorNodeStatus, MirrorStatus, MirrorSummary, Packets, Pods, TargetSummary,
+    sum::{Asked, target},
+};
 
 use super::*;
+use crate::controller::kinds::{Key, Mirrors, Targets, of_node};
 
 /// A controller at work: the server takes every write, and the watch brings it back.
 struct Run {
-    book: Book,
+    book: Book<Mirrors>,
     begun: Instant,
     now: Instant,
     /// Seconds, names and statuses.
@@ -18,7 +22,7 @@ struct Run {
 impl Run {
     fn new() -> Self {
         let now = Instant::now();
-        Self { book: Book::default(), begun: now, now, written: Vec::new() }
+        Self { book: Book::new(), begun: now, now, written: Vec::new() }
     }
 
     /// The time by the clock of the world.
@@ -28,12 +32,12 @@ impl Run {
 
     fn mirror(&mut self, name: &str, uid: &str, generation: i64) {
         let asked = || Asked { generation, ..Asked::default() };
-        self.book.set_mirror(key(name), uid, generation, None, asked, self.now);
+        self.book.set(key(name), uid, generation, None, asked, self.now);
     }
 
     fn node(&mut self, node: &str, mirrors: Vec<MirrorSummary>) {
         let status = MirrorNodeStatus { reported: Some(Time(self.at())), mirrors, ..Default::default() };
-        self.book.set_node(node, Some(status), self.now, self.at());
+        self.book.set_node(node, Some(of_node(status).0), self.now, self.at());
     }
 
     /// Lets so many seconds pass, and writes what is due.
@@ -47,9 +51,9 @@ impl Run {
                 self.book.note(&write, true, self.now);
                 let after = self.now.duration_since(self.begun).as_secs();
                 self.written.push((after, key.name.clone(), status.clone()));
-                let generation = self.book.mirrors[key].asked.generation;
+                let generation = self.book.objects[key].generation;
                 let asked = || unreachable!("nothing of it is new");
-                self.book.set_mirror(key.clone(), uid, generation, Some(status.clone()), asked, self.now);
+                self.book.set(key.clone(), uid, generation, Some(status.clone()), asked, self.now);
             }
         }
         self
@@ -161,7 +165,7 @@ fn a_report_on_a_mirror_of_the_same_name_before_it_does_not_count() {
     run.mirror("a", "another", 1);
     run.pass(5);
     assert_eq!(run.told(), told(&[(1, "a", 0)]));
-    run.book.remove_mirror(&key("a"));
+    run.book.remove(&key("a"));
     run.node("one", vec![report("a", 7, 0)]);
     assert_eq!(run.pass(60).told(), []);
     assert_eq!(run.book.next(), None);
@@ -184,7 +188,7 @@ fn what_a_node_has_no_room_for_is_not_known() {
         more_mirrors: Some(1),
         ..MirrorNodeStatus::default()
     };
-    run.book.set_node("one", Some(status), run.now, run.at());
+    run.book.set_node("one", Some(of_node(status).0), run.now, run.at());
     run.pass(5);
     assert_eq!(unknown(&run), [("a".into(), "NoPods".into()), ("z".into(), "NotAllTold".to_owned())]);
 }
@@ -201,6 +205,42 @@ fn a_write_that_has_failed_is_tried_again_later() {
     run.pass(15);
     assert_eq!(run.told().len(), 1);
     let status = MirrorStatus::default();
-    run.book.set_mirror(key("a"), "uid-a", 1, Some(status), Asked::default, run.now);
+    run.book.set(key("a"), "uid-a", 1, Some(status), Asked::default, run.now);
     assert_eq!(run.pass(15).told().len(), 1);
+}
+
+#[test]
+fn a_mirror_target_has_the_sum_of_the_nodes_that_report_on_it() {
+    let mut run = Run::new();
+    let mut book = Book::<Targets>::new();
+    let asked = || target::Asked { generation: 1, ..target::Asked::default() };
+    book.set("ids".to_owned(), "uid-ids", 1, None, asked, run.now);
+    let report = |run: &Run, book: &mut Book<Targets>, node: &str, (name, uid): (&str, &str), more| {
+        let target = TargetSummary { name: name.into(), uid: uid.into(), ..TargetSummary::default() };
+        let (reported, targets) = (Some(Time(run.at())), vec![target]);
+        let status = MirrorNodeStatus { reported, targets, more_targets: more, ..Default::default() };
+        book.set_node(node, Some(of_node(status).1), run.now, run.at());
+    };
+    report(&run, &mut book, "one", ("ids", "uid-ids"), None);
+    report(&run, &mut book, "two", ("ids", "uid-ids"), None);
+    report(&run, &mut book, "old", ("ids", "uid-before"), None);
+    run.now += SETTLE;
+    let write = book.due(run.now, run.at()).unwrap();
+    let ready = |write: &Write<Targets>| (write.status.nodes.ready, write.status.nodes.of);
+    assert_eq!((write.key.as_str(), write.uid.as_str(), ready(&write)), ("ids", "uid-ids", (2, 2)));
+    book.note(&write, true, run.now);
+    // One of them is heard of no more.
+    run.now += STALE;
+    report(&run, &mut book, "one", ("ids", "uid-ids"), None);
+    run.now += Duration::from_secs(2);
+    book.expire(run.now, run.at());
+    run.now += SETTLE;
+    let write = book.due(run.now, run.at()).unwrap();
+    assert_eq!(ready(&write), (1, 1));
+    book.note(&write, true, run.now);
+    // The report of a node ends before it for want of room.
+    report(&run, &mut book, "one", ("a", "uid-a"), Some(1));
+    run.now += PACE;
+    let write = book.due(run.now, run.at()).unwrap();
+    assert_eq!((ready(&write), write.status.conditions[1].reason.as_str()), ((0, 0), "NotAllTold"));
 }

@@ -4,6 +4,7 @@ use mirror_common::limit::Limits;
 use mirror_core::{
     model::{Target, TargetResource},
     settings::parse_rate,
+    targets::State,
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -14,8 +15,15 @@ fn name(text: &str) -> TargetName {
 }
 
 fn resource(of: &str, to: &str) -> TargetResource {
-    let (destination, namespaces) = (to.parse(), Selector::default());
-    TargetResource { name: name(of), created: 0, destination, namespaces, max_rate: None }
+    TargetResource {
+        name: name(of),
+        uid: format!("uid-{of}"),
+        generation: 1,
+        created: 0,
+        destination: to.parse(),
+        namespaces: Selector::default(),
+        max_rate: None,
+    }
 }
 
 /// The targets that are installed, and their devices.
@@ -145,6 +153,11 @@ async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
         "{unreached:?}"
     );
     assert!(world.policy.refused_targets.contains_key(&name("bad")));
+    let [bad, ids] = &report.targets[..] else { panic!("{report:?}") };
+    assert_eq!((bad.name.clone(), bad.uid.as_str(), bad.generation), (name("bad"), "uid-bad", 1));
+    let why = "mirror0 is the destination of target default already".to_owned();
+    assert_eq!(bad.state, State::Refused(why));
+    assert_eq!(ids.state, State::Down(report.unreached[&name("ids")].clone()));
 }
 
 /// What happens to a node.

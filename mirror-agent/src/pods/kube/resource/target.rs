@@ -45,6 +45,8 @@ impl Kind for MirrorTarget {
         };
         Ok(TargetResource {
             name: TargetName(name),
+            uid: metadata["uid"].as_str().unwrap_or_default().to_owned(),
+            generation: metadata["generation"].as_i64().unwrap_or_default(),
             created: created.map_or(0, |Time(time)| time.as_second()),
             namespaces: namespaces.unwrap_or_else(|problem| {
                 destination = Err(format!("spec.allowedNamespaces: {problem}"));

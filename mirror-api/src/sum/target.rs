@@ -1,0 +1,232 @@
+//! [`sum`]: the status of a MirrorTarget, from what the nodes report. Pure, a part of [`sum`](super).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::{
+    ACCEPTED, Value, condition, most_told, name, not_refused, number, observed, of_type, text, word,
+};
+use crate::{MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
+
+/// Most nodes in [`MirrorTargetStatus::not_ready`].
+pub const MOST_NOT_READY: usize = 20;
+
+/// The type of the condition that says whether all nodes take copies for it.
+pub const READY: &str = "Ready";
+/// The reason of a node that does not have the target.
+pub const TARGET_REFUSED: &str = "TargetRefused";
+/// The reason of a node that has the target, which takes nothing now.
+pub const TARGET_DOWN: &str = "TargetDown";
+
+/// A MirrorTarget, as far as its status depends on it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Asked {
+    /// `metadata.generation`.
+    pub generation: i64,
+    /// Why no node can have it, where that does not depend on the node.
+    pub refused: Option<Refusal>,
+    /// So many nodes have more to report than a MirrorNode holds, and may have left it out.
+    pub left_out: usize,
+}
+
+/// The status of a MirrorTarget. The arguments are those of [`sum`](super::sum()).
+pub fn sum<'r>(
+    asked: &Asked,
+    reports: impl IntoIterator<Item = (&'r str, &'r TargetSummary)>,
+    before: Option<&MirrorTargetStatus>,
+    now: &Time,
+) -> MirrorTargetStatus {
+    let reports: BTreeMap<_, _> = reports.into_iter().collect();
+    let generations = reports.values().map(|report| report.observed_generation);
+    let observed_generation = observed(generations, asked.generation);
+    let not_ready: Vec<_> = reports.iter().filter_map(|(node, report)| not_ready(node, report)).collect();
+    let (of, missing) = (number(reports.len()), number(not_ready.len()));
+    let nodes = TargetNodes { ready: of - missing, of };
+    let before = before.map_or(&[][..], |before| &before.conditions);
+    let conditions = [(ACCEPTED, accepted(asked, &reports)), (READY, ready(asked, nodes, &not_ready))];
+    let more = number(not_ready.len().saturating_sub(MOST_NOT_READY));
+    MirrorTargetStatus {
+        observed_generation,
+        conditions: conditions
+            .into_iter()
+            .map(|(type_, value)| condition(type_, value, observed_generation, before, now))
+            .collect(),
+        nodes,
+        not_ready: not_ready.into_iter().take(MOST_NOT_READY).collect(),
+        more_not_ready: (more > 0).then_some(more),
+    }
+}
+
+/// The condition of this type in a status.
+pub fn condition_of<'s>(status: &'s MirrorTargetStatus, type_: &str) -> Option<&'s Condition> {
+    of_type(&status.conditions, type_)
+}
+
+fn not_ready(node: &str, report: &TargetSummary) -> Option<NotReady> {
+    let (reason, message) = match report {
+        TargetSummary { refused: Some(why), .. } => (TARGET_REFUSED, why),
+        TargetSummary { down: Some(why), .. } => (TARGET_DOWN, why),
+        _ => return None,
+    };
+    Some(NotReady { node: name(node), reason: reason.to_owned(), message: text(message) })
+}
+
+fn accepted(asked: &Asked, reports: &BTreeMap<&str, &TargetSummary>) -> Value {
+    if let Some(Refusal { reason, message }) = &asked.refused {
+        return ("False", word(reason), text(message));
+    }
+    let refusals = reports
+        .iter()
+        .filter_map(|(node, report)| Some((*node, (TARGET_REFUSED, report.refused.as_deref()?))));
+    match most_told(refusals, reports.len()) {
+        Some((reason, message)) => ("False", reason.to_owned(), message),
+        None if reports.is_empty() => no_nodes(),
+        None => not_refused(),
+    }
+}
+
+fn ready(asked: &Asked, nodes: TargetNodes, not_ready: &[NotReady]) -> Value {
+    let TargetNodes { ready, of } = nodes;
+    let is = |status, reason: &str, message| (status, reason.to_owned(), message);
+    if ready < of {
+        let words: BTreeSet<_> = not_ready.iter().map(|node| node.reason.as_str()).collect();
+        let words: Vec<_> = words.into_iter().collect();
+        return is(
+            "False",
+            "NotReady",
+            format!("{ready} of {of} nodes can copy to it: {}", words.join(", ")),
+        );
+    }
+    if asked.left_out > 0 {
+        let nodes = if asked.left_out == 1 { "node has" } else { "nodes have" };
+        let message = format!("{} {nodes} more MirrorTargets than a MirrorNode can hold", asked.left_out);
+        return is("Unknown", "NotAllTold", message);
+    }
+    if of == 0 {
+        return no_nodes();
+    }
+    is("True", "AllReady", format!("{ready} of {of} nodes can copy to it"))
+}
+
+fn no_nodes() -> Value {
+    ("Unknown", "NoNodes".to_owned(), "no node reports on it".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
+    use k8s_openapi::jiff::Timestamp;
+    use proptest::{collection::vec, option, prelude::*};
+
+    use super::*;
+
+    fn at(second: i64) -> Time {
+        Time(Timestamp::from_second(second).unwrap())
+    }
+
+    fn asked() -> Asked {
+        Asked { generation: 3, ..Asked::default() }
+    }
+
+    fn report(refused: Option<&str>, down: Option<&str>) -> TargetSummary {
+        let [refused, down] = [refused, down].map(|why| why.map(str::to_owned));
+        TargetSummary { observed_generation: 3, refused, down, ..TargetSummary::default() }
+    }
+
+    fn of(reports: &[(&str, TargetSummary)]) -> MirrorTargetStatus {
+        sum(&asked(), reports.iter().map(|(node, report)| (*node, report)), None, &at(7))
+    }
+
+    fn value<'s>(status: &'s MirrorTargetStatus, type_: &str) -> (&'s str, &'s str, &'s str) {
+        let Condition { status, reason, message, .. } = condition_of(status, type_).unwrap();
+        (status, reason, message)
+    }
+
+    #[test]
+    fn nodes_that_cannot_copy_are_named_with_the_reason() {
+        let (good, down) = (report(None, None), report(None, Some("no pod a/b runs here")));
+        let status = of(&[("one", good.clone()), ("two", good.clone())]);
+        assert_eq!((status.nodes, status.not_ready.len()), (TargetNodes { ready: 2, of: 2 }, 0));
+        assert_eq!(value(&status, ACCEPTED), ("True", "Accepted", "no node refuses it"));
+        assert_eq!(value(&status, READY), ("True", "AllReady", "2 of 2 nodes can copy to it"));
+
+        let refused = report(Some("ids0 is taken"), None);
+        let status = of(&[("one", good), ("two", down), ("six", refused)]);
+        assert_eq!(status.nodes, TargetNodes { ready: 1, of: 3 });
+        let told = ("False", TARGET_REFUSED, "ids0 is taken (on 1 of 3 nodes, as on six)");
+        assert_eq!(value(&status, ACCEPTED), told);
+        let told = ("False", "NotReady", "1 of 3 nodes can copy to it: TargetDown, TargetRefused");
+        assert_eq!(value(&status, READY), told);
+        let nodes: Vec<_> = status.not_ready.iter().map(|of| format!("{} {}", of.node, of.message)).collect();
+        assert_eq!(nodes, ["six ids0 is taken", "two no pod a/b runs here"]);
+    }
+
+    #[test]
+    fn without_a_report_nothing_is_claimed() {
+        let status = of(&[]);
+        assert_eq!((status.nodes, status.observed_generation), (TargetNodes::default(), 3));
+        assert_eq!(value(&status, ACCEPTED), ("Unknown", "NoNodes", "no node reports on it"));
+        assert_eq!(value(&status, READY).1, "NoNodes");
+        let asked = Asked { left_out: 2, ..asked() };
+        let good = report(None, None);
+        let status = sum(&asked, [("one", &good)], None, &at(7));
+        let told = ("Unknown", "NotAllTold", "2 nodes have more MirrorTargets than a MirrorNode can hold");
+        assert_eq!(value(&status, READY), told);
+    }
+
+    #[test]
+    fn what_the_controller_sees_itself_comes_first() {
+        let refused = Refusal { reason: "InvalidSpec".into(), message: "spec.vxlan.remote".into() };
+        let asked = Asked { refused: Some(refused), ..asked() };
+        let status = sum(&asked, [], None, &at(7));
+        assert_eq!(value(&status, ACCEPTED), ("False", "InvalidSpec", "spec.vxlan.remote"));
+    }
+
+    prop_compose! {
+        fn any_report()(
+            observed_generation in -1..5_i64,
+            refused in option::of("\\PC{0,9}|\n[a-z]{600}"),
+            down in option::of("\\PC{0,9}"),
+        ) -> TargetSummary {
+            TargetSummary { observed_generation, refused, down, ..TargetSummary::default() }
+        }
+    }
+
+    proptest! {
+        /// The order of the nodes does not matter, the same reports change nothing, and the numbers fit together.
+        #[test]
+        fn a_status_is_bounded_and_fits_together(
+            reports in vec(any_report(), 0..50),
+            turn in 0..50_usize,
+            left_out in 0..2_usize,
+        ) {
+            let asked = Asked { left_out, ..asked() };
+            let mut nodes: Vec<_> = reports.iter().enumerate().map(|(at, report)| (format!("n{at:02}"), report)).collect();
+            let of = |nodes: &[(String, &TargetSummary)], before: Option<&MirrorTargetStatus>, second| {
+                sum(&asked, nodes.iter().map(|(node, report)| (node.as_str(), *report)), before, &at(second))
+            };
+            let status = of(&nodes, None, 7);
+            let turn = turn.min(nodes.len());
+            nodes.rotate_left(turn);
+            prop_assert_eq!(&of(&nodes, Some(&status), 99), &status);
+
+            let TargetNodes { ready, of } = status.nodes;
+            let is_ready = |report: &&TargetSummary| report.refused.is_none() && report.down.is_none();
+            prop_assert_eq!(of, number(reports.len()));
+            prop_assert_eq!(ready, number(reports.iter().filter(is_ready).count()));
+            prop_assert_eq!(ready + number(status.not_ready.len()) + status.more_not_ready.unwrap_or(0), of);
+            prop_assert!(status.not_ready.len() <= MOST_NOT_READY && status.not_ready.is_sorted());
+            prop_assert!(status.more_not_ready.is_none_or(|more| more > 0));
+            prop_assert!((0..=3).contains(&status.observed_generation));
+            let is_refused = reports.iter().any(|report| report.refused.is_some());
+            prop_assert_eq!(value(&status, ACCEPTED).0 == "False", is_refused);
+            prop_assert_eq!(value(&status, READY).0 == "False", ready < of);
+            prop_assert_eq!(value(&status, READY).0 == "True", ready == of && of > 0 && left_out == 0);
+            for NotReady { message, .. } in &status.not_ready {
+                prop_assert!(message.len() <= 512 && !message.contains(char::is_control));
+            }
+        }
+    }
+}
