@@ -1,6 +1,6 @@
 //! Which agents there are: the pod of the ready agent of each node, as the API server knows it. Sends nothing to an agent.
 //!
-//! `tail` and `explain` ask for the agent of one node, `nodes` for those of all nodes.
+//! `tail` and `explain` ask for the agent of one node, `nodes` for those of all nodes. `check` judges the pods itself.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use kube::{Api, api::ListParams};
 use crate::cluster::Cluster;
 
 /// The label of the agents' pods.
-const AGENTS: &str = "app.kubernetes.io/component=agent";
+pub(crate) const AGENTS: &str = "app.kubernetes.io/component=agent";
 
 /// The agents' pods by their nodes; `None`: no agent is ready there.
 pub(crate) type Agents = BTreeMap<String, Option<String>>;
@@ -20,14 +20,14 @@ pub(crate) type Agents = BTreeMap<String, Option<String>>;
 pub(crate) async fn of_node(api: &Api<Pod>, node: &str, namespace: &str) -> anyhow::Result<String> {
     let params = ListParams::default().labels(AGENTS).fields(&format!("spec.nodeName={node}"));
     let pods = list(api, &params, namespace).await?;
-    let agent = by_node(pods).remove(node).flatten();
+    let agent = by_node(&pods).remove(node).flatten();
     agent.with_context(|| missing(namespace))
 }
 
 /// The agents of all nodes.
 pub(crate) async fn of_all(cluster: &Cluster) -> anyhow::Result<Agents> {
     let params = ListParams::default().labels(AGENTS);
-    Ok(by_node(list(&cluster.agent_pods(), &params, &cluster.agents).await?))
+    Ok(by_node(&list(&cluster.agent_pods(), &params, &cluster.agents).await?))
 }
 
 /// What the user is told of a node without a ready agent.
@@ -40,14 +40,14 @@ async fn list(api: &Api<Pod>, params: &ListParams, namespace: &str) -> anyhow::R
     Ok(pods.with_context(|| format!("cannot list the agents in namespace {namespace}"))?.items)
 }
 
-fn by_node(pods: Vec<Pod>) -> Agents {
+/// The agents that these pods are.
+pub(crate) fn by_node(pods: &[Pod]) -> Agents {
     let mut agents = Agents::new();
     for pod in pods {
-        let is_ready = is_ready(&pod);
-        let Some(node) = pod.spec.and_then(|spec| spec.node_name) else { continue };
+        let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else { continue };
         let agent = agents.entry(node).or_default();
-        if is_ready {
-            *agent = pod.metadata.name;
+        if is_ready(pod) {
+            agent.clone_from(&pod.metadata.name);
         }
     }
     agents
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn a_node_has_the_agent_that_is_ready_and_stays() {
         let gone = Some("2026-01-01T00:00:00Z");
-        let agents = by_node(vec![
+        let agents = by_node(&[
             pod("new", Some("a"), "True", None),
             pod("old", Some("a"), "True", gone),
             pod("starting", Some("b"), "False", None),

@@ -40,6 +40,10 @@ pub(crate) enum Command {
     Coverage(CoverageArgs),
     /// Show what the tapped NICs carry and what is copied, in packets and bytes a second, every 2 s until Ctrl-C.
     Top(TopArgs),
+    /// Check whether podmirror can work on this cluster, or whether it works: the server, the nodes, the network, the CRDs,
+    /// your rights, the agents, the targets. Ends with 0 if all is well, 1 if something should be looked at, 2 if it does
+    /// not work.
+    Check(CheckArgs),
     /// Print a completion script for a shell.
     Completion {
         /// The shell.
@@ -184,7 +188,7 @@ pub(crate) struct CoverageArgs {
     pub(crate) all_namespaces: bool,
     /// Form of the output.
     #[arg(long, short, value_enum, default_value = "table")]
-    pub(crate) output: CoverageOutput,
+    pub(crate) output: Form,
 }
 
 /// `kubectl mirror top`.
@@ -201,10 +205,18 @@ pub(crate) struct TopArgs {
     pub(crate) rows: usize,
 }
 
-/// Form of `coverage`.
+/// `kubectl mirror check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Form of the output.
+    #[arg(long, short, value_enum, default_value = "table")]
+    pub(crate) output: Form,
+}
+
+/// Form of `coverage` and `check`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CoverageOutput {
-    /// A table, and the reasons.
+pub(crate) enum Form {
+    /// For people.
     Table,
     /// For machines.
     Json,
@@ -304,6 +316,8 @@ mod tests {
             "coverage -A -o json",
             "top -n shop",
             "top -A --once --rows 10",
+            "check",
+            "check -n shop --agents tools -o json",
             "completion bash",
         ] {
             parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
@@ -324,6 +338,7 @@ mod tests {
             ("explain", "required"),
             ("explain deploy/web", "no pod"),
             ("coverage -o yaml", "json"),
+            ("check -o yaml", "json"),
         ] {
             let error = parse(words).unwrap_err();
             assert!(error.contains(told), "{words}: {error}");

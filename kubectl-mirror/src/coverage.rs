@@ -9,7 +9,7 @@ use mirror_core::status::{DirectionCoverage, NicCoverage, NodeStatus, columns, p
 use serde::Serialize;
 
 use crate::{
-    cli::{CoverageArgs, CoverageOutput},
+    cli::{CoverageArgs, Form},
     cluster::Cluster,
     nodes::{self, Answer, Unanswered},
     print,
@@ -28,8 +28,8 @@ pub(crate) async fn coverage(args: CoverageArgs, cluster: &Cluster) -> anyhow::R
     let asked = answers.len();
     let report = Report::of(answers, scope);
     print(&match args.output {
-        CoverageOutput::Table => report.table(),
-        CoverageOutput::Json => serde_json::to_string_pretty(&report).context("cannot write JSON")? + "\n",
+        Form::Table => report.table(),
+        Form::Json => serde_json::to_string_pretty(&report).context("cannot write JSON")? + "\n",
     })?;
     nodes::tell_unanswered(&report.unanswered, asked)
 }

@@ -7,6 +7,7 @@
 //!     └► explain ──► exec; words            one pod: the words of its agent, or those of the API server
 //!     └► coverage ─► nodes ─► exec          what the taps have seen of what the NICs have carried
 //!     └► top ──────► nodes; rates           what the NICs carry now
+//!     └► check ────► read ─► nodes; judge   whether podmirror can work here, or works
 //!                    agents                 the ready agent of each node
 //!                    cluster                the connection to the API server
 //! ```
@@ -14,9 +15,11 @@
 //! It speaks with the API server alone, with the rights of its user, and with the agents by the API server's port-forward
 //! and exec.
 //! It needs no root, and runs on Linux, macOS and Windows. `main` parses the command line, and turns the outcome into an
-//! exit code: 0 fine, 1 failed, 2 wrong usage (clap's own). `explain` ends with the exit code of the agent's command.
+//! exit code: 0 fine, 1 failed, 2 wrong usage (clap's own). `explain` ends with the exit code of the agent's command, `check`
+//! with that of its worst finding.
 
 mod agents;
+mod check;
 mod cli;
 mod cluster;
 mod coverage;
@@ -44,13 +47,15 @@ use self::{
 };
 
 fn main() -> ExitCode {
-    match execute(Cli::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            tell(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    let cli = Cli::parse();
+    let failure = match cli.command {
+        Command::Check(_) => ExitCode::from(check::FAILURE),
+        _ => ExitCode::FAILURE,
+    };
+    execute(cli).unwrap_or_else(|error| {
+        tell(&format!("{error:#}"));
+        failure
+    })
 }
 
 fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
@@ -85,6 +90,7 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Explain(args) => return explain::explain(args, &cluster).await,
             Command::Coverage(args) => coverage::coverage(args, &cluster).await?,
             Command::Top(args) => top::top(args, &cluster).await?,
+            Command::Check(args) => return check::check(args, &cluster).await,
             Command::Completion { .. } | Command::Man => {}
         }
         Ok(ExitCode::SUCCESS)

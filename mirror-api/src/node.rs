@@ -70,7 +70,7 @@ pub struct TargetSummary {
     /// Why it is no target of this node, in a sentence. Without it, it is accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Why nothing can be copied there now, in a sentence.
+    /// Why nothing can be copied to it now, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down: Option<String>,
 }

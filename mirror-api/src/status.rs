@@ -60,7 +60,7 @@ pub struct MirrorTargetStatus {
     pub conditions: Vec<Condition>,
     /// The nodes that report on it.
     pub nodes: TargetNodes,
-    /// Nodes where nothing can be copied there, with the reasons; the first 20, in the order of their names.
+    /// The nodes on which nothing can be copied to it, with the reasons; the first 20, in the order of their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_ready: Vec<NotReady>,
     /// How many more there are.
@@ -78,7 +78,7 @@ pub struct TargetNodes {
     pub of: i64,
 }
 
-/// A node where nothing can be copied to a MirrorTarget.
+/// A node on which nothing can be copied to a MirrorTarget.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct NotReady {

@@ -63,6 +63,9 @@ const FORBIDDEN: &[Forbidden] = &[
     },
     Forbidden {
         files: &[
+            "kubectl-mirror/src/check/judge",
+            "kubectl-mirror/src/check/judge.rs",
+            "kubectl-mirror/src/check/network.rs",
             "kubectl-mirror/src/explain/words.rs",
             "kubectl-mirror/src/selector.rs",
             "kubectl-mirror/src/tail/blocks.rs",

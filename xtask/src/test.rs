@@ -172,7 +172,9 @@ impl Level {
                 programs::bring(&programs::FIREWALL)?;
                 bpffs()?;
                 let agent = workspace::tested(self.name())?.agent;
-                level::with_api(test_target(self.name()).env("MIRROR_AGENT", agent).arg("--").args(arguments))
+                let mut test = test_target(self.name());
+                test.env("MIRROR_AGENT", agent).env("MIRROR_PLUGIN", workspace::plugin()?);
+                level::with_api(test.arg("--").args(arguments))
             }
             Self::Cluster => {
                 programs::bring(&programs::NETWORK)?;

@@ -236,8 +236,9 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
     let _container = api.run(lab, &ids, &[]);
     let controller = controller(story, "one", "");
     let agent = api.agent(lab, &[]);
+    // The agent and the controller have just started, and more than one change of each may have to wait.
     let wait = |is_so: &dyn Fn(&Value) -> bool| {
-        eventually(WRITTEN, || {
+        eventually(2 * WRITTEN, || {
             let object = api.kubectl(&format!("get mirrortarget {name} -o json"));
             let status = serde_json::from_str::<Value>(&object).unwrap()["status"].clone();
             if is_so(&status) { Ok(status) } else { Err(format!("{status:#}")) }

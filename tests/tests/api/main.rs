@@ -5,6 +5,7 @@
 
 use mirror_tests::{Api, Comparison, Lab, PodNs};
 
+mod check;
 mod controller;
 mod events;
 mod keys;

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// An object that the chart ships, by kind and name.
-fn shipped(kind: &str, name: &str) -> Value {
+pub(crate) fn shipped(kind: &str, name: &str) -> Value {
     let objects: Vec<Value> = serde_saphyr::from_multiple(&file("deploy/rendered/podmirror.yaml")).unwrap();
     let found = objects.into_iter().find(|of| of["kind"] == kind && of["metadata"]["name"] == name);
     found.unwrap_or_else(|| panic!("the chart has no {kind} {name}"))

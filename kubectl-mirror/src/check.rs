@@ -1,0 +1,97 @@
+//! `kubectl mirror check`: whether podmirror can work on a cluster, and whether a podmirror that is there works.
+//!
+//! [`read`] asks the API server, and the agents where the user may. [`judge`] makes findings of the answers, and is pure.
+//! The exit code is that of the worst finding. Nothing is changed. The programs' own commands on a node know more:
+//! docs/kubectl-mirror.md says what cannot be seen from here.
+
+mod judge;
+mod network;
+mod read;
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use mirror_core::status::{columns, printable};
+use serde::Serialize;
+
+use self::judge::{Finding, Level};
+use crate::{
+    cli::{CheckArgs, Form},
+    cluster::Cluster,
+    print,
+};
+
+/// Its exit code without a cluster to ask, as without a kubeconfig.
+pub(crate) const FAILURE: u8 = Level::Fail as u8;
+
+/// Prints the findings. Ends with 0, 1 or 2.
+pub(crate) async fn check(args: CheckArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
+    let report = Report::of(judge::findings(&read::facts(cluster).await));
+    print(&match args.output {
+        Form::Table => report.table(),
+        Form::Json => serde_json::to_string_pretty(&report).context("cannot write JSON")? + "\n",
+    })?;
+    Ok(ExitCode::from(report.result as u8))
+}
+
+/// What is printed.
+#[derive(Debug, PartialEq, Serialize)]
+struct Report {
+    /// The worst of the findings.
+    result: Level,
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    fn of(findings: Vec<Finding>) -> Self {
+        let result = findings.iter().map(|finding| finding.result).max().unwrap_or(Level::Ok);
+        Self { result, findings }
+    }
+
+    /// A line for each finding, and below it what can be done.
+    fn table(&self) -> String {
+        let mut rows = vec![["CHECK", "RESULT", "FOUND"].map(str::to_owned).to_vec()];
+        let row = |of: &Finding| vec![of.check.to_owned(), of.result.name().to_owned(), of.found.clone()];
+        rows.extend(self.findings.iter().map(row));
+        let table = columns(&rows);
+        let todo = self.findings.iter().map(|finding| finding.todo.as_str());
+        let mut text = String::new();
+        for (line, todo) in table.lines().zip([""].into_iter().chain(todo)) {
+            text += &format!("{line}\n");
+            if !todo.is_empty() {
+                text += &format!("  -> {}\n", printable(todo));
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_worst_finding_is_the_result_and_each_has_its_remedy_below() {
+        let ok = Finding::ok("server", "1.34.1".to_owned());
+        let warn = Finding::warn("kernel", "a: 5.15".to_owned(), "use a newer\none");
+        let fail = Finding::fail("agents", "none is ready".to_owned(), "look at them");
+        let report = Report::of(vec![ok.clone(), warn.clone()]);
+        assert_eq!((report.result, report.result as u8), (Level::Warn, 1));
+        assert_eq!(
+            report.table(),
+            "CHECK   RESULT  FOUND\n\
+             server  OK      1.34.1\n\
+             kernel  WARN    a: 5.15\n\
+             \x20 -> use a newer\\none\n"
+        );
+        let report = Report::of(vec![fail, warn, ok.clone()]);
+        assert_eq!(report.result as u8, 2);
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!((&json["result"], &json["findings"][2]["result"]), (&json!("FAIL"), &json!("OK")));
+        assert_eq!(Report::of(vec![ok]).result as u8, 0);
+    }
+}

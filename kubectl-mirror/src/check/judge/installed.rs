@@ -1,0 +1,278 @@
+//! The checks of a podmirror that is there: agents, versions, reports, controller, targets, and what the agents say. Pure, a
+//! part of [`judge`](super).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::{
+    api::{apps::v1::Deployment, core::v1::Pod},
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
+use kube::ResourceExt as _;
+use mirror_api::{
+    MirrorNode, MirrorTarget,
+    sum::{ACCEPTED, target},
+};
+
+use super::{Facts, Finding, MOST_NAMED, count, is_fit, is_installed, is_whole, named};
+use crate::{
+    agents::{self, Agents},
+    nodes::Answer,
+};
+
+/// A report with news to repeat that is older does not count for the controller either.
+const STALE_SECONDS: i64 = 15 * 60;
+
+pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+    let Facts { agents: namespace, installed, pods, .. } = facts;
+    let pods = match (installed, pods) {
+        (Ok(_), Ok(pods)) => pods,
+        (Err(unread), _) => return vec![Finding::unread("agents", "DaemonSets of the agents", unread)],
+        (_, Err(unread)) => return vec![Finding::unread("agents", "pods of the agents", unread)],
+    };
+    if !is_installed(facts) {
+        let found = format!("podmirror is not installed in namespace {namespace}");
+        return vec![match facts.crds.as_ref().is_ok_and(|crds| !crds.is_empty()) {
+            true => Finding::warn("agents", found, "--agents names another namespace; the CRDs are there"),
+            false => Finding {
+                todo: "docs/install.md says how to install it; --agents names another namespace".to_owned(),
+                ..Finding::ok("agents", found)
+            },
+        }];
+    }
+    let by_node = agents::by_node(pods);
+    let mut findings = agents(facts, &by_node);
+    findings.extend(versions(facts, pods));
+    if is_whole(facts) {
+        findings.extend(reports(facts, &by_node));
+        findings.push(controller(facts));
+    }
+    findings.extend(targets(facts));
+    findings.extend(facts.answers.iter().flat_map(|answers| answered(answers, facts)));
+    findings
+}
+
+fn agents(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
+    let namespace = &facts.agents;
+    let unready = || by_node.iter().filter(|(_, agent)| agent.is_none()).map(|(node, _)| node.as_str());
+    let ready = by_node.len() - unready().count();
+    let statuses = facts.installed.iter().flatten().filter_map(|set| set.status.as_ref());
+    let desired: i32 = statuses.map(|status| status.desired_number_scheduled).sum();
+    let look = format!("kubectl -n {namespace} get pods -o wide, and the logs of the agents there");
+    let mut findings = Vec::new();
+    if ready == 0 {
+        let found = match desired {
+            0 => "the DaemonSet wants no agent on any node".to_owned(),
+            // As where the Pod Security level of the namespace forbids the pods.
+            _ if by_node.is_empty() => {
+                format!("the DaemonSet wants {desired}, and there is none on any node")
+            }
+            _ => format!("no agent of {desired} is ready: {}", named(unready())),
+        };
+        let todo = format!("kubectl -n {namespace} describe daemonset, and {look}");
+        findings.push(Finding::fail("agents", found, todo));
+    } else if unready().next().is_some() {
+        findings.push(Finding::warn("agents", format!("no agent is ready on {}", named(unready())), look));
+    } else if usize::try_from(desired).is_ok_and(|desired| by_node.len() < desired) {
+        let found = format!("{} ready, and the DaemonSet wants {desired}", count(ready, "agent"));
+        findings.push(Finding::warn("agents", found, format!("kubectl -n {namespace} describe daemonset")));
+    } else {
+        findings.push(Finding::ok(
+            "agents",
+            format!("{} ready on {}", count(ready, "agent"), count(by_node.len(), "node")),
+        ));
+    }
+    let nodes = facts.nodes.iter().flatten().filter(|node| is_fit(node)).map(|node| node.name_any());
+    let without: Vec<_> = nodes.filter(|node| !by_node.contains_key(node)).collect();
+    if !without.is_empty() {
+        let found = format!("these nodes have no agent: {}", named(without.iter().map(String::as_str)));
+        let todo = "if you want agents there, look at the chart's nodeSelector, affinity, tolerations and \
+                    image.architectures";
+        findings.push(Finding::warn("agents", found, todo));
+    }
+    findings
+}
+
+/// The tag of the image of an agent.
+fn tag(pod: &Pod) -> Option<String> {
+    let container = pod.spec.as_ref()?.containers.first()?;
+    let image = container.image.as_deref()?.split('@').next()?;
+    let (_, tag) = image.rsplit_once('/').map_or(image, |(_, last)| last).split_once(':')?;
+    Some(tag.to_owned())
+}
+
+/// The versions that the agents say; where they say nothing, the tags of their images.
+fn versions(facts: &Facts, pods: &[Pod]) -> Vec<Finding> {
+    let mut versions = BTreeMap::<String, Vec<String>>::new();
+    for Answer { node, status, .. } in facts.answers.iter().flatten() {
+        if let Ok(status) = status {
+            let version = status.version.split(' ').next().unwrap_or_default();
+            versions.entry(version.to_owned()).or_default().push(node.clone());
+        }
+    }
+    let are_told = !versions.is_empty();
+    if !are_told {
+        for pod in pods {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+            let (Some(tag), Some(node)) = (tag(pod), node) else { continue };
+            versions.entry(tag).or_default().push(node);
+        }
+    }
+    let plugin = facts.plugin;
+    if versions.len() > 1 {
+        let of = |(version, nodes): (&String, &Vec<String>)| {
+            format!("{version} on {}", named(nodes.iter().map(String::as_str)))
+        };
+        let found = format!("the agents differ: {}", versions.iter().map(of).collect::<Vec<_>>().join("; "));
+        let todo =
+            format!("kubectl -n {} rollout status daemonset shows whether an upgrade goes on", facts.agents);
+        return vec![Finding::warn("versions", found, todo)];
+    }
+    let Some(version) = versions.keys().next() else { return Vec::new() };
+    let is_version = version.starts_with(|first: char| first.is_ascii_digit());
+    vec![if version == plugin {
+        Finding::ok("versions", format!("the agents and this plugin have {plugin}"))
+    } else if is_version {
+        let found = format!("the agents have {version}, this plugin has {plugin}");
+        Finding::warn("versions", found, "use the plugin of the agents' version")
+    } else {
+        let found = format!("all agents have the image {version}, which does not say their version");
+        Finding::ok("versions", found)
+    }]
+}
+
+fn reports(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
+    let reports = match &facts.reports {
+        Ok(reports) => reports,
+        Err(unread) => return vec![Finding::unread("reports", "MirrorNodes", unread)],
+    };
+    let reports: BTreeMap<_, _> = reports.iter().map(|report| (report.name_any(), report)).collect();
+    let ready: Vec<_> = by_node.iter().filter(|(_, agent)| agent.is_some()).map(|(node, _)| node).collect();
+    let of_agents = || ready.iter().filter_map(|node| Some((node.as_str(), *reports.get(*node)?)));
+    let missing: Vec<_> = ready.iter().filter(|node| !reports.contains_key(**node)).collect();
+    let stale: Vec<_> = of_agents().filter(|(_, of)| is_stale(of, facts)).map(|(node, _)| node).collect();
+    let refused = |of: &MirrorNode| of.status.as_ref().map_or(0, |status| status.refused_count);
+    let refusing: Vec<_> = of_agents().filter(|(_, of)| refused(of) > 0).map(|(node, _)| node).collect();
+    let mut findings = Vec::new();
+    let log = format!("kubectl -n {} logs of their agents says why", facts.agents);
+    if !missing.is_empty() {
+        let found = format!("no MirrorNode of {}", named(missing.iter().map(|node| node.as_str())));
+        findings.push(Finding::warn(
+            "reports",
+            found,
+            format!("wait a minute after the start of an agent; {log}"),
+        ));
+    }
+    if !stale.is_empty() {
+        let found = format!("the MirrorNodes of these nodes are older than 15 minutes: {}", named(stale));
+        findings.push(Finding::warn("reports", found, format!("look at the clocks of these nodes; {log}")));
+    }
+    if !refusing.is_empty() {
+        let found = format!("Mirrors are refused on {}", named(refusing));
+        findings.push(Finding::warn("reports", found, "kubectl mirror status -A says why"));
+    }
+    if findings.is_empty() && !ready.is_empty() {
+        findings.push(Finding::ok("reports", format!("of {}, none too old", count(ready.len(), "node"))));
+    }
+    findings
+}
+
+/// An agent without Mirrors and MirrorTargets has nothing to repeat.
+fn is_stale(report: &MirrorNode, facts: &Facts) -> bool {
+    let Some(status) = &report.status else { return false };
+    let is_repeated = !status.mirrors.is_empty() || !status.targets.is_empty();
+    let Some(Time(reported)) = &status.reported else { return false };
+    is_repeated && facts.now.duration_since(*reported).as_secs() > STALE_SECONDS
+}
+
+fn controller(facts: &Facts) -> Finding {
+    let controllers = match &facts.controllers {
+        Ok(controllers) => controllers,
+        Err(unread) => return Finding::unread("controller", "Deployments of the controller", unread),
+    };
+    let available =
+        |of: &Deployment| of.status.as_ref().and_then(|status| status.available_replicas).unwrap_or(0);
+    let available: i32 = controllers.iter().map(available).sum();
+    if controllers.is_empty() {
+        let found = "there is no controller, so Mirrors and MirrorTargets have no status".to_owned();
+        return Finding::warn(
+            "controller",
+            found,
+            "the chart's controller.enabled brings it; mirrors work without it",
+        );
+    }
+    if available == 0 {
+        let found = "no controller is available, so the status of Mirrors and MirrorTargets stays as it was";
+        let todo = format!("kubectl -n {} describe deployment", facts.agents);
+        return Finding::warn("controller", found.to_owned(), todo);
+    }
+    Finding::ok("controller", format!("{available} available"))
+}
+
+fn targets(facts: &Facts) -> Vec<Finding> {
+    let targets = match &facts.targets {
+        Ok(targets) => targets,
+        Err(unread) => return vec![Finding::unread("targets", "MirrorTargets", unread)],
+    };
+    targets.iter().map(|target| of_target(target, is_whole(facts))).collect()
+}
+
+fn of_target(target: &MirrorTarget, is_whole: bool) -> Finding {
+    let name = target.name_any();
+    let look = format!("kubectl get mirrortarget {name} -o yaml names the nodes and the reasons");
+    let Some(status) = &target.status else {
+        let todo = match is_whole {
+            true => "the controller writes the status: see the check controller",
+            false => "the status needs Kubernetes 1.30; `mirror-agent status` on a node tells it",
+        };
+        return Finding::warn("targets", format!("{name} has no status"), todo);
+    };
+    let why = |of: &Condition| format!("{name}: {}: {}", of.reason, of.message);
+    let condition = |type_| target::condition_of(status, type_);
+    match (condition(ACCEPTED), condition(target::READY)) {
+        (Some(refused), _) if refused.status == "False" => Finding::warn("targets", why(refused), look),
+        (_, Some(ready)) if ready.status == "True" => {
+            Finding::ok("targets", format!("{name}: {}", ready.message))
+        }
+        (_, Some(ready)) => Finding::warn("targets", why(ready), look),
+        (_, None) => Finding::warn("targets", format!("{name} has no condition Ready"), look),
+    }
+}
+
+/// What the agents say of themselves.
+fn answered(answers: &[Answer], facts: &Facts) -> Vec<Finding> {
+    let own: BTreeSet<_> = facts.targets.iter().flatten().map(|target| target.name_any()).collect();
+    let mut told = Vec::new();
+    for Answer { node, status, .. } in answers {
+        match status {
+            Err(why) => told.push(format!("{node} does not answer: {why}")),
+            Ok(status) => {
+                let Some(notes) = &status.notes else {
+                    told.push(format!("{node}: no agent runs there, or it does not answer its own command"));
+                    continue;
+                };
+                told.extend(notes.failures.iter().map(|failure| format!("{node}: {failure}")));
+                // The status of a MirrorTarget says it for all nodes.
+                let unreached = notes.unreached_targets.iter().filter(|of| !own.contains(&of.target));
+                told.extend(unreached.map(|of| format!("{node}: target {}: {}", of.target, of.message)));
+            }
+        }
+    }
+    if told.is_empty() {
+        return vec![Finding::ok("failures", format!("none on {}", count(answers.len(), "node")))];
+    }
+    let more = told.len().saturating_sub(MOST_NAMED);
+    let todo =
+        format!("kubectl -n {} exec POD -- /mirror-agent status, and docs/operations.md", facts.agents);
+    let mut findings: Vec<_> = told
+        .into_iter()
+        .take(MOST_NAMED)
+        .map(|found| Finding::warn("failures", found, todo.clone()))
+        .collect();
+    if more > 0 {
+        findings.push(Finding::warn("failures", format!("{more} more"), todo));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! Tests of the checks of a podmirror that is there: each outcome of each.
+
+use mirror_api::crds;
+use mirror_core::status::{NodeStatus, Notes, Unreached};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::*;
+use crate::check::judge::{
+    Level,
+    tests::{facts as before, node, objects, of, only, refused},
+};
+
+fn pod(node: &str, ready: &str, image: &str) -> Value {
+    json!({
+        "metadata": { "name": format!("agent-{node}") },
+        "spec": { "containers": [{ "name": "agent", "image": image }], "nodeName": node },
+        "status": { "conditions": [{ "type": "Ready", "status": ready }] },
+    })
+}
+
+fn daemon_set(desired: i32) -> Value {
+    json!({
+        "metadata": { "name": "podmirror" },
+        "status": {
+            "desiredNumberScheduled": desired, "currentNumberScheduled": 0, "numberMisscheduled": 0, "numberReady": 0,
+        },
+    })
+}
+
+fn report(name: &str, reported: &str, refused: i64, mirrors: &[&str]) -> Value {
+    let pods = json!({ "selected": 0, "covered": 0 });
+    let mirror = |name: &&str| {
+        json!({
+            "kind": "Mirror", "name": name, "uid": "1", "observedGeneration": 1, "pods": pods,
+            "packets": { "copied": 0, "lost": 0 }, "ended": 0,
+        })
+    };
+    json!({
+        "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode", "metadata": { "name": name },
+        "status": {
+            "reported": reported, "mirrorCount": 1, "refusedCount": refused, "pods": pods,
+            "mirrors": mirrors.iter().map(mirror).collect::<Vec<_>>(),
+        },
+    })
+}
+
+const IMAGE: &str = "registry.example:5000/mirror-agent:0.1.0";
+const NOW: &str = "2026-01-01T11:59:00Z";
+
+/// Two nodes, each with an agent that is ready.
+fn facts() -> Facts {
+    let controller = json!({ "metadata": { "name": "c" }, "status": { "availableReplicas": 1 } });
+    Facts {
+        nodes: objects(&["a", "b"].map(|name| node(name, "linux", "amd64", "6.12.0"))),
+        crds: Ok(crds()),
+        installed: objects(&[daemon_set(2)]),
+        pods: objects(&["a", "b"].map(|node| pod(node, "True", IMAGE))),
+        controllers: objects(&[controller]),
+        reports: objects(&["a", "b"].map(|node| report(node, NOW, 0, &["m"]))),
+        ..before()
+    }
+}
+
+fn answer(node: &str, version: &str, notes: Option<Notes>) -> Answer {
+    let (targets, taps) = (Vec::new(), Vec::new());
+    let status = NodeStatus { version: version.to_owned(), agent_running: true, targets, taps, notes };
+    Answer { node: node.to_owned(), at: Instant::now(), status: Ok(status) }
+}
+
+fn told(result: Level, found: &str) -> (Level, String) {
+    (result, found.to_owned())
+}
+
+#[test]
+fn a_podmirror_that_works_has_nothing_to_look_at() {
+    let answers = ["a", "b"].map(|node| answer(node, "0.1.0 (d268f2c05ea3)", Some(Notes::default())));
+    let facts = Facts { answers: Some(answers.into()), ..facts() };
+    let findings = crate::check::judge::findings(&facts);
+    assert!(findings.iter().all(|finding| finding.result == Level::Ok), "{findings:#?}");
+    assert_eq!(only(&facts, "agents").1, "2 agents ready on 2 nodes");
+    assert_eq!(only(&facts, "versions").1, "the agents and this plugin have 0.1.0");
+    assert_eq!(only(&facts, "reports").1, "of 2 nodes, none too old");
+    assert_eq!(only(&facts, "failures").1, "none on 2 nodes");
+}
+
+#[test]
+fn agents_that_are_missing_are_named() {
+    let with = |desired, pods: &[Value]| {
+        of(&Facts { installed: objects(&[daemon_set(desired)]), pods: objects(pods), ..facts() }, "agents")
+    };
+    let (ready, unready) = (pod("a", "True", IMAGE), pod("b", "False", IMAGE));
+    let without = told(Level::Warn, "these nodes have no agent: b");
+    assert_eq!(with(2, &[ready.clone(), unready]), [told(Level::Warn, "no agent is ready on b")]);
+    let fewer = told(Level::Warn, "1 agent ready, and the DaemonSet wants 2");
+    assert_eq!(with(2, std::slice::from_ref(&ready)), [fewer, without.clone()]);
+    let ok = told(Level::Ok, "1 agent ready on 1 node");
+    assert_eq!(with(1, &[ready]), [ok, without.clone()]);
+    let none = told(Level::Fail, "no agent of 2 is ready: a");
+    assert_eq!(with(2, &[pod("a", "False", IMAGE)]), [none, without]);
+    let found = with(3, &[]);
+    assert_eq!(found[0], told(Level::Fail, "the DaemonSet wants 3, and there is none on any node"));
+    let found = with(0, &[]);
+    assert_eq!(found[0], told(Level::Fail, "the DaemonSet wants no agent on any node"));
+    for unread in [Facts { installed: refused(), ..facts() }, Facts { pods: refused(), ..facts() }] {
+        assert_eq!(only(&unread, "agents").0, Level::Warn);
+    }
+}
+
+#[test]
+fn agents_of_several_versions_are_told() {
+    let with = |images: [&str; 2]| {
+        let [one, two] = images;
+        only(&Facts { pods: objects(&[pod("a", "True", one), pod("b", "True", two)]), ..facts() }, "versions")
+    };
+    assert_eq!(
+        with([IMAGE, "mirror-agent:0.2.0"]),
+        told(Level::Warn, "the agents differ: 0.1.0 on a; 0.2.0 on b")
+    );
+    let newer = ["x/mirror-agent:0.2.0"; 2];
+    assert_eq!(with(newer), told(Level::Warn, "the agents have 0.2.0, this plugin has 0.1.0"));
+    let unknown = told(Level::Ok, "all agents have the image main, which does not say their version");
+    assert_eq!(with(["mirror-agent:main@sha256:0"; 2]), unknown);
+    assert_eq!(with(["r:5000/a:0.1.0@sha256:0", IMAGE]).0, Level::Ok);
+    assert_eq!(of(&Facts { pods: objects(&[pod("a", "True", "r:5000/a")]), ..facts() }, "versions"), []);
+    // What the agents say comes first.
+    let answers = Some(vec![answer("a", "0.3.0", Some(Notes::default()))]);
+    let facts = Facts { answers, ..facts() };
+    assert_eq!(only(&facts, "versions").1, "the agents have 0.3.0, this plugin has 0.1.0");
+}
+
+#[test]
+fn reports_that_are_missing_or_old_are_told() {
+    let with = |reports: &[Value]| of(&Facts { reports: objects(reports), ..facts() }, "reports");
+    let fresh = report("a", NOW, 0, &["m"]);
+    let old = "2026-01-01T11:44:59Z";
+    assert_eq!(with(std::slice::from_ref(&fresh)), [told(Level::Warn, "no MirrorNode of b")]);
+    let stale = told(Level::Warn, "the MirrorNodes of these nodes are older than 15 minutes: b");
+    assert_eq!(with(&[fresh.clone(), report("b", old, 0, &["m"])]), [stale]);
+    assert_eq!(
+        with(&[fresh.clone(), report("b", old, 0, &[])])[0].0,
+        Level::Ok,
+        "there is nothing to repeat"
+    );
+    assert_eq!(with(&[fresh, report("b", NOW, 2, &["m"])]), [told(Level::Warn, "Mirrors are refused on b")]);
+    assert_eq!(only(&Facts { reports: refused(), ..facts() }, "reports").0, Level::Warn);
+    // There are none on an older server, and no controller.
+    let old = Facts {
+        server: Ok("v1.29.0".to_owned()),
+        reports: Ok(Vec::new()),
+        controllers: Ok(Vec::new()),
+        ..facts()
+    };
+    assert_eq!((of(&old, "reports"), of(&old, "controller")), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn a_controller_that_is_missing_is_told() {
+    let with =
+        |controllers: &[Value]| only(&Facts { controllers: objects(controllers), ..facts() }, "controller");
+    let controller =
+        |available| json!({ "metadata": { "name": "c" }, "status": { "availableReplicas": available } });
+    assert_eq!(with(&[controller(2)]), told(Level::Ok, "2 available"));
+    assert_eq!(with(&[controller(0)]).0, Level::Warn);
+    assert!(with(&[]).1.starts_with("there is no controller"));
+    assert_eq!(only(&Facts { controllers: refused(), ..facts() }, "controller").0, Level::Warn);
+}
+
+#[test]
+fn a_target_is_told_with_its_status() {
+    let target = |name: &str, conditions: &[(&str, &str, &str)]| {
+        let condition = |(type_, status, message): &(&str, &str, &str)| {
+            json!({
+                "type": type_, "status": status, "reason": "Reason", "message": message,
+                "lastTransitionTime": NOW,
+            })
+        };
+        let conditions: Vec<_> = conditions.iter().map(condition).collect();
+        let status =
+            json!({ "observedGeneration": 1, "conditions": conditions, "nodes": { "ready": 0, "of": 2 } });
+        json!({
+            "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorTarget", "metadata": { "name": name },
+            "spec": {}, "status": (!conditions.is_empty()).then_some(status),
+        })
+    };
+    let targets = [
+        target("good", &[("Accepted", "True", "fine"), ("Ready", "True", "2 of 2 nodes can copy to it")]),
+        target("bad", &[("Accepted", "False", "no address"), ("Ready", "False", "none")]),
+        target("down", &[("Accepted", "True", "fine"), ("Ready", "False", "1 of 2 nodes")]),
+        target("unknown", &[("Accepted", "Unknown", "none"), ("Ready", "Unknown", "no node reports on it")]),
+        target("half", &[("Accepted", "True", "fine")]),
+        target("new", &[]),
+    ];
+    let found = of(&Facts { targets: objects(&targets), ..facts() }, "targets");
+    let expected = [
+        told(Level::Ok, "good: 2 of 2 nodes can copy to it"),
+        told(Level::Warn, "bad: Reason: no address"),
+        told(Level::Warn, "down: Reason: 1 of 2 nodes"),
+        told(Level::Warn, "unknown: Reason: no node reports on it"),
+        told(Level::Warn, "half has no condition Ready"),
+        told(Level::Warn, "new has no status"),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(only(&Facts { targets: refused(), ..facts() }, "targets").0, Level::Warn);
+}
+
+#[test]
+fn what_the_agents_say_is_told() {
+    let with = |answers: Vec<Answer>| of(&Facts { answers: Some(answers), ..facts() }, "failures");
+    let unreached = |target: &str| Unreached { target: target.into(), message: "no pod".into() };
+    let notes = Notes {
+        failures: vec!["no memory".into()],
+        unreached_targets: vec![unreached("ids")],
+        ..Notes::default()
+    };
+    let silent = Answer { node: "c".into(), at: Instant::now(), status: Err("no agent is ready".into()) };
+    let found = with(vec![answer("a", "0.1.0", Some(notes)), answer("b", "0.1.0", None), silent]);
+    let expected = [
+        told(Level::Warn, "a: no memory"),
+        told(Level::Warn, "a: target ids: no pod"),
+        told(Level::Warn, "b: no agent runs there, or it does not answer its own command"),
+        told(Level::Warn, "c does not answer: no agent is ready"),
+    ];
+    assert_eq!(found, expected);
+    let many = Notes { failures: (0..13).map(|number| number.to_string()).collect(), ..Notes::default() };
+    let found = with(vec![answer("a", "0.1.0", Some(many))]);
+    assert_eq!((found.len(), found[10].clone()), (11, told(Level::Warn, "3 more")));
+}

@@ -1,0 +1,107 @@
+//! The rights that the commands of this program need, and the findings on them. Pure, a part of [`judge`](super).
+
+use super::{Finding, Read};
+
+/// A right, and the verbs of it that the user lacks.
+#[derive(Debug)]
+pub(in crate::check) struct Right {
+    pub(in crate::check) asked: Asked,
+    pub(in crate::check) missing: Read<Vec<&'static str>>,
+}
+
+/// A right that commands of this program need.
+#[derive(Debug, Clone)]
+pub(in crate::check) struct Asked {
+    pub(in crate::check) group: &'static str,
+    pub(in crate::check) resource: &'static str,
+    pub(in crate::check) subresource: Option<&'static str>,
+    pub(in crate::check) verbs: &'static [&'static str],
+    /// `None`: the right is for the whole cluster.
+    pub(in crate::check) namespace: Option<String>,
+    /// The commands that need it.
+    needed_by: &'static str,
+    /// Who gives it.
+    role: String,
+    /// This is the right to ask the agents.
+    pub(in crate::check) is_for_answers: bool,
+}
+
+/// The rights that are asked for. `namespace` is that of the pods, `agents` that of the agents.
+pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
+    let right = |group, resource, subresource, verbs, namespace: Option<&str>, needed_by, role: &str| Asked {
+        group,
+        resource,
+        subresource,
+        verbs,
+        namespace: namespace.map(str::to_owned),
+        needed_by,
+        role: role.to_owned(),
+        is_for_answers: subresource == Some("exec"),
+    };
+    let (pods, own, of_agents) = ("pods", Some(namespace), Some(agents));
+    let edit =
+        format!("Kubernetes' role edit in namespace {namespace} has this right when podmirror is installed");
+    let view = format!("Kubernetes' role view in namespace {namespace} has this right");
+    let tail = format!(
+        "the Role podmirror-tail of the chart has this right: kubectl -n {agents} create rolebinding NAME --role \
+         podmirror-tail --user USER. Read docs/security.md first"
+    );
+    let exec = "this is an administrator's right, and no role of podmirror has it: docs/security.md says what it means";
+    let all = "a ClusterRoleBinding to Kubernetes' role view has this right when podmirror is installed";
+    vec![
+        right(
+            mirror_api::GROUP,
+            "mirrors",
+            None,
+            &["get", "list", "create", "patch", "delete"],
+            own,
+            "tail, on and off",
+            &edit,
+        ),
+        right("", pods, None, &["get", "list", "watch"], own, "tail and explain", &view),
+        right("", pods, None, &["list"], of_agents, "tail, explain, coverage and top", &tail),
+        right("", pods, Some("portforward"), &["get", "create"], of_agents, "tail", &tail),
+        right(
+            "",
+            pods,
+            Some("exec"),
+            &["get", "create"],
+            of_agents,
+            "explain, coverage, top and the check of the agents' failures",
+            exec,
+        ),
+        right(mirror_api::GROUP, "mirrornodes", None, &["get", "list"], None, "status and explain", all),
+    ]
+}
+
+/// A finding for each right that is missing.
+pub(super) fn findings(rights: &[Right]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for Right { asked, missing } in rights {
+        let Asked { resource, subresource, namespace, needed_by, role, .. } = asked;
+        let of = subresource.map(|sub| format!("/{sub}")).unwrap_or_default();
+        let within = match namespace {
+            Some(namespace) => format!("in namespace {namespace}"),
+            None => "in the cluster".to_owned(),
+        };
+        match missing {
+            Ok(missing) if missing.is_empty() => {}
+            Ok(missing) => {
+                let verbs = missing.join(", ");
+                let found = format!("you may not {verbs} {resource}{of} {within}: {needed_by} need it");
+                findings.push(Finding::warn("rights", found, role.clone()));
+            }
+            Err(unread) => {
+                findings.push(Finding::unread(
+                    "rights",
+                    &format!("right to {resource}{of} {within}"),
+                    unread,
+                ));
+            }
+        }
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok("rights", "you may use all commands of this plugin".to_owned()));
+    }
+    findings
+}

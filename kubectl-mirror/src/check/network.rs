@@ -1,0 +1,113 @@
+//! Which CNI a cluster has, as far as the names and images of DaemonSets tell, and what is known of it. Pure.
+//!
+//! The sentences are those of the table in README.md. `judge` calls it.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+
+/// A CNI.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Network {
+    pub(super) name: &'static str,
+    /// A part of the name or of an image of its DaemonSet.
+    word: &'static str,
+    /// What podmirror sees there; `None`: README.md does not name it.
+    pub(super) covered: Option<&'static str>,
+}
+
+const VETH: &str = "what pods send and receive is seen (by design, not tested)";
+
+const NETWORKS: [Network; 14] = [
+    Network {
+        name: "Cilium",
+        word: "cilium",
+        covered: Some(
+            "what pods send and receive is seen; with eBPF host routing, what they receive is seen inside the pod, which \
+             needs Linux 6.6",
+        ),
+    },
+    Network {
+        name: "Calico",
+        word: "calico",
+        covered: Some(
+            "what pods send and receive is seen (by design, not tested); with the eBPF dataplane, what they receive is seen \
+             inside the pod, which needs Linux 6.6",
+        ),
+    },
+    Network { name: "Canal", word: "canal", covered: Some(VETH) },
+    Network { name: "Flannel", word: "flannel", covered: Some(VETH) },
+    Network { name: "Kindnet", word: "kindnet", covered: Some(VETH) },
+    Network { name: "Weave", word: "weave", covered: Some(VETH) },
+    Network { name: "Antrea", word: "antrea", covered: Some(VETH) },
+    Network { name: "Kube-OVN", word: "kube-ovn", covered: Some(VETH) },
+    Network { name: "OVN-Kubernetes", word: "ovnkube", covered: None },
+    Network { name: "kube-router", word: "kube-router", covered: None },
+    Network { name: "Amazon VPC CNI", word: "aws-node", covered: None },
+    Network { name: "Azure CNI", word: "azure-cns", covered: None },
+    Network { name: "GKE netd", word: "netd", covered: None },
+    Network { name: "OpenShift SDN", word: "openshift-sdn", covered: None },
+];
+
+/// The CNIs of these DaemonSets.
+pub(super) fn of(daemon_sets: &[DaemonSet]) -> BTreeSet<&'static Network> {
+    let words = |of: &DaemonSet| {
+        let containers = of.spec.iter().flat_map(|spec| spec.template.spec.iter());
+        let images = containers.flat_map(|pod| &pod.containers).filter_map(|of| of.image.clone());
+        images.chain(of.metadata.name.clone()).map(|word| word.to_lowercase()).collect::<Vec<_>>()
+    };
+    let words: Vec<_> = daemon_sets.iter().flat_map(words).collect();
+    NETWORKS.iter().filter(|network| words.iter().any(|word| has(word, network.word))).collect()
+}
+
+/// Whether a name or image has this word, alone or with others behind hyphens, as in `kube-flannel-ds`.
+fn has(text: &str, word: &str) -> bool {
+    let is_end = |char: Option<char>| char.is_none_or(|char| !char.is_ascii_alphanumeric());
+    text.match_indices(word).any(|(at, _)| {
+        is_end(text[..at].chars().next_back()) && is_end(text[at + word.len()..].chars().next())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    fn names(daemon_sets: &[(&str, &str)]) -> Vec<&'static str> {
+        let daemon_set = |(name, image): &(&str, &str)| {
+            from_value(json!({
+                "metadata": { "name": name },
+                "spec": {
+                    "selector": {},
+                    "template": { "spec": { "containers": [{ "name": "x", "image": image }] } },
+                },
+            }))
+            .unwrap()
+        };
+        let daemon_sets: Vec<DaemonSet> = daemon_sets.iter().map(daemon_set).collect();
+        of(&daemon_sets).into_iter().map(|network| network.name).collect()
+    }
+
+    #[test]
+    fn a_cni_is_known_by_its_name_or_its_image() {
+        for (name, image, expected) in [
+            ("cilium", "quay.io/cilium/cilium:v1.20.2", "Cilium"),
+            ("calico-node", "docker.io/calico/node:v3.30", "Calico"),
+            ("kube-flannel-ds", "ghcr.io/flannel-io/flannel:v0.27", "Flannel"),
+            ("kube-ovn-cni", "kubeovn/x:v1", "Kube-OVN"),
+            ("antrea-agent", "antrea/antrea-agent-ubuntu:v2", "Antrea"),
+            ("weave-net", "weaveworks/x", "Weave"),
+            ("kindnet", "kindest/x", "Kindnet"),
+            ("aws-node", "x/amazon-k8s-cni:v1", "Amazon VPC CNI"),
+            ("ovnkube-node", "x", "OVN-Kubernetes"),
+        ] {
+            assert_eq!(names(&[(name, image)]), [expected], "{name}");
+        }
+        // Two DaemonSets of one CNI, and programs that only sound like one.
+        assert_eq!(names(&[("cilium", "a"), ("cilium-envoy", "quay.io/cilium/x")]), ["Cilium"]);
+        assert!(names(&[("kube-proxy", "registry.k8s.io/kube-proxy:v1"), ("netdata", "netdata")]).is_empty());
+    }
+}
