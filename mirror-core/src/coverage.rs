@@ -180,8 +180,8 @@ impl fmt::Display for Way {
                  (bpf_redirect_peer, as in Cilium's eBPF host routing and Calico's eBPF dataplane)"
             }
             Self::Unseen => {
-                "the NIC carries packets that the mirror does not meet, and no program or filter at its hook hides \
-                 them; an XDP program of the device can be the reason"
+                "the NIC carries packets that the mirror does not meet, and no program or filter that the agent can \
+                 see hides them; an XDP program of the device can be the reason, or another program inside the pod"
             }
         })
     }

@@ -17,7 +17,7 @@ use super::{
     cache::{Cache, Veths, veths},
     is_momentary,
     procfs::Processes,
-    socket::{connect, dump, nsid, serve},
+    socket::{connect, dump, give_nsid, nsid, serve},
 };
 use crate::{
     model::{IfIndex, Link, NetnsId, PodLinks},
@@ -164,7 +164,10 @@ impl Inside {
     async fn enter(&self, node: &Node<'_>, path: &Path) -> anyhow::Result<PodLinks> {
         let netns = Netns::open(path)?;
         let links = serve(netns.inside(connect).await?, async |handle| Ok(dump(handle).await?)).await?;
-        let nsid = nsid(node.handle, &netns).await?;
+        let nsid = match nsid(node.handle, &netns).await? {
+            None if netns.id() != self.host => give_nsid(node.handle, &netns).await?,
+            nsid => nsid,
+        };
         let lead_here =
             |veths: &HashMap<i32, Veths>| nsid.and_then(|nsid| veths.get(&nsid)).cloned().unwrap_or_default();
         let before = lead_here(&node.veths);

@@ -143,6 +143,19 @@ pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i3
     Ok(id.filter(|id| *id >= 0))
 }
 
+/// Gives another namespace an id in the handle's, where it has none: where no device leads from here to there. The id goes
+/// with the namespace. Without it, devices there cannot be read from here.
+pub(super) async fn give_nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
+    const ANY: i32 = -1;
+    let mut request = NsidMessage::default();
+    request.attributes.push(NsidAttribute::Fd(netns.as_fd().as_raw_fd().cast_unsigned()));
+    request.attributes.push(NsidAttribute::Id(ANY));
+    // If it has got one meanwhile, that one is the answer. If the kernel refuses, the coverage of its NICs is not known, and
+    // nothing else depends on it.
+    let _ = ask(handle, RouteNetlinkMessage::NewNsId(request), 0).await;
+    nsid(handle, netns).await
+}
+
 /// All replies to one request, or the kernel's error, also an error that ends a dump half-way. `flags` are those that
 /// the request needs besides `NLM_F_REQUEST`.
 ///

@@ -166,7 +166,8 @@ fn both_ends_of_a_pods_veth_name_each_other() {
     on_a_node(|| async {
         let (mut netlink, handle, pod) = (Netlink::new().unwrap(), handle(), PodNs::new().await);
         let (_, before) = snapshot_of(&mut netlink, &pod.path).await;
-        assert_eq!(before.unwrap().nsid, None, "nothing connects the two namespaces yet");
+        let before = before.unwrap().nsid;
+        assert!(before.is_some(), "it is given, although nothing connects the two namespaces yet");
 
         add(&handle, LinkBridge::new("cni0").build()).await;
         add_nic(&handle, &pod, "veth1", "eth0").await;
@@ -178,7 +179,8 @@ fn both_ends_of_a_pods_veth_name_each_other() {
         let pod_links = pod_links.unwrap();
         assert_eq!(pod_links.netns, netns_id(&pod.path).unwrap());
         assert!(!pod_links.is_host);
-        let nsid = pod_links.nsid.expect("the veth connects the two namespaces");
+        assert_eq!(pod_links.nsid, before);
+        let nsid = before.unwrap();
         let find = |links: &[Link], name: &str| links.iter().find(|link| link.name == name).cloned().unwrap();
 
         let (veth1, eth0) = (find(&host, "veth1"), find(&pod_links.links, "eth0"));

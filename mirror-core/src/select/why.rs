@@ -255,7 +255,8 @@ impl Why {
                  FelixConfiguration. docs/choosing.md has the exceptions."
             }
             Self::Bypassed(_, Way::Unseen) => {
-                "Look for an XDP program on the device (`ip link` shows it). docs/operations.md says how this is judged."
+                "Look for an XDP program on the device (`ip link` shows it), and inside the pod for other programs at the \
+                 hooks of the NIC (`bpftool net`). docs/operations.md says how this is judged."
             }
             Self::Uncut(..) => {
                 "Have the other program put behind ours, or removed. A mirror without a snap length does not need the \

@@ -338,7 +338,8 @@ fn what_the_nic_carries_is_told_beside_what_the_tap_sees() {
     let text = status.explain("shop/web").unwrap();
     let expected = "
   Coverage of what reaches the pod: Bypassed, for 2 hours. The NIC carries packets that the mirror does not meet, and no \
-                    program or filter at its hook hides them; an XDP program of the device can be the reason.
+                    program or filter that the agent can see hides them; an XDP program of the device can be the \
+                    reason, or another program inside the pod.
     Since the agent began to compare, the NIC has carried 77 of these packets, and the tap has seen 0.
   Coverage of what leaves the pod: Covered, for 119 s. Our program sees what the NIC carries.
     Since the agent began to compare, the NIC has carried 3 of these packets, and the tap has seen 3.

@@ -1,9 +1,12 @@
 //! Root inside a pod, against the device that the agent has made there.
 
-use mirror_tests::{Agent, AttachMode, Capture, Frame, PodSpec, SOON, check, eventually};
+use mirror_tests::{Agent, AttachMode, Capture, Frame, Neighbour, PodSpec, SOON, check, eventually};
 
 use super::{EXIT, MACVLAN, Scene, applies, has_exit, shows, tap, wait_tapped};
-use crate::{Inside, MIRROR};
+use crate::{
+    Inside, MIRROR,
+    coverage::{CLEAR, reasons, wait_states},
+};
 
 /// Root inside a pod takes away, replaces and uses the exit. Each packet that is not copied is counted, nothing of the pod
 /// reaches the mirror interface by that way, and its own packets pass.
@@ -86,4 +89,34 @@ fn a_device_of_the_pod_is_never_taken_for_an_exit() {
     agent.stop();
     lab.cleanup();
     assert!(has_exit(web), "it is the pod's");
+}
+
+/// The agent does not look at the chain of a hook inside a pod, but packets are missing then.
+#[test]
+fn a_program_ahead_of_a_tap_inside_is_found_by_what_is_missing() {
+    if !applies() {
+        return;
+    }
+    let scene = Scene::new("macvlan-ahead", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    let pods = scene.pods_file(&[web]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    wait_tapped(lab, &[web]);
+    let talk = || web.ping(db.v4(), 5, 56);
+    wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
+    let ahead = Neighbour::inside(web.netns(), "eth0", "last_word").unwrap();
+    let told = wait_states(lab, web, CLEAR, ["Bypassed", "Bypassed"], talk);
+    assert!(
+        told["ingress"]["message"].as_str().unwrap().contains("another program inside the pod"),
+        "{told}"
+    );
+    eventually(SOON, || {
+        let reasons = reasons(lab);
+        let is_told =
+            |(reason, remedy): &(String, String)| reason == "Bypassed" && remedy.contains("bpftool net");
+        check(!reasons.is_empty() && reasons.iter().all(is_told), || format!("{reasons:?}"))
+    });
+    drop(ahead);
+    wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
+    agent.stop();
 }
