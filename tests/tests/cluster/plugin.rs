@@ -277,6 +277,25 @@ fn who_may_not_ask_the_agents_hears_what_the_api_server_knows() {
     assert!(why.contains("no agent of podmirror is ready there"), "{why}");
 }
 
+/// What the agents say of themselves needs a kubelet, so the stories of the level api have only silent agents.
+#[test]
+fn check_hears_the_agents_of_a_node_that_works() {
+    let cluster = &Cluster::new("checked");
+    cluster.host().wait_taps(&[]);
+    eventually(PATIENCE, || {
+        let output = plugin(cluster, &["check", "-o", "json"]).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let findings = report["findings"].as_array().unwrap();
+        let are_ok = |of: &str| {
+            let mut results = findings.iter().filter(|finding| finding["check"] == of);
+            results.clone().count() > 0 && results.all(|finding| finding["result"] == "OK")
+        };
+        let is_well = ["server", "resources", "agents", "versions", "failures"].into_iter().all(are_ok);
+        // What it says of the kernel and of the network is this machine's.
+        check(is_well && output.status.code() <= Some(1), || format!("{report:#}"))
+    });
+}
+
 /// The right to ask the agents, as the plugin names it.
 fn right() -> String {
     format!("`list` on pods, and `get` and `create` on pods/exec, in namespace {AGENT}")
