@@ -69,7 +69,8 @@ pub const SESSION_FILTERED: u32 = 1;
 /// Bit of [`Session::flags`]: `LIMITS` and `METERS` at [`Session::id`] hold for it.
 pub const SESSION_METERED: u32 = 2;
 /// Bit of [`Session::flags`]: the limits of pods, namespaces and the node hold for it: `NODE_LIMITS`, with `POD_METERS` at
-/// [`Tap::pod_meter`], `NAMESPACE_METERS` at [`Tap::namespace_meter`] and `NODE_METER`. Never set for a capture, because those limits are for mirrors.
+/// [`Tap::pod_meter`], `NAMESPACE_METERS` at [`Tap::namespace_meter`] and `NODE_METER`. Never set for a capture, because
+/// those limits are for mirrors.
 pub const SESSION_POD_METERED: u32 = 4;
 
 /// Bit of [`Target::flags`]: the device is up and has a carrier.

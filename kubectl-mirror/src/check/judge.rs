@@ -313,7 +313,7 @@ fn networks(daemon_sets: &Read<Vec<DaemonSet>>) -> Vec<Finding> {
     let finding = |network: &network::Network| match network.covered {
         Some(covered) => Finding::ok("network", format!("{}: {covered}", network.name)),
         None => {
-            Finding::warn("network", format!("{}: nobody has tried podmirror with it", network.name), todo)
+            Finding::warn("network", format!("{}: podmirror was never tested with it", network.name), todo)
         }
     };
     networks.into_iter().map(finding).collect()

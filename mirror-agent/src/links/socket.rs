@@ -69,7 +69,7 @@ pub(super) async fn serve<T>(
 /// The contents of the events are ignored: a snapshot gives better information, also after an overrun of the socket,
 /// which is an event too.
 pub(super) fn listen(changed: Arc<Notify>) -> io::Result<impl Future<Output = ()> + Send + use<>> {
-    let (connection, _, events) = rtnetlink::new_multicast_connection(&EVENTS)?;
+    let (connection, _, events) = rtnetlink::new_multicast_connection_with_socket::<Mended>(&EVENTS)?;
     Ok(async move {
         let wake = events.for_each(|_| {
             changed.notify_one();

@@ -138,16 +138,18 @@ impl Judge {
     /// Takes a reading.
     pub fn read(&mut self, reading: Reading) {
         self.read = reading.at;
-        let step = self.last.map(|last| Step::between(&last, &reading));
-        if !matches!(step, Some(Some(Step { is_whole: true, .. }))) {
-            self.before = self.totals();
+        let totals = self.totals();
+        let Some(last) = self.last.replace(reading) else {
             self.first = Some(reading);
+            return;
+        };
+        let step = Step::between(&last, &reading);
+        if !step.is_some_and(|step| step.is_whole) {
+            (self.before, self.first) = (totals, Some(reading));
         }
-        let is_first = self.last.replace(reading).is_none();
-        match step.flatten() {
+        match step {
             // A counter has begun again: the NIC is another one.
-            None if !is_first => self.change(reading.at, Self::begin_again),
-            None => {}
+            None => self.change(reading.at, Self::begin_again),
             Some(step) => self.change(reading.at, |judge| judge.take(step, reading.at)),
         }
     }

@@ -27,6 +27,7 @@ fn is_mirrored(lab: &Lab, agent: &Agent, web: &PodNs, db: &PodNs) {
     shows(&mirror, || inside.capture.frames());
     let (sent, received) = inside.stop();
     assert!(sent.len() >= 5 && received.len() >= 5);
+    mirror.stop().same_as(&sent.and(&received)).unwrap();
     let notes = lab.status().notes.unwrap();
     assert_eq!(notes["not_mirrored"], serde_json::json!([]));
     for told in ["not mirrored", "\"ERROR\""] {

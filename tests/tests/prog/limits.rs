@@ -159,13 +159,11 @@ fn a_namespaces_ceiling_holds_for_all_of_its_pods_together() {
         bench.run(Hook::Egress, &packet(), 3);
         (bench.counted(id), bench.used_by_pod(pod_meter)[0])
     };
-    let limited = |copied| {
-        let counts = [(Ingress, Verdict::Copied, copied), (Ingress, Verdict::Limited, 3 - copied)];
-        counted(LEN, counts.split_at(usize::from(copied == 0)).1)
-    };
-    assert_eq!(run(0, 7, 1), (limited(1), 1));
-    assert_eq!(run(1, 8, 1), (limited(0), 0), "another pod of the namespace");
-    assert_eq!(run(2, 9, 4096), (limited(1), 1), "the last place");
+    let once = || counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Limited, 2)]);
+    assert_eq!(run(0, 7, 1), (once(), 1));
+    let never = counted(LEN, &[(Ingress, Verdict::Limited, 3)]);
+    assert_eq!(run(1, 8, 1), (never, 0), "another pod of the namespace");
+    assert_eq!(run(2, 9, 4096), (once(), 1), "the last place");
     let free = counted(LEN, &[(Ingress, Verdict::Copied, 3)]);
     assert_eq!(run(3, 10, 0), (free, 3), "an interface has no namespace");
     assert_eq!([bench.used_of("NAMESPACE_METERS", 0), bench.used_of("NAMESPACE_METERS", 4095)], [1, 1]);

@@ -166,7 +166,7 @@ fn the_network_is_told_with_what_is_known_of_it() {
     assert!(found.starts_with("Flannel: what pods send and receive is seen"), "{found}");
     assert_eq!(
         with("aws-node"),
-        (Level::Warn, "Amazon VPC CNI: nobody has tried podmirror with it".to_owned())
+        (Level::Warn, "Amazon VPC CNI: podmirror was never tested with it".to_owned())
     );
     assert_eq!(with("kube-proxy").0, Level::Warn);
     assert_eq!(only(&Facts { daemon_sets: refused(), ..facts() }, "network").0, Level::Warn);

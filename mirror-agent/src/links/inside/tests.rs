@@ -6,14 +6,18 @@ use std::{io, path::Path};
 
 use anyhow::anyhow;
 use netlink_packet_core::DefaultNla;
-use rtnetlink::{LinkUnspec, packet_route::link::LinkAttribute};
+use rtnetlink::{
+    LinkUnspec, LinkVeth,
+    packet_route::{RouteNetlinkMessage, link::LinkAttribute},
+};
 use tokio::time::timeout;
 
 use super::*;
 use crate::links::{
     LinkTable as _, NicPlace,
     netlink::Netlink,
-    tests::{DEADLINE, PodNs, add_nic, handle, on_a_node, snapshot_of},
+    socket::ask,
+    tests::{DEADLINE, PodNs, add, add_nic, handle, on_a_node, snapshot_of},
 };
 use crate::model::LinkKind;
 
@@ -71,6 +75,23 @@ fn a_pod_cannot_hide_a_device_by_its_texts() {
             assert!(read[0].is_some(), "{read:?}");
         });
     }
+}
+
+/// The texts of this connection are not mended, so the decoder leaves the reply out.
+#[test]
+fn a_reply_that_is_left_out_is_not_waited_for() {
+    on_a_node(|| async {
+        let handle = handle();
+        add(&handle, LinkVeth::new("a", "b").build()).await;
+        let mut change = LinkUnspec::new_with_name("a").build();
+        change.attributes.push(LinkAttribute::Other(DefaultNla::new(IFLA_IFALIAS, b"\xff\0".to_vec())));
+        handle.link().change(change).execute().await.unwrap();
+        let of = async |name: &str| {
+            let question = RouteNetlinkMessage::GetLink(LinkUnspec::new_with_name(name).build());
+            timeout(DEADLINE, ask(&handle, question, 0)).await.expect("it ends").unwrap().len()
+        };
+        assert_eq!([of("a").await, of("b").await], [0, 1]);
+    });
 }
 
 #[test]
