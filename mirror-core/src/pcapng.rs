@@ -60,6 +60,11 @@ pub struct Interface<'a> {
 pub struct InterfaceId(u32);
 
 impl InterfaceId {
+    /// The interface with so many descriptions ahead of its own.
+    pub const fn at(place: u32) -> Self {
+        Self(place)
+    }
+
     /// The number that the blocks of the file have for it.
     pub const fn number(self) -> u32 {
         self.0

@@ -142,6 +142,40 @@ pub struct Keep {
     pub files: u32,
 }
 
+/// `mirror-agent recorder`.
+#[derive(Debug, Args)]
+pub struct RecorderArgs {
+    /// A target of the agent that is a stream (--target NAME=stream of `mirror-agent run`): what the mirrors copy there.
+    #[arg(long, value_name = "NAME", value_parser = target_name)]
+    pub target: TargetName,
+    /// Keep so many bytes, as in 64MB, or what is so new, as in 30s.
+    #[arg(long, value_name = "SIZE|TIME", value_parser = bound)]
+    pub ring: Bound,
+    /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
+    #[arg(long)]
+    pub super_frames: bool,
+    /// Room for packets on their way from the kernel to this command, as in 16MiB; rounded up to a power of two.
+    #[arg(long, value_name = "SIZE", value_parser = ring, default_value_t = RING)]
+    pub buffer: u32,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub state: StateArgs,
+}
+
+/// `mirror-agent save`.
+#[derive(Debug, Args)]
+pub struct SaveArgs {
+    /// The target of the recorder.
+    #[arg(long, value_name = "NAME", value_parser = target_name)]
+    pub target: TargetName,
+    /// A pod, by namespace and name, also one that has gone. Can be repeated [default: all].
+    #[arg(long = "pod", value_name = "NAMESPACE/NAME", value_parser = pod)]
+    pub pods: Vec<(String, String)>,
+    /// The file for the packets, in pcapng; `-` is standard output.
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    pub write: PathBuf,
+}
+
 /// A pod, as in `shop/web`.
 pub(super) fn pod(text: &str) -> Result<(String, String), String> {
     match text.split_once('/') {

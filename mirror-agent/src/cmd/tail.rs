@@ -8,28 +8,30 @@
 mod losses;
 mod memory;
 mod pipe;
+mod reading;
+mod recorder;
 mod sessions;
 
 use std::{
     collections::BTreeMap,
     future::{Future, pending},
     io::{self, IsTerminal as _},
-    ops::ControlFlow,
     os::unix::net::UnixStream as StdStream,
-    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
 use tokio::{
     io::AsyncReadExt as _,
     net::UnixStream,
-    sync::watch,
-    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
 };
-use tracing::{info, warn};
+use tracing::warn;
 
+pub use self::recorder::{Given, Wanted, recorder};
 use self::{
-    pipe::Pipe,
+    reading::{Ask, Reading},
     sessions::{Before, Sessions},
 };
 use super::{cleanup::remove_everything, stop_signal};
@@ -45,17 +47,12 @@ use crate::{
     notes,
     pods::NoPods,
     reconcile::Reconciler,
-    recording::{Clock, Destination, Kept, Plan, Progress, Recorder},
+    recording::{Clock, Destination, Kept, Plan, Recorder},
     select::Policy,
 };
 
-/// How often the ring is read while it is not filled far enough to wake this command: packets are seen after this time
-/// at the latest.
-const LOOK: Duration = Duration::from_millis(10);
-/// How often the counters are read.
-const COUNT: Duration = Duration::from_secs(1);
-/// How long this command waits at its end until no mirror copies into its ring any more.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The program that files are of.
+const APPLICATION: &str = concat!("podmirror ", env!("PODMIRROR_VERSION"));
 
 /// Reads packets as they come.
 pub async fn tail(args: TailArgs) -> anyhow::Result<()> {
@@ -156,6 +153,42 @@ async fn read(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     tokio::pin!(stop);
+    let joined = tokio::select! {
+        joined = join(agent, subject) => joined?,
+        () = &mut stop => return Ok(()),
+    };
+    let Joined { mut agent, ring, sessions } = joined;
+    // Without a ring in memory, SIGUSR1 ends the process, as it ends others.
+    let asks = matches!(plan.kept, Kept::Last(_)).then(asks_by_signal).transpose()?;
+    let recorder = Recorder::begin(plan, Clock::now()?, APPLICATION)?;
+    let mut reading = Reading::begin(ring, sessions, recorder, asks)?;
+    let end = subject.time.map(|time| Instant::now() + time);
+    let outcome = tokio::select! {
+        outcome = reading.run() => outcome.map(|()| Ended::Complete),
+        () = &mut stop => Ok(Ended::Asked),
+        () = async { sleep_until(end.unwrap_or_else(Instant::now)).await }, if end.is_some() => Ok(Ended::Asked),
+        // Nothing is said after the answer, so this is the end.
+        _ = agent.read_u8() => Err(anyhow!("the agent has ended, and with it the capture")),
+    };
+    let outcome = match outcome {
+        Ok(Ended::Asked) if subject.target.is_some() => reading.let_go(&mut agent).await,
+        outcome => outcome.map(drop),
+    };
+    outcome.and(reading.finish(agent))
+}
+
+/// What an agent gives for a request.
+pub(super) struct Joined {
+    /// The connection. It ends with the agent.
+    pub(super) agent: UnixStream,
+    /// The ring that the packets come into.
+    pub(super) ring: RingReader,
+    /// The sessions whose packets these are.
+    pub(super) sessions: Sessions,
+}
+
+/// Asks an agent for packets.
+pub(super) async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined> {
     let of = match (&subject.target, &subject.mirror) {
         (Some(target), _) => Subject::Target(target.to_string()),
         (_, Some((namespace, name))) => Subject::Mirror { namespace: namespace.clone(), name: name.clone() },
@@ -169,10 +202,7 @@ async fn read(
     let request = Request { of, ring_bytes: subject.buffer };
     let pins = Pins::new(&subject.state.bpffs);
     let before = subject.target.as_ref().map_or_else(Before::default, |target| Before::read(&pins, target));
-    let (mut agent, ring, answer) = tokio::select! {
-        answered = control::ask(agent, &request) => answered?,
-        () = &mut stop => return Ok(()),
-    };
+    let (agent, ring, answer) = control::ask(agent, &request).await?;
     let mut sessions = Sessions::open(&pins, &answer.target, before)?;
     match (sessions.are_there()?, &subject.target, &subject.mirror) {
         (true, ..) => {}
@@ -191,24 +221,15 @@ async fn read(
         (false, None, None) => bail!("{}", answer.problems.join("; ")),
     }
     answer.problems.iter().for_each(|problem| warn!("{problem}"));
+    Ok(Joined { agent, ring: RingReader::new(ring, &pins)?, sessions })
+}
 
-    let application = concat!("podmirror ", env!("PODMIRROR_VERSION"));
-    let recorder = Recorder::begin(plan, Clock::now()?, application)?;
-    let mut reading = Reading { ring: RingReader::new(ring, &pins)?, sessions, recorder };
-    reading.count()?;
-    let end = subject.time.map(|time| Instant::now() + time);
-    let outcome = tokio::select! {
-        outcome = reading.run() => outcome.map(|()| Ended::Complete),
-        () = &mut stop => Ok(Ended::Asked),
-        () = async { sleep_until(end.unwrap_or_else(Instant::now)).await }, if end.is_some() => Ok(Ended::Asked),
-        // Nothing is said after the answer, so this is the end.
-        _ = agent.read_u8() => Err(anyhow!("the agent has ended, and with it the capture")),
-    };
-    let outcome = match outcome {
-        Ok(Ended::Asked) if subject.target.is_some() => reading.let_go(&mut agent).await,
-        outcome => outcome.map(drop),
-    };
-    outcome.and(reading.finish(agent))
+/// An [`Ask::Save`] at each SIGUSR1.
+fn asks_by_signal() -> anyhow::Result<mpsc::Receiver<Ask>> {
+    let (asks, asked) = mpsc::channel(1);
+    let mut wanted = signal(SignalKind::user_defined1()).context("cannot handle SIGUSR1")?;
+    tokio::spawn(async move { while wanted.recv().await.is_some() && asks.send(Ask::Save).await.is_ok() {} });
+    Ok(asked)
 }
 
 /// Why the reading has ended in order.
@@ -217,111 +238,4 @@ enum Ended {
     Complete,
     /// The user wanted it: a signal, or the time is up.
     Asked,
-}
-
-/// A ring that is being read.
-struct Reading {
-    ring: RingReader,
-    sessions: Sessions,
-    recorder: Recorder,
-}
-
-impl Reading {
-    /// Reads until the recording is complete, which it also is when the reader of its pipe is gone.
-    async fn run(&mut self) -> anyhow::Result<()> {
-        let woken = self.ring.wakes().context("cannot wait for the ring")?;
-        let pipe = Pipe::new(self.recorder.pipe()).context("cannot wait for the pipe")?;
-        let mut look = interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut count = interval(COUNT);
-        count.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                guard = woken.readable() => guard.context("cannot wait for the ring")?.clear_ready(),
-                _ = look.tick() => {}
-                _ = count.tick() => self.count()?,
-                taken = pipe.taken(), if self.recorder.is_pending() => taken.context("cannot wait for the pipe")?,
-            }
-            while let Batch::More = match self.batch(u64::MAX)? {
-                Batch::Complete => return Ok(()),
-                batch => batch,
-            } {
-                // A flood must not keep the other tasks from their turn.
-                tokio::task::yield_now().await;
-            }
-        }
-    }
-
-    /// Reads some of what is in the ring, as far as it was written until `end_ns` (`CLOCK_MONOTONIC`). Nothing if what was
-    /// read before still waits for the reader of the pipe: then the ring fills, and the taps count what is lost.
-    fn batch(&mut self, end_ns: u64) -> anyhow::Result<Batch> {
-        let Self { ring, sessions, recorder } = self;
-        let mut progress = Progress::GoesOn;
-        let mut is_late = false;
-        let mut looked = Ok(());
-        let mut is_empty = false;
-        if !recorder.is_stalled() {
-            is_empty = ring.read(|head, bytes| {
-                is_late = head.time_ns > end_ns;
-                if is_late {
-                    return ControlFlow::Break(());
-                }
-                looked = sessions.read_one(head.serial, recorder);
-                progress = recorder.record(head, bytes);
-                if progress == Progress::Complete || looked.is_err() || recorder.is_stalled() {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            })?;
-        }
-        looked?;
-        if recorder.end_batch()? == Progress::Complete || progress == Progress::Complete {
-            return Ok(Batch::Complete);
-        }
-        Ok(if is_empty || is_late || recorder.is_stalled() { Batch::End } else { Batch::More })
-    }
-
-    /// Reads the counters, and says which sessions have gone.
-    fn count(&mut self) -> anyhow::Result<()> {
-        self.sessions.note(&mut self.recorder)
-    }
-
-    /// Ends the copies for the ring of a target, and reads on until then. The mirrors stay, and so do their counters: a
-    /// packet that counts as copied is in the ring.
-    async fn let_go(&mut self, agent: &mut UnixStream) -> anyhow::Result<()> {
-        tokio::select! {
-            outcome = self.run() => outcome,
-            outcome = control::let_go(agent) => outcome,
-            () = sleep(PATIENCE) => Ok(()),
-        }
-    }
-
-    /// Ends the connection to the agent, reads what was written until now, and ends the recording.
-    fn finish(mut self, agent: UnixStream) -> anyhow::Result<()> {
-        let end_ns = Clock::now()?.monotonic_ns;
-        self.count()?;
-        // From here on, the next reader can have the sessions, and the reader of a pipe can take its time.
-        self.ring.keep_room();
-        drop(agent);
-        self.recorder.wait_for_reader();
-        while let Batch::More = self.batch(end_ns)? {}
-        self.sessions.tell(&mut self.recorder);
-        let summary = self.recorder.finish(end_ns)?;
-        if summary.unknown > 0 {
-            warn!(packets = summary.unknown, "packets of sessions that ended at once are not in the file");
-        }
-        info!(packets = summary.packets, kept = summary.kept, files = summary.files.len(), "done");
-        Ok(())
-    }
-}
-
-/// The state of the ring after a batch.
-enum Batch {
-    /// There is more to read.
-    More,
-    /// There is nothing to read now, or no room for it.
-    End,
-    /// The recording takes no more.
-    Complete,
 }

@@ -37,7 +37,7 @@ use nix::{
 use tracing::warn;
 
 use super::pins::Pins;
-use crate::links::netns_of_this_thread;
+use crate::{links::netns_of_this_thread, model::TargetName};
 
 /// Where locks and sockets are. On a Kubernetes node a directory of the node, mounted into the agent's container.
 const DIRECTORY: &str = "/run/podmirror";
@@ -126,20 +126,23 @@ impl Pins {
     ///
     /// There may be one, but it cannot be reached: this process is not root's, or the agent is of an earlier version.
     pub fn connect_control() -> anyhow::Result<Option<UnixStream>> {
-        let directory = Path::new(DIRECTORY);
-        match fs::symlink_metadata(directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            _ => check_root_owns(directory)?,
-        }
-        let socket = Places::of(directory)?.control;
-        match call(&socket) {
-            Ok(stream) => Ok(Some(stream)),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-                Ok(None)
-            }
-            Err(error) => Err(error)
-                .with_context(|| format!("cannot reach the agent at {} (are you root?)", socket.display())),
-        }
+        reach(|places| places.control, "the agent")
+    }
+
+    /// The socket by which other processes find the recorder of a target. The caller is the only one in this network
+    /// namespace: the agent gives the target to one reader at a time.
+    pub fn recorder(target: &TargetName) -> anyhow::Result<UnixListener> {
+        let place = Places::make(Path::new(DIRECTORY))?.recorder(target);
+        listen(&place).with_context(|| format!("cannot listen on {}", place.display()))
+    }
+
+    /// A connection to the recorder of a target; `None`: there is none in this network namespace.
+    ///
+    /// # Errors
+    ///
+    /// As for [`connect_control`](Self::connect_control).
+    pub fn connect_recorder(target: &TargetName) -> anyhow::Result<Option<UnixStream>> {
+        reach(|places| places.recorder(target), "the recorder")
     }
 
     /// Makes the directory of the pins, which is root's alone.
@@ -226,6 +229,28 @@ impl Places {
         closed.with_context(|| format!("cannot close {} to others", directory.display()))?;
         Self::of(directory).context("cannot tell in which network namespace this is")
     }
+
+    /// The socket of the recorder of a target. No name of a target has a dot.
+    fn recorder(&self, target: &TargetName) -> PathBuf {
+        self.control.with_extension(format!("{target}.recorder"))
+    }
+}
+
+/// A connection to a socket of root's; `None`: no process listens there.
+fn reach(place: impl FnOnce(Places) -> PathBuf, whom: &str) -> anyhow::Result<Option<UnixStream>> {
+    let directory = Path::new(DIRECTORY);
+    match fs::symlink_metadata(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        _ => check_root_owns(directory)?,
+    }
+    let socket = place(Places::of(directory)?);
+    match call(&socket) {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(None),
+        Err(error) => {
+            Err(error).with_context(|| format!("cannot reach {whom} at {} (are you root?)", socket.display()))
+        }
+    }
 }
 
 /// An error unless only root can change a directory and its parent.
@@ -295,104 +320,4 @@ fn call(path: &Path) -> io::Result<UnixStream> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests panic")]
-
-    use std::os::unix::fs::{chown, symlink};
-
-    use super::*;
-
-    const NOBODY: u32 = 65534;
-
-    /// A directory as `/run`, of root's alone.
-    fn run() -> tempfile::TempDir {
-        tempfile::tempdir().unwrap()
-    }
-
-    #[test]
-    fn a_directory_is_made_and_closed_to_others() {
-        let run = run();
-        let directory = run.path().join("podmirror");
-        for before in [None, Some(0o755), Some(0o700)] {
-            if let Some(mode) = before {
-                fs::set_permissions(&directory, Permissions::from_mode(mode)).unwrap();
-            }
-            Places::make(&directory).unwrap();
-            assert_eq!(fs::metadata(&directory).unwrap().mode() & 0o7777, 0o700);
-        }
-    }
-
-    #[test]
-    fn what_others_can_change_is_refused() {
-        let run = run();
-        let directory = run.path().join("podmirror");
-        let refused = |directory: &Path| {
-            let error = Places::make(directory).unwrap_err().to_string();
-            assert!(error.contains("only root can write to"), "{error}");
-            assert!(check_root_owns(directory).is_err());
-        };
-        fs::create_dir(&directory).unwrap();
-        chown(&directory, Some(NOBODY), None).unwrap();
-        refused(&directory);
-        chown(&directory, Some(0), None).unwrap();
-        fs::set_permissions(&directory, Permissions::from_mode(0o1777)).unwrap();
-        refused(&directory);
-        symlink(run.path().join("elsewhere"), run.path().join("link")).unwrap();
-        fs::create_dir(run.path().join("elsewhere")).unwrap();
-        refused(&run.path().join("link"));
-        fs::set_permissions(&directory, Permissions::from_mode(0o700)).unwrap();
-        fs::set_permissions(run.path(), Permissions::from_mode(0o777)).unwrap();
-        refused(&directory);
-    }
-
-    #[test]
-    fn one_holds_the_lock_however_often_it_is_made_and_removed() {
-        let run = run();
-        let path = run.path().join("1.lock");
-        let held = lock_file(&path).unwrap().unwrap();
-        assert!(lock_file(&path).unwrap().is_none());
-        // As the holder does at its end: a process that waits for the removed file must not take that file for the
-        // lock.
-        fs::remove_file(&path).unwrap();
-        let next = lock_file(&path).unwrap().unwrap();
-        drop(held);
-        assert!(lock_file(&path).unwrap().is_none());
-        drop(next);
-        assert!(lock_file(&path).unwrap().is_some());
-    }
-
-    #[test]
-    fn the_socket_of_an_agent_that_has_ended_is_replaced() {
-        let run = run();
-        let path = run.path().join("1.sock");
-        assert!(call(&path).is_err());
-        drop(listen(&path).unwrap());
-        assert!(call(&path).is_err(), "it is there, and nobody listens");
-        let _agent = listen(&path).unwrap();
-        call(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-    }
-
-    #[test]
-    fn what_somebody_else_has_put_into_the_place_of_the_pins_goes() {
-        let bpffs = run();
-        let pins = Pins::new(bpffs.path());
-        let make = || {
-            pins.make_root().unwrap();
-            let root = fs::symlink_metadata(pins.root()).unwrap();
-            assert!(pins.is_roots() && root.mode() & 0o777 == 0o700);
-        };
-        make();
-        fs::create_dir(pins.root().join("kept")).unwrap();
-        make();
-        assert!(pins.root().join("kept").exists(), "what is root's stays");
-        chown(pins.root(), Some(NOBODY), None).unwrap();
-        assert!(!pins.is_roots());
-        make();
-        assert!(!pins.root().join("kept").exists());
-        fs::remove_dir(pins.root()).unwrap();
-        symlink("/", pins.root()).unwrap();
-        assert!(!pins.is_roots());
-        make();
-    }
-}
+mod tests;

@@ -3,7 +3,7 @@
 //! All files of a recording describe the interfaces in the same order. So an interface has the same number in each of
 //! them, and a packet's block fits into any. [`recording`](super) and its stores call it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use mirror_core::pcapng::{Interface, InterfaceId, Section, Statistics, Writer};
 
@@ -20,18 +20,24 @@ const STATISTICS: usize = 76;
 pub(super) struct Interfaces {
     started_ns: u64,
     writer: Writer,
-    /// The beginning of every file: the section header and the descriptions.
-    preamble: Vec<u8>,
-    /// In the order of their descriptions.
-    counted: Vec<Counted>,
-    /// The place of a session's interface in `counted`.
-    places: HashMap<u32, usize>,
+    /// The section header, with which every file begins.
+    header: Vec<u8>,
+    /// By their numbers, which is the order of their descriptions.
+    described: BTreeMap<InterfaceId, Described>,
+    /// Bytes of all descriptions.
+    bytes: usize,
+    /// The interface of a session.
+    places: HashMap<u32, InterfaceId>,
 }
 
-/// An interface, and its counters if they are known.
+/// An interface.
 #[derive(Debug)]
-struct Counted {
-    id: InterfaceId,
+pub(super) struct Described {
+    /// Its name, such as `shop/web eth0`.
+    pub(super) name: String,
+    /// Its description block.
+    pub(super) block: Vec<u8>,
+    /// Its counters, as far as they are known.
     seen: Option<u64>,
     lost: Option<u64>,
 }
@@ -39,19 +45,25 @@ struct Counted {
 impl Interfaces {
     /// None yet. `started_ns` is the beginning of the recording, in ns since the epoch.
     pub(super) fn new(application: &str, started_ns: u64) -> Self {
-        let mut preamble = Vec::new();
+        let mut header = Vec::new();
         let section = Section { application: Some(application), ..Section::default() };
-        let writer = Writer::begin(&mut preamble, &section);
-        Self { started_ns, writer, preamble, counted: Vec::new(), places: HashMap::new() }
+        let writer = Writer::begin(&mut header, &section);
+        Self {
+            started_ns,
+            writer,
+            header,
+            described: BTreeMap::new(),
+            bytes: 0,
+            places: HashMap::new(),
+        }
     }
 
     /// Adds an interface, and returns its description for a file that has begun. It is empty if the session has an
     /// interface already, or if there is no more room.
     pub(super) fn add(&mut self, source: &Source) -> &[u8] {
-        if self.preamble.len() >= MAX_PREAMBLE || self.places.contains_key(&source.serial) {
+        if self.header.len() + self.bytes >= MAX_PREAMBLE || self.places.contains_key(&source.serial) {
             return &[];
         }
-        let before = self.preamble.len();
         let interface = Interface {
             // No limit, also where the session has one, which its comment says: libpcap, and with it tcpdump and
             // Suricata, refuses a file whose interfaces have different snap lengths.
@@ -62,23 +74,48 @@ impl Interfaces {
             hardware: None,
             comment: source.comment.as_deref(),
         };
-        let id = self.writer.interface(&mut self.preamble, &interface);
-        self.places.insert(source.serial, self.counted.len());
-        self.counted.push(Counted { id, seen: None, lost: None });
-        self.preamble.get(before..).unwrap_or_default()
+        let mut block = Vec::new();
+        let id = self.writer.interface(&mut block, &interface);
+        self.bytes += block.len();
+        self.places.insert(source.serial, id);
+        let described = Described { name: source.name.clone(), block, seen: None, lost: None };
+        &self.described.entry(id).or_insert(described).block
     }
 
     /// The interface of a session.
     pub(super) fn of(&self, serial: u32) -> Option<InterfaceId> {
-        Some(self.counted.get(*self.places.get(&serial)?)?.id)
+        self.places.get(&serial).copied()
     }
 
     /// Notes the newest counters of a session.
     pub(super) fn note_counters(&mut self, serial: u32, seen: u64, lost: u64) {
-        let counted = self.places.get(&serial).and_then(|place| self.counted.get_mut(*place));
-        if let Some(counted) = counted {
-            (counted.seen, counted.lost) = (Some(seen), Some(lost));
+        let described = self.of(serial).and_then(|id| self.described.get_mut(&id));
+        if let Some(described) = described {
+            (described.seen, described.lost) = (Some(seen), Some(lost));
         }
+    }
+
+    /// No more packets come from these sessions: their numbers can come again for others.
+    pub(super) fn part_with(&mut self, is_gone: impl Fn(u32) -> bool) {
+        self.places.retain(|serial, _| !is_gone(*serial));
+    }
+
+    /// Forgets the interfaces of sessions that have [parted](Self::part_with), but for those that are used.
+    pub(super) fn forget_unused(&mut self, used: &BTreeSet<u32>) {
+        let present: BTreeSet<_> = self.places.values().copied().collect();
+        let is_kept = |id: &InterfaceId| present.contains(id) || used.contains(&id.number());
+        self.described.retain(|id, _| is_kept(id));
+        self.bytes = self.described.values().map(|described| described.block.len()).sum();
+    }
+
+    /// All interfaces.
+    pub(super) fn described(&self) -> impl ExactSizeIterator<Item = (InterfaceId, &Described)> {
+        self.described.iter().map(|(id, described)| (*id, described))
+    }
+
+    /// The interfaces of sessions that have not [parted](Self::part_with).
+    pub(super) fn present(&self) -> usize {
+        self.places.len()
     }
 
     /// The beginning of the recording, in ns since the epoch.
@@ -86,32 +123,45 @@ impl Interfaces {
         self.started_ns
     }
 
+    /// The section header.
+    pub(super) fn header(&self) -> &[u8] {
+        &self.header
+    }
+
     /// The section header and all descriptions.
-    pub(super) fn preamble(&self) -> &[u8] {
-        &self.preamble
+    pub(super) fn preamble(&self) -> Vec<u8> {
+        let blocks = self.described.values().map(|described| &described.block[..]);
+        std::iter::once(self.header()).chain(blocks).collect::<Vec<_>>().concat()
     }
 
     /// The statistics of all interfaces, for the end of a file. They count from the beginning of the recording.
     pub(super) fn statistics(&self, end_ns: u64) -> Vec<u8> {
-        let mut blocks = Vec::with_capacity(self.counted.len() * STATISTICS);
-        for Counted { id, seen, lost } in &self.counted {
-            let statistics = Statistics {
-                interface: *id,
-                time_ns: end_ns,
-                start_ns: Some(self.started_ns),
-                end_ns: Some(end_ns),
-                received: *seen,
-                dropped: *lost,
-                accepted: None,
-            };
-            statistics.write(&mut blocks);
+        let mut blocks = Vec::with_capacity(self.described.len() * STATISTICS);
+        for (id, described) in self.described() {
+            described.count(id, self.started_ns, end_ns, &mut blocks);
         }
         blocks
     }
 
     /// Most bytes of a file that has no packets: its beginning and its end.
     pub(super) fn file_bytes(&self) -> u64 {
-        (self.preamble.len() + self.counted.len() * STATISTICS) as u64
+        (self.header.len() + self.bytes + self.described.len() * STATISTICS) as u64
+    }
+}
+
+impl Described {
+    /// Appends its statistics, from the beginning of the recording to the end of the file. It has this number there.
+    pub(super) fn count(&self, id: InterfaceId, begun_ns: u64, end_ns: u64, out: &mut Vec<u8>) {
+        let statistics = Statistics {
+            interface: id,
+            time_ns: end_ns,
+            start_ns: Some(begun_ns),
+            end_ns: Some(end_ns),
+            received: self.seen,
+            dropped: self.lost,
+            accepted: None,
+        };
+        statistics.write(out);
     }
 }
 
@@ -126,8 +176,28 @@ mod tests {
             assert!(!interfaces.add(&Source { serial, ..Source::default() }).is_empty());
             interfaces.note_counters(serial, 10, 1);
         }
-        let file = [interfaces.preamble(), &interfaces.statistics(2)].concat();
-        assert_eq!(file.len() as u64, interfaces.file_bytes());
+        let bytes = |interfaces: &Interfaces| {
+            [interfaces.preamble(), interfaces.statistics(2)].concat().len() as u64
+        };
+        assert_eq!(bytes(&interfaces), interfaces.file_bytes());
+        interfaces.part_with(|serial| serial > 1);
+        interfaces.forget_unused(&[2].into());
+        assert_eq!(bytes(&interfaces), interfaces.file_bytes());
+        assert_eq!(interfaces.described().map(|(id, _)| id.number()).collect::<Vec<_>>(), [0, 2]);
+    }
+
+    #[test]
+    fn a_number_that_comes_again_is_another_interface() {
+        let mut interfaces = Interfaces::new("podmirror", 1);
+        let source = |name: &str| Source { serial: 7, name: name.into(), ..Source::default() };
+        interfaces.add(&source("shop/old eth0"));
+        let old = interfaces.of(7);
+        interfaces.part_with(|_| true);
+        assert_eq!(interfaces.of(7), None);
+        interfaces.add(&source("shop/new eth0"));
+        assert!(interfaces.of(7) > old);
+        let names: Vec<_> = interfaces.described().map(|(_, described)| &described.name[..]).collect();
+        assert_eq!(names, ["shop/old eth0", "shop/new eth0"]);
     }
 
     #[test]

@@ -6,10 +6,10 @@
 
 use std::collections::{TryReserveError, VecDeque};
 
-/// Where the length of an enhanced packet block is, and the two halves of its time: the upper one first. All of them
-/// have 4 bytes.
+/// Where an enhanced packet block has its length and its interface (4 bytes each), and its time (8).
 const LENGTH: usize = 4;
-const TIME: [usize; 2] = [12, 16];
+pub(super) const INTERFACE: usize = 8;
+pub(super) const TIME: usize = 12;
 
 /// Packets, the oldest first.
 #[derive(Debug)]
@@ -62,24 +62,47 @@ impl Memory {
         self.blocks.make_contiguous()
     }
 
+    /// Each packet, and the number of its interface.
+    pub(super) fn each(&mut self) -> impl Iterator<Item = (u32, &[u8])> {
+        let mut rest = self.as_blocks();
+        std::iter::from_fn(move || {
+            let length = (number(rest, LENGTH)? as usize).clamp(1, rest.len());
+            let block;
+            (block, rest) = rest.split_at_checked(length)?;
+            Some((number(block, INTERFACE)?, block))
+        })
+    }
+
     /// Removes the oldest packet. There is one.
     fn pop(&mut self) {
-        let length = (self.number_at(LENGTH) as usize).clamp(1, self.blocks.len());
+        let length = (u32::from_le_bytes(self.field(LENGTH)) as usize).clamp(1, self.blocks.len());
         self.blocks.drain(..length);
         self.packets -= 1;
     }
 
     fn oldest_time_ns(&self) -> u64 {
-        let [upper, lower] = TIME.map(|place| u64::from(self.number_at(place)));
-        upper << 32 | lower
+        time_of(self.field(TIME))
     }
 
-    /// A number of the oldest block.
-    fn number_at(&self, place: usize) -> u32 {
-        u32::from_le_bytes(std::array::from_fn(|byte| {
-            self.blocks.get(place + byte).copied().unwrap_or_default()
-        }))
+    /// A field of the oldest block.
+    fn field<const N: usize>(&self, place: usize) -> [u8; N] {
+        std::array::from_fn(|byte| self.blocks.get(place + byte).copied().unwrap_or_default())
     }
+}
+
+/// The time in the field of a block: the upper half comes first.
+pub(super) fn time_of(field: [u8; 8]) -> u64 {
+    u64::from_le_bytes(field).rotate_left(32)
+}
+
+/// The field of a block with this time.
+pub(super) fn time_bytes(time_ns: u64) -> [u8; 8] {
+    time_ns.rotate_left(32).to_le_bytes()
+}
+
+/// A number of a block.
+fn number(block: &[u8], place: usize) -> Option<u32> {
+    block.get(place..)?.first_chunk().copied().map(u32::from_le_bytes)
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ impl Rotation {
     ) -> Result<Self, RecordingError> {
         let names = Names::of(path).ok_or(RecordingError::NoName)?;
         let (number, path, mut output) = create(&names, 0, interfaces.started_ns())?;
-        output.append(interfaces.preamble())?;
+        output.append(&interfaces.preamble())?;
         let most_files = usize::try_from(files).unwrap_or(usize::MAX).max(1);
         let files = [Numbered { path, packets: 0 }].into();
         Ok(Self { names, bytes, most_files, number, output, packet_bytes: 0, files })
@@ -105,7 +105,7 @@ impl Rotation {
         let (number, path, output) = create(&self.names, self.number, time_ns)?;
         (self.number, self.output, self.packet_bytes) = (number, output, 0);
         self.files.push_back(Numbered { path, packets: 0 });
-        self.output.append(interfaces.preamble())?;
+        self.output.append(&interfaces.preamble())?;
         Ok(())
     }
 
@@ -116,7 +116,11 @@ impl Rotation {
 }
 
 /// Creates the file behind the one with this number.
-fn create(names: &Names, number: u64, begins_ns: u64) -> Result<(u64, PathBuf, Output), RecordingError> {
+pub(super) fn create(
+    names: &Names,
+    number: u64,
+    begins_ns: u64,
+) -> Result<(u64, PathBuf, Output), RecordingError> {
     let mut next = number + 1;
     loop {
         let path = names.path(next, begins_ns);

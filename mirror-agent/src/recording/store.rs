@@ -45,7 +45,7 @@ impl Store {
         match (kept, destination) {
             (Kept::All, destination) => {
                 let mut output = Output::open(destination)?;
-                output.append(interfaces.preamble())?;
+                output.append(&interfaces.preamble())?;
                 Ok(Self::All(output))
             }
             (Kept::First { bytes }, destination) => {
@@ -130,6 +130,14 @@ impl Store {
         }
     }
 
+    /// The newest packets, if these are what is kept.
+    pub(super) fn newest(&mut self) -> Option<(&mut Memory, &Output)> {
+        match self {
+            Self::Last { memory, output, .. } => Some((memory, output)),
+            Self::All(_) | Self::First { .. } | Self::Files(_) => None,
+        }
+    }
+
     /// Writes the rest. Returns how many packets are kept, if not all are, and the files.
     pub(super) fn finish(
         mut self,
@@ -140,7 +148,7 @@ impl Store {
         let (mut output, kept) = match self {
             Self::All(output) => (output, None),
             Self::First { mut output, mut memory, .. } | Self::Last { mut output, mut memory, .. } => {
-                output.write(interfaces.preamble())?;
+                output.write(&interfaces.preamble())?;
                 output.write(memory.as_blocks())?;
                 (output, Some(memory.packets()))
             }

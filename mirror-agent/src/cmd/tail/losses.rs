@@ -37,6 +37,11 @@ impl Losses {
         (self.here, self.elsewhere) = (here, elsewhere);
     }
 
+    /// Forgets sessions that have gone.
+    pub(super) fn forget(&mut self, is_gone: impl Fn(u32) -> bool) {
+        self.lost.retain(|serial, _| !is_gone(*serial));
+    }
+
     /// The packets of a session that were lost.
     pub(super) fn of(&self, serial: u32) -> u64 {
         self.lost.get(&serial).copied().unwrap_or_default()

@@ -34,8 +34,22 @@ const FILES: [[&str; 4]; 2] = [
 ///
 /// A message for the user, with the most that fits.
 pub(super) fn check(kept: Kept, ring: u32, file: &Path) -> anyhow::Result<()> {
+    let twice = is_in_memory(file).then_some("the file is in memory, too");
+    refuse(kept, ring, twice, ", or --rotate, which keeps nothing in memory")
+}
+
+/// The same for a recorder, which hands a copy over.
+///
+/// # Errors
+///
+/// As above.
+pub(super) fn check_twice(kept: Kept, ring: u32) -> anyhow::Result<()> {
+    refuse(kept, ring, Some("`save` gets a copy"), "")
+}
+
+fn refuse(kept: Kept, ring: u32, twice: Option<&str>, instead: &str) -> anyhow::Result<()> {
     let memory = Memory::of_cgroup(Path::new(CGROUP));
-    match memory.and_then(|memory| memory.refuses(kept, ring, is_in_memory(file))) {
+    match memory.and_then(|memory| memory.refuses(kept, ring, twice, instead)) {
         // How much comes in that time is not known.
         Some(why) if matches!(kept, Kept::Last(Bound::Time(_))) => warn!("{why}"),
         Some(why) => bail!(why),
@@ -65,9 +79,9 @@ impl Memory {
         })
     }
 
-    /// Why packets that are kept in this way do not fit. `ring` are the bytes of the kernel's ring; a file that is in
-    /// memory takes the bytes of the packets once more, at the end.
-    fn refuses(self, kept: Kept, ring: u32, is_file_in_memory: bool) -> Option<String> {
+    /// Why packets that are kept in this way do not fit. `ring` are the bytes of the kernel's ring; `twice` says why the
+    /// bytes of the packets are in memory once more, at the end; `instead` is what else the user can do.
+    fn refuses(self, kept: Kept, ring: u32, twice: Option<&str>, instead: &str) -> Option<String> {
         let (flag, bytes) = match kept {
             Kept::First { bytes } => ("--first", bytes),
             Kept::Last(Bound::Bytes(bytes)) => ("--ring", bytes),
@@ -75,15 +89,15 @@ impl Memory {
             Kept::Last(Bound::Time(_)) => ("--ring", MAX_TIME_BYTES),
             Kept::All | Kept::Files { .. } => return None,
         };
-        let copies = if is_file_in_memory { 2 } else { 1 };
+        let copies = if twice.is_some() { 2 } else { 1 };
         let free = self.limit.saturating_sub(self.used);
         let most = free.saturating_sub(RESERVE + u64::from(ring)) / copies;
         let mib = |bytes: u64| bytes >> 20;
         (bytes > most).then(|| {
-            let twice = if is_file_in_memory { " (twice, because the file is in memory, too)" } else { "" };
+            let twice = twice.map_or_else(String::new, |why| format!(" (twice, because {why})"));
             format!(
                 "{flag} can take {} MiB{twice}, and {} of the {} MiB of this container's memory are free; use at most \
-                 {flag} {}MiB, or --rotate, which keeps nothing in memory, or a higher limit of the container",
+                 {flag} {}MiB{instead}, or a higher limit of the container",
                 mib(bytes),
                 mib(free),
                 mib(self.limit),
@@ -110,6 +124,8 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+    const TWICE: Option<&str> = Some("the file is in memory, too");
+    const INSTEAD: &str = ", or --rotate, which keeps nothing in memory";
 
     fn cgroup(files: &[(&str, &str)]) -> Option<Memory> {
         let root = tempfile::tempdir().unwrap();
@@ -139,20 +155,20 @@ mod tests {
         let memory = Memory { limit: 256 * MIB, used: 60 * MIB };
         let ring = 4 << 20;
         let last = |mib| Kept::Last(Bound::Bytes(mib * MIB));
-        assert_eq!(memory.refuses(last(176), ring, false), None);
+        assert_eq!(memory.refuses(last(176), ring, None, INSTEAD), None);
         assert_eq!(
-            memory.refuses(last(300), ring, false).unwrap(),
+            memory.refuses(last(300), ring, None, INSTEAD).unwrap(),
             "--ring can take 300 MiB, and 196 of the 256 MiB of this container's memory are free; use at most --ring \
              176MiB, or --rotate, which keeps nothing in memory, or a higher limit of the container"
         );
-        assert!(memory.refuses(last(100), ring, true).unwrap().contains("at most --ring 88MiB"));
+        assert!(memory.refuses(last(100), ring, TWICE, INSTEAD).unwrap().contains("at most --ring 88MiB"));
         assert!(
-            memory.refuses(Kept::First { bytes: u64::MAX }, ring, false).unwrap().starts_with("--first can")
+            memory.refuses(Kept::First { bytes: u64::MAX }, ring, None, INSTEAD).unwrap().starts_with("--first can")
         );
         let half_a_minute = Kept::Last(Bound::Time(Duration::from_secs(30)));
-        assert_eq!(memory.refuses(half_a_minute, ring, true), None);
+        assert_eq!(memory.refuses(half_a_minute, ring, TWICE, INSTEAD), None);
         for kept in [Kept::All, Kept::Files { bytes: u64::MAX, files: 10 }] {
-            assert_eq!(Memory { limit: 0, used: 0 }.refuses(kept, ring, true), None);
+            assert_eq!(Memory { limit: 0, used: 0 }.refuses(kept, ring, TWICE, INSTEAD), None);
         }
     }
 

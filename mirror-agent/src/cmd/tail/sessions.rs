@@ -47,6 +47,8 @@ struct Known {
     read: u64,
     /// It copied to the target when the maps were read last.
     is_here: bool,
+    /// It did so when they were read before that.
+    was_here: bool,
 }
 
 impl Sessions {
@@ -73,6 +75,7 @@ impl Sessions {
     pub(super) fn note(&mut self, recorder: &mut Recorder) -> anyhow::Result<()> {
         let look = Look::at(&mut self.maps, &self.target)?;
         let here = look.lost();
+        self.known.values_mut().for_each(|known| known.was_here = known.is_here);
         for (_, known) in
             self.known.iter_mut().filter(|(serial, known)| known.is_here && !here.contains_key(serial))
         {
@@ -91,6 +94,13 @@ impl Sessions {
         }
         self.tell(recorder);
         Ok(())
+    }
+
+    /// Forgets the sessions that have gone, after their last packets have come: the recording has no end.
+    pub(super) fn forget_gone(&mut self, recorder: &mut Recorder) {
+        self.known.retain(|_, known| known.is_here || known.was_here);
+        self.losses.forget(|serial| !self.known.contains_key(&serial));
+        recorder.part_with(|serial| !self.known.contains_key(&serial));
     }
 
     /// Gives the recorder the counters, without another look at the maps.

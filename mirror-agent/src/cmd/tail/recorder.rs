@@ -1,0 +1,196 @@
+//! `mirror-agent recorder`: keeps the newest copies for a target in memory, until `mirror-agent save` asks for them.
+//!
+//! ```text
+//! agent ──ring──► recorder (Reading, Recorder) ◄── Ask::Snapshot ── socket ◄── save, by root alone
+//! ```
+//!
+//! It has no end of its own: it goes from one agent to the next, and keeps what it has. It writes nothing to a disk.
+//! [`save`](crate::cmd::save) is the other end of the socket. A request is a line of JSON. The answer is one too, with the
+//! number of bytes that follow it: a whole pcapng.
+
+use std::{
+    collections::BTreeSet,
+    future::Future,
+    os::unix::net::UnixListener as StdListener,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, anyhow};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{UnixListener, UnixStream},
+    sync::{Semaphore, mpsc, oneshot},
+    time::{sleep, timeout},
+};
+use tracing::{info, warn};
+
+use super::{APPLICATION, Joined, join, memory, reading::{Ask, Reading}};
+use crate::{
+    cli::{RecorderArgs, SubjectArgs},
+    cmd::stop_signal,
+    dataplane::pins::Pins,
+    recording::{Clock, Destination, Kept, Plan, Recorder, Snapshot},
+};
+
+/// How long it waits for an agent, before it looks again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long a program that asks may take for its request, and for each part of the answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes of a request: some thousand pods.
+const MOST_REQUEST: u64 = 1 << 20;
+/// Bytes of a part of the answer.
+const PART: usize = 64 << 10;
+
+/// Which packets a program asks for.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wanted {
+    /// The pods, as `NAMESPACE/NAME`; all packets if there are none.
+    pub pods: BTreeSet<String>,
+}
+
+/// What it gets.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Given {
+    /// How many packets there are.
+    pub packets: u64,
+    /// How many bytes follow.
+    pub bytes: u64,
+}
+
+/// Keeps the newest copies until it is stopped.
+pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
+    let RecorderArgs { target, ring, super_frames, buffer, state } = args;
+    let kept = Kept::Last(ring);
+    memory::check_twice(kept, buffer)?;
+    let stop = stop_signal()?;
+    // It has no file, so nothing is left of it at its end.
+    let destination = Destination::File(PathBuf::from("/dev/null"));
+    let plan = Plan { destination, kept, super_frames, max_packets: None };
+    let recorder = Recorder::begin(plan, Clock::now()?, APPLICATION)?;
+    let (asks, asked) = mpsc::channel(1);
+    let subject = SubjectArgs {
+        interfaces: Vec::new(),
+        pods: Vec::new(),
+        target: Some(target.clone()),
+        mirror: None,
+        direction: None,
+        filter: None,
+        sample: None,
+        snaplen: None,
+        super_frames,
+        packets: None,
+        time: None,
+        buffer,
+        state,
+    };
+    let listening = async {
+        // The agent has let this one in, so there is no other recorder of the target.
+        serve(Pins::recorder(&target)?, asks)
+    };
+    tokio::select! {
+        outcome = record(&subject, recorder, asked, listening) => outcome,
+        () = stop => Ok(()),
+    }
+}
+
+/// Goes from one agent to the next.
+async fn record(
+    subject: &SubjectArgs,
+    mut recorder: Recorder,
+    mut asks: mpsc::Receiver<Ask>,
+    listening: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let mut listening = Some(Box::pin(listening));
+    let mut told = None;
+    loop {
+        match join_agent(subject).await {
+            Ok(Joined { mut agent, ring, sessions }) => {
+                told = None;
+                if let Some(listening) = listening.take() {
+                    listening.await?;
+                }
+                info!("recording");
+                // Another agent may give the numbers of sessions to others.
+                recorder.part_with(|_| true);
+                let mut reading = Reading::begin(ring, sessions, recorder, Some(asks))?.endless();
+                tokio::select! {
+                    outcome = reading.run() => outcome?,
+                    _ = agent.read_u8() => warn!("the agent has ended; the recorder keeps what it has, and waits for the next agent"),
+                }
+                let (left, asked) = reading.leave(agent, Clock::now()?.monotonic_ns)?;
+                (recorder, asks) = (left, asked.context("a recorder can be asked")?);
+            }
+            Err(why) => {
+                let why = format!("{why:#}");
+                if told.as_ref() != Some(&why) {
+                    warn!("{why}; it is tried again");
+                    told = Some(why);
+                }
+            }
+        }
+        let again = sleep(AGAIN);
+        tokio::pin!(again);
+        loop {
+            tokio::select! {
+                () = &mut again => break,
+                Some(ask) = asks.recv() => ask.answer(&mut recorder)?,
+            }
+        }
+    }
+}
+
+async fn join_agent(subject: &SubjectArgs) -> anyhow::Result<Joined> {
+    let agent = Pins::connect_control()?;
+    join(agent.context("no agent runs on this node")?, subject).await
+}
+
+/// Answers the programs that ask, for ever.
+fn serve(listener: StdListener, asks: mpsc::Sender<Ask>) -> anyhow::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(listener)?;
+    // Each answer takes memory.
+    let turn = Arc::new(Semaphore::new(1));
+    tokio::spawn(async move {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                sleep(AGAIN).await;
+                continue;
+            };
+            // Only root reaches the socket. This check still holds if its directory is opened to other users.
+            if stream.peer_cred().is_ok_and(|peer| peer.uid() == 0) {
+                let (asks, turn) = (asks.clone(), turn.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = attend(stream, &asks, &turn).await {
+                        warn!(error = format!("{error:#}"), "the newest packets were not handed over");
+                    }
+                });
+            }
+        }
+    });
+    Ok(())
+}
+
+/// One program that asks.
+async fn attend(stream: UnixStream, asks: &mpsc::Sender<Ask>, turn: &Semaphore) -> anyhow::Result<()> {
+    let (from, mut to) = stream.into_split();
+    let mut line = String::new();
+    timeout(PATIENCE, BufReader::new(from.take(MOST_REQUEST)).read_line(&mut line))
+        .await
+        .context("the request has not come in time")??;
+    let Wanted { pods } = serde_json::from_str(&line).context("the request is not one of this version")?;
+    let _turn = turn.acquire().await?;
+    let (answer, answered) = oneshot::channel();
+    asks.send(Ask::Snapshot { pods, answer }).await.map_err(|_| anyhow!("the recorder ends"))?;
+    let Snapshot { bytes, packets } = answered.await.context("the recorder ends")?;
+    let given = Given { packets, bytes: bytes.len() as u64 };
+    let head = [serde_json::to_vec(&given)?, b"\n".to_vec()].concat();
+    for part in [&head[..]].into_iter().chain(bytes.chunks(PART)) {
+        timeout(PATIENCE, to.write_all(part)).await.context("the reader takes nothing")??;
+    }
+    info!(packets, bytes = bytes.len(), "the newest packets were handed over");
+    Ok(())
+}
