@@ -200,6 +200,9 @@ pub enum RecordingError {
     },
 }
 
+/// The least step of the wall clock that is taken for one. The two clocks are read one after the other, and without a
+/// step a packet has the same time in each snapshot.
+const STEP_NS: u64 = 10_000_000;
 /// So many interfaces without packets cost little.
 const SOME_INTERFACES: usize = 256;
 
@@ -318,11 +321,13 @@ impl Recorder {
     }
 
     /// The newest packets until now, of the interfaces whose names are wanted; the recording goes on. The times in it are
-    /// those of the wall clock of now, also if that was set since the recording began. `None`: the recording does not keep
+    /// those of the wall clock of now, also if that was set by 10 ms or more since the recording
+    /// began. `None`: the recording does not keep
     /// the newest packets.
     pub fn snapshot(&mut self, is_wanted: impl Fn(&str) -> bool, now: Clock) -> Option<Snapshot> {
         let (memory, _) = self.store.newest()?;
         let late_ns = now.wall_ns.wrapping_sub(self.started.wall_at(now.monotonic_ns)) as i64;
+        let late_ns = if late_ns.unsigned_abs() < STEP_NS { 0 } else { late_ns };
         Some(Snapshot::of(memory, &self.interfaces, is_wanted, now.wall_ns, late_ns))
     }
 

@@ -116,6 +116,11 @@ impl Tail {
         self.signal(Signal::SIGCONT);
     }
 
+    /// Asks for a file of what it has kept so far.
+    pub fn save(&self) {
+        self.signal(Signal::SIGUSR1);
+    }
+
     fn signal(&self, signal: Signal) {
         kill(nix::unistd::Pid::from_raw(self.process.pid().cast_signed()), signal).unwrap();
     }

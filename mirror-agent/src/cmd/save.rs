@@ -19,7 +19,7 @@ use crate::{cli::SaveArgs, dataplane::pins::Pins};
 const MOST_LINE: u64 = 1024;
 
 /// Writes the newest packets of a recorder.
-pub fn save(args: SaveArgs) -> anyhow::Result<()> {
+pub(super) fn save(args: SaveArgs) -> anyhow::Result<()> {
     let SaveArgs { target, pods, write } = args;
     let is_stdout = write == Path::new("-");
     if is_stdout && io::stdout().is_terminal() {
@@ -42,7 +42,8 @@ pub fn save(args: SaveArgs) -> anyhow::Result<()> {
     let mut from = BufReader::new(recorder);
     let mut line = String::new();
     from.by_ref().take(MOST_LINE).read_line(&mut line).context("cannot read from the recorder")?;
-    let given: Given = serde_json::from_str(&line).context("the recorder has not answered; its log says why")?;
+    let given: Given =
+        serde_json::from_str(&line).context("the recorder has not answered; its log says why")?;
     let copied = io::copy(&mut from, &mut output).context("cannot write the packets")?;
     output.flush().context("cannot write the packets")?;
     if copied != given.bytes {

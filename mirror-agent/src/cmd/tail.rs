@@ -178,17 +178,17 @@ async fn read(
 }
 
 /// What an agent gives for a request.
-pub(super) struct Joined {
+struct Joined {
     /// The connection. It ends with the agent.
-    pub(super) agent: UnixStream,
+    agent: UnixStream,
     /// The ring that the packets come into.
-    pub(super) ring: RingReader,
+    ring: RingReader,
     /// The sessions whose packets these are.
-    pub(super) sessions: Sessions,
+    sessions: Sessions,
 }
 
 /// Asks an agent for packets.
-pub(super) async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined> {
+async fn join(agent: StdStream, subject: &SubjectArgs) -> anyhow::Result<Joined> {
     let of = match (&subject.target, &subject.mirror) {
         (Some(target), _) => Subject::Target(target.to_string()),
         (_, Some((namespace, name))) => Subject::Mirror { namespace: namespace.clone(), name: name.clone() },

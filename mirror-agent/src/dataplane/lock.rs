@@ -136,6 +136,12 @@ impl Pins {
         listen(&place).with_context(|| format!("cannot listen on {}", place.display()))
     }
 
+    /// Removes the socket of the recorder of a target. The caller is that recorder.
+    pub fn forget_recorder(target: &TargetName) {
+        // A socket that stays does no harm: the next recorder takes its place.
+        let _ = Places::of(Path::new(DIRECTORY)).and_then(|places| fs::remove_file(places.recorder(target)));
+    }
+
     /// A connection to the recorder of a target; `None`: there is none in this network namespace.
     ///
     /// # Errors

@@ -48,14 +48,7 @@ impl Interfaces {
         let mut header = Vec::new();
         let section = Section { application: Some(application), ..Section::default() };
         let writer = Writer::begin(&mut header, &section);
-        Self {
-            started_ns,
-            writer,
-            header,
-            described: BTreeMap::new(),
-            bytes: 0,
-            places: HashMap::new(),
-        }
+        Self { started_ns, writer, header, described: BTreeMap::new(), bytes: 0, places: HashMap::new() }
     }
 
     /// Adds an interface, and returns its description for a file that has begun. It is empty if the session has an
@@ -111,11 +104,6 @@ impl Interfaces {
     /// All interfaces.
     pub(super) fn described(&self) -> impl ExactSizeIterator<Item = (InterfaceId, &Described)> {
         self.described.iter().map(|(id, described)| (*id, described))
-    }
-
-    /// The interfaces of sessions that have not [parted](Self::part_with).
-    pub(super) fn present(&self) -> usize {
-        self.places.len()
     }
 
     /// The beginning of the recording, in ns since the epoch.
@@ -176,9 +164,8 @@ mod tests {
             assert!(!interfaces.add(&Source { serial, ..Source::default() }).is_empty());
             interfaces.note_counters(serial, 10, 1);
         }
-        let bytes = |interfaces: &Interfaces| {
-            [interfaces.preamble(), interfaces.statistics(2)].concat().len() as u64
-        };
+        let bytes =
+            |interfaces: &Interfaces| [interfaces.preamble(), interfaces.statistics(2)].concat().len() as u64;
         assert_eq!(bytes(&interfaces), interfaces.file_bytes());
         interfaces.part_with(|serial| serial > 1);
         interfaces.forget_unused(&[2].into());

@@ -1,5 +1,6 @@
 //! Tests of recordings: what `pcap-parser` reads back from the files. Here are the stories of one file. `files` has
-//! those of directories and disks, `pipes` those of readers that are slow or gone, and `model` the properties.
+//! those of directories and disks, `pipes` those of readers that are slow or gone, `newest` those of recordings that are
+//! asked while they go on, and `model` the properties.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,6 +13,7 @@ use super::*;
 
 mod files;
 mod model;
+mod newest;
 mod pipes;
 
 /// The recording begins at this moment. A record with the time 5000 comes a second and some after the epoch.

@@ -54,6 +54,7 @@ mod pods;
 mod processes;
 mod rampage;
 mod readers;
+mod recorders;
 mod returns;
 mod streams;
 mod tails;

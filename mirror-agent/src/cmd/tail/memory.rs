@@ -163,7 +163,10 @@ mod tests {
         );
         assert!(memory.refuses(last(100), ring, TWICE, INSTEAD).unwrap().contains("at most --ring 88MiB"));
         assert!(
-            memory.refuses(Kept::First { bytes: u64::MAX }, ring, None, INSTEAD).unwrap().starts_with("--first can")
+            memory
+                .refuses(Kept::First { bytes: u64::MAX }, ring, None, INSTEAD)
+                .unwrap()
+                .starts_with("--first can")
         );
         let half_a_minute = Kept::Last(Bound::Time(Duration::from_secs(30)));
         assert_eq!(memory.refuses(half_a_minute, ring, TWICE, INSTEAD), None);
@@ -176,7 +179,7 @@ mod tests {
         #[test]
         fn what_is_not_refused_fits(limit: u64, used: u64, bytes: u64, ring: u32, twice: bool) {
             let needs = u128::from(bytes) * if twice { 2 } else { 1 } + u128::from(ring) + u128::from(used);
-            if (Memory { limit, used }).refuses(Kept::First { bytes }, ring, twice).is_none() && bytes > 0 {
+            if (Memory { limit, used }).refuses(Kept::First { bytes }, ring, TWICE.filter(|_| twice), INSTEAD).is_none() && bytes > 0 {
                 prop_assert!(needs <= u128::from(limit));
             }
         }

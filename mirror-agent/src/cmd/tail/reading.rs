@@ -109,6 +109,7 @@ impl Reading {
                 _ = look.tick() => {}
                 _ = count.tick() => self.count()?,
                 Some(ask) = async { self.asks.as_mut()?.recv().await }, if self.asks.is_some() => {
+                    self.count()?;
                     ask.answer(&mut self.recorder)?;
                 }
                 taken = pipe.taken(), if self.recorder.is_pending() => taken.context("cannot wait for the pipe")?,

@@ -9,12 +9,8 @@
 //! number of bytes that follow it: a whole pcapng.
 
 use std::{
-    collections::BTreeSet,
-    future::Future,
-    os::unix::net::UnixListener as StdListener,
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
+    cell::Cell, collections::BTreeSet, future::Future, os::unix::net::UnixListener as StdListener,
+    path::PathBuf, sync::Arc, time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
@@ -27,7 +23,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{APPLICATION, Joined, join, memory, reading::{Ask, Reading}};
+use super::{
+    APPLICATION, Joined, join, memory,
+    reading::{Ask, Reading},
+};
 use crate::{
     cli::{RecorderArgs, SubjectArgs},
     cmd::stop_signal,
@@ -87,14 +86,24 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
         buffer,
         state,
     };
+    let is_listening = Cell::new(false);
     let listening = async {
         // The agent has let this one in, so there is no other recorder of the target.
-        serve(Pins::recorder(&target)?, asks)
+        serve(Pins::recorder(&target)?, asks)?;
+        is_listening.set(true);
+        Ok(())
     };
-    tokio::select! {
-        outcome = record(&subject, recorder, asked, listening) => outcome,
+    let recording = record(&subject, recorder, asked, listening);
+    tokio::pin!(recording);
+    let outcome = tokio::select! {
+        outcome = &mut recording => outcome,
         () = stop => Ok(()),
+    };
+    // The agent lets the next one in only when `recording` has gone.
+    if is_listening.get() {
+        Pins::forget_recorder(&target);
     }
+    outcome
 }
 
 /// Goes from one agent to the next.

@@ -1,0 +1,120 @@
+//! Recordings of the newest packets that are asked for them while they go on.
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+/// The newest packets, with this path as their file.
+fn newest(path: &Path, bytes: u64) -> Plan {
+    Plan { kept: Kept::Last(Bound::Bytes(bytes)), ..all(path) }
+}
+
+/// The names and the first bytes of all packets in a snapshot.
+fn contents(snapshot: &Snapshot) -> Vec<(String, u8)> {
+    let (contents, rest) = read_blocks(&snapshot.bytes);
+    assert_eq!((rest, contents.packets.len() as u64), (0, snapshot.packets));
+    assert_eq!(contents.statistics.len(), contents.names.len());
+    let named = |packet: &Seen| (contents.names[packet.interface as usize].clone(), packet.bytes[0]);
+    contents.packets.iter().map(named).collect()
+}
+
+#[test]
+fn a_snapshot_has_the_packets_that_are_wanted_by_the_clock_of_now() {
+    let mut recorder = begin_with_two(newest(Path::new("/dev/null"), 1 << 20));
+    for (serial, number) in [(1, 1), (2, 2), (1, 3)] {
+        let head = head(serial, 5000, 60);
+        assert_eq!(recorder.record(&head, &frame(number, 60)), Progress::GoesOn);
+    }
+    recorder.note_counters(2, 1, 0);
+    // The wall clock was set a second back meanwhile.
+    let now = Clock { wall_ns: 8000, monotonic_ns: 9000 };
+    let snapshot = recorder.snapshot(|name| name == "shop/web-2 eth0", now).unwrap();
+    assert_eq!(contents(&snapshot), [("shop/web-2 eth0".to_owned(), 2)]);
+    let (file, _) = read_blocks(&snapshot.bytes);
+    assert_eq!(file.packets[0].time_ns, 4000);
+    let counted = Counted { start_ns: Some(0), end_ns: Some(8000), received: Some(1), dropped: Some(0) };
+    assert_eq!(file.statistics, [counted]);
+    assert_eq!(recorder.snapshot(|_| false, now).unwrap().packets, 0);
+}
+
+#[test]
+fn what_was_saved_stays_and_the_recording_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let mut recorder = begin_with_two(newest(&path, 1 << 20));
+    let mut saved = Vec::new();
+    for number in 1..=2 {
+        assert_eq!(record(&mut recorder, &frame(number, 60)), Progress::GoesOn);
+        let (path, packets) = recorder.save(2_000_000_000).unwrap().unwrap();
+        assert_eq!((read(&path).packets.len() as u64, packets), (number.into(), number.into()));
+        saved.push(path);
+    }
+    let names = ["web_00001_19700101T000002.pcapng", "web_00002_19700101T000002.pcapng"];
+    assert_eq!(saved, names.map(|name| directory.path().join(name)));
+    assert_eq!(recorder.finish(9000).unwrap().files, [path]);
+}
+
+#[test]
+fn other_recordings_have_no_snapshot() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut recorder = begin_with_two(all(&directory.path().join("web.pcapng")));
+    assert_eq!(recorder.save(2000).unwrap(), None);
+    assert_eq!(recorder.snapshot(|_| true, STARTED), None);
+}
+
+/// What happens to a recording without an end.
+#[derive(Debug, Clone)]
+enum Step {
+    /// A session begins, if its number is free.
+    Come(u32),
+    /// It goes.
+    Go(u32),
+    /// It has a packet.
+    Record(u32),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        1 => (0..4_u32).prop_map(Step::Come),
+        1 => (0..4_u32).prop_map(Step::Go),
+        4 => (0..4_u32).prop_map(Step::Record),
+    ]
+}
+
+proptest! {
+    /// Numbers of sessions come again, and what is unused is forgotten at once: each packet keeps the name that its
+    /// session had.
+    #[test]
+    fn each_packet_keeps_its_name(steps in vec(any_step(), 0..200), bytes in 200..4000_u64, wanted in 0..4_u32) {
+        let mut recorder = begin(newest(Path::new("/dev/null"), bytes));
+        let mut names: [Option<String>; 4] = [const { None }; 4];
+        let mut came = Vec::new();
+        for (step, number) in steps.into_iter().zip(0_u8..) {
+            match step {
+                Step::Come(serial) => {
+                    names[serial as usize].get_or_insert_with(|| {
+                        let name = format!("shop/web-{serial} {number}");
+                        recorder.add_source(&Source { serial, name: name.clone(), ..Source::default() });
+                        name
+                    });
+                }
+                Step::Go(serial) => {
+                    names[serial as usize] = None;
+                    recorder.most_interfaces = 0;
+                    recorder.part_with(|gone| gone == serial);
+                }
+                Step::Record(serial) => {
+                    let _ = recorder.record(&head(serial, 5000, 60), &frame(number, 60));
+                    came.extend(names[serial as usize].clone().map(|name| (name, number)));
+                }
+            }
+        }
+        let kept = contents(&recorder.snapshot(|_| true, STARTED).unwrap());
+        prop_assert_eq!(&came[came.len() - kept.len()..], &kept[..]);
+        prop_assert!(came.is_empty() || !kept.is_empty());
+        let prefix = format!("shop/web-{wanted} ");
+        let of_one = recorder.snapshot(|name| name.starts_with(&prefix), STARTED).unwrap();
+        let expected: Vec<_> = kept.into_iter().filter(|(name, _)| name.starts_with(&prefix)).collect();
+        prop_assert_eq!(contents(&of_one), expected);
+    }
+}
