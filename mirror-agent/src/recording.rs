@@ -321,9 +321,8 @@ impl Recorder {
     }
 
     /// The newest packets until now, of the interfaces whose names are wanted; the recording goes on. The times in it are
-    /// those of the wall clock of now, also if that was set by 10 ms or more since the recording
-    /// began. `None`: the recording does not keep
-    /// the newest packets.
+    /// those of the wall clock of now, also if that was set by 10 ms or more since the recording began. `None`: the
+    /// recording does not keep the newest packets.
     pub fn snapshot(&mut self, is_wanted: impl Fn(&str) -> bool, now: Clock) -> Option<Snapshot> {
         let (memory, _) = self.store.newest()?;
         let late_ns = now.wall_ns.wrapping_sub(self.started.wall_at(now.monotonic_ns)) as i64;
