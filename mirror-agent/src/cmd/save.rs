@@ -1,6 +1,6 @@
 //! `mirror-agent save`: asks the recorder of a target for its newest packets, and writes them as pcapng.
 //!
-//! `kubectl mirror save` runs it in the containers of the recorders. [`tail`](super::tail) has the recorder and the messages.
+//! [`tail`](super::tail) has the recorder and the messages.
 
 use std::{
     fs::OpenOptions,

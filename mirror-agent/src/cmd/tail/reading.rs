@@ -71,7 +71,7 @@ pub(super) struct Reading {
     ring: RingReader,
     sessions: Sessions,
     recorder: Recorder,
-    /// `None`: nobody asks.
+    /// What the recording is asked for while it goes on. `None`: nothing, as for `tail`.
     asks: Option<mpsc::Receiver<Ask>>,
     /// Whether what is known of a session goes with the session.
     is_endless: bool,
@@ -109,6 +109,9 @@ impl Reading {
                 _ = look.tick() => {}
                 _ = count.tick() => self.count()?,
                 Some(ask) = async { self.asks.as_mut()?.recv().await }, if self.asks.is_some() => {
+                    // What the taps have written until now belongs to the answer.
+                    let now_ns = Clock::now()?.monotonic_ns;
+                    while let Batch::More = self.batch(now_ns)? {}
                     self.count()?;
                     ask.answer(&mut self.recorder)?;
                 }
