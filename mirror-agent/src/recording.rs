@@ -27,7 +27,7 @@ use mirror_core::{
 };
 use nix::time::{ClockId, clock_gettime};
 
-use self::{interfaces::Interfaces, names::Names, output::Output, store::Store};
+use self::{interfaces::Interfaces, output::Output, store::Store};
 
 mod interfaces;
 mod memory;
@@ -200,9 +200,6 @@ pub enum RecordingError {
     },
 }
 
-/// The least step of the wall clock that is taken for one. The two clocks are read one after the other, and without a
-/// step a packet has the same time in each snapshot.
-const STEP_NS: u64 = 10_000_000;
 /// So many interfaces without packets cost little.
 const SOME_INTERFACES: usize = 256;
 
@@ -305,44 +302,6 @@ impl Recorder {
     /// nothing for some seconds.
     pub fn wait_for_reader(&mut self) {
         self.store.wait_for_reader();
-    }
-
-    /// No more packets come from these sessions, and others can have their numbers. Of a recording that keeps the newest
-    /// packets and has no end, what is known of these sessions goes with their packets.
-    pub fn part_with(&mut self, is_gone: impl Fn(u32) -> bool) {
-        self.interfaces.part_with(is_gone);
-        if self.interfaces.described().len() > self.most_interfaces
-            && let Some((memory, _)) = self.store.newest()
-        {
-            self.interfaces.forget_unused(&memory.each().map(|(interface, _)| interface).collect());
-            // So a look at all packets comes only after many new interfaces.
-            self.most_interfaces = 2 * self.interfaces.described().len() + SOME_INTERFACES;
-        }
-    }
-
-    /// The newest packets until now, of the interfaces whose names are wanted; the recording goes on. The times in it are
-    /// those of the wall clock of now, also if that was set by 10 ms or more since the recording began. `None`: the
-    /// recording does not keep the newest packets.
-    pub fn snapshot(&mut self, is_wanted: impl Fn(&str) -> bool, now: Clock) -> Option<Snapshot> {
-        let (memory, _) = self.store.newest()?;
-        let late_ns = now.wall_ns.wrapping_sub(self.started.wall_at(now.monotonic_ns)) as i64;
-        let late_ns = if late_ns.unsigned_abs() < STEP_NS { 0 } else { late_ns };
-        Some(Snapshot::of(memory, &self.interfaces, is_wanted, now.wall_ns, late_ns))
-    }
-
-    /// Writes the newest packets until now into a file beside that of the recording, with a number and the time in its
-    /// name as in a rotation; the recording goes on. `now_ns` is on `CLOCK_MONOTONIC`. Returns the path of the file, and
-    /// how many packets it has. `None`: the recording does not keep the newest packets.
-    pub fn save(&mut self, now_ns: u64) -> Result<Option<(PathBuf, u64)>, RecordingError> {
-        let now = Clock { wall_ns: self.started.wall_at(now_ns), monotonic_ns: now_ns };
-        let Some((_, output)) = self.store.newest() else { return Ok(None) };
-        let names = output.path().and_then(Names::of).ok_or(RecordingError::NoName)?;
-        let Some(Snapshot { bytes, packets }) = self.snapshot(|_| true, now) else { return Ok(None) };
-        let (number, path, mut output) = rotation::create(&names, self.saved, now.wall_ns)?;
-        self.saved = number;
-        output.write(&bytes)?;
-        output.close()?;
-        Ok(Some((path, packets)))
     }
 
     /// Writes the rest, and the counters of each interface. It [waits](Self::wait_for_reader) for the reader of a pipe.

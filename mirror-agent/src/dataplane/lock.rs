@@ -129,17 +129,12 @@ impl Pins {
         reach(|places| places.control, "the agent")
     }
 
-    /// The socket by which other processes find the recorder of a target. The caller is the only one in this network
-    /// namespace: the agent gives the target to one reader at a time.
+    /// The socket by which other processes find the recorder of a target, in the place of that of an earlier recorder. The
+    /// agent must have let the caller in: it gives the target to one reader at a time. The file stays when the caller ends,
+    /// as it also does when the caller is killed. It does no harm: no process listens there then.
     pub fn recorder(target: &TargetName) -> anyhow::Result<UnixListener> {
         let place = Places::make(Path::new(DIRECTORY))?.recorder(target);
         listen(&place).with_context(|| format!("cannot listen on {}", place.display()))
-    }
-
-    /// Removes the socket of the recorder of a target. The caller is that recorder.
-    pub fn forget_recorder(target: &TargetName) {
-        // A socket that stays does no harm: the next recorder takes its place.
-        let _ = Places::of(Path::new(DIRECTORY)).and_then(|places| fs::remove_file(places.recorder(target)));
     }
 
     /// A connection to the recorder of a target; `None`: there is none in this network namespace.

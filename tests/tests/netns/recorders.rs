@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use mirror_tests::{Agent, Exit, Lab, PacketFile, PodsFile, SOON, Tail, check, eventually};
+use mirror_tests::{Agent, Exit, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually};
 
 use crate::{
     Inside, Node, any_mode,
@@ -16,6 +16,11 @@ fn recorder(lab: &Lab) -> Tail {
     let recorder = Tail::of(&mut command, lab.files().join("none"));
     wait_stream(lab, true);
     recorder
+}
+
+/// The pings of a pod go to the target.
+fn pings_of(web: &PodNs, lab: &Lab) -> PodsFile {
+    PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", "icmp")])
 }
 
 /// What the recorder has now, of these pods.
@@ -45,7 +50,7 @@ fn saved(lab: &Lab, pods: &[&str], packets: usize) -> PacketFile {
 #[test]
 fn what_is_recorded_outlives_the_agent() {
     let Node { web, db, lab } = &Node::bridged("recorder");
-    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", "icmp")]);
+    let pods = pings_of(web, lab);
     let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web]);
     let exit = save(lab, &[]).unwrap_err();
@@ -80,14 +85,15 @@ fn what_is_recorded_outlives_the_agent() {
     wait_stream(lab, false);
 }
 
-/// A recorder that is already there keeps its target, and its packets.
+/// A recorder that is there keeps its target and its packets. One that stood still while the agent was replaced loses the
+/// target to the next recorder, and gets it back, with the socket, when that one ends.
 #[test]
 fn a_target_has_one_recorder() {
     let Node { web, db, lab } = &Node::bridged("recorders");
-    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", "icmp")]);
-    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
+    let pods = pings_of(web, lab);
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web]);
-    let first = recorder(lab);
+    let mut first = recorder(lab);
     web.ping(db.v4(), 1, 56);
     saved(lab, &[], 2);
     let mut second = Tail::of(
@@ -96,19 +102,30 @@ fn a_target_has_one_recorder() {
     );
     second.wait_for_log("another program reads target live");
     saved(lab, &[], 2);
-    // The next one begins with nothing.
-    first.kill();
+
+    first.pause();
+    agent.kill();
+    let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     second.wait_for_log("recording");
+    first.go_on();
+    first.wait_for_log("another program reads target live");
+    // The second one has begun with nothing.
     web.ping(db.v4(), 2, 56);
     saved(lab, &[], 4);
     second.kill();
+    eventually(SOON, || {
+        web.ping(db.v4(), 1, 56);
+        let saved = save(lab, &[]).map_err(|exit| format!("{exit:?}"))?;
+        check(saved.packets.len() >= 4 && saved.interfaces.len() == 2, || format!("{:?}", saved.interfaces))
+    });
+    first.kill();
 }
 
 /// SIGUSR1 makes a file of what a capture has kept so far.
 #[test]
 fn a_ring_is_saved_while_it_goes_on() {
     let Node { web, db, lab } = &Node::bridged("usr1");
-    let pods = PodsFile::new(lab, &[streamed(web).annotated("podmirror.io/filter", "icmp")]);
+    let pods = pings_of(web, lab);
     let _agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web]);
     let mut capture = Tail::start(lab, &["capture", "--target", "live", "--ring", "1MB"]);

@@ -9,8 +9,8 @@
 //! number of bytes that follow it: a whole pcapng.
 
 use std::{
-    cell::Cell, collections::BTreeSet, future::Future, os::unix::net::UnixListener as StdListener,
-    path::PathBuf, sync::Arc, time::Duration,
+    collections::BTreeSet, os::unix::net::UnixListener as StdListener, path::PathBuf, sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
@@ -19,6 +19,7 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::{UnixListener, UnixStream},
     sync::{Semaphore, mpsc, oneshot},
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 use tracing::{info, warn};
@@ -86,24 +87,12 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
         buffer,
         state,
     };
-    let is_listening = Cell::new(false);
-    let listening = async {
-        // The agent has let this one in, so there is no other recorder of the target.
-        serve(Pins::recorder(&target)?, asks)?;
-        is_listening.set(true);
-        Ok(())
-    };
-    let recording = record(&subject, recorder, asked, listening);
-    tokio::pin!(recording);
-    let outcome = tokio::select! {
-        outcome = &mut recording => outcome,
+    // An agent lets one recorder in at a time. While it was away, another one may have had the target and the socket.
+    let listen = || serve(Pins::recorder(&target)?, asks.clone());
+    tokio::select! {
+        outcome = record(&subject, recorder, asked, listen) => outcome,
         () = stop => Ok(()),
-    };
-    // The agent lets the next one in only when `recording` has gone.
-    if is_listening.get() {
-        Pins::forget_recorder(&target);
     }
-    outcome
 }
 
 /// Goes from one agent to the next.
@@ -111,16 +100,16 @@ async fn record(
     subject: &SubjectArgs,
     mut recorder: Recorder,
     mut asks: mpsc::Receiver<Ask>,
-    listening: impl Future<Output = anyhow::Result<()>>,
+    listen: impl Fn() -> anyhow::Result<JoinHandle<()>>,
 ) -> anyhow::Result<()> {
-    let mut listening = Some(Box::pin(listening));
+    let mut listening: Option<JoinHandle<()>> = None;
     let mut told = None;
     loop {
         match join_agent(subject).await {
             Ok(Joined { mut agent, ring, sessions }) => {
                 told = None;
-                if let Some(listening) = listening.take() {
-                    listening.await?;
+                if let Some(before) = listening.replace(listen()?) {
+                    before.abort();
                 }
                 info!("recording");
                 // Another agent may give the numbers of sessions to others.
@@ -158,12 +147,12 @@ async fn join_agent(subject: &SubjectArgs) -> anyhow::Result<Joined> {
 }
 
 /// Answers the programs that ask, for ever.
-fn serve(listener: StdListener, asks: mpsc::Sender<Ask>) -> anyhow::Result<()> {
+fn serve(listener: StdListener, asks: mpsc::Sender<Ask>) -> anyhow::Result<JoinHandle<()>> {
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
     // Each answer takes memory.
     let turn = Arc::new(Semaphore::new(1));
-    tokio::spawn(async move {
+    Ok(tokio::spawn(async move {
         loop {
             let Ok((stream, _)) = listener.accept().await else {
                 sleep(AGAIN).await;
@@ -179,8 +168,7 @@ fn serve(listener: StdListener, asks: mpsc::Sender<Ask>) -> anyhow::Result<()> {
                 });
             }
         }
-    });
-    Ok(())
+    }))
 }
 
 /// One program that asks.

@@ -71,7 +71,7 @@ fn the_socket_of_an_agent_that_has_ended_is_replaced() {
     let path = run.path().join("1.sock");
     assert!(call(&path).is_err());
     drop(listen(&path).unwrap());
-    assert!(call(&path).is_err(), "it is there, and nobody listens");
+    assert!(call(&path).is_err(), "the file is there, but no process listens");
     let _agent = listen(&path).unwrap();
     call(&path).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
