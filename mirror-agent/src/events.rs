@@ -170,7 +170,6 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NoSuchNetwork(Attachment { is_told: true, .. })
         | Why::NoHostInterface(_)
         | Why::TapsInsideOff
-        | Why::TapsInsideNeedTcx
         | Why::TooManyNics
         | Why::NoExit(_)
         | Why::TappedFor(_)
@@ -190,16 +189,13 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::FilterRefused(_)
         | Why::Hidden(..)
         | Why::Bypassed(..)
+        | Why::Removed(_)
         | Why::Uncut(..) => {
             // Once for each kind of NIC, without the NIC's name: a pod can choose any number of names.
             let is_of_kind = |why: &Why| {
                 matches!(
                     why,
-                    Why::NoHostInterface(_)
-                        | Why::TapsInsideOff
-                        | Why::TapsInsideNeedTcx
-                        | Why::TooManyNics
-                        | Why::NotEthernet
+                    Why::NoHostInterface(_) | Why::TapsInsideOff | Why::TooManyNics | Why::NotEthernet
                 )
             };
             let nic = nic.as_ref().filter(|_| !is_of_kind(why));

@@ -6,7 +6,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::{File, Metadata, OpenOptions},
+    fs::{self, File, Metadata, OpenOptions},
     io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
@@ -81,6 +81,17 @@ impl Netns {
         })?;
         receiver.await.map_err(io::Error::other)?
     }
+
+    /// Runs `work` in the namespace, on a thread of its own. The calling thread waits.
+    pub(crate) fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        let enter = || setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from).map(|()| work());
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name("netns".into()).spawn_scoped(scope, enter)?;
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("the thread in the namespace has panicked")))
+        })
+    }
 }
 
 /// Where the namespaces of pods can be opened now. `links` notes what it has found, `dataplane` enters.
@@ -104,31 +115,64 @@ impl Namespaces {
     ///
     /// It is not known, or another namespace is at its path now.
     pub(crate) fn open(&self, id: NetnsId) -> io::Result<Netns> {
-        let gone = || io::Error::new(io::ErrorKind::NotFound, "the network namespace has gone");
-        let path = self.paths().get(&id.ino).cloned().ok_or_else(gone)?;
-        let netns = Netns::open(&path)?;
-        if netns.id.ino == id.ino { Ok(netns) } else { Err(gone()) }
+        let path = self.path(id).ok_or_else(gone)?;
+        at(id, &path)
     }
 
-    /// Runs `work` in a namespace, on a thread of its own. The calling thread waits.
+    /// Where a namespace was last.
+    pub(crate) fn path(&self, id: NetnsId) -> Option<PathBuf> {
+        self.paths().get(&id.ino).cloned()
+    }
+
+    /// Opens a namespace where it is known to be, at this path, or wherever on the node it is found, and notes where that
+    /// is.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`], or the namespace cannot be entered.
-    pub(crate) fn enter<T: Send>(&self, id: NetnsId, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-        let netns = self.open(id)?;
-        let enter = || setns(&netns.file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from).map(|()| work());
-        thread::scope(|scope| {
-            let thread = thread::Builder::new().name("netns".into()).spawn_scoped(scope, enter)?;
-            thread
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("the thread in the namespace has panicked")))
-        })
+    /// [`io::ErrorKind::NotFound`]: it has gone, as far as can be seen. Otherwise it is there, and cannot be opened.
+    pub(crate) fn find(&self, id: NetnsId, hint: Option<&Path>) -> io::Result<Netns> {
+        let mut refused = None;
+        let known = self.path(id).into_iter().chain(hint.map(Path::to_owned));
+        for path in known.chain(everywhere()) {
+            if !netns_id(&path).is_ok_and(|found| found.ino == id.ino) {
+                continue;
+            }
+            match at(id, &path) {
+                Ok(netns) => {
+                    self.note(id, &path);
+                    return Ok(netns);
+                }
+                Err(error) => refused = Some(error),
+            }
+        }
+        Err(refused.unwrap_or_else(gone))
     }
 
     fn paths(&self) -> MutexGuard<'_, HashMap<u64, PathBuf>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn gone() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the network namespace has gone")
+}
+
+/// Opens this namespace, if it is the one at the path.
+fn at(id: NetnsId, path: &Path) -> io::Result<Netns> {
+    let netns = Netns::open(path)?;
+    if netns.id.ino == id.ino { Ok(netns) } else { Err(gone()) }
+}
+
+/// Every path where a namespace may be: where runtimes keep them, and those of the node's processes.
+fn everywhere() -> impl Iterator<Item = PathBuf> {
+    // A list that cannot be read leads nowhere.
+    let below = |directory: &str| {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path())
+    };
+    // The second one is that of the node, for an agent in a container.
+    let kept = ["/run/netns", "/proc/1/root/run/netns"].into_iter().flat_map(below);
+    kept.chain(below("/proc").map(|process| process.join("ns/net")))
 }
 
 impl AsFd for Netns {

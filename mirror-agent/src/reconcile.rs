@@ -11,6 +11,7 @@ mod exits;
 mod expected;
 mod held;
 mod refused;
+mod removed;
 mod routes;
 mod standing;
 mod targets;
@@ -30,6 +31,7 @@ use exits::Exits;
 use expected::Expected;
 use held::Held;
 use refused::{Refused, refuse_mirrors, refuse_selection};
+use removed::Removed;
 use routes::Routes;
 use standing::standing;
 use targets::NotMade;
@@ -96,6 +98,7 @@ pub struct Reconciler<P, L, D> {
     held: Held,
     not_made: NotMade,
     exits: Exits,
+    removed: Removed,
     /// How soon to look again for pods that come without an event.
     look_again: Option<Duration>,
     /// The last round has left something for the next one.
@@ -136,6 +139,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             held: Held::default(),
             not_made: NotMade::default(),
             exits: Exits::default(),
+            removed: Removed::default(),
             look_again: None,
             is_behind: false,
             woken: None,
@@ -179,7 +183,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 continue;
             }
             let deadline = Instant::now() + wait.min(self.look_again.unwrap_or(TICK));
-            let deadline = self.held.next().map_or(deadline, |held| held.min(deadline));
+            let deadline =
+                self.held.next().into_iter().chain(self.removed.next()).fold(deadline, Instant::min);
             if is_blocked {
                 // The failed operation may cause events of its own, which must not lead to another attempt at once.
                 tokio::select! {
@@ -189,6 +194,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             }
             loop {
                 let counters = self.coverage.due();
+                let inside = self.dataplane.inside_due();
                 tokio::select! {
                     () = &mut stop => return Ok(()),
                     () = event(&mut self.pods, &mut self.links, &mut self.reading) => {
@@ -198,6 +204,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                     () = tokio::time::sleep_until(deadline) => break,
                     () = tokio::time::sleep_until(counters.unwrap_or(deadline)), if counters.is_some() => {
                         if self.read_counters().await {
+                            break;
+                        }
+                    }
+                    () = tokio::time::sleep_until(inside.unwrap_or(deadline)), if inside.is_some() => {
+                        if self.dataplane.look_inside().await {
                             break;
                         }
                     }
@@ -305,7 +316,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.coverage.follow(&desired, &actual, &links, &incomplete, &coming, shows_redirects);
         let bypassed = self.coverage.bypassed(&desired);
         let skipped = refused.into_iter().chain(selection.skipped).chain(unfit);
-        let skipped = skipped.chain(hidden).chain(without_exit).chain(bypassed);
+        let removed = self.removed.note(&desired, &actual, Instant::now());
+        let skipped = skipped.chain(hidden).chain(without_exit).chain(bypassed).chain(removed);
         report.skipped = self.told.skipped(skipped);
         report.coverage = self.coverage.report(&self.routes);
         if report.is_listed && !self.is_behind {

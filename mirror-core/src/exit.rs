@@ -42,6 +42,13 @@ pub fn hub(links: &LinkSnapshot) -> Option<&Link> {
     links.by_name(HUB).filter(|link| mirror_iface::is_ours(link))
 }
 
+/// Whether a device is a hub that an agent has made and not finished, because it was killed. It has got its name with the
+/// first request, and its alias and its MTU with a later one.
+pub fn is_half_made(link: &Link) -> bool {
+    let is_of_kind = matches!(link.kind, LinkKind::Dummy | LinkKind::Veth);
+    link.name == HUB && is_of_kind && link.alias.is_none() && !link.up && link.mtu < MTU
+}
+
 /// The exit of a pod, if it is there and as we have made it.
 pub fn of(pod: &PodLinks, links: &LinkSnapshot) -> Option<IfIndex> {
     let hub = hub(links)?;
@@ -107,6 +114,9 @@ pub fn stay_without(
 pub fn changes(needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) -> Vec<LinkChange> {
     let mut changes = Vec::new();
     match hub(links) {
+        None if links.by_name(HUB).is_some_and(is_half_made) => {
+            changes.extend(links.by_name(HUB).map(|hub| LinkChange::Delete(hub.ifindex)));
+        }
         None if !needed.is_empty() => {
             changes.push(LinkChange::CreateMirror { name: HUB.to_owned(), mtu: MTU, offloads: true });
         }

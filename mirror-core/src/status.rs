@@ -186,7 +186,7 @@ pub struct PodSideStatus {
     pub attached: String,
 }
 
-/// How our program runs at each tc hook: `tcx`, `clsact` or `none`.
+/// How our program runs at each tc hook: `tcx`, `netkit`, `clsact` or `none`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedStatus {
     /// Where the device receives.

@@ -16,7 +16,7 @@ use mirror_common::{
     tunnel::{self, Tunnels},
 };
 
-use crate::{NETNS, TARGETS, header};
+use crate::{INSIDE, TARGETS, header};
 
 /// The tunnels of this node's targets. All agents of a cluster have the same.
 #[btf_map(pin_by_name)]
@@ -44,7 +44,7 @@ fn is_of_collector(skb: *mut __sk_buff, target: &Target) -> bool {
     // SAFETY: the context is valid for the whole program.
     let from = unsafe { (*skb).ingress_ifindex };
     // The node's own packets come from no device, and inside a pod the indexes are others.
-    if from != 0 && from == target.ifindex && NETNS.load() == 0 {
+    if from != 0 && from == target.ifindex && INSIDE.load() == 0 {
         return true;
     }
     let mut receiver = [0_u8; MAC];

@@ -79,10 +79,19 @@ static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCp
 #[btf_map(pin_by_name)]
 static ORIGIN: PerCpuArray<u32, 1> = PerCpuArray::new();
 
-/// The network namespace that the program runs in, as in the keys of `TAPS`: 0 is that of the agent. For a pod's, the
-/// agent loads programs with the inode of that namespace here.
+/// Not 0 in a program that runs inside a pod.
 #[unsafe(no_mangle)]
-pub(crate) static NETNS: Global<u32> = Global::new(0);
+pub(crate) static INSIDE: Global<u32> = Global::new(0);
+
+/// Inode of that pod's network namespace. The agent loads a program before there is a pod for it, and writes this then.
+#[unsafe(no_mangle)]
+static mut NETNS: u32 = 0;
+/// The network namespace that the program runs in, as in the keys of `TAPS`: 0 is that of the agent.
+#[inline(always)]
+fn netns() -> u32 {
+    // SAFETY: the agent has written the number before the program runs.
+    if INSIDE.load() == 0 { 0 } else { unsafe { core::ptr::read_volatile(&raw const NETNS) } }
+}
 
 /// Not 0 in a program that runs behind another tap program of ours at the same hook, while the agent changes the way to
 /// attach. Such a program ignores every packet that carries a mark, also a packet that leaves a pod.
@@ -128,7 +137,7 @@ fn mirror(ctx: &TcContext, hook: Hook) {
 #[inline(always)]
 fn tap(ifindex: u32) -> Option<&'static Tap> {
     // SAFETY: the agent replaces whole entries and never writes into one, see `NO_PREALLOC`.
-    unsafe { TAPS.get(&DeviceKey { netns: NETNS.load(), ifindex }) }
+    unsafe { TAPS.get(&DeviceKey { netns: netns(), ifindex }) }
 }
 
 /// The packet, with the kernel's helpers for it.
@@ -159,7 +168,7 @@ impl Kernel for Skb {
     fn target(&mut self, tap: &Tap, index: u32) -> Option<Reach> {
         let Target { ifindex, flags, .. } = TARGETS.get(index)?;
         // Inside a pod, the target's index would be another device's.
-        let ifindex = if NETNS.load() == 0 || *ifindex == 0 { *ifindex } else { tap.exit };
+        let ifindex = if INSIDE.load() == 0 || *ifindex == 0 { *ifindex } else { tap.exit };
         Some(Reach { ifindex, flags: *flags })
     }
 
@@ -186,7 +195,7 @@ impl Kernel for Skb {
         let skb = self.skb;
         // SAFETY: the context is a valid `__sk_buff`, and no packet pointer is held.
         let clone = || unsafe { bpf_clone_redirect(skb, ifindex, 0) as i64 };
-        let by_exit = NETNS.load() != 0;
+        let by_exit = INSIDE.load() != 0;
         let is_plain = session.snaplen == 0 && target.flags & TARGET_TUNNEL == 0 && !by_exit;
         let (code, is_uncut) =
             if is_plain { (clone(), false) } else { deliver::announcing(session, direction, by_exit, clone) };
@@ -219,7 +228,7 @@ impl Kernel for Skb {
     fn set_origin(&mut self, ifindex: u32) {
         if let Some(origin) = ORIGIN.get_ptr_mut(0) {
             // SAFETY: the element belongs to this CPU.
-            unsafe { *origin = if NETNS.load() == 0 { ifindex } else { 0 } };
+            unsafe { *origin = if INSIDE.load() == 0 { ifindex } else { 0 } };
         }
     }
 

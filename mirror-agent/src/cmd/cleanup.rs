@@ -1,5 +1,6 @@
 //! `mirror-agent cleanup`: removes everything of ours from the node, and nothing else.
 
+use mirror_core::exit;
 use tracing::info;
 
 use crate::{
@@ -7,7 +8,7 @@ use crate::{
     dataplane::{hooks::Hooks, maps::Maps, pins::Pins},
     links::{LinkTable, netlink::Netlink},
     mirror_iface::is_ours,
-    model::LinkChange,
+    model::{Link, LinkChange},
     netns::Namespaces,
 };
 
@@ -38,7 +39,7 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
         }
     }
     // The hooks of all versions. Filters are not pinned, and outlive lost pins.
-    let hooks = Hooks::new(pins.clone(), Namespaces::default())?;
+    let mut hooks = Hooks::new(pins.clone(), Namespaces::default())?;
     let mut detached = 0;
     let (taps, others): (Vec<_>, Vec<_>) =
         hooks.survey(true).await?.hooks().into_iter().partition(|(_, program)| program.is_tap());
@@ -47,7 +48,8 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
         detached += usize::from(done(hooks.detach_all(device, program).await));
     }
     // The exits inside pods go with the hub, which is one of these.
-    for link in links.snapshot(&[]).await?.host.values().filter(|link| is_ours(link)) {
+    let is_of_us = |link: &&Link| is_ours(link) || exit::is_half_made(link);
+    for link in links.snapshot(&[]).await?.host.values().filter(is_of_us) {
         // The other end of a veth pair goes with the first.
         if done(links.apply(&LinkChange::Delete(link.ifindex)).await.map(|()| true)) {
             info!(device = link.name, "deleted a device of ours");

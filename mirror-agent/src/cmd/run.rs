@@ -10,7 +10,7 @@ use crate::{
     admin::{self, Admin},
     cli::{Listen, PodSideTaps, RunArgs, SettingArgs, StateArgs},
     control::{self, Control},
-    dataplane::{bpf::Bpf, hooks::Method, pins::Pins, readout::Reader},
+    dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
     events, health,
     links::netlink::Netlink,
     metrics::{LoopMetrics, Metrics},
@@ -63,11 +63,10 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
 }
 
 /// Whether NICs are tapped inside pods.
-const fn taps_inside(asked: PodSideTaps, method: Method) -> TapsInside {
-    match (asked, method) {
-        (PodSideTaps::Off, _) => TapsInside::Off,
-        (PodSideTaps::Auto, Method::Tcx) => TapsInside::On,
-        (PodSideTaps::Auto, Method::Clsact) => TapsInside::NeedsTcx,
+const fn taps_inside(asked: PodSideTaps) -> TapsInside {
+    match asked {
+        PodSideTaps::Off => TapsInside::Off,
+        PodSideTaps::Auto => TapsInside::On,
     }
 }
 
@@ -102,9 +101,8 @@ async fn follow(
     let lock = pins.claim()?;
     let (socket, control) = (lock.socket()?, lock.control()?);
     let dataplane = Bpf::load(pins.clone(), lock, mirror.attach, links.namespaces())?;
-    let method = dataplane.method();
-    let taps_inside = taps_inside(args.pod_side_taps, method);
-    let method = method.name();
+    let method = dataplane.method().name();
+    let taps_inside = taps_inside(args.pod_side_taps);
     let mirror_iface = &mirror.mirror_iface;
     info!(version = env!("PODMIRROR_VERSION"), attach = method, mirror_iface, enable_mirror, "agent started");
     let mirrors = mirrors(&mirror);

@@ -117,7 +117,7 @@ async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<
         let AttachedStatus { ingress, egress } = attached.entry(device).or_default();
         for (name, program) in [(ingress, Program::TapIngress), (egress, Program::TapEgress)] {
             if let Some(method) = hooks.attached(device, program).await?.method(&ours) {
-                *name = method.name().to_owned();
+                *name = Hooks::word(method, device, program).to_owned();
             }
         }
     }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, bail};
 use mirror_common::{abi::MAX_FILTERS, verdict::Hook};
+use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
@@ -133,7 +134,7 @@ impl Dataplane for Bpf {
         let look = |device: Device, which| {
             let current = match device.is_on_node() {
                 true => current.get(&which).copied().flatten(),
-                false => self.programs.id_inside(device.netns, which),
+                false => self.programs.id_inside(device, which),
             };
             survey.look(device, which, self.method, current)
         };
@@ -178,6 +179,14 @@ impl Dataplane for Bpf {
         Ok(actual)
     }
 
+    fn inside_due(&self) -> Option<Instant> {
+        self.hooks.inside_due()
+    }
+
+    async fn look_inside(&mut self) -> bool {
+        self.hooks.look_inside().await
+    }
+
     fn seen(&mut self, devices: &[Device]) -> anyhow::Result<BTreeMap<Device, TapCount>> {
         self.maps.seen(devices)
     }
@@ -203,7 +212,7 @@ impl Dataplane for Bpf {
             }
             Op::RemoveSession(device, mirror) => self.maps.remove_session(*device, mirror),
             Op::Attach(device, which) => {
-                let pair = &mut self.programs.of(device.netns, *which);
+                let pair = &mut self.programs.of(*device, *which);
                 let attached = self.hooks.attach(pair, self.method, *device, *which).await;
                 if !self.other_versions.is_empty() {
                     self.retire_versions().await;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::bail;
+use tokio::time::Instant;
 
 use super::{Dataplane, TapCount};
 use crate::{
@@ -22,6 +23,8 @@ pub(crate) struct Fake {
     pub(crate) failures: VecDeque<Op>,
     /// How long each op takes.
     pub(crate) takes: Duration,
+    /// When a look at the hooks inside pods finds a change.
+    pub(crate) inside_due: Option<Instant>,
     /// What the taps have seen.
     pub(crate) seen: BTreeMap<Device, TapCount>,
     /// The programs of others at the devices of the node.
@@ -35,6 +38,7 @@ impl Default for Fake {
             tried: Vec::new(),
             failures: VecDeque::new(),
             takes: Duration::ZERO,
+            inside_due: None,
             seen: BTreeMap::new(),
             programs: BTreeMap::new(),
         }
@@ -44,6 +48,14 @@ impl Default for Fake {
 impl Dataplane for Fake {
     async fn observe(&mut self) -> anyhow::Result<Actual> {
         Ok(self.actual.clone())
+    }
+
+    fn inside_due(&self) -> Option<Instant> {
+        self.inside_due
+    }
+
+    async fn look_inside(&mut self) -> bool {
+        self.inside_due.take().is_some()
     }
 
     fn seen(&mut self, devices: &[Device]) -> anyhow::Result<BTreeMap<Device, TapCount>> {

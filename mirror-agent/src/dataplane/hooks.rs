@@ -1,9 +1,11 @@
 //! The tc hooks of a device: how our programs are attached to them, taken over, moved and detached.
 //!
 //! ```text
-//! TCX (6.6 and newer)   bpf link, first in the chain, pinned; replaced in place by bpf_link_update     tcx
+//! TCX (6.6 and newer)   bpf link, first in the chain, pinned; replaced in place by bpf_link_update     tcx ─► sys
+//!                       for what a pod sends by a netkit device: the same, in the chain of that device
 //! clsact (older)        cls_bpf filter under our handle at the lowest free priority; replaced under it  clsact
 //!                       which filters there are, ours and those ahead of them                           filters
+//! how all hooks stand                                                                                   survey
 //! ```
 //!
 //! A packet passes the TCX chain of a hook first, then its filters. Where an earlier agent attached in the other way,
@@ -15,39 +17,51 @@
 //! TCX to filter:  add a filter of the second set    detach the link         filter := the program
 //! ```
 //!
-//! Inside a pod there are TCX links alone. The chain there is not read in each round: the link says whether it still runs.
+//! Inside a pod it is the same, in the pod's network namespace: a thread enters it to attach, and to look. A link is pinned
+//! on the node. A filter has no pin, so a trace of it is left before it is attached, and goes after it (`pins`). Root in
+//! the pod can remove a filter, and put programs and filters ahead of ours: `inside` looks again and again.
 //!
 //! It touches what is ours and nothing else: no qdisc is ever deleted, no other program moved. Called by `bpf` for
 //! the programs of this agent, and by `cleanup` and `status` without any.
 
 mod clsact;
 mod filters;
+mod inside;
+mod survey;
+mod sys;
 mod tcx;
 #[cfg(test)]
 mod tests;
 
 mod versions;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
 use anyhow::{Context as _, anyhow, bail};
 use aya::programs::{SchedClassifier, TcAttachType, tc::TcHandle};
 use mirror_common::verdict::Hook;
-use mirror_core::hidden::{Ahead, Picture, blindness};
+use tokio::time::Instant;
 
-pub use self::versions::programs_of;
 use self::{
     filters::{AllFilters, AtHook, Filters},
-    tcx::InChain,
+    inside::{Inside, Places, view},
+    survey::{inside, inside_by_links, on_node},
     versions::Others,
+};
+pub use self::{
+    survey::{Attached, Survey},
+    versions::programs_of,
 };
 use super::{
     pins::{LinkPin, Pins},
     programs::Pair,
 };
 use crate::{
-    model::{Device, Hidden, HookState, IfIndex, Program},
-    netns::Namespaces,
+    model::{Device, Hidden, IfIndex, Program},
+    netns::{Namespaces, Netns},
 };
 
 /// Handle of our filters ("pmir"): other software does not replace or remove them by handle.
@@ -105,169 +119,34 @@ const fn attach_type(which: Program) -> TcAttachType {
     }
 }
 
-/// Our programs at one hook, and the programs and filters of others ahead of them.
-#[derive(Debug, Clone, Default)]
-pub struct Attached {
-    /// The pinned links for it, of all versions.
-    pins: Vec<LinkPin>,
-    /// The TCX chain, where something of ours may be.
-    chain: Vec<InChain>,
-    /// The filters.
-    filters: AtHook,
-    /// A clsact filter cannot be put here: the device has an ingress qdisc, and this is its egress.
-    lacks_hook: bool,
-    /// None of the links runs: other software has detached them, or their device is in another namespace now. Read for
-    /// the second stage only: an entry of a target says that it cuts, also while no agent runs.
-    is_dead: bool,
-}
+/// The network namespace of a hook: that of a pod, or the node's, which the thread is in.
+struct Place(Option<Netns>);
 
-impl Attached {
-    /// The state for an agent whose program has the id `current`, if it is loaded, and that attaches by `method`. The
-    /// hook is `Current` only if it has exactly one link or filter of ours, which runs that program, is of this version
-    /// and is attached by that method.
-    fn state(&self, method: Method, current: Option<u32>) -> HookState {
-        let Self { pins, chain, filters, .. } = self;
-        let runs = |id| chain.iter().any(|program| program.id == id);
-        match (method, &pins[..], &filters.ours[..]) {
-            (_, [], []) => HookState::Absent,
-            (Method::Tcx, [pin], []) if pin.is_of_this_version() && current.is_some_and(runs) => {
-                HookState::Current
-            }
-            (Method::Clsact, [], [filter]) if Some(filter.program) == current => HookState::Current,
-            (_, _, []) if self.is_dead => HookState::Dead,
-            _ => HookState::Stale,
-        }
-    }
-
-    /// The reason why packets are hidden from the program with the id `current`. `None` for a hook whose state is not
-    /// `Current`.
-    pub fn hidden(&self, method: Method, current: Option<u32>) -> Option<Hidden> {
-        let program = |InChain { id, name }: &InChain| Ahead::Program { name: name.clone(), id: *id };
-        let mut picture = Picture { lacks_hook: self.lacks_hook, ahead: Vec::new() };
-        if self.state(method, current) == HookState::Current {
-            let chain = self.chain.iter();
-            picture.ahead = chain.take_while(|program| Some(program.id) != current).map(program).collect();
-            picture.ahead.extend(self.filters.ahead.iter().cloned());
-        }
-        blindness(&picture)
-    }
-
-    /// The method by which a program of ours (one of `ours`, by id) runs there.
-    pub fn method(&self, ours: &BTreeSet<u32>) -> Option<Method> {
-        if !self.pins.is_empty() && self.chain.iter().any(|program| ours.contains(&program.id)) {
-            Some(Method::Tcx)
-        } else if self.filters.ours.iter().any(|filter| ours.contains(&filter.program)) {
-            Some(Method::Clsact)
-        } else {
-            None
+impl Place {
+    /// Does the work in the namespace.
+    fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+        match &self.0 {
+            None => work(),
+            Some(netns) => netns.enter(work).context("cannot enter the pod's network namespace")?,
         }
     }
 }
 
-/// The state of all hooks of the node, read at one moment.
-pub struct Survey {
-    pins: BTreeMap<(Device, Program), Vec<LinkPin>>,
-    filters: AllFilters,
-    others: Others,
-}
-
-impl Survey {
-    /// The hooks where something of ours may stand: a link is pinned for it, or a filter is there.
-    pub fn hooks(&self) -> BTreeSet<(Device, Program)> {
-        let filters = self.filters.hooks.keys().map(|(ifindex, which)| (Device::on_node(*ifindex), *which));
-        self.pins.keys().copied().chain(filters).collect()
-    }
-
-    /// Whether no filter of ours was found, and every device could be read.
-    pub fn has_no_filters(&self) -> bool {
-        self.filters.hooks.is_empty() && self.filters.unread.is_empty()
-    }
-
-    /// The state of a hook, and the reason why packets are hidden there, for an agent whose program has the id
-    /// `current` and that attaches by `method`. A hook that cannot be read is `Stale`: an attempt to attach or to
-    /// detach there returns the error.
-    pub fn look(
-        &self,
-        device: Device,
-        which: Program,
-        method: Method,
-        current: Option<u32>,
-    ) -> (HookState, Option<Hidden>) {
-        let method = if device.is_on_node() { method } else { Method::Tcx };
-        match self.at(device, which, method) {
-            Ok(attached) => (attached.state(method, current), attached.hidden(method, current)),
-            Err(_) => (HookState::Stale, None),
-        }
-    }
-
-    fn at(&self, device: Device, which: Program, method: Method) -> anyhow::Result<Attached> {
-        let hook = (device, which);
-        let mut pins = self.pins.get(&hook).cloned().unwrap_or_default();
-        if !device.is_on_node() {
-            return Ok(inside(pins, device));
-        }
-        let ifindex = device.ifindex;
-        if let Some(error) = self.filters.unread.get(&ifindex) {
-            bail!("{error}");
-        }
-        let mut filters = self.filters.hooks.get(&(ifindex, which)).cloned().unwrap_or_default();
-        if which == Program::Deliver {
-            self.others.leave_out(&mut pins, &mut filters);
-        }
-        let lacks_hook = method == Method::Clsact
-            && which.hook() == Hook::Egress
-            && self.filters.ingress_only.contains(&ifindex);
-        attached(pins, filters, lacks_hook, ifindex, which)
-    }
-}
-
-/// Our programs at a hook inside a pod, as their links say. A link whose device has gone, or is elsewhere now, runs
-/// nothing there.
-fn inside(pins: Vec<LinkPin>, device: Device) -> Attached {
-    let carried = pins.iter().filter_map(|pin| tcx::carried(&pin.path));
-    let there = carried.filter(|carried| carried.ifindex == device.ifindex.0);
-    let chain = there.map(|carried| InChain { id: carried.program, name: String::new() }).collect();
-    Attached { pins, chain, ..Attached::default() }
-}
-
-/// Completes the information from netlink and the pins: reads the TCX chain, where a program of ours may be in it.
-fn attached(
-    pins: Vec<LinkPin>,
-    mut filters: AtHook,
-    lacks_hook: bool,
-    ifindex: IfIndex,
-    which: Program,
-) -> anyhow::Result<Attached> {
-    let mut chain = match pins.is_empty() && filters.ours.is_empty() {
-        true => Vec::new(),
-        false => tcx::chain(ifindex, which)?,
-    };
-    leave_out_siblings(which, &mut chain, &mut filters);
-    let is_dead = which == Program::Deliver && !pins.iter().any(|pin| tcx::runs(&pin.path, &chain));
-    Ok(Attached { pins, chain, filters, lacks_hook, is_dead })
-}
-
-/// Leaves out our other program of the same hook. A collector's device can have both: the tap of the collector and the
-/// second stage of the target. Neither ends the way of a packet that the other has to see, so neither hides one.
-fn leave_out_siblings(which: Program, chain: &mut Vec<InChain>, filters: &mut AtHook) {
-    let siblings = Program::ALL.into_iter().filter(|other| *other != which && other.hook() == which.hook());
-    for sibling in siblings.map(Program::name) {
-        chain.retain(|program| program.name != sibling);
-        filters.ahead.retain(|ahead| !matches!(ahead, Ahead::Program { name, .. } if name == sibling));
-    }
-}
-
-/// The hooks of the node.
+/// The hooks of the node and inside its pods.
 pub struct Hooks {
     pins: Pins,
     filters: Filters,
     namespaces: Namespaces,
+    inside: Inside,
+    /// The hooks inside pods where this agent has tried to attach, and whether it has succeeded.
+    attached: BTreeMap<(Device, Program), bool>,
 }
 
 impl Hooks {
     /// Attaches inside pods by these namespaces. Must be called within the runtime.
     pub fn new(pins: Pins, namespaces: Namespaces) -> anyhow::Result<Self> {
-        Ok(Self { pins, filters: Filters::connect()?, namespaces })
+        let (filters, inside) = (Filters::connect()?, Inside::default());
+        Ok(Self { pins, filters, namespaces, inside, attached: BTreeMap::new() })
     }
 
     /// Connects again, should the connection have ended.
@@ -276,19 +155,42 @@ impl Hooks {
         Ok(())
     }
 
-    /// The state of all hooks of the node. Filters are read only if `filters` is true: that takes a request or two for
-    /// each device with a qdisc for filters.
+    /// The state of all hooks of the node and inside pods. The filters of the node are read only if `filters` is true: that
+    /// takes a request or two for each device with a qdisc for filters.
     ///
     /// # Errors
     ///
     /// The pins or the qdiscs cannot be listed. A device that cannot be read makes nothing else fail.
-    pub async fn survey(&self, filters: bool) -> anyhow::Result<Survey> {
+    pub async fn survey(&mut self, filters: bool) -> anyhow::Result<Survey> {
         let filters = if filters { self.filters.all().await? } else { AllFilters::default() };
         let mut pins = BTreeMap::<_, Vec<_>>::new();
+        let mut places = Places::new();
         for pin in self.pins.pinned_links().context("cannot list the pinned links")? {
+            if !pin.device.is_on_node() {
+                places.entry(pin.device.netns).or_default().0.insert((pin.device.ifindex, pin.program));
+            }
             pins.entry((pin.device, pin.program)).or_default().push(pin);
         }
-        Ok(Survey { pins, filters, others: Others::look(&self.pins)? })
+        let mut traces = BTreeSet::new();
+        for trace in self.pins.traces().context("cannot list the traces of filters")? {
+            let (hooks, hint) = places.entry(trace.device.netns).or_default();
+            hooks.insert((trace.device.ifindex, trace.program));
+            *hint = Some(trace.netns);
+            traces.insert((trace.device, trace.program));
+        }
+        let inside = self.inside.see(&self.namespaces, places).await;
+        let attached = self.attached.clone();
+        Ok(Survey { pins, filters, traces, inside, attached, others: Others::look(&self.pins)? })
+    }
+
+    /// When the hooks inside pods are to be looked at again; `None`: nothing of ours is there.
+    pub fn inside_due(&self) -> Option<Instant> {
+        self.inside.due()
+    }
+
+    /// Looks at the hooks inside pods. Returns whether something has changed.
+    pub async fn look_inside(&mut self) -> bool {
+        self.inside.look(&self.namespaces).await
     }
 
     /// Our programs at one hook.
@@ -297,16 +199,51 @@ impl Hooks {
     ///
     /// It cannot be read.
     pub async fn attached(&self, device: Device, which: Program) -> anyhow::Result<Attached> {
-        let mut pins = self.links_at(device, which)?;
-        if !device.is_on_node() {
-            return Ok(inside(pins, device));
+        if device.is_on_node() {
+            return self.attached_at(&Place(None), device, which).await;
         }
+        match self.place(device, which) {
+            Ok(place) => self.attached_at(&place, device, which).await,
+            Err(_) => Ok(inside_by_links(self.links_at(device, which)?, device)),
+        }
+    }
+
+    async fn attached_at(&self, place: &Place, device: Device, which: Program) -> anyhow::Result<Attached> {
+        let mut pins = self.links_at(device, which)?;
         let ifindex = device.ifindex;
+        if let Some(netns) = &place.0 {
+            let has_trace = !self.pins.traces_at(device, which)?.is_empty();
+            let view = match view(netns, &[(ifindex, which)].into()).await {
+                // Links do without, however many filters there are.
+                Err(_) if !has_trace => return Ok(inside_by_links(pins, device)),
+                view => view?,
+            };
+            if let Some(error) = view.filters.unread.get(&ifindex) {
+                bail!("{error}");
+            }
+            return Ok(inside(pins, &view, has_trace, ifindex, which));
+        }
         let mut filters = self.filters.of(ifindex, which).await?;
         if which == Program::Deliver {
             Others::look(&self.pins)?.leave_out(&mut pins, &mut filters);
         }
-        attached(pins, filters, false, ifindex, which)
+        on_node(pins, filters, ifindex, which)
+    }
+
+    /// The namespace of a hook.
+    fn place(&self, device: Device, which: Program) -> io::Result<Place> {
+        if device.is_on_node() {
+            return Ok(Place(None));
+        }
+        let traces = self.pins.traces_at(device, which)?;
+        let hint = traces.first().map(|trace| trace.netns.as_path());
+        self.namespaces.find(device.netns, hint).map(Some).map(Place)
+    }
+
+    /// The word for status, of a method by which a program of ours runs at a hook.
+    pub fn word(method: Method, device: Device, which: Program) -> &'static str {
+        let is_netkit = || tcx::is_netkit(device.ifindex, which).unwrap_or_default();
+        if method == Method::Tcx && device.is_on_node() && is_netkit() { "netkit" } else { method.name() }
     }
 
     /// The names of the programs at both hooks of a device of the node, of all software.
@@ -335,46 +272,86 @@ impl Hooks {
     ///
     /// The kernel refuses. Then the old program still runs, or the new one does, or both do.
     pub async fn attach(
-        &self,
+        &mut self,
         pair: &mut impl Pair,
         method: Method,
         device: Device,
         which: Program,
     ) -> anyhow::Result<()> {
-        let Attached { pins, filters: AtHook { ours, .. }, .. } = self.attached(device, which).await?;
+        if device.is_on_node() {
+            return self.attach_at(&Place(None), pair, method, device, which).await.map(drop);
+        }
+        self.inside.touched(device, which);
+        self.attached.insert((device, which), false);
+        let place = self.place(device, which)?;
+        let is_attached = self.attach_at(&place, pair, method, device, which).await?;
+        self.attached.insert((device, which), is_attached);
+        Ok(())
+    }
+
+    /// Returns whether there is such a hook.
+    async fn attach_at(
+        &self,
+        place: &Place,
+        pair: &mut impl Pair,
+        method: Method,
+        device: Device,
+        which: Program,
+    ) -> anyhow::Result<bool> {
+        let Attached { pins, filters: AtHook { ours, .. }, .. } =
+            self.attached_at(place, device, which).await?;
         let own = self.pins.link(device, which);
         let ifindex = device.ifindex;
-        if !device.is_on_node() {
-            let program = pair.program()?;
-            let attached =
-                self.namespaces.enter(device.netns, || tcx::attach(program, &pins, &own, ifindex, which));
-            return attached.context("cannot enter the pod's network namespace")?;
-        }
         match method {
-            Method::Tcx if ours.is_empty() => tcx::attach(pair.program()?, &pins, &own, ifindex, which),
             Method::Tcx => {
-                let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
-                tcx::attach(pair.program()?, &pins, &own, ifindex, which)?;
-                clsact::remove(&[behind], ifindex, which)
+                place.run(|| {
+                    if ours.is_empty() {
+                        return tcx::attach(pair.program()?, &pins, &own, ifindex, which);
+                    }
+                    let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
+                    tcx::attach(pair.program()?, &pins, &own, ifindex, which)?;
+                    clsact::remove(&[behind], ifindex, which)
+                })?;
+                if !device.is_on_node() {
+                    self.pins.erase_traces(device, which)?;
+                }
             }
             Method::Clsact => {
                 if ours.is_empty() {
-                    clsact::add_qdisc(ifindex)?;
+                    place.run(|| clsact::add_qdisc(ifindex))?;
                     // A filter at the egress of an ingress qdisc would run at its ingress.
-                    if which.hook() == Hook::Egress && self.filters.is_ingress_only(ifindex).await? {
+                    if which.hook() == Hook::Egress && self.is_ingress_only(place, ifindex).await? {
                         remove_links(&pins)?;
                         return match which {
                             Program::Deliver | Program::Hub => Err(anyhow!("{}", Hidden::NoHook)),
-                            Program::TapIngress | Program::TapEgress => Ok(()),
+                            Program::TapIngress | Program::TapEgress => Ok(false),
                         };
                     }
                 }
-                if !tcx::take_over(pair.program()?, &pins, &own, ifindex, which)? {
-                    return clsact::attach(pair.program()?, &ours, ifindex, which).map(drop);
+                if !device.is_on_node() {
+                    let netns = self.namespaces.path(device.netns).unwrap_or_default();
+                    let left = self.pins.leave_trace(device, which, &netns);
+                    left.context("cannot leave the trace of a filter")?;
                 }
-                let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
-                tcx::remove(&own)?;
-                clsact::attach(pair.program()?, &[behind], ifindex, which).map(drop)
+                place.run(|| {
+                    if !tcx::take_over(pair.program()?, &pins, &own, ifindex, which)? {
+                        return clsact::attach(pair.program()?, &ours, ifindex, which).map(drop);
+                    }
+                    let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
+                    tcx::remove(&own)?;
+                    clsact::attach(pair.program()?, &[behind], ifindex, which).map(drop)
+                })?;
+            }
+        }
+        Ok(true)
+    }
+
+    async fn is_ingress_only(&self, place: &Place, ifindex: IfIndex) -> anyhow::Result<bool> {
+        match &place.0 {
+            None => self.filters.is_ingress_only(ifindex).await,
+            Some(netns) => {
+                let hook = [(ifindex, Program::TapEgress)].into();
+                Ok(view(netns, &hook).await?.filters.ingress_only.contains(&ifindex))
             }
         }
     }
@@ -384,7 +361,7 @@ impl Hooks {
     /// # Errors
     ///
     /// A program cannot be read or removed. All others are removed.
-    pub async fn detach(&self, device: Device, which: Program) -> anyhow::Result<bool> {
+    pub async fn detach(&mut self, device: Device, which: Program) -> anyhow::Result<bool> {
         let others = if which == Program::Deliver { Others::look(&self.pins)? } else { Others::default() };
         self.detach_but(&others, device, which).await
     }
@@ -395,24 +372,51 @@ impl Hooks {
     /// # Errors
     ///
     /// As above.
-    pub async fn detach_all(&self, device: Device, which: Program) -> anyhow::Result<bool> {
+    pub async fn detach_all(&mut self, device: Device, which: Program) -> anyhow::Result<bool> {
         self.detach_but(&Others::default(), device, which).await
     }
 
-    async fn detach_but(&self, others: &Others, device: Device, which: Program) -> anyhow::Result<bool> {
+    async fn detach_but(&mut self, others: &Others, device: Device, which: Program) -> anyhow::Result<bool> {
         let mut filters = AtHook::default();
         let mut pins = self.links_at(device, which)?;
         others.leave_out(&mut pins, &mut filters);
         let unlinked = remove_links(&pins);
-        if !device.is_on_node() {
-            return unlinked.map(|()| !pins.is_empty());
-        }
-        let ifindex = device.ifindex;
-        filters = self.filters.of(ifindex, which).await?;
-        others.leave_out(&mut Vec::new(), &mut filters);
-        clsact::remove(&filters.ours, ifindex, which)?;
+        let has_filters = match device.is_on_node() {
+            true => {
+                filters = self.filters.of(device.ifindex, which).await?;
+                others.leave_out(&mut Vec::new(), &mut filters);
+                clsact::remove(&filters.ours, device.ifindex, which)?;
+                !filters.ours.is_empty()
+            }
+            false => {
+                self.inside.touched(device, which);
+                self.attached.remove(&(device, which));
+                self.remove_inside(device, which).await?
+            }
+        };
         unlinked?;
-        Ok(!pins.is_empty() || !filters.ours.is_empty())
+        Ok(!pins.is_empty() || has_filters)
+    }
+
+    /// Removes our filter from a hook inside a pod, and then its trace. Returns whether there was a trace.
+    async fn remove_inside(&self, device: Device, which: Program) -> anyhow::Result<bool> {
+        if self.pins.traces_at(device, which)?.is_empty() {
+            return Ok(false);
+        }
+        match self.place(device, which) {
+            // The pod has gone, and the filter with it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            place => {
+                let place = place.context("cannot open the pod's network namespace")?;
+                let mut ours = self.attached_at(&place, device, which).await?.filters.ours;
+                // Namespaces get the numbers of others that have gone: it could be the filter of another node's agent.
+                let programs = Others::with_own(&self.pins)?;
+                ours.retain(|filter| programs.have(filter.program));
+                place.run(|| clsact::remove(&ours, device.ifindex, which))?;
+            }
+        }
+        self.pins.erase_traces(device, which).context("cannot remove the trace of a filter")?;
+        Ok(true)
     }
 }
 

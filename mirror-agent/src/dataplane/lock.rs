@@ -6,6 +6,7 @@
 //!   <namespace>.lock      locked (flock) by the agent; <namespace>: inode of the network namespace
 //!   <namespace>.sock      the agent listens here; made and replaced by the holder of the lock only
 //!   <namespace>.control   the same, for programs that ask the agent for a capture
+//!   <namespace>.<target>.recorder   the recorder of a target listens here, while the agent lets it read the target
 //! <bpffs>/podmirror/      locked as well: the same directory may be seen from another network namespace
 //! ```
 //!
@@ -78,6 +79,37 @@ impl Drop for PinsLock {
     }
 }
 
+/// The socket of a recorder. Its file goes with it, if no other recorder has put its own there meanwhile. That of a
+/// recorder that is killed stays, and does no harm: no process listens there then.
+#[derive(Debug)]
+pub struct RecorderSocket {
+    /// As long as it is open, no other file has its inode.
+    listener: UnixListener,
+    place: PathBuf,
+    ino: u64,
+}
+
+impl RecorderSocket {
+    fn at(place: PathBuf) -> anyhow::Result<Self> {
+        let made = listen(&place).and_then(|listener| Ok((listener, fs::symlink_metadata(&place)?.ino())));
+        let (listener, ino) = made.with_context(|| format!("cannot listen on {}", place.display()))?;
+        Ok(Self { listener, place, ino })
+    }
+
+    /// The socket itself.
+    pub fn listener(&self) -> io::Result<UnixListener> {
+        self.listener.try_clone()
+    }
+}
+
+impl Drop for RecorderSocket {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.place).is_ok_and(|there| there.ino() == self.ino) {
+            let _ = fs::remove_file(&self.place);
+        }
+    }
+}
+
 impl Pins {
     /// Makes the directories and takes the lock, as an agent must before it does anything else.
     pub fn claim(&self) -> anyhow::Result<PinsLock> {
@@ -130,11 +162,9 @@ impl Pins {
     }
 
     /// The socket by which other processes find the recorder of a target, in the place of that of an earlier recorder. The
-    /// agent must have let the caller in: it gives the target to one reader at a time. The file stays when the caller ends,
-    /// as it also does when the caller is killed. It does no harm: no process listens there then.
-    pub fn recorder(target: &TargetName) -> anyhow::Result<UnixListener> {
-        let place = Places::make(Path::new(DIRECTORY))?.recorder(target);
-        listen(&place).with_context(|| format!("cannot listen on {}", place.display()))
+    /// agent must have let the caller in: it gives the target to one reader at a time.
+    pub fn recorder(target: &TargetName) -> anyhow::Result<RecorderSocket> {
+        RecorderSocket::at(Places::make(Path::new(DIRECTORY))?.recorder(target))
     }
 
     /// A connection to the recorder of a target; `None`: there is none in this network namespace.

@@ -5,6 +5,8 @@
 //!   v4/                          version 4 of the wire types: its maps, by name, and its links
 //!     TAPS, COUNTERS, ...        every map of the eBPF object that is declared `pin_by_name`
 //!     links/<ifindex>-<program>  TCX links; of a device in a pod, links/<ifindex>@<inode of its namespace>-<program>
+//!     filters/<ifindex>@<inode>-<program>   a trace of a filter in a pod, which has no pin: a symbolic link to the file
+//!                                of its namespace
 //!   v3/                          left by an agent of another version, older or newer
 //! ```
 //!
@@ -20,7 +22,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, DirBuilder},
     io::{self, ErrorKind},
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::fs::{DirBuilderExt as _, symlink},
     path::{Path, PathBuf},
 };
 
@@ -63,6 +65,19 @@ impl LinkPin {
     }
 }
 
+/// The trace of a filter inside a pod: it was left before the filter was attached, and goes after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// The device that the filter was attached to.
+    pub device: Device,
+    /// The program that runs there, by its name.
+    pub program: Program,
+    /// Where the network namespace of the device was then.
+    pub netns: PathBuf,
+    /// The trace itself.
+    path: PathBuf,
+}
+
 impl Pins {
     /// The pins below `bpffs`. Looks at nothing yet.
     pub fn new(bpffs: &Path) -> Self {
@@ -92,6 +107,11 @@ impl Pins {
     /// Directory of the links of any version.
     fn links_of(&self, version: u32) -> PathBuf {
         self.maps_of(version).join("links")
+    }
+
+    /// Directory of the traces of any version.
+    fn traces_of(&self, version: u32) -> PathBuf {
+        self.maps_of(version).join("filters")
     }
 
     /// Where this version pins the link of a program.
@@ -132,6 +152,60 @@ impl Pins {
             self.versions()?.into_iter().map(pin).filter(|pin| pin.path.exists()).collect();
         pins.sort_by_key(|pin| (!pin.is_of_this_version(), Reverse(pin.version)));
         Ok(pins)
+    }
+
+    /// The traces of filters inside pods, of all versions.
+    ///
+    /// # Errors
+    ///
+    /// A directory cannot be read.
+    pub fn traces(&self) -> io::Result<Vec<Trace>> {
+        let mut traces = Vec::new();
+        for directory in self.versions()?.into_iter().map(|version| self.traces_of(version)) {
+            for name in names(&directory)? {
+                if let Some((device, program)) = parse_link(&name) {
+                    let path = directory.join(name);
+                    let netns = fs::read_link(&path).unwrap_or_default();
+                    traces.push(Trace { device, program, netns, path });
+                }
+            }
+        }
+        Ok(traces)
+    }
+
+    /// The traces of one filter.
+    ///
+    /// # Errors
+    ///
+    /// A directory cannot be read.
+    pub fn traces_at(&self, device: Device, program: Program) -> io::Result<Vec<Trace>> {
+        let is_there = |trace: &Trace| (trace.device, trace.program) == (device, program);
+        Ok(self.traces()?.into_iter().filter(is_there).collect())
+    }
+
+    /// Leaves the trace of a filter that is to be attached inside a pod, whose namespace file is at `netns`. The traces that
+    /// other versions have left of it go.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made.
+    pub fn leave_trace(&self, device: Device, program: Program, netns: &Path) -> io::Result<()> {
+        let path = self.traces_of(ABI_VERSION).join(link_name(device, program));
+        let new = self.traces_of(ABI_VERSION).join("new");
+        erase(&new)?;
+        symlink(netns, &new)?;
+        fs::rename(&new, &path)?;
+        let others = self.traces_at(device, program)?.into_iter().filter(|trace| trace.path != path);
+        others.into_iter().try_for_each(|trace| erase(&trace.path))
+    }
+
+    /// Removes the traces of a filter.
+    ///
+    /// # Errors
+    ///
+    /// One cannot be removed.
+    pub fn erase_traces(&self, device: Device, program: Program) -> io::Result<()> {
+        self.traces_at(device, program)?.iter().try_for_each(|trace| erase(&trace.path))
     }
 
     /// The versions of which there is a directory.
@@ -187,11 +261,14 @@ impl Pins {
             info!(dir = DEFAULT_BPFFS, "mounted a BPF file system");
         }
         self.make_root()?;
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(self.links())
-            .with_context(|| format!("cannot make {} (are you root?)", self.links().display()))
+        for directory in [self.links(), self.traces_of(ABI_VERSION)] {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&directory)
+                .with_context(|| format!("cannot make {} (are you root?)", directory.display()))?;
+        }
+        Ok(())
     }
 
     /// Removes the directories of all versions and all pins in them.
@@ -201,6 +278,14 @@ impl Pins {
     /// A directory cannot be removed.
     pub fn remove(&self) -> anyhow::Result<()> {
         remove_all(&self.root)
+    }
+}
+
+/// Removes a file, if it is there.
+fn erase(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        erased => erased,
     }
 }
 
@@ -292,6 +377,34 @@ mod tests {
                 .all(|pin| pin.device == Device::on_node(IfIndex(7)) && pin.program != Program::TapEgress)
         );
         assert_eq!(pins.other_versions().unwrap(), [versions[0], versions[2]].into());
+    }
+
+    #[test]
+    fn a_trace_says_where_the_namespace_is_and_is_there_once() {
+        let (_directory, pins) = pins(&[ABI_VERSION, ABI_VERSION - 1], &[]);
+        for version in [ABI_VERSION, ABI_VERSION - 1] {
+            fs::create_dir(pins.traces_of(version)).unwrap();
+        }
+        let device = |ino| Device::in_pod(NetnsId { dev: 4, ino }, IfIndex(2));
+        let old = pins.traces_of(ABI_VERSION - 1).join(link_name(device(7), Program::TapEgress));
+        symlink("/old", old).unwrap();
+        let all = || {
+            let of = |trace: Trace| (trace.device, trace.program, trace.netns.to_str().unwrap().to_owned());
+            let mut all: Vec<_> = pins.traces().unwrap().into_iter().map(of).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(all(), [(device(7), Program::TapEgress, "/old".to_owned())]);
+        for path in ["/proc/1/ns/net", "/run/netns/web"] {
+            pins.leave_trace(device(7), Program::TapEgress, Path::new(path)).unwrap();
+            assert_eq!(all(), [(device(7), Program::TapEgress, path.to_owned())]);
+        }
+        pins.leave_trace(device(8), Program::TapIngress, Path::new("/db")).unwrap();
+        for _ in 0..2 {
+            pins.erase_traces(device(7), Program::TapEgress).unwrap();
+            assert_eq!(all(), [(device(8), Program::TapIngress, "/db".to_owned())]);
+        }
+        assert!(pins.pinned_links().unwrap().is_empty());
     }
 
     #[test]

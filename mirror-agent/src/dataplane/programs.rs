@@ -4,17 +4,21 @@
 //! the programs      as they run at hooks
 //! a second set      for the time in which two programs of ours stand behind each other at one hook: it copies
 //!                   nothing that the first has copied; loaded when it is needed, with the same maps
-//! those of a pod    as they run inside one pod: loaded for it, because they have to know its network namespace
+//! those of a pod    as they run inside one pod, and its second set: they have to know its network namespace. The kernel
+//!                   takes some tenths of a second to load them, so those for the next pod are loaded beforehand
 //! ```
 //!
 //! Attaches nothing: `hooks` does. Called by `bpf`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    thread::{self, JoinHandle},
+};
 
 use anyhow::{Context as _, anyhow};
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Map, MapInfo},
+    maps::{Array, Map, MapInfo},
     programs::SchedClassifier,
     util::nr_cpus,
 };
@@ -22,7 +26,7 @@ use mirror_common::abi::{MAX_SESSIONS, SessionCounters};
 use tracing::warn;
 
 use super::pins::Pins;
-use crate::model::{NetnsId, Program};
+use crate::model::{Device, NetnsId, Program};
 
 /// The eBPF object, built by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
@@ -30,7 +34,12 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
 /// The names of variables of the programs; see `mirror-ebpf`. The first makes a program part of the second set.
 const STANDS_BEHIND: &str = "STANDS_BEHIND";
 const CALLS_FILTERS: &str = "CALLS_FILTERS";
-const NETNS: &str = "NETNS";
+const INSIDE: &str = "INSIDE";
+/// The map with the only variable that is written after the programs are loaded: their network namespace.
+const NETNS: &str = ".bss";
+
+/// The name of the thread that loads programs for the next pod.
+const LOADER: &str = "next-programs";
 
 /// Memory for the counters of all sessions, in bytes: each session has 512 bytes of them for every possible CPU.
 const COUNTER_MEMORY: usize = 64 << 20;
@@ -45,12 +54,16 @@ pub struct Programs {
     calls_filters: bool,
     /// Those of the pod that got the last tap inside: a tap has two programs.
     inside: Option<(NetnsId, Ebpf)>,
-    /// The kernel's ids of all programs inside pods that this agent has loaded.
-    inside_ids: BTreeMap<(NetnsId, Program), u32>,
+    /// Its second set.
+    second_inside: Option<(NetnsId, Ebpf)>,
+    /// Those for the next pod, which a thread loads.
+    next: Option<JoinHandle<anyhow::Result<Ebpf>>>,
+    /// The kernel's ids of the programs that this agent has loaded for hooks inside pods.
+    inside_ids: BTreeMap<(Device, Program), u32>,
 }
 
 /// The two programs for one hook.
-pub trait Pair {
+pub trait Pair: Send {
     /// The program.
     fn program(&mut self) -> anyhow::Result<&mut SchedClassifier>;
 
@@ -61,7 +74,7 @@ pub trait Pair {
 /// The first and the second form of one program.
 pub struct Of<'a> {
     programs: &'a mut Programs,
-    netns: NetnsId,
+    device: Device,
     which: Program,
 }
 
@@ -86,18 +99,21 @@ impl Programs {
     }
 
     fn try_load(pins: &Pins, calls_filters: bool) -> anyhow::Result<Self> {
-        let ebpf = open(pins, false, calls_filters, NetnsId::NODE)?;
+        let ebpf = open(pins, false, calls_filters, false)?;
         let mut programs = Self {
             pins: pins.clone(),
             ebpf,
             second: None,
             calls_filters,
             inside: None,
+            second_inside: None,
+            next: None,
             inside_ids: BTreeMap::new(),
         };
         for which in Program::TAP {
             loaded(&mut programs.ebpf, which)?;
         }
+        programs.prepare_next();
         Ok(programs)
     }
 
@@ -120,56 +136,99 @@ impl Programs {
         Ok(program(&mut self.ebpf, which)?.info().ok().map(|info| info.id()))
     }
 
-    /// The kernel's id of a program for the devices of this namespace; `None`: this agent has loaded none.
-    pub fn id_inside(&self, netns: NetnsId, which: Program) -> Option<u32> {
-        self.inside_ids.get(&(netns, which)).copied()
+    /// The kernel's id of the program for a hook inside a pod; `None`: this agent has loaded none.
+    pub fn id_inside(&self, device: Device, which: Program) -> Option<u32> {
+        self.inside_ids.get(&(device, which)).copied()
     }
 
     /// Forgets the programs of all pods but these.
     pub fn keep_inside(&mut self, netns: &BTreeSet<NetnsId>) {
-        self.inside_ids.retain(|(of, _), _| netns.contains(of));
+        self.inside_ids.retain(|(of, _), _| netns.contains(&of.netns));
         self.inside = self.inside.take().filter(|(of, _)| netns.contains(of));
+        self.second_inside = None;
     }
 
-    /// The programs for one hook of a device in this namespace.
-    pub fn of(&mut self, netns: NetnsId, which: Program) -> Of<'_> {
-        Of { programs: self, netns, which }
+    /// The programs for one hook of a device.
+    pub fn of(&mut self, device: Device, which: Program) -> Of<'_> {
+        Of { programs: self, device, which }
     }
 
-    fn load_inside(&mut self, netns: NetnsId, which: Program) -> anyhow::Result<&mut SchedClassifier> {
-        let Self { pins, calls_filters, inside, inside_ids, .. } = self;
-        let ebpf = match inside.take() {
+    fn load_inside(&mut self, device: Device, which: Program) -> anyhow::Result<&mut SchedClassifier> {
+        let netns = device.netns;
+        let ebpf = match self.inside.take() {
             Some((of, ebpf)) if of == netns => ebpf,
-            _ => open(pins, false, *calls_filters, netns)?,
+            _ => self.next(netns)?,
         };
+        let Self { inside, inside_ids, .. } = self;
         let (_, ebpf) = inside.insert((netns, ebpf));
         let program = loaded(ebpf, which)?;
-        inside_ids.insert((netns, which), program.info()?.id());
+        inside_ids.insert((device, which), program.info()?.id());
         Ok(program)
+    }
+
+    /// Programs for a pod with this namespace: those that were loaded beforehand, if the kernel has taken them.
+    fn next(&mut self, netns: NetnsId) -> anyhow::Result<Ebpf> {
+        let next = self.next.take().and_then(|thread| thread.join().ok()).and_then(Result::ok);
+        let mut ebpf = next.map_or_else(|| open(&self.pins, false, self.calls_filters, true), Ok)?;
+        put_into(&mut ebpf, netns)?;
+        self.prepare_next();
+        Ok(ebpf)
+    }
+
+    /// Begins to load the programs for the next pod: that of what reaches it, which most taps inside pods have alone.
+    fn prepare_next(&mut self) {
+        // Opened here, because that makes pins that are missing: a thread could do it while they are removed.
+        let opened = open(&self.pins, false, self.calls_filters, true);
+        self.next = opened.ok().and_then(|mut ebpf| {
+            let load = move || {
+                loaded(&mut ebpf, Program::TapIngress)?;
+                Ok(ebpf)
+            };
+            thread::Builder::new().name(LOADER.to_owned()).spawn(load).ok()
+        });
     }
 }
 
 impl Pair for Of<'_> {
     fn program(&mut self) -> anyhow::Result<&mut SchedClassifier> {
-        if self.netns == NetnsId::NODE {
+        if self.device.is_on_node() {
             loaded(&mut self.programs.ebpf, self.which)
         } else {
-            self.programs.load_inside(self.netns, self.which)
+            self.programs.load_inside(self.device, self.which)
         }
     }
 
     fn behind(&mut self) -> anyhow::Result<&mut SchedClassifier> {
-        let Programs { pins, second, calls_filters, .. } = &mut *self.programs;
+        let Programs { pins, second, second_inside, calls_filters, .. } = &mut *self.programs;
+        if !self.device.is_on_node() {
+            let netns = self.device.netns;
+            let ebpf = match second_inside.take() {
+                Some((of, ebpf)) if of == netns => ebpf,
+                _ => {
+                    let mut ebpf = open(pins, true, *calls_filters, true)?;
+                    put_into(&mut ebpf, netns)?;
+                    ebpf
+                }
+            };
+            let (_, ebpf) = second_inside.insert((netns, ebpf));
+            return loaded(ebpf, self.which);
+        }
         let second = match second {
             Some(second) => second,
-            None => second.insert(open(pins, true, *calls_filters, NetnsId::NODE)?),
+            None => second.insert(open(pins, true, *calls_filters, false)?),
         };
         loaded(second, self.which)
     }
 }
 
-/// Opens the object, and with it the pinned maps. `netns`: where the programs will run.
-fn open(pins: &Pins, stands_behind: bool, calls_filters: bool, netns: NetnsId) -> anyhow::Result<Ebpf> {
+/// Tells the programs of an object in which network namespace they will run. They are not attached yet.
+fn put_into(ebpf: &mut Ebpf, netns: NetnsId) -> anyhow::Result<()> {
+    let variable = ebpf.map_mut(NETNS).ok_or_else(|| anyhow!("the eBPF object has no map {NETNS}"))?;
+    Ok(Array::<_, u32>::try_from(variable)?.set(0, &(netns.ino as u32), 0)?)
+}
+
+/// Opens the object, and with it the pinned maps. `inside`: for programs inside pods.
+fn open(pins: &Pins, stands_behind: bool, calls_filters: bool, inside: bool) -> anyhow::Result<Ebpf> {
     let cpus = nr_cpus().map_err(|(what, error)| anyhow!("cannot read {what}: {error}"))?.get();
     // A map that is pinned keeps the size that an earlier agent gave it.
     let pinned = MapInfo::from_pin(pins.maps().join("COUNTERS")).ok().map(|info| info.max_entries());
@@ -178,7 +237,7 @@ fn open(pins: &Pins, stands_behind: bool, calls_filters: bool, netns: NetnsId) -
         .map_max_entries("COUNTERS", pinned.unwrap_or_else(|| sessions_that_fit(cpus)))
         .override_global(STANDS_BEHIND, &u32::from(stands_behind), true)
         .override_global(CALLS_FILTERS, &u32::from(calls_filters), true)
-        .override_global(NETNS, &(netns.ino as u32), true)
+        .override_global(INSIDE, &u32::from(inside), true)
         .load(OBJECT)
         .context("cannot load the eBPF object (are you root?)")
 }

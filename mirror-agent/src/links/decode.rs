@@ -59,7 +59,7 @@ pub(super) fn link(message: LinkMessage) -> Link {
 fn kind(flags: LinkFlags, info_kind: Option<InfoKind>) -> LinkKind {
     match info_kind {
         _ if flags.contains(LinkFlags::Loopback) => LinkKind::Loopback,
-        Some(InfoKind::Veth) => LinkKind::Veth,
+        Some(InfoKind::Veth | InfoKind::Netkit) => LinkKind::Veth,
         Some(InfoKind::Dummy) => LinkKind::Dummy,
         Some(InfoKind::Ifb) => LinkKind::Ifb,
         Some(other) => LinkKind::Other(other.to_string()),
@@ -93,7 +93,9 @@ fn external(data: &InfoData) -> Option<u16> {
 fn queueless(qdisc: &str, info_kind: Option<&InfoKind>) -> bool {
     match qdisc {
         "noqueue" => true,
-        "noop" => matches!(info_kind, Some(InfoKind::Dummy | InfoKind::Veth | InfoKind::Bridge)),
+        "noop" => {
+            matches!(info_kind, Some(InfoKind::Dummy | InfoKind::Veth | InfoKind::Netkit | InfoKind::Bridge))
+        }
         _ => false,
     }
 }

@@ -1,7 +1,8 @@
 //! How soon to look again for pods whose process, or NIC, will appear without an event. Pure; the loop calls it.
 //!
 //! A pod should be tapped before its first container runs, and only some milliseconds lie between its sandbox and that
-//! container. So the loop polls while it expects a pod.
+//! container. So the loop polls while it expects a pod, and often: some CNIs are at work for a second between the veth,
+//! which comes with an event, and the sandbox's process, which does not (Cilium loads the programs of the pod).
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -14,6 +15,8 @@ use crate::{
 
 /// The shortest and the longest wait. The loop adds some milliseconds, in which it collects events.
 const WAIT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// The next wait is this part of the time waited so far. So what comes is late by no more than this part.
+const PART: u32 = 10;
 
 /// The UIDs of pods that are found by their processes and have no process yet, or no NIC yet. Changes of a pod with a
 /// named namespace come with an event.
@@ -29,9 +32,8 @@ pub(super) fn of(wanted: &[Wanted<'_>], skipped: &[Skipped]) -> BTreeSet<String>
 
 /// The pods that are expected, the devices of the node, and the beginning of the wait.
 ///
-/// The next wait is as long as the time waited so far, so the time doubles. The wait starts again when the set of
-/// expected pods changes, and with every new device of the node: a CNI makes the veth just before the runtime makes the
-/// process.
+/// The wait grows with the time waited so far. It starts again when the set of expected pods changes, and with every new
+/// device of the node: a CNI makes the veth before the runtime makes the process.
 #[derive(Default)]
 pub(super) struct Expected {
     of: (BTreeSet<String>, BTreeSet<IfIndex>),
@@ -55,7 +57,7 @@ impl Expected {
             *self = Self { of, since: Some(now) };
         }
         let in_vain = now.saturating_duration_since(*self.since.get_or_insert(now));
-        Some(in_vain.clamp(WAIT.0, WAIT.1))
+        Some((in_vain / PART).clamp(WAIT.0, WAIT.1))
     }
 }
 
@@ -82,16 +84,16 @@ mod tests {
             expected.wait(pods, set(devices.iter().copied().map(IfIndex)), start + ms(at))
         };
         assert_eq!(wait(&[], &[1], 0), None);
-        for (at, expected) in [(0, 10), (10, 10), (20, 20), (40, 40), (500, 500), (3_000, 1_000)] {
+        for (at, expected) in [(0, 10), (10, 10), (100, 10), (200, 20), (1_000, 100), (12_000, 1_000)] {
             assert_eq!(wait(&["a"], &[1], at), Some(ms(expected)), "at {at} ms");
         }
-        assert_eq!(wait(&["a", "b"], &[1], 4_000), Some(ms(10)), "another pod");
-        assert_eq!(wait(&["a", "b"], &[1], 4_100), Some(ms(100)), "rounds in between do not matter");
-        assert_eq!(wait(&["b"], &[1], 5_000), Some(ms(10)), "one was found");
-        assert_eq!(wait(&["b"], &[1, 2], 6_000), Some(ms(10)), "a device has come");
-        assert_eq!(wait(&["b"], &[1, 2], 6_300), Some(ms(300)));
-        assert_eq!(wait(&[], &[1, 2], 6_400), None);
-        assert_eq!(wait(&["b"], &[1, 2], 9_000), Some(ms(10)), "gone again");
+        assert_eq!(wait(&["a", "b"], &[1], 14_000), Some(ms(10)), "another pod");
+        assert_eq!(wait(&["a", "b"], &[1], 14_400), Some(ms(40)), "rounds in between do not matter");
+        assert_eq!(wait(&["b"], &[1], 15_000), Some(ms(10)), "one was found");
+        assert_eq!(wait(&["b"], &[1, 2], 16_000), Some(ms(10)), "a device has come");
+        assert_eq!(wait(&["b"], &[1, 2], 16_300), Some(ms(30)));
+        assert_eq!(wait(&[], &[1, 2], 16_400), None);
+        assert_eq!(wait(&["b"], &[1, 2], 19_000), Some(ms(10)), "gone again");
     }
 
     #[test]

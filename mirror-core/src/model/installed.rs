@@ -61,7 +61,7 @@ pub enum HookState {
     /// No program of ours.
     #[default]
     Absent,
-    /// A pinned link of ours that other software has detached: no program of ours runs.
+    /// What we have attached was detached by other software: no program of ours runs.
     Dead,
     /// A program of an earlier agent.
     Stale,

@@ -13,7 +13,7 @@ use crate::tunnel::TunnelDevice;
 pub enum LinkKind {
     /// The loopback device.
     Loopback,
-    /// An end of a veth pair.
+    /// An end of a pair of devices: a veth, or a netkit device.
     Veth,
     /// Drops the packets that are sent to it: made for captures.
     Dummy,
@@ -23,7 +23,7 @@ pub enum LinkKind {
     Other(String),
 }
 
-/// The other end of a veth (`IFLA_LINK`, `IFLA_LINK_NETNSID`).
+/// The other end of a veth or netkit device (`IFLA_LINK`, `IFLA_LINK_NETNSID`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Peer {
     /// Index of the peer in its own network namespace.
@@ -47,7 +47,7 @@ pub struct Link {
     pub carrier: bool,
     /// The bridge, bond or VRF that it is a port of.
     pub master: Option<IfIndex>,
-    /// The other end, for a veth; the lower device, for a VLAN and its like.
+    /// The other end, for a veth or netkit device; the lower device, for a VLAN and its like.
     pub peer: Option<Peer>,
     /// The device has no queue of its own (`IFLA_QDISC` is `noqueue`), so it cannot be congested.
     pub queueless: bool,

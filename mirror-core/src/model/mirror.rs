@@ -114,10 +114,11 @@ impl Tap {
         }
     }
 
-    /// All hooks where its programs run: both of the tapped device, and one of the NIC on the other side.
+    /// All hooks where its programs run, in the order in which they are attached: one of the NIC on the other side, and both
+    /// of the tapped device. So what reaches the pod is seen first, and the answer to a copied packet is copied, too.
     pub fn hooks(&self, device: Device) -> impl Iterator<Item = (Device, Program)> {
         let of_device = Program::TAP.into_iter().map(move |program| (device, program));
-        of_device.chain(self.pod_side().map(|nic| (nic, Program::TapIngress)))
+        self.pod_side().map(|nic| (nic, Program::TapIngress)).into_iter().chain(of_device)
     }
 }
 

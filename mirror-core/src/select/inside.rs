@@ -21,7 +21,7 @@ use crate::{
 pub(super) const MOST_INSIDE: usize = 16;
 
 /// Whether a device that is no veth leads out of the pod: its lower device or peer is in another namespace (macvlan,
-/// ipvlan, VLAN, netkit), or it is physical (a VF, or a NIC of the node that was moved into the pod). Any other device
+/// ipvlan, VLAN), or it is physical (a VF, or a NIC of the node that was moved into the pod). Any other device
 /// sends through one of the pod's NICs, whose tap sees its packets.
 pub(super) fn leads_out(link: &Link) -> bool {
     match &link.kind {
@@ -42,7 +42,6 @@ pub(super) fn refusal(
     match policy.taps_inside {
         TapsInside::Off => return Some(Why::TapsInsideOff),
         TapsInside::On if !lets_in(pod, tap, policy) => return Some(Why::TapsInsideOff),
-        TapsInside::NeedsTcx => return Some(Why::TapsInsideNeedTcx),
         TapsInside::On => {}
     }
     // The exit, and the file of a capture, have Ethernet frames.

@@ -55,9 +55,6 @@ pub enum TapsInside {
     On,
     /// No: the administrator does not want programs and devices of ours inside pods.
     Off,
-    /// No: the taps are filters of the clsact qdisc. Inside a pod only TCX links are safe, which no process of the pod
-    /// can remove, and which stay with the agent's pins.
-    NeedsTcx,
 }
 
 /// No pods are chosen; copies go to `mirror0`.

@@ -37,8 +37,6 @@ pub enum Why {
     NoHostInterface(String),
     /// The NIC can be tapped inside the pod only, and the administrator or the pod does not want that.
     TapsInsideOff,
-    /// The NIC can be tapped inside the pod only, which takes TCX.
-    TapsInsideNeedTcx,
     /// The pod has as many taps inside as fit before it.
     TooManyNics,
     /// The pod has no exit for the copies of this NIC, and why.
@@ -78,6 +76,8 @@ pub enum Why {
     Hidden(Direction, Hidden),
     /// The NIC carries packets of this direction that do not pass the hook of its tap.
     Bypassed(Direction, Way),
+    /// Other software has taken away our program, for packets of this direction, inside the pod a moment ago. It is back.
+    Removed(Direction),
     /// Copies to this target cannot be cut, because another program or filter of its device comes first.
     Uncut(TargetName, Hidden),
     /// The pod has as many mirrors as fit before it.
@@ -123,7 +123,7 @@ impl Why {
     pub const fn effect(&self) -> &'static str {
         match self {
             Self::Hidden(_, Hidden::Program(_)) => "perhaps partly mirrored",
-            Self::Hidden(..) | Self::Bypassed(..) => "partly mirrored",
+            Self::Hidden(..) | Self::Bypassed(..) | Self::Removed(_) => "partly mirrored",
             why if why.is_passing() => "not mirrored yet",
             _ => "not mirrored",
         }
@@ -140,7 +140,6 @@ impl Why {
             Self::NoSuchNetwork(_) => "NoSuchNetwork",
             Self::NoHostInterface(_) => "NoHostInterface",
             Self::TapsInsideOff => "TapsInsideOff",
-            Self::TapsInsideNeedTcx => "TapsInsideNeedTcx",
             Self::TooManyNics => "TooManyNics",
             Self::NoExit(_) => "NoExit",
             Self::TappedFor(_) => "TappedForOther",
@@ -160,6 +159,7 @@ impl Why {
             Self::TargetNotAllowed(_) => "TargetNotAllowed",
             Self::Hidden(..) => Self::HIDDEN,
             Self::Bypassed(..) => "Bypassed",
+            Self::Removed(_) => "Removed",
             Self::Uncut(..) => "Uncut",
             Self::TooManyMirrors => "TooManyMirrors",
             Self::NoRoom(_) => "NoRoom",
@@ -196,9 +196,6 @@ impl Why {
             Self::TapsInsideOff => {
                 "Have taps inside pods switched on: --pod-side-taps=auto of the agent, and no podmirror.io/pod-side-taps \
                  \"off\" of the pod."
-            }
-            Self::TapsInsideNeedTcx => {
-                "Use Linux 6.6 or newer on this node, and do not start the agent with --attach clsact."
             }
             Self::TooManyNics => "Name the NICs that are to be mirrored in podmirror.io/nics.",
             Self::NoExit(_) => {
@@ -250,13 +247,17 @@ impl Why {
             }
             Self::Bypassed(_, Way::Peer) => {
                 "Let the tap see them inside the pod: --pod-side-taps=auto, no annotation \
-                 podmirror.io/pod-side-taps: \"off\", and Linux 6.6. Or have the CNI deliver to the node's end of the veth: \
+                 podmirror.io/pod-side-taps: \"off\". Or have the CNI deliver to the node's end of the veth: \
                  bpf.hostLegacyRouting=true in the chart of Cilium, bpfRedirectToPeer: Disabled in Calico's \
                  FelixConfiguration. docs/choosing.md has the exceptions."
             }
             Self::Bypassed(_, Way::Unseen) => {
                 "Look for an XDP program on the device (`ip link` shows it), and inside the pod for other programs at the \
                  hooks of the NIC (`bpftool net`). docs/operations.md says how this is judged."
+            }
+            Self::Removed(_) => {
+                "Find out what in the pod removes tc filters or qdiscs, or moves the NIC. Linux 6.6 and newer has hooks of \
+                 which no process of a pod can remove our program."
             }
             Self::Uncut(..) => {
                 "Have the other program put behind ours, or removed. A mirror without a snap length does not need the \
@@ -300,11 +301,6 @@ impl fmt::Display for Why {
                 "the NIC has no end on the node, and taps inside pods are switched off (--pod-side-taps, or \
                  podmirror.io/pod-side-taps of the pod)"
             ),
-            Self::TapsInsideNeedTcx => write!(
-                f,
-                "the NIC has no end on the node, and a tap inside the pod needs TCX links (Linux 6.6), which this agent \
-                 does not use"
-            ),
             Self::TooManyNics => {
                 write!(f, "at most {MOST_INSIDE} NICs are tapped inside one pod, and others come first")
             }
@@ -342,6 +338,12 @@ impl fmt::Display for Why {
             }
             Self::Hidden(direction, hidden) => write!(f, "{}: {hidden}", direction.name()),
             Self::Bypassed(direction, way) => write!(f, "{}: {way}", direction.name()),
+            Self::Removed(direction) => write!(
+                f,
+                "{}: something in the pod has removed our program from the NIC, or has moved the NIC; the packets until \
+                 the agent has attached it again are not mirrored",
+                direction.name()
+            ),
             Self::Uncut(target, hidden) => write!(
                 f,
                 "copies cannot be cut to the snap length, or addressed, at the device of target {target}: {hidden}"

@@ -39,8 +39,8 @@ pub(super) struct AtHook {
     pub(super) ahead: Vec<Ahead>,
 }
 
-/// The filters of the node.
-#[derive(Debug, Clone, Default)]
+/// The filters of a network namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct AllFilters {
     /// By hook; only hooks with a filter of ours.
     pub(super) hooks: BTreeMap<(IfIndex, Program), AtHook>,
@@ -66,7 +66,12 @@ impl Filters {
     /// Connects. Must be called within the runtime.
     pub(super) fn connect() -> anyhow::Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection().context("cannot open a netlink socket")?;
-        Ok(Self { handle, task: tokio::spawn(connection) })
+        Ok(Self::over(connection, handle))
+    }
+
+    /// Over a connection in any namespace. It ends with this value, so it keeps no pod's namespace alive.
+    pub(super) fn over(connection: impl Future<Output = ()> + Send + 'static, handle: Handle) -> Self {
+        Self { handle, task: tokio::spawn(connection) }
     }
 
     /// The filters at the hook of one of our programs.
@@ -74,10 +79,20 @@ impl Filters {
         Ok(at_hook(&self.at(ifindex, program.hook()).await?, program))
     }
 
-    /// The filters at all hooks of the node. A device whose filters cannot be read does not hide those of other
+    /// The filters at all hooks of the namespace. A device whose filters cannot be read does not hide those of other
     /// devices.
     pub(super) async fn all(&self) -> anyhow::Result<AllFilters> {
-        let qdiscs = self.qdiscs().await?;
+        self.read(self.qdiscs().await?).await
+    }
+
+    /// The filters at the hooks of these devices.
+    pub(super) async fn of_devices(&self, devices: &BTreeSet<IfIndex>) -> anyhow::Result<AllFilters> {
+        let mut qdiscs = self.qdiscs().await?;
+        qdiscs.retain(|ifindex, _| devices.contains(ifindex));
+        self.read(qdiscs).await
+    }
+
+    async fn read(&self, qdiscs: BTreeMap<IfIndex, bool>) -> anyhow::Result<AllFilters> {
         let mut all = AllFilters {
             ingress_only: qdiscs.iter().filter(|(_, is_clsact)| !**is_clsact).map(|(at, _)| *at).collect(),
             ..AllFilters::default()

@@ -1,7 +1,7 @@
 //! Tests of how a hook is judged by the programs and filters at it.
 
 use mirror_common::abi::ABI_VERSION;
-use mirror_core::hidden::Matches;
+use mirror_core::hidden::{Ahead, Matches};
 use netlink_packet_core::DefaultNla;
 use netlink_packet_route::tc::{
     TcAction, TcActionAttribute, TcActionOption, TcAttribute, TcFilterBpfOption, TcFilterMatchAllOption,
@@ -9,7 +9,8 @@ use netlink_packet_route::tc::{
 };
 use proptest::prelude::*;
 
-use super::{filters::Filter, *};
+use super::{filters::Filter, inside::View, survey::leave_out_siblings, tcx::InChain, *};
+use crate::model::{HookState, NetnsId};
 
 const CURRENT: u32 = 100;
 
@@ -33,10 +34,10 @@ fn hook() -> impl Strategy<Value = Attached> {
     let pins = prop::collection::vec((ABI_VERSION - 1..=ABI_VERSION + 1).prop_map(pin), 0..3);
     let chain = prop::collection::vec(id().prop_map(in_chain), 0..3);
     let filters = prop::collection::vec(filter(), 0..3);
-    (pins, chain, filters, ahead(), any::<bool>(), any::<bool>()).prop_map(
-        |(pins, chain, ours, ahead, lacks_hook, is_dead)| {
+    (pins, chain, filters, ahead(), any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+        |(pins, chain, ours, ahead, lacks_hook, is_dead, is_untraced)| {
             let is_dead = is_dead && chain.iter().all(|program| program.id != CURRENT);
-            Attached { pins, chain, filters: AtHook { ours, ahead }, lacks_hook, is_dead }
+            Attached { pins, chain, filters: AtHook { ours, ahead }, lacks_hook, is_dead, is_untraced }
         },
     )
 }
@@ -52,13 +53,14 @@ proptest! {
     fn a_hook_is_current_only_where_one_thing_of_ours_stands(hook in hook(), method in methods()) {
         let things = hook.pins.len() + hook.filters.ours.len();
         match hook.state(method, Some(CURRENT)) {
-            HookState::Absent => prop_assert_eq!(things, 0),
-            HookState::Dead => prop_assert!(hook.is_dead && things > 0 && hook.filters.ours.is_empty()),
+            HookState::Absent => prop_assert!(things == 0 && !hook.is_dead),
+            HookState::Dead => prop_assert!(hook.is_dead && hook.filters.ours.is_empty()),
             HookState::Stale => prop_assert!(things > 0),
             HookState::Current => {
                 prop_assert_eq!(things, 1);
                 prop_assert!(hook.pins.iter().all(LinkPin::is_of_this_version));
                 prop_assert!(hook.filters.ours.iter().all(|filter| filter.program == CURRENT));
+                prop_assert!(hook.filters.ours.is_empty() || !hook.is_untraced, "cleanup has to find it");
                 let expected = if hook.pins.is_empty() { Method::Clsact } else { Method::Tcx };
                 prop_assert_eq!(method, expected);
             }
@@ -103,13 +105,45 @@ fn a_program_behind_ours_hides_nothing() {
 fn a_device_that_cannot_be_read_fails_no_other() {
     let filters =
         AllFilters { unread: [(IfIndex(7), "no answer".to_owned())].into(), ..AllFilters::default() };
-    let survey = Survey { pins: BTreeMap::new(), filters, others: Others::default() };
+    let survey = Survey { filters, ..Survey::default() };
     let look = |ifindex| {
         survey.look(Device::on_node(IfIndex(ifindex)), Program::TapIngress, Method::Clsact, Some(CURRENT))
     };
     assert_eq!(look(7), (HookState::Stale, None));
     assert_eq!(look(8), (HookState::Absent, None));
     assert!(!survey.has_no_filters());
+}
+
+/// Inside a pod, where the filter of a trace has gone, or another program has its place.
+#[test]
+fn a_filter_of_this_agent_that_is_not_there_any_more_was_removed() {
+    let device = Device::in_pod(NetnsId { dev: 4, ino: 9 }, IfIndex(2));
+    let hook = (device, Program::TapIngress);
+    let ours = |program| AtHook { ours: vec![Filter { priority: 1, program }], ahead: Vec::new() };
+    let look = |there: Option<u32>, has_trace: bool, attached: Option<bool>| {
+        let mut view = View::default();
+        view.filters.hooks.extend(there.map(|program| ((device.ifindex, hook.1), ours(program))));
+        let survey = Survey {
+            traces: has_trace.then_some(hook).into_iter().collect(),
+            inside: [(device.netns, Ok(view))].into(),
+            attached: attached.map(|attached| (hook, attached)).into_iter().collect(),
+            ..Survey::default()
+        };
+        assert_eq!(survey.hooks().contains(&hook), has_trace);
+        survey.look(device, hook.1, Method::Clsact, Some(CURRENT)).0
+    };
+    assert_eq!(look(Some(CURRENT), true, Some(true)), HookState::Current);
+    assert_eq!(look(Some(CURRENT), false, Some(true)), HookState::Dead, "it is attached again, with a trace");
+    assert_eq!(look(None, true, Some(true)), HookState::Dead);
+    assert_eq!(look(None, true, None), HookState::Dead, "an earlier agent has attached it");
+    assert_eq!(look(None, true, Some(false)), HookState::Stale, "this one could not");
+    assert_eq!(look(Some(1), true, Some(true)), HookState::Dead, "another program has its place");
+    assert_eq!(look(Some(1), true, None), HookState::Stale, "an earlier agent's");
+    assert_eq!(look(None, false, None), HookState::Absent);
+    // A namespace that cannot be read.
+    let inside = [(device.netns, Err("no".to_owned()))].into();
+    let survey = Survey { traces: [hook].into(), inside, ..Survey::default() };
+    assert_eq!(survey.look(device, hook.1, Method::Clsact, Some(CURRENT)), (HookState::Stale, None));
 }
 
 /// A message as the kernel lists a filter of this kind.

@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::Context as _;
 use aya::{maps::MapInfo, programs::loaded_programs};
+use mirror_common::abi::ABI_VERSION;
 use tracing::info;
 
 use super::{Hooks, clsact, filters::AtHook, tcx};
@@ -39,12 +40,24 @@ impl Others {
         Ok(Self { versions })
     }
 
+    /// The same, with the programs of this version.
+    pub(super) fn with_own(pins: &Pins) -> anyhow::Result<Self> {
+        let mut all = Self::look(pins)?;
+        let maps = maps_in(&pins.maps()).context("cannot list the pinned maps")?;
+        all.versions.insert(ABI_VERSION, users_of(&maps));
+        Ok(all)
+    }
+
+    /// Whether it is one of these programs.
+    pub(super) fn have(&self, program: u32) -> bool {
+        self.versions.values().any(|programs| programs.contains_key(&program))
+    }
+
     /// Leaves out what belongs to another version.
     pub(super) fn leave_out(&self, pins: &mut Vec<LinkPin>, filters: &mut AtHook) {
         if !self.versions.is_empty() {
             pins.retain(LinkPin::is_of_this_version);
-            let is_other = |id| self.versions.values().any(|programs| programs.contains_key(&id));
-            filters.ours.retain(|filter| !is_other(filter.program));
+            filters.ours.retain(|filter| !self.have(filter.program));
         }
     }
 }

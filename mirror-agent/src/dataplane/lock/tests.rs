@@ -99,3 +99,17 @@ fn what_somebody_else_has_put_into_the_place_of_the_pins_goes() {
     assert!(!pins.is_roots());
     make();
 }
+
+#[test]
+fn a_recorder_takes_its_socket_along_and_no_other() {
+    let run = run();
+    let place = run.path().join("1.live.recorder");
+    drop(RecorderSocket::at(place.clone()).unwrap());
+    assert!(!place.exists());
+    let first = RecorderSocket::at(place.clone()).unwrap();
+    let second = RecorderSocket::at(place.clone()).unwrap();
+    drop(first);
+    call(&place).unwrap();
+    drop(second);
+    assert!(!place.exists());
+}

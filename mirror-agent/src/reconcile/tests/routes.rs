@@ -191,7 +191,7 @@ async fn an_agent_or_a_pod_that_wants_no_tap_inside_gets_the_reason() {
     annotate(&mut world, "pod-side-taps", "auto");
     traffic.passes(&mut world, 0, 9, 6).await;
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
-    world.policy.taps_inside = TapsInside::NeedsTcx;
+    world.policy.taps_inside = TapsInside::Off;
     traffic.passes(&mut world, 0, 9, 3).await;
     traffic.passes(&mut world, 0, 9, 3).await;
     traffic.passes(&mut world, 0, 9, 3).await;
@@ -252,4 +252,19 @@ async fn a_side_that_fails_is_tried_again_and_the_other_one_stays() {
     );
     run_for(&mut world, Duration::from_secs(5)).await.unwrap();
     assert_eq!(sides(&world), INSIDE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_pod_takes_away_is_attached_again_and_told_for_a_while() {
+    let (mut world, _) = moved().await;
+    world.dataplane.actual.taps.get_mut(&nic()).unwrap().ingress = HookState::Dead;
+    let attached = world.dataplane.tried.len();
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    assert!(world.dataplane.tried[attached..].contains(&Op::Attach(nic(), Program::TapIngress)));
+    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec!["Removed"]));
+    run_for(&mut world, Duration::from_secs(28)).await.unwrap();
+    assert_eq!(reasons(&world), ["Removed"]);
+    // No event wakes the loop.
+    run_for(&mut world, Duration::from_secs(2)).await.unwrap();
+    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
 }

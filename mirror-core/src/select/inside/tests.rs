@@ -83,7 +83,7 @@ fn what_leads_out_is_tapped_and_the_rest_where_it_is_named() {
 
 #[test]
 fn frames_without_an_ethernet_header_have_no_way_out() {
-    let nic = Link { is_ethernet: false, ..mk_link(2, "eth0", kind("netkit"), Some(LOWER)) };
+    let nic = Link { is_ethernet: false, ..mk_link(2, "eth0", kind("wireguard"), Some(LOWER)) };
     let links = node_of(&mk_pod("web", &[]), vec![nic]);
     let (taps, why) = selected(&[(MIRROR, "true")], &links, &Policy::default());
     assert_eq!((taps, why), (vec![], vec!["eth0 NotEthernet".to_owned()]));
@@ -101,7 +101,6 @@ fn the_agent_and_the_pod_can_refuse_taps_inside() {
     assert_eq!(of("auto", TapsInside::On), tapped);
     assert_eq!(of("off", TapsInside::On), refused("TapsInsideOff"));
     assert_eq!(of("auto", TapsInside::Off), refused("TapsInsideOff"));
-    assert_eq!(of("auto", TapsInside::NeedsTcx), refused("TapsInsideNeedTcx"));
     // A word that is not known is told, and changes nothing.
     assert_eq!(of("of", TapsInside::On), tapped);
     let pods = [mk_pod("web", &[(MIRROR, "true"), (POD_SIDE_TAPS, "of")])];
@@ -142,8 +141,29 @@ fn carry_out(change: &LinkChange, links: &mut LinkSnapshot) {
         LinkChange::DeleteExit(netns) => {
             of(*netns, links, &|links| links.retain(|link| !exit::is_exit(link)))
         }
+        LinkChange::Delete(ifindex) => drop(links.host.remove(ifindex)),
         other => unreachable!("{other:?}"),
     }
+}
+
+/// An agent was killed between two requests: what it has made is made anew, and a stranger's device of the name stays.
+#[test]
+fn a_hub_that_was_half_made_is_made_anew() {
+    let half = Link { up: false, mtu: 1279, ..mk_link(80, HUB, LinkKind::Dummy, None) };
+    let needed = [NetnsId { dev: 4, ino: 7 }].into();
+    let mut links = LinkSnapshot { host: [(half.ifindex, half.clone())].into(), ..LinkSnapshot::default() };
+    assert_eq!(exit::changes(&needed, &links), [LinkChange::Delete(half.ifindex)]);
+    carry_out(&LinkChange::Delete(half.ifindex), &mut links);
+    let made = exit::changes(&needed, &links);
+    assert!(matches!(&made[..], [LinkChange::CreateMirror { .. }]), "{made:?}");
+    let of_others = [
+        Link { up: true, ..half.clone() },
+        Link { alias: Some("mine".to_owned()), ..half.clone() },
+        Link { mtu: exit::MTU, ..half.clone() },
+        Link { kind: kind("bridge"), ..half.clone() },
+        Link { name: "hub".to_owned(), ..half },
+    ];
+    assert!(!of_others.iter().any(exit::is_half_made));
 }
 
 /// A pod's devices: a NIC, and perhaps an exit in some state.
@@ -276,7 +296,6 @@ fn a_veth_has_two_sides_where_a_tap_may_be_inside() {
     assert_eq!(sides(&[(MIRROR, "egress")], &Policy::default()), (0, None));
     assert_eq!(sides(&[(MIRROR, "true"), (POD_SIDE_TAPS, "off")], &Policy::default()), (0, None));
     assert_eq!(sides(&[(MIRROR, "true")], &policy(TapsInside::Off)), (0, None));
-    assert_eq!(sides(&[(MIRROR, "true")], &policy(TapsInside::NeedsTcx)), (0, None));
     // Copies go to this pod, or to another one.
     let collector = |of: &str| {
         let ids = TargetName("ids".parse().unwrap());

@@ -1,0 +1,152 @@
+//! [`Inside`]: what is at the hooks inside pods.
+//!
+//! The kernel lists the filters and the TCX chain of a device in the network namespace of the device only, so a look takes
+//! a thread that enters the pod. And it announces no change of a chain, and a change of a filter only to those that may
+//! listen in the pod. So the agent looks again and again: each second, or less often where the looks take more than a
+//! hundredth of the time. A round uses what was seen last. Called by [`Hooks`](super::Hooks) only.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use tokio::time::{Instant, timeout};
+
+use super::{
+    filters::{AllFilters, Filters},
+    tcx::{self, InChain},
+};
+use crate::{
+    model::{Device, IfIndex, NetnsId, Program},
+    netns::{Namespaces, Netns},
+};
+
+/// The shortest and the longest time between two looks.
+const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The next look waits so many times as long as the last one has taken.
+const REST: u32 = 100;
+/// The longest look at one pod: root there can make any number of filters.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The hooks inside one pod, at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct View {
+    /// The filters at the devices of our hooks.
+    pub(super) filters: AllFilters,
+    /// The TCX chains of our hooks.
+    pub(super) chains: BTreeMap<(IfIndex, Program), Vec<InChain>>,
+}
+
+/// A view, or why there is none.
+pub(super) type Seen = Result<View, String>;
+
+/// The hooks inside pods where something of ours may be.
+#[derive(Default)]
+pub(super) struct Inside {
+    pods: BTreeMap<NetnsId, Pod>,
+}
+
+/// One pod.
+struct Pod {
+    hooks: BTreeSet<(IfIndex, Program)>,
+    /// Where its namespace was.
+    hint: Option<PathBuf>,
+    /// The last look; `None`: nothing was seen since our own programs have changed there.
+    seen: Option<Seen>,
+    at: Instant,
+    took: Duration,
+}
+
+/// The hooks inside pods by namespace, and where each namespace may be.
+pub(super) type Places = BTreeMap<NetnsId, (BTreeSet<(IfIndex, Program)>, Option<PathBuf>)>;
+
+impl Inside {
+    /// What is at these hooks. A view that is not too old is not taken again.
+    pub(super) async fn see(&mut self, namespaces: &Namespaces, places: Places) -> BTreeMap<NetnsId, Seen> {
+        let rest = self.rest();
+        self.pods.retain(|netns, _| places.contains_key(netns));
+        let mut all = BTreeMap::new();
+        for (netns, (hooks, hint)) in places {
+            let known =
+                self.pods.get(&netns).filter(|pod| pod.hooks.is_superset(&hooks) && pod.at.elapsed() < rest);
+            let seen = match known.and_then(|pod| pod.seen.clone()) {
+                Some(seen) => seen,
+                None => {
+                    let pod = Pod::look(namespaces, netns, hooks, hint).await;
+                    let seen = pod.seen.clone();
+                    self.pods.insert(netns, pod);
+                    seen.unwrap_or_else(|| Err(String::new()))
+                }
+            };
+            all.insert(netns, seen);
+        }
+        all
+    }
+
+    /// When the pods are to be looked at again; `None`: nothing of ours is inside pods.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.pods.values().map(|pod| pod.at).min().map(|at| at + self.rest())
+    }
+
+    /// Looks at all of them again. Returns whether something has changed.
+    pub(super) async fn look(&mut self, namespaces: &Namespaces) -> bool {
+        let mut has_changed = false;
+        for (netns, pod) in &mut self.pods {
+            let now = Pod::look(namespaces, *netns, pod.hooks.clone(), pod.hint.clone()).await;
+            has_changed |= pod.seen != now.seen;
+            *pod = now;
+        }
+        has_changed
+    }
+
+    /// Notes that the agent has changed, or tried to change, what is at a hook.
+    pub(super) fn touched(&mut self, device: Device, which: Program) {
+        let unseen =
+            Pod { hooks: BTreeSet::new(), hint: None, seen: None, at: Instant::now(), took: Duration::ZERO };
+        let pod = self.pods.entry(device.netns).or_insert(unseen);
+        pod.hooks.insert((device.ifindex, which));
+        pod.seen = None;
+    }
+
+    fn rest(&self) -> Duration {
+        let took: Duration = self.pods.values().map(|pod| pod.took).sum();
+        (took * REST).clamp(EVERY.0, EVERY.1)
+    }
+}
+
+impl Pod {
+    async fn look(
+        namespaces: &Namespaces,
+        netns: NetnsId,
+        hooks: BTreeSet<(IfIndex, Program)>,
+        hint: Option<PathBuf>,
+    ) -> Self {
+        let at = Instant::now();
+        let seen = async {
+            let netns = namespaces.find(netns, hint.as_deref())?;
+            view(&netns, &hooks).await
+        };
+        let seen = seen.await.map_err(|error: anyhow::Error| format!("{error:#}"));
+        Self { hooks, hint, seen: Some(seen), at, took: at.elapsed() }
+    }
+}
+
+/// What is at these hooks of a namespace.
+pub(super) async fn view(netns: &Netns, hooks: &BTreeSet<(IfIndex, Program)>) -> anyhow::Result<View> {
+    let wanted = hooks.clone();
+    let open = move || {
+        let chain = |hook: (IfIndex, Program)| Ok((hook, tcx::chain(hook.0, hook.1)?));
+        let chains = wanted.into_iter().map(chain).collect::<anyhow::Result<_>>();
+        Ok((chains.map_err(io::Error::other)?, rtnetlink::new_connection()?))
+    };
+    let look = async {
+        let (chains, (connection, handle, _)) = netns.inside(open).await?;
+        let devices = hooks.iter().map(|(ifindex, _)| *ifindex).collect();
+        let filters = Filters::over(connection, handle).of_devices(&devices).await?;
+        Ok(View { filters, chains })
+    };
+    timeout(PATIENCE, look).await.context("the pod has too many filters to be read")?
+}

@@ -1,0 +1,216 @@
+//! [`Survey`]: the state of all hooks at one moment, and [`Attached`]: that of one.
+//!
+//! Judges what was read, and reads the TCX chains of the node's devices. Changes nothing. `Hooks` fills it; `bpf` asks it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::bail;
+use mirror_common::verdict::Hook;
+use mirror_core::hidden::{Ahead, Picture, blindness};
+
+use super::{
+    Method,
+    filters::{AllFilters, AtHook},
+    inside::{Seen, View},
+    tcx::{self, InChain},
+    versions::Others,
+};
+use crate::{
+    dataplane::pins::LinkPin,
+    model::{Device, Hidden, HookState, IfIndex, NetnsId, Program},
+};
+
+/// Our programs at one hook, and the programs and filters of others ahead of them.
+#[derive(Debug, Clone, Default)]
+pub struct Attached {
+    /// The pinned links for it, of all versions.
+    pub(super) pins: Vec<LinkPin>,
+    /// The TCX chain, where something of ours may be.
+    pub(super) chain: Vec<InChain>,
+    /// The filters.
+    pub(super) filters: AtHook,
+    /// A clsact filter cannot be put here: the device has an ingress qdisc, and this is its egress.
+    pub(super) lacks_hook: bool,
+    /// Something of ours should be there, and does not run: other software has detached it, or its device is in another
+    /// namespace now. Links are judged so for the second stage only: an entry of a target says that it cuts, also while no
+    /// agent runs.
+    pub(super) is_dead: bool,
+    /// It is inside a pod, and its filter has left no trace.
+    pub(super) is_untraced: bool,
+}
+
+impl Attached {
+    /// The state for an agent whose program has the id `current`, if it is loaded, and that attaches by `method`. The
+    /// hook is `Current` only if it has exactly one link or filter of ours, which runs that program, is of this version
+    /// and is attached by that method.
+    pub(super) fn state(&self, method: Method, current: Option<u32>) -> HookState {
+        let Self { pins, chain, filters, is_dead, is_untraced, .. } = self;
+        let runs = |id| chain.iter().any(|program| program.id == id);
+        match (method, &pins[..], &filters.ours[..]) {
+            (_, [], []) if !is_dead => HookState::Absent,
+            (Method::Tcx, [pin], []) if pin.is_of_this_version() && current.is_some_and(runs) => {
+                HookState::Current
+            }
+            (Method::Clsact, [], [filter]) if Some(filter.program) == current && !is_untraced => {
+                HookState::Current
+            }
+            (_, _, []) if *is_dead => HookState::Dead,
+            _ => HookState::Stale,
+        }
+    }
+
+    /// The reason why packets are hidden from the program with the id `current`. `None` for a hook whose state is not
+    /// `Current`.
+    pub fn hidden(&self, method: Method, current: Option<u32>) -> Option<Hidden> {
+        let program = |InChain { id, name }: &InChain| Ahead::Program { name: name.clone(), id: *id };
+        let mut picture = Picture { lacks_hook: self.lacks_hook, ahead: Vec::new() };
+        if self.state(method, current) == HookState::Current {
+            let chain = self.chain.iter();
+            picture.ahead = chain.take_while(|program| Some(program.id) != current).map(program).collect();
+            picture.ahead.extend(self.filters.ahead.iter().cloned());
+        }
+        blindness(&picture)
+    }
+
+    /// The method by which a program of ours (one of `ours`, by id) runs there.
+    pub fn method(&self, ours: &BTreeSet<u32>) -> Option<Method> {
+        if !self.pins.is_empty() && self.chain.iter().any(|program| ours.contains(&program.id)) {
+            Some(Method::Tcx)
+        } else if self.filters.ours.iter().any(|filter| ours.contains(&filter.program)) {
+            Some(Method::Clsact)
+        } else {
+            None
+        }
+    }
+}
+
+/// The state of all hooks of the node and inside pods, read at one moment.
+#[derive(Default)]
+pub struct Survey {
+    pub(super) pins: BTreeMap<(Device, Program), Vec<LinkPin>>,
+    /// Those of the node.
+    pub(super) filters: AllFilters,
+    /// The hooks inside pods that have a trace of a filter.
+    pub(super) traces: BTreeSet<(Device, Program)>,
+    pub(super) inside: BTreeMap<NetnsId, Seen>,
+    /// The hooks inside pods where this agent has tried to attach, and whether it has succeeded.
+    pub(super) attached: BTreeMap<(Device, Program), bool>,
+    pub(super) others: Others,
+}
+
+impl Survey {
+    /// The hooks where something of ours may stand: a link is pinned for it, or a filter is there, or a trace of one.
+    pub fn hooks(&self) -> BTreeSet<(Device, Program)> {
+        let filters = self.filters.hooks.keys().map(|(ifindex, which)| (Device::on_node(*ifindex), *which));
+        self.pins.keys().copied().chain(filters).chain(self.traces.iter().copied()).collect()
+    }
+
+    /// Whether no filter of ours was found on the node, and every device could be read.
+    pub fn has_no_filters(&self) -> bool {
+        self.filters.hooks.is_empty() && self.filters.unread.is_empty()
+    }
+
+    /// The state of a hook, and the reason why packets are hidden there, for an agent whose program has the id
+    /// `current` and that attaches by `method`. A hook that cannot be read is `Stale`: an attempt to attach or to
+    /// detach there returns the error.
+    pub fn look(
+        &self,
+        device: Device,
+        which: Program,
+        method: Method,
+        current: Option<u32>,
+    ) -> (HookState, Option<Hidden>) {
+        let Ok(attached) = self.at(device, which, method) else { return (HookState::Stale, None) };
+        let state = match (attached.state(method, current), self.attached.get(&(device, which))) {
+            // Something else has taken the place of what this agent has attached.
+            (HookState::Stale, Some(true)) => HookState::Dead,
+            // The agent has left the trace, and could not attach the filter.
+            (HookState::Dead, Some(false)) => HookState::Stale,
+            (state, _) => state,
+        };
+        (state, attached.hidden(method, current))
+    }
+
+    fn at(&self, device: Device, which: Program, method: Method) -> anyhow::Result<Attached> {
+        let hook = (device, which);
+        let mut pins = self.pins.get(&hook).cloned().unwrap_or_default();
+        let ifindex = device.ifindex;
+        let has_trace = self.traces.contains(&hook);
+        let view = match self.inside.get(&device.netns) {
+            _ if device.is_on_node() => None,
+            Some(Ok(view)) => Some(view),
+            Some(Err(error)) if has_trace => bail!("{error}"),
+            // Its links say whether they still run.
+            Some(Err(_)) | None => return Ok(inside_by_links(pins, device)),
+        };
+        let filters = view.map_or(&self.filters, |view| &view.filters);
+        if let Some(error) = filters.unread.get(&ifindex) {
+            bail!("{error}");
+        }
+        let lacks_hook = method == Method::Clsact
+            && which.hook() == Hook::Egress
+            && filters.ingress_only.contains(&ifindex);
+        let attached = match view {
+            Some(view) => inside(pins, view, has_trace, ifindex, which),
+            None => {
+                let mut filters = filters.hooks.get(&(ifindex, which)).cloned().unwrap_or_default();
+                if which == Program::Deliver {
+                    self.others.leave_out(&mut pins, &mut filters);
+                }
+                on_node(pins, filters, ifindex, which)?
+            }
+        };
+        Ok(Attached { lacks_hook, ..attached })
+    }
+}
+
+/// Our programs at a hook inside a pod, as their links say. A link whose device has gone, or is elsewhere now, runs
+/// nothing there.
+pub(super) fn inside_by_links(pins: Vec<LinkPin>, device: Device) -> Attached {
+    let carried = pins.iter().filter_map(|pin| tcx::carried(&pin.path));
+    let there = carried.filter(|carried| carried.ifindex == device.ifindex.0);
+    let chain = there.map(|carried| InChain { id: carried.program, name: String::new() }).collect();
+    Attached { pins, chain, ..Attached::default() }
+}
+
+/// Our programs at a hook inside a pod, as they were seen there.
+pub(super) fn inside(
+    pins: Vec<LinkPin>,
+    view: &View,
+    has_trace: bool,
+    ifindex: IfIndex,
+    which: Program,
+) -> Attached {
+    let hook = (ifindex, which);
+    let chain = view.chains.get(&hook).cloned().unwrap_or_default();
+    let filters = view.filters.hooks.get(&hook).cloned().unwrap_or_default();
+    let is_dead = has_trace && filters.ours.is_empty();
+    Attached { pins, chain, filters, is_dead, is_untraced: !has_trace, ..Attached::default() }
+}
+
+/// Completes the information from netlink and the pins: reads the TCX chain, where a program of ours may be in it.
+pub(super) fn on_node(
+    pins: Vec<LinkPin>,
+    mut filters: AtHook,
+    ifindex: IfIndex,
+    which: Program,
+) -> anyhow::Result<Attached> {
+    let mut chain = match pins.is_empty() && filters.ours.is_empty() {
+        true => Vec::new(),
+        false => tcx::chain(ifindex, which)?,
+    };
+    leave_out_siblings(which, &mut chain, &mut filters);
+    let is_dead =
+        which == Program::Deliver && !pins.is_empty() && !pins.iter().any(|pin| tcx::runs(&pin.path, &chain));
+    Ok(Attached { pins, chain, filters, is_dead, ..Attached::default() })
+}
+
+/// Leaves out our other program of the same hook. A collector's device can have both: the tap of the collector and the
+/// second stage of the target. Neither ends the way of a packet that the other has to see, so neither hides one.
+pub(super) fn leave_out_siblings(which: Program, chain: &mut Vec<InChain>, filters: &mut AtHook) {
+    let siblings = Program::ALL.into_iter().filter(|other| *other != which && other.hook() == which.hook());
+    for sibling in siblings.map(Program::name) {
+        chain.retain(|program| program.name != sibling);
+        filters.ahead.retain(|ahead| !matches!(ahead, Ahead::Program { name, .. } if name == sibling));
+    }
+}

@@ -1,0 +1,233 @@
+//! Calls of bpf(2) that aya does not have: links of netkit, and of links what aya does not show or do.
+//!
+//! Called by `tcx` alone. The structures are the parts of `union bpf_attr` that each call reads (linux/bpf.h).
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+use crate::model::IfIndex;
+
+/// The chain of what the peer of a netkit device sends (`BPF_NETKIT_PEER`, Linux 6.7).
+pub(super) const NETKIT_PEER: u32 = 55;
+
+/// The most programs in a chain (`BPF_MPROG_MAX`).
+const MOST: usize = 64;
+
+/// What a link carries, and where.
+pub(super) struct Carried {
+    /// Id of the program.
+    pub(super) program: u32,
+    /// Index of the device, in the namespace that it is in now; 0: it has gone, or other software has detached the link.
+    pub(super) ifindex: u32,
+}
+
+/// Calls bpf(2).
+///
+/// # Safety
+///
+/// `attributes` are those that the command reads, and each pointer in them leads to as much memory as they say.
+unsafe fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
+    // SAFETY: the kernel reads and writes as many bytes of the attributes as the call says; the rest is the caller's.
+    let answer = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer as i32) }
+}
+
+/// As [`bpf`], for a command that answers with a new descriptor.
+///
+/// # Safety
+///
+/// As for [`bpf`].
+unsafe fn bpf_fd<T>(command: libc::c_int, attributes: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's.
+    let fd = unsafe { bpf(command, attributes) }?;
+    // SAFETY: the descriptor is new, and owned by nothing else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `BPF_OBJ_PIN` and `BPF_OBJ_GET`.
+#[repr(C)]
+struct Object {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+/// Opens a pinned object.
+pub(super) fn open(pin: &Path) -> io::Result<OwnedFd> {
+    const BPF_OBJ_GET: libc::c_int = 7;
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let mut get = Object { pathname: path.as_ptr().expose_provenance() as u64, bpf_fd: 0, file_flags: 0 };
+    // SAFETY: the attributes of the command. The string lives until the end of this function.
+    unsafe { bpf_fd(BPF_OBJ_GET, &mut get) }
+}
+
+/// Pins an object.
+pub(super) fn pin(object: &OwnedFd, to: &Path) -> io::Result<()> {
+    const BPF_OBJ_PIN: libc::c_int = 6;
+    let path = CString::new(to.as_os_str().as_bytes())?;
+    let bpf_fd = object.as_raw_fd().cast_unsigned();
+    let mut pin = Object { pathname: path.as_ptr().expose_provenance() as u64, bpf_fd, file_flags: 0 };
+    // SAFETY: the attributes of the command. The string lives until the end of this function.
+    unsafe { bpf(BPF_OBJ_PIN, &mut pin) }.map(drop)
+}
+
+/// Reads what the kernel says of an object, into the beginning of its structure.
+fn info<T>(object: &OwnedFd, info: &mut T) -> io::Result<()> {
+    const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+    #[repr(C)]
+    struct GetInfo {
+        fd: u32,
+        len: u32,
+        info: u64,
+    }
+    let mut get = GetInfo {
+        fd: object.as_raw_fd().cast_unsigned(),
+        len: size_of::<T>() as u32,
+        info: (&raw mut *info).expose_provenance() as u64,
+    };
+    // SAFETY: the attributes of the command. The kernel writes as many bytes of `info` as they say, all of them numbers.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut get) }.map(drop)
+}
+
+/// What a link of TCX or netkit carries.
+pub(super) fn carried(link: &OwnedFd) -> io::Result<Carried> {
+    /// The beginning of `struct bpf_link_info`, for a link of TCX or netkit.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        kind: u32,
+        id: u32,
+        program: u32,
+        padding: u32,
+        ifindex: u32,
+        attach_type: u32,
+    }
+    let mut found = Info::default();
+    info(link, &mut found)?;
+    Ok(Carried { program: found.program, ifindex: found.ifindex })
+}
+
+/// The name of a program; empty if it has none.
+pub(super) fn program_name(id: u32) -> io::Result<String> {
+    const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
+    #[repr(C)]
+    struct ById {
+        id: u32,
+        next_id: u32,
+        open_flags: u32,
+    }
+    /// The beginning of `struct bpf_prog_info`. Without room for instructions and maps, the kernel gives none.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        before: [u64; 8],
+        name: [u8; 16],
+    }
+    // SAFETY: the attributes of the command.
+    let program = unsafe { bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut ById { id, next_id: 0, open_flags: 0 }) }?;
+    let mut found = Info::default();
+    info(&program, &mut found)?;
+    let name = found.name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+/// The ids of the programs at a hook of a device, in the order in which they run.
+pub(super) fn query(ifindex: IfIndex, attach_type: u32) -> io::Result<Vec<u32>> {
+    const BPF_PROG_QUERY: libc::c_int = 16;
+    #[repr(C)]
+    #[derive(Default)]
+    struct Query {
+        ifindex: u32,
+        attach_type: u32,
+        query_flags: u32,
+        attach_flags: u32,
+        prog_ids: u64,
+        count: u32,
+        padding: u32,
+        prog_attach_flags: u64,
+        link_ids: u64,
+        link_attach_flags: u64,
+        revision: u64,
+    }
+    let mut ids = [0_u32; MOST];
+    let mut query = Query {
+        ifindex: ifindex.0,
+        attach_type,
+        prog_ids: ids.as_mut_ptr().expose_provenance() as u64,
+        count: MOST as u32,
+        ..Query::default()
+    };
+    // SAFETY: the attributes of the command. The kernel writes at most `count` numbers to `ids`.
+    unsafe { bpf(BPF_PROG_QUERY, &mut query) }?;
+    Ok(ids.into_iter().take(query.count as usize).collect())
+}
+
+/// Attaches a program first at a hook of a device.
+pub(super) fn attach_first(program: impl AsFd, ifindex: IfIndex, attach_type: u32) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: libc::c_int = 28;
+    /// Without a program to be before, this is the first place.
+    const BPF_F_BEFORE: u32 = 1 << 3;
+    #[repr(C)]
+    struct Create {
+        prog_fd: u32,
+        ifindex: u32,
+        attach_type: u32,
+        flags: u32,
+        relative: u32,
+        padding: u32,
+        expected_revision: u64,
+    }
+    let mut create = Create {
+        prog_fd: program.as_fd().as_raw_fd().cast_unsigned(),
+        ifindex: ifindex.0,
+        attach_type,
+        flags: BPF_F_BEFORE,
+        relative: 0,
+        padding: 0,
+        expected_revision: 0,
+    };
+    // SAFETY: the attributes of the command. They have no pointers.
+    unsafe { bpf_fd(BPF_LINK_CREATE, &mut create) }
+}
+
+/// Puts a program in the place of that of a link.
+///
+/// # Errors
+///
+/// `ENOLINK`: the link's device has gone, or the link was detached.
+pub(super) fn update(link: &OwnedFd, program: impl AsFd) -> io::Result<()> {
+    const BPF_LINK_UPDATE: libc::c_int = 29;
+    #[repr(C)]
+    struct Update {
+        link_fd: u32,
+        new_prog_fd: u32,
+        flags: u32,
+        old_prog_fd: u32,
+    }
+    let mut update = Update {
+        link_fd: link.as_raw_fd().cast_unsigned(),
+        new_prog_fd: program.as_fd().as_raw_fd().cast_unsigned(),
+        flags: 0,
+        old_prog_fd: 0,
+    };
+    // SAFETY: the attributes of the command. They have no pointers.
+    unsafe { bpf(BPF_LINK_UPDATE, &mut update) }.map(drop)
+}
+
+/// Detaches a link from its device, wherever that is (5.9 and newer).
+pub(super) fn detach(link: &OwnedFd) -> io::Result<()> {
+    const BPF_LINK_DETACH: libc::c_int = 34;
+    #[repr(C)]
+    struct Detach {
+        link_fd: u32,
+    }
+    // SAFETY: the attributes of the command. They have no pointers.
+    unsafe { bpf(BPF_LINK_DETACH, &mut Detach { link_fd: link.as_raw_fd().cast_unsigned() }) }.map(drop)
+}

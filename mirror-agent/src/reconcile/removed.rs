@@ -1,0 +1,61 @@
+//! [`Removed`]: the taps whose programs were taken away inside their pods a moment ago.
+//!
+//! Root in a pod can remove a filter. The next round attaches it again, so that nothing of it is left to be seen but some
+//! packets that are missing. So the reason stays for a while. The loop calls it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use mirror_common::verdict::Direction;
+use tokio::time::Instant;
+
+use crate::{
+    model::{Actual, ActualTap, Desired, Device, HookState, Session},
+    select::{Skipped, Why},
+};
+
+/// How long the reason stays.
+const STAYS: Duration = Duration::from_secs(30);
+
+/// The directions of taps of which packets may have been missed, and when that was found last.
+#[derive(Default)]
+pub(super) struct Removed(BTreeMap<(Device, Direction), Instant>);
+
+impl Removed {
+    /// Takes what a round has found, and returns the reasons.
+    pub(super) fn note(&mut self, desired: &Desired, actual: &Actual, now: Instant) -> Vec<Skipped> {
+        let mut skipped = Vec::new();
+        self.0.retain(|_, at| now.saturating_duration_since(*at) < STAYS);
+        for (device, tap) in &desired.taps {
+            for direction in Direction::ALL {
+                let (at, program) = tap.hook(*device, direction);
+                let is_copied = |session: &Session| session.directions.bits() & direction.bit() != 0;
+                let installed = actual.taps.get(&at);
+                // A tap of another owner before says nothing of this one.
+                let entry = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
+                let is_same = entry.is_some_and(|entry| entry.owner.is_same(&tap.owner));
+                if !is_same || at.is_on_node() || !tap.sessions.values().any(is_copied) {
+                    self.0.remove(&(*device, direction));
+                    continue;
+                }
+                let is_dead = |installed: &ActualTap| {
+                    // A hook that is not there has a reason of its own.
+                    installed.state(program) == HookState::Dead && !installed.lacks_hook(program)
+                };
+                if installed.is_some_and(is_dead) {
+                    self.0.insert((*device, direction), now);
+                }
+                if self.0.contains_key(&(*device, direction)) {
+                    let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
+                    skipped.push(Skipped { pod, nic, mirror: None, why: Why::Removed(direction) });
+                }
+            }
+        }
+        self.0.retain(|(device, _), _| desired.taps.contains_key(device));
+        skipped
+    }
+
+    /// When the first of the reasons ends.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.0.values().min().map(|at| *at + STAYS)
+    }
+}
