@@ -3,6 +3,7 @@
 use std::{
     env,
     ffi::OsString,
+    fs,
     io::{Read as _, Seek as _},
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
@@ -11,7 +12,7 @@ use std::{
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::{Lab, PodNs, PodsFile, Status, eventually, kernel_is_at_least, process::Process};
+use crate::{Lab, PodNs, PodsFile, SOON, Status, check, eventually, kernel_is_at_least, process::Process};
 
 /// How the agent attaches its programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,9 +92,9 @@ impl Agent {
     /// Waits until the log says that the agent has this many taps.
     #[track_caller]
     pub fn wait_for_taps(&self, taps: usize) {
-        eventually(crate::SOON, || {
+        eventually(SOON, || {
             let told = self.log_with(&["\"mirroring\""]).len();
-            crate::check(told >= taps, || format!("{told} of {taps} taps: {:#?}", self.log()))
+            check(told >= taps, || format!("{told} of {taps} taps: {:#?}", self.log()))
         });
     }
 
@@ -110,7 +111,7 @@ impl Agent {
     /// Waits for a log line that contains all of these texts.
     #[track_caller]
     pub fn wait_for_log(&self, texts: &[&str]) -> String {
-        eventually(crate::SOON, || {
+        eventually(SOON, || {
             self.log_with(texts).pop().ok_or_else(|| format!("no log line with {texts:?}: {:#?}", self.log()))
         })
     }
@@ -145,6 +146,17 @@ impl Agent {
     pub fn kill(mut self) {
         assert!(self.process.ended().is_none(), "the agent has ended by itself: {:#?}", self.log());
         self.process.end(Signal::SIGKILL);
+    }
+
+    /// Waits until no thread of the agent loads programs, which takes a descriptor at its end.
+    #[track_caller]
+    pub fn wait_until_loaded(&self) {
+        eventually(SOON, || {
+            let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
+            let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+            let loads = names.map(|name| name.trim().to_owned()).any(|name| name == "next-programs");
+            check(!loads, || "programs are being loaded".to_owned())
+        });
     }
 
     /// Waits until the agent ends by itself.
@@ -238,14 +250,14 @@ impl Lab {
 
     fn status_value(&self) -> Result<Value, String> {
         let exit = self.agent_exit(&["status", "-o", "json"]);
-        crate::check(exit.code == Some(0), || format!("{exit:?}"))?;
+        check(exit.code == Some(0), || format!("{exit:?}"))?;
         Ok(serde_json::from_str(&exit.stdout).unwrap_or_else(|error| panic!("{error}: {}", exit.stdout)))
     }
 
     /// Waits until `condition` accepts the status, and returns the status.
     #[track_caller]
     pub fn wait_status(&self, condition: impl Fn(&Status) -> Result<(), String>) -> Status {
-        eventually(crate::SOON, || {
+        eventually(SOON, || {
             let status = self.try_status()?;
             match condition(&status) {
                 Ok(()) => Ok(status),
@@ -270,7 +282,7 @@ impl Lab {
             let mut tapped: Vec<&str> = status.taps.iter().map(|tap| tap.device.as_str()).collect();
             tapped.sort_unstable();
             let attached = status.taps.iter().all(crate::TapStatus::is_attached);
-            crate::check(tapped == expected && attached && status.mirror().up, || {
+            check(tapped == expected && attached && status.mirror().up, || {
                 format!("not tapped: {expected:?}")
             })
         })

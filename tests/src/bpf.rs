@@ -181,30 +181,34 @@ impl Neighbour {
     /// packet does not pass `to`, as eBPF host routing does. With TCX where the kernel has it.
     #[track_caller]
     pub fn behind(lab: &Lab, device: &str, to: &str) -> Self {
-        Self::behind_as("behind", lab, device, to)
+        Self::last_at("behind", own_mode(), TcAttachType::Ingress, lab.ifindex(to), lab, device)
     }
 
-    /// The same, by a program with a name that Cilium's has.
+    /// The same, by a program with a name that Cilium's has, attached in this way.
     #[track_caller]
-    pub fn of_cilium(lab: &Lab, device: &str, to: &str) -> Self {
-        Self::behind_as("cil_from_container", lab, device, to)
+    pub fn of_cilium(lab: &Lab, mode: AttachMode, device: &str, to: &str) -> Self {
+        Self::last_at("cil_from_container", mode, TcAttachType::Ingress, lab.ifindex(to), lab, device)
     }
 
-    /// Attaches a program by TCX with a name that Cilium's has, which lets every packet pass.
+    /// Attaches a program with a name that Cilium's has, which lets every packet pass. With TCX where the kernel has it.
     #[track_caller]
     pub fn named_as_ciliums(lab: &Lab, device: &str) -> Self {
-        Self::attach_at("cil_to_container", &[TcAttachType::Egress], 0, lab, device, |attach_type| {
-            TcAttach::Tcx { attach_type, order: LinkOrder::last() }
-        })
+        Self::last_at("cil_to_container", own_mode(), TcAttachType::Egress, 0, lab, device)
     }
 
     #[track_caller]
-    fn behind_as(program: &str, lab: &Lab, device: &str, to: &str) -> Self {
-        if !AttachMode::Tcx.is_applicable() {
+    fn last_at(
+        program: &str,
+        mode: AttachMode,
+        hook: TcAttachType,
+        target: u32,
+        lab: &Lab,
+        device: &str,
+    ) -> Self {
+        if mode == AttachMode::Clsact {
             lab.node().try_run(&format!("tc qdisc add dev {device} clsact"));
         }
-        let how = by_any_way(LinkOrder::last);
-        Self::attach_at(program, &[TcAttachType::Ingress], lab.ifindex(to), lab, device, how)
+        Self::attach_at(program, &[hook], target, lab, device, in_way(mode, LinkOrder::last))
     }
 
     /// Attaches a program that clones every packet to the device `target` of the node, and does nothing else. With TCX
@@ -212,7 +216,7 @@ impl Neighbour {
     #[track_caller]
     pub fn that_clones(lab: &Lab, device: &str, target: &str) -> Self {
         let target = lab.ifindex(target);
-        Self::attach_program("bare_clone", target, lab, device, by_any_way(LinkOrder::first))
+        Self::attach_program("bare_clone", target, lab, device, in_way(own_mode(), LinkOrder::first))
     }
 
     /// Attaches this program to a device of any namespace: at both hooks of tc, ahead of the programs that are there, or by
@@ -284,11 +288,16 @@ impl Neighbour {
     }
 }
 
-/// By TCX where the kernel has it, at this place in the chain; else by a filter of the clsact qdisc.
-fn by_any_way(order: fn() -> LinkOrder) -> impl Fn(TcAttachType) -> TcAttach + Sync {
-    move |attach_type| match AttachMode::Tcx.is_applicable() {
-        true => TcAttach::Tcx { attach_type, order: order() },
-        false => TcAttach::Netlink { parent: attach_type.into(), options: NlOptions::default() },
+/// The kernel's own way to attach.
+fn own_mode() -> AttachMode {
+    if AttachMode::Tcx.is_applicable() { AttachMode::Tcx } else { AttachMode::Clsact }
+}
+
+/// By TCX, at this place in the chain; or by a filter of the clsact qdisc.
+fn in_way(mode: AttachMode, order: fn() -> LinkOrder) -> impl Fn(TcAttachType) -> TcAttach + Sync {
+    move |attach_type| match mode {
+        AttachMode::Tcx => TcAttach::Tcx { attach_type, order: order() },
+        AttachMode::Clsact => TcAttach::Netlink { parent: attach_type.into(), options: NlOptions::default() },
     }
 }
 

@@ -45,12 +45,21 @@ impl FrameSocket {
 
     /// A socket whose messages begin with a `struct virtio_net_hdr`, as [`super_frame`] makes them.
     pub fn with_super_frames(self) -> Self {
+        self.with(libc::PACKET_VNET_HDR)
+    }
+
+    /// A socket whose packets go to the device at once, without the tc hook for what it sends, and without captures there.
+    pub fn around_the_hook(self) -> Self {
+        self.with(libc::PACKET_QDISC_BYPASS)
+    }
+
+    fn with(self, option: libc::c_int) -> Self {
         let on: libc::c_int = 1;
         let length = size_of_val(&on) as u32;
         // SAFETY: pointer and length are of one number.
         let set = unsafe {
             let on = (&raw const on).cast();
-            libc::setsockopt(self.0.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, on, length)
+            libc::setsockopt(self.0.as_raw_fd(), libc::SOL_PACKET, option, on, length)
         };
         assert_eq!(set, 0, "{}", io::Error::last_os_error());
         self

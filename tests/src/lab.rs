@@ -91,6 +91,18 @@ impl Lab {
         PodNs::new(self, name, self.next_number(), &Topology::Bridge(bridge))
     }
 
+    /// Makes a pod with a netkit device on a bridge of the node. See [`has_netkit`](crate::has_netkit).
+    #[track_caller]
+    pub fn netkit_pod(&self, name: &str, bridge: &str) -> PodNs {
+        PodNs::new(self, name, self.next_number(), &Topology::Netkit(bridge))
+    }
+
+    /// Makes a pod with a netkit device without Ethernet addresses, to which the node has a route.
+    #[track_caller]
+    pub fn routed_netkit_pod(&self, name: &str) -> PodNs {
+        PodNs::new(self, name, self.next_number(), &Topology::RoutedNetkit)
+    }
+
     /// Makes a pod to which the node has a route, with proxy ARP, as Calico does, with IPv4 and IPv6.
     #[track_caller]
     pub fn routed_pod(&self, name: &str) -> PodNs {

@@ -33,6 +33,7 @@ mod agent;
 mod api;
 mod bpf;
 mod capture;
+mod cilium;
 mod cluster;
 mod comparison;
 mod container;
@@ -46,6 +47,7 @@ mod kube_pod;
 mod kubectl;
 mod lab;
 mod lagging;
+mod netkit;
 mod netns;
 mod order;
 mod pod;
@@ -61,11 +63,13 @@ mod tail;
 mod traffic;
 mod usage;
 mod wire;
+mod wireshark;
 
 pub use agent::{Agent, AttachMode, Exit};
 pub use api::Api;
 pub use bpf::{BpfObjects, Neighbour, programs_in};
 pub use capture::{Capture, Captured, Frames};
+pub use cilium::{EDGE, Settings};
 pub use cluster::{AGENT, Cluster, PATIENCE};
 pub use comparison::Comparison;
 pub use container::Container;
@@ -78,6 +82,7 @@ pub use kube_pod::{KubePod, list, pod_object};
 pub use kubectl::Kubectl;
 pub use lab::Lab;
 pub use lagging::LaggingApi;
+pub use netkit::has_netkit;
 pub use netns::{Netns, as_nobody};
 pub use order::{segments, steps_back};
 pub use pod::{Nic, PodNs};
@@ -90,11 +95,13 @@ pub use status::{Counts, PodRef, PodSide, SessionStatus, Status, TapStatus, Targ
 pub use tail::{FilePacket, PacketFile, PipedTail, Tail};
 pub use traffic::{Conversation, Flood, Pinging, while_pinging, while_talking};
 pub use usage::{cpu_time, memory};
+pub use wireshark::{dissected, wireshark_finds_nothing_wrong};
 
 /// The default mirror interface.
 pub const MIRROR: &str = "mirror0";
-/// How long an action may take that an idle machine does at once.
-pub const SOON: Duration = Duration::from_secs(10);
+/// How long an action may take that an idle machine does at once. A machine that is busy with other tests can need half a
+/// minute for it.
+pub const SOON: Duration = Duration::from_secs(30);
 
 /// `duration` times the factor in the environment variable `MIRROR_TEST_SLOW`, which is set for an emulated machine.
 pub fn scaled(duration: Duration) -> Duration {

@@ -1,17 +1,21 @@
-//! Makes pods as their node sees them: a network namespace and veths, on a bridge or routed.
+//! Makes pods as their node sees them: a network namespace and NICs, on a bridge or routed.
 
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use crate::{Lab, Mac, Netns, SOON, check, eventually};
+use crate::{Lab, Mac, Netns, SOON, check, eventually, netkit};
 
 /// How pods reach each other.
 #[derive(Debug)]
 pub(crate) enum Topology<'a> {
     /// Ports of this bridge.
     Bridge(&'a str),
+    /// Netkit devices with Ethernet frames, whose ends on the node are ports of this bridge.
+    Netkit(&'a str),
+    /// Netkit devices without Ethernet addresses. The node routes to each pod's address.
+    RoutedNetkit,
     /// The node routes to each pod's address and answers ARP for all others.
     Routed,
     /// Devices of this kind (`macvlan mode bridge`, say) over this device of the node.
@@ -73,11 +77,12 @@ impl PodNs {
 
     fn add_nic_at(&mut self, lab: &Lab, number: u8, topology: &Topology<'_>) {
         let (node, pod) = (lab.node(), &self.netns);
-        let subnet = matches!(topology, Topology::Routed) as u8;
+        let subnet = matches!(topology, Topology::Routed | Topology::RoutedNetkit) as u8;
         let name = format!("eth{}", self.nics.len());
         let mut nic = Nic {
             host: match topology {
                 Topology::Bridge(_) | Topology::Routed => format!("veth{number}"),
+                Topology::Netkit(_) | Topology::RoutedNetkit => format!("nk{number}"),
                 Topology::Over(..) | Topology::Elsewhere(..) => name.clone(),
             },
             name,
@@ -93,6 +98,15 @@ impl PodNs {
                      peer name {name} address 02:00:00:00:00:{number:02x} netns {}",
                     pod.name()
                 ));
+                node.keep_neighbours(host);
+            }
+            Topology::Netkit(_) | Topology::RoutedNetkit => {
+                let l3 = matches!(topology, Topology::RoutedNetkit);
+                netkit::pair(node, host, "has-no-name", l3);
+                node.ip(&format!("link set has-no-name netns {} name {name}", pod.name()));
+                if !l3 {
+                    pod.ip(&format!("link set {name} address 02:00:00:00:00:{number:02x}"));
+                }
                 node.keep_neighbours(host);
             }
             Topology::Over(kind, parent) => {
@@ -117,12 +131,24 @@ impl PodNs {
                 pod.ip(&format!("address add {v4}/24 dev {name}"));
                 pod.ip(&format!("address add {v6}/64 dev {name} nodad"));
             }
-            Topology::Bridge(bridge) => {
+            Topology::Bridge(bridge) | Topology::Netkit(bridge) => {
                 node.sysctl(&format!("ipv6/conf/{host}/disable_ipv6"), "1");
                 node.ip(&format!("link set {host} master {bridge} up"));
                 pod.ip(&format!("link set {name} up"));
                 pod.ip(&format!("address add {v4}/24 dev {name}"));
                 pod.ip(&format!("address add {v6}/64 dev {name} nodad"));
+            }
+            Topology::RoutedNetkit => {
+                node.sysctl("ipv4/ip_forward", "1");
+                node.sysctl("ipv6/conf/all/forwarding", "1");
+                node.ip(&format!("link set {host} up"));
+                pod.ip(&format!("link set {name} up"));
+                for (version, address, prefix) in [(4, IpAddr::V4(*v4), 32), (6, IpAddr::V6(*v6), 128)] {
+                    node.ip(&format!("-{version} route add {address} dev {host}"));
+                    let nodad = if version == 6 { "nodad" } else { "" };
+                    pod.ip(&format!("address add {address}/{prefix} dev {name} {nodad}"));
+                    pod.ip(&format!("-{version} route add default dev {name}"));
+                }
             }
             Topology::Routed => {
                 node.sysctl("ipv4/ip_forward", "1");
@@ -146,9 +172,10 @@ impl PodNs {
         // The kernel learns of the carrier some time later (up to a second on a busy machine). Only then it lets the
         // bridge forward, and announces the multicast groups: twice.
         let announces = if matches!(topology, Topology::Routed) { 2 } else { 0 };
-        let on_node =
-            matches!(topology, Topology::Bridge(_) | Topology::Routed).then_some((node, host, announces));
-        for (netns, device, reports) in on_node.into_iter().chain([(pod, name, 2)]) {
+        let pod_announces = if matches!(topology, Topology::RoutedNetkit) { 0 } else { 2 };
+        let has_end = !matches!(topology, Topology::Over(..) | Topology::Elsewhere(..));
+        let on_node = has_end.then_some((node, host, announces));
+        for (netns, device, reports) in on_node.into_iter().chain([(pod, name, pod_announces)]) {
             eventually(SOON, || {
                 let link = netns.ip(&format!("-o link show dev {device}"));
                 let sent = multicast_reports(netns, device);

@@ -88,7 +88,7 @@ impl TapStatus {
     /// Whether programs run at the hooks of both directions.
     pub fn is_attached(&self) -> bool {
         let runs = |hook: &str| self.attached.get(hook).is_some_and(|attached| attached != "none");
-        let is_inside = |side: &PodSide| side.attached == "tcx";
+        let is_inside = |side: &PodSide| side.attached != "none";
         runs("ingress") && self.pod_side.as_ref().map_or_else(|| runs("egress"), is_inside)
     }
 

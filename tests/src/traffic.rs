@@ -77,9 +77,15 @@ impl Conversation {
     /// Connects `client` to `address` of `server`.
     #[track_caller]
     pub fn open(client: &PodNs, server: &PodNs, address: IpAddr) -> Self {
-        let listener = server.netns().enter(|| TcpListener::bind((address, 0))).unwrap();
+        Self::between(client.netns(), server.netns(), address)
+    }
+
+    /// Connects the namespace `client` to `address` of the namespace `server`.
+    #[track_caller]
+    pub fn between(client: &Netns, server: &Netns, address: IpAddr) -> Self {
+        let listener = server.enter(|| TcpListener::bind((address, 0))).unwrap();
         let to: SocketAddr = listener.local_addr().unwrap();
-        let client = client.netns().enter(|| TcpStream::connect_timeout(&to, scaled(SOON))).unwrap();
+        let client = client.enter(|| TcpStream::connect_timeout(&to, scaled(SOON))).unwrap();
         let (server, _) = listener.accept().unwrap();
         for stream in [&client, &server] {
             stream.set_read_timeout(Some(scaled(SOON))).unwrap();

@@ -67,9 +67,9 @@ impl Kernel {
 /// there, every form of packet, packets that come back, offloads and queues of devices, ring buffers, kinds of tunnels and
 /// of NICs that a newer kernel may lack, and what an older version has pinned. Each is the beginning of names; `WAY` is the
 /// module of the kernel's own way to attach.
-const STORIES: [&str; 17] = [
+const STORIES: [&str; 19] = [
     "attaching::",
-    "bypass::a_known_cni_is_recognised_before_the_first_packet",
+    "bypass::WAY::a_known_cni_is_recognised_before_the_first_packet",
     "complete::WAY::a_pod_on_a_bridge_is_mirrored_completely",
     "complete::WAY::frames_of_all_sizes_are_mirrored",
     "complete::WAY::two_mirrored_routed_pods_are_mirrored_once",
@@ -81,7 +81,9 @@ const STORIES: [&str; 17] = [
     "neighbours::WAY::",
     "offloads::WAY::without_offloads_copies_are_as_on_a_wire",
     "order::WAY::",
-    "pod_side::an_ipvlan_pod_is_mirrored",
+    "pod_side::WAY::a_macvlan_pod_is_mirrored",
+    "pod_side::WAY::an_ipvlan_pod_is_mirrored",
+    "pod_side::filters::",
     "returns::WAY::what_goes_up_through_a_bridge_and_back_is_mirrored_both_ways",
     "tails::WAY::a_pod_is_read_completely",
     "versions::WAY::a_mirror_of_version_3_is_taken_over",

@@ -30,10 +30,12 @@ const BPF_CHANGES: [u64; 8] = [0, 2, 3, 5, 6, 28, 29, 34];
 #[rustfmt::skip]
 const CHANGES: &[i64] = &[
     libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_unlinkat, libc::SYS_mkdirat, libc::SYS_renameat2,
+    libc::SYS_symlinkat,
     #[cfg(target_arch = "x86_64")] libc::SYS_unlink,
     #[cfg(target_arch = "x86_64")] libc::SYS_mkdir,
     #[cfg(target_arch = "x86_64")] libc::SYS_rmdir,
     #[cfg(target_arch = "x86_64")] libc::SYS_rename,
+    #[cfg(target_arch = "x86_64")] libc::SYS_symlink,
 ];
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {

@@ -1,12 +1,10 @@
 //! Veths behind which other software hands packets to the pod: what reaches the pod is seen at its NIC then.
-//!
-//! Without TCX the agent does not tap inside pods: `coverage` has the reason that it tells then.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Frames, Lab, Neighbour, PodNs, PodSpec, PodsFile, SOON, Status, check,
-    eventually, while_pinging,
+    eventually, while_pinging, while_talking,
 };
 
 use crate::{
@@ -16,16 +14,17 @@ use crate::{
     shows,
 };
 
+in_both_modes!(
+    a_bypass_changes_the_side_and_its_end_changes_it_back,
+    a_known_cni_is_recognised_before_the_first_packet,
+    both_sides_outlive_the_agent,
+);
+
 /// Slow enough for a story of half a minute, and several packets in each change.
-const OFTEN: Duration = Duration::from_millis(5);
+pub(crate) const OFTEN: Duration = Duration::from_millis(5);
 
 /// A change takes a reading of the counters and two rounds: some seconds, and more on a machine that is busy.
 const CHANGE: Duration = Duration::from_secs(30);
-
-/// Whether the agent taps inside pods.
-fn applies() -> bool {
-    AttachMode::Tcx.is_applicable()
-}
 
 /// Whether the taps of these pods, and no others, see what reaches the pod inside it; or all of them at the node's end.
 fn are_at(status: &Status, pods: &[&PodNs], inside: bool) -> Result<(), String> {
@@ -61,16 +60,16 @@ fn of(pod: &PodNs, frames: &Frames) -> Frames {
 
 /// There and back while packets go both ways: those that cross the node's end are copied once, whatever the tap does, and so
 /// are those around it from the change on.
-#[test]
-fn a_bypass_changes_the_side_and_its_end_changes_it_back() {
-    if !applies() {
-        return;
-    }
+fn a_bypass_changes_the_side_and_its_end_changes_it_back(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("two-sides");
+    if mode == AttachMode::Clsact {
+        // The kernel drops what the pod sends while its NIC gets its first clsact qdisc.
+        web.netns().tc("qdisc add dev eth0 clsact");
+    }
     let cache = &lab.pod("cache", "br0");
     let before = [lab.network_state(), web.netns().devices()];
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
     lab.wait_mirrored(&[web]);
     are_at(&lab.status(), &[web], false).unwrap();
     assert!(!has_exit(web));
@@ -105,7 +104,8 @@ fn a_bypass_changes_the_side_and_its_end_changes_it_back() {
     assert_eq!(reasons(lab), []);
     let words = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
     assert!(words.contains("Packets have got to the pod around the node's end of the veth"), "{words}");
-    assert!(lab.agent_exit(&["status"]).stdout.contains("  tcx/tcx in pod  "));
+    let hooks = format!("  {0}/{0} in pod  ", mode.name());
+    assert!(lab.agent_exit(&["status"]).stdout.contains(&hooks));
 
     // The end of the bypass.
     drop(neighbour);
@@ -127,18 +127,15 @@ fn a_bypass_changes_the_side_and_its_end_changes_it_back() {
 
 /// Two mirrored pods of a known CNI: no packet is missed, and one between them is copied once. A budget is one for both
 /// sides.
-#[test]
-fn a_known_cni_is_recognised_before_the_first_packet() {
-    if !applies() {
-        return;
-    }
+fn a_known_cni_is_recognised_before_the_first_packet(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("known-cni");
     let before = [lab.network_state(), web.netns().devices()];
-    let cilium =
-        [(web, db), (db, web)].map(|(from, to)| Neighbour::of_cilium(lab, from.veth_host(), to.veth_host()));
+    // TCX programs would run ahead of our filters.
+    let cilium = [(web, db), (db, web)]
+        .map(|(from, to)| Neighbour::of_cilium(lab, mode, from.veth_host(), to.veth_host()));
     let both = [PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")];
     let pods = PodsFile::new(lab, &both);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
     wait_inside(lab, &[web, db]);
     let (of_web, of_db) = (Inside::of(web), Inside::of(db));
     let mirror = Capture::start(lab.node(), MIRROR);
@@ -175,20 +172,58 @@ fn a_known_cni_is_recognised_before_the_first_packet() {
     wait_left(lab, &[web]);
     web.ping(db.v4(), 3, 56);
     drop((cilium, mirror));
+    if mode == AttachMode::Clsact {
+        // These are not removed with the program's last user.
+        for pod in [web, db] {
+            lab.node().tc(&format!("filter delete dev {} ingress pref 49152", pod.veth_host()));
+        }
+    }
     assert_eq!([lab.network_state(), web.netns().devices()], before);
+}
+
+/// What reaches a pod is seen before what leaves it: the answer to a packet that is copied is copied, too. With a known CNI
+/// the program inside the pod takes longer to load and to attach.
+#[test]
+fn the_answer_to_the_first_copied_packet_is_copied() {
+    let mode = AttachMode::Tcx;
+    if !mode.is_applicable() {
+        return;
+    }
+    let Node { web, db, lab } = &Node::bridged("answers");
+    let of_cilium =
+        |(from, to): (&PodNs, &PodNs)| Neighbour::of_cilium(lab, mode, from.veth_host(), to.veth_host());
+    let _cilium = [(web, db), (db, web)].map(of_cilium);
+    let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_taps(&[]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    while_talking(web, db, || {
+        pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+        wait_inside(lab, &[web]);
+    });
+    let echo_request = 8;
+    eventually(SOON, || {
+        let (requests, answers): (Vec<_>, Vec<_>) = mirror
+            .frames()
+            .ipv4()
+            .iter()
+            .map(|(frame, _)| (frame[34], frame[38..42].to_vec()))
+            .partition(|(kind, _)| *kind == echo_request);
+        let answered: BTreeSet<_> = answers.into_iter().map(|(_, ping)| ping).collect();
+        let unanswered = requests.iter().filter(|(_, ping)| !answered.contains(ping)).count();
+        check(!requests.is_empty() && unanswered == 0, || {
+            format!("of {} requests, {unanswered} have no answer", requests.len())
+        })
+    });
 }
 
 /// The side is pinned: it outlives the agent, and the next agent goes on there without a gap, unless it wants nothing inside
 /// pods.
-#[test]
-fn both_sides_outlive_the_agent() {
-    if !applies() {
-        return;
-    }
+fn both_sides_outlive_the_agent(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("sides-restart");
     let neighbour = Neighbour::behind(lab, db.veth_host(), web.veth_host());
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
     lab.wait_mirrored(&[web]);
     eventually(CHANGE, || {
         web.ping(db.v4(), 1, 56);
@@ -199,7 +234,7 @@ fn both_sides_outlive_the_agent() {
     agent.kill();
     web.ping(db.v4(), 3, 57);
     let agent = while_pinging(OFTEN, web, db, || {
-        let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+        let agent = Agent::run(lab, mode, &pods, &[]);
         wait_states(lab, web, CHANGE, ["Covered", "Covered"], || {});
         agent
     });
@@ -209,7 +244,7 @@ fn both_sides_outlive_the_agent() {
 
     // An agent that wants nothing inside pods takes it out, and says what is missing now.
     agent.kill();
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &["--pod-side-taps=off"]);
+    let agent = Agent::run(lab, mode, &pods, &["--pod-side-taps=off"]);
     lab.wait_status(|status| are_at(status, &[web], false));
     wait_left(lab, &[web]);
     wait_states(lab, web, CHANGE, ["Bypassed", "Covered"], || web.ping(db.v4(), 5, 56));

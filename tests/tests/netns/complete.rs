@@ -18,7 +18,7 @@ in_both_modes!(
 );
 
 /// IP traffic in both directions and in many sizes.
-fn talk(web: &PodNs, db: &PodNs) {
+pub(crate) fn talk(web: &PodNs, db: &PodNs) {
     for (address, back) in [(db.v4(), web.v4()), (db.v6(), web.v6())] {
         web.ping(address, 10, 56);
         db.ping(back, 10, 1400);
@@ -33,7 +33,7 @@ fn talk(web: &PodNs, db: &PodNs) {
 }
 
 /// Traffic that is not IP unicast: tags, other protocols, multicast, ARP.
-fn talk_in_frames(from: &PodNs, to: &PodNs) {
+pub(crate) fn talk_in_frames(from: &PodNs, to: &PodNs) {
     let (source, destination) = (from.eth0(), to.eth0());
     let frame = || Frame::new(destination.mac, source.mac);
     for frame in [

@@ -95,12 +95,13 @@ impl Scene {
         let arrived: Vec<_> = receivers.iter().map(|receiver| Capture::start(far, receiver)).collect();
         // What leaves the node is never copied again: a capture of the uplink shows other packets only.
         let uplink = Tail::start(lab, &["tail", "up0"]);
-        web.ping(db.v4(), 20, 56);
-        web.ping(db.v6(), 20, 1400);
-        web.udp_echo(db, db.v4(), &[0, 1, 1472]);
         if super_frames {
             Conversation::open(web, db, db.v4()).exchange(300_000);
         }
+        web.udp_echo(db, db.v4(), &[0, 1, 1472]);
+        // The last packets of a connection come when it has been closed already. The pings are behind them.
+        web.ping(db.v4(), 20, 56);
+        web.ping(db.v6(), 20, 1400);
         arrived.iter().for_each(|arrived| shows(arrived, || inside.capture.frames()));
         let (sent, received) = inside.stop();
         let all = sent.and(&received);

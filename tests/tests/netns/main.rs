@@ -44,6 +44,7 @@ mod mirror_iface;
 mod mirrors;
 mod neighbours;
 mod nested;
+mod netkit;
 mod networks;
 mod offloads;
 mod order;

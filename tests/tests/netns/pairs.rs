@@ -1,11 +1,11 @@
 //! Pod to pod on one node, for each pair of kinds of NIC: both pods are mirrored to one target, which gets each packet once,
 //! byte for byte.
 //!
-//! The kinds differ in where their taps are. All pods are in one network. Netkit is not among the kinds: the `ip` of these
-//! tests makes no netkit with Ethernet frames.
+//! The kinds differ in where their taps are. All pods are in one network.
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Frames, Lab, Neighbour, Netns, PodNs, PodSpec, PodsFile, TapStatus, check,
+    has_netkit,
 };
 
 use crate::{
@@ -23,37 +23,46 @@ enum Kind {
     Bypassed,
     /// A veth past the node, tapped inside the pod.
     Past,
-    /// Tapped inside the pod, as all that follow.
+    /// Tapped inside the pod.
     Macvlan,
+    /// Tapped inside the pod.
     Ipvlan,
+    /// Tapped at the node's end.
+    Netkit,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Veth, Self::Bypassed, Self::Past, Self::Macvlan, Self::Ipvlan];
+    const ALL: [Self; 6] =
+        [Self::Veth, Self::Bypassed, Self::Past, Self::Macvlan, Self::Ipvlan, Self::Netkit];
 
     /// The kind of the device, for those over a device of the node, and that device.
     const fn over(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Macvlan => Some(("macvlan mode bridge", "up0")),
             Self::Ipvlan => Some(("ipvlan mode l2", "up2")),
-            Self::Veth | Self::Bypassed | Self::Past => None,
+            Self::Veth | Self::Bypassed | Self::Past | Self::Netkit => None,
         }
     }
 
-    /// Whether the kernel has the kind. Those of the guests have all.
+    /// Whether the kernel has the kind. Those of the guests with TCX have all.
     fn is_there(self, lab: &Lab) -> bool {
-        let Some((kind, parent)) = self.over() else { return true };
-        let made = lab
-            .node()
-            .try_run(&format!("ip link add link {parent} name has-kind type {kind}"))
-            .status
-            .success();
-        if made {
-            lab.node().ip("link delete has-kind");
-        } else {
-            let must = self == Self::Macvlan || std::env::var_os("MIRROR_TEST_GUEST").is_some();
-            assert!(!must, "this kernel cannot make a NIC of the kind {kind}");
-            eprintln!("not applicable: this kernel has no {kind}");
+        let made = match (self, self.over()) {
+            (_, Some((kind, parent))) => {
+                let made =
+                    lab.node().try_run(&format!("ip link add link {parent} name has-kind type {kind}"));
+                let made = made.status.success();
+                if made {
+                    lab.node().ip("link delete has-kind");
+                }
+                made
+            }
+            (Self::Netkit, None) => has_netkit(lab),
+            (_, None) => true,
+        };
+        let must = self == Self::Macvlan || std::env::var_os("MIRROR_TEST_GUEST").is_some();
+        assert!(made || !must, "this kernel cannot make a NIC of the kind {self:?}");
+        if !made {
+            eprintln!("not applicable: this kernel has no {self:?}");
         }
         made
     }
@@ -62,13 +71,14 @@ impl Kind {
         match (self, self.over()) {
             (_, Some((kind, parent))) => lab.pod_over(name, kind, parent),
             (Self::Past, None) => lab.pod_elsewhere(name, switch, "br0"),
+            (Self::Netkit, None) => lab.netkit_pod(name, "br0"),
             (_, None) => lab.pod(name, "br0"),
         }
     }
 
     /// Whether a tap of this kind is where it is meant to be.
     fn is_tapped(self, tap: &TapStatus) -> bool {
-        let is_inside = self.over().is_some() || self == Self::Past;
+        let is_inside = !matches!(self, Self::Veth | Self::Bypassed | Self::Netkit);
         tap.is_attached() && tap.inside == is_inside && tap.pod_side.is_some() == (self == Self::Bypassed)
     }
 }
@@ -87,11 +97,9 @@ fn sent(pod: &PodNs, frames: &Frames) -> Frames {
     })
 }
 
-#[test]
-fn pods_with_any_two_kinds_of_nics_are_mirrored_once() {
-    if !AttachMode::Tcx.is_applicable() {
-        return;
-    }
+in_both_modes!(pods_with_any_two_kinds_of_nics_are_mirrored_once);
+
+fn pods_with_any_two_kinds_of_nics_are_mirrored_once(mode: AttachMode) {
     let lab = Lab::new("pairs");
     lab.bridge("br0");
     for (device, port) in [("up0", "up1"), ("up2", "up3")] {
@@ -117,7 +125,7 @@ fn pods_with_any_two_kinds_of_nics_are_mirrored_once() {
     let webs: Vec<_> = kinds.iter().map(|kind| pod("web", kind)).collect();
     let dbs: Vec<_> = kinds.iter().map(|kind| pod("db", kind)).collect();
     let pods = PodsFile::new(&lab, &[PodSpec::of(&webs[0])]);
-    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(&lab, mode, &pods, &[]);
     for (place, (first, web)) in kinds.iter().zip(&webs).enumerate() {
         for (second, db) in kinds.iter().zip(&dbs).skip(place) {
             eprintln!("{first:?} and {second:?}");

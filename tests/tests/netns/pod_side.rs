@@ -1,8 +1,8 @@
 //! Taps inside pods: NICs that have no end on the node.
 //!
-//! The kernels of the guests have more kinds of NICs than others. Without TCX the agent does not tap inside pods, and says
-//! so.
+//! The kernels of the guests have more kinds of NICs than others.
 
+mod filters;
 mod hostile;
 
 use std::time::Duration;
@@ -13,6 +13,18 @@ use mirror_tests::{
 };
 
 use crate::{Inside, MIRROR};
+
+in_both_modes!(
+    a_macvlan_pod_is_mirrored,
+    an_ipvlan_pod_is_mirrored,
+    two_mirrored_macvlan_pods_are_mirrored_once,
+    each_mirror_of_a_macvlan_pod_gets_its_own_packets,
+    each_nic_has_its_own_way,
+    a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named,
+    a_capture_needs_no_exit,
+    a_mirror_inside_a_pod_outlives_the_agent,
+    taps_inside_pods_can_be_switched_off,
+);
 
 pub(crate) const HUB: &str = "podmirror-hub";
 const EXIT: &str = "podmirror";
@@ -45,13 +57,18 @@ impl Scene {
     }
 }
 
-pub(crate) fn has_exit(pod: &PodNs) -> bool {
-    pod.netns().devices().iter().any(|device| device == EXIT)
+/// Our filters at the NIC of a pod, which is not to be left with any.
+pub(crate) fn filters(pod: &PodNs) -> Vec<String> {
+    let of = |hook: &str| {
+        let shown = pod.netns().try_run(&format!("tc filter show dev eth0 {hook}")).stdout;
+        String::from_utf8(shown).unwrap()
+    };
+    let shown = ["ingress", "egress"].map(of).concat();
+    shown.lines().filter(|line| line.contains("tap_")).map(str::to_owned).collect()
 }
 
-/// Whether the kernel lets the agent tap inside pods. If not, the story is another one: see `without_tcx`.
-fn applies() -> bool {
-    AttachMode::Tcx.is_applicable()
+pub(crate) fn has_exit(pod: &PodNs) -> bool {
+    pod.netns().devices().iter().any(|device| device == EXIT)
 }
 
 /// The tap of a pod.
@@ -65,7 +82,7 @@ fn wait_tapped(lab: &Lab, pods: &[&PodNs]) -> Status {
     lab.wait_status(|status| {
         let are_tapped = pods.iter().all(|pod| {
             tap(status, pod).is_some_and(|tap| {
-                tap.attached.len() == 2 && tap.attached.values().all(|attached| attached == "tcx")
+                tap.attached.len() == 2 && tap.attached.values().all(|attached| attached != "none")
             })
         });
         check(are_tapped && status.taps.len() == pods.len(), || format!("{:?}", status.taps))
@@ -117,20 +134,19 @@ fn shows(mirror: &Capture, expected: impl Fn() -> Frames) {
 }
 
 /// One pod is mirrored: each frame once, unchanged, and the node and the pods are as before in the end.
-fn a_pod_is_mirrored(story: &str, kind: &str, talk: impl Fn(&PodNs, &PodNs)) {
+fn a_pod_is_mirrored(story: &str, kind: &str, mode: AttachMode, talk: impl Fn(&PodNs, &PodNs)) {
     let scene = Scene::new(story, kind);
     let Scene { web, db, lab } = &scene;
-    let before = [lab.network_state(), web.netns().devices()];
+    let state = || [lab.network_state(), web.netns().devices(), filters(web)];
+    let before = state();
     let pods = scene.pods_file(&[web]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
     let status = wait_tapped(lab, &[web]);
     let found = tap(&status, web).unwrap();
     assert_eq!((found.nic.as_str(), found.device.as_str(), found.inside), ("eth0", "eth0", true));
     let told = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
-    assert!(
-        told.contains("It is tapped inside the pod") && told.contains("egress (tcx) for what leaves"),
-        "{told}"
-    );
+    let way = format!("egress ({}) for what leaves", mode.name());
+    assert!(told.contains("It is tapped inside the pod") && told.contains(&way), "{told}");
     assert!(lab.agent_exit(&["status"]).stdout.contains("  (in pod)  "));
     assert_eq!(scene.exits(), [true, false], "only a pod with a tap gets an exit");
     let exit = web.netns().ip(&format!("-d -o address show dev {EXIT}"));
@@ -162,23 +178,19 @@ fn a_pod_is_mirrored(story: &str, kind: &str, talk: impl Fn(&PodNs, &PodNs)) {
     agent.stop();
     lab.cleanup();
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
-    assert_eq!([lab.network_state(), web.netns().devices()], before);
+    assert_eq!(state(), before);
 }
 
-#[test]
-fn a_macvlan_pod_is_mirrored() {
-    if applies() {
-        a_pod_is_mirrored("macvlan", MACVLAN, talk);
-    }
+fn a_macvlan_pod_is_mirrored(mode: AttachMode) {
+    a_pod_is_mirrored("macvlan", MACVLAN, mode, talk);
 }
 
 /// An ipvlan, which the kernels of the guests have.
-#[test]
-fn an_ipvlan_pod_is_mirrored() {
-    if !applies() || std::env::var_os("MIRROR_TEST_GUEST").is_none() {
+fn an_ipvlan_pod_is_mirrored(mode: AttachMode) {
+    if std::env::var_os("MIRROR_TEST_GUEST").is_none() {
         return;
     }
-    a_pod_is_mirrored("ipvlan-l2", "ipvlan mode l2", |web, db| {
+    a_pod_is_mirrored("ipvlan-l2", "ipvlan mode l2", mode, |web, db| {
         web.ping(db.v4(), 5, 56);
         db.ping(web.v6(), 5, 1400);
         web.udp_echo(db, db.v4(), &[0, 1400, 9000]);
@@ -187,15 +199,11 @@ fn an_ipvlan_pod_is_mirrored() {
 }
 
 /// A packet between two mirrored pods is copied once.
-#[test]
-fn two_mirrored_macvlan_pods_are_mirrored_once() {
-    if !applies() {
-        return;
-    }
+fn two_mirrored_macvlan_pods_are_mirrored_once(mode: AttachMode) {
     let scene = Scene::new("macvlans", MACVLAN);
     let Scene { web, db, lab } = &scene;
     let pods = scene.pods_file(&[web, db]);
-    let _agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
     wait_tapped(lab, &[web, db]);
     assert_eq!(scene.exits(), [true; 2]);
     let (of_web, of_db) = (Inside::of(web), Inside::of(db));
@@ -210,11 +218,7 @@ fn two_mirrored_macvlan_pods_are_mirrored_once() {
 }
 
 /// Two mirrors of one pod: each has its own form and target, and the exit goes when no copy leaves the pod by it.
-#[test]
-fn each_mirror_of_a_macvlan_pod_gets_its_own_packets() {
-    if !applies() {
-        return;
-    }
+fn each_mirror_of_a_macvlan_pod_gets_its_own_packets(mode: AttachMode) {
     let scene = Scene::new("macvlan-two", MACVLAN);
     let Scene { web, db, lab } = &scene;
     let spec = || PodSpec::of(web).mirror("true");
@@ -225,7 +229,7 @@ fn each_mirror_of_a_macvlan_pod_gets_its_own_packets() {
             .annotated("podmirror.io/snaplen.ids", "96")
     };
     let pods = PodsFile::new(lab, &[ids(spec())]);
-    let _agent = Agent::run(lab, AttachMode::Tcx, &pods, &["--target", "ids=ids0,live=stream"]);
+    let _agent = Agent::run(lab, mode, &pods, &["--target", "ids=ids0,live=stream"]);
     wait_tapped(lab, &[web]);
     let inside = Inside::of(web);
     let (whole, cut) = (Capture::start(lab.node(), MIRROR), Capture::start(lab.node(), "ids0"));
@@ -252,11 +256,7 @@ fn each_mirror_of_a_macvlan_pod_gets_its_own_packets() {
 }
 
 /// A pod with a veth and a macvlan, as Multus makes it: each NIC has its tap, on the node or inside.
-#[test]
-fn each_nic_has_its_own_way() {
-    if !applies() {
-        return;
-    }
+fn each_nic_has_its_own_way(mode: AttachMode) {
     let Scene { web: other, lab, .. } = Scene::new("multus", MACVLAN);
     lab.bridge("br0");
     let (mut web, db) = (lab.pod("both", "br0"), lab.pod("db2", "br0"));
@@ -265,7 +265,7 @@ fn each_nic_has_its_own_way() {
     let second = web.nics()[second].clone();
     web.netns().ip(&format!("address add 10.0.0.99/24 dev {}", second.name));
     let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
-    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(&lab, mode, &pods, &[]);
     let devices = [web.veth_host().to_owned(), second.name.clone()];
     lab.wait_taps(&devices.each_ref().map(String::as_str));
     let inside = ["eth0", "eth1"].map(|nic| Capture::start(web.netns(), nic));
@@ -285,11 +285,7 @@ fn each_nic_has_its_own_way() {
 }
 
 /// A veth whose other end is in no namespace that the node knows: it is tapped inside if it is named.
-#[test]
-fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named() {
-    if !applies() {
-        return;
-    }
+fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named(mode: AttachMode) {
     let lab = Lab::new("past");
     let switch = Netns::new(&format!("{}-switch", lab.node().name()));
     switch.keep_quiet();
@@ -298,7 +294,7 @@ fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named() {
     let (web, db) = (lab.pod_elsewhere("web", &switch, "br0"), lab.pod_elsewhere("db", &switch, "br0"));
     let spec = || PodSpec::of(&web).mirror("true");
     let pods = PodsFile::new(&lab, &[spec()]);
-    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(&lab, mode, &pods, &[]);
     agent.wait_for_log(&["not mirrored", "has no veth end on the node"]);
     pods.write(&[spec().annotated("podmirror.io/nics", "eth0")]);
     wait_tapped(&lab, &[&web]);
@@ -309,15 +305,11 @@ fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named() {
 }
 
 /// A stream needs no exit, so a capture leaves no device in the pod.
-#[test]
-fn a_capture_needs_no_exit() {
-    if !applies() {
-        return;
-    }
+fn a_capture_needs_no_exit(mode: AttachMode) {
     let scene = Scene::new("macvlan-tail", MACVLAN);
     let Scene { web, db, lab } = &scene;
     let pods = PodsFile::new(lab, &[PodSpec::of(web)]);
-    let _agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let _agent = Agent::run(lab, mode, &pods, &[]);
     lab.wait_taps(&[]);
     let mut tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
     tail.wait_until_it_reads(lab);
@@ -336,21 +328,17 @@ fn a_capture_needs_no_exit() {
 }
 
 /// The mirror outlives the agent, and the next agent takes it over, without a loss.
-#[test]
-fn a_mirror_inside_a_pod_outlives_the_agent() {
-    if !applies() {
-        return;
-    }
+fn a_mirror_inside_a_pod_outlives_the_agent(mode: AttachMode) {
     let scene = Scene::new("macvlan-restart", MACVLAN);
     let Scene { web, db, lab } = &scene;
     let pods = scene.pods_file(&[web, db]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
     wait_tapped(lab, &[web, db]);
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     web.ping(db.v4(), 3, 56);
     agent.kill();
     web.ping(db.v4(), 3, 57);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
     web.ping(db.v4(), 3, 58);
     lab.wait_status(|status| check(status.agent_running && status.notes.is_some(), || "not running".into()));
     wait_tapped(lab, &[web, db]);
@@ -360,34 +348,31 @@ fn a_mirror_inside_a_pod_outlives_the_agent() {
     // One pod loses its mirror while no agent runs.
     agent.kill();
     pods.write(&[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
-    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
     wait_tapped(lab, &[web]);
     eventually(SOON, || check(scene.exits() == [true, false], || format!("{:?}", scene.exits())));
-    agent.stop();
+    assert_eq!(filters(db), Vec::<String>::new());
+    // Nobody but `cleanup` knows of it then.
+    agent.kill();
     lab.cleanup();
     assert_eq!(scene.exits(), [false; 2], "the exits went with the hub");
+    assert_eq!([web, db].map(filters), [const { Vec::<String>::new() }; 2]);
     assert!(lab.pins().is_empty() && !lab.devices().contains(&HUB.to_owned()), "{:?}", lab.pins());
     web.ping(db.v4(), 3, 59);
 }
 
 /// The administrator does not want programs of ours in pods.
-#[test]
-fn taps_inside_pods_can_be_switched_off() {
+fn taps_inside_pods_can_be_switched_off(mode: AttachMode) {
     let scene = Scene::new("macvlan-off", MACVLAN);
     let Scene { web, lab, .. } = &scene;
     let pods = scene.pods_file(&[web]);
-    if applies() {
-        let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
-        wait_tapped(lab, &[web]);
-        agent.stop();
-        let agent = Agent::run(lab, AttachMode::Tcx, &pods, &["--pod-side-taps=off"]);
-        agent.wait_for_log(&["not mirrored", "--pod-side-taps"]);
-        lab.wait_taps(&[]);
-        eventually(SOON, || check(scene.exits() == [false; 2], || "an exit is left".to_owned()));
-        agent.stop();
-    }
-    // The reason of a kernel without TCX, or of an agent that must not use it.
-    let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
-    agent.wait_for_log(&["not mirrored", "Linux 6.6"]);
-    assert_eq!(scene.exits(), [false; 2]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    wait_tapped(lab, &[web]);
+    agent.stop();
+    let agent = Agent::run(lab, mode, &pods, &["--pod-side-taps=off"]);
+    agent.wait_for_log(&["not mirrored", "--pod-side-taps"]);
+    lab.wait_taps(&[]);
+    eventually(SOON, || check(scene.exits() == [false; 2], || "an exit is left".to_owned()));
+    assert_eq!(filters(web), Vec::<String>::new());
+    agent.stop();
 }

@@ -209,6 +209,7 @@ fn want_of_file_descriptors_costs_no_pod_its_tap() {
         assert!(tap.seen() >= before.seen(), "{tap:?} was removed since {before:?}");
     };
 
+    agent.wait_until_loaded();
     // One more it may open: enough to see that a NIC has come, too few to look at it.
     let pid = agent.pid();
     let is_free = |number: &u32| !fs::exists(format!("/proc/{pid}/fd/{number}")).unwrap();

@@ -20,7 +20,9 @@ use mirror_tests::{
 };
 
 use self::hostile::{FORGED, Hostile};
-use crate::{MIRROR, pod_side::HUB, shows};
+use crate::{MIRROR, pod_side::HUB, shows, with_qdisc};
+
+in_both_modes!(a_hostile_pod_harms_its_own_mirror_at_most);
 
 const MACVLAN: &str = "macvlan mode bridge";
 const SECONDS: u64 = 5;
@@ -60,11 +62,7 @@ fn up(lab: &Lab, device: &str, port: &str, bridge: &str) {
     lab.node().ip(&format!("link set {port} master {bridge}"));
 }
 
-#[test]
-fn a_hostile_pod_harms_its_own_mirror_at_most() {
-    if !AttachMode::Tcx.is_applicable() {
-        return;
-    }
+fn a_hostile_pod_harms_its_own_mirror_at_most(mode: AttachMode) {
     let lab = &Lab::new("rampage");
     for bridge in ["br0", "br1"] {
         lab.bridge(bridge);
@@ -76,6 +74,8 @@ fn a_hostile_pod_harms_its_own_mirror_at_most() {
     let mut evil = lab.pod("evil", "br1");
     evil.add_nic_over(lab, MACVLAN, "up0");
     let (evil, friend) = (&evil, &lab.pod("friend", "br1"));
+    // It gets a tap again and again, while packets reach it.
+    with_qdisc(lab, db, mode);
     // It is seen on both sides of its veth.
     let _cni = Neighbour::named_as_ciliums(lab, evil.veth_host());
     let before = lab.network_state();
@@ -87,7 +87,7 @@ fn a_hostile_pod_harms_its_own_mirror_at_most() {
         [of(web, "eth0"), of(near, "eth0"), evil, db]
     };
     let pods = PodsFile::new(lab, &specs("false"));
-    let mut agent = Agent::run(lab, AttachMode::Tcx, &pods, &["--target", "evil=evil0,third=third0"]);
+    let mut agent = Agent::run(lab, mode, &pods, &["--target", "evil=evil0,third=third0"]);
     let is_whole = || {
         let status = lab.try_status()?;
         let taps = |pod: &PodNs| {

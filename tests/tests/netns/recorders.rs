@@ -1,6 +1,6 @@
 //! The newest packets, while they are being recorded: `recorder` and `save`, and SIGUSR1 for `capture --ring`.
 
-use std::fs;
+use std::{fs, os::unix::fs::MetadataExt as _};
 
 use mirror_tests::{Agent, Exit, Lab, PacketFile, PodNs, PodsFile, SOON, Tail, check, eventually};
 
@@ -66,7 +66,11 @@ fn what_is_recorded_outlives_the_agent() {
     assert_eq!((first.frames("egress"), first.frames("ingress")), (sent.ipv4(), received.ipv4()));
     assert_eq!(first.statistics, [(10, 0)]);
     assert_eq!(saved(lab, &["--pod", "default/web"], 10).packets, first.packets);
-    assert_eq!(saved(lab, &["--pod", "default/other"], 0).interfaces, Vec::<String>::new());
+    assert_eq!(saved(lab, &["--pod", "default/*"], 10).packets, first.packets);
+    assert_eq!(
+        saved(lab, &["--pod", "default/other", "--pod", "other/*"], 0).interfaces,
+        Vec::<String>::new()
+    );
 
     agent.kill();
     recorder.wait_for_log("waits for the next agent");
@@ -82,6 +86,8 @@ fn what_is_recorded_outlives_the_agent() {
     let exit = recorder.exit();
     assert_eq!(exit.code, Some(0), "{exit:?}");
     save(lab, &[]).unwrap_err();
+    let netns = fs::metadata(lab.node().path()).unwrap().ino();
+    assert!(!fs::exists(format!("/run/podmirror/{netns}.live.recorder")).unwrap());
     wait_stream(lab, false);
 }
 

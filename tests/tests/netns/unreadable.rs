@@ -59,12 +59,10 @@ fn a_pod_cannot_hide_behind_texts_that_are_not_utf_8() {
     agent.stop();
 }
 
+in_both_modes!(a_nic_that_is_tapped_inside_cannot_hide_either);
+
 /// No veth of the node leads to it, so nothing else would show that it is there.
-#[test]
-fn a_nic_that_is_tapped_inside_cannot_hide_either() {
-    if !AttachMode::Tcx.is_applicable() {
-        return;
-    }
+fn a_nic_that_is_tapped_inside_cannot_hide_either(mode: AttachMode) {
     let lab = Lab::new("alias-inside");
     lab.node().ip("link add up0 type veth peer name up1");
     lab.node().ip("link set up0 up");
@@ -72,7 +70,7 @@ fn a_nic_that_is_tapped_inside_cannot_hide_either() {
     let [web, db] = ["web", "db"].map(|name| lab.pod_over(name, "macvlan mode bridge", "up0"));
     spoil(&web);
     let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
-    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &[]);
+    let agent = Agent::run(&lab, mode, &pods, &[]);
     lab.wait_taps(&["eth0"]);
     is_mirrored(&lab, &agent, &web, &db);
     agent.stop();

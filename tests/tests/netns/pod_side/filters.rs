@@ -1,0 +1,163 @@
+//! Filters inside pods, where root of the pod can remove them and go ahead of them. The agent has to notice, to mend it, and
+//! to tell.
+
+use std::collections::BTreeSet;
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, check, eventually, while_pinging,
+};
+
+use super::{MACVLAN, Scene, filters, has_exit, shows, tap, wait_tapped};
+use crate::{
+    Inside, MIRROR,
+    bypass::OFTEN,
+    coverage::{CLEAR, reasons, wait_states},
+};
+
+/// A macvlan pod, mirrored by filters, and whom it talks to.
+fn scene(story: &str) -> (Scene, PodsFile, Agent) {
+    let scene = Scene::new(story, MACVLAN);
+    let pods = scene.pods_file(&[&scene.web]);
+    let agent = Agent::run(&scene.lab, AttachMode::Clsact, &pods, &[]);
+    wait_tapped(&scene.lab, &[&scene.web]);
+    (scene, pods, agent)
+}
+
+/// The reasons that are told, each once.
+fn told(lab: &Lab) -> BTreeSet<String> {
+    reasons(lab).into_iter().map(|(reason, _)| reason).collect()
+}
+
+/// Waits until these reasons are told, and no others.
+#[track_caller]
+fn wait_told(lab: &Lab, expected: &[&str]) {
+    eventually(CLEAR, || {
+        let told = told(lab);
+        let is_so = told.iter().map(String::as_str).eq(expected.iter().copied());
+        check(is_so, || format!("{told:?} instead of {expected:?}"))
+    });
+}
+
+/// Each packet is mirrored once, now.
+#[track_caller]
+fn is_mirrored(lab: &Lab, web: &PodNs, db: &PodNs) {
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    web.ping(db.v4(), 5, 56);
+    db.ping(web.v6(), 5, 1400);
+    shows(&mirror, || inside.capture.frames());
+}
+
+/// Whatever is removed is there again within seconds, and that packets are missing is told.
+#[test]
+fn a_filter_that_is_removed_comes_back_and_the_gap_is_told() {
+    let (scene, _pods, agent) = scene("filters-removed");
+    let Scene { web, db, lab } = &scene;
+    is_mirrored(lab, web, db);
+    assert_eq!(told(lab), BTreeSet::new());
+    for (words, directions) in [
+        ("tc qdisc delete dev eth0 clsact", &["egress: ", "ingress: "][..]),
+        ("tc filter delete dev eth0 ingress", &["ingress: "]),
+        ("tc filter delete dev eth0 egress pref 1", &["egress: "]),
+    ] {
+        web.netns().run(words);
+        web.ping(db.v4(), 3, 56);
+        eventually(SOON, || check(filters(web).len() == 2, || format!("{words}: {:?}", filters(web))));
+        wait_told(lab, &["Removed"]);
+        let words = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
+        let all_told =
+            directions.iter().all(|direction| words.contains(&format!("{direction}something in the pod")));
+        assert!(all_told, "{directions:?}: {words}");
+        is_mirrored(lab, web, db);
+        // It is told for a while, and then it is over.
+        wait_told(lab, &[]);
+    }
+    assert_eq!(agent.log_with(&["\"ERROR\""]), Vec::<String>::new());
+    agent.stop();
+    lab.cleanup();
+    assert!(filters(web).is_empty() && lab.pins().is_empty(), "{:?} {:?}", filters(web), lab.pins());
+}
+
+/// The agent does not fight for the first place, and tells what is ahead, until that has gone.
+#[test]
+fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
+    let (scene, _pods, agent) = scene("filters-ahead");
+    let Scene { web, db, lab } = &scene;
+    let talk = || web.ping(db.v4(), 5, 56);
+    web.netns().tc("qdisc delete dev eth0 clsact");
+    web.netns().tc("qdisc add dev eth0 clsact");
+    web.netns().tc("filter add dev eth0 ingress pref 1 protocol all u32 match u32 0 0 flowid 1:1");
+    eventually(SOON, || check(filters(web).len() == 2, || format!("{:?}", filters(web))));
+    let state = wait_states(lab, web, CLEAR, ["Hidden", "Covered"], talk);
+    assert!(state["ingress"]["message"].as_str().unwrap().contains("takes every packet ahead"), "{state}");
+    wait_told(lab, &["Hidden"]);
+    web.netns().tc("filter delete dev eth0 ingress pref 1");
+    wait_told(lab, &[]);
+    wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
+    is_mirrored(lab, web, db);
+
+    // An ingress qdisc has no hook for what the pod sends.
+    web.netns().tc("qdisc delete dev eth0 clsact");
+    web.netns().tc("qdisc add dev eth0 ingress");
+    wait_states(lab, web, CLEAR, ["Covered", "NoHook"], talk);
+    web.netns().tc("qdisc delete dev eth0 ingress");
+    wait_tapped(lab, &[web]);
+    wait_told(lab, &[]);
+    is_mirrored(lab, web, db);
+    agent.stop();
+}
+
+/// The kernel drops the filters of a NIC that is moved, so its packets elsewhere are nobody's. When it is back, it is
+/// mirrored again. When the pod has gone, nothing of it is left on the node.
+#[test]
+fn a_nic_that_is_moved_takes_no_filter_along() {
+    let (scene, pods, agent) = scene("filters-moved");
+    let Scene { web, db, lab } = &scene;
+    let cell = Netns::new(&format!("{}-cell", lab.node().name()));
+    cell.keep_quiet();
+    web.netns().ip(&format!("link set eth0 netns {}", cell.name()));
+    assert!(!cell.tc("filter show dev eth0 ingress").contains("tap_"));
+    pods.write_to_wake(&[PodSpec::of(web).mirror("true")]);
+    lab.wait_taps(&[]);
+    let traces = || lab.pins().into_iter().filter(|pin| pin.to_string_lossy().contains("/filters/")).count();
+    eventually(SOON, || check(traces() == 0, || format!("{:?}", lab.pins())));
+    cell.ip(&format!("link set eth0 netns {}", web.netns().name()));
+    web.netns().ip(&format!("address add {}/24 dev eth0", web.v4()));
+    web.netns().ip(&format!("address add {}/64 dev eth0 nodad", web.v6()));
+    web.netns().ip("link set eth0 up");
+    pods.write_to_wake(&[PodSpec::of(web).mirror("true")]);
+    wait_tapped(lab, &[web]);
+    assert_eq!(traces(), 2);
+    is_mirrored(lab, web, db);
+    agent.stop();
+}
+
+/// While packets flow, the way to attach changes there and back. Each packet is copied once.
+#[test]
+fn another_way_to_attach_inside_a_pod_copies_each_packet_once() {
+    if !AttachMode::Tcx.is_applicable() {
+        return;
+    }
+    let (scene, pods, agent) = scene("filters-way");
+    let Scene { web, db, lab } = &scene;
+    agent.kill();
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    while_pinging(OFTEN, web, db, || {
+        for mode in
+            [AttachMode::Tcx, AttachMode::Clsact, AttachMode::Tcx, AttachMode::Clsact, AttachMode::Clsact]
+        {
+            let agent = Agent::run(lab, mode, &pods, &[]);
+            lab.wait_status(|status| {
+                let attached = tap(status, web).map(|tap| &tap.attached);
+                let is_so = attached.is_some_and(|attached| attached.values().all(|way| way == mode.name()));
+                let answers = status.agent_running && status.notes.is_some();
+                check(is_so && answers, || format!("not by {}: {attached:?}", mode.name()))
+            });
+            let expected = if mode == AttachMode::Tcx { 0 } else { 2 };
+            eventually(SOON, || check(filters(web).len() == expected, || format!("{:?}", filters(web))));
+            agent.stop();
+        }
+    });
+    shows(&mirror, || inside.capture.frames());
+    lab.cleanup();
+    assert!(filters(web).is_empty() && lab.pins().is_empty() && !has_exit(web), "{:?}", lab.pins());
+}
