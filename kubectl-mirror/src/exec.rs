@@ -1,25 +1,33 @@
-//! A command in the container of an agent, by the API server's exec.
+//! A command in a container of an agent's pod, by the API server's exec.
 //!
 //! This is the edge: it decides nothing of what the command prints. The commands here print and change nothing.
-//! `explain` and `nodes` call it.
+//! `explain`, `nodes` and `save` call it.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, io::Write, time::Duration};
 
 use anyhow::{Context as _, bail};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
-use kube::{Api, api::AttachParams};
+use kube::{
+    Api,
+    api::{AttachParams, AttachedProcess},
+};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     time::timeout,
 };
 
-/// The container of the agent's pod, and the agent in it.
-const CONTAINER: &str = "agent";
+/// The container of the agent.
+const AGENT: &str = "agent";
+/// The program in it, and in that of a recorder.
 const PROGRAM: &str = "/mirror-agent";
 /// How long a command may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a command whose output is passed on may print nothing. A recorder answers one after the other.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Most bytes that a command may print. The status of a node with 4096 taps has some 20 MiB.
 const MOST: u64 = 32 << 20;
+/// Most bytes that are passed on: more than a recorder of the chart can have.
+const MOST_PASSED: u64 = 16 << 30;
 /// Bytes that wait between the connection and the reader.
 const BUFFER: usize = 64 << 10;
 
@@ -52,21 +60,78 @@ pub(crate) async fn run(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::
 }
 
 async fn run_to_its_end(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::Result<Ended> {
-    let params = AttachParams {
-        container: Some(CONTAINER.to_owned()),
-        max_stdout_buf_size: Some(BUFFER),
-        max_stderr_buf_size: Some(BUFFER),
-        ..AttachParams::default()
-    };
-    let command: Vec<_> = [&[PROGRAM], words].concat();
-    let process = api.exec(agent, command, &params).await;
-    let mut process = process.with_context(|| format!("cannot run a command in the agent {agent}"))?;
+    let mut process = start(api, agent, AGENT, words).await?;
     let (stdout, stderr) = (process.stdout(), process.stderr());
     let status = process.take_status().context("the command has no status")?;
     // The status comes before the ends of the streams. If the connection breaks, none of these comes, but the sender of
     // the status goes.
     let (stdout, stderr, status) = tokio::try_join!(read(stdout), read(stderr), end(status))?;
     Ok(Ended { stdout, stderr, code: exit_code(&status)? })
+}
+
+/// Runs it in this container, and passes on what it prints as it comes. Nothing is left of that in the result.
+///
+/// # Errors
+///
+/// It could not be run, it printed nothing for too long, or too much, or `output` takes no more.
+pub(crate) async fn pass_on(
+    api: &Api<Pod>,
+    (pod, container): (&str, &str),
+    words: &[&str],
+    output: &mut impl Write,
+) -> anyhow::Result<Ended> {
+    let begun = timeout(PATIENCE, start(api, pod, container, words)).await;
+    let mut process = begun.context("it does not answer")??;
+    let (stdout, stderr) = (process.stdout(), process.stderr());
+    let status = process.take_status().context("the command has no status")?;
+    let told = async { tokio::try_join!(read(stderr), end(status)) };
+    let passed = pass(stdout.context("the command has no output")?, output);
+    tokio::pin!(told, passed);
+    let (stderr, status) = tokio::select! {
+        outcome = &mut passed => {
+            outcome?;
+            timeout(PATIENCE, told).await.context("the command does not end")??
+        }
+        outcome = &mut told => {
+            passed.await?;
+            outcome?
+        }
+    };
+    Ok(Ended { stdout: Vec::new(), stderr, code: exit_code(&status)? })
+}
+
+async fn start(
+    api: &Api<Pod>,
+    pod: &str,
+    container: &str,
+    words: &[&str],
+) -> anyhow::Result<AttachedProcess> {
+    let params = AttachParams {
+        container: Some(container.to_owned()),
+        max_stdout_buf_size: Some(BUFFER),
+        max_stderr_buf_size: Some(BUFFER),
+        ..AttachParams::default()
+    };
+    let command: Vec<_> = [&[PROGRAM], words].concat();
+    let process = api.exec(pod, command, &params).await;
+    process.with_context(|| format!("cannot run a command in the {container} {pod}"))
+}
+
+async fn pass(mut stream: impl AsyncRead + Unpin, output: &mut impl Write) -> anyhow::Result<()> {
+    let (mut part, mut passed) = (vec![0; BUFFER], 0);
+    loop {
+        let read = timeout(SILENCE, stream.read(&mut part)).await;
+        let read = read.with_context(|| format!("it prints nothing for {} s", SILENCE.as_secs()))?;
+        let bytes = part.get(..read.context("the connection")?).unwrap_or_default();
+        passed += bytes.len() as u64;
+        if passed > MOST_PASSED {
+            bail!("it prints more than {} GiB", MOST_PASSED >> 30);
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        output.write_all(bytes).context("cannot keep what comes in a temporary file")?;
+    }
 }
 
 async fn read(stream: Option<impl AsyncRead + Unpin>) -> anyhow::Result<Vec<u8>> {
@@ -135,6 +200,17 @@ mod tests {
         assert_eq!(read(Some(&vec![b'x'; most][..])).await.unwrap().len(), most);
         let error = read(Some(&vec![b'x'; most + 1][..])).await.unwrap_err();
         assert_eq!(error.to_string(), "it prints more than 32 MiB");
+    }
+
+    #[tokio::test]
+    async fn what_is_passed_on_is_whole_or_an_error() {
+        let printed: Vec<_> = (0..3 * BUFFER + 7).map(|byte| byte as u8).collect();
+        let mut passed = Vec::new();
+        pass(&printed[..], &mut passed).await.unwrap();
+        assert_eq!(passed, printed);
+        let mut full = [0; 100];
+        let error = pass(&printed[..], &mut &mut full[..]).await.unwrap_err();
+        assert_eq!(error.to_string(), "cannot keep what comes in a temporary file");
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cli ─► tail ─────► workload ─► selector   make a Mirror with a stream, read it from the agents, merge it by time
+//!     └► save ─────► workload; exec         read the recorders of the nodes, and merge that by time
 //!     └► mirror ───► workload               make and delete Mirrors
 //!     └► status                             Mirrors and MirrorNodes as one table
 //!     └► explain ──► exec; words            one pod: the words of its agent, or those of the API server
@@ -27,6 +28,7 @@ mod exec;
 mod explain;
 mod mirror;
 mod nodes;
+mod save;
 mod selector;
 mod status;
 mod tail;
@@ -40,6 +42,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
+use tokio::sync::mpsc;
 
 use self::{
     cli::{Cli, Command},
@@ -84,6 +87,7 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         let cluster = Cluster::connect(&cli.connection).await?;
         match cli.command {
             Command::Tail(args) => tail::tail(args, &cluster).await?,
+            Command::Save(args) => save::save(args, &cluster).await?,
             Command::On(args) => mirror::on(args, &cluster).await?,
             Command::Off(args) => mirror::off(args, &cluster).await?,
             Command::Status(args) => status::status(args, &cluster).await?,
@@ -98,6 +102,24 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     // A program that reads standard output, and stands still, must not hold up the end.
     runtime.shutdown_background();
     outcome
+}
+
+/// Gets something at each Ctrl-C and SIGTERM. It has no end.
+fn stop_signals() -> anyhow::Result<mpsc::Receiver<()>> {
+    let (sender, receiver) = mpsc::channel(1);
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let sender = sender.clone();
+        let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+        tokio::spawn(
+            async move { while terminate.recv().await.is_some() && sender.send(()).await.is_ok() {} },
+        );
+    }
+    tokio::spawn(
+        async move { while tokio::signal::ctrl_c().await.is_ok() && sender.send(()).await.is_ok() {} },
+    );
+    Ok(receiver)
 }
 
 /// Prints to standard output.

@@ -1,7 +1,8 @@
 //! Asks the agents of the nodes what they mirror: `mirror-agent status --output json` on each node.
 //!
 //! A node that does not answer has a reason in the place of its status. Only a right that the user lacks, which would be
-//! the same at each node, is an end of all. `coverage` and `top` call it.
+//! the same at each node, is an end of all. `coverage` and `top` call it;
+//! `save`, which asks the recorders, asks as many at a time.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ use crate::{
 };
 
 /// How many nodes are asked at a time.
-const AT_A_TIME: usize = 8;
+pub(crate) const AT_A_TIME: usize = 8;
 
 /// What a node has answered.
 #[derive(Debug, Clone)]
@@ -53,7 +54,7 @@ pub(crate) async fn ask(cluster: &Cluster, scope: Option<&str>) -> anyhow::Resul
 }
 
 /// The error, with the right that the user lacks, if that is the reason.
-fn with_right(error: anyhow::Error, cluster: &Cluster) -> anyhow::Error {
+pub(crate) fn with_right(error: anyhow::Error, cluster: &Cluster) -> anyhow::Error {
     match lacks_right(&error) {
         true => error.context(format!("this needs {}", exec::right(&cluster.agents))),
         false => error,

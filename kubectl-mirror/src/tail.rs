@@ -13,9 +13,9 @@
 //! the rings of the kernel fill, and the agents count what is lost.
 
 mod agents;
-mod blocks;
-mod combined;
-mod merge;
+pub(crate) mod blocks;
+pub(crate) mod combined;
+pub(crate) mod merge;
 mod pods;
 mod request;
 mod sink;
@@ -43,7 +43,7 @@ use self::{
     request::Request,
     sink::Sink,
 };
-use crate::{cli::TailArgs, cluster::Cluster, tell};
+use crate::{cli::TailArgs, cluster::Cluster, stop_signals, tell};
 
 /// How long packets wait for those of other nodes, and how many of them.
 const MERGE: Bounds = Bounds { hold: Duration::from_millis(500), bytes: 16 << 20 };
@@ -93,24 +93,6 @@ pub(crate) async fn tail(args: TailArgs, cluster: &Cluster) -> anyhow::Result<()
     };
     let deleted = request.delete(cluster).await;
     outcome.and(finished).and(deleted)
-}
-
-/// Gets something at each Ctrl-C and SIGTERM. It has no end.
-fn stop_signals() -> anyhow::Result<mpsc::Receiver<()>> {
-    let (sender, receiver) = mpsc::channel(1);
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let sender = sender.clone();
-        let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
-        tokio::spawn(
-            async move { while terminate.recv().await.is_some() && sender.send(()).await.is_ok() {} },
-        );
-    }
-    tokio::spawn(
-        async move { while tokio::signal::ctrl_c().await.is_ok() && sender.send(()).await.is_ok() {} },
-    );
-    Ok(receiver)
 }
 
 /// The streams of all nodes, on their way to one file.

@@ -95,7 +95,7 @@ impl Which {
 }
 
 impl Workload {
-    async fn resolve(&self, cluster: &Cluster) -> anyhow::Result<Selection> {
+    pub(crate) async fn resolve(&self, cluster: &Cluster) -> anyhow::Result<Selection> {
         let labels = match self.kind {
             Kind::Pod => {
                 let pod: Pod = self.get(cluster).await?;

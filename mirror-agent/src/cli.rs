@@ -187,7 +187,7 @@ pub struct RunArgs {
         num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
     )]
     pub enable_mirror: bool,
-    /// NICs that have no end on the node (macvlan, ipvlan, netkit, a VF) are tapped inside their pods, and so is what other
+    /// NICs that have no end on the node (macvlan, ipvlan, a VF) are tapped inside their pods, and so is what other
     /// software hands to a pod behind the node's end of its veth: by programs, and a device for the copies that leave the pod.
     /// off: these packets are not mirrored.
     #[arg(long, env = "MIRROR_POD_SIDE_TAPS", value_enum, default_value = "auto")]
@@ -226,7 +226,7 @@ pub struct RunArgs {
 /// Whether NICs are tapped inside pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PodSideTaps {
-    /// Where a NIC has no end on the node, and the kernel has TCX (6.6 and newer).
+    /// Where a NIC has no end on the node, or packets get to the pod around that end.
     Auto,
     /// Never.
     Off,

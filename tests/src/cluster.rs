@@ -16,7 +16,7 @@ use std::{
 use mirror_test_cluster::{Components, Node};
 
 use crate::{
-    Kubectl, Lab, MIRROR, check, eventually,
+    AttachMode, Kubectl, Lab, MIRROR, check, eventually,
     kubectl::{LABEL, succeeded, with_words},
 };
 
@@ -24,6 +24,9 @@ use crate::{
 pub const AGENT: &str = "podmirror";
 /// How long Kubernetes may take to start something from nothing.
 pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The agent's arguments in the published manifests.
+const ARGUMENTS: &str = "args: [run]";
 
 /// The node, and a namespace for one story. If the story fails, the components that it has stopped are started again.
 /// The agent stays.
@@ -63,6 +66,16 @@ impl Cluster {
     #[track_caller]
     pub fn install(&self) {
         self.kubectl(&format!("apply -f {}", Self::manifests()));
+        self.wait_rolled_out();
+    }
+
+    /// Applies the published manifests with this way to attach, and waits until the agent is ready.
+    #[track_caller]
+    pub fn install_attaching(&self, mode: AttachMode) {
+        let manifests = fs::read_to_string(Self::manifests()).unwrap();
+        assert_eq!(manifests.matches(ARGUMENTS).count(), 1);
+        let arguments = format!("args: [run, --attach, {}]", mode.name());
+        self.kubectl_with("apply -f -", &manifests.replace(ARGUMENTS, &arguments));
         self.wait_rolled_out();
     }
 
@@ -170,6 +183,11 @@ impl Cluster {
             |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == command.as_bytes());
         let entries = fs::read_dir("/proc").unwrap().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_it)
+    }
+
+    /// The process of a component of a cluster that was built here, if it runs.
+    pub(crate) fn component(&self, component: &str) -> Option<i32> {
+        self.components().pid(component)
     }
 
     /// Stops a component of a cluster that was built here, by SIGTERM or, if that does not help, by SIGKILL. The API

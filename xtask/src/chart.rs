@@ -62,6 +62,27 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["serviceAccount.create=false", "serviceAccount.name=mine"], "serviceAccountName: mine"),
     (&["rbac.create=false", "serviceAccount.create=false"], "serviceAccountName: default"),
     (&["fullnameOverride=other"], "resourceNames: [other]"),
+    (&["recorder.enabled=true"], "args: [recorder, --ring, 64MiB, --buffer, 4MiB]"),
+    (
+        &["recorder.enabled=true"],
+        "limits:\n              memory: 176Mi\n            requests:\n              cpu: 10m\n              memory: 96Mi",
+    ),
+    (
+        &["recorder.enabled=true", "recorder.resources.limits.memory=1Gi"],
+        "limits:\n              memory: 1Gi",
+    ),
+    (
+        &["recorder.enabled=true", "targets.ids=ids0"],
+        "name: MIRROR_TARGETS\n              value: \"ids=ids0,recorder=stream\"",
+    ),
+    (
+        &["recorder.enabled=true", "targets.live=stream", "recorder.target=live"],
+        "name: MIRROR_TARGETS\n              value: \"live=stream\"",
+    ),
+    (
+        &["recorder.enabled=true", "recorder.target=live"],
+        "name: MIRROR_RECORDER_TARGET\n              value: \"live\"",
+    ),
     (&["extraEnv[0].name=MIRROR_ATTACH", "extraEnv[0].value=tcx"], "- name: MIRROR_ATTACH"),
 ];
 
@@ -98,6 +119,11 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["targets.ids=vxlan:10.9.0.5"], "targets"),
     (&["targets.live=stream:1"], "targets"),
     (&["mirrorTarget=Live"], "mirrorTarget"),
+    (&["recorder.enabled=true", "targets.recorder=ids0"], "targets.recorder is ids0"),
+    (&["recorder.enabled=true", "recorder.target=default"], "recorder.target"),
+    (&["recorder.target=Live"], "target"),
+    (&["recorder.ring=64MB"], "ring"),
+    (&["recorder.buffer=65MiB"], "buffer"),
     (&["podCondition=true"], "podCondition needs Kubernetes 1.30"),
     (&["controller.listen=localhost:1"], "listen"),
     (&["maxMirrorDuration=1d"], "maxMirrorDuration"),

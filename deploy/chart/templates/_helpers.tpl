@@ -109,11 +109,32 @@ app.kubernetes.io/component: controller
 
 {{- /* NAME=DESTINATION,NAME=DESTINATION */ -}}
 {{- define "podmirror.targets" -}}
+{{- $all := deepCopy .Values.targets }}
+{{- with .Values.recorder }}
+{{- if .enabled }}
+{{- if eq .target "default" }}
+{{- fail "recorder.target is the name of a stream, and \"default\" is mirrorIface" }}
+{{- end }}
+{{- $there := get $all .target | default "stream" }}
+{{- if ne $there "stream" }}
+{{- fail (printf "the recorder needs a stream, and targets.%s is %s: name another recorder.target" .target $there) }}
+{{- end }}
+{{- $_ := set $all .target $there }}
+{{- end }}
+{{- end }}
 {{- $targets := list }}
-{{- range $name, $destination := .Values.targets }}
+{{- range $name, $destination := $all }}
 {{- $targets = append $targets (printf "%s=%s" $name $destination) }}
 {{- end }}
 {{- join "," $targets }}
+{{- end }}
+
+{{- /* The memory is that of the packets, of a copy of them for `save`, and of the process. */ -}}
+{{- define "podmirror.recorder.resources" -}}
+{{- $ring := trimSuffix "MiB" .Values.recorder.ring | int }}
+{{- $limits := dict "memory" (printf "%dMi" (add (mul 2 $ring) 48)) }}
+{{- $requests := dict "memory" (printf "%dMi" (add $ring 32)) }}
+{{- toYaml (merge (deepCopy .Values.recorder.resources) (dict "limits" $limits "requests" $requests)) }}
 {{- end }}
 
 {{- /* The affinity, with the image's architectures in each of its alternatives. */ -}}

@@ -277,9 +277,10 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
     }
     if let Some((_, names)) = with(&|_, version| (LEAST_KERNEL..TCX).contains(&version)) {
         let found = format!(
-            "older than 6.6, so there are no taps inside pods, and the first choice of a pod can lose a packet to it: {names}"
+            "older than 6.6, so the first choice of a pod can lose a packet of it, and root in a pod can remove a tap inside \
+             the pod: {names}"
         );
-        let todo = "use Linux 6.6 or newer there, if your network needs taps inside pods: docs/choosing.md has a table";
+        let todo = "use Linux 6.6 or newer there, if that matters: docs/operations.md says more";
         findings.push(Finding::warn("kernel", found, todo));
     }
     let unknown = fit.iter().filter(|node| version(node).is_none()).map(|node| node.name_any());
@@ -307,7 +308,7 @@ fn networks(daemon_sets: &Read<Vec<DaemonSet>>) -> Vec<Finding> {
         Err(unread) => return vec![Finding::unread("network", "DaemonSets of all namespaces", unread)],
     };
     if networks.is_empty() {
-        let found = "no DaemonSet tells which CNI this cluster has; podmirror needs pods with veth pairs, or Linux 6.6";
+        let found = "no DaemonSet tells which CNI this cluster has; podmirror needs pods with veth pairs, macvlan or the like";
         return vec![Finding::warn("network", found.to_owned(), todo)];
     }
     let finding = |network: &network::Network| match network.covered {

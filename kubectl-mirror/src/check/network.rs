@@ -23,8 +23,7 @@ const NETWORKS: [Network; 14] = [
         name: "Cilium",
         word: "cilium",
         covered: Some(
-            "what pods send and receive is seen; with eBPF host routing, what they receive is seen inside the pod, which \
-             needs Linux 6.6",
+            "what pods send and receive is seen; with eBPF host routing, what they receive is seen inside the pod",
         ),
     },
     Network {
@@ -32,7 +31,7 @@ const NETWORKS: [Network; 14] = [
         word: "calico",
         covered: Some(
             "what pods send and receive is seen (by design, not tested); with the eBPF dataplane, what they receive is seen \
-             inside the pod, which needs Linux 6.6",
+             inside the pod",
         ),
     },
     Network { name: "Canal", word: "canal", covered: Some(VETH) },

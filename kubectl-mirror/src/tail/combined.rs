@@ -14,7 +14,7 @@ use super::{
 
 /// The interfaces so far.
 #[derive(Debug)]
-pub(super) struct Combined {
+pub(crate) struct Combined {
     writer: Writer,
     /// By the stream and the place there.
     places: BTreeMap<(StreamId, u32), InterfaceId>,
@@ -34,7 +34,7 @@ struct Counted {
 
 impl Combined {
     /// Begins a file. Also returns its beginning.
-    pub(super) fn begin(application: &str) -> (Self, Vec<u8>) {
+    pub(crate) fn begin(application: &str) -> (Self, Vec<u8>) {
         let mut out = Vec::new();
         let writer =
             Writer::begin(&mut out, &Section { application: Some(application), ..Section::default() });
@@ -44,7 +44,7 @@ impl Combined {
     }
 
     /// A stream of a node describes its next interface. Appends the description.
-    pub(super) fn interface(&mut self, stream: StreamId, node: &str, of: &Description, out: &mut Vec<u8>) {
+    pub(crate) fn interface(&mut self, stream: StreamId, node: &str, of: &Description, out: &mut Vec<u8>) {
         let interface = Interface {
             snaplen: 0,
             name: Some(&of.name),
@@ -62,13 +62,13 @@ impl Combined {
     }
 
     /// The block of a packet, for the file. `None`: the stream has not described its interface.
-    pub(super) fn packet(&self, stream: StreamId, packet: Packet) -> Option<Vec<u8>> {
+    pub(crate) fn packet(&self, stream: StreamId, packet: Packet) -> Option<Vec<u8>> {
         let id = self.places.get(&(stream, packet.interface))?;
         Some(packet.with_interface(id.number()))
     }
 
     /// Notes the counters of an interface.
-    pub(super) fn statistics(&mut self, stream: StreamId, statistics: Statistics) {
+    pub(crate) fn statistics(&mut self, stream: StreamId, statistics: Statistics) {
         let id = self.places.get(&(stream, statistics.interface));
         let counted = id.and_then(|id| self.interfaces.get_mut(id.number() as usize));
         if let Some(counted) = counted {
@@ -77,7 +77,7 @@ impl Combined {
     }
 
     /// The end of the file: appends all counters, and returns what was counted. `now_ns` counts from 1970.
-    pub(super) fn end(&self, now_ns: u64, out: &mut Vec<u8>) -> Summary {
+    pub(crate) fn end(&self, now_ns: u64, out: &mut Vec<u8>) -> Summary {
         let mut summary = Summary { interfaces: self.interfaces.len(), ..Summary::default() };
         for Counted { id, name, node, statistics } in &self.interfaces {
             let Some(of) = statistics else {
@@ -107,7 +107,7 @@ impl Combined {
 
 /// What was counted.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Summary {
+pub(crate) struct Summary {
     interfaces: usize,
     lost: u64,
     /// The interfaces with a loss, in words.
@@ -118,7 +118,7 @@ pub(super) struct Summary {
 
 impl Summary {
     /// The summary for the user, with so many packets from so many nodes.
-    pub(super) fn lines(&self, packets: u64, nodes: usize) -> Vec<String> {
+    pub(crate) fn lines(&self, packets: u64, nodes: usize) -> Vec<String> {
         let Self { interfaces, lost, lossy, uncounted } = self;
         let mut lines =
             vec![format!("{packets} packets; {interfaces} interfaces; {nodes} nodes; {lost} packets lost")];

@@ -4,7 +4,8 @@
 //! the packet with the earliest time goes first. A stream that is silent could still bring an earlier packet, so packets
 //! wait for it, but only for a while: each goes [`Bounds::hold`] after it came, at the latest, and at once when all waiting
 //! packets have more than [`Bounds::bytes`]. So the whole is in the order of the times if each stream is, and if no packet
-//! comes later than that time after it was copied. [`tail`](super) calls it.
+//! comes later than that time after it was copied. [`tail`](super) calls it, and `save` with packets that
+//! are all there.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -1,7 +1,7 @@
 //! The flags of `tail` and `capture`.
 //!
 //! Their flags have no environment variables, but for `--bpffs`: in the agent's container, the variables of the agent's
-//! own flags are set.
+//! own flags are set. The container of a recorder names its target for `recorder` and for `save`.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -146,7 +146,7 @@ pub struct Keep {
 #[derive(Debug, Args)]
 pub struct RecorderArgs {
     /// A target of the agent that is a stream (--target NAME=stream of `mirror-agent run`): what the mirrors copy there.
-    #[arg(long, value_name = "NAME", value_parser = target_name)]
+    #[arg(long, env = "MIRROR_RECORDER_TARGET", value_name = "NAME", value_parser = target_name)]
     pub target: TargetName,
     /// Keep so many bytes, as in 64MB, or what is so new, as in 30s.
     #[arg(long, value_name = "SIZE|TIME", value_parser = bound)]
@@ -166,9 +166,10 @@ pub struct RecorderArgs {
 #[derive(Debug, Args)]
 pub struct SaveArgs {
     /// The target of the recorder.
-    #[arg(long, value_name = "NAME", value_parser = target_name)]
+    #[arg(long, env = "MIRROR_RECORDER_TARGET", value_name = "NAME", value_parser = target_name)]
     pub target: TargetName,
-    /// A pod, by namespace and name, also one that has gone. Can be repeated [default: all].
+    /// A pod, by namespace and name, also one that has gone; NAMESPACE/* are all pods of a namespace. Can be repeated
+    /// [default: all].
     #[arg(long = "pod", value_name = "NAMESPACE/NAME", value_parser = pod)]
     pub pods: Vec<(String, String)>,
     /// The file for the packets, in pcapng; `-` is standard output.

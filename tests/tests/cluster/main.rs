@@ -3,7 +3,7 @@
 //! `cargo xtask test --level cluster` runs the stories one after the other. With the CNI plugin `ptp`, it leaves out
 //! stories that do not depend on the wiring of pods. On an existing cluster (`--kubeconfig`), it leaves out the module
 //! `built`.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 use mirror_tests::{Cluster, Comparison, KubePod, Pinging};
 
@@ -14,6 +14,7 @@ mod lives;
 mod many;
 mod mirroring;
 mod plugin;
+mod recorder;
 mod targets;
 
 /// Pings from one pod to another while `outage` runs. Each ping and each answer must be on the mirror interface once.

@@ -7,7 +7,8 @@ use std::{
 };
 
 use mirror_tests::{
-    AGENT, Cluster, KubePod, PATIENCE, PacketFile, Pinging, SOON, Tail, check, eventually, pod_object,
+    AGENT, Cluster, Conversation, FilePacket, KubePod, OneCpu, PATIENCE, PacketFile, Pinging, SOON, Tail,
+    check, dissected, eventually, pod_object, wireshark_finds_nothing_wrong,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -16,7 +17,7 @@ use nix::{
 use serde_json::{Value, json};
 
 /// The plugin with these arguments, for the namespace of the story.
-fn plugin(cluster: &Cluster, words: &[&str]) -> Command {
+pub(crate) fn plugin(cluster: &Cluster, words: &[&str]) -> Command {
     let program = env::var_os("MIRROR_PLUGIN").unwrap();
     let mut plugin = Command::new(program);
     plugin.env("KUBECONFIG", cluster.kubeconfig()).args(words);
@@ -62,13 +63,20 @@ fn pod_of(cluster: &Cluster, deployment: &str, not: &[&str]) -> KubePod {
     cluster.running(&name)
 }
 
-/// The packets at a pod, in the order of the file.
-fn directions(file: &PacketFile, cluster: &Cluster, pod: &KubePod) -> Vec<&'static str> {
-    let name = format!("{}/{} eth0", cluster.namespace(), pod.name);
-    let packets = file.packets.iter().filter(|packet| packet.interface == name);
-    packets.map(|packet| packet.direction).collect()
+/// The name that a file has for a pod's NIC.
+fn interface(cluster: &Cluster, pod: &KubePod) -> String {
+    format!("{}/{} eth0", cluster.namespace(), pod.name)
 }
 
+/// The pings and answers at a pod, in the order of the file.
+fn directions(file: &PacketFile, cluster: &Cluster, pod: &KubePod) -> Vec<&'static str> {
+    let name = interface(cluster, pod);
+    let is_ping = |packet: &&FilePacket| packet.interface == name && packet.frame.bytes[23] == 1;
+    file.packets.iter().filter(is_ping).map(|packet| packet.direction).collect()
+}
+
+/// Two pods of a Deployment, one after the other, ping and talk TCP. Each is read from its first tap on, and Wireshark
+/// finds the right names, directions, checksums and order.
 #[test]
 fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
     let cluster = &Cluster::new("plugin");
@@ -79,7 +87,7 @@ fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
     host.wait_taps(&[]);
 
     let begun = Instant::now();
-    let reading = tail(cluster, &["deploy/web", "-f", "icmp"]);
+    let reading = tail(cluster, &["deploy/web", "-f", "ip"]);
     host.wait_taps(&[&first.device]);
     first.ping(db.ip, 1);
     eventually(SOON, || {
@@ -87,16 +95,19 @@ fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
         check(seen == 2, || format!("{seen} packets"))
     });
     let to_first_packet = begun.elapsed();
+    eprintln!("from the command to the first packet in the file: {to_first_packet:.2?}");
     assert!(to_first_packet < Duration::from_secs(3), "{to_first_packet:?}");
     first.ping(db.ip, 4);
+    let converse = |pod: &KubePod| {
+        let _in_order = OneCpu::of_this_thread();
+        Conversation::between(&pod.netns, &db.netns, db.ip).exchange(200_000);
+        Conversation::between(&db.netns, &pod.netns, pod.ip).exchange(200_000);
+    };
+    converse(&first);
     // The key is nowhere in the cluster.
     let mirrors: Value = serde_json::from_str(&cluster.kubectl("get mirrors -o json")).unwrap();
     let spec = &mirrors["items"][0]["spec"];
-    assert_eq!(
-        (&spec["filter"], &spec["limits"]["duration"]),
-        (&json!("icmp"), &json!("15m")),
-        "{mirrors:#}"
-    );
+    assert_eq!((&spec["filter"], &spec["limits"]["duration"]), (&json!("ip"), &json!("15m")), "{mirrors:#}");
     let table = told(cluster, &["status"]);
     assert!(table.lines().count() == 2 && table.contains(" stream "), "{table}");
 
@@ -104,13 +115,31 @@ fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
     let second = pod_of(cluster, "web", &[&first.name]);
     host.wait_taps(&[&second.device]);
     second.ping(db.ip, 5);
+    converse(&second);
+    let path = reading.path().to_owned();
     let file = reading.stop();
-    for pod in [&first, &second] {
-        assert_eq!(directions(&file, cluster, pod), ["egress", "ingress"].repeat(5), "{:?}", file.interfaces);
-    }
     assert!(file.packets.is_sorted_by_key(|packet| packet.time_ns));
-    assert_eq!((file.packets.len(), file.interfaces.len()), (20, 2), "{:?}", file.interfaces);
-    assert_eq!(file.statistics, [(10, 0), (10, 0)]);
+    assert_eq!(file.interfaces.len(), 2, "{:?}", file.interfaces);
+    wireshark_finds_nothing_wrong(&path, file.packets.len(), &["ip", "tcp", "icmp"]);
+    let fields = ["frame.interface_name", "frame.packet_flags_direction", "ip.src", "ip.dst", "frame.len"];
+    let packets = dissected(&path, "frame", &fields);
+    for (pod, statistics) in [&first, &second].into_iter().zip(&file.statistics) {
+        assert_eq!(directions(&file, cluster, pod), ["egress", "ingress"].repeat(5), "{:?}", file.interfaces);
+        let (name, ip) = (interface(cluster, pod), pod.ip.to_string());
+        let own: Vec<_> = packets.iter().filter(|packet| packet[0] == name).collect();
+        // A super-frame counts once there, and is several packets.
+        let (received, lost) = *statistics;
+        assert!(lost == 0 && (10..own.len() as u64).contains(&received), "{statistics:?} of {}", own.len());
+        // The pod is the source of what is outbound (2), and the destination of what is inbound (1).
+        let [sent, received] = [(2, "0x00000002"), (3, "0x00000001")].map(|(address, direction)| {
+            let packets: Vec<_> = own.iter().filter(|packet| packet[address] == ip).collect();
+            assert!(packets.iter().all(|packet| packet[1] == direction), "{packets:?}");
+            let lengths = packets.iter().map(|packet| packet[4].parse::<u64>().unwrap());
+            assert!(lengths.clone().max() <= Some(1514) && lengths.sum::<u64>() > 400_000);
+            packets.len()
+        });
+        assert_eq!(sent + received, own.len());
+    }
     assert_eq!(cluster.kubectl("get mirrors -o name"), "");
     host.wait_taps(&[]);
 }
@@ -297,6 +326,6 @@ fn check_hears_the_agents_of_a_node_that_works() {
 }
 
 /// The right to ask the agents, as the plugin names it.
-fn right() -> String {
+pub(crate) fn right() -> String {
     format!("`list` on pods, and `get` and `create` on pods/exec, in namespace {AGENT}")
 }

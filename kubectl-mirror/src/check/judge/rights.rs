@@ -59,7 +59,7 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
             &edit,
         ),
         right("", pods, None, &["get", "list", "watch"], own, "tail and explain", &view),
-        right("", pods, None, &["list"], of_agents, "tail, explain, coverage and top", &tail),
+        right("", pods, None, &["list"], of_agents, "tail, save, explain, coverage and top", &tail),
         right("", pods, Some("portforward"), &["get", "create"], of_agents, "tail", &tail),
         right(
             "",
@@ -67,7 +67,7 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
             Some("exec"),
             &["get", "create"],
             of_agents,
-            "explain, coverage, top and the check of the agents' failures",
+            "save, explain, coverage, top and the check of the agents' failures",
             exec,
         ),
         right(mirror_api::GROUP, "mirrornodes", None, &["get", "list"], None, "status and explain", all),

@@ -33,7 +33,7 @@ pub(super) enum Ask {
     Save,
     /// The newest packets.
     Snapshot {
-        /// Of these pods alone (`NAMESPACE/NAME`), if there are any here.
+        /// Of these pods alone (`NAMESPACE/NAME`, or `NAMESPACE/*`), if there are any here.
         pods: BTreeSet<String>,
         /// Where the answer goes.
         answer: oneshot::Sender<Snapshot>,
@@ -52,10 +52,7 @@ impl Ask {
                 Err(error) => warn!(%error, "the newest packets were not saved"),
             },
             Self::Snapshot { pods, answer } => {
-                // An interface of a pod has the name `NAMESPACE/NAME NIC`.
-                let is_wanted = |name: &str| {
-                    pods.is_empty() || name.split_once(' ').is_some_and(|(pod, _)| pods.contains(pod))
-                };
+                let is_wanted = |name: &str| is_of(&pods, name);
                 if let Some(snapshot) = recorder.snapshot(is_wanted, now) {
                     // Who has asked can be gone.
                     let _ = answer.send(snapshot);
@@ -64,6 +61,17 @@ impl Ask {
         }
         Ok(())
     }
+}
+
+/// Whether the interface with this name is of one of these pods; each is, if there are none here. An interface of a pod has
+/// the name `NAMESPACE/NAME NIC`.
+fn is_of(pods: &BTreeSet<String>, interface: &str) -> bool {
+    let of_pod = || {
+        let (pod, _) = interface.split_once(' ')?;
+        let (namespace, _) = pod.split_once('/')?;
+        Some(pods.contains(pod) || pods.contains(&format!("{namespace}/*")))
+    };
+    pods.is_empty() || of_pod().unwrap_or(false)
 }
 
 /// A ring that is being read.
@@ -214,4 +222,21 @@ enum Batch {
     End,
     /// The recording takes no more.
     Complete,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_are_wanted_by_name_or_by_namespace() {
+        let is_wanted =
+            |pods: &[&str], interface| is_of(&pods.iter().map(|pod| (*pod).to_owned()).collect(), interface);
+        assert!(is_wanted(&[], "shop/web eth0") && is_wanted(&[], "veth1"));
+        assert!(is_wanted(&["shop/web"], "shop/web eth0") && is_wanted(&["a/b", "shop/*"], "shop/db net1"));
+        for interface in ["shop/web-2 eth0", "shop2/web eth0", "other/web eth0", "veth1", "shop/web", "shop"]
+        {
+            assert!(!is_wanted(&["shop/web", "stop/*"], interface), "{interface}");
+        }
+    }
 }

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     cli::{RecorderArgs, SubjectArgs},
     cmd::stop_signal,
-    dataplane::pins::Pins,
+    dataplane::{lock::RecorderSocket, pins::Pins},
     recording::{Clock, Destination, Kept, Plan, Recorder, Snapshot},
 };
 
@@ -48,7 +48,7 @@ const PART: usize = 64 << 10;
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
-    /// The pods, as `NAMESPACE/NAME`; all packets if there are none.
+    /// The pods, as `NAMESPACE/NAME`, or `NAMESPACE/*` for all of a namespace; all packets if there are none.
     pub pods: BTreeSet<String>,
 }
 
@@ -88,10 +88,25 @@ pub async fn recorder(args: RecorderArgs) -> anyhow::Result<()> {
         state,
     };
     // An agent lets one recorder in at a time. While it was away, another one may have had the target and the socket.
-    let listen = || serve(Pins::recorder(&target)?, asks.clone());
+    let listen = || {
+        let socket = Pins::recorder(&target)?;
+        Ok(Listening { task: serve(socket.listener()?, asks.clone())?, _socket: socket })
+    };
     tokio::select! {
         outcome = record(&subject, recorder, asked, listen) => outcome,
         () = stop => Ok(()),
+    }
+}
+
+/// The programs that ask are answered until it is dropped.
+struct Listening {
+    task: JoinHandle<()>,
+    _socket: RecorderSocket,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 
@@ -100,17 +115,16 @@ async fn record(
     subject: &SubjectArgs,
     mut recorder: Recorder,
     mut asks: mpsc::Receiver<Ask>,
-    listen: impl Fn() -> anyhow::Result<JoinHandle<()>>,
+    listen: impl Fn() -> anyhow::Result<Listening>,
 ) -> anyhow::Result<()> {
-    let mut listening: Option<JoinHandle<()>> = None;
+    let mut listening = None;
     let mut told = None;
     loop {
         match join_agent(subject).await {
             Ok(Joined { mut agent, ring, sessions }) => {
                 told = None;
-                if let Some(before) = listening.replace(listen()?) {
-                    before.abort();
-                }
+                drop(listening.take());
+                listening = Some(listen()?);
                 info!("recording");
                 // Another agent may give the numbers of sessions to others.
                 recorder.part_with(|_| true);

@@ -1,0 +1,236 @@
+//! The flight recorder: the chart's container, and `kubectl mirror save`.
+
+use std::{
+    fs::{self, File},
+    net::UdpSocket,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use mirror_tests::{
+    AGENT, Capture, Cluster, KubePod, PATIENCE, PacketFile, SOON, check, eventually, pod_object,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::plugin::{plugin, right};
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart");
+/// What the recorder runs in its container.
+const COMMAND: [&str; 5] = ["recorder", "--ring", "16MiB", "--buffer", "4MiB"];
+/// The ring of that command.
+const RING: u64 = 16 << 20;
+/// Its only capability, BPF, as the kernel writes a set of them.
+const BPF_ALONE: &str = "CapEff:\t0000008000000000";
+
+/// `kubectl mirror save` with these arguments, as it ends: its exit code, and what it tells.
+fn save(cluster: &Cluster, words: &[&str]) -> (Option<i32>, String) {
+    let Output { status, stderr, .. } = plugin(cluster, &[&["save"], words].concat()).output().unwrap();
+    (status.code(), String::from_utf8(stderr).unwrap())
+}
+
+/// The file that it writes for these arguments. It must end well. Also what it tells.
+fn saved(cluster: &Cluster, words: &[&str]) -> Result<(PacketFile, String), String> {
+    let file = file(cluster);
+    match save(cluster, &[words, &["-w", file.to_str().unwrap()]].concat()) {
+        (Some(0), told) => Ok((PacketFile::read(&file), told)),
+        (code, told) => Err(format!("{code:?}: {told}")),
+    }
+}
+
+fn file(cluster: &Cluster) -> PathBuf {
+    cluster.host().files().join("last.pcapng")
+}
+
+/// The recorder's process.
+#[track_caller]
+fn recorder(cluster: &Cluster) -> u32 {
+    cluster.pid_of(&COMMAND).unwrap()
+}
+
+/// A pod whose mirror copies to the recorder.
+#[track_caller]
+fn recorded(cluster: &Cluster, name: &str) -> KubePod {
+    let mut pod = pod_object(name, "exec sleep 3600");
+    for (key, value) in [("mirror", "true"), ("target", "recorder")] {
+        pod["metadata"]["annotations"][format!("podmirror.io/{key}.recorder")] = value.into();
+    }
+    cluster.apply(&pod);
+    let pod = cluster.running(name);
+    cluster.host().wait_taps(&[&pod.device]);
+    pod
+}
+
+/// Another agent goes on where one was killed, and the recorder with it.
+#[track_caller]
+fn kill_the_agent(cluster: &Cluster) {
+    let before = cluster.agent_pid().unwrap();
+    kill(Pid::from_raw(before.cast_signed()), Signal::SIGKILL).unwrap();
+    eventually(PATIENCE, || {
+        let now = cluster.agent_pid();
+        check(now.is_some_and(|now| now != before), || "no other agent yet".into())
+    });
+    // Between the two agents nothing is copied.
+    eventually(PATIENCE, || {
+        let log = cluster.try_kubectl(&format!("-n {AGENT} logs daemonset/{AGENT} -c recorder"))?;
+        check(log.matches("\"recording\"").count() == 2, || log)
+    });
+}
+
+#[test]
+fn the_packets_of_a_pod_that_has_gone_are_saved() {
+    let cluster = &Cluster::new("recorder");
+    let host = cluster.host();
+    let [db] = &cluster.pods([("db", None)]);
+    // The published manifests have no recorder. What was in the file stays.
+    fs::write(file(cluster), "before").unwrap();
+    let why = saved(cluster, &["pod/db"]).unwrap_err();
+    assert!(why.contains("no recorder is switched on there") && why.contains("recorder.enabled"), "{why}");
+    assert_eq!(fs::read(file(cluster)).unwrap(), b"before");
+
+    cluster.uninstall();
+    let all = format!("--namespace {AGENT} --wait --timeout {}s", PATIENCE.as_secs());
+    cluster.helm(&format!(
+        "install {AGENT} {CHART} {all} --create-namespace --set recorder.enabled=true --set recorder.ring=16MiB"
+    ));
+    cluster.wait_rolled_out();
+    host.wait_status(|status| {
+        check(status.target("recorder").up, || format!("nobody records: {:#?}", status.targets))
+    });
+    let pid = recorder(cluster);
+    it_has_what_it_needs_and_no_more(pid);
+
+    let web = recorded(cluster, "web");
+    let inside = Capture::start(&web.netns, "eth0");
+    web.ping(db.ip, 10);
+    kill_the_agent(cluster);
+    host.wait_taps(&[&web.device]);
+    web.ping(db.ip, 10);
+    let frames = eventually(SOON, || {
+        let frames = inside.frames().ipv4();
+        check(frames.len() == 40, || format!("{frames}")).map(|()| frames)
+    });
+    cluster.kubectl("delete pod web");
+    host.wait_taps(&[]);
+
+    // Nobody knows any more on which node it was.
+    let (packets, told) = saved(cluster, &["pod/web"]).unwrap();
+    packets.all_frames().ipv4().same_as(&frames).unwrap();
+    let name = format!("{}/web", cluster.namespace());
+    assert!(packets.packets.iter().all(|packet| packet.interface == format!("{name} eth0")), "{packets:?}");
+    assert!(packets.packets.is_sorted_by_key(|packet| packet.time_ns));
+    let lost: u64 = packets.statistics.iter().map(|(_, lost)| lost).sum();
+    assert_eq!(lost, 0, "{:?}", packets.statistics);
+    let count = packets.packets.len();
+    assert!(
+        told.contains(&format!("{name} on node ")) && told.contains(&format!(": {count} packets\n")),
+        "{told}"
+    );
+    assert!(told.ends_with(&format!("{count} packets; 2 interfaces; 1 nodes; 0 packets lost\n")), "{told}");
+    assert_eq!(fs::metadata(file(cluster)).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(icmp(&file(cluster)), [20, 20]);
+    // It is there as often as it is asked for, also by standard output and for the whole namespace.
+    let (again, told) = saved(cluster, &[]).unwrap();
+    assert_eq!(again.packets, packets.packets, "{told}");
+    let piped = file(cluster).with_file_name("piped.pcapng");
+    let mut command = plugin(cluster, &["save", "web", "--all-nodes"]);
+    assert!(command.stdout(File::create(&piped).unwrap()).status().unwrap().success());
+    assert_eq!(PacketFile::read(&piped).packets, packets.packets);
+
+    it_says_what_is_missing(cluster, &db.name);
+    a_flood_costs_neither_recorder_nor_agent(cluster, db);
+    assert_eq!(recorder(cluster), pid);
+    cluster.helm(&format!("uninstall {AGENT} {all}"));
+    cluster.has_left_nothing();
+    assert_eq!(cluster.pid_of(&COMMAND), None);
+}
+
+/// How many ICMP echo requests and answers tcpdump reads in the file.
+fn icmp(file: &Path) -> [usize; 2] {
+    ["echo request", "echo reply"].map(|kind| {
+        let tcpdump = Command::new("tcpdump").args(["-n", "-Z", "root", "-r"]).arg(file).output().unwrap();
+        assert!(tcpdump.status.success(), "{tcpdump:?}");
+        String::from_utf8(tcpdump.stdout).unwrap().matches(kind).count()
+    })
+}
+
+/// One capability, and no token of the API server.
+fn it_has_what_it_needs_and_no_more(pid: u32) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    for line in [BPF_ALONE, "NoNewPrivs:\t1", "Seccomp:\t2"] {
+        assert!(status.lines().any(|found| found == line), "{line}: {status}");
+    }
+    let token = format!("/proc/{pid}/root/var/run/secrets/kubernetes.io/serviceaccount");
+    assert_eq!(fs::read_dir(token).unwrap().count(), 0);
+}
+
+/// In place of a file, which stays as it was.
+fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
+    fs::write(file(cluster), "before").unwrap();
+    let namespace = cluster.namespace();
+    let nothing = format!("nothing is recorded of {namespace}/{other}, {namespace}/nosuch; ");
+    for (words, why) in [
+        (&["nosuch", other][..], &*nothing),
+        (&["deploy/nosuch"], "there is no deploy/nosuch"),
+        (&["-l", "app=nosuch"], "0 pods that exist now"),
+    ] {
+        let told = saved(cluster, words).unwrap_err();
+        assert!(told.starts_with("Some(1)") && told.contains(why), "{words:?}: {told}");
+    }
+    cluster.kubectl("create serviceaccount viewer");
+    cluster.kubectl(&format!(
+        "create rolebinding viewer --clusterrole=view --serviceaccount={namespace}:viewer"
+    ));
+    let kubeconfig = cluster.kubeconfig_with(&cluster.kubectl("create token viewer"));
+    // A role may take a moment to count.
+    eventually(SOON, || {
+        let output = plugin(cluster, &["save", "web"]).env("KUBECONFIG", &kubeconfig).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        let is_told = output.status.code() == Some(1) && told.contains(&right()) && output.stdout.is_empty();
+        check(is_told, || told)
+    });
+    assert_eq!(fs::read(file(cluster)).unwrap(), b"before");
+    let names = fs::read_dir(cluster.host().files()).unwrap().map(|entry| entry.unwrap().file_name());
+    let unfinished: Vec<_> =
+        names.filter(|name| name.to_str().unwrap().starts_with(".mirror-save")).collect();
+    assert!(unfinished.is_empty(), "{unfinished:?}");
+}
+
+/// The packets of a second are more than the ring has, while copies of it are made. The container's limit holds all of it.
+fn a_flood_costs_neither_recorder_nor_agent(cluster: &Cluster, db: &KubePod) {
+    let loud = recorded(cluster, "loud");
+    let agent = cluster.agent_pid();
+    let (stop, to) = (AtomicBool::new(false), (db.ip, 9));
+    let socket = loud.netns.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // The other end has no such port, so some of these are refused.
+            while !stop.load(Ordering::Relaxed) {
+                let _ = socket.send_to(&[7; 1400], to);
+            }
+        });
+        let flooded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let full = |packets: &PacketFile| packets.packets.len() as u64 * 1500 > RING * 9 / 10;
+            eventually(PATIENCE, || {
+                let (packets, told) = saved(cluster, &["loud"])?;
+                check(full(&packets), || told)
+            });
+            for _ in 0..5 {
+                let (packets, told) = saved(cluster, &["loud"]).unwrap();
+                assert!(full(&packets), "{told}");
+                assert!(fs::metadata(file(cluster)).unwrap().len() <= RING + (1 << 16), "{told}");
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        flooded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    assert_eq!(cluster.agent_pid(), agent);
+    let pods = format!("-n {AGENT} get pods -l app.kubernetes.io/component=agent");
+    let restarts = r#"jsonpath={.items[*].status.containerStatuses[?(@.name=="recorder")].restartCount}"#;
+    assert_eq!(cluster.kubectl(&format!("{pods} -o {restarts}")), "0");
+}
