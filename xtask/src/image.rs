@@ -14,10 +14,9 @@ use serde_json::{Value, json};
 use crate::{
     arch::Arch,
     archive::{Entry, write_archive},
-    ebpf,
+    portable,
     process::step,
-    tools,
-    workspace::{self, Built},
+    tools, workspace,
 };
 
 /// Name and tag of the image: those of the chart's defaults.
@@ -62,7 +61,8 @@ pub(crate) struct Image {
 
 /// Builds the agent and writes the image to `to`.
 pub(crate) fn build(arch: Arch, to: &Path) -> Result<Image> {
-    let built = static_agent(arch)?;
+    tools::bpf()?;
+    let built = portable::linux("mirror-agent", arch)?;
     let agent = built.executable()?;
     let version =
         built.variables.get("PODMIRROR_VERSION").context("the agent's build script told no version")?;
@@ -78,34 +78,6 @@ pub(crate) fn build(arch: Arch, to: &Path) -> Result<Image> {
         bail!("the image has {:.1} MB, more than {:.1}", megabytes(bytes), megabytes(MAX_BYTES));
     }
     Ok(Image { archive: to.to_owned(), agent, bytes })
-}
-
-/// The release build, linked statically, without the names of this machine's directories.
-fn static_agent(arch: Arch) -> Result<Built> {
-    tools::bpf()?;
-    tools::target(arch.target())?;
-    let mut flags = ebpf::remapped_paths(&workspace::root());
-    flags.push("-Cstrip=symbols".to_owned());
-    // The TLS library has parts in C and assembler that use nothing of the C library. The host's compiler does for
-    // them; some distributions' calls functions that only glibc has, unless it is told not to.
-    let (compiler, c_flags) = if arch == Arch::host()? {
-        ("cc".to_owned(), "-U_FORTIFY_SOURCE")
-    } else {
-        // The C library's headers here are this machine's: they must not be found, and by the definition the library
-        // does not ask for them. The other architecture's libraries come with Rust, and so does a linker.
-        flags.push("-Clinker=rust-lld".to_owned());
-        (tools::clang()?, "-ffreestanding -nostdlibinc -DRING_CORE_NOSTDLIBINC=1")
-    };
-    step(&format!("building the agent for {}", arch.target()));
-    let mut cargo = workspace::cargo("build");
-    cargo
-        .args(["--release", "--package", "mirror-agent", "--bin", "mirror-agent"])
-        .args(["--target", arch.target()]);
-    // Not by the profile: that would also strip the eBPF programs of what their BTF is made from.
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
-    let variable = |name: &str| format!("{name}_{}", arch.target().replace('-', "_"));
-    cargo.env(variable("CC"), compiler).env(variable("CFLAGS"), c_flags);
-    workspace::built_by(cargo)
 }
 
 /// The labels for registries and people (annotations of the OCI). `version` is that of the agent's build script: the

@@ -7,7 +7,7 @@ use std::{fs, path::PathBuf, process::Command, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use mirror_test_cluster::built;
+use mirror_test_cluster::built::{self, cilium};
 
 use crate::{
     apt,
@@ -35,6 +35,8 @@ pub(crate) enum Level {
     VmWhole,
     /// Programs that nobody here wrote (Suricata, softflowd, tshark, Open vSwitch) read copies. Runs only if it is named.
     Readers,
+    /// The agent's image on a node with Cilium, in its modes. Runs only if it is named.
+    Cilium,
     /// Millions of random filters and frames against libpcap. Runs only if it is named.
     Fuzz,
 }
@@ -45,7 +47,7 @@ pub(crate) struct TestArgs {
     /// What to run [default: unit, prog and netns].
     #[arg(long = "level", value_name = "LEVEL")]
     levels: Vec<Level>,
-    /// Run every level but vm-whole, readers and fuzz: also api, cluster and vm, which install what they need.
+    /// Run every level but vm-whole, readers, cilium and fuzz: also api, cluster and vm, which install what they need.
     #[arg(long, conflicts_with = "levels")]
     all: bool,
     /// Run the level cluster on a cluster that exists, whose only node is this machine or a container on it.
@@ -118,6 +120,7 @@ impl Level {
             Self::Vm => "vm",
             Self::VmWhole => "vm-whole",
             Self::Readers => "readers",
+            Self::Cilium => "cilium",
             Self::Fuzz => "fuzz",
         }
     }
@@ -178,8 +181,14 @@ impl Level {
             }
             Self::Cluster => {
                 programs::bring(&programs::NETWORK)?;
+                programs::bring(&programs::CAPTURES)?;
                 bpffs()?;
                 level::run(|| test_target(self.name()), given, arguments)
+            }
+            Self::Cilium => {
+                programs::bring(&programs::NETWORK)?;
+                bpffs()?;
+                level::run_cilium(test_target(self.name()), arguments)
             }
             Self::Vm if arguments.is_empty() => vm::run_short(),
             Self::Vm | Self::VmWhole => vm::run_whole(arguments),
@@ -198,6 +207,7 @@ fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
         }
         Level::Api => level::can_run_api(),
         Level::Cluster => level::can_run(given),
+        Level::Cilium => level::can_run(None).and_then(|()| cilium::can_be_brought()),
         Level::Vm | Level::VmWhole => apt::can_unpack(),
     }
 }

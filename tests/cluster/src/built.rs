@@ -1,12 +1,13 @@
 //! Starts a real Kubernetes node on this machine, and removes it without a trace.
 //!
-//! The node is etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd, kubelet and kube-proxy. They
-//! run as processes of their own, from binaries that `binaries` puts into the cache. Everything that they write is in
-//! `state::DIR`; `machine` has the few exceptions. The node is for tests against Kubernetes and for trying the agent,
-//! not for production. `cargo xtask cluster` and the levels `api` and `cluster` call this module; stories use it as a
-//! [`TestCluster`].
+//! The node is etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd, kubelet and kube-proxy, or
+//! Cilium instead of the last. They run as processes of their own, from binaries that `binaries` and `cilium` put into the
+//! cache. Everything that they write is in `state::DIR`; `machine` has the few exceptions, and `cilium` those of Cilium.
+//! The node is for tests against Kubernetes and for trying the agent, not for production. `cargo xtask cluster` and the
+//! levels `api`, `cluster` and `cilium` call this module; stories use it as a [`TestCluster`].
 
 mod binaries;
+pub mod cilium;
 mod component;
 mod control;
 mod filter;
@@ -129,7 +130,7 @@ impl TestCluster for Built {
     }
 
     fn node(&self) -> Result<Node> {
-        if !node::is_up() {
+        if !is_up()? {
             bail!("there is no running node: `cargo xtask cluster up` brings one up");
         }
         let address: IpAddr = NODE_IP.parse()?;
@@ -166,6 +167,14 @@ impl Components for Built {
     fn runtime(&self) -> Command {
         node::ctr(&self.binaries)
     }
+}
+
+/// Whether the present cluster can run pods now.
+fn is_up() -> Result<bool> {
+    Ok(match Mode::present()? {
+        Some(Mode::Node(cni)) => node::is_up(cni),
+        Some(Mode::ApiOnly) | None => false,
+    })
 }
 
 fn start(api_only: bool, cni: Option<Cni>) -> Result<()> {
@@ -215,9 +224,11 @@ fn end() -> Result<()> {
     }
     component::stop("kubelet")?;
     machine::kill_pods()?;
-    let rest = control::COMPONENTS.iter().chain(&node::COMPONENTS).rev();
-    rest.copied().try_for_each(component::stop)?;
+    let network = cilium::COMPONENTS.iter().chain(&[node::KUBE_PROXY]).copied();
+    let rest = control::COMPONENTS.into_iter().chain(node::COMPONENTS).chain(network);
+    rest.rev().try_for_each(component::stop)?;
     machine::kill_shims()?;
+    cilium::clear()?;
     filter::clear()?;
     machine::restore()?;
     machine::remove_state()?;

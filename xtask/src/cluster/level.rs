@@ -1,6 +1,6 @@
-//! The levels `api` and `cluster` of `cargo xtask test`: the stories in `tests/tests/api`, with an API server alone,
-//! and the stories in `tests/tests/cluster`, on a node. The command builds a cluster for them, once for each way to
-//! wire pods, or uses an existing cluster.
+//! The levels `api`, `cluster` and `cilium` of `cargo xtask test`: the stories in `tests/tests/api`, with an API server
+//! alone, those in `tests/tests/cluster`, on a node, and those in `tests/tests/cilium`, on a node with Cilium. The command
+//! builds a cluster for them, for the level `cluster` once for each of the reference CNI plugins, or uses an existing one.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Stories that do not depend on the wiring of pods. They run with the first way alone.
-const ANY_WIRING: [&str; 6] = [BUILT_ONLY, "events::", "helm", "lives::", "many::", "plugin::"];
+const ANY_WIRING: [&str; 7] = [BUILT_ONLY, "events::", "helm", "lives::", "many::", "plugin::", "recorder::"];
 /// Stories that stop components of the cluster, or act without the knowledge of its runtime. They run only on a cluster
 /// that was built here.
 const BUILT_ONLY: &str = "built::";
@@ -43,7 +43,7 @@ pub(crate) fn can_run_api() -> Result<()> {
     built::can_be_brought()
 }
 
-/// An error if this machine cannot run the level `cluster`.
+/// An error if this machine cannot run the levels `cluster` and `cilium`.
 pub(crate) fn can_run(given: Option<&Given>) -> Result<()> {
     match given {
         Some(_) if is_root() => Ok(()),
@@ -83,21 +83,44 @@ pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: 
         Some(mode) => {
             bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it")
         }
-        None => Cni::ALL.into_iter().try_for_each(|cni| {
-            let outcome = built::up(false, Some(cni)).and_then(|()| on_built(cni, &image, test(), arguments));
-            outcome
-                .context("`cargo xtask cluster up` brings up a cluster that is kept after the tests")
-                .and(built::down())
-        }),
+        None => Cni::PLUGINS.into_iter().try_for_each(|cni| for_a_while(cni, &image, test(), arguments)),
     }
+}
+
+/// Builds the image, and runs `test` with `arguments` on a node with Cilium. If such a node already runs, it is used and
+/// keeps running.
+pub(crate) fn run_cilium(test: Command, arguments: &[String]) -> Result<()> {
+    let image = image::build(Arch::host()?, &target("level-cilium.tar"))?;
+    match Mode::present()? {
+        Some(mode @ Mode::Node(Cni::Cilium)) if !is_ci() => {
+            step(&format!("using the cluster that there is ({mode}), and leaving it up"));
+            built::up(false, Some(Cni::Cilium))?;
+            on_built(Cni::Cilium, &image, test, arguments)
+        }
+        Some(mode) => {
+            bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it")
+        }
+        None => for_a_while(Cni::Cilium, &image, test, arguments),
+    }
+}
+
+/// Builds a node, runs `test` on it, and removes it.
+fn for_a_while(cni: Cni, image: &Image, test: Command, arguments: &[String]) -> Result<()> {
+    let outcome = built::up(false, Some(cni)).and_then(|()| on_built(cni, image, test, arguments));
+    outcome
+        .with_context(|| {
+            let mode = Mode::Node(cni);
+            format!("`cargo xtask cluster up --cni {mode}` brings up a cluster that is kept after the tests")
+        })
+        .and(built::down())
 }
 
 fn on_built(cni: Cni, image: &Image, mut test: Command, arguments: &[String]) -> Result<()> {
     let cluster = Built::at(Path::new(built::KUBECONFIG))?;
     cluster.import(&image.archive)?;
-    step(&format!("stories on a node with the CNI plugin {}", Mode::Node(cni)));
+    step(&format!("stories on a node with the CNI {}", Mode::Node(cni)));
     test.args(["--", "--test-threads=1"]);
-    if cni != Cni::Bridge {
+    if cni == Cni::Ptp {
         test.args(ANY_WIRING.iter().flat_map(|story| ["--skip", story]));
     }
     stories(&cluster, image, test.args(arguments))

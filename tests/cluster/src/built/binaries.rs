@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context as _, Result};
@@ -13,7 +14,7 @@ use mirror_test_tools::{
     programs::{self, Program},
 };
 
-use super::Mode;
+use super::{Cni, Mode, cilium};
 
 /// The Go module whose `tool` lines are the programs; it pins every version.
 const GO_MOD: &str = include_str!("../../go/go.mod");
@@ -59,8 +60,11 @@ impl Binaries {
     pub(super) fn bring(mode: Mode) -> Result<Self> {
         let binaries = Self::locate()?;
         binaries.build()?;
-        if mode != Mode::ApiOnly {
+        if let Mode::Node(cni) = mode {
             binaries.unpack()?;
+            if cni == Cni::Cilium {
+                cilium::Programs::bring()?;
+            }
         }
         Ok(binaries)
     }
@@ -104,17 +108,7 @@ impl Binaries {
                 self::version("go.etcd.io/etcd/server/v3")?,
                 self.built.display()
             ));
-            let mut build = command(go);
-            build.current_dir(&module).env("CGO_ENABLED", "0").env("GOWORK", "off").env("GOFLAGS", "");
-            build.args([
-                "build",
-                "-mod=readonly",
-                "-trimpath",
-                "-ldflags",
-                &ldflags(version)?,
-                "-o",
-                "../bin/",
-            ]);
+            let mut build = go_build(go, &module, &ldflags(version)?);
             build.args(["./pause", "tool"]).run().with_context(|| {
                 format!(
                     "Kubernetes cannot be built; is Go {} or newer, and is its module proxy reachable?",
@@ -128,8 +122,16 @@ impl Binaries {
     }
 }
 
+/// `go build` of a module of ours into `bin`, beside it.
+pub(super) fn go_build(go: PathBuf, module: &Path, ldflags: &str) -> Command {
+    let mut build = command(go);
+    build.current_dir(module).env("CGO_ENABLED", "0").env("GOWORK", "off").env("GOFLAGS", "");
+    build.args(["build", "-mod=readonly", "-trimpath", "-ldflags", ldflags, "-o", "../bin/"]);
+    build
+}
+
 /// Fills a directory by `make`, unless it was filled before from the same sources (`of`).
-fn once(dir: &Path, of: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn once(dir: &Path, of: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
     let stamp = dir.join("made-of");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == of) {
         return Ok(());
@@ -154,8 +156,13 @@ fn go_version() -> &'static str {
 
 /// The version of a module, as `go.mod` pins it, without the `v`.
 fn version(module: &str) -> Result<&'static str> {
+    version_in(GO_MOD, module)
+}
+
+/// The version of a module, as this `go.mod` pins it, without the `v`.
+pub(super) fn version_in(go_mod: &'static str, module: &str) -> Result<&'static str> {
     let line = |line: &'static str| line.trim().strip_prefix(module)?.strip_prefix(" v");
-    let rest = GO_MOD.lines().find_map(line).with_context(|| format!("go.mod does not require {module}"))?;
+    let rest = go_mod.lines().find_map(line).with_context(|| format!("go.mod does not require {module}"))?;
     Ok(rest.split(' ').next().unwrap_or(rest))
 }
 

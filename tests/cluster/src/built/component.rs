@@ -79,6 +79,7 @@ pub(super) struct Component {
     name: &'static str,
     program: PathBuf,
     arguments: Vec<String>,
+    environment: Vec<(&'static str, &'static str)>,
     /// Directories in which the program looks for other programs, ahead of the system's directories.
     path: Vec<PathBuf>,
     /// Ports that it will listen on.
@@ -87,12 +88,18 @@ pub(super) struct Component {
 
 impl Component {
     pub(super) fn new(name: &'static str, program: PathBuf, ports: &'static [u16]) -> Self {
-        Self { name, program, arguments: Vec::new(), path: Vec::new(), ports }
+        Self { name, program, arguments: Vec::new(), environment: Vec::new(), path: Vec::new(), ports }
     }
 
     /// Adds arguments, which are separated by spaces.
     pub(super) fn arguments(mut self, words: &str) -> Self {
         self.arguments.extend(words.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Adds a variable to its environment.
+    pub(super) fn with(mut self, variable: &'static str, value: &'static str) -> Self {
+        self.environment.push((variable, value));
         self
     }
 
@@ -145,6 +152,7 @@ impl Component {
             self.path.iter().cloned().chain(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
         let mut child = command(&self.program);
         child.args(&self.arguments).env_clear().env("PATH", std::env::join_paths(path)?).current_dir("/");
+        child.envs(self.environment.iter().copied());
         child.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         // Ctrl-C on the terminal is not meant for it.
         child.process_group(0);

@@ -15,15 +15,18 @@ use anyhow::{Context as _, Result, bail};
 use nix::{mount::MntFlags, mount::umount2, sys::signal::Signal};
 use serde_json::{Value, json};
 
-use super::{BRIDGE, NODE_IP, POD_CIDR, component::Process, component::eventually, state, state::Cni};
+use super::{
+    BRIDGE, NODE_IP, POD_CIDR, cilium, component::Process, component::eventually, state, state::Cni,
+};
 use mirror_test_tools::process::{Run as _, command, step};
 
-/// Settings that kubelet and the CNI plugins change.
-const SYSCTLS: [&str; 6] = [
+/// Settings that kubelet, the CNI plugins and Cilium change.
+const SYSCTLS: [&str; 7] = [
     "kernel/keys/root_maxbytes",
     "kernel/keys/root_maxkeys",
     "kernel/panic",
     "kernel/panic_on_oops",
+    "net/ipv4/fib_multipath_use_neigh",
     "net/ipv4/ip_forward",
     "vm/overcommit_memory",
 ];
@@ -88,7 +91,8 @@ pub(super) fn prepare(cni: Cni) -> Result<()> {
             "the kernel has no {MODULE}: pods do not reach each other by the addresses of services"
         ));
     }
-    command("ip").args(["address", "replace", &format!("{NODE_IP}/32"), "dev", "lo"]).run()
+    command("ip").args(["address", "replace", &format!("{NODE_IP}/32"), "dev", "lo"]).run()?;
+    if cni == Cni::Cilium { cilium::prepare() } else { Ok(()) }
 }
 
 /// Kills the processes in the cgroups of pods, and containerd's shims. `record` has checked that there were no such

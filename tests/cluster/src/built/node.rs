@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{
     BRIDGE, NODE, NODE_CIDR, NODE_IP, POD_CIDR, SERVICE_IP,
     binaries::Binaries,
+    cilium,
     component::{Component, process},
     control::{answers, kubectl, wait_for},
     filter, images, pki,
@@ -15,14 +16,20 @@ use super::{
 };
 use mirror_test_tools::process::{Run as _, command};
 
-/// The components, in the order of their start.
-pub(super) const COMPONENTS: [&str; 3] = ["containerd", "kubelet", "kube-proxy"];
+/// The components of any node, in the order of their start.
+pub(super) const COMPONENTS: [&str; 2] = ["containerd", "kubelet"];
+/// The component that translates the addresses of services, unless Cilium does.
+pub(super) const KUBE_PROXY: &str = "kube-proxy";
 /// The name under which CNI keeps its records.
 pub(super) const NETWORK: &str = "podmirror-cluster";
 
 /// Starts the components that do not run, and waits until the node takes pods.
 pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
+    let cilium = if cni == Cni::Cilium { Some(cilium::Programs::locate()?) } else { None };
     configure(binaries, cni)?;
+    if let Some(programs) = &cilium {
+        cilium::configure(binaries, programs)?;
+    }
     filter::let_pods_through()?;
     containerd(binaries).up(|| ctr(binaries).arg("version").succeeds())?;
     images::import_own(binaries)?;
@@ -32,7 +39,10 @@ pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
         let now = ready_since(binaries);
         answers(10248, "/healthz") && now.is_some() && now != last
     })?;
-    kube_proxy(binaries).up(|| answers(10256, "/healthz"))?;
+    match &cilium {
+        Some(programs) => cilium::up(programs)?,
+        None => kube_proxy(binaries).up(|| answers(10256, "/healthz"))?,
+    }
     wait_for("the API server at its address for pods", || {
         let server = format!("--server=https://{SERVICE_IP}:443");
         kubectl(binaries).args([&server, "--request-timeout=1s", "get", "--raw", "/version"]).succeeds()
@@ -47,8 +57,9 @@ pub(super) fn ctr(binaries: &Binaries) -> Command {
 }
 
 /// Whether pods can be run now.
-pub(super) fn is_up() -> bool {
-    COMPONENTS.into_iter().all(|name| process(name).is_some())
+pub(super) fn is_up(cni: Cni) -> bool {
+    let network: &[_] = if cni == Cni::Cilium { &cilium::COMPONENTS } else { &[KUBE_PROXY] };
+    COMPONENTS.iter().chain(network).all(|name| process(name).is_some())
 }
 
 /// Time of the last heartbeat of the ready node. `None` if the node is not ready, or if it has a taint.
@@ -83,7 +94,7 @@ fn configure(binaries: &Binaries, cni: Cni) -> Result<()> {
         "bin/ctr",
         &format!("exec '{}' --address {} --namespace k8s.io \"$@\"", ctr.display(), state::CONTAINERD),
     )?;
-    write("containerd.toml", &containerd_config(binaries), 0o644)?;
+    write("containerd.toml", &containerd_config(binaries, cni), 0o644)?;
     write("cni/net.d/10-podmirror.conflist", &cni_config(cni).to_string(), 0o644)?;
     write("kubelet.json", &kubelet_config().to_string(), 0o644)?;
     write("kube-proxy.json", &kube_proxy_config().to_string(), 0o644)
@@ -100,7 +111,7 @@ fn write(name: &str, text: &str, mode: u32) -> Result<()> {
 }
 
 /// Writes a program that is one line of shell.
-fn script(name: &str, line: &str) -> Result<()> {
+pub(super) fn script(name: &str, line: &str) -> Result<()> {
     write(name, &format!("#!/bin/sh\n{line}\n"), 0o755)
 }
 
@@ -122,10 +133,10 @@ fn containerd(binaries: &Binaries) -> Component {
 
 /// The setting `restrict_oom_score_adj` is for machines without CAP_SYS_RESOURCE, such as some containers. Without the
 /// setting, runc fails there and prints no reason.
-fn containerd_config(binaries: &Binaries) -> String {
+fn containerd_config(binaries: &Binaries, cni: Cni) -> String {
     let (dir, socket, pause) = (state::DIR, state::CONTAINERD, images::PAUSE);
     let runc = binaries.debian("usr/sbin/runc");
-    let plugins = binaries.debian("usr/lib/cni");
+    let plugins = if cni == Cni::Cilium { state::path("cni/bin") } else { binaries.debian("usr/lib/cni") };
     format!(
         r#"version = 2
 root = "{dir}/containerd"
@@ -175,6 +186,7 @@ fn cni_config(cni: Cni) -> Value {
             "ipam": ipam,
         }),
         Cni::Ptp => json!({ "type": "ptp", "ipam": ipam }),
+        Cni::Cilium => json!({ "type": "cilium-cni" }),
     };
     json!({ "cniVersion": "0.4.0", "name": NETWORK, "plugins": [plugin] })
 }

@@ -9,7 +9,7 @@ use super::{
     NODE, SERVICE_IP,
     binaries::Binaries,
     control::{apply, kubectl, wait_for},
-    images, node, state,
+    images, is_up, node, state,
 };
 use mirror_test_tools::process::{Run as _, step};
 
@@ -18,7 +18,7 @@ const PODS: [&str; 2] = ["podmirror-smoke-a", "podmirror-smoke-b"];
 
 /// Runs the check. Removes the pods also after a failure.
 pub(super) fn run(binaries: &Binaries) -> Result<()> {
-    if !node::is_up() {
+    if !is_up()? {
         bail!("there is no running node: `cargo xtask cluster up` brings one up");
     }
     remove(binaries)?;
@@ -94,7 +94,7 @@ struct Traces {
 
 impl Traces {
     fn read() -> Self {
-        let veth = |name: &String| name.starts_with("veth");
+        let veth = |name: &String| name.starts_with("veth") || name.starts_with("lxc");
         let address = |name: &String| name.parse::<std::net::Ipv4Addr>().is_ok();
         Self {
             devices: names("/sys/class/net").filter(veth).collect(),

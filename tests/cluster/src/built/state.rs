@@ -37,11 +37,15 @@ pub enum Cni {
     Bridge,
     /// veths that the node routes to.
     Ptp,
+    /// Cilium, with eBPF host routing and without kube-proxy.
+    Cilium,
 }
 
 impl Cni {
+    /// The reference plugins of CNI: they need no programs of their own on the node.
+    pub const PLUGINS: [Self; 2] = [Self::Bridge, Self::Ptp];
     /// All ways to wire pods.
-    pub const ALL: [Self; 2] = [Self::Bridge, Self::Ptp];
+    pub const ALL: [Self; 3] = [Self::Bridge, Self::Ptp, Self::Cilium];
 }
 
 impl FromStr for Cni {
@@ -96,6 +100,7 @@ impl fmt::Display for Mode {
             Self::ApiOnly => "api-only",
             Self::Node(Cni::Bridge) => "bridge",
             Self::Node(Cni::Ptp) => "ptp",
+            Self::Node(Cni::Cilium) => "cilium",
         })
     }
 }
@@ -104,8 +109,8 @@ impl FromStr for Mode {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let modes = [Self::ApiOnly, Self::Node(Cni::Bridge), Self::Node(Cni::Ptp)];
-        let mode = modes.into_iter().find(|mode| mode.to_string() == text);
+        let mut modes = std::iter::once(Self::ApiOnly).chain(Cni::ALL.map(Self::Node));
+        let mode = modes.find(|mode| mode.to_string() == text);
         mode.with_context(|| format!("{DIR}/mode says {text:?}, which is no kind of cluster"))
     }
 }
@@ -143,7 +148,7 @@ mod tests {
             let why = wanted(api_only, cni, Some(present)).unwrap_err().to_string();
             assert!(why.contains(&present.to_string()) && why.contains("cluster down"), "{why}");
         }
-        for mode in [Mode::ApiOnly, bridge, ptp] {
+        for mode in [Mode::ApiOnly, bridge, ptp, Mode::Node(Cni::Cilium)] {
             assert_eq!(mode.to_string().parse::<Mode>().unwrap(), mode);
         }
     }
