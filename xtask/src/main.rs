@@ -22,6 +22,8 @@ mod image;
 mod layers;
 mod lint;
 mod pins;
+mod plugin;
+mod portable;
 mod test;
 mod tools;
 mod vm;
@@ -57,6 +59,8 @@ enum Task {
     Image(image::ImageArgs),
     /// Check format, lints, layers, dependencies and spelling.
     Lint,
+    /// Build archives of the kubectl plugin, and the manifest for Krew.
+    Plugin(plugin::PluginArgs),
     /// Run the tests.
     Test(test::TestArgs),
     /// Run tests on another kernel, in qemu.
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         Task::Gen(args) => generate::run(args),
         Task::Image(args) => image::run(args),
         Task::Lint => lint::run(),
+        Task::Plugin(args) => plugin::run(args),
         Task::Test(args) => test::run(args),
         Task::Vm(args) => vm::run(args),
     };

@@ -1,4 +1,5 @@
-//! Container images without a container engine: a docker-archive, which containerd, Docker and Podman import.
+//! Container images without a container engine: a docker-archive, which containerd, Docker and Podman import. And the
+//! archives that such an image is made of.
 //!
 //! One layer, written in the order given, with owner root and time zero: the same files make the same bytes. Called by
 //! the tasks that need an image.
@@ -63,8 +64,8 @@ pub fn write_archive(
     entries: &[Entry],
     config: &Value,
 ) -> Result<()> {
-    let layer = layer(entries)?;
-    let layer_digest = hex(&layer);
+    let layer = write_tar(entries)?;
+    let layer_digest = sha256(&layer);
     let created = "1970-01-01T00:00:00Z";
     let config = json!({
         "architecture": arch.name(),
@@ -75,7 +76,7 @@ pub fn write_archive(
         "history": [{ "created": created }],
     })
     .to_string();
-    let config_name = format!("{}.json", hex(config.as_bytes()));
+    let config_name = format!("{}.json", sha256(config.as_bytes()));
     let layer_name = format!("{layer_digest}/layer.tar");
     let manifest =
         json!([{ "Config": config_name, "RepoTags": [reference], "Layers": [layer_name] }]).to_string();
@@ -92,12 +93,13 @@ pub fn write_archive(
     archive.into_inner()?.flush().with_context(|| to.display().to_string())
 }
 
-fn layer(entries: &[Entry]) -> Result<Vec<u8>> {
-    let mut layer = Builder::new(Vec::new());
+/// The bytes of a tar archive of these.
+pub fn write_tar(entries: &[Entry]) -> Result<Vec<u8>> {
+    let mut tar = Builder::new(Vec::new());
     for entry in entries {
-        append(&mut layer, entry).with_context(|| entry.path.clone())?;
+        append(&mut tar, entry).with_context(|| entry.path.clone())?;
     }
-    Ok(layer.into_inner()?)
+    Ok(tar.into_inner()?)
 }
 
 fn append(archive: &mut Builder<impl std::io::Write>, entry: &Entry) -> Result<()> {
@@ -125,7 +127,8 @@ fn append(archive: &mut Builder<impl std::io::Write>, entry: &Entry) -> Result<(
     Ok(())
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// The SHA-256 of bytes, in hexadecimal digits.
+pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -168,12 +171,12 @@ mod tests {
         let manifest: Value = serde_json::from_slice(&files["manifest.json"]).unwrap();
         assert_eq!(manifest[0]["RepoTags"], json!(["localhost/hello:1"]));
         let config = manifest[0]["Config"].as_str().unwrap();
-        assert_eq!(config, format!("{}.json", hex(&files[config])));
+        assert_eq!(config, format!("{}.json", sha256(&files[config])));
         let layer = &files[manifest[0]["Layers"][0].as_str().unwrap()];
         let config: Value = serde_json::from_slice(&files[config]).unwrap();
         assert_eq!((&config["architecture"], &config["os"]), (&json!("arm64"), &json!("linux")));
         assert_eq!(config["config"]["Entrypoint"], json!(["/bin/hello"]));
-        assert_eq!(config["rootfs"]["diff_ids"], json!([format!("sha256:{}", hex(layer))]));
+        assert_eq!(config["rootfs"]["diff_ids"], json!([format!("sha256:{}", sha256(layer))]));
         assert_eq!(read(layer)["bin/hello"], b"hello");
         assert_eq!(read(layer).len(), 3);
     }
