@@ -1,8 +1,14 @@
 //! Many pods at a time.
 
-use mirror_tests::{PATIENCE, check, eventually, list};
+use std::time::Instant;
 
-use crate::Node;
+use mirror_tests::{Comparison, PATIENCE, PodNs, Status, check, eventually, list};
+use serde_json::{Value, json};
+
+use crate::{
+    Node,
+    resources::{Story, resource},
+};
 
 #[test]
 fn a_node_has_a_thousand_pods() {
@@ -39,4 +45,106 @@ fn a_node_has_a_thousand_pods() {
     });
     agent.stop();
     assert_eq!(events(), EACH);
+}
+
+/// Mirrors that select all pods, with their fields.
+const WIDE: [&str; 3] = ["echoes", "datagrams", "sent"];
+/// Pods, and Mirrors with the wide ones among them. Each other Mirror selects one pod.
+const HUNDRED: usize = 100;
+
+fn hundred_mirrors(pods: &[PodNs]) -> Vec<Value> {
+    let specs = [
+        json!({ "filter": "icmp" }),
+        json!({ "filter": "udp", "snaplen": 96 }),
+        json!({ "direction": "Egress", "filter": "icmp", "target": "ids" }),
+    ];
+    let wide = WIDE.iter().zip(specs).map(|(name, spec)| resource("Mirror", name, &json!({}), &spec));
+    // A filter of its own for each.
+    let narrow = pods.iter().take(HUNDRED - WIDE.len()).map(|pod| {
+        let labels = json!({ "matchLabels": { "app": pod.name() } });
+        let filter = format!("icmp and host {}", pod.v4());
+        resource("Mirror", pod.name(), &labels, &json!({ "filter": filter }))
+    });
+    wide.chain(narrow).collect()
+}
+
+/// The names of the mirrors that a pod has, in the order of the kernel's tables.
+fn mirrors_of(number: usize, pod: &PodNs) -> Vec<String> {
+    let own = (number < HUNDRED - WIDE.len()).then_some(pod.name());
+    let mut names: Vec<_> = WIDE.into_iter().chain(own).map(|name| format!("mirror/{name}")).collect();
+    names.sort();
+    names
+}
+
+/// Each Mirror gets its own packets, to the packet, and says which pods it covers.
+#[test]
+fn a_node_has_a_hundred_pods_and_a_hundred_mirrors() {
+    let story = &Story::new("hundred");
+    let Node { api, lab } = &story.node;
+    let pods: Vec<_> = (0..HUNDRED).map(|number| lab.pod(&format!("pod{number}"), "br0")).collect();
+    let objects: Vec<_> = pods.iter().map(|pod| api.object(pod.name(), &[])).collect();
+    api.kubectl_with("create -f -", &list(&objects).to_string());
+    let _containers: Vec<_> = pods.iter().map(|pod| api.start(lab, pod)).collect();
+    let agent = api.agent(lab, &["--target", "ids=ids0"]);
+    lab.wait_get("/readyz", 200);
+
+    let begun = Instant::now();
+    api.kubectl_with("create -f -", &list(&hundred_mirrors(&pods)).to_string());
+    let created = begun.elapsed();
+    let is_whole = |status: &Status| {
+        for (number, pod) in pods.iter().enumerate() {
+            let tap = status.taps.iter().find(|tap| tap.device == pod.veth_host() && tap.is_attached());
+            let sessions = tap.map_or(&[][..], |tap| &tap.sessions);
+            let mut names: Vec<_> = sessions.iter().map(|session| session.mirror.clone()).collect();
+            names.sort();
+            check(names == mirrors_of(number, pod), || format!("{}: {names:?}", pod.name()))?;
+        }
+        Ok(())
+    };
+    eventually(PATIENCE, || is_whole(&lab.try_status()?));
+    eprintln!(
+        "100 Mirrors were created in {created:.1?}, and stood on 100 pods after {:.1?}",
+        begun.elapsed()
+    );
+
+    let [from, to] = [&pods[5], &pods[HUNDRED - 1]];
+    let comparison = Comparison::of(from.netns(), lab);
+    from.ping(to.v4(), 5, 56);
+    assert_eq!(comparison.is_equal().len(), 10);
+    let status = lab.status();
+    for pod in &pods {
+        let tap = status.tap(pod.veth_host());
+        let pings = if [from, to].iter().any(|of| of.name() == pod.name()) { 5 } else { 0 };
+        let matched = |mirror: &str, direction: &str| {
+            let session = tap.session(&format!("mirror/{mirror}"));
+            session.packets(direction, "copied") + session.packets(direction, "duplicate")
+        };
+        for direction in ["ingress", "egress"] {
+            assert_eq!(matched("echoes", direction), pings, "{tap:#?}");
+            assert_eq!(matched("datagrams", direction), 0, "{tap:#?}");
+        }
+        assert_eq!((matched("sent", "egress"), matched("sent", "ingress")), (pings, 0), "{tap:#?}");
+    }
+    let own = status.tap(from.veth_host()).session("mirror/pod5");
+    assert_eq!(own.total("copied") + own.total("duplicate"), 10, "{own:#?}");
+
+    let told: Value = eventually(PATIENCE, || {
+        let told = api.try_kubectl(&format!("get mirrornode {} -o json", lab.node().name()))?;
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let mirrors = told["status"]["mirrors"].as_array().cloned().unwrap_or_default();
+        let covered = |of: &Value| {
+            let is_wide = WIDE.iter().any(|name| of["name"] == *name);
+            let pods = if is_wide { HUNDRED } else { 1 };
+            of["pods"]["selected"] == pods && of["pods"]["covered"] == pods
+        };
+        let count = mirrors.iter().filter(|of| covered(of)).count();
+        check(count == HUNDRED, || format!("{count} of {} are covered", mirrors.len())).map(|()| told)
+    });
+    assert_eq!(told["status"]["pods"], json!({ "selected": HUNDRED, "covered": HUNDRED }));
+
+    let begun = Instant::now();
+    api.kubectl("delete mirrors --all");
+    lab.wait_mirrored(&[]);
+    eprintln!("they were deleted, and no tap was left, after {:.1?}", begun.elapsed());
+    agent.stop();
 }

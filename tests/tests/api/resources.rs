@@ -5,9 +5,10 @@ use std::{
     fs,
     path::Path,
     sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::Instant,
 };
 
-use mirror_tests::{Api, Capture, Container, Lab, MIRROR, PodNs, SOON, Status, check, eventually};
+use mirror_tests::{Api, Capture, Container, Lab, MIRROR, Pinging, PodNs, SOON, Status, check, eventually};
 use serde_json::{Value, json};
 
 use crate::Node;
@@ -133,7 +134,16 @@ fn a_mirror_follows_its_selector_and_the_labels_of_pods() {
     let [web, db] = &pods;
     let agent = api.agent(lab, &[]);
     lab.wait_get("/readyz", 200);
+    let pinging = Pinging::start(db.netns(), web.v4());
+    let begun = Instant::now();
     story.mirror("all", "web", &json!({}));
+    eventually(SOON, || {
+        let told = lab.try_status()?;
+        let copied: u64 = told.taps.iter().flat_map(|tap| &tap.sessions).map(|of| of.total("copied")).sum();
+        check(copied > 0, || "no packet was copied yet".into())
+    });
+    eprintln!("from `kubectl apply` to the first copy: {:.2?}", begun.elapsed());
+    pinging.stop();
     wait_mirrors(lab, web, &["mirror/all"]);
     node.is_mirrored(web, db);
 
