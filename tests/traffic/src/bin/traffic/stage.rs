@@ -1,6 +1,10 @@
 //! A node for one contestant: its network, the servers, and what copies the packets. Called by `main` and `load`.
 
-use std::{collections::BTreeSet, fs};
+use std::{
+    collections::BTreeSet,
+    fs,
+    sync::{Mutex, PoisonError},
+};
 
 use mirror_test_traffic::{
     plan::{Contestant, Kind, Scenario, Way},
@@ -34,6 +38,9 @@ const REDIS: [&str; 8] = [
     "bash",
 ];
 
+/// Held by the stage whose agent starts.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// A node for one contestant. The network is the last field, so that it goes after everything on it.
 pub(crate) struct Stage {
     contestant: Contestant,
@@ -53,6 +60,8 @@ impl Stage {
         let mut stage =
             Self { contestant, agent: None, tail: None, program: None, servers: Vec::new(), network };
         {
+            // One agent after the other: the kernel takes some tenths of a second of this CPU to verify its programs.
+            let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
             let _on = OneCpu::numbered(cpus.reader);
             stage.mirror();
         }
