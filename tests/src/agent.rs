@@ -116,6 +116,14 @@ impl Agent {
         })
     }
 
+    /// Does something in one moment of the agent: it sees the state before, or the state afterwards.
+    #[track_caller]
+    pub fn meanwhile_paused(&self, change: impl FnOnce()) {
+        self.process.pause();
+        change();
+        self.process.go_on();
+    }
+
     /// Sends SIGTERM and waits for the end. The agent must exit without an error.
     #[track_caller]
     pub fn stop(self) {

@@ -88,6 +88,18 @@ impl Process {
         self.wait()
     }
 
+    /// Stops it where it is, until [`Process::go_on`].
+    #[track_caller]
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it run again.
+    #[track_caller]
+    pub(crate) fn go_on(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
     /// Sends a signal.
     #[track_caller]
     pub(crate) fn signal(&self, signal: Signal) {

@@ -10,7 +10,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 
 use crate::{Captured, Exit, Frames, Lab, eventually, process::Process};
 
@@ -108,21 +108,17 @@ impl Tail {
 
     /// Keeps it from reading.
     pub fn pause(&self) {
-        self.signal(Signal::SIGSTOP);
+        self.process.pause();
     }
 
     /// Lets it read again.
     pub fn go_on(&self) {
-        self.signal(Signal::SIGCONT);
+        self.process.go_on();
     }
 
     /// Asks for a file of what it has kept so far.
     pub fn save(&self) {
-        self.signal(Signal::SIGUSR1);
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(nix::unistd::Pid::from_raw(self.process.pid().cast_signed()), signal).unwrap();
+        self.process.signal(Signal::SIGUSR1);
     }
 
     /// Ends it as Ctrl-C does. It must end well.
@@ -156,7 +152,7 @@ impl Tail {
 
     /// Asks it to end, as Ctrl-C does.
     pub fn interrupt(&self) {
-        self.signal(Signal::SIGINT);
+        self.process.signal(Signal::SIGINT);
     }
 
     /// Waits until it ends, and returns how it has ended.

@@ -83,9 +83,12 @@ fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
     let (scene, _pods, agent) = scene("filters-ahead");
     let Scene { web, db, lab } = &scene;
     let talk = || web.ping(db.v4(), 5, 56);
-    web.netns().tc("qdisc delete dev eth0 clsact");
-    web.netns().tc("qdisc add dev eth0 clsact");
-    web.netns().tc("filter add dev eth0 ingress pref 1 protocol all u32 match u32 0 0 flowid 1:1");
+    // Otherwise the agent's own qdisc and filter could be there sooner than the pod's.
+    agent.meanwhile_paused(|| {
+        web.netns().tc("qdisc delete dev eth0 clsact");
+        web.netns().tc("qdisc add dev eth0 clsact");
+        web.netns().tc("filter add dev eth0 ingress pref 1 protocol all u32 match u32 0 0 flowid 1:1");
+    });
     eventually(SOON, || check(filters(web).len() == 2, || format!("{:?}", filters(web))));
     let state = wait_states(lab, web, CLEAR, ["Hidden", "Covered"], talk);
     assert!(state["ingress"]["message"].as_str().unwrap().contains("takes every packet ahead"), "{state}");
@@ -96,8 +99,10 @@ fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
     is_mirrored(lab, web, db);
 
     // An ingress qdisc has no hook for what the pod sends.
-    web.netns().tc("qdisc delete dev eth0 clsact");
-    web.netns().tc("qdisc add dev eth0 ingress");
+    agent.meanwhile_paused(|| {
+        web.netns().tc("qdisc delete dev eth0 clsact");
+        web.netns().tc("qdisc add dev eth0 ingress");
+    });
     wait_states(lab, web, CLEAR, ["Covered", "NoHook"], talk);
     web.netns().tc("qdisc delete dev eth0 ingress");
     wait_tapped(lab, &[web]);
