@@ -13,6 +13,7 @@ use std::{
         unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
+    process,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
 };
@@ -129,23 +130,35 @@ impl Namespaces {
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::NotFound`]: it has gone, as far as can be seen. Otherwise it is there, and cannot be opened.
+    /// [`io::ErrorKind::NotFound`]: it has gone, as far as can be seen. Otherwise it is there and cannot be opened, or it may
+    /// be where nothing can be seen.
     pub(crate) fn find(&self, id: NetnsId, hint: Option<&Path>) -> io::Result<Netns> {
+        let own = PathBuf::from(format!("/proc/{}/ns/net", process::id()));
+        // What cannot be looked at may be the namespace. A process or a file that has gone is not.
         let mut refused = None;
-        let known = self.path(id).into_iter().chain(hint.map(Path::to_owned));
+        // Single processes can be out of reach, as where this is a container. Without the right to look, all others are.
+        let (mut denied, mut sees_others) = (None, false);
+        let known = self.path(id).into_iter().chain(hint.map(Path::to_owned)).map(Ok);
         for path in known.chain(everywhere()) {
-            if !netns_id(&path).is_ok_and(|found| found.ino == id.ino) {
-                continue;
-            }
-            match at(id, &path) {
-                Ok(netns) => {
+            let opened = path.and_then(|path| {
+                let is_it = netns_id(&path).map(|found| found.ino == id.ino);
+                sees_others |= is_it.is_ok() && path != own;
+                match is_it.and_then(|is_it| is_it.then(|| at(id, &path)).transpose()) {
+                    Err(error) if has_gone(&path, &error) => Ok(None),
+                    opened => Ok(opened?.map(|netns| (path, netns))),
+                }
+            });
+            match opened {
+                Ok(Some((path, netns))) => {
                     self.note(id, &path);
                     return Ok(netns);
                 }
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => denied = Some(error),
                 Err(error) => refused = Some(error),
             }
         }
-        Err(refused.unwrap_or_else(gone))
+        Err(refused.or_else(|| denied.filter(|_| !sees_others)).unwrap_or_else(gone))
     }
 
     fn paths(&self) -> MutexGuard<'_, HashMap<u64, PathBuf>> {
@@ -163,20 +176,74 @@ fn at(id: NetnsId, path: &Path) -> io::Result<Netns> {
     if netns.id.ino == id.ino { Ok(netns) } else { Err(gone()) }
 }
 
-/// Every path where a namespace may be: where runtimes keep them, and those of the node's processes.
-fn everywhere() -> impl Iterator<Item = PathBuf> {
-    // A list that cannot be read leads nowhere.
+/// Whether no namespace can be at this path, where it was looked for with this error. For a process that ends meanwhile the
+/// kernel answers "permission denied" (`proc_ns_get_link()`), so the directory of the process tells.
+fn has_gone(path: &Path, error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
+    let process = path.ancestors().nth(2);
+    matches!(error.kind(), NotFound | NotADirectory | InvalidInput)
+        || error.raw_os_error() == Some(libc::ESRCH)
+        || process.is_some_and(|process| !process.exists())
+}
+
+/// Every path where a namespace may be: where runtimes keep them, and those of the node's processes. An error for a list that
+/// cannot be read.
+fn everywhere() -> impl Iterator<Item = io::Result<PathBuf>> {
     let below = |directory: &str| {
-        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path())
+        let (entries, error) = match fs::read_dir(directory) {
+            Ok(entries) => (Some(entries), None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (None, None),
+            Err(error) => (None, Some(Err(error))),
+        };
+        let paths = entries.into_iter().flatten().map(|entry| entry.map(|entry| entry.path()));
+        paths.chain(error)
     };
     // The second one is that of the node, for an agent in a container.
     let kept = ["/run/netns", "/proc/1/root/run/netns"].into_iter().flat_map(below);
-    kept.chain(below("/proc").map(|process| process.join("ns/net")))
+    let is_process = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
+    };
+    let processes = below("/proc").filter(move |path| path.as_ref().map_or(true, is_process));
+    kept.chain(processes.map(|path| path.map(|path| path.join("ns/net"))))
 }
 
 impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
+    use super::*;
+
+    /// What cannot be looked at may be there: a trace of it stays.
+    #[test]
+    fn a_namespace_has_gone_only_where_nothing_can_be() {
+        let is_gone = |path: &str, code: i32| has_gone(Path::new(path), &io::Error::from_raw_os_error(code));
+        // No process has this number: the kernel's highest is 4194304.
+        for (path, code, gone) in [
+            ("/proc/self/ns/net", libc::EACCES, false),
+            ("/proc/self/ns/net", libc::EMFILE, false),
+            ("/proc/self/ns/net", libc::ENOMEM, false),
+            ("/proc/self/ns/net", libc::ENOENT, true),
+            ("/proc/self/ns/net", libc::ESRCH, true),
+            ("/proc/4194305/ns/net", libc::EACCES, true),
+            ("/run/netns/web", libc::EACCES, false),
+        ] {
+            assert_eq!(is_gone(path, code), gone, "{path} {code}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_is_found_by_its_number_and_one_that_is_nowhere_has_gone() {
+        let (namespaces, own) = (Namespaces::default(), Netns::current().unwrap().id());
+        assert_eq!(namespaces.find(own, None).unwrap().id(), own);
+        assert!(namespaces.path(own).is_some());
+        let nowhere = NetnsId { ino: 1, ..own };
+        let error = namespaces.find(nowhere, Some(Path::new(CURRENT))).map(|found| found.id()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -295,8 +295,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let unfit = unfit.into_iter().map(|unfit| not_installed(unfit, &desired));
         let hidden = hidden::of_taps(&desired, &actual);
 
+        let now = Instant::now();
+        let (resting, until) = self.removed.resting(now);
         let Carried { mut of_devices, mut incomplete } =
-            self.carry_out(&ops, &desired, &actual, report).await;
+            self.carry_out(&ops, &resting, &desired, &actual, report).await;
+        if let Some(until) = until.filter(|_| !resting.is_disjoint(&incomplete)) {
+            let rest = until.saturating_duration_since(Instant::now());
+            self.look_again = Some(self.look_again.unwrap_or(rest).min(rest));
+        }
         of_devices.extend(self.exits.left().iter().cloned());
         if ops.iter().any(|op| op.leaves_filter() || op.leaves_exit()) {
             // The next round takes away what no session or tap uses any more.
@@ -316,7 +322,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.coverage.follow(&desired, &actual, &links, &incomplete, &coming, shows_redirects);
         let bypassed = self.coverage.bypassed(&desired);
         let skipped = refused.into_iter().chain(selection.skipped).chain(unfit);
-        let removed = self.removed.note(&desired, &actual, Instant::now());
+        let removed = self.removed.note(&desired, &actual, now);
         let skipped = skipped.chain(hidden).chain(without_exit).chain(bypassed).chain(removed);
         report.skipped = self.told.skipped(skipped);
         report.coverage = self.coverage.report(&self.routes);

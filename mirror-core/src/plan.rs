@@ -108,7 +108,9 @@ fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
     let before = actual.targets.get(name).and_then(Target::device);
     match actual.deliver.get(&ifindex) {
         Some(HookState::Current) => !actual.passed_by.contains_key(&ifindex),
-        Some(HookState::Stale) => before.is_some_and(|before| before.cuts && before.ifindex == Some(ifindex)),
+        Some(HookState::Stale | HookState::Unknown) => {
+            before.is_some_and(|before| before.cuts && before.ifindex == Some(ifindex))
+        }
         Some(HookState::Absent | HookState::Dead) | None => false,
     }
 }

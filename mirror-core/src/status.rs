@@ -186,7 +186,7 @@ pub struct PodSideStatus {
     pub attached: String,
 }
 
-/// How our program runs at each tc hook: `tcx`, `netkit`, `clsact` or `none`.
+/// How our program runs at each tc hook: `tcx`, `netkit`, `clsact`, `none`, or `unknown` if the hook cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedStatus {
     /// Where the device receives.
@@ -198,6 +198,8 @@ pub struct AttachedStatus {
 impl AttachedStatus {
     /// No program of ours runs at the hook.
     pub const NONE: &str = "none";
+    /// The hook cannot be read.
+    pub const UNKNOWN: &str = "unknown";
 }
 
 impl Default for AttachedStatus {

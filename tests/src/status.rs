@@ -87,9 +87,9 @@ pub struct TapStatus {
 impl TapStatus {
     /// Whether programs run at the hooks of both directions.
     pub fn is_attached(&self) -> bool {
-        let runs = |hook: &str| self.attached.get(hook).is_some_and(|attached| attached != "none");
-        let is_inside = |side: &PodSide| side.attached != "none";
-        runs("ingress") && self.pod_side.as_ref().map_or_else(|| runs("egress"), is_inside)
+        let runs_at = |hook: &str| self.attached.get(hook).is_some_and(|attached| runs(attached));
+        let is_inside = |side: &PodSide| runs(&side.attached);
+        runs_at("ingress") && self.pod_side.as_ref().map_or_else(|| runs_at("egress"), is_inside)
     }
 
     /// The session of a mirror.
@@ -98,6 +98,11 @@ impl TapStatus {
         let found = self.sessions.iter().find(|session| session.mirror == mirror);
         found.unwrap_or_else(|| panic!("no mirror {mirror}: {self:#?}"))
     }
+}
+
+/// Whether this word for a hook says that a program of ours runs there.
+fn runs(attached: &str) -> bool {
+    !matches!(attached, "none" | "unknown")
 }
 
 /// For the mirror without a name, which most stories use.

@@ -116,8 +116,11 @@ async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<
     for device in devices {
         let AttachedStatus { ingress, egress } = attached.entry(device).or_default();
         for (name, program) in [(ingress, Program::TapIngress), (egress, Program::TapEgress)] {
-            if let Some(method) = hooks.attached(device, program).await?.method(&ours) {
-                *name = Hooks::word(method, device, program).to_owned();
+            // A pod can make its own hooks unreadable. The other taps are shown.
+            match hooks.attached(device, program).await.map(|attached| attached.method(&ours)) {
+                Ok(Some(method)) => *name = Hooks::word(method, device, program).to_owned(),
+                Ok(None) => {}
+                Err(_) => *name = AttachedStatus::UNKNOWN.to_owned(),
             }
         }
     }

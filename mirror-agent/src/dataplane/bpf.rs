@@ -43,9 +43,8 @@ pub struct Bpf {
 }
 
 impl Bpf {
-    /// Loads the programs, with the maps that are pinned or new ones. Attaches nothing, and later inside pods by
-    /// `namespaces`. Must be called within the
-    /// runtime, with the pins' lock.
+    /// Loads the programs, with the maps that are pinned or new ones. Attaches nothing. `namespaces` says later where pods
+    /// are. Must be called within the runtime, with the pins' lock.
     pub fn load(
         pins: Pins,
         lock: PinsLock,
@@ -200,7 +199,10 @@ impl Dataplane for Bpf {
             Op::SetTarget(name, target) => self.maps.set_target(name, target, &self.rings),
             Op::RemoveTarget(name) => self.maps.remove_target(name),
             Op::SetCeilings(ceilings) => self.maps.meters.set_ceilings(ceilings),
-            Op::PutTap(device, head) => self.maps.put_tap(*device, head),
+            Op::PutTap(device, head) => {
+                self.hooks.doubt_inside(device.netns);
+                self.maps.put_tap(*device, head)
+            }
             Op::RemoveTap(device) => self.maps.remove_tap(*device),
             Op::AddSession(device, mirror, session) => {
                 let added = self.maps.add_session(*device, mirror, session);

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{Dataplane, TapCount};
 use crate::{
-    model::{Actual, Capacity, Device, IfIndex, Op},
+    model::{Actual, Capacity, Device, HookState, IfIndex, Op},
     plan::apply,
 };
 
@@ -25,6 +25,8 @@ pub(crate) struct Fake {
     pub(crate) takes: Duration,
     /// When a look at the hooks inside pods finds a change.
     pub(crate) inside_due: Option<Instant>,
+    /// Where something in a pod removes each program as soon as it is attached.
+    pub(crate) removed: BTreeSet<Device>,
     /// What the taps have seen.
     pub(crate) seen: BTreeMap<Device, TapCount>,
     /// The programs of others at the devices of the node.
@@ -39,6 +41,7 @@ impl Default for Fake {
             failures: VecDeque::new(),
             takes: Duration::ZERO,
             inside_due: None,
+            removed: BTreeSet::new(),
             seen: BTreeMap::new(),
             programs: BTreeMap::new(),
         }
@@ -73,6 +76,13 @@ impl Dataplane for Fake {
             self.failures.remove(position);
             bail!("injected failure of {op:?}");
         }
-        apply(&mut self.actual, op).map_err(anyhow::Error::msg)
+        apply(&mut self.actual, op).map_err(anyhow::Error::msg)?;
+        if let Op::Attach(device, program) = op
+            && self.removed.contains(device)
+            && let Some(installed) = self.actual.taps.get_mut(device)
+        {
+            *installed.state_mut(*program) = HookState::Dead;
+        }
+        Ok(())
     }
 }

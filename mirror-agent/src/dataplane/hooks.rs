@@ -48,7 +48,7 @@ use tokio::time::Instant;
 use self::{
     filters::{AllFilters, AtHook, Filters},
     inside::{Inside, Places, view},
-    survey::{inside, inside_by_links, on_node},
+    survey::{inside_by_links, on_node, seen_inside},
     versions::Others,
 };
 pub use self::{
@@ -60,7 +60,7 @@ use super::{
     programs::Pair,
 };
 use crate::{
-    model::{Device, Hidden, IfIndex, Program},
+    model::{Device, Hidden, IfIndex, NetnsId, Program},
     netns::{Namespaces, Netns},
 };
 
@@ -178,6 +178,7 @@ impl Hooks {
             *hint = Some(trace.netns);
             traces.insert((trace.device, trace.program));
         }
+        self.attached.retain(|hook, _| pins.contains_key(hook) || traces.contains(hook));
         let inside = self.inside.see(&self.namespaces, places).await;
         let attached = self.attached.clone();
         Ok(Survey { pins, filters, traces, inside, attached, others: Others::look(&self.pins)? })
@@ -188,7 +189,12 @@ impl Hooks {
         self.inside.due()
     }
 
-    /// Looks at the hooks inside pods. Returns whether something has changed.
+    /// What was seen in a pod's namespace may be that of another pod, whose namespace had the same number.
+    pub fn doubt_inside(&mut self, netns: NetnsId) {
+        self.inside.doubt(netns);
+    }
+
+    /// Looks at the hooks inside one pod. Returns whether something has changed.
     pub async fn look_inside(&mut self) -> bool {
         self.inside.look(&self.namespaces).await
     }
@@ -218,10 +224,10 @@ impl Hooks {
                 Err(_) if !has_trace => return Ok(inside_by_links(pins, device)),
                 view => view?,
             };
-            if let Some(error) = view.filters.unread.get(&ifindex) {
+            if let Some(error) = view.filters.unread.get(&ifindex).filter(|_| has_trace) {
                 bail!("{error}");
             }
-            return Ok(inside(pins, &view, has_trace, ifindex, which));
+            return Ok(seen_inside(pins, &view, has_trace, ifindex, which));
         }
         let mut filters = self.filters.of(ifindex, which).await?;
         if which == Program::Deliver {
@@ -302,6 +308,8 @@ impl Hooks {
             self.attached_at(place, device, which).await?;
         let own = self.pins.link(device, which);
         let ifindex = device.ifindex;
+        // Loaded here: it starts a thread, which must not begin in the pod's namespace and keep that alive.
+        pair.program()?;
         match method {
             Method::Tcx => {
                 place.run(|| {
@@ -389,7 +397,7 @@ impl Hooks {
                 !filters.ours.is_empty()
             }
             false => {
-                self.inside.touched(device, which);
+                self.inside.left(device, which);
                 self.attached.remove(&(device, which));
                 self.remove_inside(device, which).await?
             }
@@ -408,7 +416,10 @@ impl Hooks {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             place => {
                 let place = place.context("cannot open the pod's network namespace")?;
-                let mut ours = self.attached_at(&place, device, which).await?.filters.ours;
+                let mut ours = match &place.0 {
+                    Some(netns) => inside::ours(netns, device.ifindex, which).await?,
+                    None => Vec::new(),
+                };
                 // Namespaces get the numbers of others that have gone: it could be the filter of another node's agent.
                 let programs = Others::with_own(&self.pins)?;
                 ours.retain(|filter| programs.have(filter.program));

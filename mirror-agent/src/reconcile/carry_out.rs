@@ -31,10 +31,12 @@ pub(super) struct Carried {
 }
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// Carries out the ops of a plan, as far as they succeed and as long as this round may last.
+    /// Carries out the ops of a plan, as far as they succeed and as long as this round may last. Attaches nothing at the
+    /// `resting` devices.
     pub(super) async fn carry_out(
         &mut self,
         ops: &[Op],
+        resting: &BTreeSet<Device>,
         desired: &Desired,
         actual: &Actual,
         report: &mut Report,
@@ -62,7 +64,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let mut errors = BTreeSet::new();
             let mut is_whole = true;
             for op in ops {
-                if !failures.allow(op) {
+                let rests = matches!(op, Op::Attach(device, _) if resting.contains(device));
+                if rests || !failures.allow(op) {
                     is_whole = false;
                     failures.add(op);
                     continue;

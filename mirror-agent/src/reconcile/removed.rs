@@ -3,7 +3,10 @@
 //! Root in a pod can remove a filter. The next round attaches it again, so that nothing of it is left to be seen but some
 //! packets that are missing. So the reason stays for a while. The loop calls it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use mirror_common::verdict::Direction;
 use tokio::time::Instant;
@@ -15,16 +18,42 @@ use crate::{
 
 /// How long the reason stays.
 const STAYS: Duration = Duration::from_secs(30);
+/// The shortest and the longest time between two times that a program is attached again: twice as long each time, while the
+/// reason stays. A process of the pod can remove it as fast as we attach it, and the kernel takes its time to load it.
+const REST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
-/// The directions of taps of which packets may have been missed, and when that was found last.
+/// The directions of taps of which packets may have been missed.
 #[derive(Default)]
-pub(super) struct Removed(BTreeMap<(Device, Direction), Instant>);
+pub(super) struct Removed(BTreeMap<(Device, Direction), Gap>);
+
+struct Gap {
+    /// When no program was found last.
+    found: Instant,
+    /// When it is attached again, at the earliest.
+    rests_until: Instant,
+    /// The rest after that.
+    rest: Duration,
+    /// The hook.
+    at: Device,
+}
+
+impl Gap {
+    fn new(at: Device, now: Instant) -> Self {
+        Self { found: now, rests_until: now, rest: REST.0, at }
+    }
+}
 
 impl Removed {
+    /// The devices where nothing is attached now, and when the first of them is tried again.
+    pub(super) fn resting(&self, now: Instant) -> (BTreeSet<Device>, Option<Instant>) {
+        let resting = || self.0.values().filter(|gap| gap.rests_until > now);
+        (resting().map(|gap| gap.at).collect(), resting().map(|gap| gap.rests_until).min())
+    }
+
     /// Takes what a round has found, and returns the reasons.
     pub(super) fn note(&mut self, desired: &Desired, actual: &Actual, now: Instant) -> Vec<Skipped> {
         let mut skipped = Vec::new();
-        self.0.retain(|_, at| now.saturating_duration_since(*at) < STAYS);
+        self.0.retain(|_, gap| now.saturating_duration_since(gap.found) < STAYS);
         for (device, tap) in &desired.taps {
             for direction in Direction::ALL {
                 let (at, program) = tap.hook(*device, direction);
@@ -42,7 +71,13 @@ impl Removed {
                     installed.state(program) == HookState::Dead && !installed.lacks_hook(program)
                 };
                 if installed.is_some_and(is_dead) {
-                    self.0.insert((*device, direction), now);
+                    let gap = self.0.entry((*device, direction)).or_insert_with(|| Gap::new(at, now));
+                    (gap.found, gap.at) = (now, at);
+                    if gap.rests_until <= now {
+                        // This round has attached it.
+                        gap.rests_until = now + gap.rest;
+                        gap.rest = (gap.rest * 2).min(REST.1);
+                    }
                 }
                 if self.0.contains_key(&(*device, direction)) {
                     let (pod, nic) = (tap.owner.pod.clone(), Some(tap.owner.nic.clone()));
@@ -56,6 +91,6 @@ impl Removed {
 
     /// When the first of the reasons ends.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.0.values().min().map(|at| *at + STAYS)
+        self.0.values().map(|gap| gap.found).min().map(|found| found + STAYS)
     }
 }

@@ -61,9 +61,12 @@ pub enum HookState {
     /// No program of ours.
     #[default]
     Absent,
-    /// What we have attached was detached by other software: no program of ours runs.
+    /// It cannot be read, so a program of ours runs there or none does. An attempt to attach or to detach returns the error.
+    Unknown,
+    /// A program of ours should be there, and none runs: other software has detached it, or an agent was killed before it
+    /// could attach.
     Dead,
-    /// A program of an earlier agent.
+    /// A program of an earlier agent, or what is left where this agent could not attach.
     Stale,
     /// The program of this agent.
     Current,

@@ -364,7 +364,7 @@ fn cuts(target: &Target) -> bool {
 fn is_cut_at(target: &Target, actual: &Actual) -> bool {
     target.ifindex().is_some_and(|ifindex| {
         let state = actual.deliver.get(&ifindex);
-        matches!(state, Some(HookState::Current | HookState::Stale))
+        matches!(state, Some(HookState::Current | HookState::Stale | HookState::Unknown))
             && !actual.passed_by.contains_key(&ifindex)
     })
 }

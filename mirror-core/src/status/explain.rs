@@ -279,7 +279,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// The agent attaches ahead of all programs inside a pod, and does not look there again.
+/// What is ahead of them now would be a reason of its own.
 const INSIDE: &str = "They were put ahead of all other programs there.";
 /// The same of a tap with two sides.
 const INSIDE_ONE: &str = "The program inside the pod was put ahead of all other programs there.";
@@ -296,7 +296,7 @@ fn hook(tap: &TapStatus, direction: Direction) -> (&'static str, &str) {
 }
 
 fn is_attached(tap: &TapStatus, direction: Direction) -> bool {
-    hook(tap, direction).1 != AttachedStatus::NONE
+    !matches!(hook(tap, direction).1, AttachedStatus::NONE | AttachedStatus::UNKNOWN)
 }
 
 /// A direction as a part of "what … the pod".

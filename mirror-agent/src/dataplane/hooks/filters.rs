@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::Context as _;
-use futures_util::TryStreamExt as _;
+use anyhow::{Context as _, bail};
+use futures_util::{Stream, TryStreamExt as _};
 use mirror_common::verdict::Hook;
 use mirror_core::hidden::{Ahead, Matches};
 use netlink_packet_core::Nla as _;
@@ -50,10 +50,24 @@ pub(super) struct AllFilters {
     pub(super) unread: BTreeMap<IfIndex, String>,
 }
 
+/// The filters of a hook, and the qdiscs of a namespace, that are read inside a pod: root there can make any number of them.
+/// Ours are among the first filters, unless the pod has put so many ahead of them.
+const MOST_INSIDE: usize = 1000;
+
 /// A connection to rtnetlink.
 pub(super) struct Filters {
     handle: Handle,
     task: JoinHandle<()>,
+    /// How many filters of a hook, and qdiscs, are read.
+    most: usize,
+}
+
+/// What was read of a list.
+#[derive(Default)]
+struct Read {
+    messages: Vec<TcMessage>,
+    /// There is more.
+    is_cut: bool,
 }
 
 impl Drop for Filters {
@@ -66,17 +80,28 @@ impl Filters {
     /// Connects. Must be called within the runtime.
     pub(super) fn connect() -> anyhow::Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection().context("cannot open a netlink socket")?;
-        Ok(Self::over(connection, handle))
+        Ok(Self { handle, task: tokio::spawn(connection), most: usize::MAX })
     }
 
-    /// Over a connection in any namespace. It ends with this value, so it keeps no pod's namespace alive.
-    pub(super) fn over(connection: impl Future<Output = ()> + Send + 'static, handle: Handle) -> Self {
-        Self { handle, task: tokio::spawn(connection) }
+    /// Over a connection in a pod's namespace. It ends with this value, so it does not keep the namespace alive.
+    pub(super) fn inside(connection: impl Future<Output = ()> + Send + 'static, handle: Handle) -> Self {
+        Self { handle, task: tokio::spawn(connection), most: MOST_INSIDE }
     }
 
     /// The filters at the hook of one of our programs.
     pub(super) async fn of(&self, ifindex: IfIndex, program: Program) -> anyhow::Result<AtHook> {
-        Ok(at_hook(&self.at(ifindex, program.hook()).await?, program))
+        Ok(at_hook(&self.at(ifindex, program.hook()).await?.messages, program))
+    }
+
+    /// Our filters at the hook of one of our programs, wherever they stand among however many others.
+    pub(super) async fn ours(&self, ifindex: IfIndex, program: Program) -> anyhow::Result<Vec<Filter>> {
+        let mut found = Vec::new();
+        let listed = self.list(ifindex, program.hook())?.try_for_each(|message| {
+            found.extend(ours(&message, program));
+            std::future::ready(Ok(()))
+        });
+        is_there(listed.await, ifindex)?;
+        Ok(found)
     }
 
     /// The filters at all hooks of the namespace. A device whose filters cannot be read does not hide those of other
@@ -103,18 +128,24 @@ impl Filters {
                 if hook == Hook::Egress && !is_clsact {
                     continue;
                 }
-                let messages = match self.at(ifindex, hook).await {
-                    Ok(messages) => messages,
+                let Read { messages, is_cut } = match self.at(ifindex, hook).await {
+                    Ok(read) => read,
                     Err(error) => {
                         all.unread.insert(ifindex, format!("{error:#}"));
                         continue;
                     }
                 };
+                let mut is_found = false;
                 for program in Program::ALL.into_iter().filter(|program| program.hook() == hook) {
                     let at_hook = at_hook(&messages, program);
                     if !at_hook.ours.is_empty() {
+                        is_found = true;
                         all.hooks.insert((ifindex, program), at_hook);
                     }
+                }
+                if is_cut && !is_found {
+                    let why = format!("there are more than {} tc filters at device {ifindex}", self.most);
+                    all.unread.insert(ifindex, why);
                 }
             }
         }
@@ -125,7 +156,7 @@ impl Filters {
     pub(super) async fn names(&self, ifindex: IfIndex) -> anyhow::Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         for hook in Hook::ALL {
-            let messages = self.at(ifindex, hook).await?;
+            let Read { messages, .. } = self.at(ifindex, hook).await?;
             names.extend(messages.iter().flat_map(options).filter_map(|option| match option {
                 TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
                 _ => None,
@@ -134,23 +165,39 @@ impl Filters {
         Ok(names)
     }
 
-    /// Every filter at one hook.
-    async fn at(&self, ifindex: IfIndex, hook: Hook) -> anyhow::Result<Vec<TcMessage>> {
+    /// The filters at one hook, in the order in which they run.
+    async fn at(&self, ifindex: IfIndex, hook: Hook) -> anyhow::Result<Read> {
+        is_there(self.first(self.list(ifindex, hook)?).await, ifindex)
+    }
+
+    fn list(
+        &self,
+        ifindex: IfIndex,
+        hook: Hook,
+    ) -> anyhow::Result<impl Stream<Item = Result<TcMessage, rtnetlink::Error>> + use<>> {
         let index = i32::try_from(ifindex.0).context("ifindex out of range")?;
         let request = self.handle.traffic_filter(index).get();
         let request = match hook {
             Hook::Ingress => request.ingress(),
             Hook::Egress => request.egress(),
         };
-        match request.execute().try_collect().await {
-            // No such device, or no qdisc there: no filters.
-            Err(rtnetlink::Error::NetlinkError(error))
-                if matches!(error.raw_code().abs(), libc::ENODEV | libc::EINVAL | libc::ENOENT) =>
-            {
-                Ok(Vec::new())
+        Ok(request.execute())
+    }
+
+    /// The first messages of a list, as many as may be read.
+    async fn first(
+        &self,
+        list: impl Stream<Item = Result<TcMessage, rtnetlink::Error>>,
+    ) -> Result<Read, rtnetlink::Error> {
+        let mut list = std::pin::pin!(list);
+        let mut messages = Vec::new();
+        while let Some(message) = list.try_next().await? {
+            if messages.len() == self.most {
+                return Ok(Read { messages, is_cut: true });
             }
-            messages => messages.with_context(|| format!("cannot list the tc filters of device {ifindex}")),
+            messages.push(message);
         }
+        Ok(Read { messages, is_cut: false })
     }
 
     /// Whether the device has an ingress qdisc, and with it no hook for what it sends.
@@ -160,9 +207,12 @@ impl Filters {
 
     /// The devices with a qdisc for filters at our hooks, and whether it is clsact: else it is ingress.
     async fn qdiscs(&self) -> anyhow::Result<BTreeMap<IfIndex, bool>> {
-        let qdiscs: Vec<TcMessage> =
-            self.handle.qdisc().get().execute().try_collect().await.context("cannot list the qdiscs")?;
-        let found = qdiscs.iter().filter_map(|qdisc| {
+        let qdiscs = self.first(self.handle.qdisc().get().execute()).await;
+        let Read { messages, is_cut } = qdiscs.context("cannot list the qdiscs")?;
+        if is_cut {
+            bail!("there are more than {} qdiscs", self.most);
+        }
+        let found = messages.iter().filter_map(|qdisc| {
             let is_clsact = match kind(qdisc)? {
                 "clsact" => true,
                 "ingress" => false,
@@ -171,6 +221,18 @@ impl Filters {
             Some((IfIndex(qdisc.header.index.try_into().ok()?), is_clsact))
         });
         Ok(found.collect())
+    }
+}
+
+/// Without such a device, or without a qdisc there, there are no filters.
+fn is_there<T: Default>(listed: Result<T, rtnetlink::Error>, ifindex: IfIndex) -> anyhow::Result<T> {
+    match listed {
+        Err(rtnetlink::Error::NetlinkError(error))
+            if matches!(error.raw_code().abs(), libc::ENODEV | libc::EINVAL | libc::ENOENT) =>
+        {
+            Ok(T::default())
+        }
+        listed => listed.with_context(|| format!("cannot list the tc filters of device {ifindex}")),
     }
 }
 

@@ -3,7 +3,8 @@
 //! The kernel lists the filters and the TCX chain of a device in the network namespace of the device only, so a look takes
 //! a thread that enters the pod. And it announces no change of a chain, and a change of a filter only to those that may
 //! listen in the pod. So the agent looks again and again: each second, or less often where the looks take more than a
-//! hundredth of the time. A round uses what was seen last. Called by [`Hooks`](super::Hooks) only.
+//! hundredth of the time. A look is at one pod, so that events do not wait for the looks at all of them. A round uses what
+//! was seen last. Called by [`Hooks`](super::Hooks) only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +17,7 @@ use anyhow::Context as _;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    filters::{AllFilters, Filters},
+    filters::{AllFilters, Filter, Filters},
     tcx::{self, InChain},
 };
 use crate::{
@@ -28,8 +29,10 @@ use crate::{
 const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The next look waits so many times as long as the last one has taken.
 const REST: u32 = 100;
-/// The longest look at one pod: root there can make any number of filters.
+/// The longest look at one pod: root there can keep the kernel busy.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest search for our filters among all filters of a hook. Only to remove them, it goes through the whole list.
+const SEARCH: Duration = Duration::from_secs(10);
 
 /// The hooks inside one pod, at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -86,23 +89,36 @@ impl Inside {
         all
     }
 
-    /// When the pods are to be looked at again; `None`: nothing of ours is inside pods.
+    /// When the next pod is to be looked at; `None`: nothing of ours is inside pods.
     pub(super) fn due(&self) -> Option<Instant> {
         self.pods.values().map(|pod| pod.at).min().map(|at| at + self.rest())
     }
 
-    /// Looks at all of them again. Returns whether something has changed.
+    /// Looks at the pod again that was looked at first. Returns whether something has changed.
     pub(super) async fn look(&mut self, namespaces: &Namespaces) -> bool {
-        let mut has_changed = false;
-        for (netns, pod) in &mut self.pods {
-            let now = Pod::look(namespaces, *netns, pod.hooks.clone(), pod.hint.clone()).await;
-            has_changed |= pod.seen != now.seen;
-            *pod = now;
-        }
+        let Some((netns, pod)) = self.pods.iter_mut().min_by_key(|(_, pod)| pod.at) else { return false };
+        let now = Pod::look(namespaces, *netns, pod.hooks.clone(), pod.hint.clone()).await;
+        let has_changed = pod.seen != now.seen;
+        *pod = now;
         has_changed
     }
 
-    /// Notes that the agent has changed, or tried to change, what is at a hook.
+    /// What was seen in this namespace does not count any more: another pod may have its number now.
+    pub(super) fn doubt(&mut self, netns: NetnsId) {
+        self.pods.entry(netns).and_modify(|pod| pod.seen = None);
+    }
+
+    /// Notes that nothing of ours is to be at a hook any more.
+    pub(super) fn left(&mut self, device: Device, which: Program) {
+        let Some(pod) = self.pods.get_mut(&device.netns) else { return };
+        pod.hooks.remove(&(device.ifindex, which));
+        pod.seen = None;
+        if pod.hooks.is_empty() {
+            self.pods.remove(&device.netns);
+        }
+    }
+
+    /// Notes that the agent has attached, or tried to attach, a program at a hook.
     pub(super) fn touched(&mut self, device: Device, which: Program) {
         let unseen =
             Pod { hooks: BTreeSet::new(), hint: None, seen: None, at: Instant::now(), took: Duration::ZERO };
@@ -145,8 +161,17 @@ pub(super) async fn view(netns: &Netns, hooks: &BTreeSet<(IfIndex, Program)>) ->
     let look = async {
         let (chains, (connection, handle, _)) = netns.inside(open).await?;
         let devices = hooks.iter().map(|(ifindex, _)| *ifindex).collect();
-        let filters = Filters::over(connection, handle).of_devices(&devices).await?;
+        let filters = Filters::inside(connection, handle).of_devices(&devices).await?;
         Ok(View { filters, chains })
     };
-    timeout(PATIENCE, look).await.context("the pod has too many filters to be read")?
+    timeout(PATIENCE, look).await.context("it takes too long to read the filters inside the pod")?
+}
+
+/// Our filters at a hook of a namespace, among however many others.
+pub(super) async fn ours(netns: &Netns, ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<Filter>> {
+    let search = async {
+        let (connection, handle, _) = netns.inside(rtnetlink::new_connection).await?;
+        Filters::inside(connection, handle).ours(ifindex, which).await
+    };
+    timeout(SEARCH, search).await.context("the pod has too many filters to find ours among them")?
 }

@@ -111,8 +111,7 @@ impl Survey {
     }
 
     /// The state of a hook, and the reason why packets are hidden there, for an agent whose program has the id
-    /// `current` and that attaches by `method`. A hook that cannot be read is `Stale`: an attempt to attach or to
-    /// detach there returns the error.
+    /// `current` and that attaches by `method`.
     pub fn look(
         &self,
         device: Device,
@@ -120,7 +119,7 @@ impl Survey {
         method: Method,
         current: Option<u32>,
     ) -> (HookState, Option<Hidden>) {
-        let Ok(attached) = self.at(device, which, method) else { return (HookState::Stale, None) };
+        let Ok(attached) = self.at(device, which, method) else { return (HookState::Unknown, None) };
         let state = match (attached.state(method, current), self.attached.get(&(device, which))) {
             // Something else has taken the place of what this agent has attached.
             (HookState::Stale, Some(true)) => HookState::Dead,
@@ -144,14 +143,16 @@ impl Survey {
             Some(Err(_)) | None => return Ok(inside_by_links(pins, device)),
         };
         let filters = view.map_or(&self.filters, |view| &view.filters);
-        if let Some(error) = filters.unread.get(&ifindex) {
+        // A link runs ahead of all filters, so it does without knowing them.
+        let needs_filters = view.is_none() || has_trace;
+        if let Some(error) = filters.unread.get(&ifindex).filter(|_| needs_filters) {
             bail!("{error}");
         }
         let lacks_hook = method == Method::Clsact
             && which.hook() == Hook::Egress
             && filters.ingress_only.contains(&ifindex);
         let attached = match view {
-            Some(view) => inside(pins, view, has_trace, ifindex, which),
+            Some(view) => seen_inside(pins, view, has_trace, ifindex, which),
             None => {
                 let mut filters = filters.hooks.get(&(ifindex, which)).cloned().unwrap_or_default();
                 if which == Program::Deliver {
@@ -174,7 +175,7 @@ pub(super) fn inside_by_links(pins: Vec<LinkPin>, device: Device) -> Attached {
 }
 
 /// Our programs at a hook inside a pod, as they were seen there.
-pub(super) fn inside(
+pub(super) fn seen_inside(
     pins: Vec<LinkPin>,
     view: &View,
     has_trace: bool,

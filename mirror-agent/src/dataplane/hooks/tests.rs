@@ -1,5 +1,7 @@
 //! Tests of how a hook is judged by the programs and filters at it.
 
+#![expect(clippy::unwrap_used, reason = "tests panic")]
+
 use mirror_common::abi::ABI_VERSION;
 use mirror_core::hidden::{Ahead, Matches};
 use netlink_packet_core::DefaultNla;
@@ -54,6 +56,7 @@ proptest! {
         let things = hook.pins.len() + hook.filters.ours.len();
         match hook.state(method, Some(CURRENT)) {
             HookState::Absent => prop_assert!(things == 0 && !hook.is_dead),
+            HookState::Unknown => prop_assert!(false, "it was read"),
             HookState::Dead => prop_assert!(hook.is_dead && hook.filters.ours.is_empty()),
             HookState::Stale => prop_assert!(things > 0),
             HookState::Current => {
@@ -109,7 +112,7 @@ fn a_device_that_cannot_be_read_fails_no_other() {
     let look = |ifindex| {
         survey.look(Device::on_node(IfIndex(ifindex)), Program::TapIngress, Method::Clsact, Some(CURRENT))
     };
-    assert_eq!(look(7), (HookState::Stale, None));
+    assert_eq!(look(7), (HookState::Unknown, None));
     assert_eq!(look(8), (HookState::Absent, None));
     assert!(!survey.has_no_filters());
 }
@@ -143,7 +146,23 @@ fn a_filter_of_this_agent_that_is_not_there_any_more_was_removed() {
     // A namespace that cannot be read.
     let inside = [(device.netns, Err("no".to_owned()))].into();
     let survey = Survey { traces: [hook].into(), inside, ..Survey::default() };
-    assert_eq!(survey.look(device, hook.1, Method::Clsact, Some(CURRENT)), (HookState::Stale, None));
+    assert_eq!(survey.look(device, hook.1, Method::Clsact, Some(CURRENT)), (HookState::Unknown, None));
+    // A device with too many filters, and a link there or a filter of ours.
+    let mut view = View::default();
+    view.filters.unread.insert(device.ifindex, "more than 1000".to_owned());
+    for (traces, state) in [(Vec::new(), HookState::Absent), (vec![hook], HookState::Unknown)] {
+        let (inside, traces) = ([(device.netns, Ok(view.clone()))].into(), traces.into_iter().collect());
+        let survey = Survey { traces, inside, ..Survey::default() };
+        assert_eq!(survey.look(device, hook.1, Method::Clsact, Some(CURRENT)), (state, None));
+    }
+}
+
+/// `cleanup` of this version makes no directory, where only agents of other versions were.
+#[test]
+fn without_a_directory_of_this_version_no_program_is_ours() {
+    let directory = tempfile::tempdir().unwrap();
+    let others = Others::with_own(&Pins::new(directory.path())).unwrap();
+    assert!(!others.have(1));
 }
 
 /// A message as the kernel lists a filter of this kind.

@@ -13,7 +13,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use aya::{maps::MapInfo, programs::loaded_programs};
+use aya::{
+    maps::MapInfo,
+    programs::{ProgramError, loaded_programs},
+};
 use mirror_common::abi::ABI_VERSION;
 use tracing::info;
 
@@ -35,7 +38,7 @@ impl Others {
         let mut versions = BTreeMap::new();
         for version in pins.other_versions().context("cannot list the pins")? {
             let maps = maps_in(&pins.maps_of(version)).context("cannot list the pinned maps")?;
-            versions.insert(version, users_of(&maps));
+            versions.insert(version, users_of(&maps)?);
         }
         Ok(Self { versions })
     }
@@ -43,8 +46,12 @@ impl Others {
     /// The same, with the programs of this version.
     pub(super) fn with_own(pins: &Pins) -> anyhow::Result<Self> {
         let mut all = Self::look(pins)?;
-        let maps = maps_in(&pins.maps()).context("cannot list the pinned maps")?;
-        all.versions.insert(ABI_VERSION, users_of(&maps));
+        // `cleanup` of a node where only agents of other versions were makes no directory of this one.
+        let maps = match maps_in(&pins.maps()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeSet::new(),
+            maps => maps.context("cannot list the pinned maps")?,
+        };
+        all.versions.insert(ABI_VERSION, users_of(&maps)?);
         Ok(all)
     }
 
@@ -109,7 +116,7 @@ impl Hooks {
 /// The map cannot be opened.
 pub fn programs_of(pins: &Pins) -> anyhow::Result<BTreeSet<u32>> {
     let map = MapInfo::from_pin(pins.maps().join("TAPS")).context("cannot open the map of taps")?.id();
-    Ok(users_of(&[map].into()).into_keys().collect())
+    Ok(users_of(&[map].into())?.into_keys().collect())
 }
 
 /// Ids of the maps that are pinned in a directory.
@@ -128,14 +135,28 @@ fn maps_in(directory: &Path) -> io::Result<BTreeSet<u32>> {
 }
 
 /// Ids of the loaded programs that use one of these maps, and whether each is a program of a tap, by its name.
-fn users_of(maps: &BTreeSet<u32>) -> BTreeMap<u32, bool> {
+///
+/// # Errors
+///
+/// A program cannot be read, so it is not known whether it is one of them.
+fn users_of(maps: &BTreeSet<u32>) -> anyhow::Result<BTreeMap<u32, bool>> {
     let uses = |ids: Option<Vec<u32>>| ids.is_some_and(|ids| ids.iter().any(|id| maps.contains(id)));
-    loaded_programs()
-        .filter_map(Result::ok)
-        .filter(|program| uses(program.map_ids().ok().flatten()))
-        .map(|program| {
-            let name = program.name_as_str().unwrap_or_default().to_owned();
-            (program.id(), name != Program::Deliver.name())
-        })
-        .collect()
+    let mut users = BTreeMap::new();
+    for program in loaded_programs() {
+        let ids = program.and_then(|program| Ok((program.map_ids()?, program)));
+        let (ids, program) = match ids {
+            Err(ProgramError::SyscallError(error)) if is_gone(&error.io_error) => continue,
+            read => read.context("cannot read a loaded program")?,
+        };
+        if uses(ids) {
+            let name = program.name_as_str().unwrap_or_default();
+            users.insert(program.id(), name != Program::Deliver.name());
+        }
+    }
+    Ok(users)
+}
+
+/// The program has gone while it was read.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
 }

@@ -268,3 +268,26 @@ async fn what_a_pod_takes_away_is_attached_again_and_told_for_a_while() {
     run_for(&mut world, Duration::from_secs(2)).await.unwrap();
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
 }
+
+/// The pod does not keep the loop busy, and the node's end sees what reaches it meanwhile.
+#[tokio::test(start_paused = true)]
+async fn what_a_pod_removes_again_and_again_is_attached_less_and_less_often() {
+    let (mut world, _) = moved().await;
+    world.dataplane.removed.insert(nic());
+    world.dataplane.actual.taps.get_mut(&nic()).unwrap().ingress = HookState::Dead;
+    let is_attach = |op: &&Op| **op == Op::Attach(nic(), Program::TapIngress);
+    let attached = |world: &World| world.dataplane.tried.iter().filter(is_attach).count();
+    let (before, rounds) = (attached(&world), world.links.asked.len());
+    run_for(&mut world, Duration::from_secs(60)).await.unwrap();
+    // After 0, 1, 3, 7, 15, 23, 31, 39, 47 and 55 s.
+    let (attached, rounds) = (attached(&world) - before, world.links.asked.len() - rounds);
+    assert!((9..=10).contains(&attached) && rounds < 60, "{attached} times in {rounds} rounds");
+    let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
+    assert!(!tap.sees_inside());
+    assert_eq!(reasons(&world), ["Removed"]);
+    world.dataplane.removed.clear();
+    run_for(&mut world, Duration::from_secs(10)).await.unwrap();
+    assert_eq!(sides(&world), INSIDE);
+    run_for(&mut world, Duration::from_secs(31)).await.unwrap();
+    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
+}

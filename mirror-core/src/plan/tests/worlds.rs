@@ -143,8 +143,9 @@ pub(super) fn capacity() -> impl Strategy<Value = Capacity> {
 
 /// The state that an agent has installed for other wishes, with later changes by other software.
 pub(super) fn actual() -> impl Strategy<Value = Actual> {
-    let state =
-        || sample::select(vec![HookState::Absent, HookState::Dead, HookState::Stale, HookState::Current]);
+    let states =
+        [HookState::Absent, HookState::Unknown, HookState::Dead, HookState::Stale, HookState::Current];
+    let state = || sample::select(states.to_vec());
     let often = prop::bool::weighted;
     let change = (state(), state(), often(0.8), often(0.3), often(0.3));
     let deliver = btree_map((100..103u32).prop_map(IfIndex), state(), 0..3);

@@ -1,7 +1,7 @@
 //! Filters inside pods, where root of the pod can remove them and go ahead of them. The agent has to notice, to mend it, and
 //! to tell.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fs};
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, check, eventually, while_pinging,
@@ -54,23 +54,24 @@ fn a_filter_that_is_removed_comes_back_and_the_gap_is_told() {
     let Scene { web, db, lab } = &scene;
     is_mirrored(lab, web, db);
     assert_eq!(told(lab), BTreeSet::new());
+    // What is told of the first ones is still told with the later ones.
     for (words, directions) in [
-        ("tc qdisc delete dev eth0 clsact", &["egress: ", "ingress: "][..]),
-        ("tc filter delete dev eth0 ingress", &["ingress: "]),
-        ("tc filter delete dev eth0 egress pref 1", &["egress: "]),
+        ("tc filter delete dev eth0 ingress", [true, false]),
+        ("tc filter delete dev eth0 egress pref 1", [true, true]),
+        ("tc qdisc delete dev eth0 clsact", [true, true]),
     ] {
         web.netns().run(words);
         web.ping(db.v4(), 3, 56);
         eventually(SOON, || check(filters(web).len() == 2, || format!("{words}: {:?}", filters(web))));
         wait_told(lab, &["Removed"]);
         let words = lab.agent_exit(&["explain", "--pod", "default/web"]).stdout;
-        let all_told =
-            directions.iter().all(|direction| words.contains(&format!("{direction}something in the pod")));
-        assert!(all_told, "{directions:?}: {words}");
+        let told = ["ingress", "egress"]
+            .map(|direction| words.contains(&format!("{direction}: something in the pod has removed")));
+        assert_eq!(told, directions, "{words}");
         is_mirrored(lab, web, db);
-        // It is told for a while, and then it is over.
-        wait_told(lab, &[]);
     }
+    // It is told for a while, and then it is over.
+    wait_told(lab, &[]);
     assert_eq!(agent.log_with(&["\"ERROR\""]), Vec::<String>::new());
     agent.stop();
     lab.cleanup();
@@ -109,6 +110,38 @@ fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
     wait_told(lab, &[]);
     is_mirrored(lab, web, db);
     agent.stop();
+}
+
+/// A pod can make any number of filters. The agent reads a part of them, tells where it does not find its own among these, and
+/// removes its own at the end, and nothing else.
+#[test]
+fn a_flood_of_filters_costs_the_agent_little_and_keeps_none_of_ours() {
+    const MANY: usize = 1200;
+    let (scene, _pods, agent) = scene("filters-flood");
+    let Scene { web, db, lab } = &scene;
+    let flood = |filter: &str| {
+        let file = lab.files().join("flood");
+        fs::write(&file, format!("filter add dev eth0 ingress {filter}\n").repeat(MANY)).unwrap();
+        web.netns().run(&format!("tc -batch {}", file.display()));
+    };
+    // Behind ours.
+    flood("pref 100 protocol all bpf bytecode \"1,6 0 0 0\"");
+    is_mirrored(lab, web, db);
+    assert_eq!(told(lab), BTreeSet::new());
+    // Ahead of ours. They match no packet.
+    flood("pref 1 protocol all bpf bytecode \"1,6 0 0 0\"");
+    lab.wait_status(|status| {
+        let tap = tap(status, web).ok_or("no tap")?;
+        check(tap.attached["ingress"] == "unknown", || format!("{:?}", tap.attached))
+    });
+    agent.wait_for_log(&["there are more than 1000 tc filters"]);
+    is_mirrored(lab, web, db);
+    agent.stop();
+    lab.cleanup();
+    assert!(filters(web).is_empty() && lab.pins().is_empty(), "{:?} {:?}", filters(web), lab.pins());
+    let left = web.netns().try_run("tc filter show dev eth0 ingress").stdout;
+    let left = String::from_utf8(left).unwrap().lines().filter(|line| line.contains(" handle 0x")).count();
+    assert_eq!(left, 2 * MANY);
 }
 
 /// The kernel drops the filters of a NIC that is moved, so its packets elsewhere are nobody's. When it is back, it is
