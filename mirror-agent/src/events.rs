@@ -1,11 +1,12 @@
-//! Kubernetes Events on the pods that are not mirrored, or not as they ask.
+//! Kubernetes Events on pods: that they are not mirrored, or not as they ask, and that a mirror has begun or ended.
 //!
 //! This module reads the loop's reports and nothing else, and decides nothing about pods. An Event that cannot be
-//! posted delays nothing else. An Event is refreshed, as a series, as long as it holds: API servers forget Events after
+//! posted delays nothing else. The Event of a problem is refreshed, as a series, as long as the problem holds: API servers forget Events after
 //! an hour by default. `kube::runtime::events` is not used: its Recorder names an Event by the time, so that each agent
 //! would post its own, and it forgets a series after six minutes. Called by `cmd::run`. [`message`] is shared with `controller`.
 
 pub(crate) mod message;
+mod news;
 mod outbox;
 
 use std::{
@@ -22,6 +23,7 @@ use tracing::debug;
 
 use self::{
     message::{Message, Reporter, digest, refresh},
+    news::News,
     outbox::{Outbox, Outcome, Post},
 };
 use crate::{
@@ -41,19 +43,29 @@ const MOST: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Fact {
     pod: PodId,
+    kind: Kind,
     reason: &'static str,
     note: String,
+}
+
+/// How a fact is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// A warning, as long as it holds.
+    Problem,
+    /// Once.
+    News,
 }
 
 impl Fact {
     /// The same for the same text, with every version of the agent and of its compiler.
     fn digest(&self) -> u64 {
-        let Self { pod: PodId { uid, namespace, name }, reason, note } = self;
+        let Self { pod: PodId { uid, namespace, name }, kind: _, reason, note } = self;
         digest([uid, namespace, name, reason, note])
     }
 
     fn message(&self) -> Message {
-        let Self { pod: PodId { uid, namespace, name }, reason, note } = self;
+        let Self { pod: PodId { uid, namespace, name }, kind, reason, note } = self;
         Message {
             about: ObjectReference {
                 api_version: Some("v1".into()),
@@ -63,19 +75,21 @@ impl Fact {
                 uid: Some(uid.clone()),
                 ..ObjectReference::default()
             },
-            is_warning: true,
+            is_warning: *kind == Kind::Problem,
             reason: (*reason).to_owned(),
             note: note.clone(),
         }
     }
 }
 
-/// Posts an Event for each problem in a report, and refreshes the Event as long as the report holds the problem. Never
-/// ends. `node` is the name by which this agent is known among others.
+/// Posts an Event for each problem in a report, and refreshes the Event as long as the report holds the problem. Posts
+/// another one when mirrors of a pod have begun or ended. Never ends. `node` is the name by which this agent is known
+/// among others.
 ///
-/// An Event that could not be posted is tried again at growing intervals, as long as the report holds its problem.
+/// An Event that could not be posted is tried again at growing intervals, as long as the reports give reason for it.
 pub async fn post(client: Client, node: String, mut reports: Reports) {
-    let mut outbox = Outbox::default();
+    let (mut outbox, mut news) = (Outbox::default(), News::default());
+    let mut problems = BTreeSet::new();
     loop {
         tokio::select! {
             biased;
@@ -84,21 +98,36 @@ pub async fn post(client: Client, node: String, mut reports: Reports) {
                     return;
                 }
                 let report = Arc::clone(&reports.borrow_and_update());
-                outbox.set(tellable(&report), Instant::now());
+                problems = tellable(&report);
+                news.set(&report, Instant::now());
             }
+            () = until(news.next()) => {}
             (fact, post) = due(outbox.next()) => {
                 let answer = post_one(&client, &fact, post, &node).await;
                 outbox.note(&fact, answer, Instant::now());
+                if !(fact.kind == Kind::News && answer.ends_news()) {
+                    continue;
+                }
+                news.note(&fact);
             }
         }
+        let now = Instant::now();
+        outbox.set(problems.iter().cloned().chain(news.settled(now)).collect(), now);
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
     }
 }
 
 /// Waits until the next Event is due.
 async fn due(next: Option<(Fact, Post, Option<Instant>)>) -> (Fact, Post) {
     let Some((fact, post, at)) = next else { return pending().await };
-    if let Some(at) = at {
-        sleep_until(at).await;
+    if at.is_some() {
+        until(at).await;
     }
     (fact, post)
 }
@@ -203,6 +232,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
             let by = mirror.as_ref().map_or_else(String::new, |mirror| format!(" by {mirror}"));
             Some(Fact {
                 pod: pod.clone()?,
+                kind: Kind::Problem,
                 reason: why.name(),
                 note: capitalized(&format!("{}{by}{nic}: {why}", why.effect())),
             })
@@ -210,6 +240,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
     });
     let bad = report.bad.iter().map(|bad| Fact {
         pod: bad.pod.clone(),
+        kind: Kind::Problem,
         reason: "BadAnnotation",
         note: bad.to_string(),
     });

@@ -232,6 +232,8 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         targets: _,
         told: _,
         streams: _,
+        mirrors: _,
+        found: _,
     } = report;
     let taps = IntGaugeVec::new(
         Opts::new("podmirror_taps", "Taps: those that are wanted, and those of them that are attached."),

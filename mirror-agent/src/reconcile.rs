@@ -10,6 +10,7 @@ mod devices;
 mod exits;
 mod expected;
 mod held;
+mod mirrored;
 mod refused;
 mod removed;
 mod routes;
@@ -30,6 +31,7 @@ use coverage::Watch;
 use exits::Exits;
 use expected::Expected;
 use held::Held;
+use mirrored::{found, mirrored};
 use refused::{Refused, refuse_mirrors, refuse_selection};
 use removed::Removed;
 use routes::Routes;
@@ -51,7 +53,7 @@ use crate::{
     },
     plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,
-    report::{Keyed, Report, Reports},
+    report::{Keyed, Mirrors, Report, Reports},
     select::{Capture, Choice, Filters, Policy, Readers, Selection, Skipped, Wanted, Why, choose, coverage},
     settings::{Budget, Rate},
 };
@@ -106,6 +108,8 @@ pub struct Reconciler<P, L, D> {
     /// When an event woke the loop for the round to come.
     woken: Option<Instant>,
     told: Told,
+    /// The mirrors that an earlier agent has left; `None`: nothing was read yet.
+    found: Option<Arc<Mirrors>>,
     report: watch::Sender<Arc<Report>>,
     metrics: LoopMetrics,
 }
@@ -144,6 +148,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             is_behind: false,
             woken: None,
             told: Told::default(),
+            found: None,
             report: watch::Sender::new(Arc::default()),
             metrics,
         }
@@ -282,6 +287,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         report.told = told.map(|pod| pod.id.clone()).collect();
         let Seen { links, actual, mut selection } =
             self.look(pods.as_deref(), &wanted, captures, &mut report.failures).await?;
+        report.found = Arc::clone(self.found.get_or_insert_with(|| Arc::new(found(&actual))));
 
         let mut expected = expected::of(&wanted, &selection.skipped);
         let targets = self.targets(pods.as_deref(), &links, &actual, &readers, &mut expected, report);
@@ -292,6 +298,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         exit::stay_without(&mut selection.taps, &actual.taps, &self.policy);
         let (desired, Plan { ops, unfit, coming }) =
             self.decide(targets, selection.taps, hub, &actual, report.is_listed);
+        let misfits = unfit.iter().map(|unfit| (unfit.device, unfit.mirror.clone())).collect();
         let unfit = unfit.into_iter().map(|unfit| not_installed(unfit, &desired));
         let hidden = hidden::of_taps(&desired, &actual);
 
@@ -338,6 +345,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             Some(_) => coverage(selected, &standing(&desired, &incomplete), &report.skipped),
             None => Vec::new(),
         };
+        report.mirrors = mirrored(&wanted, &desired, &actual, &incomplete, &misfits);
         report.targets = self.standing_targets(&mirror_targets, &desired, report);
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {

@@ -17,7 +17,7 @@ use mirror_core::{
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    model::{Device, PodId, ResourceId, RingId, TargetName},
+    model::{Device, Ended, MirrorId, PodId, ResourceId, RingId, TargetName},
     select::{BadAnnotation, Coverage, Skipped, Unasked},
 };
 
@@ -55,6 +55,10 @@ pub struct Report {
     pub coverage: BTreeMap<Device, NicCoverage>,
     /// The Mirrors and ClusterMirrors that select pods of this node, and what came of each.
     pub resources: Vec<Coverage>,
+    /// The mirrors that are wanted.
+    pub mirrors: Mirrors,
+    /// Those that an earlier agent had left when this one looked first.
+    pub found: Arc<Mirrors>,
     /// The MirrorTargets, and what each is on this node; none before there is a list.
     pub targets: Vec<Standing>,
     /// The Mirrors that have a stream, and who may read it.
@@ -63,6 +67,31 @@ pub struct Report {
     pub bad: BTreeSet<BadAnnotation>,
     /// The operations that failed in this round, and will be tried again.
     pub failures: BTreeSet<String>,
+}
+
+/// The mirrors of pods, without those that a program reads itself.
+pub type Mirrors = BTreeMap<PodId, BTreeMap<MirrorId, Mirrored>>;
+
+/// A mirror of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirrored {
+    /// Where its copies go.
+    pub target: TargetName,
+    /// An annotation, a Mirror or a ClusterMirror asks for it, and not the node's policy alone.
+    pub is_asked: bool,
+    /// How far it has come.
+    pub stage: Stage,
+}
+
+/// How far a mirror has come. That of a pod is the least of those of its NICs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// It is wanted, and does not stand.
+    Coming,
+    /// It stands.
+    Stands,
+    /// A limit has ended it.
+    Ended(Ended),
 }
 
 /// A Mirror with a stream.
@@ -119,6 +148,8 @@ impl Default for Report {
             told: BTreeSet::new(),
             coverage: BTreeMap::new(),
             resources: Vec::new(),
+            mirrors: Mirrors::new(),
+            found: Arc::default(),
             targets: Vec::new(),
             streams: BTreeMap::new(),
             bad: BTreeSet::new(),

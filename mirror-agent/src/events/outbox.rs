@@ -2,8 +2,9 @@
 //!
 //! A server that cannot be reached or has too much to do is left alone for a while, and for twice as long after each
 //! further failure. The same holds for a namespace that takes no Event (because of a quota, a policy or a right). Other
-//! events do not shorten that pause. An existing Event is refreshed every 30 to 40 minutes, and a pod gets few new ones
-//! at a time, however often its annotations and devices change.
+//! events do not shorten that pause. The Event of a problem is refreshed every 30 to 40 minutes, and a pod gets few new
+//! ones at a time, however often its annotations and devices change. News are posted once, and few at a time, because
+//! one change can be news for all pods of a cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +13,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::Fact;
+use super::{Fact, Kind};
 
 /// The pause after the first failure, and the longest one.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
@@ -22,6 +23,9 @@ const SPREAD_SECONDS: u64 = 10 * 60;
 /// How many new Events a pod gets without a pause, and the pause ahead of each further one.
 const BURST: u32 = 16;
 const PACE: Duration = Duration::from_secs(300);
+/// How many news the node posts without a pause, and the pause ahead of each further one.
+const NEWS_BURST: u32 = 8;
+const NEWS_PACE: Duration = Duration::from_secs(5);
 /// How many former Events, whose problem has passed, are remembered.
 const MOST_FORMER: usize = 1000;
 
@@ -57,6 +61,13 @@ pub(super) enum Outcome {
     Away,
 }
 
+impl Outcome {
+    /// Whether nothing is left to do for news.
+    pub(super) const fn ends_news(self) -> bool {
+        matches!(self, Self::Stands { .. } | Self::NotNow)
+    }
+}
+
 /// The Events to post, and those that were posted lately.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
@@ -68,6 +79,8 @@ pub(super) struct Outbox {
     pauses: BTreeMap<Option<String>, Pause>,
     /// By the UID of a pod: when the pod may have all of [`BURST`] new Events again, at one each [`PACE`].
     paces: BTreeMap<String, Instant>,
+    /// When the node may post all of [`NEWS_BURST`] news again, at one each [`NEWS_PACE`].
+    news: Option<Instant>,
 }
 
 /// The next operation for an Event.
@@ -94,7 +107,7 @@ impl Outbox {
             (fact, entry)
         };
         self.facts = tell.into_iter().map(with_entry).collect();
-        before.retain(|_, entry| entry.due.is_some_and(|due| due > now));
+        before.retain(|fact, entry| fact.kind == Kind::Problem && entry.due.is_some_and(|due| due > now));
         let mut dues: Vec<_> = before.values().map(|entry| entry.due).collect();
         if let Some(surplus) = dues.len().checked_sub(MOST_FORMER + 1) {
             // The Events whose time comes first are forgotten first.
@@ -142,6 +155,9 @@ impl Outbox {
         }
         let Some(entry) = self.facts.get_mut(fact) else { return };
         if entry.post == Post::Create {
+            if fact.kind == Kind::News {
+                self.news = Some(self.news.map_or(now, |paid| paid.max(now)) + NEWS_PACE);
+            }
             let paid = self.paces.entry(fact.pod.uid.clone()).or_insert(now);
             *paid = (*paid).max(now) + PACE;
         }
@@ -156,9 +172,11 @@ impl Outbox {
         };
     }
 
-    /// When the pod may get its next new Event, if not at once.
+    /// When the new Event may be posted, for the pod and for the node, if not at once.
     fn pace(&self, fact: &Fact) -> Option<Instant> {
-        self.paces.get(&fact.pod.uid)?.checked_sub(PACE * (BURST - 1))
+        let of_pod = self.paces.get(&fact.pod.uid).and_then(|paid| paid.checked_sub(PACE * (BURST - 1)));
+        let news = self.news.filter(|_| fact.kind == Kind::News);
+        of_pod.max(news.and_then(|paid| paid.checked_sub(NEWS_PACE * (NEWS_BURST - 1))))
     }
 
     fn pause(&mut self, of: Option<String>, now: Instant) {

@@ -8,8 +8,9 @@ use tokio::{sync::watch, time::sleep};
 
 use super::*;
 use crate::{
-    model::{Place, ResourceId},
+    model::{Place, ResourceId, TargetName},
     pods::kube::fake::{self, Reply},
+    report::{Mirrored, Mirrors, Stage},
     select::{BadAnnotation, MIRROR, Problem},
     settings::SettingError,
 };
@@ -91,7 +92,12 @@ fn a_pod_with_many_devices_is_told_of_some() {
 
 #[test]
 fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
-    let fact = |pod: &str, note: &str| Fact { pod: pod_id(pod), reason: "BadSetting", note: note.into() };
+    let fact = |pod: &str, note: &str| Fact {
+        pod: pod_id(pod),
+        kind: Kind::Problem,
+        reason: "BadSetting",
+        note: note.into(),
+    };
     let name = |pod, note| fact(pod, note).message().name();
     assert_eq!(name("a", "x"), "podmirror-80cdda601a520562");
     assert_ne!(name("a", "x"), name("a", "y"));
@@ -102,7 +108,7 @@ fn the_same_is_told_under_the_same_name_by_every_version_of_the_agent() {
 #[test]
 fn a_long_note_is_cut_between_characters() {
     let cut = |note: String| {
-        let fact = Fact { pod: pod_id("a"), reason: "BadSetting", note };
+        let fact = Fact { pod: pod_id("a"), kind: Kind::Problem, reason: "BadSetting", note };
         fact.message().event(Reporter { controller: CONTROLLER, instance: "one" }).note.unwrap()
     };
     assert_eq!(cut(format!("{}é", "x".repeat(1023))), "x".repeat(1023));
@@ -263,4 +269,70 @@ async fn an_event_is_there_as_long_as_it_holds_and_over_a_restart_of_the_agent()
     assert_eq!(server.lock().unwrap().1.len(), 3);
     drop(reports);
     agent.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_beginning_and_the_end_of_a_mirror_are_each_posted_once_and_not_again_by_the_next_agent() {
+    let server = Arc::new(std::sync::Mutex::new((Events::default(), Vec::new())));
+    let client = || {
+        let server = Arc::clone(&server);
+        fake::client_with_bodies(move |request, body| {
+            let (events, posts) = &mut *server.lock().unwrap();
+            let path = request.uri().path();
+            let name = path.split('/').nth(7).or(body["metadata"]["name"].as_str()).unwrap().to_owned();
+            posts.push(format!("{} {}", request.method(), body["reason"].as_str().unwrap_or("-")));
+            events.answer(request.method().as_str(), name, body)
+        })
+    };
+    let posts = || std::mem::take(&mut server.lock().unwrap().1);
+    let mirrors = |is_there: bool| {
+        let all = ResourceId { namespace: Some("shop".into()), name: "all".parse().unwrap() }.mirror();
+        let mirrored = Mirrored { target: TargetName::default(), is_asked: true, stage: Stage::Stands };
+        is_there.then(|| (pod_id("web"), [(all, mirrored)].into())).into_iter().collect::<Mirrors>()
+    };
+    let report = |is_there, found| {
+        let pods = Some([(pod_id("web"), None)].into());
+        Arc::new(Report {
+            pods,
+            mirrors: mirrors(is_there),
+            found: Arc::new(mirrors(found)),
+            ..Report::default()
+        })
+    };
+    let (reports, reader) = watch::channel(report(false, false));
+    let agent = tokio::spawn(post(client(), "node".into(), reader));
+    reports.send(report(true, false)).unwrap();
+    // Nothing is refreshed.
+    for _ in 0..24 * 60 {
+        sleep(Duration::from_secs(60)).await;
+        reports.send(report(true, false)).unwrap();
+    }
+    assert_eq!(posts(), ["POST MirrorStarted"]);
+    drop(reports);
+    agent.await.unwrap();
+
+    let (reports, reader) = watch::channel(report(true, true));
+    let agent = tokio::spawn(post(client(), "node".into(), reader));
+    for (is_there, expected) in [
+        (true, &[][..]),
+        (false, &["POST MirrorEnded"]),
+        (true, &["POST MirrorStarted"]),
+        // The same as before: one more of a series.
+        (false, &["POST MirrorEnded", "PATCH -", "PATCH -"]),
+        (true, &["POST MirrorStarted", "PATCH -", "PATCH -"]),
+    ] {
+        reports.send(report(is_there, true)).unwrap();
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(posts(), expected);
+    }
+    drop(reports);
+    agent.await.unwrap();
+    let events = server.lock().unwrap();
+    let facts = events.0.0.values().map(|(_, event)| {
+        (event["type"].clone(), event["note"].as_str().unwrap().to_owned(), event["series"]["count"].clone())
+    });
+    let facts: BTreeSet<_> = facts.map(|(kind, note, count)| format!("{kind} {count} {note}")).collect();
+    let ended = "\"Normal\" 2 No longer mirrored by mirror/all: nothing asks for it any more";
+    let started = "\"Normal\" 2 Mirrored by mirror/all (target default)";
+    assert_eq!(facts, [ended, started].map(str::to_owned).into());
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 
 mod coverage;
+mod mirrored;
 mod routes;
 mod targets;
 

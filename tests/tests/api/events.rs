@@ -1,14 +1,21 @@
 //! Events: what the API server stores for the authors of pods.
 
-use mirror_tests::{SOON, check, eventually};
-use serde_json::Value;
+use std::collections::BTreeMap;
 
-use crate::Node;
+use mirror_tests::{Api, PodNs, SOON, Tail, check, eventually};
+use serde_json::{Value, json};
+
+use crate::{
+    Node,
+    resources::{Story, wait_mirrors},
+};
+
+const OPT: &str = "podmirror.io/mirror";
 
 #[test]
 fn the_next_agent_goes_on_with_the_event_of_the_one_before() {
     let Node { api, lab } = &Node::new("series");
-    api.apply(&api.object("web", &[("podmirror.io/mirror", "sideways")]));
+    api.apply(&api.object("web", &[(OPT, "sideways")]));
     let mut name = None;
     for agents in 1..=3 {
         let agent = api.agent(lab, &[]);
@@ -27,4 +34,95 @@ fn the_next_agent_goes_on_with_the_event_of_the_one_before() {
         assert_eq!(name.get_or_insert_with(|| event["metadata"]["name"].clone()), &event["metadata"]["name"]);
         agent.stop();
     }
+}
+
+/// How often each Event on a pod was told, by the pod and its text.
+type Told = BTreeMap<String, u64>;
+
+/// All Events on pods of the story's namespace.
+fn told(api: &Api) -> Told {
+    let events: Value = serde_json::from_str(&api.kubectl("get events.v1.events.k8s.io -o json")).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let of_event = |event: &Value| {
+        let [kind, reason, note] = ["type", "reason", "note"].map(|key| text(&event[key]));
+        let pod = text(&event["regarding"]["name"]);
+        (format!("{pod}: {kind} {reason}: {note}"), event["series"]["count"].as_u64().unwrap_or(1))
+    };
+    // The controller of another story has Events on Mirrors.
+    let of_pods =
+        events["items"].as_array().unwrap().iter().filter(|event| event["regarding"]["kind"] == "Pod");
+    of_pods.map(of_event).collect()
+}
+
+/// Waits until the Events are exactly those before and one more of each of these texts.
+#[track_caller]
+fn wait_told(api: &Api, before: &Told, more: &[&str]) -> Told {
+    let mut expected = before.clone();
+    for text in more {
+        *expected.entry((*text).to_owned()).or_default() += 1;
+    }
+    eventually(SOON, || {
+        let told = told(api);
+        check(told == expected, || format!("{told:#?}, and not {expected:#?}"))
+    });
+    expected
+}
+
+/// A node that mirrors every pod. Only what somebody asks for is told, once, all mirrors of a pod together; what the agent
+/// finds when it starts is not told again, and neither is a capture.
+#[test]
+fn a_pod_is_told_once_when_its_mirrors_begin_and_end() {
+    let story = &Story::new("begins");
+    let node @ Node { api, lab } = &story.node;
+    let [web, db, idle] = &node.pods(["web", "db", "idle"]);
+    let start = |pod: &PodNs, annotations: &[(&str, &str)]| api.run(lab, pod, annotations);
+    let _containers =
+        [start(web, &[(OPT, "true")]), start(db, &[("podmirror.io/mirror.own", "true")]), start(idle, &[])];
+    story.mirror("all", "web", &json!({ "target": "ids" }));
+    story.mirror("few", "db", &json!({ "target": "ids", "limits": { "packets": 10 } }));
+    let run = || api.agent(lab, &["--enable-mirror", "--target", "ids=ids0"]);
+    let agent = run();
+    let begun = [
+        "web: Normal MirrorStarted: Mirrored by default (target default), mirror/all (target ids)",
+        "db: Normal MirrorStarted: Mirrored by mirror/few (target ids), own (target default)",
+    ];
+    let events = wait_told(api, &Told::new(), &begun);
+    wait_mirrors(lab, idle, &["default"]);
+
+    // A limit ends one of them, while a program reads the packets of another pod.
+    let tail = Tail::start(lab, &["tail", "--pod", &format!("{}/idle", api.namespace())]);
+    db.ping(web.v4(), 20, 56);
+    let over = "db: Normal MirrorEnded: No longer mirrored by mirror/few: its limit of packets is reached";
+    let events = wait_told(api, &events, &[over]);
+    tail.stop();
+
+    // The next agent finds all of them. Meanwhile a Mirror goes, and it tells that alone.
+    agent.stop();
+    api.kubectl("annotate pod web podmirror.io/mirror-");
+    api.kubectl("delete mirror all");
+    let agent = run();
+    let gone = "web: Normal MirrorEnded: No longer mirrored by mirror/all: nothing asks for it any more";
+    let events = wait_told(api, &events, &[gone]);
+    wait_mirrors(lab, web, &["default"]);
+
+    // It begins once more: the Event of it is a series.
+    story.mirror("all", "web", &json!({ "target": "ids" }));
+    let again = "web: Normal MirrorStarted: Mirrored by mirror/all (target ids)";
+    let events = wait_told(api, &events, &[again]);
+    api.kubectl("annotate pod web podmirror.io/mirror=false");
+    let out = "web: Normal MirrorEnded: No longer mirrored by default, mirror/all: the pod opts out: an annotation on it is \"false\"";
+    let events = wait_told(api, &events, &[out]);
+    api.kubectl("annotate pod web podmirror.io/mirror-");
+    let events = wait_told(api, &events, &[again]);
+    api.kubectl("delete mirror all");
+    let events = wait_told(api, &events, &[gone]);
+    assert_eq!((events[again], events[gone]), (2, 2));
+
+    // A pod that goes is told nothing. The last Event shows that all before it were posted.
+    api.kubectl("delete pod db --grace-period=0 --force");
+    lab.wait_mirrored(&[web, idle]);
+    story.mirror("late", "idle", &json!({}));
+    let late = "idle: Normal MirrorStarted: Mirrored by mirror/late (target default)";
+    wait_told(api, &events, &[late]);
+    agent.stop();
 }

@@ -12,7 +12,7 @@ const MINUTE: u64 = 60;
 
 fn fact(namespace: &str, name: &str) -> Fact {
     let pod = PodId { uid: format!("{namespace}-{name}"), namespace: namespace.into(), name: name.into() };
-    Fact { pod, reason: "HostNetwork", note: String::new() }
+    Fact { pod, kind: Kind::Problem, reason: "HostNetwork", note: String::new() }
 }
 
 /// Notes an answer to the next Event, at the moment when the Event is due. Returns its pod, and the wait in seconds.
@@ -177,6 +177,59 @@ fn a_pod_that_always_says_something_else_is_held_back_and_holds_up_no_other() {
     let (pod, waited) = step(&mut outbox, &mut now, STANDS);
     assert!(pod == "a/x" && waited <= 300, "{waited} s");
     assert!(now - begun < Duration::from_secs(3600 + 301));
+}
+
+#[test]
+fn news_are_posted_once_and_those_of_a_node_one_after_the_other() {
+    let mut now = Instant::now();
+    let begun = now;
+    let mut outbox = Outbox::default();
+    let news = |number: u32| Fact { kind: Kind::News, ..fact("a", &format!("{number:03}")) };
+    let mut tell: BTreeSet<_> = (0..100).map(news).collect();
+    let mut posted = Vec::new();
+    while !tell.is_empty() {
+        outbox.set(tell.clone(), now);
+        let (fact, how, at) = outbox.next().unwrap();
+        assert_eq!(how, Post::Create);
+        now = at.unwrap_or(now).max(now);
+        outbox.note(&fact, STANDS, now);
+        assert!(tell.remove(&fact) && STANDS.ends_news());
+        posted.push((now - begun).as_secs());
+        // A problem does not wait for them.
+        if posted.len() == 50 {
+            let problem = self::fact("a", "late");
+            outbox.set(tell.iter().cloned().chain([problem.clone()]).collect(), now);
+            assert_eq!(post(&mut outbox, &mut now, STANDS), (problem.pod.to_string(), Post::Create, 0));
+        }
+    }
+    let expected: Vec<_> =
+        [0; NEWS_BURST as usize].into_iter().chain((1..=92).map(|number| number * 5)).collect();
+    assert_eq!(posted, expected);
+
+    // The same once more is news again, and continues the Event.
+    now += Duration::from_secs(60);
+    outbox.set([news(1)].into(), now);
+    assert_eq!(post(&mut outbox, &mut now, Outcome::Exists).1, Post::Create);
+    assert_eq!(post(&mut outbox, &mut now, STANDS), ("a/001".into(), Post::Refresh { count: None }, 0));
+    outbox.set([].into(), now);
+    assert!(outbox.next().is_none() && outbox.former.keys().all(|fact| fact.kind == Kind::Problem));
+}
+
+#[test]
+fn a_pod_whose_mirror_always_comes_and_goes_gets_few_news() {
+    let mut now = Instant::now();
+    let mut outbox = Outbox::default();
+    let mut posted = 0;
+    for number in 0..3600_u32 {
+        let note = if number % 20 < 10 { "begun" } else { "ended" };
+        outbox.set([Fact { kind: Kind::News, note: note.into(), ..fact("a", "x") }].into(), now);
+        if let Some((fact, post, _)) = outbox.next().filter(|(.., at)| at.is_none_or(|at| at <= now)) {
+            outbox.note(&fact, STANDS, now);
+            posted += u32::from(post == Post::Create);
+        }
+        now += Duration::from_secs(1);
+    }
+    assert!(posted <= BURST + 3600 / 300, "{posted}");
 }
 
 #[test]

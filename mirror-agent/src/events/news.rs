@@ -1,0 +1,212 @@
+//! [`News`]: which mirrors of a pod have begun and ended since its author was told last. Pure; [`post`](super::post) asks
+//! it.
+//!
+//! It compares the mirrors as they are with those that were told, and keeps no history. So a pod has at most two Events
+//! that wait, one for all mirrors that have begun and one for all that have ended, and what has passed meanwhile is not
+//! told. What an earlier agent has left counts as told. Mirrors that the node's policy gives to every pod are no news.
+
+use std::collections::BTreeMap;
+
+use tokio::time::{Duration, Instant};
+
+use super::{Fact, Kind};
+use crate::{
+    model::{MirrorId, PodId, TargetName},
+    report::{Mirrored, Report, Stage},
+    select::{Skipped, Unasked, Why},
+};
+
+/// How long a change waits for others of the pod, and to be undone.
+const SETTLE: Duration = Duration::from_secs(2);
+/// The reasons of the Events. The kubelet has a reason `Started` of its own.
+const STARTED: &str = "MirrorStarted";
+const ENDED: &str = "MirrorEnded";
+
+/// What was told about the mirrors of pods, and what is to be told.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// `None`: there was no complete list of pods yet.
+    told: Option<BTreeMap<PodId, BTreeMap<MirrorId, Told>>>,
+    untold: BTreeMap<PodId, Untold>,
+}
+
+/// What was told about a mirror.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Told {
+    /// It copies to this target.
+    Started(TargetName),
+    /// A limit has ended it.
+    Ended,
+}
+
+/// What a pod is to be told.
+#[derive(Debug)]
+struct Untold {
+    since: Instant,
+    is_settled: bool,
+    changes: BTreeMap<MirrorId, Change>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Change {
+    Started(TargetName),
+    Ended {
+        why: String,
+        /// It is wanted still, and only its limit has ended it.
+        is_wanted: bool,
+    },
+}
+
+impl News {
+    /// Takes in a report.
+    pub(super) fn set(&mut self, report: &Report, now: Instant) {
+        let Some(pods) = &report.pods else { return };
+        let told = self.told.get_or_insert_with(|| found(report));
+        // A pod that has gone needs no news.
+        told.retain(|pod, _| pods.contains_key(pod));
+        let mut before = std::mem::take(&mut self.untold);
+        let none = BTreeMap::new();
+        for pod in pods.keys() {
+            let mirrors = report.mirrors.get(pod).unwrap_or(&none);
+            if let Some(told) = told.get_mut(pod) {
+                told.retain(|mirror, told| *told != Told::Ended || mirrors.contains_key(mirror));
+            }
+            let changes = changes(told.get(pod), mirrors, |mirror| why(report, pod, mirror));
+            if !changes.is_empty() {
+                let before = before.remove(pod).map(|before| (before.since, before.is_settled));
+                let (since, is_settled) = before.unwrap_or((now, false));
+                self.untold.insert(pod.clone(), Untold { since, is_settled, changes });
+            }
+        }
+    }
+
+    /// When [`News::settled`] will have more, without another report.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.untold.values().filter(|untold| !untold.is_settled).map(|untold| untold.since + SETTLE).min()
+    }
+
+    /// What can be told now.
+    pub(super) fn settled(&mut self, now: Instant) -> Vec<Fact> {
+        for untold in self.untold.values_mut() {
+            untold.is_settled |= now >= untold.since + SETTLE;
+        }
+        self.untold.iter().filter(|(_, untold)| untold.is_settled).flat_map(facts).collect()
+    }
+
+    /// The Event was posted, or cannot be.
+    pub(super) fn note(&mut self, fact: &Fact) {
+        let Some(untold) = self.untold.get_mut(&fact.pod) else { return };
+        let told = self.told.get_or_insert_default().entry(fact.pod.clone()).or_default();
+        untold.changes.retain(|mirror, change| {
+            if change.reason() != fact.reason {
+                return true;
+            }
+            match change {
+                Change::Started(target) => {
+                    told.insert(mirror.clone(), Told::Started(target.clone()));
+                }
+                Change::Ended { is_wanted: true, .. } => drop(told.insert(mirror.clone(), Told::Ended)),
+                Change::Ended { is_wanted: false, .. } => drop(told.remove(mirror)),
+            }
+            false
+        });
+        if untold.changes.is_empty() {
+            self.untold.remove(&fact.pod);
+        }
+    }
+}
+
+impl Change {
+    const fn reason(&self) -> &'static str {
+        match self {
+            Self::Started(_) => STARTED,
+            Self::Ended { .. } => ENDED,
+        }
+    }
+}
+
+/// What an earlier agent has left, as if it was told.
+fn found(report: &Report) -> BTreeMap<PodId, BTreeMap<MirrorId, Told>> {
+    let told = |(mirror, Mirrored { target, is_asked, stage }): (&MirrorId, &Mirrored)| {
+        let told = match stage {
+            Stage::Coming | Stage::Stands => Told::Started(target.clone()),
+            Stage::Ended(_) => Told::Ended,
+        };
+        is_asked.then(|| (mirror.clone(), told))
+    };
+    let of_pods = report.found.iter();
+    of_pods.map(|(pod, mirrors)| (pod.clone(), mirrors.iter().filter_map(told).collect())).collect()
+}
+
+/// The changes of a pod's mirrors. `why` says why a mirror is not wanted any more.
+fn changes(
+    told: Option<&BTreeMap<MirrorId, Told>>,
+    mirrors: &BTreeMap<MirrorId, Mirrored>,
+    why: impl Fn(&MirrorId) -> String,
+) -> BTreeMap<MirrorId, Change> {
+    let told_of = |mirror| told.and_then(|told| told.get(mirror));
+    let of_wanted = mirrors.iter().filter_map(|(mirror, Mirrored { target, is_asked, stage })| {
+        let change = match (stage, told_of(mirror)) {
+            _ if !is_asked => return None,
+            // A mirror that is being changed, or whose NIC has just gone, is no news.
+            (Stage::Coming, _) | (Stage::Ended(_), Some(Told::Ended)) => return None,
+            (Stage::Stands, Some(Told::Started(of))) if of == target => return None,
+            (Stage::Stands, _) => Change::Started(target.clone()),
+            (Stage::Ended(limit), _) => {
+                let why = format!("its limit of {} is reached", limit.name());
+                Change::Ended { why, is_wanted: true }
+            }
+        };
+        Some((mirror.clone(), change))
+    });
+    let unwanted = told.into_iter().flatten().filter(|(mirror, told)| {
+        // That its limit has ended it was told already.
+        !mirrors.contains_key(mirror) && **told != Told::Ended
+    });
+    let of_unwanted =
+        unwanted.map(|(mirror, _)| (mirror.clone(), Change::Ended { why: why(mirror), is_wanted: false }));
+    of_wanted.chain(of_unwanted).collect()
+}
+
+/// Why a mirror is not wanted any more.
+fn why(report: &Report, pod: &PodId, mirror: &MirrorId) -> String {
+    let is_of = |skipped: &&Skipped| {
+        skipped.pod.as_ref() == Some(pod)
+            && match &skipped.mirror {
+                // An opt-out is a reason of each resource, and it also ends the mirror of the policy.
+                Some(of) => {
+                    of == mirror || (mirror.0.is_default() && matches!(skipped.why, Why::OptedOut(_)))
+                }
+                // The mirror `default`, or all mirrors.
+                None => mirror.0.is_default() || matches!(skipped.why, Why::AnnotationsUnread(_)),
+            }
+            && skipped.why.is_of_one_mirror()
+    };
+    let unasked = report.pods.as_ref().and_then(|pods| pods.get(pod).copied().flatten());
+    match (report.skipped.iter().find(is_of), unasked) {
+        (Some(skipped), _) => skipped.why.to_string(),
+        (None, Some(Unasked::OptedOut(place))) => Why::OptedOut(place).to_string(),
+        (None, _) => "nothing asks for it any more".to_owned(),
+    }
+}
+
+/// The Events for what a pod is to be told.
+fn facts((pod, untold): (&PodId, &Untold)) -> Vec<Fact> {
+    let mut started = Vec::new();
+    let mut ended = BTreeMap::<&str, Vec<String>>::new();
+    for (mirror, change) in &untold.changes {
+        match change {
+            Change::Started(target) => started.push(format!("{mirror} (target {target})")),
+            Change::Ended { why, .. } => ended.entry(why).or_default().push(mirror.to_string()),
+        }
+    }
+    let ended: Vec<_> = ended.iter().map(|(why, mirrors)| format!("{}: {why}", mirrors.join(", "))).collect();
+    let fact = |reason, note| Fact { pod: pod.clone(), kind: Kind::News, reason, note };
+    let started = (!started.is_empty()).then(|| fact(STARTED, format!("Mirrored by {}", started.join(", "))));
+    let ended =
+        (!ended.is_empty()).then(|| fact(ENDED, format!("No longer mirrored by {}", ended.join("; by "))));
+    started.into_iter().chain(ended).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! Which mirrors of pods are wanted, and how far each has come. Pure; the loop asks for its report.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    model::{Actual, ActualTap, Desired, Device, MirrorId, Origin, PodId, Session, Tap},
+    report::{Mirrored, Mirrors, Stage},
+    select::Wanted,
+};
+
+/// The mirrors that an earlier agent has left.
+pub(super) fn found(actual: &Actual) -> Mirrors {
+    let mut found = Mirrors::new();
+    for installed in actual.taps.values() {
+        let Some(tap) = &installed.tap else { continue };
+        let Some(pod) = &tap.owner.pod else { continue };
+        for (mirror, session) in &tap.sessions {
+            let stage = installed.ended.get(mirror).map_or(Stage::Stands, |limit| Stage::Ended(*limit));
+            let Some(new) = of_session(session, stage) else { continue };
+            let of_pod = found.entry(pod.clone()).or_default();
+            let at_all = of_pod.entry(mirror.clone()).or_insert(new);
+            at_all.stage = at_all.stage.min(stage);
+        }
+    }
+    found
+}
+
+/// The mirrors that are wanted. `incomplete` are the devices for which something is left to do, and `misfits` the
+/// sessions for which there is no room.
+pub(super) fn mirrored(
+    wanted: &[Wanted<'_>],
+    desired: &Desired,
+    actual: &Actual,
+    incomplete: &BTreeSet<Device>,
+    misfits: &BTreeSet<(Device, MirrorId)>,
+) -> Mirrors {
+    let mut stages = BTreeMap::<(&PodId, &MirrorId), Stage>::new();
+    for (device, tap) in &desired.taps {
+        let Some(pod) = &tap.owner.pod else { continue };
+        for mirror in tap.sessions.keys() {
+            let is_missing = incomplete.contains(device) || misfits.contains(&(*device, mirror.clone()));
+            let stage =
+                if is_missing { Stage::Coming } else { installed(tap, mirror, actual.taps.get(device)) };
+            stages.entry((pod, mirror)).and_modify(|of| *of = stage.min(*of)).or_insert(stage);
+        }
+    }
+    let of_pod = |wanted: &Wanted<'_>| {
+        let pod = &wanted.pod.id;
+        let mirrors = wanted.mirrors.iter().filter_map(|(mirror, session)| {
+            let stage = stages.get(&(pod, mirror)).copied().unwrap_or(Stage::Coming);
+            Some((mirror.clone(), of_session(session, stage)?))
+        });
+        (pod.clone(), mirrors.collect::<BTreeMap<_, _>>())
+    };
+    wanted.iter().map(of_pod).filter(|(_, mirrors)| !mirrors.is_empty()).collect()
+}
+
+/// The stage of a session for which nothing is left to do.
+fn installed(tap: &Tap, mirror: &MirrorId, before: Option<&ActualTap>) -> Stage {
+    let of_this = before.filter(|before| before.tap.as_ref().is_some_and(|of| tap.owner.is_same(&of.owner)));
+    let limit = of_this.and_then(|before| before.ended.get(mirror));
+    limit.map_or(Stage::Stands, |limit| Stage::Ended(*limit))
+}
+
+/// `None`: a program reads the packets itself, and knows when that begins and ends.
+fn of_session(session: &Session, stage: Stage) -> Option<Mirrored> {
+    let is_asked = match session.origin {
+        Origin::Annotation(_) | Origin::Mirror | Origin::ClusterMirror | Origin::Enforced => true,
+        Origin::Policy => false,
+        Origin::Interface | Origin::Capture => return None,
+    };
+    Some(Mirrored { target: session.target.clone(), is_asked, stage })
+}
