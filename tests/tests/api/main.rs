@@ -13,6 +13,7 @@ mod many;
 mod mirror_nodes;
 mod outages;
 mod resources;
+mod roles;
 mod selection;
 mod targets;
 mod watching;

@@ -19,7 +19,7 @@ pub(crate) fn shipped(kind: &str, name: &str) -> Value {
 }
 
 /// As [`shipped`], under another name.
-fn renamed(kind: &str, name: &str, new: &str) -> Value {
+pub(crate) fn renamed(kind: &str, name: &str, new: &str) -> Value {
     let mut object = shipped(kind, name);
     object["metadata"]["name"] = new.into();
     if let Some(metadata) = object["metadata"].as_object_mut() {
