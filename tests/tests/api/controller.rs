@@ -2,7 +2,10 @@
 //!
 //! One node is real, with an agent. The others are MirrorNodes that the story writes.
 
-use std::{sync::Mutex, time::Duration};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use mirror_tests::{Agent, Answer, SOON, check, eventually};
@@ -21,8 +24,13 @@ const WRITTEN: Duration = Duration::from_secs(25);
 /// How long the Lease of a controller that has vanished holds, in seconds.
 const LEASE: u64 = 3;
 
+/// The only story with controllers, as long as it has this.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    CONTROLLERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Starts a controller.
-fn controller(story: &Story, name: &str, listen: &str) -> Agent {
+pub(crate) fn controller(story: &Story, name: &str, listen: &str) -> Agent {
     let Node { api, lab } = &story.node;
     let kubeconfig = api.kubeconfig();
     let (namespace, seconds) = (api.namespace(), LEASE.to_string());
@@ -82,13 +90,13 @@ fn status(story: &Story, mirror: &str) -> Value {
     serde_json::from_str::<Value>(&object).unwrap()["status"].clone()
 }
 
-fn condition<'s>(status: &'s Value, type_: &str) -> &'s Value {
+pub(crate) fn condition<'s>(status: &'s Value, type_: &str) -> &'s Value {
     let conditions = status["conditions"].as_array().into_iter().flatten();
     conditions.into_iter().find(|condition| condition["type"] == type_).unwrap_or(&Value::Null)
 }
 
 #[track_caller]
-fn wait_status(story: &Story, mirror: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+pub(crate) fn wait_status(story: &Story, mirror: &str, is_so: impl Fn(&Value) -> bool) -> Value {
     eventually(WRITTEN, || {
         let status = status(story, mirror);
         if is_so(&status) { Ok(status) } else { Err(format!("{status:#}")) }
@@ -111,7 +119,7 @@ fn events(story: &Story, mirror: &str) -> Vec<String> {
 
 #[test]
 fn what_the_nodes_report_is_summed_up_by_the_controller_that_holds_the_lease() {
-    let _alone = CONTROLLERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = alone();
     let story = &mut Story::new("controller");
     let [web, db] = story.node.pods(["web", "db"]);
     story.mirror("all", "web", &json!({ "limits": { "duration": "1h", "packets": "100k" } }));
@@ -223,7 +231,7 @@ fn refuse(story: &mut Story, node: &str, minutes_ago: i64, target: &str) -> Stri
 /// Agents of other stories see the MirrorTarget as well, and report that their nodes have no such pod.
 #[test]
 fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
-    let _alone = CONTROLLERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = alone();
     let story = &mut Story::new("controller-targets");
     let namespace = story.node.api.namespace().to_owned();
     let spec = json!({ "pod": { "namespace": namespace, "name": "ids" } });
@@ -292,7 +300,7 @@ fn the_status_of_a_mirror_target_says_which_nodes_can_copy_to_it() {
 /// The controller has the rights that the chart gives, and no other.
 #[test]
 fn the_rights_of_the_chart_are_enough_for_the_controller() {
-    let _alone = CONTROLLERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = alone();
     let mut story = Story::new("controller-rights");
     let namespace = story.node.api.namespace().to_owned();
     for kind in ["clusterrole", "clusterrolebinding"] {

@@ -29,6 +29,15 @@ fn install(api: &Api, are_there: &mut RwLockWriteGuard<'_, bool>) {
     **are_there = true;
 }
 
+/// The CRDs are there, and no other story uses them.
+pub(crate) fn alone_with_crds(api: &Api) -> RwLockWriteGuard<'static, bool> {
+    let mut crds = CRDS.write().unwrap_or_else(PoisonError::into_inner);
+    if !*crds {
+        install(api, &mut crds);
+    }
+    crds
+}
+
 /// A node, with the CRDs in its cluster until it is dropped.
 pub(crate) struct Story {
     /// Objects without a namespace, which are removed on drop.
@@ -47,10 +56,7 @@ impl Story {
                 return Self { of_cluster, node, _crds: crds };
             }
             drop(crds);
-            let mut crds = CRDS.write().unwrap_or_else(PoisonError::into_inner);
-            if !*crds {
-                install(&node.api, &mut crds);
-            }
+            drop(alone_with_crds(&node.api));
         }
     }
 
@@ -61,7 +67,7 @@ impl Story {
     }
 
     /// The ClusterMirror with the name of the story's namespace, for all pods of the namespace.
-    fn cluster_mirror(&mut self, spec: &Value) -> String {
+    pub(crate) fn cluster_mirror(&mut self, spec: &Value) -> String {
         let namespace = self.node.api.namespace().to_owned();
         let mut object = resource("ClusterMirror", &namespace, &json!({}), spec);
         let labels = json!({ "kubernetes.io/metadata.name": namespace });
@@ -104,7 +110,7 @@ pub(crate) fn resource(kind: &str, name: &str, pods: &Value, spec: &Value) -> Va
 }
 
 /// The mirrors at the NIC of a pod.
-fn mirrors(status: &Status, pod: &PodNs) -> Vec<String> {
+pub(crate) fn mirrors(status: &Status, pod: &PodNs) -> Vec<String> {
     let tap = status.taps.iter().find(|tap| tap.device == pod.veth_host());
     tap.iter().flat_map(|tap| &tap.sessions).map(|session| session.mirror.clone()).collect()
 }
@@ -316,26 +322,4 @@ fn mirrors_count_as_soon_as_the_cluster_has_them() {
     assert_eq!(lab.get("/readyz").status, 200);
     agent.stop();
     api.kubectl(&format!("delete --ignore-not-found mirrornode {}", lab.node().name()));
-}
-
-#[test]
-fn the_examples_of_the_documents_are_accepted_as_they_stand() {
-    let story = &Story::new("examples");
-    let api = &story.node.api;
-    let text = file("docs/resources.md");
-    let examples: Vec<_> =
-        text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert_eq!(examples.len(), 4);
-    for example in examples {
-        // No story may take the namespace of the examples for itself.
-        let example = example.replace("namespace: shop", &format!("namespace: {}", api.namespace()));
-        let told = api.kubectl_with("create --dry-run=server -f -", &example);
-        assert!(told.contains("created"), "{told}");
-    }
-    let explained = api.kubectl("explain mirror.spec");
-    let explained = explained.split_whitespace().collect::<Vec<_>>().join(" ");
-    for part in ["podSelector", "-required-", "Ingress is what reaches the", "written in tcpdump's language"]
-    {
-        assert!(explained.contains(part), "{explained}");
-    }
 }
