@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::ListParams};
 
-use crate::cluster::Cluster;
+use crate::{cluster::Cluster, exec::AGENT};
 
 /// The label of the agents' pods.
 pub(crate) const AGENTS: &str = "app.kubernetes.io/component=agent";
@@ -53,10 +53,11 @@ pub(crate) fn by_node(pods: &[Pod]) -> Agents {
     agents
 }
 
-/// An agent that is being deleted may be ready for a while.
+/// Whether the container of the agent is ready. The pod need not be: it can also have a recorder, which may fail by itself. An
+/// agent that is being deleted may be ready for a while.
 fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let mut ready = conditions.filter(|of| of.type_ == "Ready" && of.status == "True");
+    let containers = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let mut ready = containers.filter(|of| of.name == AGENT && of.ready);
     pod.metadata.deletion_timestamp.is_none() && ready.next().is_some()
 }
 
@@ -64,15 +65,19 @@ fn is_ready(pod: &Pod) -> bool {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-    use serde_json::{from_value, json};
+    use serde_json::{Value, from_value, json};
 
     use super::*;
 
-    fn pod(name: &str, node: Option<&str>, ready: &str, deleted: Option<&str>) -> Pod {
+    fn container(name: &str, ready: bool) -> Value {
+        json!({ "name": name, "ready": ready, "restartCount": 0, "image": "", "imageID": "" })
+    }
+
+    fn pod(name: &str, node: Option<&str>, ready: bool, deleted: Option<&str>) -> Pod {
         from_value(json!({
             "metadata": { "name": name, "deletionTimestamp": deleted },
             "spec": { "containers": [], "nodeName": node },
-            "status": { "conditions": [{ "type": "Ready", "status": ready }] },
+            "status": { "containerStatuses": [container("agent", ready)] },
         }))
         .unwrap()
     }
@@ -81,11 +86,27 @@ mod tests {
     fn a_node_has_the_agent_that_is_ready_and_stays() {
         let gone = Some("2026-01-01T00:00:00Z");
         let agents = by_node(&[
-            pod("new", Some("a"), "True", None),
-            pod("old", Some("a"), "True", gone),
-            pod("starting", Some("b"), "False", None),
-            pod("pending", None, "False", None),
+            pod("new", Some("a"), true, None),
+            pod("old", Some("a"), true, gone),
+            pod("starting", Some("b"), false, None),
+            pod("pending", None, false, None),
         ]);
         assert_eq!(agents, [("a".to_owned(), Some("new".to_owned())), ("b".to_owned(), None)].into());
+    }
+
+    #[test]
+    fn an_agent_is_ready_also_beside_a_recorder_that_fails() {
+        let with_recorder = |agent, recorder| {
+            let mut pod = pod("pod", Some("a"), agent, None);
+            // The pod is ready if all of them are.
+            pod.status = from_value(json!({
+                "conditions": [{ "type": "Ready", "status": if agent && recorder { "True" } else { "False" } }],
+                "containerStatuses": [container("recorder", recorder), container("agent", agent)],
+            }))
+            .unwrap();
+            by_node(&[pod]).remove("a").unwrap()
+        };
+        assert_eq!(with_recorder(true, false).as_deref(), Some("pod"));
+        assert_eq!(with_recorder(false, true), None);
     }
 }

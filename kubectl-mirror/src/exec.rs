@@ -17,7 +17,7 @@ use tokio::{
 };
 
 /// The container of the agent.
-const AGENT: &str = "agent";
+pub(crate) const AGENT: &str = "agent";
 /// The program in it, and in that of a recorder.
 const PROGRAM: &str = "/mirror-agent";
 /// How long a command may take.

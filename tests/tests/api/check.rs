@@ -46,24 +46,31 @@ fn check_finds_what_the_chart_has_installed() {
     let agents = shipped("DaemonSet", "podmirror");
     let mut pod = api.object("agent", &[]);
     pod["metadata"]["labels"] = agents["spec"]["template"]["metadata"]["labels"].clone();
-    let image = agents["spec"]["template"]["spec"]["containers"][0]["image"].clone();
-    pod["spec"]["containers"][0]["image"] = image;
+    let agent = &agents["spec"]["template"]["spec"]["containers"][0];
+    for key in ["name", "image"] {
+        pod["spec"]["containers"][0][key] = agent[key].clone();
+    }
     let numbers = |ready: i32| {
         json!({
             "desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberMisscheduled": 0, "numberReady": ready,
         })
     };
-    let is_ready = |ready: &str| json!({ "conditions": [{ "type": "Ready", "status": ready }] });
+    let is_ready = |ready: bool| {
+        let container = json!({
+            "name": agent["name"], "ready": ready, "restartCount": 0, "image": agent["image"], "imageID": "",
+        });
+        json!({ "containerStatuses": [container] })
+    };
     apply(api, agents.clone(), numbers(0));
-    apply(api, pod.clone(), is_ready("False"));
+    apply(api, pod.clone(), is_ready(false));
     let (code, report) = check(name, None);
     assert_eq!((code, &report["result"]), (2, &json!("FAIL")), "{report:#}");
     assert_eq!(found(&report, "agents")[0], ("FAIL", format!("no agent of 1 is ready: {node}").as_str()));
     let controller = found(&report, "controller");
     assert!(matches!(controller[..], [("WARN", found)] if found.contains("no controller")), "{controller:?}");
 
-    apply(api, agents, numbers(1));
-    apply(api, pod, is_ready("True"));
+    apply(api, agents.clone(), numbers(1));
+    apply(api, pod, is_ready(true));
     apply(
         api,
         shipped("Deployment", "podmirror-controller"),

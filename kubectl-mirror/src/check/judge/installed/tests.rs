@@ -11,11 +11,12 @@ use crate::check::judge::{
     tests::{facts as before, node, objects, of, only, refused},
 };
 
-fn pod(node: &str, ready: &str, image: &str) -> Value {
+fn pod(node: &str, ready: bool, image: &str) -> Value {
+    let agent = json!({ "name": "agent", "ready": ready, "restartCount": 0, "image": image, "imageID": "" });
     json!({
         "metadata": { "name": format!("agent-{node}") },
         "spec": { "containers": [{ "name": "agent", "image": image }], "nodeName": node },
-        "status": { "conditions": [{ "type": "Ready", "status": ready }] },
+        "status": { "containerStatuses": [agent] },
     })
 }
 
@@ -55,7 +56,7 @@ fn facts() -> Facts {
         nodes: objects(&["a", "b"].map(|name| node(name, "linux", "amd64", "6.12.0"))),
         crds: Ok(crds()),
         installed: objects(&[daemon_set(2)]),
-        pods: objects(&["a", "b"].map(|node| pod(node, "True", IMAGE))),
+        pods: objects(&["a", "b"].map(|node| pod(node, true, IMAGE))),
         controllers: objects(&[controller]),
         reports: objects(&["a", "b"].map(|node| report(node, NOW, 0, &["m"]))),
         ..before()
@@ -89,7 +90,7 @@ fn agents_that_are_missing_are_named() {
     let with = |desired, pods: &[Value]| {
         of(&Facts { installed: objects(&[daemon_set(desired)]), pods: objects(pods), ..facts() }, "agents")
     };
-    let (ready, unready) = (pod("a", "True", IMAGE), pod("b", "False", IMAGE));
+    let (ready, unready) = (pod("a", true, IMAGE), pod("b", false, IMAGE));
     let without = told(Level::Warn, "these nodes have no agent: b");
     assert_eq!(with(2, &[ready.clone(), unready]), [told(Level::Warn, "no agent is ready on b")]);
     let fewer = told(Level::Warn, "1 agent ready, and the DaemonSet wants 2");
@@ -97,7 +98,7 @@ fn agents_that_are_missing_are_named() {
     let ok = told(Level::Ok, "1 agent ready on 1 node");
     assert_eq!(with(1, &[ready]), [ok, without.clone()]);
     let none = told(Level::Fail, "no agent of 2 is ready: a");
-    assert_eq!(with(2, &[pod("a", "False", IMAGE)]), [none, without]);
+    assert_eq!(with(2, &[pod("a", false, IMAGE)]), [none, without]);
     let found = with(3, &[]);
     assert_eq!(found[0], told(Level::Fail, "the DaemonSet wants 3, and there is none on any node"));
     let found = with(0, &[]);
@@ -111,7 +112,7 @@ fn agents_that_are_missing_are_named() {
 fn agents_of_several_versions_are_told() {
     let with = |images: [&str; 2]| {
         let [one, two] = images;
-        only(&Facts { pods: objects(&[pod("a", "True", one), pod("b", "True", two)]), ..facts() }, "versions")
+        only(&Facts { pods: objects(&[pod("a", true, one), pod("b", true, two)]), ..facts() }, "versions")
     };
     assert_eq!(
         with([IMAGE, "mirror-agent:0.2.0"]),
@@ -122,7 +123,7 @@ fn agents_of_several_versions_are_told() {
     let unknown = told(Level::Ok, "all agents have the image main, which does not say their version");
     assert_eq!(with(["mirror-agent:main@sha256:0"; 2]), unknown);
     assert_eq!(with(["r:5000/a:0.1.0@sha256:0", IMAGE]).0, Level::Ok);
-    assert_eq!(of(&Facts { pods: objects(&[pod("a", "True", "r:5000/a")]), ..facts() }, "versions"), []);
+    assert_eq!(of(&Facts { pods: objects(&[pod("a", true, "r:5000/a")]), ..facts() }, "versions"), []);
     // What the agents say comes first.
     let answers = Some(vec![answer("a", "0.3.0", Some(Notes::default()))]);
     let facts = Facts { answers, ..facts() };
