@@ -121,8 +121,9 @@ pub(crate) struct TailArgs {
 /// `kubectl mirror save`.
 #[derive(Debug, Args)]
 pub(crate) struct SaveArgs {
-    /// The pods: pod/NAME, also one that has gone, or a workload, whose pods of now are meant: deploy/NAME, sts/NAME, ds/NAME,
-    /// rs/NAME, job/NAME or svc/NAME. A name alone is a pod [default: all of the namespace, also those that have gone].
+    /// The pods: pod/NAME, also one that has gone, or a workload, whose pods that exist now are meant: deploy/NAME, sts/NAME,
+    /// ds/NAME, rs/NAME, job/NAME or svc/NAME. A name alone is a pod [default: all of the namespace, also those that have
+    /// gone].
     #[arg(value_name = "WORKLOAD")]
     pub(crate) workloads: Vec<Workload>,
     /// The pods with these labels, as in app=web,tier!=test or 'app in (web, api)'.

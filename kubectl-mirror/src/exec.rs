@@ -3,7 +3,7 @@
 //! This is the edge: it decides nothing of what the command prints. The commands here print and change nothing.
 //! `explain`, `nodes` and `save` call it.
 
-use std::{future::Future, io::Write, time::Duration};
+use std::{fmt, future::Future, io::Write, time::Duration};
 
 use anyhow::{Context as _, bail};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
@@ -26,7 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(60);
 /// Most bytes that a command may print. The status of a node with 4096 taps has some 20 MiB.
 const MOST: u64 = 32 << 20;
-/// Most bytes that are passed on: more than a recorder of the chart can have.
+/// Most bytes that are passed on: more than a recorder of the chart can have. The schema of the chart's values has the greatest
+/// `recorder.ring`, 16000MiB.
 const MOST_PASSED: u64 = 16 << 30;
 /// Bytes that wait between the connection and the reader.
 const BUFFER: usize = 64 << 10;
@@ -40,6 +41,34 @@ pub(crate) struct Ended {
     pub(crate) stderr: Vec<u8>,
     /// Its exit code.
     pub(crate) code: u8,
+}
+
+impl Ended {
+    /// Why it has failed: what it has told, or else its exit code.
+    pub(crate) fn why(&self) -> String {
+        match String::from_utf8_lossy(&self.stderr).trim() {
+            "" => format!("its exit code is {}, and it does not say why", self.code),
+            told => told.to_owned(),
+        }
+    }
+}
+
+/// Why nothing more is passed on. A part of the error of [`pass_on`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// The command prints nothing.
+    Silent,
+    /// The output takes no more, so this machine has failed, and not the command.
+    Untaken,
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent => write!(f, "it prints nothing for {} s", SILENCE.as_secs()),
+            Self::Untaken => write!(f, "what it prints cannot be written"),
+        }
+    }
 }
 
 /// The right that a command needs, for a sentence.
@@ -73,7 +102,7 @@ async fn run_to_its_end(api: &Api<Pod>, agent: &str, words: &[&str]) -> anyhow::
 ///
 /// # Errors
 ///
-/// It could not be run, it printed nothing for too long, or too much, or `output` takes no more.
+/// It could not be run, or it printed too much. Or there is the reason [`Stopped`].
 pub(crate) async fn pass_on(
     api: &Api<Pod>,
     (pod, container): (&str, &str),
@@ -121,7 +150,7 @@ async fn pass(mut stream: impl AsyncRead + Unpin, output: &mut impl Write) -> an
     let (mut part, mut passed) = (vec![0; BUFFER], 0);
     loop {
         let read = timeout(SILENCE, stream.read(&mut part)).await;
-        let read = read.with_context(|| format!("it prints nothing for {} s", SILENCE.as_secs()))?;
+        let read = read.context(Stopped::Silent)?;
         let bytes = part.get(..read.context("the connection")?).unwrap_or_default();
         passed += bytes.len() as u64;
         if passed > MOST_PASSED {
@@ -130,7 +159,7 @@ async fn pass(mut stream: impl AsyncRead + Unpin, output: &mut impl Write) -> an
         if bytes.is_empty() {
             return Ok(());
         }
-        output.write_all(bytes).context("cannot keep what comes in a temporary file")?;
+        output.write_all(bytes).context(Stopped::Untaken)?;
     }
 }
 
@@ -173,6 +202,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use serde_json::{Value, from_value, json};
+    use tokio::io::AsyncWriteExt as _;
 
     use super::*;
 
@@ -210,7 +240,24 @@ mod tests {
         assert_eq!(passed, printed);
         let mut full = [0; 100];
         let error = pass(&printed[..], &mut &mut full[..]).await.unwrap_err();
-        assert_eq!(error.to_string(), "cannot keep what comes in a temporary file");
+        assert_eq!(error.downcast_ref(), Some(&Stopped::Untaken));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_prints_nothing_is_left() {
+        let (mut command, printed) = tokio::io::duplex(100);
+        command.write_all(b"a part").await.unwrap();
+        let mut passed = Vec::new();
+        let error = pass(printed, &mut passed).await.unwrap_err();
+        assert_eq!(error.downcast_ref(), Some(&Stopped::Silent));
+        assert_eq!(passed, b"a part");
+    }
+
+    #[test]
+    fn a_command_that_tells_nothing_has_its_exit_code() {
+        let why = |stderr: &str| Ended { stdout: Vec::new(), stderr: stderr.into(), code: 137 }.why();
+        assert_eq!(why("mirror-agent: no memory\n"), "mirror-agent: no memory");
+        assert_eq!(why(" \n"), "its exit code is 137, and it does not say why");
     }
 
     #[tokio::test]

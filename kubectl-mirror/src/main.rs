@@ -17,7 +17,7 @@
 //! and exec.
 //! It needs no root, and runs on Linux, macOS and Windows. `main` parses the command line, and turns the outcome into an
 //! exit code: 0 fine, 1 failed, 2 wrong usage (clap's own). `explain` ends with the exit code of the agent's command, `check`
-//! with that of its worst finding.
+//! with that of its worst finding, `save` with 3 if the packets of a node are missing.
 
 mod agents;
 mod check;
@@ -87,7 +87,7 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         let cluster = Cluster::connect(&cli.connection).await?;
         match cli.command {
             Command::Tail(args) => tail::tail(args, &cluster).await?,
-            Command::Save(args) => save::save(args, &cluster).await?,
+            Command::Save(args) => return save::save(args, &cluster).await,
             Command::On(args) => mirror::on(args, &cluster).await?,
             Command::Off(args) => mirror::off(args, &cluster).await?,
             Command::Status(args) => status::status(args, &cluster).await?,

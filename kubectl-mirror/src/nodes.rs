@@ -126,7 +126,7 @@ async fn ask_one(cluster: &Cluster, node: String, agent: Option<String>) -> anyh
 async fn status(cluster: &Cluster, agent: &str) -> anyhow::Result<NodeStatus> {
     let ended = exec::run(&cluster.agent_pods(), agent, &["status", "--output", "json"]).await?;
     if ended.code != 0 {
-        bail!("{}", String::from_utf8_lossy(&ended.stderr).trim());
+        bail!("{}", ended.why());
     }
     serde_json::from_slice(&ended.stdout).context("its status cannot be read; its version may be another one")
 }

@@ -2,87 +2,95 @@
 //!
 //! ```text
 //! pods: whose packets, from which nodes ─► recorders: the recorder of each node
-//!                                               │ exec: `mirror-agent save`, a temporary file for each node
+//!                                               │ ask: `mirror-agent save` by exec, a temporary file for each node (kept)
 //!                                               ▼
 //!                                             whole (by time) ─► output: the file, or standard output
 //! ```
 //!
 //! This module is the way from one to the next. Each file is read to its end before anything is written, so a node that fails
-//! is told first, and costs no packet of the others. The packets are on the disk meanwhile, and not in memory: the recorders
-//! of all nodes can have more than a laptop.
+//! is told first, and costs no packet of the others. The packets are in files meanwhile, and not in memory: the recorders of all
+//! nodes can have more than a laptop.
 
+mod ask;
+mod kept;
 mod output;
 mod pods;
-mod recorders;
+pub(crate) mod recorders;
 mod whole;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs::File,
-    io::{self, BufWriter, IsTerminal as _, Seek as _},
+    io::{self, BufWriter, IsTerminal as _},
     path::Path,
+    process::ExitCode,
     time::SystemTime,
 };
 
 use anyhow::{Context as _, bail};
-use futures_util::{StreamExt as _, stream};
 use kube::api::ListParams;
 use mirror_core::status::printable;
 
 use self::{
-    output::Output,
+    kept::Place,
+    output::{Output, Whole},
     pods::Pods,
-    recorders::{CONTAINER, Recorder, Recorders},
+    recorders::Recorders,
     whole::Saved,
 };
-use crate::{
-    agents::{self, AGENTS},
-    cli::SaveArgs,
-    cluster::{Cluster, lacks_right},
-    exec,
-    nodes::{AT_A_TIME, with_right},
-    stop_signals, tell,
-};
+use crate::{agents::AGENTS, cli::SaveArgs, cluster::Cluster, nodes::with_right, stop_signals, tell};
 
 /// Most lines about pods.
 const MOST_LINES: usize = 40;
+/// What the user is told if nothing is recorded of a pod where it is now.
+const ELSEWHERE: &str = "it can have been on another node before: --all-nodes asks them too";
+/// The exit code if the packets of a node are missing in the file. 1 is that there is no file, and 2 is wrong usage.
+const INCOMPLETE: u8 = 3;
 
 /// Asks the recorders, and writes what they have.
-pub(crate) async fn save(args: SaveArgs, cluster: &Cluster) -> anyhow::Result<()> {
+pub(crate) async fn save(args: SaveArgs, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     if args.write == Path::new("-") && io::stdout().is_terminal() {
         bail!("packets are not for a terminal: use -w FILE, or a pipe, as in `... | tcpdump -nr -`");
     }
     // Then a file that is not whole goes, too.
     let mut stop = stop_signals()?;
+    let to = output::at(&args.write)?;
+    let left = match to.0.is_whole_or_nothing() {
+        true => "no file was written",
+        false => "what was written until now is not whole",
+    };
     tokio::select! {
-        outcome = ask_and_write(&args, cluster) => outcome,
-        _ = stop.recv() => bail!("stopped, and no file was written"),
+        outcome = ask_and_write(&args, to, cluster) => outcome,
+        _ = stop.recv() => bail!("stopped, and {left}"),
     }
 }
 
-async fn ask_and_write(args: &SaveArgs, cluster: &Cluster) -> anyhow::Result<()> {
-    let (output, whole) = output::at(&args.write)?;
+async fn ask_and_write(
+    args: &SaveArgs,
+    (output, whole, place): (Output, Whole, Place),
+    cluster: &Cluster,
+) -> anyhow::Result<ExitCode> {
     let pods = Pods::find(args, cluster).await?;
     let recorders = find(cluster).await.map_err(|error| with_right(error, cluster))?;
     let asked = pods.by_node(recorders.keys());
     if asked.is_empty() {
         bail!("none of these pods is on a node");
     }
-    let (files, targets) = ask(&asked, &recorders, cluster).await?;
-    if files.is_empty() {
-        bail!(
-            "nothing is recorded of {}; a recorder has what mirrors copy to its target ({}), as long as it has room for it",
-            what(&pods, cluster),
-            Vec::from_iter(targets).join(", ")
-        );
+    let (answers, targets) = ask::ask(&asked, &recorders, &place, cluster).await?;
+    let missing = answers.missing();
+    if answers.files.is_empty() {
+        bail!(nothing(&pods, &cluster.namespace, &targets, missing.as_deref()));
     }
-    let nodes = files.len();
-    let Some(saved) = write(files, output).await? else { return Ok(()) };
-    whole.put()?;
-    for line in lines(&saved, &pods, nodes, cluster) {
+    let nodes = answers.files.len();
+    let mut told = Vec::new();
+    if let Some(saved) = write(answers.files, output).await? {
+        whole.put()?;
+        told = lines(&saved, &pods, nodes, &cluster.namespace);
+    }
+    for line in told.into_iter().chain(missing.clone()) {
         tell(&printable(&line));
     }
-    Ok(())
+    Ok(missing.map_or(ExitCode::SUCCESS, |_| ExitCode::from(INCOMPLETE)))
 }
 
 /// The recorders of the cluster.
@@ -94,79 +102,6 @@ async fn find(cluster: &Cluster) -> anyhow::Result<Recorders> {
         bail!("there is no agent of podmirror in namespace {namespace}; --agents names another one");
     }
     Ok(recorders::by_node(&pods))
-}
-
-/// The file of each node that has packets; and what the recorders record.
-type Answered = (Vec<(String, File)>, BTreeSet<String>);
-
-/// Asks the nodes, and tells which of them have nothing to say.
-///
-/// # Errors
-///
-/// No node has answered, or the user lacks the right to ask.
-async fn ask(
-    asked: &BTreeMap<String, BTreeSet<&str>>,
-    recorders: &Recorders,
-    cluster: &Cluster,
-) -> anyhow::Result<Answered> {
-    let mut silent = BTreeMap::<_, Vec<_>>::new();
-    let mut there = Vec::new();
-    for (node, pods) in asked {
-        match recorders.get(node) {
-            Some(Ok(recorder)) => there.push((node, recorder, pods)),
-            Some(Err(why)) => silent.entry(why.clone()).or_default().push(node),
-            None => silent.entry(agents::missing(&cluster.agents)).or_default().push(node),
-        }
-    }
-    let targets = there.iter().map(|(_, recorder, _)| recorder.target.clone()).collect();
-    let answers = stream::iter(there)
-        .map(|(node, recorder, pods)| async move { (node, ask_one(node, recorder, pods, cluster).await) });
-    let answers: Vec<_> = answers.buffered(AT_A_TIME).collect().await;
-    let (mut files, mut has_answered) = (Vec::new(), false);
-    for (node, answer) in answers {
-        match answer {
-            Ok(file) => {
-                has_answered = true;
-                files.extend(file.map(|file| (node.clone(), file)));
-            }
-            Err(error) if lacks_right(&error) => return Err(with_right(error, cluster)),
-            Err(error) => silent.entry(format!("{error:#}")).or_default().push(node),
-        }
-    }
-    for (why, nodes) in silent {
-        let nodes = few(nodes.into_iter().cloned().collect());
-        tell(&format!("nothing of node {}: {}", nodes.join(", "), printable(&why)));
-    }
-    if !has_answered {
-        bail!(
-            "no recorder has answered; where there is none, recorder.enabled of the chart switches it on, for the packets \
-             from then on"
-        );
-    }
-    Ok((files, targets))
-}
-
-/// The packets of one node, in a temporary file that has no name. `None`: it has none.
-async fn ask_one(
-    node: &str,
-    recorder: &Recorder,
-    pods: &BTreeSet<&str>,
-    cluster: &Cluster,
-) -> anyhow::Result<Option<File>> {
-    let mut file = tempfile::tempfile().context("cannot make a temporary file")?;
-    let pods: Vec<_> = pods.iter().map(|pod| format!("--pod={}/{pod}", cluster.namespace)).collect();
-    let words =
-        ["--log-format=text", "--log=warn", "save"].into_iter().chain(pods.iter().map(String::as_str));
-    let words: Vec<_> = words.collect();
-    let place = (recorder.pod.as_str(), CONTAINER);
-    let ended = exec::pass_on(&cluster.agent_pods(), place, &words, &mut file).await?;
-    if ended.code != 0 {
-        bail!("{}", String::from_utf8_lossy(&ended.stderr).trim());
-    }
-    file.rewind()?;
-    let packets = whole::count(node, &file)?;
-    file.rewind()?;
-    Ok((packets > 0).then_some(file))
 }
 
 /// Writes the file. In a thread of its own, because the reader of a pipe can take its time. `None`: that reader has seen
@@ -185,25 +120,31 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// Why there is no file, though nodes have answered. `missing` says how many have not.
+fn nothing(pods: &Pods, namespace: &str, targets: &BTreeSet<String>, missing: Option<&str>) -> String {
+    let names = few(pods.names().map(|pod| format!("{namespace}/{pod}")).collect());
+    let names = if names.is_empty() { format!("namespace {namespace}") } else { names.join(", ") };
+    let targets = Vec::from_iter(targets.iter().map(String::as_str)).join(", ");
+    let elsewhere = pods.names().find_map(|pod| pods.only_node(pod)).map(|_| ELSEWHERE);
+    let rules =
+        format!("a recorder has what mirrors copy to its target ({targets}), as long as it has room for it");
+    let sentences = [Some(rules.as_str()), elsewhere, missing].into_iter().flatten();
+    format!("nothing is recorded of {names}; {}", Vec::from_iter(sentences).join("; "))
+}
+
 /// The summary.
-fn lines(saved: &Saved, pods: &Pods, nodes: usize, cluster: &Cluster) -> Vec<String> {
+fn lines(saved: &Saved, pods: &Pods, nodes: usize, namespace: &str) -> Vec<String> {
     let Saved { pods: saved, counted } = saved;
     let packets = saved.values().sum();
     let names: BTreeSet<_> = saved.keys().map(|(pod, _)| pod.as_str()).collect();
-    let missing = pods.names().map(|pod| format!("{}/{pod}", cluster.namespace));
-    let missing = missing.filter(|pod| !names.contains(pod.as_str()));
-    let missing = missing.map(|pod| format!("{pod}: nothing is recorded")).collect();
+    let missing = pods.names().map(|pod| (format!("{namespace}/{pod}"), pods.only_node(pod)));
+    let missing = missing.filter(|(pod, _)| !names.contains(pod.as_str()));
+    let missing = missing.map(|(pod, node)| match node {
+        Some(node) => format!("{pod}: nothing is recorded on node {node}; {ELSEWHERE}"),
+        None => format!("{pod}: nothing is recorded"),
+    });
     let saved = saved.iter().map(|((pod, node), packets)| format!("{pod} on node {node}: {packets} packets"));
-    [few(saved.collect()), few(missing), counted.lines(packets, nodes)].concat()
-}
-
-/// What was asked for, for a sentence.
-fn what(pods: &Pods, cluster: &Cluster) -> String {
-    let names = few(pods.names().map(|pod| format!("{}/{pod}", cluster.namespace)).collect());
-    match names.is_empty() {
-        true => format!("namespace {}", cluster.namespace),
-        false => names.join(", "),
-    }
+    [few(saved.collect()), few(missing.collect()), counted.lines(packets, nodes)].concat()
 }
 
 /// The first ones of many lines.
@@ -212,4 +153,40 @@ fn few(mut lines: Vec<String>) -> Vec<String> {
     lines.truncate(MOST_LINES);
     lines.extend((more > 0).then(|| format!("and {more} more")));
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pods(of: &[(&str, Option<&str>)]) -> Pods {
+        let mut pods = Pods::default();
+        of.iter().for_each(|(pod, node)| pods.add((*pod).to_owned(), node.map(str::to_owned), true));
+        pods
+    }
+
+    #[test]
+    fn a_pod_that_can_have_moved_is_told_of_the_other_nodes() {
+        let targets = ["recorder".to_owned()].into();
+        let gone = nothing(&pods(&[("web", None)]), "shop", &targets, None);
+        assert!(gone.starts_with("nothing is recorded of shop/web; a recorder has what"), "{gone}");
+        assert!(gone.ends_with("(recorder), as long as it has room for it"), "{gone}");
+        let moved =
+            nothing(&pods(&[("db-0", Some("a"))]), "shop", &targets, Some("1 of 2 nodes are missing"));
+        assert!(moved.ends_with(&format!("; {ELSEWHERE}; 1 of 2 nodes are missing")), "{moved}");
+        let all = nothing(&pods(&[]), "shop", &targets, None);
+        assert!(
+            all.starts_with("nothing is recorded of namespace shop; ") && !all.contains(ELSEWHERE),
+            "{all}"
+        );
+
+        let saved = Saved { pods: [(("shop/web".to_owned(), "b".to_owned()), 7)].into(), ..Saved::default() };
+        let told = lines(&saved, &pods(&[("web", None), ("db-0", Some("a")), ("old", None)]), 1, "shop");
+        let expected = [
+            "shop/web on node b: 7 packets".to_owned(),
+            format!("shop/db-0: nothing is recorded on node a; {ELSEWHERE}"),
+            "shop/old: nothing is recorded".to_owned(),
+        ];
+        assert_eq!(told[..3], expected);
+    }
 }

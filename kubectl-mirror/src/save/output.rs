@@ -9,6 +9,8 @@ use std::{
 use anyhow::Context as _;
 use tempfile::{NamedTempFile, TempPath};
 
+use super::kept::Place;
+
 /// What is written.
 #[derive(Debug)]
 pub(super) enum Output {
@@ -24,27 +26,38 @@ pub(super) enum Output {
 #[derive(Debug)]
 pub(super) struct Whole(Option<(TempPath, PathBuf)>);
 
-/// Looks at the place for the packets, so that a wrong path is told before anything is done.
-pub(super) fn at(path: &Path) -> anyhow::Result<(Output, Whole)> {
+/// Looks at the place for the packets, so that a wrong path is told before anything is done. Also says where they can be kept
+/// meanwhile.
+pub(super) fn at(path: &Path) -> anyhow::Result<(Output, Whole, Place)> {
     if path == Path::new("-") {
-        return Ok((Output::Stdout, Whole(None)));
+        return Ok((Output::Stdout, Whole(None), Place::by_default()));
     }
     let made = match fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(io::Error::from(ErrorKind::IsADirectory)),
-        Ok(there) if !there.is_file() => return Ok((Output::Special(path.to_owned()), Whole(None))),
+        Ok(there) if !there.is_file() => {
+            return Ok((Output::Special(path.to_owned()), Whole(None), Place::by_default()));
+        }
         _ => {
             // Where the path is a link, the file that it leads to is replaced.
             let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
             let directory = place.parent().filter(|directory| !directory.as_os_str().is_empty());
-            let made = NamedTempFile::with_prefix_in(".mirror-save-", directory.unwrap_or(Path::new(".")));
-            made.map(|made| (made.into_parts(), place))
+            let directory = directory.unwrap_or(Path::new("."));
+            let made = NamedTempFile::with_prefix_in(".mirror-save-", directory);
+            let meanwhile = Place::beside(directory);
+            made.map(|made| (made.into_parts(), meanwhile, place))
         }
     };
-    let ((file, beside), place) = made.with_context(|| format!("cannot create {}", path.display()))?;
-    Ok((Output::File(file), Whole(Some((beside, place)))))
+    let ((file, beside), meanwhile, place) =
+        made.with_context(|| format!("cannot create {}", path.display()))?;
+    Ok((Output::File(file), Whole(Some((beside, place))), meanwhile))
 }
 
 impl Output {
+    /// Whether nothing is there of it until it is whole.
+    pub(super) fn is_whole_or_nothing(&self) -> bool {
+        matches!(self, Self::File(_))
+    }
+
     /// The writing end. A pipe waits here for its reader.
     pub(super) fn open(self) -> anyhow::Result<Box<dyn Write>> {
         Ok(match self {
@@ -81,7 +94,7 @@ mod tests {
     }
 
     fn written(place: &Path) -> Whole {
-        let (output, whole) = at(place).unwrap();
+        let (output, whole, _) = at(place).unwrap();
         output.open().unwrap().write_all(b"packets").unwrap();
         whole
     }
@@ -100,6 +113,7 @@ mod tests {
         whole.put().unwrap();
         assert_eq!(fs::read(&place).unwrap(), b"packets");
         assert_eq!(names(directory.path()), ["last.pcapng"]);
+        assert_eq!(at(&place).unwrap().2, Place::beside(directory.path()));
         assert!(at(directory.path()).is_err() && at(&place.join("below")).is_err());
         assert_eq!(names(directory.path()), ["last.pcapng"]);
     }

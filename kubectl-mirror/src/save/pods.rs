@@ -74,7 +74,7 @@ impl Pods {
     }
 
     /// Adds a pod. One that is on no node now can have been on any, if its name was given.
-    fn add(&mut self, name: String, node: Option<String>, is_named: bool) {
+    pub(super) fn add(&mut self, name: String, node: Option<String>, is_named: bool) {
         match node {
             Some(node) => drop(self.placed.insert(name, node)),
             None if is_named => drop(self.anywhere.insert(name)),
@@ -97,6 +97,11 @@ impl Pods {
             }
         }
         asked
+    }
+
+    /// The node on which the pod is, if that one alone is asked for it.
+    pub(super) fn only_node(&self, pod: &str) -> Option<&str> {
+        self.placed.get(pod).map(String::as_str)
     }
 
     /// The pods by their names, without those that stand for others.
@@ -137,6 +142,7 @@ mod tests {
         pods.add(of("gone"), None, true);
         assert_eq!(asked(&pods), ["a: gone web", "b: gone", "c: lone"]);
         assert_eq!(Vec::from_iter(pods.names()), ["lone", "web", "gone"]);
+        assert_eq!(["web", "gone", "pending"].map(|pod| pods.only_node(pod)), [Some("a"), None, None]);
         let all = Pods { anywhere: [of(ALL)].into(), ..Pods::default() };
         assert_eq!((asked(&all), all.names().count()), (vec![of("a: *"), of("b: *")], 0));
     }

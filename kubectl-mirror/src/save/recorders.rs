@@ -1,31 +1,40 @@
 //! The recorders: a container beside the agent of each node, where the administrator has them. Pure.
 //!
 //! A recorder needs no agent that is ready, and an agent's pod that is on its way out can still have the packets. `save` calls
-//! it with the agents' pods.
+//! it with the agents' pods, and `check` too.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 
 /// The container of a recorder.
-pub(super) const CONTAINER: &str = "recorder";
+pub(crate) const CONTAINER: &str = "recorder";
 /// The variable of the container with the recorder's target.
 const TARGET: &str = "MIRROR_RECORDER_TARGET";
 
 /// A recorder that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     /// Its pod.
-    pub(super) pod: String,
+    pub(crate) pod: String,
     /// What it records: the copies for this target.
-    pub(super) target: String,
+    pub(crate) target: String,
+}
+
+/// Why a node cannot be asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Lack {
+    /// It has no recorder, so there are no packets of it.
+    NoRecorder(String),
+    /// Its recorder does not answer, so its packets are missing.
+    Silent(String),
 }
 
 /// The recorder of each node with an agent, or why there is none.
-pub(super) type Recorders = BTreeMap<String, Result<Recorder, String>>;
+pub(crate) type Recorders = BTreeMap<String, Result<Recorder, Lack>>;
 
 /// The recorders in these pods.
-pub(super) fn by_node(pods: &[Pod]) -> Recorders {
+pub(crate) fn by_node(pods: &[Pod]) -> Recorders {
     let mut recorders = BTreeMap::<_, (bool, _)>::new();
     for pod in pods {
         let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else { continue };
@@ -41,16 +50,16 @@ pub(super) fn by_node(pods: &[Pod]) -> Recorders {
     recorders.into_iter().map(|(node, (_, found))| (node, found)).collect()
 }
 
-fn of(pod: &Pod) -> Result<Recorder, String> {
+fn of(pod: &Pod) -> Result<Recorder, Lack> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let Some(container) = containers.into_iter().find(|container| container.name == CONTAINER) else {
-        return Err("no recorder is switched on there".to_owned());
+        return Err(Lack::NoRecorder("no recorder is switched on there".to_owned()));
     };
     let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
     let state = statuses.filter(|status| status.name == CONTAINER).find_map(|status| status.state.as_ref());
     match state {
         Some(ContainerState { running: Some(_), .. }) => {}
-        state => return Err(format!("the recorder does not run there: {}", why(state))),
+        state => return Err(Lack::Silent(format!("the recorder does not run there: {}", why(state)))),
     }
     let target = container.env.iter().flatten().find(|variable| variable.name == TARGET);
     let target = target.and_then(|variable| variable.value.clone()).unwrap_or_default();
@@ -117,13 +126,13 @@ mod tests {
             without,
         ]);
         let runs = |pod: &str| Ok(Recorder { pod: pod.to_owned(), target: "live".to_owned() });
-        let lacks = |why: &str| Err(why.to_owned());
+        let fails = |why: &str| Err(Lack::Silent(format!("the recorder does not run there: {why}")));
         let expected = [
             ("a", runs("old")),
             ("b", runs("new")),
-            ("c", lacks("the recorder does not run there: CrashLoopBackOff: back-off 10s")),
-            ("d", lacks("the recorder does not run there: it has not started")),
-            ("f", lacks("no recorder is switched on there")),
+            ("c", fails("CrashLoopBackOff: back-off 10s")),
+            ("d", fails("it has not started")),
+            ("f", Err(Lack::NoRecorder("no recorder is switched on there".to_owned()))),
         ];
         assert_eq!(recorders, expected.map(|(node, found)| (node.to_owned(), found)).into());
     }

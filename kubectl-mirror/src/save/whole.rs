@@ -5,14 +5,15 @@
 
 use std::{
     collections::BTreeMap,
-    io::{Read, Write},
+    io::{self, Read, Seek, Write},
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 
+use super::kept::{Failure, Place};
 use crate::tail::{
-    blocks::{Block, Blocks, Malformed},
+    blocks::{Block, Blocks, Malformed, Packet},
     combined::{Combined, Summary},
     merge::{Bounds, Merge, StreamId},
 };
@@ -31,17 +32,22 @@ pub(super) struct Saved {
     pub(super) counted: Summary,
 }
 
-/// How many packets there are in the file of a node.
+/// How many packets there are in the file of a node, which is in this place. It is read from its beginning.
 ///
 /// # Errors
 ///
-/// It cannot be understood to its end.
-pub(super) fn count(node: &str, from: impl Read) -> anyhow::Result<u64> {
+/// It cannot be read or understood to its end. Then [`merge`] would fail, for all nodes.
+pub(super) fn count(node: &str, mut from: impl Read + Seek, place: &Place) -> Result<u64, Failure> {
+    from.rewind().map_err(|error| place.failed(error))?;
     let (mut stream, mut packets) = (Stream::new(node, from), 0);
-    while let Some(block) = stream.next()? {
-        packets += u64::from(matches!(block, Block::Packet(_)));
+    loop {
+        match stream.next() {
+            Ok(Some(block)) => packets += u64::from(matches!(block, Block::Packet(_))),
+            Ok(None) => return Ok(packets),
+            Err(error) if error.is::<io::Error>() => return Err(place.failed(error)),
+            Err(error) => return Err(Failure::There(error)),
+        }
     }
-    Ok(packets)
 }
 
 /// Writes the packets of these nodes in the order of their times. `now_ns` counts from 1970.
@@ -98,16 +104,11 @@ impl<R: Read> Merging<R> {
             match block {
                 Block::Interface(description) => {
                     combined.interface(id, &stream.node, &description, pending);
-                    // An interface of a pod has the name `NAMESPACE/NAME NIC`.
-                    let pod = description.name.split(' ').next().unwrap_or_default();
-                    stream.pods.push(pod.to_owned());
                 }
                 Block::Packet(packet) => {
-                    let (time_ns, pod) = (packet.time_ns, stream.pods.get(packet.interface as usize));
-                    let pod = pod.cloned().unwrap_or_default();
-                    let block = combined.packet(id, packet);
-                    let block =
-                        block.with_context(|| format!("node {}: a packet of no interface", stream.node))?;
+                    let time_ns = packet.time_ns;
+                    let pod = stream.pod(&packet)?.to_owned();
+                    let block = combined.packet(id, packet).context("each interface is in the file")?;
                     *saved.pods.entry((pod, stream.node.clone())).or_default() += 1;
                     merge.push(id, time_ns, block.len(), (id, block), Duration::ZERO);
                     return Ok(());
@@ -142,7 +143,7 @@ impl<R: Read> Stream<R> {
         let Self { node, from, part, blocks, .. } = self;
         loop {
             match blocks.next() {
-                Ok(Some(block)) => return Ok(Some(block)),
+                Ok(Some(block)) => return self.known(block).map(Some),
                 Ok(None) => {}
                 Err(Malformed(why)) => bail!("the packets of node {node} cannot be read: {why}"),
             }
@@ -153,6 +154,26 @@ impl<R: Read> Stream<R> {
                 _ => return Ok(None),
             }
         }
+    }
+
+    /// Notes an interface, and refuses a packet of none.
+    fn known(&mut self, block: Block) -> anyhow::Result<Block> {
+        match &block {
+            // An interface of a pod has the name `NAMESPACE/NAME NIC`.
+            Block::Interface(of) => self.pods.push(of.name.split(' ').next().unwrap_or_default().to_owned()),
+            Block::Packet(packet) => drop(self.pod(packet)?),
+            Block::Statistics(_) => {}
+        }
+        Ok(block)
+    }
+
+    /// The pod of a packet.
+    fn pod(&self, packet: &Packet) -> anyhow::Result<&str> {
+        let pod = self.pods.get(packet.interface as usize);
+        let Some(pod) = pod else {
+            bail!("the packets of node {} cannot be read: one is of no interface", self.node)
+        };
+        Ok(pod)
     }
 }
 

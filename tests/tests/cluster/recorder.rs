@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     net::UdpSocket,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::atomic::{AtomicBool, Ordering},
@@ -143,6 +143,7 @@ fn the_packets_of_a_pod_that_has_gone_are_saved() {
     assert_eq!(PacketFile::read(&piped).packets, packets.packets);
 
     it_says_what_is_missing(cluster, &db.name);
+    it_says_that_a_recorder_waits(cluster, pid);
     a_flood_costs_neither_recorder_nor_agent(cluster, db);
     assert_eq!(recorder(cluster), pid);
     cluster.helm(&format!("uninstall {AGENT} {all}"));
@@ -176,6 +177,8 @@ fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
     let nothing = format!("nothing is recorded of {namespace}/{other}, {namespace}/nosuch; ");
     for (words, why) in [
         (&["nosuch", other][..], &*nothing),
+        // It can have moved.
+        (&[other], "--all-nodes"),
         (&["deploy/nosuch"], "there is no deploy/nosuch"),
         (&["-l", "app=nosuch"], "0 pods that exist now"),
     ] {
@@ -199,6 +202,22 @@ fn it_says_what_is_missing(cluster: &Cluster, other: &str) {
     let unfinished: Vec<_> =
         names.filter(|name| name.to_str().unwrap().starts_with(".mirror-save")).collect();
     assert!(unfinished.is_empty(), "{unfinished:?}");
+}
+
+/// Without its socket, as before the first agent lets it in. It is no advice to switch it on.
+fn it_says_that_a_recorder_waits(cluster: &Cluster, recorder: u32) {
+    let namespace = fs::metadata(format!("/proc/{recorder}/ns/net")).unwrap().ino();
+    let run = PathBuf::from(format!("/proc/{recorder}/root/run/podmirror"));
+    let socket = run.join(format!("{namespace}.recorder.recorder"));
+    let away = socket.with_extension("away");
+    fs::rename(&socket, &away).unwrap();
+    let told = saved(cluster, &[]);
+    fs::rename(&away, &socket).unwrap();
+    let told = told.unwrap_err();
+    let logs = format!("the recorder waits for its agent: `kubectl -n {AGENT} logs ");
+    assert!(told.starts_with("Some(1)") && told.contains(&logs), "{told}");
+    assert!(!told.contains("recorder.enabled"), "{told}");
+    saved(cluster, &[]).unwrap();
 }
 
 /// The packets of a second are more than the ring has, while copies of it are made. The container's limit holds all of it.

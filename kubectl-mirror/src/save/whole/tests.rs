@@ -1,11 +1,22 @@
 //! Tests of one file of several: nothing is lost or changed, and what is no file is refused.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::{io::Cursor, path::Path};
 
 use mirror_core::pcapng::{self, Interface, InterfaceId, Section, Writer};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
+
+/// How many packets the file of node a has, or why it is refused.
+fn counted(file: &[u8]) -> Result<u64, String> {
+    match count("a", Cursor::new(file), &Place::beside(Path::new("/d"))) {
+        Ok(packets) => Ok(packets),
+        Err(Failure::There(error)) => Err(error.to_string()),
+        Err(Failure::Here(error)) => panic!("{error:#}"),
+    }
+}
 
 /// A packet: its interface, its time, and its bytes.
 type Drawn = (u32, u64, Vec<u8>);
@@ -89,11 +100,28 @@ fn the_summary_has_the_pods_of_each_node() {
 #[test]
 fn a_file_that_ends_early_is_no_file() {
     let file = file(&[(0, 5, vec![1; 100]), (0, 6, vec![1; 100])]);
-    assert_eq!(count("a", &file[..]).unwrap(), 2);
-    let error = count("a", &file[..file.len() - 4]).unwrap_err().to_string();
-    assert_eq!(error, "the packets of node a end within a block");
-    let error = count("a", &b"no recorder of target live runs on this node"[..]).unwrap_err().to_string();
+    assert_eq!(counted(&file).unwrap(), 2);
+    assert_eq!(counted(&file[..file.len() - 4]).unwrap_err(), "the packets of node a end within a block");
+    let error = counted(b"no recorder of target live runs on this node").unwrap_err();
     assert!(error.contains("cannot be read"), "{error}");
+}
+
+/// Else it would be the end of the merge, and so of the packets of all nodes.
+#[test]
+fn a_file_with_a_packet_of_no_interface_is_refused_before_the_merge() {
+    let bad = file(&[(0, 5, vec![1]), (PODS.len() as u32, 6, vec![1])]);
+    let error = counted(&bad).unwrap_err();
+    assert_eq!(error, "the packets of node a cannot be read: one is of no interface");
+    assert!(merge(vec![("a".to_owned(), &bad[..])], 9, &mut Vec::new()).is_err());
+}
+
+/// The machine that keeps the file fails, and not the node.
+#[test]
+fn a_file_that_this_machine_cannot_read_is_no_failure_of_the_node() {
+    let unreadable = tempfile::NamedTempFile::new().unwrap();
+    let to_write = std::fs::OpenOptions::new().write(true).open(unreadable.path()).unwrap();
+    let place = Place::beside(Path::new("/d"));
+    assert!(matches!(count("a", to_write, &place), Err(Failure::Here(_))));
 }
 
 proptest! {
@@ -115,7 +143,7 @@ proptest! {
             prop_assert_eq!(&of_it, packets);
         }
         prop_assert_eq!(found.len() as u64, saved.pods.values().sum::<u64>());
-        prop_assert_eq!(count("n", &out[..]).unwrap(), found.len() as u64);
+        prop_assert_eq!(counted(&out).unwrap(), found.len() as u64);
         if is_sorted {
             prop_assert!(found.is_sorted_by_key(|(_, time_ns, _)| *time_ns));
         }
