@@ -17,6 +17,7 @@ use super::{Facts, Finding, MOST_NAMED, count, is_fit, is_installed, is_whole, n
 use crate::{
     agents::{self, Agents},
     nodes::Answer,
+    save::recorders::{self, CONTAINER, Lack},
 };
 
 /// A report with news to repeat that is older does not count for the controller either.
@@ -41,6 +42,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     }
     let by_node = agents::by_node(pods);
     let mut findings = agents(facts, &by_node);
+    findings.extend(recorders(pods, namespace));
     findings.extend(versions(facts, pods));
     if is_whole(facts) {
         findings.extend(reports(facts, &by_node));
@@ -90,6 +92,18 @@ fn agents(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
         findings.push(Finding::warn("agents", found, todo));
     }
     findings
+}
+
+/// The recorders that fail. Their agents can be ready all the same.
+fn recorders(pods: &[Pod], namespace: &str) -> Option<Finding> {
+    let recorders = recorders::by_node(pods);
+    let failing = recorders.iter().filter(|(_, recorder)| matches!(recorder, Err(Lack::Silent(_))));
+    let failing: Vec<_> = failing.map(|(node, _)| node.as_str()).collect();
+    (!failing.is_empty()).then(|| {
+        let todo =
+            format!("kubectl -n {namespace} logs POD -c {CONTAINER}, for the pods of the agents there");
+        Finding::warn("agents", format!("the recorder does not run on {}", named(failing)), todo)
+    })
 }
 
 /// The tag of the image of an agent.

@@ -109,6 +109,23 @@ fn agents_that_are_missing_are_named() {
 }
 
 #[test]
+fn a_recorder_that_fails_is_told_and_its_agent_is_ready() {
+    let with = |state: Value| {
+        let mut both = pod("b", true, IMAGE);
+        both["spec"]["containers"] = json!([both["spec"]["containers"][0], { "name": "recorder" }]);
+        let recorder = json!({
+            "name": "recorder", "state": state, "ready": false, "restartCount": 0, "image": IMAGE, "imageID": "",
+        });
+        both["status"]["containerStatuses"] = json!([both["status"]["containerStatuses"][0], recorder]);
+        of(&Facts { pods: objects(&[pod("a", true, IMAGE), both]), ..facts() }, "agents")
+    };
+    let ready = told(Level::Ok, "2 agents ready on 2 nodes");
+    assert_eq!(with(json!({ "running": {} })), std::slice::from_ref(&ready));
+    let failing = with(json!({ "waiting": { "reason": "CrashLoopBackOff" } }));
+    assert_eq!(failing, [ready, told(Level::Warn, "the recorder does not run on b")]);
+}
+
+#[test]
 fn agents_of_several_versions_are_told() {
     let with = |images: [&str; 2]| {
         let [one, two] = images;
