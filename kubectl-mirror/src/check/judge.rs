@@ -277,8 +277,8 @@ fn kernels(nodes: &[Node]) -> Vec<Finding> {
     }
     if let Some((_, names)) = with(&|_, version| (LEAST_KERNEL..TCX).contains(&version)) {
         let found = format!(
-            "older than 6.6, so the first choice of a pod can lose a packet of it, and root in a pod can remove a tap inside \
-             the pod: {names}"
+            "older than 6.6, so when a pod is mirrored for the first time, one of its packets can be lost, and root in a pod \
+             can remove a tap inside the pod: {names}"
         );
         let todo = "use Linux 6.6 or newer there, if that matters: docs/operations.md says more";
         findings.push(Finding::warn("kernel", found, todo));

@@ -58,7 +58,7 @@ pub(in crate::check) fn asked(namespace: &str, agents: &str) -> Vec<Asked> {
             "tail, on and off",
             &edit,
         ),
-        right("", pods, None, &["get", "list", "watch"], own, "tail and explain", &view),
+        right("", pods, None, &["get", "list", "watch"], own, "tail, save and explain", &view),
         right("", pods, None, &["list"], of_agents, "tail, save, explain, coverage and top", &tail),
         right("", pods, Some("portforward"), &["get", "create"], of_agents, "tail", &tail),
         right(

@@ -145,8 +145,8 @@ fn each_kernel_is_told_with_what_it_lacks() {
     let expected = [
         "older than 5.10, so no agent works there: a (5.4.0)",
         "older than 6.0 on arm64, so mirrors with a filter are refused there: b (5.15.0)",
-        "older than 6.6, so the first choice of a pod can lose a packet of it, and root in a pod can remove a tap inside \
-         the pod: b (5.15.0), c (6.5.0)",
+        "older than 6.6, so when a pod is mirrored for the first time, one of its packets can be lost, and root in a pod \
+         can remove a tap inside the pod: b (5.15.0), c (6.5.0)",
         "a version that is not understood: d",
     ];
     assert_eq!(mixed, expected.map(|found| (Level::Warn, found.to_owned())));
