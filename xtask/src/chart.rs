@@ -64,6 +64,10 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&["fullnameOverride=other"], "resourceNames: [other]"),
     (&["recorder.enabled=true"], "args: [recorder, --ring, 64MiB, --buffer, 4MiB]"),
     (
+        &["recorder.enabled=true", "recorder.ring=16000MiB", "recorder.buffer=32MiB"],
+        "args: [recorder, --ring, 16000MiB, --buffer, 32MiB]",
+    ),
+    (
         &["recorder.enabled=true"],
         "limits:\n              memory: 176Mi\n            requests:\n              cpu: 10m\n              memory: 96Mi",
     ),
@@ -123,7 +127,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["recorder.enabled=true", "recorder.target=default"], "recorder.target"),
     (&["recorder.target=Live"], "target"),
     (&["recorder.ring=64MB"], "ring"),
-    (&["recorder.buffer=65MiB"], "buffer"),
+    (&["recorder.ring=16001MiB"], "ring"),
+    (&["recorder.buffer=33MiB"], "buffer"),
     (&["podCondition=true"], "podCondition needs Kubernetes 1.30"),
     (&["controller.listen=localhost:1"], "listen"),
     (&["maxMirrorDuration=1d"], "maxMirrorDuration"),
