@@ -5,6 +5,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 
 pub use mirror_test_cluster::built::cilium::{EDGE, Settings};
 
@@ -14,14 +15,20 @@ use crate::{Cluster, Netns, PATIENCE, check, eventually, kubectl::succeeded};
 const AGENT: &str = "cilium-agent";
 
 impl Cluster {
-    /// Lets Cilium run with these settings. It starts anew if it has run with others.
+    /// Lets Cilium run with these settings. It starts anew if it has run with others. It must say itself that its host routing
+    /// is the one that was set: on some kernels and with some options it takes the other one.
     #[track_caller]
     pub fn cilium_runs_with(&self, settings: Settings) {
         if cilium::settings().ok() != Some(settings) {
-            cilium::set(settings).unwrap_or_else(|error| panic!("{error:#}"));
+            // Only now: a story that fails before has not written settings with which Cilium does not run.
             self.stop(AGENT);
+            cilium::set(settings).unwrap_or_else(|error| panic!("{error:#}"));
             self.bring_back();
         }
+        let set = if settings.legacy_host_routing { "Legacy" } else { "BPF" };
+        let status: Value = serde_json::from_str(&cilium_dbg("status -o json")).expect("JSON");
+        let routing = &status["routing"];
+        assert_eq!(routing["intra-host-routing-mode"], set, "Cilium's host routing: {routing}");
     }
 
     /// Ends Cilium's agent by this signal, and starts it again.
