@@ -137,6 +137,17 @@ pub struct Source {
     pub comment: Option<String>,
 }
 
+/// What was counted for a session since the recording began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// The packets that it has matched.
+    pub matched: u64,
+    /// Those of them for which the ring had no room.
+    pub lost: u64,
+    /// Those of them that a rate or a budget has kept out.
+    pub limited: u64,
+}
+
 /// Whether a recording takes more packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
@@ -258,10 +269,9 @@ impl Recorder {
         self.note(described);
     }
 
-    /// Notes the newest counters of a session: the packets that it has matched, and those of them for which the ring
-    /// had no room. The file has the last ones that were noted before its end.
-    pub fn note_counters(&mut self, serial: u32, seen: u64, lost: u64) {
-        self.interfaces.note_counters(serial, seen, lost);
+    /// Notes the newest counters of a session. The file has the last ones that were noted before its end.
+    pub fn note_counters(&mut self, serial: u32, counters: Counters) {
+        self.interfaces.note_counters(serial, counters);
     }
 
     /// Records a frame. `bytes` are what follows the head; what is behind [`RecordHead::captured`] is ignored. The next

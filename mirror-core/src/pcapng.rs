@@ -116,6 +116,8 @@ pub struct Statistics {
     pub dropped: Option<u64>,
     /// Packets that the filter let through (`isb_filteraccept`).
     pub accepted: Option<u64>,
+    /// Packets that the kernel was told to leave out, by a rate or a budget (`isb_osdrop`).
+    pub limited: Option<u64>,
 }
 
 /// Counts the interfaces of a file.
@@ -207,6 +209,7 @@ impl Statistics {
                 counter(out, 4, self.received);
                 counter(out, 5, self.dropped);
                 counter(out, 6, self.accepted);
+                counter(out, 7, self.limited);
             });
         });
     }

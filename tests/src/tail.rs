@@ -238,6 +238,8 @@ pub struct PacketFile {
     pub packets: Vec<FilePacket>,
     /// For each interface with statistics: packets received, and dropped.
     pub statistics: Vec<(u64, u64)>,
+    /// For each interface with statistics: packets that a rate or a budget has kept out.
+    pub limited: Vec<u64>,
 }
 
 impl PacketFile {
@@ -266,6 +268,7 @@ impl PacketFile {
                 5 => {
                     let count = |code| u64_of(option(&block[12..], code).unwrap());
                     file.statistics.push((count(4), count(5)));
+                    file.limited.push(count(7));
                 }
                 6 => file.packets.push(file.packet(block)),
                 _ => assert_eq!(kind, 0x0a0d_0d0a, "a block of another kind"),

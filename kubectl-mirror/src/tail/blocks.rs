@@ -65,10 +65,12 @@ pub(crate) struct Statistics {
     /// When the stream began and ended.
     pub(crate) start_ns: Option<u64>,
     pub(crate) end_ns: Option<u64>,
-    /// Packets that were received, lost ones too.
+    /// Packets that the capture has matched: those that came, and those that did not.
     pub(crate) received: Option<u64>,
     /// Those of them that were lost.
     pub(crate) lost: Option<u64>,
+    /// Those of them that a rate or a budget has kept out. An agent of an older version does not tell.
+    pub(crate) limited: Option<u64>,
 }
 
 /// The bytes of a stream cannot be understood.
@@ -151,6 +153,7 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, Malforme
                 end_ns: option(options, 3).and_then(|value| time(value, 0)),
                 received: number(4),
                 lost: number(5),
+                limited: number(7),
             })))
         }
         _ => Ok(None),
@@ -222,6 +225,7 @@ mod tests {
                 received: Some(9),
                 dropped: Some(2),
                 accepted: None,
+                limited: Some(4),
             };
             counters.write(&mut out);
         }
@@ -256,6 +260,7 @@ mod tests {
             end_ns: Some(7 << 40),
             received: Some(9),
             lost: Some(2),
+            limited: Some(4),
         };
         assert_eq!(all[5], Block::Statistics(statistics));
     }

@@ -92,13 +92,21 @@ impl Combined {
                 received: of.received,
                 dropped: of.lost,
                 accepted: None,
+                limited: of.limited,
             };
             block.write(out);
-            let lost = of.lost.unwrap_or(0);
+            let [received, lost, limited] = [of.received, of.lost, of.limited].map(Option::unwrap_or_default);
             summary.lost += lost;
+            summary.limited += limited;
             if lost > 0 {
-                let received = of.received.unwrap_or(0);
-                summary.lossy.push(format!("{name} on node {node}: {lost} of {received} packets were lost"));
+                summary
+                    .missing
+                    .push(format!("{name} on node {node}: {lost} of {received} packets were lost"));
+            }
+            if limited > 0 {
+                summary.missing.push(format!(
+                    "{name} on node {node}: a rate or a budget has kept {limited} of {received} packets out"
+                ));
             }
         }
         summary
@@ -109,9 +117,10 @@ impl Combined {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     interfaces: usize,
+    limited: u64,
     lost: u64,
-    /// The interfaces with a loss, in words.
-    lossy: Vec<String>,
+    /// The interfaces of which packets are missing, in words.
+    missing: Vec<String>,
     /// The interfaces whose counters have not come.
     uncounted: Vec<String>,
 }
@@ -119,11 +128,12 @@ pub(crate) struct Summary {
 impl Summary {
     /// The summary for the user, with so many packets from so many nodes.
     pub(crate) fn lines(&self, packets: u64, nodes: usize) -> Vec<String> {
-        let Self { interfaces, lost, lossy, uncounted } = self;
-        let mut lines =
-            vec![format!("{packets} packets; {interfaces} interfaces; {nodes} nodes; {lost} packets lost")];
-        lines.extend(lossy.iter().cloned());
-        lines.extend(uncounted.iter().map(|of| format!("{of}: how many packets were lost is not known")));
+        let Self { interfaces, limited, lost, missing, uncounted } = self;
+        let mut lines = vec![format!(
+            "{packets} packets; {interfaces} interfaces; {nodes} nodes; {limited} packets limited; {lost} packets lost"
+        )];
+        lines.extend(missing.iter().cloned());
+        lines.extend(uncounted.iter().map(|of| format!("{of}: how many packets are missing is not known")));
         lines
     }
 }
@@ -162,28 +172,30 @@ mod tests {
             let Some(Block::Packet(found)) = all(&block).pop() else { unreachable!("{block:?}") };
             assert_eq!(found.interface, number);
         }
-        let counted = |interface, received, lost| Statistics {
+        let counted = |interface, received, lost, limited| Statistics {
             interface,
             received: Some(received),
             lost: Some(lost),
+            limited,
             ..Statistics::default()
         };
-        combined.statistics(1, counted(0, 100, 0));
-        combined.statistics(2, counted(0, 7, 2));
-        combined.statistics(2, counted(0, 9, 3));
-        combined.statistics(2, counted(5, 9, 3));
+        combined.statistics(1, counted(0, 100, 0, None));
+        combined.statistics(2, counted(0, 7, 2, Some(0)));
+        combined.statistics(2, counted(0, 9, 3, Some(4)));
+        combined.statistics(2, counted(5, 9, 3, Some(9)));
         let summary = combined.end(7, &mut out);
         assert_eq!(
             summary.lines(106, 2),
             [
-                "106 packets; 3 interfaces; 2 nodes; 3 packets lost",
+                "106 packets; 3 interfaces; 2 nodes; 4 packets limited; 3 packets lost",
                 "shop/db eth0 on node b: 3 of 9 packets were lost",
-                "shop/web eth1 on node a: how many packets were lost is not known",
+                "shop/db eth0 on node b: a rate or a budget has kept 4 of 9 packets out",
+                "shop/web eth1 on node a: how many packets are missing is not known",
             ]
         );
         let statistics = all(&out).into_iter().filter(|block| matches!(block, Block::Statistics(_)));
-        let expected =
-            [Statistics { time_ns: 7, ..counted(0, 100, 0) }, Statistics { time_ns: 7, ..counted(1, 9, 3) }];
-        assert!(statistics.eq(expected.map(Block::Statistics)));
+        let expected = [counted(0, 100, 0, None), counted(1, 9, 3, Some(4))];
+        let expected = expected.map(|counted| Block::Statistics(Statistics { time_ns: 7, ..counted }));
+        assert!(statistics.eq(expected));
     }
 }

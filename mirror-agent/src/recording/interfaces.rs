@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use mirror_core::pcapng::{Interface, InterfaceId, Section, Statistics, Writer};
 
-use super::Source;
+use super::{Counters, Source};
 
 /// How many bytes all descriptions together take, in memory and at the beginning of each file, before no further one is
 /// added. The 4096 sessions that a node can have at a time fit in with the longest filters.
 const MAX_PREAMBLE: usize = 8 << 20;
-/// Most bytes of the statistics of an interface: a block with two times and two counters.
-const STATISTICS: usize = 76;
+/// Most bytes of the statistics of an interface: a block with two times and three counters.
+const STATISTICS: usize = 88;
 
 /// The interfaces so far.
 #[derive(Debug)]
@@ -38,8 +38,7 @@ pub(super) struct Described {
     /// Its description block.
     pub(super) block: Vec<u8>,
     /// Its counters, as far as they are known.
-    seen: Option<u64>,
-    lost: Option<u64>,
+    counters: Option<Counters>,
 }
 
 impl Interfaces {
@@ -71,7 +70,7 @@ impl Interfaces {
         let id = self.writer.interface(&mut block, &interface);
         self.bytes += block.len();
         self.places.insert(source.serial, id);
-        let described = Described { name: source.name.clone(), block, seen: None, lost: None };
+        let described = Described { name: source.name.clone(), block, counters: None };
         &self.described.entry(id).or_insert(described).block
     }
 
@@ -81,10 +80,10 @@ impl Interfaces {
     }
 
     /// Notes the newest counters of a session.
-    pub(super) fn note_counters(&mut self, serial: u32, seen: u64, lost: u64) {
+    pub(super) fn note_counters(&mut self, serial: u32, counters: Counters) {
         let described = self.of(serial).and_then(|id| self.described.get_mut(&id));
         if let Some(described) = described {
-            (described.seen, described.lost) = (Some(seen), Some(lost));
+            described.counters = Some(counters);
         }
     }
 
@@ -145,9 +144,10 @@ impl Described {
             time_ns: end_ns,
             start_ns: Some(begun_ns),
             end_ns: Some(end_ns),
-            received: self.seen,
-            dropped: self.lost,
+            received: self.counters.map(|counters| counters.matched),
+            dropped: self.counters.map(|counters| counters.lost),
             accepted: None,
+            limited: self.counters.map(|counters| counters.limited),
         };
         statistics.write(out);
     }
@@ -162,7 +162,7 @@ mod tests {
         let mut interfaces = Interfaces::new("podmirror", 1);
         for serial in 1..=3 {
             assert!(!interfaces.add(&Source { serial, ..Source::default() }).is_empty());
-            interfaces.note_counters(serial, 10, 1);
+            interfaces.note_counters(serial, Counters::default());
         }
         let bytes =
             |interfaces: &Interfaces| [interfaces.preamble(), interfaces.statistics(2)].concat().len() as u64;
@@ -206,6 +206,6 @@ mod tests {
         }
         assert!(interfaces.preamble().len() < MAX_PREAMBLE + (2 << 10));
         assert_eq!(interfaces.of(9_999), None);
-        interfaces.note_counters(9_999, 1, 1);
+        interfaces.note_counters(9_999, Counters::default());
     }
 }

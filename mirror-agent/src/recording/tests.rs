@@ -36,6 +36,7 @@ struct Counted {
     end_ns: Option<u64>,
     received: Option<u64>,
     dropped: Option<u64>,
+    limited: Option<u64>,
 }
 
 /// What is in a file.
@@ -91,6 +92,7 @@ fn read_blocks(mut file: &[u8]) -> (Contents, usize) {
                     end_ns: counter(3).map(|time| time.rotate_left(32)),
                     received: counter(4),
                     dropped: counter(5),
+                    limited: counter(7),
                 });
             }
             other => panic!("{other:?}"),
@@ -170,8 +172,8 @@ fn a_file_says_what_was_where_when_and_which_way() {
     assert_eq!(recorder.record(&egress, &frame(2, 60)), Progress::GoesOn);
     // What is behind the captured bytes is not theirs.
     assert_eq!(recorder.record(&unordered, &frame(3, 96)), Progress::GoesOn);
-    recorder.note_counters(1, 10, 1);
-    recorder.note_counters(1, 20, 3);
+    recorder.note_counters(1, Counters { matched: 10, lost: 1, limited: 0 });
+    recorder.note_counters(1, Counters { matched: 20, lost: 3, limited: 5 });
     assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
     let summary = recorder.finish(9000).unwrap();
     assert_eq!(summary, Summary { packets: 3, kept: 3, unknown: 0, files: vec![path.clone()] });
@@ -194,9 +196,14 @@ fn a_file_says_what_was_where_when_and_which_way() {
             seen(0, 999_999_900, 3, 1500, None),
         ]
     );
-    let times =
-        Counted { start_ns: Some(1_000_000_000), end_ns: Some(1_000_008_000), received: None, dropped: None };
-    let first = Counted { received: Some(20), dropped: Some(3), ..times.clone() };
+    let times = Counted {
+        start_ns: Some(1_000_000_000),
+        end_ns: Some(1_000_008_000),
+        received: None,
+        dropped: None,
+        limited: None,
+    };
+    let first = Counted { received: Some(20), dropped: Some(3), limited: Some(5), ..times.clone() };
     assert_eq!(contents.statistics, [first, times]);
 }
 
@@ -235,7 +242,7 @@ fn a_record_of_nobody_is_counted_and_left_out() {
     let path = directory.path().join("web.pcapng");
     let mut recorder = begin_with_two(all(&path));
     assert_eq!(recorder.record(&head(3, 5000, 60), &frame(3, 60)), Progress::GoesOn);
-    recorder.note_counters(3, 1, 1);
+    recorder.note_counters(3, Counters { matched: 1, lost: 1, limited: 0 });
     // It can be told later who that is.
     recorder.add_source(&source(3));
     assert_eq!(recorder.record(&head(3, 6000, 60), &frame(4, 60)), Progress::GoesOn);

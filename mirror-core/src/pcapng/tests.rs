@@ -139,13 +139,13 @@ proptest! {
     #[test]
     fn statistics_are_read_back(
         time_ns: u64, times in (option::of(any::<u64>()), option::of(any::<u64>())),
-        counters in (option::of(any::<u64>()), option::of(any::<u64>()), option::of(any::<u64>())),
+        counters: [Option<u64>; 4],
     ) {
         let mut file = Vec::new();
         let (_, interface) = begin(&mut file);
         let (start_ns, end_ns) = times;
-        let (received, dropped, accepted) = counters;
-        Statistics { interface, time_ns, start_ns, end_ns, received, dropped, accepted }.write(&mut file);
+        let [received, dropped, accepted, limited] = counters;
+        Statistics { interface, time_ns, start_ns, end_ns, received, dropped, accepted, limited }.write(&mut file);
         let blocks = blocks(&file);
         let Some(Block::InterfaceStatistics(block)) = blocks.last() else { panic!("{blocks:?}") };
         prop_assert_eq!((block.if_id, u64::from(block.ts_high) << 32 | u64::from(block.ts_low)), (0, time_ns));
@@ -155,6 +155,7 @@ proptest! {
         prop_assert_eq!(block.isb_ifrecv().transpose().unwrap(), received);
         prop_assert_eq!(block.isb_ifdrop().transpose().unwrap(), dropped);
         prop_assert_eq!(block.isb_filteraccept().transpose().unwrap(), accepted);
+        prop_assert_eq!(block.isb_osdrop().transpose().unwrap(), limited);
     }
 }
 
@@ -226,6 +227,7 @@ fn a_file_is_the_same_as_ever() {
         received: Some(5),
         dropped: Some(3),
         accepted: Some(2),
+        limited: None,
     }
     .write(&mut file);
     assert!(file == GOLDEN, "{}", file.escape_ascii());

@@ -12,6 +12,7 @@ use crate::{Inside, Node, any_mode, shows};
 in_both_modes!(
     two_pods_with_their_own_filters_are_in_one_file,
     a_stream_without_a_reader_is_down,
+    what_a_rate_or_a_budget_keeps_out_is_in_the_file,
     attach_copies_to_a_stream,
 );
 
@@ -103,6 +104,42 @@ fn two_pods_with_their_own_filters_are_in_one_file(mode: AttachMode) {
     agent.stop();
     lab.cleanup();
     assert_eq!(lab.pins(), Vec::<std::path::PathBuf>::new());
+}
+
+/// Each reader has the counts of its own time.
+fn what_a_rate_or_a_budget_keeps_out_is_in_the_file(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("streamlimits");
+    let of = |pod, key, value| {
+        streamed(pod)
+            .annotated("podmirror.io/filter", "icmp")
+            .annotated(&format!("podmirror.io/{key}"), value)
+    };
+    let specs = [of(web, "rate", "10pps,burst=100ms"), of(db, "packets", "5")];
+    let pods = PodsFile::new(lab, &specs);
+    let agent = Agent::run(lab, mode, &pods, &TARGET);
+    lab.wait_mirrored(&[web, db]);
+    for budget in [5, 0] {
+        let tail = Tail::start(lab, &["tail", "--target", "live"]);
+        web.ping(db.v4(), 20, 56);
+        let file = tail.stop();
+        let counted = file.interfaces.iter().zip(file.statistics.iter().zip(&file.limited));
+        let counted: BTreeMap<_, _> = counted.map(|(name, counts)| (name.as_str(), counts)).collect();
+        let came = |pod: &str| {
+            let of_pod = file.packets.iter().filter(|packet| packet.interface == pod);
+            of_pod.count() as u64
+        };
+        // The budget is used up. A packet that one of them has copied is no packet for the other.
+        let db = counted["default/db eth0"];
+        let web = counted["default/web eth0"];
+        for ((received, lost), limited, came) in
+            [(*web.0, *web.1, came("default/web eth0")), (*db.0, *db.1, came("default/db eth0"))]
+        {
+            assert!(lost == 0 && limited > 0 && received == came + limited, "{counted:?}: {came}");
+        }
+        assert_eq!(came("default/db eth0"), budget, "{counted:?}");
+        assert!(came("default/web eth0") > 0, "{counted:?}");
+    }
+    agent.stop();
 }
 
 /// That nobody reads is a normal state. Each reader has the packets of its own time, and their counts.

@@ -53,6 +53,7 @@ fn file(packets: &[Drawn]) -> Vec<u8> {
             received: Some(of_it + 1),
             dropped: Some(1),
             accepted: None,
+            limited: Some(0),
         };
         counters.write(&mut out);
     }
@@ -91,7 +92,7 @@ fn the_summary_has_the_pods_of_each_node() {
     assert_eq!(
         lines[..2],
         [
-            "3 packets; 4 interfaces; 2 nodes; 4 packets lost",
+            "3 packets; 4 interfaces; 2 nodes; 0 packets limited; 4 packets lost",
             "shop/web eth0 on node n0: 1 of 3 packets were lost"
         ]
     );

@@ -1,50 +1,68 @@
-//! How many packets the ring of `tail` or `capture` has lost, by session. Pure.
+//! How many packets did not come into the ring of `tail` or `capture`, although a session has matched them: those that the
+//! ring has lost, and those that a rate or a budget has kept out. Pure.
 //!
-//! The kernel counts what a session has lost since the session began. That can be more than the ring of this command
-//! has lost: an earlier reader of the target had a ring, too, and a session that has changed its target has lost packets
-//! elsewhere. So only the growth counts, from one look to the next, while a session copies to the target. What was lost
-//! between a change of the target and the looks beside it is left out. [`sessions`](super::sessions) calls it.
+//! The kernel counts these since the session began. That can be more than this command has missed: an earlier reader of
+//! the target had a ring, too, and a session that has changed its target has lost packets elsewhere. So only the growth
+//! counts, from one look to the next, while a session copies to the target. What was lost between a change of the target
+//! and the looks beside it is left out. [`sessions`](super::sessions) calls it.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Packets of a session that did not come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Missed {
+    /// The ring had no room for them.
+    pub(super) lost: u64,
+    /// A rate or a budget has kept them out.
+    pub(super) limited: u64,
+}
+
+impl Missed {
+    /// Adds what has come since an earlier look.
+    fn grow(&mut self, before: Self, now: Self) {
+        self.lost += now.lost.saturating_sub(before.lost);
+        self.limited += now.limited.saturating_sub(before.limited);
+    }
+}
 
 /// The losses so far. Each session is named by its number.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    lost: BTreeMap<u32, u64>,
+    missed: BTreeMap<u32, Missed>,
     /// The counters at the last look, of the sessions that copied to the target then.
-    here: BTreeMap<u32, u64>,
+    here: BTreeMap<u32, Missed>,
     /// The other sessions at the last look.
     elsewhere: BTreeSet<u32>,
 }
 
 impl Losses {
     /// Nothing is lost yet. The arguments are those of [`look`](Self::look).
-    pub(super) fn begin(here: BTreeMap<u32, u64>, elsewhere: BTreeSet<u32>) -> Self {
-        Self { lost: BTreeMap::new(), here, elsewhere }
+    pub(super) fn begin(here: BTreeMap<u32, Missed>, elsewhere: BTreeSet<u32>) -> Self {
+        Self { missed: BTreeMap::new(), here, elsewhere }
     }
 
     /// Looks at the counters of the sessions that copy to the target now, and at which other sessions there are.
-    pub(super) fn look(&mut self, here: BTreeMap<u32, u64>, elsewhere: BTreeSet<u32>) {
+    pub(super) fn look(&mut self, here: BTreeMap<u32, Missed>, elsewhere: BTreeSet<u32>) {
         for (serial, counter) in &here {
             let before = match self.here.get(serial) {
                 Some(before) => *before,
                 None if self.elsewhere.contains(serial) => *counter,
                 // It has begun since the last look.
-                None => 0,
+                None => Missed::default(),
             };
-            *self.lost.entry(*serial).or_default() += counter.saturating_sub(before);
+            self.missed.entry(*serial).or_default().grow(before, *counter);
         }
         (self.here, self.elsewhere) = (here, elsewhere);
     }
 
     /// Forgets sessions that have gone.
     pub(super) fn forget(&mut self, is_gone: impl Fn(u32) -> bool) {
-        self.lost.retain(|serial, _| !is_gone(*serial));
+        self.missed.retain(|serial, _| !is_gone(*serial));
     }
 
-    /// The packets of a session that were lost.
-    pub(super) fn of(&self, serial: u32) -> u64 {
-        self.lost.get(&serial).copied().unwrap_or_default()
+    /// The packets of a session that did not come.
+    pub(super) fn of(&self, serial: u32) -> Missed {
+        self.missed.get(&serial).copied().unwrap_or_default()
     }
 }
 
@@ -54,20 +72,26 @@ mod tests {
 
     use super::*;
 
+    /// Twice as many packets were kept out as were lost.
+    fn missed(lost: u64) -> Missed {
+        Missed { lost, limited: 2 * lost }
+    }
+
     fn look(losses: &mut Losses, here: &[(u32, u64)], elsewhere: &[u32]) {
-        losses.look(here.iter().copied().collect(), elsewhere.iter().copied().collect());
+        let here = here.iter().map(|(serial, lost)| (*serial, missed(*lost)));
+        losses.look(here.collect(), elsewhere.iter().copied().collect());
     }
 
     #[test]
     fn the_losses_of_earlier_readers_and_other_targets_do_not_count() {
-        let mut losses = Losses::begin([(1, 100)].into(), [2].into());
+        let mut losses = Losses::begin([(1, missed(100))].into(), [2].into());
         look(&mut losses, &[(1, 107), (2, 50), (3, 9)], &[]);
-        assert_eq!([1, 2, 3, 4].map(|serial| losses.of(serial)), [7, 0, 9, 0]);
+        assert_eq!([1, 2, 3, 4].map(|serial| losses.of(serial)), [7, 0, 9, 0].map(missed));
         look(&mut losses, &[(2, 53)], &[1, 3]);
         // Session 1 has lost 200 packets elsewhere, and comes back.
         look(&mut losses, &[(1, 307), (2, 53)], &[3]);
         look(&mut losses, &[(1, 308), (2, 53)], &[3]);
-        assert_eq!([1, 2, 3].map(|serial| losses.of(serial)), [8, 3, 9]);
+        assert_eq!([1, 2, 3].map(|serial| losses.of(serial)), [8, 3, 9].map(missed));
     }
 
     proptest! {
@@ -81,7 +105,7 @@ mod tests {
         ) {
             let (mut is_here, mut counter, mut lost_here) = (starts_here, 40, 0);
             let seen = |is_here, counter| match is_here {
-                true => (BTreeMap::from([(1, counter)]), BTreeSet::new()),
+                true => (BTreeMap::from([(1, missed(counter))]), BTreeSet::new()),
                 false => (BTreeMap::new(), BTreeSet::from([1])),
             };
             let (here, elsewhere) = seen(is_here, counter);
@@ -106,8 +130,9 @@ mod tests {
                 }
             }
             look(is_here, counter);
-            prop_assert!(losses.of(1) <= lost_here);
-            prop_assert!(!looks_before || losses.of(1) == lost_here);
+            let Missed { lost, limited } = losses.of(1);
+            prop_assert!(lost <= lost_here && limited == 2 * lost);
+            prop_assert!(!looks_before || lost == lost_here);
         }
     }
 }

@@ -1,21 +1,21 @@
 //! The sessions whose packets come into the ring of `tail` or `capture`: their names and counters for the file.
 //!
-//! It reads the agent's maps, and knows nothing of the ring. What was received are the packets that were read and those
-//! that the ring has [lost](super::losses). Called by `tail` for each packet, and once a second.
+//! It reads the agent's maps, and knows nothing of the ring. What a session has matched are the packets that were read and
+//! those that [did not come](super::losses). Called by `tail` for each packet, and once a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::verdict::Verdict;
 use tracing::warn;
 
-use super::losses::Losses;
+use super::losses::{Losses, Missed};
 use crate::{
     dataplane::{
         pins::Pins,
         readout::{Reader, Readout, SessionReadout, TapReadout},
     },
     model::TargetName,
-    recording::{Recorder, Source},
+    recording::{Counters, Recorder, Source},
 };
 
 /// The sessions before a target had a ring of ours.
@@ -26,7 +26,7 @@ impl Before {
     /// The present ones. Where no agent has made maps yet, there are none.
     pub(super) fn read(pins: &Pins, target: &TargetName) -> Self {
         let look = Reader::open(pins).and_then(|mut maps| Look::at(&mut maps, target.0.as_str()));
-        look.map(|look| Self(Losses::begin(look.lost(), look.elsewhere))).unwrap_or_default()
+        look.map(|look| Self(Losses::begin(look.missed(), look.elsewhere))).unwrap_or_default()
     }
 }
 
@@ -74,7 +74,7 @@ impl Sessions {
     /// Gives the recorder the sessions and their counters, and says which of them have gone.
     pub(super) fn note(&mut self, recorder: &mut Recorder) -> anyhow::Result<()> {
         let look = Look::at(&mut self.maps, &self.target)?;
-        let here = look.lost();
+        let here = look.missed();
         self.known.values_mut().for_each(|known| known.was_here = known.is_here);
         for (_, known) in
             self.known.iter_mut().filter(|(serial, known)| known.is_here && !here.contains_key(serial))
@@ -106,16 +106,17 @@ impl Sessions {
     /// Gives the recorder the counters, without another look at the maps.
     pub(super) fn tell(&self, recorder: &mut Recorder) {
         for (serial, known) in &self.known {
-            let lost = self.losses.of(*serial);
-            recorder.note_counters(*serial, known.read + lost, lost);
+            let Missed { lost, limited } = self.losses.of(*serial);
+            let counters = Counters { matched: known.read + lost + limited, lost, limited };
+            recorder.note_counters(*serial, counters);
         }
     }
 }
 
 /// The maps at one moment.
 struct Look {
-    /// The sessions that copy to the target, and how many packets each has lost since it began.
-    here: Vec<(Source, u64)>,
+    /// The sessions that copy to the target, and how many packets each has missed since it began.
+    here: Vec<(Source, Missed)>,
     /// The numbers of the others.
     elsewhere: BTreeSet<u32>,
 }
@@ -134,13 +135,13 @@ impl Look {
         Ok(Self { here: here.collect(), elsewhere })
     }
 
-    /// What those that copy to the target have lost.
-    fn lost(&self) -> BTreeMap<u32, u64> {
-        self.here.iter().map(|(source, lost)| (source.serial, *lost)).collect()
+    /// What those that copy to the target have missed.
+    fn missed(&self) -> BTreeMap<u32, Missed> {
+        self.here.iter().map(|(source, missed)| (source.serial, *missed)).collect()
     }
 }
 
-fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, u64) {
+fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, Missed) {
     let owner = &tap.owner;
     let name = match &owner.pod {
         Some(pod) => format!("{pod} {}", owner.nic),
@@ -158,6 +159,11 @@ fn found(tap: &TapReadout, session: &SessionReadout) -> (Source, u64) {
         filter: settings.filter.as_ref().map(|filter| filter.text.clone()),
         comment: (!settings.words().is_empty()).then(|| settings.words().join(", ")),
     };
-    let lost = session.counts.iter().filter(|count| count.verdict == Verdict::Lost);
-    (source, lost.map(|count| count.packets).sum())
+    let count = |verdicts: &[Verdict]| {
+        let counts = session.counts.iter().filter(|count| verdicts.contains(&count.verdict));
+        counts.map(|count| count.packets).sum()
+    };
+    let missed =
+        Missed { lost: count(&[Verdict::Lost]), limited: count(&[Verdict::Limited, Verdict::Ended]) };
+    (source, missed)
 }

@@ -37,7 +37,7 @@ fn the_newest_files_stay_and_each_is_complete() {
             // It comes in the middle of the third file.
             recorder.add_source(&source(2));
         }
-        recorder.note_counters(1, number.into(), 0);
+        recorder.note_counters(1, Counters { matched: number.into(), ..Counters::default() });
         let head = head(1, u64::from(number) * 1_000_000_000, 1000);
         assert_eq!(recorder.record(&head, &frame(number, 1000)), Progress::GoesOn);
         assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
@@ -55,7 +55,7 @@ fn the_newest_files_stay_and_each_is_complete() {
     for (file, (received, end_ns)) in contents.iter().zip([(7, 7_999_999_000), (7, 8_999_999_000)]) {
         assert_eq!(file.names, ["shop/web-1 eth0", "shop/web-2 eth0"]);
         let times = Counted { start_ns: Some(1_000_000_000), end_ns: Some(end_ns), ..Counted::default() };
-        let first = Counted { received: Some(received), dropped: Some(0), ..times.clone() };
+        let first = Counted { received: Some(received), dropped: Some(0), limited: Some(0), ..times.clone() };
         assert_eq!(file.statistics, [first, times]);
     }
 }

@@ -120,7 +120,7 @@ fn file_bytes(sources: &[u32], count: usize) -> u64 {
         let interface = Interface { name: Some(&name), description: Some(""), ..Interface::default() };
         writer.interface(&mut file, &interface);
     }
-    (file.len() + 76 * count) as u64
+    (file.len() + 88 * count) as u64
 }
 
 /// The packets of each file.

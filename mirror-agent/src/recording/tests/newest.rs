@@ -25,14 +25,20 @@ fn a_snapshot_has_the_packets_that_are_wanted_by_the_clock_of_now() {
         let head = head(serial, 5000, 60);
         assert_eq!(recorder.record(&head, &frame(number, 60)), Progress::GoesOn);
     }
-    recorder.note_counters(2, 1, 0);
+    recorder.note_counters(2, Counters { matched: 1, lost: 0, limited: 0 });
     // The wall clock was set a second back meanwhile.
     let now = Clock { wall_ns: 8000, monotonic_ns: 9000 };
     let snapshot = recorder.snapshot(|name| name == "shop/web-2 eth0", now).unwrap();
     assert_eq!(contents(&snapshot), [("shop/web-2 eth0".to_owned(), 2)]);
     let (file, _) = read_blocks(&snapshot.bytes);
     assert_eq!(file.packets[0].time_ns, 4000);
-    let counted = Counted { start_ns: Some(0), end_ns: Some(8000), received: Some(1), dropped: Some(0) };
+    let counted = Counted {
+        start_ns: Some(0),
+        end_ns: Some(8000),
+        received: Some(1),
+        dropped: Some(0),
+        limited: Some(0),
+    };
     assert_eq!(file.statistics, [counted]);
     assert_eq!(recorder.snapshot(|_| false, now).unwrap().packets, 0);
 }
