@@ -104,19 +104,24 @@ impl Workload {
                 }
                 return Ok(Selection { labels: LabelSelector::default(), pod: Some(self.name.clone()) });
             }
-            Kind::Deployment => self.get::<Deployment>(cluster).await?.spec.map(|spec| spec.selector),
-            Kind::StatefulSet => self.get::<StatefulSet>(cluster).await?.spec.map(|spec| spec.selector),
-            Kind::DaemonSet => self.get::<DaemonSet>(cluster).await?.spec.map(|spec| spec.selector),
-            Kind::ReplicaSet => self.get::<ReplicaSet>(cluster).await?.spec.map(|spec| spec.selector),
-            Kind::Job => self.get::<Job>(cluster).await?.spec.and_then(|spec| spec.selector),
-            Kind::Service => {
-                let selector = self.get::<Service>(cluster).await?.spec.and_then(|spec| spec.selector);
-                selector
-                    .map(|labels| LabelSelector { match_labels: Some(labels), ..LabelSelector::default() })
-            }
+            Kind::Deployment => self.get::<Deployment>(cluster).await?.selector(),
+            Kind::StatefulSet => self.get::<StatefulSet>(cluster).await?.selector(),
+            Kind::DaemonSet => self.get::<DaemonSet>(cluster).await?.selector(),
+            Kind::ReplicaSet => self.get::<ReplicaSet>(cluster).await?.selector(),
+            Kind::Job => self.get::<Job>(cluster).await?.selector(),
+            Kind::Service => self.get::<Service>(cluster).await?.selector(),
         };
+        self.selecting(labels)
+    }
+
+    /// The pods that this selector of the workload means.
+    fn selecting(&self, labels: Option<LabelSelector>) -> anyhow::Result<Selection> {
         // An empty selector would select all pods of the namespace.
-        match labels.filter(|labels| *labels != LabelSelector::default()) {
+        let says = |labels: &LabelSelector| {
+            labels.match_labels.as_ref().is_some_and(|labels| !labels.is_empty())
+                || labels.match_expressions.as_ref().is_some_and(|rules| !rules.is_empty())
+        };
+        match labels.filter(says) {
             Some(labels) => Ok(Selection { labels, pod: None }),
             None => bail!("{self} selects no pods by labels; name the pods, or their labels with -l"),
         }
@@ -137,11 +142,103 @@ impl Workload {
     }
 }
 
+/// An object that selects pods by their labels.
+trait Selects {
+    /// Its selector, if it has one.
+    fn selector(self) -> Option<LabelSelector>;
+}
+
+impl Selects for Deployment {
+    fn selector(self) -> Option<LabelSelector> {
+        Some(self.spec?.selector)
+    }
+}
+
+impl Selects for StatefulSet {
+    fn selector(self) -> Option<LabelSelector> {
+        Some(self.spec?.selector)
+    }
+}
+
+impl Selects for DaemonSet {
+    fn selector(self) -> Option<LabelSelector> {
+        Some(self.spec?.selector)
+    }
+}
+
+impl Selects for ReplicaSet {
+    fn selector(self) -> Option<LabelSelector> {
+        Some(self.spec?.selector)
+    }
+}
+
+impl Selects for Job {
+    fn selector(self) -> Option<LabelSelector> {
+        self.spec?.selector
+    }
+}
+
+impl Selects for Service {
+    fn selector(self) -> Option<LabelSelector> {
+        Some(LabelSelector { match_labels: Some(self.spec?.selector?), ..LabelSelector::default() })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+    use kube::core::Selector;
+    use serde_json::{Value, from_value, json};
+
     use super::*;
+
+    /// The labels that a workload selects pods by, as kubectl writes them. `object` is as the API server gives it.
+    fn selected<K: Selects + DeserializeOwned>(workload: &str, object: Value) -> Result<String, String> {
+        let selector = from_value::<K>(object).unwrap().selector();
+        let workload: Workload = workload.parse().unwrap();
+        let Selection { labels, pod } = workload.selecting(selector).map_err(|error| error.to_string())?;
+        assert_eq!(pod, None);
+        Ok(Selector::try_from(labels).unwrap().to_string())
+    }
+
+    #[test]
+    fn a_workload_stands_for_its_selector() {
+        let object = |kind: &str, api: &str, spec: Value| {
+            let labels = json!({ "of-the-object": "itself" });
+            let metadata = json!({ "name": "web", "namespace": "shop", "uid": "7", "labels": labels });
+            json!({ "apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec })
+        };
+        let template = json!({
+            "metadata": { "labels": { "app": "web", "of-the-template": "too" } },
+            "spec": { "containers": [{ "name": "main", "image": "web" }] },
+        });
+        let by_app = json!({ "selector": { "matchLabels": { "app": "web" } }, "template": template });
+        let apps = |kind: &str| object(kind, "apps/v1", by_app.clone());
+        assert_eq!(selected::<DaemonSet>("ds/web", apps("DaemonSet")).unwrap(), "app=web");
+        assert_eq!(selected::<Deployment>("deploy/web", apps("Deployment")).unwrap(), "app=web");
+        assert_eq!(selected::<ReplicaSet>("rs/web", apps("ReplicaSet")).unwrap(), "app=web");
+        let mut set = by_app.clone();
+        set["serviceName"] = "web".into();
+        set["selector"]["matchExpressions"] = json!([{ "key": "tier", "operator": "Exists" }]);
+        let set = selected::<StatefulSet>("sts/web", object("StatefulSet", "apps/v1", set));
+        assert_eq!(set.unwrap(), "app=web,tier");
+        // The API server makes the selector of a Job.
+        let uid = json!({ "matchLabels": { "batch.kubernetes.io/controller-uid": "7" } });
+        let job = object("Job", "batch/v1", json!({ "selector": uid, "template": template }));
+        assert_eq!(selected::<Job>("job/web", job).unwrap(), "batch.kubernetes.io/controller-uid=7");
+        let service = |spec: Value| selected::<Service>("svc/web", object("Service", "v1", spec));
+        let ports = json!([{ "port": 80, "targetPort": 8080 }]);
+        assert_eq!(service(json!({ "selector": { "app": "web" }, "ports": ports })).unwrap(), "app=web");
+        // One that others make the endpoints of, and one that is a name for another host.
+        for spec in
+            [json!({ "ports": ports }), json!({ "type": "ExternalName", "externalName": "example.org" })]
+        {
+            let why = service(spec).unwrap_err();
+            assert!(why.contains("svc/web selects no pods"), "{why}");
+        }
+        assert!(selected::<Service>("svc/web", object("Service", "v1", json!({ "selector": {} }))).is_err());
+    }
 
     #[test]
     fn a_workload_has_a_kind_and_a_name() {
