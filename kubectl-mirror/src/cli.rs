@@ -190,7 +190,7 @@ pub(crate) struct StatusArgs {
     /// Form of the output.
     #[arg(long, short, value_enum, default_value = "table")]
     pub(crate) output: Output,
-    /// Show it again every 2 s, until Ctrl-C.
+    /// Show it again every 2 s, until Ctrl-C: on a terminal in the same place, else below.
     #[arg(long)]
     pub(crate) watch: bool,
 }

@@ -4,10 +4,10 @@
 //! cli ─► tail ─────► workload ─► selector   make a Mirror with a stream, read it from the agents, merge it by time
 //!     └► save ─────► workload; exec         read the recorders of the nodes, and merge that by time
 //!     └► mirror ───► workload               make and delete Mirrors
-//!     └► status                             Mirrors and MirrorNodes as one table
+//!     └► status ───► screen                 Mirrors and MirrorNodes as one table
 //!     └► explain ──► exec; words            one pod: the words of its agent, or those of the API server
 //!     └► coverage ─► nodes ─► exec          what the taps have seen of what the NICs have carried
-//!     └► top ──────► nodes; rates           what the NICs carry now
+//!     └► top ──────► nodes; rates; screen   what the NICs carry now
 //!     └► check ────► read ─► nodes; judge   whether podmirror can work here, or works
 //!                    agents                 the ready agent of each node
 //!                    cluster                the connection to the API server
@@ -29,6 +29,7 @@ mod explain;
 mod mirror;
 mod nodes;
 mod save;
+mod screen;
 mod selector;
 mod status;
 mod tail;

@@ -14,30 +14,43 @@ use crate::{
     cli::{Output, StatusArgs},
     cluster::Cluster,
     print,
+    screen::Screen,
 };
 
 /// The wait between two looks with `--watch`.
 const PACE: Duration = Duration::from_secs(2);
 
-/// Shows the rows, once or again and again.
+/// Shows the rows, once or again and again until Ctrl-C.
 pub(crate) async fn status(args: StatusArgs, cluster: &Cluster) -> anyhow::Result<()> {
-    loop {
-        let rows = read(&args, cluster).await?;
-        let text = match args.output {
-            Output::Table => table(&rows, false),
-            Output::Wide => table(&rows, true),
-            Output::Json => serde_json::to_string_pretty(&rows).context("cannot write JSON")? + "\n",
-            Output::Yaml => serde_saphyr::to_string(&rows).context("cannot write YAML")?,
-        };
-        print(&text)?;
-        if !args.watch {
-            return Ok(());
-        }
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => return Ok(()),
-            () = sleep(PACE) => print("\n")?,
-        }
+    if !args.watch {
+        return print(&look(&args, cluster).await?);
     }
+    tokio::select! {
+        outcome = watch(&args, cluster) => outcome,
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}
+
+async fn watch(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<()> {
+    let mut screen = Screen::new(match args.output {
+        Output::Yaml => "---\n",
+        Output::Table | Output::Wide | Output::Json => "\n",
+    });
+    loop {
+        screen.show(&look(args, cluster).await?)?;
+        sleep(PACE).await;
+    }
+}
+
+/// What there is now, in the form that the user wants.
+async fn look(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<String> {
+    let rows = read(args, cluster).await?;
+    Ok(match args.output {
+        Output::Table => table(&rows, false),
+        Output::Wide => table(&rows, true),
+        Output::Json => serde_json::to_string_pretty(&rows).context("cannot write JSON")? + "\n",
+        Output::Yaml => serde_saphyr::to_string(&rows).context("cannot write YAML")?,
+    })
 }
 
 async fn read(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<Vec<Row>> {

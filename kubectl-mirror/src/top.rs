@@ -4,11 +4,7 @@
 
 mod rates;
 
-use std::{
-    collections::BTreeMap,
-    io::{self, IsTerminal as _},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
@@ -18,12 +14,11 @@ use crate::{
     cluster::Cluster,
     nodes::{self, Answer, Unanswered},
     print,
+    screen::Screen,
 };
 
 /// The wait between two looks.
 const PACE: Duration = Duration::from_secs(2);
-/// Moves to the upper left corner of a terminal, and clears it from there.
-const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Shows the rates, once or until Ctrl-C.
 pub(crate) async fn top(args: TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
@@ -35,21 +30,19 @@ pub(crate) async fn top(args: TopArgs, cluster: &Cluster) -> anyhow::Result<()> 
 
 async fn show(args: &TopArgs, cluster: &Cluster) -> anyhow::Result<()> {
     let (begun, scope) = (Instant::now(), cluster.scope(args.all_namespaces));
-    // A console of Windows may not obey, and show the characters.
-    let is_cleared = !args.once && cfg!(unix) && io::stdout().is_terminal();
+    let mut screen = Screen::new("\n");
     let mut then = None::<BTreeMap<String, Look>>;
-    let mut ahead = if is_cleared { CLEAR } else { "" };
     let mut told = Vec::new();
     loop {
         let answers = nodes::ask(cluster, scope).await?;
         let asked = answers.len();
         let (now, unanswered) = looks(answers, begun, scope);
         if let Some(then) = &then {
-            print(&format!("{ahead}{}", rates::table(&rates::rows(then, &now), args.rows)))?;
-            ahead = if is_cleared { CLEAR } else { "\n" };
+            let table = rates::table(&rates::rows(then, &now), args.rows);
+            if args.once { print(&table) } else { screen.show(&table) }?;
         }
         // What was told before is still to be read, if the screen is not cleared.
-        let news = if is_cleared || unanswered != told { unanswered.as_slice() } else { &[] };
+        let news = if screen.is_cleared() || unanswered != told { unanswered.as_slice() } else { &[] };
         let outcome = nodes::tell_unanswered(news, asked);
         if args.once || then.is_none() {
             outcome?;
