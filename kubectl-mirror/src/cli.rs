@@ -52,9 +52,13 @@ pub(crate) enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
-    /// Print the manual page (roff).
+    /// Write the manual pages, one for each command.
     #[command(hide = true)]
-    Man,
+    Man {
+        /// The directory, which is made if it is missing.
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 /// Which cluster, and where podmirror is in it.
@@ -346,6 +350,7 @@ mod tests {
             "check",
             "check -n shop --agents tools -o json",
             "completion bash",
+            "man target/man",
         ] {
             parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
         }

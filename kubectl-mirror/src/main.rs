@@ -9,6 +9,7 @@
 //!     └► coverage ─► nodes ─► exec          what the taps have seen of what the NICs have carried
 //!     └► top ──────► nodes; rates; screen   what the NICs carry now
 //!     └► check ────► read ─► nodes; judge   whether podmirror can work here, or works
+//!     └► man                                the manual pages
 //!                    agents                 the ready agent of each node
 //!                    cluster                the connection to the API server
 //! ```
@@ -26,6 +27,7 @@ mod cluster;
 mod coverage;
 mod exec;
 mod explain;
+mod man;
 mod mirror;
 mod nodes;
 mod save;
@@ -70,12 +72,8 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             print(&String::from_utf8_lossy(&script))?;
             return Ok(ExitCode::SUCCESS);
         }
-        Command::Man => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(Cli::command())
-                .render(&mut page)
-                .context("cannot write the manual page")?;
-            print(&String::from_utf8_lossy(&page))?;
+        Command::Man { directory } => {
+            man::write(&directory)?;
             return Ok(ExitCode::SUCCESS);
         }
         _ => {}
@@ -96,7 +94,7 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Coverage(args) => coverage::coverage(args, &cluster).await?,
             Command::Top(args) => top::top(args, &cluster).await?,
             Command::Check(args) => return check::check(args, &cluster).await,
-            Command::Completion { .. } | Command::Man => {}
+            Command::Completion { .. } | Command::Man { .. } => {}
         }
         Ok(ExitCode::SUCCESS)
     });

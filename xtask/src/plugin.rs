@@ -1,4 +1,5 @@
-//! `cargo xtask plugin`: archives of the kubectl plugin, and the manifest with which Krew installs them.
+//! `cargo xtask plugin`: archives of the kubectl plugin with its manual pages, and the manifest with which Krew installs
+//! them.
 //!
 //! It builds for Linux and Windows. macOS' libraries are on Macs alone: a program that was built there is named by
 //! `--program`. It publishes nothing.
@@ -64,6 +65,11 @@ impl Platform {
         }
     }
 
+    /// Whether its users have `man`.
+    const fn has_manual(self) -> bool {
+        !matches!(self.os.as_bytes(), b"windows")
+    }
+
     /// Builds the program here, or returns `None` if that cannot be done.
     fn build(self) -> Result<Option<PathBuf>> {
         const PACKAGE: &str = "kubectl-mirror";
@@ -87,15 +93,22 @@ pub(crate) fn run(args: PluginArgs) -> Result<()> {
     let PluginArgs { url, programs, output } = args;
     let output = output.unwrap_or_else(|| workspace::root().join("target/plugin"));
     fs::create_dir_all(&output).with_context(|| output.display().to_string())?;
-    let (mut entries, mut missing) = (Vec::new(), Vec::new());
+    let (mut built, mut missing) = (Vec::new(), Vec::new());
     for platform in PLATFORMS {
         let given = programs.iter().find(|(of, _)| *of == platform).map(|(_, path)| path.clone());
-        let Some(built) = given.map_or_else(|| platform.build(), |path| Ok(Some(path)))? else {
-            missing.push(platform.name());
-            continue;
-        };
+        match given.map_or_else(|| platform.build(), |path| Ok(Some(path)))? {
+            Some(program) => built.push((platform, program)),
+            None => missing.push(platform.name()),
+        }
+    }
+    let here = Platform { os: "linux", arch: Arch::host()?.name() };
+    let runs_here = built.iter().find(|(platform, _)| *platform == here);
+    let (_, program) = runs_here.context("no program runs on this machine, to write the manual pages")?;
+    let pages = manual_pages(program, &output.join("man"))?;
+    let mut entries = Vec::new();
+    for (platform, program) in built {
         let archive = output.join(archive_name(platform));
-        write_archive(platform, &built, &archive)?;
+        write_archive(platform, &program, &pages, &archive)?;
         let bytes = fs::read(&archive)?;
         println!("    {} ({:.1} MB)", archive.display(), bytes.len() as f64 / 1e6);
         entries.push((platform, sha256(&bytes)));
@@ -117,14 +130,33 @@ fn archive_name(platform: Platform) -> String {
     format!("kubectl-mirror-{VERSION}-{}.tar.gz", platform.name())
 }
 
-/// Writes an archive of the program and its licences. The same program makes the same bytes.
-fn write_archive(platform: Platform, program: &Path, to: &Path) -> Result<()> {
+/// Has the program write its manual pages into this directory, which is made anew. Returns their names and contents.
+fn manual_pages(program: &Path, directory: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    if directory.exists() {
+        fs::remove_dir_all(directory).with_context(|| directory.display().to_string())?;
+    }
+    command(program).arg("man").arg(directory).run()?;
+    let mut pages = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        pages.push((entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path())?));
+    }
+    pages.sort();
+    Ok(pages)
+}
+
+/// Writes an archive of the program, its licences and its manual pages. The same program makes the same bytes.
+fn write_archive(platform: Platform, program: &Path, pages: &[(String, Vec<u8>)], to: &Path) -> Result<()> {
     let mut entries = vec![Entry::program(
         platform.program(),
         fs::read(program).with_context(|| program.display().to_string())?,
     )];
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         entries.push(Entry::file(licence, fs::read(workspace::root().join(licence))?));
+    }
+    if platform.has_manual() {
+        entries.push(Entry::dir("man"));
+        entries.extend(pages.iter().map(|(name, page)| Entry::file(&format!("man/{name}"), page.clone())));
     }
     let tar = to.with_extension("");
     fs::write(&tar, write_tar(&entries)?).with_context(|| tar.display().to_string())?;
