@@ -95,6 +95,11 @@ impl Tail {
         Self { process: Process::start(command), file }
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// Its file.
     pub fn path(&self) -> &Path {
         &self.file
@@ -234,6 +239,8 @@ pub struct PacketFile {
     pub interfaces: Vec<String>,
     /// The descriptions of its interfaces.
     pub descriptions: Vec<String>,
+    /// The hardware of its interfaces.
+    pub hardware: Vec<String>,
     /// Its packets in their order.
     pub packets: Vec<FilePacket>,
     /// For each interface with statistics: packets received, and dropped.
@@ -264,6 +271,7 @@ impl PacketFile {
                     };
                     file.interfaces.push(text(2).unwrap());
                     file.descriptions.push(text(3).unwrap_or_default());
+                    file.hardware.push(text(15).unwrap_or_default());
                 }
                 5 => {
                     let count = |code| u64_of(option(&block[12..], code).unwrap());

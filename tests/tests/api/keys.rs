@@ -4,6 +4,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{Shutdown, TcpStream},
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use mirror_tests::{Flood, Lab, PacketFile, PodNs, SOON, check, eventually, scaled};
@@ -150,6 +151,26 @@ fn the_packets_of_a_stream_are_for_the_program_that_has_the_key() {
     agent.stop();
 }
 
+/// A flag of the agent for a setting holds where the Mirror says nothing.
+#[test]
+fn what_the_rate_of_the_agent_keeps_out_of_a_stream_is_counted() {
+    let story = &Story::new("limited");
+    let node @ Node { api, lab } = &story.node;
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    let agent = api.agent(lab, &["--rate", "10pps,burst=100ms"]);
+    story.mirror("live", "web", &json!({ "filter": "icmp", "stream": { "keySha256": KEY_SHA256 } }));
+    let reading = Program::admitted(lab, &format!("{}/live", api.namespace())).reading();
+    wait_read(lab, &[web]);
+    web.ping(db.v4(), 20, 56);
+    let file = reading.stop();
+    let (came, limited) = (file.packets.len() as u64, file.limited[0]);
+    assert!(came > 0 && limited > 0 && came + limited == 40, "{came} {limited}");
+    assert_eq!((file.limited.len(), &file.statistics[..]), (1, &[(40, 0)][..]));
+    agent.stop();
+}
+
 #[test]
 fn a_stream_ends_with_its_program_and_with_its_mirror() {
     let story = &Story::new("ends");
@@ -198,5 +219,43 @@ fn a_stream_ends_with_its_program_and_with_its_mirror() {
     let file = PacketFile::parse(&reading.bytes.join().unwrap());
     assert_eq!((file.packets.len(), file.statistics), (6, vec![(6, 0)]));
     lab.wait_mirrored(&[]);
+    agent.stop();
+}
+
+/// Its connection stays, as that of a machine that sleeps.
+#[test]
+fn a_program_that_takes_nothing_for_half_a_minute_loses_its_stream() {
+    let story = &Story::new("stalled");
+    let node @ Node { api, lab } = &story.node;
+    let pods = node.pods(["web", "db"]);
+    let _containers = run(node, &pods, &[]);
+    let [web, db] = &pods;
+    let agent = api.agent(lab, &[]);
+    story.mirror("live", "web", &json!({ "filter": "icmp or udp", "stream": { "keySha256": KEY_SHA256 } }));
+    let mirror = format!("{}/live", api.namespace());
+    let silent = Program::admitted(lab, &mirror);
+    wait_read(lab, &[web]);
+    let flood = Flood::start(web, db);
+    eventually(2 * SOON, || {
+        let lost = lab.status().tap(web.veth_host()).sessions[0].total("lost");
+        check(lost > 0, || "nothing is lost yet".into())
+    });
+    flood.stop();
+    let begun = Instant::now();
+    eventually(3 * SOON, || {
+        let taps = lab.try_status()?.taps.len();
+        check(taps == 0, || "it is still read".into())
+    });
+    let until_the_end = begun.elapsed();
+    eprintln!("the stream has ended after {until_the_end:.1?}");
+    assert!(until_the_end > Duration::from_secs(10), "it may take its time: {until_the_end:?}");
+
+    // What was on its way is all that the program finds. Another one can read the stream.
+    let rest = PacketFile::parse(&silent.rest());
+    assert_eq!(rest.statistics, []);
+    let reading = Program::admitted(lab, &mirror).reading();
+    wait_read(lab, &[web]);
+    web.ping(db.v4(), 3, 56);
+    assert_eq!(reading.stop().packets.len(), 6);
     agent.stop();
 }

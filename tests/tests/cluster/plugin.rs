@@ -1,5 +1,8 @@
 //! `kubectl mirror`, as people use it on their own machine: by the API server alone.
 
+mod slow;
+mod watching;
+
 use std::{env, process::Command, time::Instant};
 
 use mirror_tests::{
@@ -37,9 +40,15 @@ fn tail(cluster: &Cluster, words: &[&str]) -> Tail {
 /// Makes a Deployment of one pod.
 #[track_caller]
 fn deploy(cluster: &Cluster, name: &str) {
+    workload(cluster, "Deployment", name);
+}
+
+/// Makes a workload of one pod.
+#[track_caller]
+fn workload(cluster: &Cluster, kind: &str, name: &str) {
     let template = pod_object(name, "exec sleep 3600");
     cluster.apply(&json!({
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": name },
+        "apiVersion": "apps/v1", "kind": kind, "metadata": { "name": name },
         "spec": {
             "replicas": 1, "selector": { "matchLabels": { "app": name } },
             "template": { "metadata": template["metadata"], "spec": template["spec"] },
@@ -114,6 +123,8 @@ fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
     let file = reading.stop();
     assert!(file.packets.is_sorted_by_key(|packet| packet.time_ns));
     assert_eq!(file.interfaces.len(), 2, "{:?}", file.interfaces);
+    let node = cluster.kubectl("get nodes -o jsonpath={.items[*].metadata.name}");
+    assert_eq!(file.hardware, [&node[..]; 2]);
     wireshark_finds_nothing_wrong(&path, file.packets.len(), &["ip", "tcp", "icmp"]);
     let fields = ["frame.interface_name", "frame.packet_flags_direction", "ip.src", "ip.dst", "frame.len"];
     let packets = dissected(&path, "frame", &fields);
@@ -136,6 +147,30 @@ fn a_deployment_is_read_also_when_its_pod_is_made_anew() {
     }
     assert_eq!(cluster.kubectl("get mirrors -o name"), "");
     host.wait_taps(&[]);
+}
+
+#[test]
+fn a_service_and_a_statefulset_stand_for_their_pods() {
+    let cluster = &Cluster::new("chosen");
+    let host = cluster.host();
+    workload(cluster, "StatefulSet", "web");
+    cluster.apply(&json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "front" },
+        "spec": { "selector": { "app": "web" }, "ports": [{ "port": 80 }] },
+    }));
+    let [db] = &cluster.pods([("db", None)]);
+    let web = &pod_of(cluster, "web", &[]);
+    assert_eq!(web.name, "web-0");
+    for words in ["sts/web", "svc/front"] {
+        let reading = tail(cluster, &[words, "-f", "icmp"]);
+        host.wait_taps(&[&web.device]);
+        web.ping(db.ip, 3);
+        let file = reading.stop();
+        assert_eq!(directions(&file, cluster, web), ["egress", "ingress"].repeat(3), "{words}");
+        assert_eq!((file.interfaces.len(), file.packets.len()), (1, 6), "{words}: {:?}", file.interfaces);
+        host.wait_taps(&[]);
+    }
+    assert_eq!(cluster.kubectl("get mirrors -o name"), "");
 }
 
 #[test]
