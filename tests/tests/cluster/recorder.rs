@@ -221,6 +221,24 @@ fn it_says_that_a_recorder_waits(cluster: &Cluster, recorder: u32) {
     saved(cluster, &[]).unwrap();
 }
 
+/// A part of the packets does not take the place of a whole file. A limit of the size of files stands for a full disk.
+fn what_does_not_fit_is_an_error(cluster: &Cluster) {
+    let file = file(cluster);
+    fs::write(&file, "before").unwrap();
+    let plugin = plugin(cluster, &["save", "loud", "-w", file.to_str().unwrap()]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "sh"]);
+    limited.arg(plugin.get_program()).args(plugin.get_args());
+    let output = limited.env("KUBECONFIG", cluster.kubeconfig()).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    let why = format!(
+        "cannot keep the packets of the nodes in a temporary file in {}",
+        file.parent().unwrap().display()
+    );
+    assert!(output.status.code() == Some(1) && told.contains(&why), "{:?}: {told}", output.status);
+    assert_eq!(fs::read(&file).unwrap(), b"before");
+}
+
 /// The packets of a second are more than the ring has, while copies of it are made. The container's limit holds all of it.
 fn a_flood_costs_neither_recorder_nor_agent(cluster: &Cluster, db: &KubePod) {
     let loud = recorded(cluster, "loud");
@@ -250,6 +268,7 @@ fn a_flood_costs_neither_recorder_nor_agent(cluster: &Cluster, db: &KubePod) {
         flooded.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
     assert_eq!(cluster.agent_pid(), agent);
+    what_does_not_fit_is_an_error(cluster);
     let pods = format!("-n {AGENT} get pods -l app.kubernetes.io/component=agent");
     let restarts = r#"jsonpath={.items[*].status.containerStatuses[?(@.name=="recorder")].restartCount}"#;
     assert_eq!(cluster.kubectl(&format!("{pods} -o {restarts}")), "0");
