@@ -190,8 +190,8 @@ impl Level {
                 bpffs()?;
                 level::run_cilium(test_target(self.name()), arguments)
             }
-            Self::Vm if arguments.is_empty() => vm::run_short(),
-            Self::Vm | Self::VmWhole => vm::run_whole(arguments),
+            Self::Vm => vm::run_short(arguments),
+            Self::VmWhole => vm::run_whole(arguments),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! `cargo xtask vm`: runs the levels prog and netns on Debian's stock kernels, in qemu.
 //!
 //! The level vm, which is part of `test --all`, runs the level prog and a few stories of netns for each thing that the
-//! kernel decides. The level vm-whole and `cargo xtask vm` leave out nothing. `cargo xtask vm --level readers` runs that
-//! level, on kernels that have all kinds of tunnels, and the module of Open vSwitch.
+//! kernel decides, on two kernels. `cargo xtask vm --short` runs them on any of the kernels. The level vm-whole and
+//! `cargo xtask vm` leave out nothing. `cargo xtask vm --level readers` runs that level, on kernels that have all kinds of
+//! tunnels, and the module of Open vSwitch.
 //!
 //! The guest mounts this machine's file system, read-only, and runs test binaries that were built here. Nothing is
 //! installed on the machine or in the guest. qemu emulates the CPU without KVM, so this also works in a virtual
@@ -26,31 +27,50 @@ use crate::{
     workspace::{self, Tested},
 };
 
-/// The kernels: the oldest supported kernel, with clsact, and a kernel with TCX.
+/// The kernels, from the oldest supported one on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kernel {
     /// Debian 11.
     #[value(name = "5.10")]
     V5_10,
+    /// Debian 12.
+    #[value(name = "6.1")]
+    V6_1,
     /// Debian 13.
     #[value(name = "6.12")]
     V6_12,
+    /// The newest one for Debian 13, of its backports.
+    #[value(name = "newest")]
+    Newest,
 }
 
 impl Kernel {
-    /// Its series.
+    /// Those of the level vm: the oldest one, with clsact, and one with TCX.
+    const SHORT: [Self; 2] = [Self::V5_10, Self::V6_12];
+
+    /// Its name on the command line, and of its directory in the cache.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Newest => "newest",
+            _ => self.series(),
+        }
+    }
+
+    /// The beginning of its version. Empty: any version.
     pub(crate) const fn series(self) -> &'static str {
         match self {
             Self::V5_10 => "5.10",
+            Self::V6_1 => "6.1",
             Self::V6_12 => "6.12",
+            Self::Newest => "",
         }
     }
 
     /// The module of the stories that attach as an agent does by itself on this kernel.
     const fn way(self) -> &'static str {
         match self {
-            Self::V5_10 => "clsact",
-            Self::V6_12 => "tcx",
+            Self::V5_10 | Self::V6_1 => "clsact",
+            Self::V6_12 | Self::Newest => "tcx",
         }
     }
 
@@ -58,7 +78,9 @@ impl Kernel {
     pub(crate) const fn suite(self) -> &'static str {
         match self {
             Self::V5_10 => "bullseye-security",
+            Self::V6_1 => "bookworm-security",
             Self::V6_12 => "trixie-security",
+            Self::Newest => "trixie-backports",
         }
     }
 }
@@ -98,8 +120,11 @@ pub(crate) struct VmArgs {
     /// The levels to run [default: prog and netns].
     #[arg(long = "level", value_name = "LEVEL", value_parser = ["prog", "netns", "readers"])]
     levels: Vec<String>,
+    /// Run what the level vm runs.
+    #[arg(long, conflicts_with_all = ["levels", "arguments"])]
+    short: bool,
     /// Run a shell command instead of tests.
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["levels", "arguments"])]
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["levels", "short", "arguments"])]
     exec: Option<String>,
     /// For the tests themselves: a filter, --nocapture, ...
     #[arg(last = true)]
@@ -108,8 +133,11 @@ pub(crate) struct VmArgs {
 
 /// Runs the levels, or the shell command, on one kernel.
 pub(crate) fn run(args: VmArgs) -> Result<()> {
-    let VmArgs { kernel, levels, exec, arguments } = args;
+    let VmArgs { kernel, levels, short, exec, arguments } = args;
     apt::can_unpack()?;
+    if short {
+        return run_stories(kernel);
+    }
     if let Some(command) = exec {
         return guest::boot(kernel, &format!("{command}\n"));
     }
@@ -120,26 +148,35 @@ pub(crate) fn run(args: VmArgs) -> Result<()> {
     guest::boot(kernel, &script(&levels)?)
 }
 
-/// Whether the kernels are in the cache.
+/// Whether the kernels of the level vm are in the cache.
 pub(crate) fn has_kernels() -> bool {
     let has =
-        |kernel: &Kernel| debian::dir().is_ok_and(|dir| dir.join(kernel.series()).join("vmlinuz").exists());
-    Kernel::value_variants().iter().all(has)
+        |kernel: &Kernel| debian::dir().is_ok_and(|dir| dir.join(kernel.name()).join("vmlinuz").exists());
+    Kernel::SHORT.iter().all(has)
 }
 
 /// Runs both levels on every kernel, with all their tests.
 pub(crate) fn run_whole(arguments: &[String]) -> Result<()> {
-    let script = script(&[(Level::Prog, arguments), (Level::Netns, arguments)])?;
-    Kernel::value_variants().iter().try_for_each(|kernel| guest::boot(*kernel, &script))
+    run_on(Kernel::value_variants(), arguments)
 }
 
-/// Runs both levels on every kernel, with the stories that depend on the kernel.
-pub(crate) fn run_short() -> Result<()> {
-    for kernel in Kernel::value_variants() {
-        let stories = STORIES.map(|story| story.replace("WAY", kernel.way()));
-        guest::boot(*kernel, &script(&[(Level::Prog, &[]), (Level::Netns, &stories)])?)?;
+/// Runs both levels on the kernels of the level vm: with these arguments, or with the stories that depend on the kernel.
+pub(crate) fn run_short(arguments: &[String]) -> Result<()> {
+    match arguments {
+        [] => Kernel::SHORT.into_iter().try_for_each(run_stories),
+        _ => run_on(&Kernel::SHORT, arguments),
     }
-    Ok(())
+}
+
+fn run_on(kernels: &[Kernel], arguments: &[String]) -> Result<()> {
+    let script = script(&[(Level::Prog, arguments), (Level::Netns, arguments)])?;
+    kernels.iter().try_for_each(|kernel| guest::boot(*kernel, &script))
+}
+
+/// Runs both levels on one kernel, with the stories that depend on the kernel.
+fn run_stories(kernel: Kernel) -> Result<()> {
+    let stories = STORIES.map(|story| story.replace("WAY", kernel.way()));
+    guest::boot(kernel, &script(&[(Level::Prog, &[]), (Level::Netns, &stories)])?)
 }
 
 /// Builds the tests here, and writes the shell script that runs them there. Each level has arguments for its tests.

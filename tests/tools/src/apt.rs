@@ -70,15 +70,17 @@ impl Apt {
         apt
     }
 
-    /// The package of the newest kernel of a series; its name has the build in it.
-    pub fn newest_kernel(&self, series: &str) -> Result<String> {
-        let names = self.command("apt-cache").args(["pkgnames", &format!("linux-image-{series}.")]).read()?;
-        let plain = names.lines().filter(|name| {
-            let rest = name.strip_suffix("-amd64").unwrap_or_default();
-            !rest.is_empty() && !rest.ends_with("-cloud") && !rest.ends_with("-rt")
-        });
-        let newest = plain.max_by_key(|name| build(name));
-        newest.map(str::to_owned).with_context(|| format!("Debian has no kernel of series {series} any more"))
+    /// The packages of the newest kernel whose version begins with `series`; the first one has the kernel's name.
+    pub fn newest_kernel(&self, series: &str) -> Result<Vec<String>> {
+        let names = self.command("apt-cache").args(["pkgnames", "linux-image-"]).read()?;
+        let newest = names.lines().filter(|name| is_kernel(name, series)).max_by_key(|name| build(name));
+        let newest = newest.with_context(|| format!("Debian has no kernel {series} any more"))?;
+        // From Linux 6.19 on, the kernel and its modules are in packages that this one depends on.
+        let release = newest.trim_start_matches("linux-image-");
+        let needs = self.command("apt-cache").args(["depends", "--important", newest]).read()?;
+        let needs = needs.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let parts = needs.filter(|name| name.ends_with(release)).map(str::to_owned);
+        Ok([newest.to_owned()].into_iter().chain(parts).collect())
     }
 
     /// Downloads packages and unpacks them into `to`.
@@ -128,6 +130,17 @@ impl Apt {
     }
 }
 
+/// Whether a package is that of a plain kernel of this series. Those that depend on the newest one have a shorter version.
+fn is_kernel(package: &str, series: &str) -> bool {
+    let version = package.strip_prefix("linux-image-").and_then(|rest| rest.strip_suffix("-amd64"));
+    version.is_some_and(|version| {
+        let is_of_series =
+            version.strip_prefix(series).is_some_and(|rest| series.is_empty() || rest.starts_with('.'));
+        let is_special = ["-cloud", "-rt"].iter().any(|end| version.ends_with(end));
+        is_of_series && !is_special && version.matches('.').count() >= 2
+    })
+}
+
 /// The numbers in a package's name, in their order: a later build has greater ones.
 fn build(package: &str) -> Vec<u32> {
     package.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
@@ -135,7 +148,24 @@ fn build(package: &str) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::build;
+    use super::{build, is_kernel};
+
+    #[test]
+    fn a_kernel_is_told_from_what_depends_on_it() {
+        for (package, series, expected) in [
+            ("linux-image-5.10.0-46-amd64", "5.10", true),
+            ("linux-image-6.12.118+deb13-amd64", "6.12", true),
+            ("linux-image-6.12.118+deb13-amd64", "6.1", false),
+            ("linux-image-7.3.4+deb13-amd64", "", true),
+            ("linux-image-7.3-amd64", "", false),
+            ("linux-image-amd64", "", false),
+            ("linux-image-6.1.0-56-cloud-amd64", "6.1", false),
+            ("linux-image-6.1.0-56-rt-amd64", "6.1", false),
+            ("linux-image-6.1.0-56-amd64-unsigned", "6.1", false),
+        ] {
+            assert_eq!(is_kernel(package, series), expected, "{package} {series}");
+        }
+    }
 
     #[test]
     fn a_later_build_is_greater() {

@@ -38,6 +38,8 @@ const ON_DEMAND: &str = "openvswitch";
 
 /// The files with which qemu starts.
 pub(super) struct Image {
+    /// The kernel's release, as `uname -r` prints it.
+    pub(super) release: String,
     /// The kernel.
     pub(super) kernel: PathBuf,
     /// The initramfs: busybox, `init.sh`, the modules.
@@ -51,31 +53,36 @@ pub(super) fn dir() -> Result<PathBuf> {
 
 /// The image of a kernel. It is prepared once, and again if its packing list or the guest's init has changed.
 pub(super) fn image(kernel: Kernel) -> Result<Image> {
-    let dir = dir()?.join(kernel.series());
-    let image = Image { kernel: dir.join("vmlinuz"), initramfs: dir.join("initramfs.cpio") };
+    let dir = dir()?.join(kernel.name());
+    let (unpacked, vmlinuz, initramfs) =
+        (dir.join("unpacked"), dir.join("vmlinuz"), dir.join("initramfs.cpio"));
     let made_of = format!("{MODULES}\n{ON_DEMAND}\n{INIT}");
     let stamp = dir.join("made-of");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == made_of) {
-        return Ok(image);
+        return Ok(Image { release: release(&unpacked)?, kernel: vmlinuz, initramfs });
     }
     programs::bring(&PROGRAMS)?;
-    let unpacked = dir.join("unpacked");
     if !unpacked.is_dir() {
         let apt = Apt::new(&[kernel.suite()])?;
-        let package = apt.newest_kernel(kernel.series())?;
-        step(&format!("bringing {package} of {} into {}", kernel.suite(), dir.display()));
-        apt.unpack(&[&package], &unpacked)?;
+        let packages = apt.newest_kernel(kernel.series())?;
+        let names: Vec<_> = packages.iter().map(String::as_str).collect();
+        step(&format!("bringing {} of {} into {}", names[0], kernel.suite(), dir.display()));
+        apt.unpack(&names, &unpacked)?;
     }
-    step(&format!("preparing the guest of Linux {}", kernel.series()));
     if !unpacked.join("lib").exists() {
         // From Debian 13 on the package has them under /usr only.
         symlink("usr/lib", unpacked.join("lib"))?;
     }
     let release = release(&unpacked)?;
-    fs::copy(unpacked.join("boot").join(format!("vmlinuz-{release}")), &image.kernel)?;
-    initramfs(&unpacked, &release, &dir.join("root"), &image.initramfs)?;
+    step(&format!("preparing the guest of Linux {release}"));
+    // From Linux 6.19 on the kernel is beside its modules.
+    let places = [format!("boot/vmlinuz-{release}"), format!("lib/modules/{release}/vmlinuz")];
+    let places = places.map(|place| unpacked.join(place));
+    let place = places.iter().find(|place| place.exists()).context("a kernel package without a kernel")?;
+    fs::copy(place, &vmlinuz)?;
+    pack(&unpacked, &release, &dir.join("root"), &initramfs)?;
     fs::write(stamp, made_of)?;
-    Ok(image)
+    Ok(Image { release, kernel: vmlinuz, initramfs })
 }
 
 const INIT: &str = include_str!("../../vm/init.sh");
@@ -88,7 +95,7 @@ fn release(unpacked: &Path) -> Result<String> {
 }
 
 /// Packs the initramfs without compression, because the emulated CPU would take longer to unpack it than to read it.
-fn initramfs(kernel: &Path, release: &str, root: &Path, to: &Path) -> Result<()> {
+fn pack(kernel: &Path, release: &str, root: &Path, to: &Path) -> Result<()> {
     if root.exists() {
         fs::remove_dir_all(root)?;
     }

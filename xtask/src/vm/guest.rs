@@ -49,10 +49,10 @@ pub(super) fn boot(kernel: Kernel, script: &str) -> Result<()> {
     qemu.args(["-fsdev", &share_option, "-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);
     qemu.args(["-device", "virtio-rng-pci"]);
 
-    step(&format!("booting Linux {}", kernel.series()));
+    step(&format!("booting Linux {}", image.release));
     let outcome = watch(qemu.stdin(Stdio::null()).stdout(Stdio::piped()));
     fs::remove_dir_all(&share)?;
-    outcome.with_context(|| format!("on Linux {}", kernel.series()))
+    outcome.with_context(|| format!("on Linux {}", image.release))
 }
 
 /// Prints the console until qemu ends or the time is over.
