@@ -126,6 +126,8 @@ pub enum State {
 pub enum Way {
     /// Not as far as the counters tell.
     Unseen,
+    /// Behind the hooks of the NIC, which is an ipvlan in mode l3s.
+    L3s,
     /// Around the node's end of the veth, by `bpf_redirect_peer`.
     Peer,
 }
@@ -178,6 +180,10 @@ impl fmt::Display for Way {
             Self::Peer => {
                 "other software hands packets to the NIC behind the node's end of its veth, where the mirror is \
                  (bpf_redirect_peer, as in Cilium's eBPF host routing and Calico's eBPF dataplane)"
+            }
+            Self::L3s => {
+                "the NIC is an ipvlan in mode l3s: what comes from outside the node gets to the pod's IP layer behind \
+                 the hooks of the NIC"
             }
             Self::Unseen => {
                 "the NIC carries packets that the mirror does not meet, and no program or filter that the agent can \

@@ -278,6 +278,7 @@ fn kind_name(kind: &LinkKind) -> &str {
         LinkKind::Veth => "veth",
         LinkKind::Dummy => "dummy",
         LinkKind::Ifb => "ifb",
+        LinkKind::IpvlanL3s => "ipvlan",
         LinkKind::Other(kind) if kind.is_empty() => "physical",
         LinkKind::Other(kind) => kind,
     }

@@ -1,8 +1,8 @@
 //! From rtnetlink's words to [`Link`]. Pure; `netlink` calls it for every device of a dump.
 
 use rtnetlink::packet_route::link::{
-    InfoData, InfoGeneve, InfoGre, InfoGre6, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo,
-    LinkLayerType, LinkMessage,
+    InfoData, InfoGeneve, InfoGre, InfoGre6, InfoIpVlan, InfoKind, InfoVxlan, IpVlanMode, LinkAttribute,
+    LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
 };
 
 use crate::model::{IfIndex, Link, LinkKind, Peer};
@@ -26,7 +26,7 @@ pub(super) fn link(message: LinkMessage) -> Link {
         external: None,
         offloads: None,
     };
-    let (mut info_kind, mut qdisc) = (None, String::new());
+    let (mut info_kind, mut qdisc, mut is_l3s) = (None, String::new(), false);
     let (mut peer_ifindex, mut peer_nsid) = (0, None);
     for attribute in message.attributes {
         match attribute {
@@ -42,7 +42,11 @@ pub(super) fn link(message: LinkMessage) -> Link {
                 for info in infos {
                     match info {
                         LinkInfo::Kind(kind) => info_kind = Some(kind),
-                        LinkInfo::Data(data) => link.external = external(&data),
+                        LinkInfo::Data(data) => {
+                            link.external = external(&data);
+                            is_l3s = matches!(&data, InfoData::IpVlan(infos)
+                                if infos.contains(&InfoIpVlan::Mode(IpVlanMode::L3S)));
+                        }
                         _ => {}
                     }
                 }
@@ -51,7 +55,7 @@ pub(super) fn link(message: LinkMessage) -> Link {
         }
     }
     link.queueless = queueless(&qdisc, info_kind.as_ref());
-    link.kind = kind(flags, info_kind);
+    link.kind = if is_l3s { LinkKind::IpvlanL3s } else { kind(flags, info_kind) };
     link.peer = peer(link.ifindex, peer_ifindex, peer_nsid);
     link
 }
@@ -176,6 +180,20 @@ mod tests {
         }
         assert_eq!(link(mk_message(LinkFlags::Up, vec![info(InfoKind::Dummy)])).kind, LinkKind::Dummy);
         assert_eq!(link(mk_message(LinkFlags::Up, vec![info(InfoKind::Ifb)])).kind, LinkKind::Ifb);
+    }
+
+    #[test]
+    fn an_ipvlan_in_mode_l3s_is_a_kind_of_its_own() {
+        for (mode, expected) in [
+            (IpVlanMode::L2, LinkKind::Other("ipvlan".into())),
+            (IpVlanMode::L3, LinkKind::Other("ipvlan".into())),
+            (IpVlanMode::L3S, LinkKind::IpvlanL3s),
+        ] {
+            let data = InfoData::IpVlan(vec![InfoIpVlan::Mode(mode)]);
+            let infos = vec![LinkInfo::Kind(InfoKind::IpVlan), LinkInfo::Data(data)];
+            let message = mk_message(LinkFlags::Up, vec![LinkAttribute::LinkInfo(infos)]);
+            assert_eq!(link(message).kind, expected, "{mode:?}");
+        }
     }
 
     #[test]

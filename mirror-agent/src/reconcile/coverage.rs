@@ -22,7 +22,9 @@ use super::{
 use crate::{
     dataplane::{Dataplane, TapCount},
     links::{LinkTable, NicPlace},
-    model::{Actual, ActualTap, Desired, Device, HookState, LinkSnapshot, MirrorId, Owner, Program, Tap},
+    model::{
+        Actual, ActualTap, Desired, Device, HookState, LinkKind, LinkSnapshot, MirrorId, Owner, Program, Tap,
+    },
     pods::PodSource,
     report::{Judged, NicCoverage, Report},
     select::{Skipped, Why},
@@ -139,6 +141,7 @@ impl Watch {
                 let hook = at_hook(actual.taps.get(&at_device), program, incomplete.contains(device));
                 judges[direction as usize].hook(hook, at);
             }
+            judges[INGRESS].past(past(*device, tap, links));
             of_pods.insert(*device, Watched { owner: tap.owner.clone(), place, sees_inside, judges });
         }
         self.nics = of_pods;
@@ -253,6 +256,14 @@ fn place(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<NicPlace> {
     }
     let inside = links.pods.get(&tap.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
     Some(NicPlace { nsid: inside.nsid?, ifindex: device.ifindex, end: None })
+}
+
+/// How packets that reach a pod get around a tap inside it.
+fn past(device: Device, tap: &Tap, links: &LinkSnapshot) -> Way {
+    let inside = tap.owner.pod.as_ref().and_then(|pod| links.pods.get(&pod.uid)?.as_ref().ok());
+    let nic = inside.and_then(|inside| inside.links.iter().find(|nic| nic.ifindex == device.ifindex));
+    let is_l3s = !device.is_on_node() && nic.is_some_and(|nic| nic.kind == LinkKind::IpvlanL3s);
+    if is_l3s { Way::L3s } else { Way::Unseen }
 }
 
 /// The state of a hook after a round, from that before the round.

@@ -21,6 +21,8 @@ pub const QUIET: Duration = Duration::from_secs(60);
 pub struct Judge {
     /// The NIC counts the packets that pass around its tap's device.
     tells: bool,
+    /// How packets get around the hook, if it is not around the node's end of a veth.
+    past: Way,
     hook: AtHook,
     last: Option<Reading>,
     window: VecDeque<Step>,
@@ -88,6 +90,7 @@ impl Judge {
     pub fn new(tells: bool, at: Duration) -> Self {
         Self {
             tells,
+            past: Way::Unseen,
             hook: AtHook::First,
             last: None,
             window: VecDeque::with_capacity(WINDOW),
@@ -133,6 +136,11 @@ impl Judge {
             (judge.first, judge.last) = (None, None);
             judge.begin_again();
         });
+    }
+
+    /// Takes how packets of such a NIC get around the hook, if it is not around the node's end of a veth.
+    pub const fn past(&mut self, way: Way) {
+        self.past = way;
     }
 
     /// Takes a reading.
@@ -185,7 +193,7 @@ impl Judge {
         let lacks = is_enough && !sum.has_seen(1, 2);
         let way = match step.around {
             // A queue behind the hook can hold packets up from one step to the next.
-            0 => (lacks && self.lacked).then_some(Way::Unseen),
+            0 => (lacks && self.lacked).then_some(self.past),
             _ => Some(Way::Peer),
         };
         self.lacked = lacks;

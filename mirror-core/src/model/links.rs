@@ -19,6 +19,8 @@ pub enum LinkKind {
     Dummy,
     /// Puts the packets that are sent to it back into their former path.
     Ifb,
+    /// An ipvlan in mode l3s: what comes from outside the node does not pass the hooks of the NIC.
+    IpvlanL3s,
     /// Anything else, by the kernel's word for it; empty for a physical device.
     Other(String),
 }

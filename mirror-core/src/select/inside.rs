@@ -24,10 +24,12 @@ pub(super) const MOST_INSIDE: usize = 16;
 /// ipvlan, VLAN), or it is physical (a VF, or a NIC of the node that was moved into the pod). Any other device
 /// sends through one of the pod's NICs, whose tap sees its packets.
 pub(super) fn leads_out(link: &Link) -> bool {
+    let is_over_another = link.peer.is_some_and(|lower| lower.nsid.is_some());
     match &link.kind {
         LinkKind::Loopback | LinkKind::Veth | LinkKind::Dummy | LinkKind::Ifb => false,
         _ if is_inner(link) => false,
-        LinkKind::Other(kind) => kind.is_empty() || link.peer.is_some_and(|lower| lower.nsid.is_some()),
+        LinkKind::IpvlanL3s => is_over_another,
+        LinkKind::Other(kind) => kind.is_empty() || is_over_another,
     }
 }
 

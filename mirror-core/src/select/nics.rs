@@ -70,7 +70,7 @@ pub(super) fn is_nic(link: &Link) -> bool {
         _ if is_exit(link) => false,
         LinkKind::Loopback => false,
         LinkKind::Veth => true,
-        LinkKind::Dummy | LinkKind::Ifb | LinkKind::Other(_) => link.up,
+        LinkKind::Dummy | LinkKind::Ifb | LinkKind::IpvlanL3s | LinkKind::Other(_) => link.up,
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn is_inner(link: &Link) -> bool {
     match &link.kind {
         LinkKind::Veth => true,
         LinkKind::Other(kind) => kind == "bridge",
-        LinkKind::Loopback | LinkKind::Dummy | LinkKind::Ifb => false,
+        LinkKind::Loopback | LinkKind::Dummy | LinkKind::Ifb | LinkKind::IpvlanL3s => false,
     }
 }
 

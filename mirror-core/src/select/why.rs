@@ -251,6 +251,9 @@ impl Why {
                  bpf.hostLegacyRouting=true in the chart of Cilium, bpfRedirectToPeer: Disabled in Calico's \
                  FelixConfiguration. docs/choosing.md has the exceptions."
             }
+            Self::Bypassed(_, Way::L3s) => {
+                "Have the ipvlan made in mode l2 or l3. There the hooks of the NIC see all of its packets."
+            }
             Self::Bypassed(_, Way::Unseen) => {
                 "Look for an XDP program on the device (`ip link` shows it), and inside the pod for other programs at the \
                  hooks of the NIC (`bpftool net`). docs/operations.md says how this is judged."

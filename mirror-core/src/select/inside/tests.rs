@@ -44,6 +44,7 @@ fn devices() -> Vec<Link> {
         ),
         mk_link(7, "lost", LinkKind::Veth, Some(Peer { ifindex: 9, nsid: Some(3) })),
         mk_link(8, "br0", kind("bridge"), None),
+        mk_link(9, "net2", LinkKind::IpvlanL3s, Some(LOWER)),
     ]
 }
 
@@ -74,7 +75,7 @@ fn what_leads_out_is_tapped_and_the_rest_where_it_is_named() {
     let links = node_of(&mk_pod("web", &[]), devices());
     let policy = Policy::default();
     let (taps, why) = selected(&[(MIRROR, "true")], &links, &policy);
-    assert_eq!(taps, ["eth0", "net1", "vf0"]);
+    assert_eq!(taps, ["eth0", "net1", "vf0", "net2"]);
     let none = ["eth0.5", "wg0", "lost", "br0"].map(|nic| format!("{nic} NoHostInterface"));
     assert_eq!(why, none);
     let (taps, why) = selected(&[(MIRROR, "true"), (NICS, "eth0.5,lost,br0")], &links, &policy);
