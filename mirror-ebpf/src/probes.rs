@@ -108,6 +108,21 @@ fn forger(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
+/// Puts a mark of the sender's choice on a packet of an experimental ethertype: two bytes of the packet say it. Lets every
+/// packet pass.
+#[classifier]
+fn marker(ctx: TcContext) -> i32 {
+    const EXPERIMENTAL: [u8; 2] = 0x88b5_u16.to_be_bytes();
+    /// Behind the header and six bytes.
+    const CHOICE: usize = 20;
+    if let (Ok(EXPERIMENTAL), Ok(choice)) = (ctx.load::<[u8; 2]>(12), ctx.load::<[u8; 2]>(CHOICE)) {
+        let skb: *mut __sk_buff = ctx.as_ptr().cast();
+        // SAFETY: the context is valid for the whole program, and tc programs may write this field.
+        unsafe { (*skb).tc_index = u16::from_be_bytes(choice).into() };
+    }
+    TC_ACT_UNSPEC
+}
+
 /// Drops every packet.
 #[classifier]
 fn swallow(_ctx: TcContext) -> i32 {

@@ -241,6 +241,27 @@ impl Neighbour {
         Ok(Self { ebpf })
     }
 
+    /// Attaches a program to what a device of any namespace sends. It puts the last two bytes of a frame's number (see
+    /// [`Frame::filled`](crate::Frame::filled)) into `tc_index`. It is ahead of the programs that are there.
+    #[track_caller]
+    pub fn that_marks(netns: &Netns, device: &str) -> Self {
+        let mut ebpf = EbpfLoader::new().load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES"))).unwrap();
+        let program: &mut SchedClassifier = ebpf.program_mut("marker").unwrap().try_into().unwrap();
+        program.load().unwrap();
+        let how = match own_mode() {
+            AttachMode::Tcx => TcAttach::Tcx { attach_type: TcAttachType::Egress, order: LinkOrder::first() },
+            AttachMode::Clsact => {
+                netns.try_run(&format!("tc qdisc add dev {device} clsact"));
+                // Of filters with the same priority, the last one comes first.
+                let options = NlOptions { priority: 1, ..NlOptions::default() };
+                TcAttach::Netlink { parent: TcAttachType::Egress.into(), options }
+            }
+        };
+        let device = CString::new(device).unwrap();
+        netns.enter(|| program.attach(device.as_c_str(), how).map(drop)).unwrap();
+        Self { ebpf }
+    }
+
     #[track_caller]
     fn attach(lab: &Lab, device: &str, how: impl Fn(TcAttachType) -> TcAttach + Sync) -> Self {
         Self::attach_program("neighbour", 0, lab, device, how)

@@ -91,7 +91,7 @@ impl Lab {
         PodNs::new(self, name, self.next_number(), &Topology::Bridge(bridge))
     }
 
-    /// Makes a pod with a netkit device on a bridge of the node. See [`has_netkit`](crate::has_netkit).
+    /// Makes a pod with a netkit device on a bridge of the node. See [`has_kind`](crate::has_kind).
     #[track_caller]
     pub fn netkit_pod(&self, name: &str, bridge: &str) -> PodNs {
         PodNs::new(self, name, self.next_number(), &Topology::Netkit(bridge))

@@ -2,7 +2,7 @@
 
 use rtnetlink::{LinkNetkit, packet_route::link::NetkitMode};
 
-use crate::{Lab, Netns};
+use crate::Netns;
 
 /// Makes two devices in a namespace, which are one pair. `peer` is the one for a pod. With `l3` they have no addresses, and
 /// no ARP.
@@ -24,11 +24,11 @@ fn try_pair(netns: &Netns, primary: &str, peer: &str, l3: bool) -> Result<(), rt
     })
 }
 
-/// Whether the kernel has netkit. That of the newer guest has it.
-pub fn has_netkit(lab: &Lab) -> bool {
-    let made = try_pair(lab.node(), "has-netkit", "has-netkit-peer", false);
+/// Whether the kernel has netkit.
+pub(crate) fn has(netns: &Netns) -> bool {
+    let made = try_pair(netns, "has-netkit", "has-netkit-peer", false);
     if made.is_ok() {
-        lab.node().ip("link delete has-netkit");
+        netns.ip("link delete has-netkit");
     }
     made.is_ok()
 }

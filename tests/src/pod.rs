@@ -75,6 +75,20 @@ impl PodNs {
         self.nics.len() - 1
     }
 
+    /// Adds a netkit device, whose end on the node is a port of this bridge, and returns its index among [`PodNs::nics`].
+    #[track_caller]
+    pub fn add_netkit_nic(&mut self, lab: &Lab, bridge: &str) -> usize {
+        self.add_nic_at(lab, lab.next_number(), &Topology::Netkit(bridge));
+        self.nics.len() - 1
+    }
+
+    /// Adds a NIC that leads past the node to a bridge in this namespace, and returns its index among [`PodNs::nics`].
+    #[track_caller]
+    pub fn add_nic_elsewhere(&mut self, lab: &Lab, other: &Netns, bridge: &str) -> usize {
+        self.add_nic_at(lab, lab.next_number(), &Topology::Elsewhere(other, bridge));
+        self.nics.len() - 1
+    }
+
     fn add_nic_at(&mut self, lab: &Lab, number: u8, topology: &Topology<'_>) {
         let (node, pod) = (lab.node(), &self.netns);
         let subnet = matches!(topology, Topology::Routed | Topology::RoutedNetkit) as u8;
@@ -175,10 +189,12 @@ impl PodNs {
         let pod_announces = if matches!(topology, Topology::RoutedNetkit) { 0 } else { 2 };
         let has_end = !matches!(topology, Topology::Over(..) | Topology::Elsewhere(..));
         let on_node = has_end.then_some((node, host, announces));
-        for (netns, device, reports) in on_node.into_iter().chain([(pod, name, pod_announces)]) {
+        for (netns, device, announces) in on_node.into_iter().chain([(pod, name, pod_announces)]) {
             eventually(SOON, || {
                 let link = netns.ip(&format!("-o link show dev {device}"));
                 let sent = multicast_reports(netns, device);
+                // An ipvlan in the modes l3 and l3s sends no multicast.
+                let reports = if link.contains("NOARP") { 0 } else { announces };
                 check(
                     (link.contains("state UP") || link.contains("state UNKNOWN")) && sent >= reports,
                     || format!("{sent} reports, {link}"),

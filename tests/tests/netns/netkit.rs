@@ -1,10 +1,10 @@
 //! Pods with netkit devices (Linux 6.7 and newer). What a pod sends is seen in the chain of its device, which only the node
 //! can attach to: before programs of a CNI there can send it elsewhere.
 
-use std::{collections::BTreeMap, env};
+use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Comparison, Frame, Frames, Lab, PodNs, PodSpec, PodsFile, check, has_netkit,
+    Agent, AttachMode, Capture, Comparison, Frame, Frames, Lab, PodNs, PodSpec, PodsFile, check, has_kind,
     while_pinging,
 };
 
@@ -18,13 +18,7 @@ use crate::{
 /// A node, if the kernel has netkit.
 fn lab(story: &str) -> Option<Lab> {
     let lab = Lab::new(story);
-    let has = has_netkit(&lab);
-    let must = env::var_os("MIRROR_TEST_GUEST").is_some() && AttachMode::Tcx.is_applicable();
-    assert!(has || !must, "the kernels of the guests with TCX have netkit");
-    if !has {
-        eprintln!("not applicable: this kernel has no netkit");
-    }
-    has.then_some(lab)
+    has_kind(&lab, "netkit").then_some(lab)
 }
 
 fn bridged(story: &str) -> Option<Node> {
@@ -125,6 +119,7 @@ fn a_mirror_of_a_netkit_pod_outlives_the_agent() {
     while_pinging(OFTEN, db, web, || {
         agent.kill();
         let next = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+        lab.wait_status(|status| check(status.notes.is_some(), || "the next one does not run yet".into()));
         lab.wait_mirrored(&[web]);
         next.stop();
     });

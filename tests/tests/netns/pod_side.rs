@@ -4,11 +4,12 @@
 
 mod filters;
 mod hostile;
+mod nics;
 
 use std::time::Duration;
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Conversation, Frame, Frames, Lab, Netns, PodNs, PodSpec, PodsFile, SOON,
+    Agent, AttachMode, Capture, Conversation, Frame, Frames, Lab, Netns, Nic, PodNs, PodSpec, PodsFile, SOON,
     Status, Tail, TapStatus, check, eventually,
 };
 
@@ -16,7 +17,6 @@ use crate::{Inside, MIRROR};
 
 in_both_modes!(
     a_macvlan_pod_is_mirrored,
-    an_ipvlan_pod_is_mirrored,
     two_mirrored_macvlan_pods_are_mirrored_once,
     each_mirror_of_a_macvlan_pod_gets_its_own_packets,
     each_nic_has_its_own_way,
@@ -40,10 +40,12 @@ struct Scene {
 impl Scene {
     fn new(story: &str, kind: &str) -> Self {
         let lab = Lab::new(story);
-        lab.node().ip("link add up0 type veth peer name up1");
-        lab.node().ip("link set up0 up");
-        lab.node().ip("link set up1 up");
-        Self { web: lab.pod_over("web", kind, "up0"), db: lab.pod_over("db", kind, "up0"), lab }
+        up(&lab, "up0", "up1");
+        Self::over(lab, kind, "up0")
+    }
+
+    fn over(lab: Lab, kind: &str, parent: &str) -> Self {
+        Self { web: lab.pod_over("web", kind, parent), db: lab.pod_over("db", kind, parent), lab }
     }
 
     fn pods_file(&self, pods: &[&PodNs]) -> PodsFile {
@@ -55,6 +57,24 @@ impl Scene {
     fn exits(&self) -> [bool; 2] {
         [&self.web, &self.db].map(has_exit)
     }
+}
+
+/// A device of the node that pods can have NICs over, and what it is connected with.
+pub(crate) fn up(lab: &Lab, device: &str, peer: &str) {
+    lab.node().ip(&format!("link add {device} type veth peer name {peer}"));
+    for end in [device, peer] {
+        lab.node().sysctl(&format!("ipv6/conf/{end}/disable_ipv6"), "1");
+        lab.node().ip(&format!("link set {end} up"));
+    }
+}
+
+/// A namespace with a bridge: a switch past the node.
+pub(crate) fn switch(lab: &Lab) -> Netns {
+    let switch = Netns::new(&format!("{}-switch", lab.node().name()));
+    switch.keep_quiet();
+    switch.ip("link add br0 type bridge mcast_snooping 0");
+    switch.ip("link set br0 up");
+    switch
 }
 
 /// Our filters at the NIC of a pod, which is not to be left with any.
@@ -113,6 +133,19 @@ pub(crate) fn talk(web: &PodNs, db: &PodNs) {
     }
 }
 
+/// The frames of a NIC that it has sent. All ipvlans over one device have one MAC address, so frames are told by the
+/// sender in ARP and IP.
+pub(crate) fn sent(nic: &Nic, frames: &Frames) -> Frames {
+    frames.only(|frame| {
+        frame[6..12] == nic.mac
+            && match frame[12..14] {
+                [0x08, 0x00] => frame[26..30] == nic.v4.octets(),
+                [0x08, 0x06] => frame[28..32] == nic.v4.octets(),
+                _ => frame[22..38] == nic.v6.octets(),
+            }
+    })
+}
+
 /// Frames that are no IP unicast.
 pub(crate) fn talk_in_frames(from: &PodNs) {
     let source = from.eth0();
@@ -134,9 +167,8 @@ fn shows(mirror: &Capture, expected: impl Fn() -> Frames) {
 }
 
 /// One pod is mirrored: each frame once, unchanged, and the node and the pods are as before in the end.
-fn a_pod_is_mirrored(story: &str, kind: &str, mode: AttachMode, talk: impl Fn(&PodNs, &PodNs)) {
-    let scene = Scene::new(story, kind);
-    let Scene { web, db, lab } = &scene;
+fn a_pod_is_mirrored(scene: &Scene, mode: AttachMode, talk: impl Fn(&PodNs, &PodNs)) {
+    let Scene { web, db, lab } = scene;
     let state = || [lab.network_state(), web.netns().devices(), filters(web)];
     let before = state();
     let pods = scene.pods_file(&[web]);
@@ -154,8 +186,6 @@ fn a_pod_is_mirrored(story: &str, kind: &str, mode: AttachMode, talk: impl Fn(&P
     let inside = Inside::of(web);
     let mirror = Capture::start(lab.node(), MIRROR);
     talk(web, db);
-    talk_in_frames(web);
-    talk_in_frames(db);
     shows(&mirror, || inside.capture.frames());
     let (sent, received) = inside.stop();
     if web.eth0().mac == db.eth0().mac {
@@ -182,26 +212,16 @@ fn a_pod_is_mirrored(story: &str, kind: &str, mode: AttachMode, talk: impl Fn(&P
 }
 
 fn a_macvlan_pod_is_mirrored(mode: AttachMode) {
-    a_pod_is_mirrored("macvlan", MACVLAN, mode, talk);
-}
-
-/// An ipvlan, which the kernels of the guests have.
-fn an_ipvlan_pod_is_mirrored(mode: AttachMode) {
-    if std::env::var_os("MIRROR_TEST_GUEST").is_none() {
-        return;
-    }
-    a_pod_is_mirrored("ipvlan-l2", "ipvlan mode l2", mode, |web, db| {
-        web.ping(db.v4(), 5, 56);
-        db.ping(web.v6(), 5, 1400);
-        web.udp_echo(db, db.v4(), &[0, 1400, 9000]);
-        Conversation::open(web, db, db.v4()).exchange(100_000);
-    });
+    a_pod_is_mirrored(&Scene::new("macvlan", MACVLAN), mode, nics::talk_in_all_ways);
 }
 
 /// A packet between two mirrored pods is copied once.
 fn two_mirrored_macvlan_pods_are_mirrored_once(mode: AttachMode) {
-    let scene = Scene::new("macvlans", MACVLAN);
-    let Scene { web, db, lab } = &scene;
+    two_pods_are_mirrored_once(&Scene::new("macvlans", MACVLAN), mode);
+}
+
+fn two_pods_are_mirrored_once(scene: &Scene, mode: AttachMode) {
+    let Scene { web, db, lab } = scene;
     let pods = scene.pods_file(&[web, db]);
     let _agent = Agent::run(lab, mode, &pods, &[]);
     wait_tapped(lab, &[web, db]);
@@ -287,10 +307,7 @@ fn each_nic_has_its_own_way(mode: AttachMode) {
 /// A veth whose other end is in no namespace that the node knows: it is tapped inside if it is named.
 fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named(mode: AttachMode) {
     let lab = Lab::new("past");
-    let switch = Netns::new(&format!("{}-switch", lab.node().name()));
-    switch.keep_quiet();
-    switch.ip("link add br0 type bridge mcast_snooping 0");
-    switch.ip("link set br0 up");
+    let switch = switch(&lab);
     let (web, db) = (lab.pod_elsewhere("web", &switch, "br0"), lab.pod_elsewhere("db", &switch, "br0"));
     let spec = || PodSpec::of(&web).mirror("true");
     let pods = PodsFile::new(&lab, &[spec()]);

@@ -1,14 +1,17 @@
 //! Root inside a pod, against the device that the agent has made there.
 
-use mirror_tests::{Agent, AttachMode, Capture, Frame, Neighbour, PodSpec, SOON, check, eventually};
+use mirror_tests::{
+    Agent, AttachMode, Capture, Frame, Frames, Neighbour, PodNs, PodSpec, PodsFile, SOON, check, eventually,
+};
 
-use super::{EXIT, MACVLAN, Scene, has_exit, shows, tap, wait_tapped};
+use super::{EXIT, MACVLAN, Scene, has_exit, shows, tap, wait_counted, wait_tapped};
 use crate::{
     Inside, MIRROR,
     coverage::{CLEAR, reasons, wait_states},
 };
 
 in_both_modes!(
+    no_mark_of_a_pod_hides_what_it_sends,
     a_pod_cannot_use_its_exit,
     a_device_of_the_pod_is_never_taken_for_an_exit,
     a_program_ahead_of_a_tap_inside_is_told_within_seconds,
@@ -88,6 +91,53 @@ fn a_device_of_the_pod_is_never_taken_for_an_exit(mode: AttachMode) {
     agent.stop();
     lab.cleanup();
     assert!(has_exit(web), "it is the pod's");
+}
+
+/// Root in a mirrored pod writes on its packets whatever the agent could have written there: each is copied once all the same,
+/// wherever its tap is. Nor does such a packet pass as a copy.
+fn no_mark_of_a_pod_hides_what_it_sends(mode: AttachMode) {
+    /// The agent's marks are in the upper byte, Cilium's flags in the lower one.
+    const MARKS: std::ops::Range<usize> = 0..256;
+    let numbers = || MARKS.map(|mark| mark << 8 | 0xa5);
+    let scene = Scene::new("marks", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    lab.bridge("br0");
+    let (veth, other) = (&lab.pod("veth", "br0"), &lab.pod("other", "br0"));
+    let pods = PodsFile::new(lab, &[web, db, veth, other].map(|pod| PodSpec::of(pod).mirror("true")));
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    let devices = [web, db, veth, other].map(PodNs::veth_host);
+    lab.wait_taps(&devices);
+    let inside = [web, db, veth, other].map(Inside::of);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let markers = [web, veth].map(|pod| Neighbour::that_marks(pod.netns(), "eth0"));
+    for (from, to) in [(web, db), (veth, other)] {
+        for number in numbers() {
+            from.send_frame(&Frame::new(to.eth0().mac, from.eth0().mac).filled(200, number).bytes());
+        }
+        from.ping(to.v4(), 5, 56);
+    }
+    shows(&mirror, || inside.iter().fold(Frames::default(), |all, inside| all.and(&inside.frames().0)));
+    for (pod, inside) in [web, db, veth, other].into_iter().zip(&inside) {
+        let (sent, received) = inside.frames();
+        assert!(sent.len().max(received.len()) >= MARKS.len());
+        let expected = [("egress", "copied", sent.len()), ("ingress", "duplicate", received.len())];
+        wait_counted(lab, pod, &expected);
+    }
+
+    // Into the way out for copies.
+    let _at_exit = Neighbour::that_marks(web.netns(), EXIT);
+    let exit = web.netns().sender(EXIT);
+    for number in numbers() {
+        let forged = Frame::new(Frame::BROADCAST, [2, 9, 9, 9, 9, 9]).filled(99, number).bytes();
+        let refused = exit.send(&forged).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ENOBUFS), "the hub drops it");
+    }
+    web.ping(db.v4(), 1, 57);
+    shows(&mirror, || inside.iter().fold(Frames::default(), |all, inside| all.and(&inside.frames().0)));
+    drop(markers);
+    agent.stop();
+    lab.cleanup();
+    assert!(lab.pins().is_empty(), "{:?}", lab.pins());
 }
 
 /// The kernel does not announce it, so the agent looks each second.
