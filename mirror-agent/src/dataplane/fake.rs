@@ -25,7 +25,7 @@ pub(crate) struct Fake {
     pub(crate) takes: Duration,
     /// When a look at the hooks inside pods finds a change.
     pub(crate) inside_due: Option<Instant>,
-    /// Where something in a pod removes each program as soon as it is attached.
+    /// The devices at which each program is removed as soon as it is attached.
     pub(crate) removed: BTreeSet<Device>,
     /// What the taps have seen.
     pub(crate) seen: BTreeMap<Device, TapCount>,
