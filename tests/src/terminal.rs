@@ -27,8 +27,11 @@ impl Terminal {
         let is_plain = |word: &&str| word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=".contains(c));
         assert!(words.iter().all(is_plain), "{words:?}");
         let (screen, keys) = io::pipe().unwrap();
+        // `script` runs a shell. Without `exec`, some shells stay as the parent of the program, get the Ctrl-C too, and
+        // die of it, so that the exit code would be theirs.
+        let program = format!("exec {}", words.join(" "));
         let mut script = Command::new("script");
-        script.args(["--quiet", "--return", "--flush", "--command", &words.join(" ")]).arg(&shown);
+        script.args(["--quiet", "--return", "--flush", "--command", &program]).arg(&shown);
         script.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
         let process = Process::fed_by(script.stdout(Stdio::null()), screen);
         Self { process, keys, shown }
