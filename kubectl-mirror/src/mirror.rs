@@ -7,7 +7,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
 };
-use mirror_api::{Direction, Limits, MAX_NAME, Mirror, MirrorSpec};
+use mirror_api::{Direction, Limits, MAX_NAME, Mirror, MirrorSpec, TargetRef};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
@@ -48,7 +48,7 @@ pub(crate) async fn on(args: OnArgs, cluster: &Cluster) -> anyhow::Result<()> {
         rate: args.rate,
         snaplen: args.snaplen.map(u32::cast_signed),
         limits: args.duration.map(|time| Limits { duration: Some(time.text), ..Limits::default() }),
-        target: args.target,
+        target_ref: args.target.map(|name| TargetRef { name }),
         ..MirrorSpec::default()
     };
     let mut mirror = Mirror::new(&name, spec);

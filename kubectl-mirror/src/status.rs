@@ -120,9 +120,9 @@ struct Row {
 
 impl Row {
     fn new(kind: &'static str, namespace: Option<String>, name: String, spec: &MirrorSpec) -> Self {
-        let target = match (&spec.stream, &spec.target) {
+        let target = match (&spec.stream, &spec.target_ref) {
             (Some(_), _) => "stream".to_owned(),
-            (None, Some(target)) => target.clone(),
+            (None, Some(target)) => target.name.clone(),
             (None, None) => String::new(),
         };
         Self { kind, namespace, name, target, ..Self::default() }
@@ -258,7 +258,7 @@ mod tests {
             })
         };
         let mirrors = vec![
-            mirror("checkout", json!({ "podSelector": {}, "target": "ids" })),
+            mirror("checkout", json!({ "podSelector": {}, "targetRef": { "name": "ids" } })),
             mirror("tail-1", json!({ "podSelector": {}, "stream": { "keySha256": "0".repeat(64) } })),
         ];
         let nodes = vec![

@@ -18,7 +18,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt as _;
 
 pub use self::{
-    mirror::{ClusterMirror, ClusterMirrorSpec, Direction, Limits, MAX_NAME, Mirror, MirrorSpec, Stream},
+    mirror::{
+        ClusterMirror, ClusterMirrorSpec, Direction, Limits, MAX_NAME, Mirror, MirrorSpec, Stream, TargetRef,
+    },
     node::{
         MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal,
         TargetSummary,

@@ -34,9 +34,9 @@ const NAMES_TOLD: &str = "the name has at most 48 characters, and no dot";
     doc = "A Mirror copies the packets of pods of its own namespace to a target. Each node copies the packets of its \
            own pods. The pods do not change.",
     validation = Rule::new(NAMES).message(NAMES_TOLD),
-    validation = Rule::new("!has(self.spec.stream) || !has(self.spec.target)")
-        .message("a stream has no target: leave out spec.target or spec.stream"),
-    printcolumn(name = "Target", type_ = "string", json_path = ".spec.target"),
+    validation = Rule::new("!has(self.spec.stream) || !has(self.spec.targetRef)")
+        .message("a stream has no target: leave out spec.targetRef or spec.stream"),
+    printcolumn(name = "Target", type_ = "string", json_path = ".spec.targetRef.name"),
     printcolumn(name = "Pods", type_ = "integer", json_path = ".status.pods.selected"),
     printcolumn(name = "Covered", type_ = "integer", json_path = ".status.pods.covered"),
     printcolumn(name = "Copied", type_ = "integer", json_path = ".status.packets.copied"),
@@ -81,11 +81,9 @@ pub struct MirrorSpec {
     /// limit that is reached ends the mirror of that NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
-    /// The name of the target that gets the copies: of a MirrorTarget, or of a target that the administrator of the nodes
-    /// has named by the agent's flag --target or the chart's value targets. Without it, the target of the agent's flag --mirror-target.
+    /// The target that gets the copies. Without it, the target of the agent's flag --mirror-target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
-    pub target: Option<String>,
+    pub target_ref: Option<TargetRef>,
     /// The copies go to a program that has a key, and not to a target. Nothing is copied while no such program reads.
     /// kubectl mirror tail makes such Mirrors. A ClusterMirror has no stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,7 +105,7 @@ pub struct MirrorSpec {
     validation = Rule::new(NAMES).message(NAMES_TOLD),
     validation = Rule::new("!has(self.spec.stream)").message("only a Mirror can have a stream"),
     printcolumn(name = "Enforced", type_ = "boolean", json_path = ".spec.enforced"),
-    printcolumn(name = "Target", type_ = "string", json_path = ".spec.target"),
+    printcolumn(name = "Target", type_ = "string", json_path = ".spec.targetRef.name"),
     printcolumn(name = "Pods", type_ = "integer", json_path = ".status.pods.selected"),
     printcolumn(name = "Covered", type_ = "integer", json_path = ".status.pods.covered"),
     printcolumn(name = "Copied", type_ = "integer", json_path = ".status.packets.copied"),
@@ -144,6 +142,16 @@ pub enum Direction {
     Ingress,
     /// What leaves the pod.
     Egress,
+}
+
+/// The target that gets the copies of a mirror.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetRef {
+    /// The name of a MirrorTarget, or of a target that the administrator of the nodes has named by the agent's flag
+    /// --target or the chart's value targets.
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub name: String,
 }
 
 /// Who gets the copies of a Mirror that go to a program.

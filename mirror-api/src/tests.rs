@@ -54,7 +54,7 @@ fn texts_with_a_form_have_a_pattern() {
     let fields = [
         &spec["sample"],
         &spec["rate"],
-        &spec["target"],
+        &spec["targetRef"]["properties"]["name"],
         &limits["duration"],
         &limits["packets"],
         &limits["bytes"],

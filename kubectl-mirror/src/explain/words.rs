@@ -118,9 +118,9 @@ fn is_ours(key: &str) -> bool {
 fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
     let Selecting { kind, namespace, name, uid, spec, status } = mirror;
     let full = namespace.iter().map(String::as_str).chain([name.as_str()]).collect::<Vec<_>>().join("/");
-    let target = match (&spec.stream, &spec.target) {
+    let target = match (&spec.stream, &spec.target_ref) {
         (Some(_), _) => "a program that has its key",
-        (None, Some(target)) => target.as_str(),
+        (None, Some(target)) => target.name.as_str(),
         (None, None) => "the agents' default",
     };
     line(text, 0, &format!("{kind} {full} selects it. Target: {target}"));
@@ -150,7 +150,7 @@ fn about_mirror(mirror: &Selecting<'_>, facts: &Facts, text: &mut String) {
 fn wishes(spec: &MirrorSpec) -> Vec<(String, Value)> {
     match serde_json::to_value(spec) {
         Ok(Value::Object(fields)) => {
-            let is_told = |key: &str| ["podSelector", "target", "stream"].contains(&key);
+            let is_told = |key: &str| ["podSelector", "targetRef", "stream"].contains(&key);
             fields.into_iter().filter(|(key, _)| !is_told(key)).collect()
         }
         _ => Vec::new(),

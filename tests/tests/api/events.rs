@@ -78,8 +78,8 @@ fn a_pod_is_told_once_when_its_mirrors_begin_and_end() {
     let start = |pod: &PodNs, annotations: &[(&str, &str)]| api.run(lab, pod, annotations);
     let _containers =
         [start(web, &[(OPT, "true")]), start(db, &[("podmirror.io/mirror.own", "true")]), start(idle, &[])];
-    story.mirror("all", "web", &json!({ "target": "ids" }));
-    story.mirror("few", "db", &json!({ "target": "ids", "limits": { "packets": 10 } }));
+    story.mirror("all", "web", &json!({ "targetRef": { "name": "ids" } }));
+    story.mirror("few", "db", &json!({ "targetRef": { "name": "ids" }, "limits": { "packets": 10 } }));
     let run = || api.agent(lab, &["--enable-mirror", "--target", "ids=ids0"]);
     let agent = run();
     let begun = [
@@ -106,7 +106,7 @@ fn a_pod_is_told_once_when_its_mirrors_begin_and_end() {
     wait_mirrors(lab, web, &["default"]);
 
     // It begins once more: the Event of it is a series.
-    story.mirror("all", "web", &json!({ "target": "ids" }));
+    story.mirror("all", "web", &json!({ "targetRef": { "name": "ids" } }));
     let again = "web: Normal MirrorStarted: Mirrored by mirror/all (target ids)";
     let events = wait_told(api, &events, &[again]);
     api.kubectl("annotate pod web podmirror.io/mirror=false");

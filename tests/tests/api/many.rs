@@ -56,7 +56,7 @@ fn hundred_mirrors(pods: &[PodNs]) -> Vec<Value> {
     let specs = [
         json!({ "filter": "icmp" }),
         json!({ "filter": "udp", "snaplen": 96 }),
-        json!({ "direction": "Egress", "filter": "icmp", "target": "ids" }),
+        json!({ "direction": "Egress", "filter": "icmp", "targetRef": { "name": "ids" } }),
     ];
     let wide = WIDE.iter().zip(specs).map(|(name, spec)| resource("Mirror", name, &json!({}), &spec));
     // A filter of its own for each.

@@ -186,7 +186,11 @@ fn two_mirrors_of_a_pod_each_get_their_own_packets() {
     let [web, db] = &pods;
     let agent = api.agent(lab, &["--target", "ids=ids0"]);
     story.mirror("pings", "web", &json!({ "filter": "icmp" }));
-    story.mirror("datagrams", "web", &json!({ "filter": "udp", "target": "ids", "snaplen": 96 }));
+    story.mirror(
+        "datagrams",
+        "web",
+        &json!({ "filter": "udp", "targetRef": { "name": "ids" }, "snaplen": 96 }),
+    );
     wait_mirrors(lab, web, &["mirror/datagrams", "mirror/pings"]);
     lab.wait_mirrored(&[web]);
     let (ids, pings) = (Capture::start(lab.node(), "ids0"), Capture::start(lab.node(), MIRROR));
@@ -208,7 +212,7 @@ fn two_mirrors_of_a_pod_each_get_their_own_packets() {
     });
     assert!(ids.stop().iter().all(|(frame, _)| frame.len() <= 96));
     // The target that the node does not have.
-    story.mirror("lost", "web", &json!({ "target": "nowhere" }));
+    story.mirror("lost", "web", &json!({ "targetRef": { "name": "nowhere" } }));
     let lost = story.wait_told("lost", |of| !of["refused"].is_null());
     assert_eq!(lost["refused"]["reason"], "NoSuchTarget", "{lost:#}");
     wait_mirrors(lab, web, &["mirror/datagrams", "mirror/pings"]);

@@ -38,7 +38,7 @@ fn a_mirror_target_gets_copies_of_the_namespaces_that_may_use_it_and_leaves_noth
     let _containers = run(node, &pods, &[]);
     let [web, db] = &pods;
     let agent = api.agent(lab, &[]);
-    story.mirror("all", "web", &json!({ "target": west }));
+    story.mirror("all", "web", &json!({ "targetRef": { "name": west } }));
     let told = story.wait_told("all", |of| !of["refused"].is_null());
     assert_eq!(told["refused"]["reason"], "TargetNotAllowed", "{told:#}");
     assert_eq!(told["pods"], json!({ "selected": 1, "covered": 0 }));
@@ -158,7 +158,7 @@ fn a_mirror_target_that_cannot_be_is_refused_by_the_server_or_told_of() {
     let pods = node.pods(["web"]);
     let _containers = run(node, &pods, &[]);
     let agent = api.agent(lab, &[]);
-    story.mirror("lost", "web", &json!({ "target": bad }));
+    story.mirror("lost", "web", &json!({ "targetRef": { "name": bad } }));
     let told = story.wait_told("lost", |of| !of["refused"].is_null());
     assert_eq!(told["refused"]["reason"], "TargetRefused", "{told:#}");
     let message = told["refused"]["message"].as_str().unwrap();
@@ -184,8 +184,8 @@ fn the_limit_of_a_mirror_target_holds_for_all_of_its_mirrors_together() {
     let _containers = run(node, &pods, &[]);
     let [web, db] = &pods;
     let agent = api.agent(lab, &[]);
-    story.mirror("web", "web", &json!({ "target": slow, "direction": "Egress" }));
-    story.mirror("db", "db", &json!({ "target": slow, "direction": "Egress" }));
+    story.mirror("web", "web", &json!({ "targetRef": { "name": slow }, "direction": "Egress" }));
+    story.mirror("db", "db", &json!({ "targetRef": { "name": slow }, "direction": "Egress" }));
     lab.wait_mirrored(&[web, db]);
     let total = |verdict: &str| {
         let status = lab.status();

@@ -33,7 +33,7 @@ fn mirror(name: &str, spec: Value) -> Mirror {
 fn of_cluster(namespace_selector: Value) -> ClusterMirror {
     from_value(json!({
         "apiVersion": "podmirror.io/v1alpha1", "kind": "ClusterMirror", "metadata": { "name": "all", "uid": "uid-all" },
-        "spec": { "namespaceSelector": namespace_selector, "podSelector": {}, "target": "ids" },
+        "spec": { "namespaceSelector": namespace_selector, "podSelector": {}, "targetRef": { "name": "ids" } },
     }))
     .unwrap()
 }

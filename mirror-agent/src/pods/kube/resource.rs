@@ -219,7 +219,7 @@ fn request(spec: MirrorSpec) -> Result<Request, String> {
         rate,
         snaplen,
         limits,
-        target,
+        target_ref,
         stream,
     } = spec;
     let limits = limits.unwrap_or_default();
@@ -244,23 +244,24 @@ fn request(spec: MirrorSpec) -> Result<Request, String> {
         Some(Direction::Egress) => Directions::Egress,
     };
     let settings = settings.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-    let stream = stream.map(|of| self::stream(of, target.as_ref())).transpose()?;
+    let stream = stream.map(|of| self::stream(of, target_ref.is_some())).transpose()?;
+    let target = target_ref.map(|target| target.name);
     Ok(Request { nics, directions, settings, target, stream })
 }
 
-fn stream(stream: mirror_api::Stream, target: Option<&String>) -> Result<Stream, String> {
+fn stream(stream: mirror_api::Stream, has_target: bool) -> Result<Stream, String> {
     let mirror_api::Stream { key_sha256, pods } = stream;
     let byte = |at: usize| u8::from_str_radix(key_sha256.get(2 * at..2 * at + 2)?, 16).ok();
     let hash = (0..32).map(byte).collect::<Option<Vec<_>>>().and_then(|bytes| bytes.try_into().ok());
     let is_hex = key_sha256.len() == 64 && key_sha256.bytes().all(|digit| digit.is_ascii_hexdigit());
-    match (hash.filter(|_| is_hex), target) {
+    match (hash.filter(|_| is_hex), has_target) {
         (None, _) => {
             Err(format!("spec.stream.keySha256: {key_sha256:?} is no SHA-256: use 64 hexadecimal digits"))
         }
-        (_, Some(_)) => {
-            Err("spec.stream: a stream has no target: leave out spec.target or spec.stream".to_owned())
+        (_, true) => {
+            Err("spec.stream: a stream has no target: leave out spec.targetRef or spec.stream".to_owned())
         }
-        (Some(key_sha256), None) => {
+        (Some(key_sha256), false) => {
             Ok(Stream { key_sha256, pods: pods.map(|pods| pods.into_iter().collect()) })
         }
     }

@@ -32,7 +32,7 @@ fn every_field_reaches_the_request() {
     let spec = json!({
         "podSelector": {"matchLabels": {"app": "checkout"}}, "nics": ["eth0", "net1"], "direction": "Ingress",
         "filter": "tcp port 443", "sample": "1/100", "rate": "10kpps", "snaplen": 256,
-        "limits": {"duration": "15m", "packets": "100k", "bytes": 1024}, "target": "ids",
+        "limits": {"duration": "15m", "packets": "100k", "bytes": 1024}, "targetRef": {"name": "ids"},
     });
     let Resource { id, generation, created, is_enforced, request, .. } = mirror(&spec);
     assert_eq!((id.to_string().as_str(), generation, is_enforced), ("Mirror shop/checkout", 3, false));
@@ -75,14 +75,19 @@ fn what_is_not_understood_whole_is_refused_whole() {
         (resource.request.unwrap_err(), resource.pods)
     };
     for (spec, sentence) in [
-        (json!({"podSelector": {}, "targetRef": {"name": "x"}}), "spec.targetRef: this version"),
+        (json!({"podSelector": {}, "target": "x"}), "spec.target: this version"),
+        (json!({"podSelector": {}, "targetRef": {"kind": "x"}}), "spec: missing field `name`"),
+        (
+            json!({"podSelector": {}, "targetRef": {"name": "x", "kind": "x"}}),
+            "spec.targetRef.kind: this version",
+        ),
         (
             json!({"podSelector": {}, "stream": {"keySha256": "x"}}),
             "spec.stream.keySha256: \"x\" is no SHA-256",
         ),
         (json!({"podSelector": {}, "stream": {"keySha256": "+1".repeat(32)}}), "spec.stream.keySha256: "),
         (
-            json!({"podSelector": {}, "target": "ids", "stream": {"keySha256": "00".repeat(32)}}),
+            json!({"podSelector": {}, "targetRef": {"name": "ids"}, "stream": {"keySha256": "00".repeat(32)}}),
             "spec.stream: a stream has no target",
         ),
         (json!({"podSelector": {}, "limits": {"idle": "3s"}}), "spec.limits.idle: this version"),
