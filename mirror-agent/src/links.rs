@@ -10,6 +10,7 @@ mod cgroup;
 mod counters;
 mod create;
 mod decode;
+mod drops;
 mod exit;
 mod inside;
 mod offloads;
@@ -27,6 +28,7 @@ use std::{collections::BTreeMap, future::Future, io, path::PathBuf};
 use mirror_common::verdict::Direction;
 use mirror_core::{coverage::Carried, destination::Destination};
 
+pub use self::drops::drops;
 use crate::model::{IfIndex, LinkChange, LinkSnapshot, NetnsId, TargetName};
 
 /// The network namespace of the calling thread.

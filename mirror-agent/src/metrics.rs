@@ -20,7 +20,7 @@ use prometheus::{
 };
 
 use crate::{
-    dataplane::readout::{Reader, Readout, SessionReadout, TapReadout},
+    dataplane::readout::{Reader, Readout, SessionReadout, TapReadout, drops},
     model::Op,
     report::{NicCoverage, Report, Reports},
 };
@@ -130,7 +130,8 @@ impl Metrics {
     /// The text of all metrics, with the present values.
     pub fn text(&self) -> anyhow::Result<String> {
         let now = Registry::new();
-        register_state(&now, &self.maps.lock().unwrap_or_else(PoisonError::into_inner).read()?)?;
+        let readout = self.maps.lock().unwrap_or_else(PoisonError::into_inner).read()?;
+        register_state(&now, &readout, &drops()?)?;
         register_report(&now, &self.reports.borrow())?;
         let families = [now.gather(), self.counted.gather()].concat();
         Ok(TextEncoder::new().encode_to_string(&families)?)
@@ -151,8 +152,12 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
     register(registry, &gauge)
 }
 
-/// The values from the maps.
-fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<()> {
+/// The values from the maps, and what the devices of the targets have dropped. `drops`: of each device, by name.
+fn register_state(
+    registry: &Registry,
+    readout: &Readout,
+    drops: &BTreeMap<String, u64>,
+) -> prometheus::Result<()> {
     let Readout { targets, taps } = readout;
     let packets = IntCounterVec::new(
         Opts::new("podmirror_packets_total", "Packets that a session has seen, by what became of them."),
@@ -199,11 +204,23 @@ fn register_state(registry: &Registry, readout: &Readout) -> prometheus::Result<
         Opts::new("podmirror_mirror_interface_up", "1 if a target takes copies, else 0."),
         &["target", "device"],
     )?;
+    let dropped = IntCounterVec::new(
+        Opts::new(
+            "podmirror_mirror_interface_dropped_total",
+            "Frames that the device of a target has taken and not sent, copies and others.",
+        ),
+        &["target", "device"],
+    )?;
     for (name, target) in targets.iter().filter(|(name, _)| !name.0.is_capture()) {
         let destination = target.destination().to_string();
-        up.with_label_values(&[name.0.as_str(), &destination]).set(target.is_up().into());
+        let labels = [name.0.as_str(), &destination];
+        up.with_label_values(&labels).set(target.is_up().into());
+        if let Some(count) = target.device().and_then(|device| drops.get(&device.device)) {
+            dropped.with_label_values(&labels).inc_by(*count);
+        }
     }
     register(registry, &up)?;
+    register(registry, &dropped)?;
     gauge(
         registry,
         "podmirror_ended_mirrors",

@@ -53,6 +53,10 @@ pub struct TargetStatus {
     /// Copies go to a program that reads them, and to no device.
     #[serde(default)]
     pub stream: bool,
+    /// Frames that the device has taken and not sent since it was made, those of other software included. `None`:
+    /// there is no device.
+    #[serde(default)]
+    pub dropped: Option<u64>,
 }
 
 /// A tap.

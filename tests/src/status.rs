@@ -58,6 +58,8 @@ pub struct Target {
     pub up: bool,
     /// A program reads the copies.
     pub stream: bool,
+    /// Frames that the device has dropped; none without a device.
+    pub dropped: Option<u64>,
 }
 
 /// A tap in the status.

@@ -16,7 +16,7 @@ use crate::{
     dataplane::{
         hooks::{Hooks, programs_of},
         pins::Pins,
-        readout::{Count, Reader, Readout, SessionReadout, TapReadout},
+        readout::{Count, Reader, Readout, SessionReadout, TapReadout, drops},
     },
     links::{LinkTable as _, netlink::Netlink},
     mirror_iface::MirrorIface,
@@ -62,6 +62,7 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     let Readout { targets, taps: entries } = reader.read()?;
     // The pinned targets are those that the last agent saw; the devices are those of now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
+    let drops = drops()?;
     let targets = targets.into_iter().map(|(name, target)| {
         // The stream of a capture is no choice of the administrator.
         let is_capture = name.0.is_capture();
@@ -69,7 +70,15 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
         let name = name.to_string();
         let Some(device) = target.device() else {
             let (device, up) = (String::new(), target.is_up());
-            return TargetStatus { name, destination, device, ifindex: None, up, stream: true };
+            return TargetStatus {
+                name,
+                destination,
+                device,
+                ifindex: None,
+                up,
+                stream: true,
+                dropped: None,
+            };
         };
         // Another device may have the name of a pod's device, after that has gone.
         let known = device.ifindex;
@@ -80,7 +89,8 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
         let goes_on = device.up || device.destination.device().is_some();
         let up = now.up && now.ifindex.is_some() && goes_on;
         let ifindex = now.ifindex.map(|ifindex| ifindex.0);
-        TargetStatus { name, destination, device: now.device, ifindex, up, stream: false }
+        let dropped = ifindex.and_then(|_| drops.get(&now.device)).copied();
+        TargetStatus { name, destination, device: now.device, ifindex, up, stream: false, dropped }
     });
     let side = |nic: Device, attached: &BTreeMap<Device, AttachedStatus>| PodSideStatus {
         ifindex: nic.ifindex.0,

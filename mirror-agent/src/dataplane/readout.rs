@@ -1,7 +1,8 @@
 //! Reads the contents of the pinned maps, and changes nothing.
 //!
 //! For the readers that show the mirror and must not be able to change it: `status`, with or without an agent, and the
-//! metrics. The programs attached to the hooks are not in the maps; `hooks` finds them.
+//! metrics. The programs attached to the hooks are not in the maps; `hooks` finds them. What the devices have dropped is not
+//! there either; [`drops`] reads it.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ use super::{
     maps::{Maps, SessionEntry, TapEntry},
     pins::Pins,
 };
+pub use crate::links::drops;
 use crate::{
     model::{Device, Ended, MirrorId, Owner, Session, Target, TargetName},
     settings::Budget,

@@ -58,7 +58,8 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
 fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
     let device = |device: &str, ifindex| {
         let destination = device.parse().unwrap();
-        Target::Device(DeviceTarget { destination, ifindex, up: true, ..DeviceTarget::default() })
+        let device = device.to_owned();
+        Target::Device(DeviceTarget { destination, device, ifindex, up: true, ..DeviceTarget::default() })
     };
     // The stream of a capture would be a new series each time.
     let stream = (TargetName(Name::of_capture(1)), Target::Stream(None));
@@ -70,6 +71,7 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
     let targets = targets.map(|(name, target)| (TargetName(name.parse().unwrap()), target));
     let targets = targets.into_iter().chain([stream]).collect();
     let taps = vec![tap(1, Some(pod("web", "a")), 1000), tap(2, Some(pod("web", "b")), 7), tap(3, None, 5)];
+    let drops = [("mirror0".to_owned(), 5), ("eth0".to_owned(), 7)].into();
     let labels = |namespace, pod, mirror| {
         format!(
             "{{direction=\"egress\",mirror=\"{mirror}\",namespace=\"{namespace}\",nic=\"eth0\",pod=\"{pod}\",\
@@ -77,12 +79,13 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
         )
     };
     assert_eq!(
-        lines(|registry| register_state(registry, &Readout { targets, taps }).unwrap()),
+        lines(|registry| register_state(registry, &Readout { targets, taps }, &drops).unwrap()),
         [
             format!("podmirror_bytes_total{} 300", labels("", "", "default")),
             format!("podmirror_bytes_total{} 60420", labels("shop", "web", "default")),
             format!("podmirror_bytes_total{} 4200", labels("shop", "web", "ids")),
             "podmirror_ended_mirrors 1".into(),
+            "podmirror_mirror_interface_dropped_total{device=\"mirror0\",target=\"default\"} 5".into(),
             "podmirror_mirror_interface_up{device=\"ids0\",target=\"ids\"} 0".into(),
             "podmirror_mirror_interface_up{device=\"mirror0\",target=\"default\"} 1".into(),
             "podmirror_mirror_interface_up{device=\"stream\",target=\"live\"} 0".into(),
@@ -112,7 +115,7 @@ fn a_nic_has_one_series_with_its_network() {
         captured,
     ];
     let readout = Readout { targets: BTreeMap::new(), taps };
-    let lines = lines(|registry| register_state(registry, &readout).unwrap());
+    let lines = lines(|registry| register_state(registry, &readout, &BTreeMap::new()).unwrap());
     let infos: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_info")).collect();
     assert_eq!(
         infos,

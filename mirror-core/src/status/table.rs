@@ -25,17 +25,20 @@ pub(super) fn table(status: &NodeStatus) -> String {
     let NodeStatus { version, agent_running, targets, taps, notes } = status;
     let agent = if *agent_running { "running" } else { "not running" };
     let mut text = format!("agent             {agent} (this is version {version})\n");
-    for TargetStatus { name, destination, device, ifindex, up, stream } in targets {
+    for TargetStatus { name, destination, device, ifindex, up, stream, dropped } in targets {
         if *stream {
             let state = if *up { "a program reads it" } else { "no program reads it, so nothing is copied" };
             text.push_str(&format!("stream            {name} ({state})\n"));
             continue;
         }
-        let state = match ifindex {
+        let mut state = match ifindex {
             None => "missing".to_owned(),
             Some(ifindex) if *up => format!("up, ifindex {ifindex}"),
             Some(ifindex) => format!("down, ifindex {ifindex}"),
         };
+        if let Some(dropped @ 1..) = dropped {
+            state.push_str(&format!(", frames dropped by the device: {dropped}"));
+        }
         let target = if name == Name::DEFAULT { String::new() } else { format!(", target {name}") };
         let line = match destination.split_once(':') {
             Some((kind, rest)) if device.is_empty() => format!("{kind:<16}  {rest} ({state}){target}"),

@@ -13,6 +13,7 @@ in_both_modes!(metrics_tell_of_every_packet_what_status_tells);
 /// A gauge for each direction of a NIC, whose label follows the traffic.
 const COVERAGE: &str = "podmirror_nic_coverage";
 const UP: &str = "podmirror_mirror_interface_up{device=\"mirror0\",target=\"default\"}";
+const DROPPED: &str = "podmirror_mirror_interface_dropped_total{device=\"mirror0\",target=\"default\"}";
 const OPS: [&str; 10] = [
     "set_target",
     "remove_target",
@@ -116,6 +117,7 @@ fn metrics_tell_of_every_packet_what_status_tells(mode: AttachMode) {
         ("podmirror_skipped_pods{reason=\"HostNetwork\"}", 1.0),
         ("podmirror_bad_annotations", 1.0),
         (UP, 1.0),
+        (DROPPED, 0.0),
         ("podmirror_ended_mirrors", 1.0),
         ("podmirror_failures", 0.0),
     ]);

@@ -1,7 +1,7 @@
 //! The mirror interface is made or exists, is refused, down, gone or renamed. The pods' packets are not disturbed.
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Flood, Lab, PodSpec, PodsFile, SOON, Status, check, eventually,
+    Agent, AttachMode, Capture, Flood, Frames, Lab, PodSpec, PodsFile, SOON, Status, check, eventually,
 };
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
@@ -94,6 +94,45 @@ fn a_device_that_exists_is_used_and_left_as_it_is() {
     agent.stop();
     lab.cleanup();
     assert_eq!(settings(lab), used, "still there, and as it was");
+}
+
+/// A device that takes a copy and drops it need not say so at once, but counts it.
+#[test]
+fn what_the_mirror_interface_drops_is_told() {
+    let Node { web, db, lab } = &Node::bridged("dropping");
+    lab.node().ip("link add cap0 mtu 4000 type veth peer name cap1 mtu 600");
+    lab.node().ip("link set cap1 up");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--mirror-iface", "cap0"]);
+    let told = |status: &Status| {
+        let series = "podmirror_mirror_interface_dropped_total{device=\"cap0\",target=\"default\"}";
+        (status.mirror().dropped, lab.metrics()[series])
+    };
+    assert_eq!(told(&lab.wait_mirrored(&[web])), (Some(0), 0.0));
+    assert!(!lab.agent_exit(&["status"]).stdout.contains("dropped"));
+
+    let (inside, arrived) = (Inside::of(web), Capture::start(lab.node(), "cap1"));
+    web.ping(db.v4(), 3, 1000);
+    web.ping(db.v4(), 5, 56);
+    let that_fit = |frames: &Frames| frames.only(|frame| frame.len() < 600);
+    shows(&arrived, || that_fit(&inside.capture.frames()));
+    let (sent, received) = inside.stop();
+    let all = sent.and(&received);
+    arrived.stop().same_as(&that_fit(&all)).unwrap();
+    let status = lab.status();
+    assert_eq!(all.len() - that_fit(&all).len(), 6, "three pings of 1000 bytes and their answers");
+    assert_eq!(told(&status), (Some(6), 6.0));
+    // Newer kernels say at once that a veth has dropped a copy.
+    let tap = status.tap(web.veth_host());
+    let counted = (tap.total("copied"), tap.total("congested"));
+    let dropped = if counted.1 == 0 { 0 } else { 6 };
+    assert_eq!(counted, (all.len() as u64 - dropped, dropped));
+    let line = format!("cap0 (up, ifindex {}, frames dropped by the device: 6)", lab.ifindex("cap0"));
+    let table = lab.agent_exit(&["status"]).stdout;
+    assert!(table.contains(&line), "{table}");
+    agent.stop();
+    let last = lab.status();
+    assert_eq!(last.mirror().dropped, Some(6), "also without an agent");
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
         );
         return text.line(depth, &line);
     };
-    let TargetStatus { destination, device, ifindex, up, stream, .. } = target;
+    let TargetStatus { destination, device, ifindex, up, stream, dropped, .. } = target;
     if *stream {
         let is_capture = Name::of_written(name).is_some_and(|name| name.is_capture());
         return text.line(
@@ -46,6 +46,15 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
         _ => "It takes no copies now.",
     };
     text.line(depth, &format!("The target {name} is {what}. {state}"));
+    if let Some(dropped @ 1..) = dropped {
+        text.line(
+            depth,
+            &format!(
+                "The device has dropped {dropped} frames since it was made. docs/mirror-interface.md says what \
+                 that means."
+            ),
+        );
+    }
     let unreached = status.notes.iter().flat_map(|notes| &notes.unreached_targets);
     let mut is_told = false;
     for Unreached { message, .. } in unreached.filter(|unreached| unreached.target == name) {

@@ -25,6 +25,7 @@ fn target(name: &str, destination: &str, ifindex: Option<u32>, up: bool) -> Targ
         ifindex,
         up,
         stream,
+        dropped: None,
     }
 }
 
