@@ -43,12 +43,12 @@ pub trait Dataplane {
     /// The installed state, read back from the kernel.
     fn observe(&mut self) -> impl Future<Output = anyhow::Result<Actual>>;
 
-    /// When the hooks inside pods are to be looked at again, where no event tells of changes; `None`: nothing of ours is
-    /// there.
-    fn inside_due(&self) -> Option<Instant>;
+    /// When the hooks are to be looked at again of which no event tells: those inside pods, and the chains on the node.
+    /// `None`: nothing of ours is there.
+    fn look_due(&self) -> Option<Instant>;
 
-    /// Looks at the hooks inside pods. Returns whether something has changed, so that there must be a round.
-    fn look_inside(&mut self) -> impl Future<Output = bool>;
+    /// Looks at such hooks. Returns whether something has changed, so that there must be a round.
+    fn look(&mut self) -> impl Future<Output = bool>;
 
     /// Carries out one op. After an error the state is that before the op or that after it, never between.
     fn apply(&mut self, op: &Op) -> impl Future<Output = anyhow::Result<()>>;

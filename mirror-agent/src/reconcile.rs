@@ -199,7 +199,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             }
             loop {
                 let counters = self.coverage.due();
-                let inside = self.dataplane.inside_due();
+                let hooks = self.dataplane.look_due();
                 tokio::select! {
                     () = &mut stop => return Ok(()),
                     () = event(&mut self.pods, &mut self.links, &mut self.reading) => {
@@ -212,8 +212,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                             break;
                         }
                     }
-                    () = tokio::time::sleep_until(inside.unwrap_or(deadline)), if inside.is_some() => {
-                        if self.dataplane.look_inside().await {
+                    () = tokio::time::sleep_until(hooks.unwrap_or(deadline)), if hooks.is_some() => {
+                        if self.dataplane.look().await {
                             break;
                         }
                     }

@@ -178,12 +178,12 @@ impl Dataplane for Bpf {
         Ok(actual)
     }
 
-    fn inside_due(&self) -> Option<Instant> {
-        self.hooks.inside_due()
+    fn look_due(&self) -> Option<Instant> {
+        self.hooks.look_due()
     }
 
-    async fn look_inside(&mut self) -> bool {
-        self.hooks.look_inside().await
+    async fn look(&mut self) -> bool {
+        self.hooks.look().await
     }
 
     fn seen(&mut self, devices: &[Device]) -> anyhow::Result<BTreeMap<Device, TapCount>> {

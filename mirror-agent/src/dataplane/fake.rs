@@ -23,8 +23,8 @@ pub(crate) struct Fake {
     pub(crate) failures: VecDeque<Op>,
     /// How long each op takes.
     pub(crate) takes: Duration,
-    /// When a look at the hooks inside pods finds a change.
-    pub(crate) inside_due: Option<Instant>,
+    /// When a look at the hooks finds a change.
+    pub(crate) look_due: Option<Instant>,
     /// The devices at which each program is removed as soon as it is attached.
     pub(crate) removed: BTreeSet<Device>,
     /// What the taps have seen.
@@ -40,7 +40,7 @@ impl Default for Fake {
             tried: Vec::new(),
             failures: VecDeque::new(),
             takes: Duration::ZERO,
-            inside_due: None,
+            look_due: None,
             removed: BTreeSet::new(),
             seen: BTreeMap::new(),
             programs: BTreeMap::new(),
@@ -53,12 +53,12 @@ impl Dataplane for Fake {
         Ok(self.actual.clone())
     }
 
-    fn inside_due(&self) -> Option<Instant> {
-        self.inside_due
+    fn look_due(&self) -> Option<Instant> {
+        self.look_due
     }
 
-    async fn look_inside(&mut self) -> bool {
-        self.inside_due.take().is_some()
+    async fn look(&mut self) -> bool {
+        self.look_due.take().is_some()
     }
 
     fn seen(&mut self, devices: &[Device]) -> anyhow::Result<BTreeMap<Device, TapCount>> {

@@ -19,11 +19,13 @@
 //!
 //! Inside a pod it is the same, in the pod's network namespace: a thread enters it to attach, and to look. A link is pinned
 //! on the node. A filter has no pin, so a trace of it is left before it is attached, and goes after it (`pins`). Root in
-//! the pod can remove a filter, and put programs and filters ahead of ours: `inside` looks again and again.
+//! the pod can remove a filter, and put programs and filters ahead of ours: `inside` looks again and again. No event tells
+//! of a change of a chain on the node either: `chains` looks there.
 //!
 //! It touches what is ours and nothing else: no qdisc is ever deleted, no other program moved. Called by `bpf` for
 //! the programs of this agent, and by `cleanup` and `status` without any.
 
+mod chains;
 mod clsact;
 mod filters;
 mod inside;
@@ -38,6 +40,7 @@ mod versions;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
@@ -46,6 +49,7 @@ use mirror_common::verdict::Hook;
 use tokio::time::Instant;
 
 use self::{
+    chains::Chains,
     filters::{AllFilters, AtHook, Filters},
     inside::{Inside, Places, view},
     survey::{inside_by_links, on_node, seen_inside},
@@ -66,6 +70,11 @@ use crate::{
 
 /// Handle of our filters ("pmir"): other software does not replace or remove them by handle.
 const HANDLE: TcHandle = TcHandle::new(0x706d, 0x6972);
+
+/// The shortest and the longest time between two looks at hooks of whose changes no event tells.
+const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The next look waits so many times as long as the last one has taken.
+const REST: u32 = 100;
 
 /// How the tap programs are attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,6 +147,7 @@ pub struct Hooks {
     filters: Filters,
     namespaces: Namespaces,
     inside: Inside,
+    chains: Chains,
     /// The hooks inside pods where this agent has tried to attach, and whether it has succeeded.
     attached: BTreeMap<(Device, Program), bool>,
 }
@@ -145,8 +155,8 @@ pub struct Hooks {
 impl Hooks {
     /// Attaches inside pods by these namespaces. Must be called within the runtime.
     pub fn new(pins: Pins, namespaces: Namespaces) -> anyhow::Result<Self> {
-        let (filters, inside) = (Filters::connect()?, Inside::default());
-        Ok(Self { pins, filters, namespaces, inside, attached: BTreeMap::new() })
+        let (filters, inside, chains) = (Filters::connect()?, Inside::default(), Chains::default());
+        Ok(Self { pins, filters, namespaces, inside, chains, attached: BTreeMap::new() })
     }
 
     /// Connects again, should the connection have ended.
@@ -181,12 +191,15 @@ impl Hooks {
         self.attached.retain(|hook, _| pins.contains_key(hook) || traces.contains(hook));
         let inside = self.inside.see(&self.namespaces, places).await;
         let attached = self.attached.clone();
-        Ok(Survey { pins, filters, traces, inside, attached, others: Others::look(&self.pins)? })
+        let survey = Survey { pins, filters, traces, inside, attached, others: Others::look(&self.pins)? };
+        let of_node = survey.hooks().into_iter().filter(|(device, _)| device.is_on_node());
+        self.chains.follow(&of_node.map(|(device, which)| (device.ifindex, which)).collect());
+        Ok(survey)
     }
 
-    /// When the hooks inside pods are to be looked at again; `None`: nothing of ours is there.
-    pub fn inside_due(&self) -> Option<Instant> {
-        self.inside.due()
+    /// When the hooks are to be looked at again of which no event tells; `None`: nothing of ours is there.
+    pub fn look_due(&self) -> Option<Instant> {
+        self.inside.due().into_iter().chain(self.chains.due()).min()
     }
 
     /// What was seen in a pod's namespace may be that of another pod, whose namespace had the same number.
@@ -194,9 +207,12 @@ impl Hooks {
         self.inside.doubt(netns);
     }
 
-    /// Looks at the hooks inside one pod. Returns whether something has changed.
-    pub async fn look_inside(&mut self) -> bool {
-        self.inside.look(&self.namespaces).await
+    /// Looks at the hooks inside one pod, or at the chains of the node's hooks. Returns whether something has changed.
+    pub async fn look(&mut self) -> bool {
+        match self.inside.due() {
+            Some(_) if self.inside.due() == self.look_due() => self.inside.look(&self.namespaces).await,
+            _ => self.chains.look(),
+        }
     }
 
     /// Our programs at one hook.
@@ -285,7 +301,9 @@ impl Hooks {
         which: Program,
     ) -> anyhow::Result<()> {
         if device.is_on_node() {
-            return self.attach_at(&Place(None), pair, method, device, which).await.map(drop);
+            let attached = self.attach_at(&Place(None), pair, method, device, which).await;
+            self.chains.touched((device.ifindex, which));
+            return attached.map(drop);
         }
         self.inside.touched(device, which);
         self.attached.insert((device, which), false);
@@ -389,6 +407,9 @@ impl Hooks {
         let mut pins = self.links_at(device, which)?;
         others.leave_out(&mut pins, &mut filters);
         let unlinked = remove_links(&pins);
+        if device.is_on_node() {
+            self.chains.touched((device.ifindex, which));
+        }
         let has_filters = match device.is_on_node() {
             true => {
                 filters = self.filters.of(device.ifindex, which).await?;
@@ -429,6 +450,11 @@ impl Hooks {
         self.pins.erase_traces(device, which).context("cannot remove the trace of a filter")?;
         Ok(true)
     }
+}
+
+/// How long to wait between two looks, of which the last one has taken so long.
+fn rest(took: Duration) -> Duration {
+    (took * REST).clamp(EVERY.0, EVERY.1)
 }
 
 /// Detaches these links. Goes on after a failure.

@@ -10,10 +10,8 @@ in_both_modes!(copies_that_pass_by_the_second_stage_are_not_made);
 
 /// The reasons of the kind `Hidden` for a pod: direction and text.
 #[track_caller]
-fn wait_for_hidden(lab: &Lab, pods: &PodsFile, specs: &[PodSpec], expected: &[(&str, &str)]) {
+fn wait_for_hidden(lab: &Lab, expected: &[(&str, &str)]) {
     lab.wait_status(|status| {
-        // Not every change at a hook is an event: a list of pods wakes the agent before its next tick.
-        pods.write_to_wake(specs);
         let notes = status.notes.as_ref().ok_or("no agent")?;
         let reasons: Vec<&str> = notes["not_mirrored"]
             .as_array()
@@ -35,9 +33,8 @@ fn wait_for_hidden(lab: &Lab, pods: &PodsFile, specs: &[PodSpec], expected: &[(&
 
 /// Waits until the pod's mirror is reported as one whose copies cannot be cut, or until it is not.
 #[track_caller]
-fn wait_for_uncut(lab: &Lab, pods: &PodsFile, specs: &[PodSpec], expected: bool) {
+fn wait_for_uncut(lab: &Lab, expected: bool) {
     lab.wait_status(|status| {
-        pods.write_to_wake(specs);
         let notes = status.notes.as_ref().ok_or("no agent")?;
         let is_uncut = notes["not_mirrored"].as_array().is_some_and(|notes| {
             notes.iter().any(|note| {
@@ -74,13 +71,13 @@ fn copies_that_pass_by_the_second_stage_are_not_made(mode: AttachMode) {
     assert_eq!(lengths_of_copies(lab, web, db, 20), [96; 20]);
 
     let neighbour = Neighbour::with_the_last_word(lab, MIRROR);
-    wait_for_uncut(lab, &pods, &cut, true);
+    wait_for_uncut(lab, true);
     let uncut = || lab.status().tap(web.veth_host()).total("uncut");
     let before = uncut();
     assert_eq!(lengths_of_copies(lab, web, db, 0), [0; 0]);
     assert_eq!(uncut(), before + 20);
     drop(neighbour);
-    wait_for_uncut(lab, &pods, &cut, false);
+    wait_for_uncut(lab, false);
     assert_eq!(lengths_of_copies(lab, web, db, 20), [96; 20]);
     agent.stop();
 }
@@ -140,8 +137,6 @@ fn filters_ahead_of_ours_are_told_by_direction() {
     let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
     wait_for_hidden(
         lab,
-        &pods,
-        &specs,
         &[("egress", "u32 at priority 1) takes every packet"), ("ingress", "ingress qdisc")],
     );
     let status = lab.status();
@@ -150,7 +145,7 @@ fn filters_ahead_of_ours_are_told_by_direction() {
     assert!(agent.log_with(&["\"ERROR\""]).is_empty(), "{:#?}", agent.log());
     // What is told is no longer so.
     lab.node().tc(&format!("qdisc delete dev {device} ingress"));
-    wait_for_hidden(lab, &pods, &specs, &[]);
+    wait_for_hidden(lab, &[]);
     lab.wait_mirrored(&[web]);
     is_mirrored(lab, web, db);
     agent.stop();
@@ -171,7 +166,7 @@ fn a_filter_for_some_packets_is_told_and_one_behind_ours_is_not() {
     let pods = PodsFile::new(lab, &specs);
     let agent = Agent::run(lab, AttachMode::Clsact, &pods, &[]);
     lab.wait_mirrored(&[web]);
-    wait_for_hidden(lab, &pods, &specs, &[("ingress", "u32 at priority 1) is ahead")]);
+    wait_for_hidden(lab, &[("ingress", "u32 at priority 1) is ahead")]);
     is_mirrored(lab, web, db);
     agent.stop();
     lab.cleanup();
@@ -189,15 +184,15 @@ fn a_program_ahead_is_told(mode: AttachMode, story: &str) {
     let pods = PodsFile::new(lab, &specs);
     let agent = Agent::run(lab, mode, &pods, &[]);
     lab.wait_mirrored(&[web]);
-    wait_for_hidden(lab, &pods, &specs, &[]);
+    wait_for_hidden(lab, &[]);
     is_mirrored(lab, web, db);
     let neighbour = Neighbour::with_the_last_word(lab, web.veth_host());
-    wait_for_hidden(lab, &pods, &specs, &[("egress", "\"last_word\""), ("ingress", "\"last_word\"")]);
+    wait_for_hidden(lab, &[("egress", "\"last_word\""), ("ingress", "\"last_word\"")]);
     let mirror = Capture::start(lab.node(), MIRROR);
     web.ping(db.v4(), 10, 56);
     assert_eq!(mirror.stop().len(), 0, "that is so, and the place is not fought for");
     drop(neighbour);
-    wait_for_hidden(lab, &pods, &specs, &[]);
+    wait_for_hidden(lab, &[]);
     is_mirrored(lab, web, db);
     agent.stop();
 }

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     filters::{AllFilters, Filter, Filters},
+    rest,
     tcx::{self, InChain},
 };
 use crate::{
@@ -25,10 +26,6 @@ use crate::{
     netns::{Namespaces, Netns},
 };
 
-/// The shortest and the longest time between two looks.
-const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The next look waits so many times as long as the last one has taken.
-const REST: u32 = 100;
 /// The longest look at one pod: root there can keep the kernel busy.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest search for our filters among all filters of a hook. Only to remove them, it goes through the whole list.
@@ -128,8 +125,7 @@ impl Inside {
     }
 
     fn rest(&self) -> Duration {
-        let took: Duration = self.pods.values().map(|pod| pod.took).sum();
-        (took * REST).clamp(EVERY.0, EVERY.1)
+        rest(self.pods.values().map(|pod| pod.took).sum())
     }
 }
 

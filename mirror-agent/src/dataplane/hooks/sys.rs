@@ -1,4 +1,5 @@
-//! Calls of bpf(2) that aya does not have: links of netkit, and of links what aya does not show or do.
+//! Calls of bpf(2) that aya does not have: links of netkit, of links what aya does not show or do, and of a chain the ids
+//! alone.
 //!
 //! Called by `tcx` alone. The structures are the parts of `union bpf_attr` that each call reads (linux/bpf.h).
 
@@ -16,6 +17,10 @@ use crate::model::IfIndex;
 
 /// The chain of what the peer of a netkit device sends (`BPF_NETKIT_PEER`, Linux 6.7).
 pub(super) const NETKIT_PEER: u32 = 55;
+
+/// The chains of what a device receives and sends (`BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`, Linux 6.6).
+pub(super) const TCX_INGRESS: u32 = 46;
+pub(super) const TCX_EGRESS: u32 = 47;
 
 /// The most programs in a chain (`BPF_MPROG_MAX`).
 const MOST: usize = 64;

@@ -12,9 +12,10 @@ use std::{fs, io, path::Path};
 
 use anyhow::Context as _;
 use aya::programs::{
-    LinkOrder, ProgramError, SchedClassifier, TcAttach,
+    LinkOrder, SchedClassifier, TcAttach,
     links::{FdLink, PinnedLink},
 };
+use mirror_common::verdict::Hook;
 
 use super::{
     attach_type,
@@ -40,35 +41,34 @@ pub(super) fn chain(ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<InCh
     let mut looks = 0;
     loop {
         looks += 1;
-        if which == Program::TapIngress
-            && let Some(ids) = netkit_chain(ifindex)?
-        {
-            let programs = ids.into_iter().map(|id| Ok(InChain { id, name: sys::program_name(id)? }));
-            match programs.collect::<io::Result<_>>() {
-                Err(_) if looks < LOOKS => continue,
-                programs => {
-                    return programs.with_context(|| format!("cannot list the programs of device {ifindex}"));
-                }
-            }
-        }
-        match SchedClassifier::query_tcx(ifindex.0, attach_type(which)) {
-            Ok((_, programs)) => {
-                let programs = programs.iter().map(|program| InChain {
-                    id: program.id(),
-                    name: program.name_as_str().unwrap_or_default().to_owned(),
-                });
-                return Ok(programs.collect());
-            }
-            Err(ProgramError::SyscallError(error))
-                if matches!(error.io_error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL)) =>
-            {
-                return Ok(Vec::new());
-            }
+        let programs =
+            ids(ifindex, which)?.into_iter().map(|id| Ok(InChain { id, name: sys::program_name(id)? }));
+        match programs.collect::<io::Result<_>>() {
             Err(_) if looks < LOOKS => {}
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot list the programs of device {ifindex}"));
+            programs => {
+                return programs.with_context(|| format!("cannot list the programs of device {ifindex}"));
             }
         }
+    }
+}
+
+/// As [`chain`]: the ids of the programs alone.
+pub(super) fn ids(ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<u32>> {
+    if which == Program::TapIngress
+        && let Some(ids) = netkit_chain(ifindex)?
+    {
+        return Ok(ids);
+    }
+    match sys::query(ifindex, tcx_chain(which)) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL)) => Ok(Vec::new()),
+        ids => ids.with_context(|| format!("cannot list the programs of device {ifindex}")),
+    }
+}
+
+const fn tcx_chain(which: Program) -> u32 {
+    match which.hook() {
+        Hook::Ingress => sys::TCX_INGRESS,
+        Hook::Egress => sys::TCX_EGRESS,
     }
 }
 
