@@ -70,6 +70,21 @@ impl BpfObjects {
         lab.pins().iter().filter(|pin| is_link(pin)).map(|pin| open_pin(pin).unwrap()).collect()
     }
 
+    /// Detaches every link that is pinned below the node's directory, as another process may do (`BPF_LINK_DETACH`). The
+    /// pins stay. Returns how many there are.
+    pub fn detach_links(lab: &Lab) -> usize {
+        const BPF_LINK_DETACH: libc::c_int = 34;
+        let links = Self::hold_links(lab);
+        for link in &links {
+            let fd = link.as_raw_fd();
+            // SAFETY: the kernel reads as many bytes as it is told.
+            let code =
+                unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const fd, size_of_val(&fd)) };
+            assert_eq!(code, 0, "{}", io::Error::last_os_error());
+        }
+        links.len()
+    }
+
     /// The objects that still exist.
     pub fn remaining(&self) -> Self {
         let of =

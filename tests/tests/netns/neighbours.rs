@@ -1,8 +1,8 @@
 //! Other programs at the same hooks: we do not disturb them, and they do not disturb us.
 
-use mirror_tests::{Agent, AttachMode, Lab, Neighbour, PodSpec, PodsFile};
+use mirror_tests::{Agent, AttachMode, BpfObjects, Capture, Lab, Neighbour, PodSpec, PodsFile, check};
 
-use crate::{Node, any_mode};
+use crate::{Inside, MIRROR, Node, any_mode, shows};
 
 in_both_modes!(other_filters_live_beside_ours);
 
@@ -93,6 +93,32 @@ fn filters_that_somebody_removes_are_attached_again() {
     let copied = lab.status().tap(web.veth_host()).total("copied");
     web.ping(db.v4(), 10, 56);
     assert!(lab.status().tap(web.veth_host()).total("copied") >= copied + 20);
+}
+
+/// No event tells of it, and nothing passes that could be missing.
+#[test]
+fn links_that_somebody_detaches_are_attached_again() {
+    if !AttachMode::Tcx.is_applicable() {
+        return;
+    }
+    let Node { web, db, lab } = &Node::bridged("detached");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let before = BpfObjects::of(lab).links;
+    assert_eq!(BpfObjects::detach_links(lab), 2);
+    lab.wait_status(|status| {
+        let attached = &status.tap(web.veth_host()).attached;
+        let stands = attached.values().all(|method| method == "tcx");
+        check(stands && BpfObjects::of(lab).links.is_disjoint(&before), || format!("{attached:?}"))
+    });
+    let inside = Inside::of(web);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.ping(db.v4(), 10, 56);
+    shows(&mirror, || inside.capture.frames());
+    let (sent, received) = inside.stop();
+    mirror.stop().same_as(&sent.and(&received)).unwrap();
+    agent.stop();
 }
 
 #[test]
