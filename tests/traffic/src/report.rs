@@ -1,5 +1,7 @@
 //! The report of a run, as Markdown. Called by the binary.
 
+mod goals;
+
 use std::fmt::Write as _;
 
 use crate::{
@@ -16,6 +18,7 @@ pub fn markdown(results: &Results) -> String {
     // Writing to a string cannot fail.
     let _ = write!(text, "# podmirror: traffic with and without a mirror\n\n{}\n\n", judgement(results));
     let _ = write!(text, "{}\n## How to read it\n\n{HOW}\n\n{}\n", machine(results), noise(results));
+    text += &goals::section(results);
     for way in Way::ALL {
         for kind in Kind::ALL {
             let mut scenarios = results.scenarios();

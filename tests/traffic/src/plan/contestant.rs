@@ -18,6 +18,8 @@ pub enum Contestant {
     TcxRead,
     /// The same as `Tcx`, with a filter that takes no packet.
     TcxFilter,
+    /// The same as `Tcx`, with a filter that takes about one packet of 128.
+    TcxFew,
     /// podmirror to a mirror interface, attached by clsact.
     Clsact,
     /// podmirror to a stream, and `tail` reads it.
@@ -30,6 +32,8 @@ pub enum Contestant {
     Mirred,
     /// The same, and tcpdump reads the mirror interface.
     MirredRead,
+    /// The same as `Mirred`, with a filter that takes about one packet of 128.
+    MirredFew,
     /// tcpdump in the pod, to /dev/null.
     Tcpdump,
     /// The same, cut to 96 bytes.
@@ -42,19 +46,21 @@ pub enum Contestant {
 
 impl Contestant {
     /// All, in the order of the report.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Off,
         Self::OffAgain,
         Self::Unselected,
         Self::Tcx,
         Self::TcxRead,
         Self::TcxFilter,
+        Self::TcxFew,
         Self::Clsact,
         Self::Stream,
         Self::Stream96,
         Self::BareClone,
         Self::Mirred,
         Self::MirredRead,
+        Self::MirredFew,
         Self::Tcpdump,
         Self::Tcpdump96,
         Self::TcpdumpFile,
@@ -76,12 +82,14 @@ impl Contestant {
             Self::Tcx => "podmirror, TCX",
             Self::TcxRead => "podmirror, TCX, read",
             Self::TcxFilter => "podmirror, TCX, filter takes none",
+            Self::TcxFew => "podmirror, TCX, filter takes 1 of 128",
             Self::Clsact => "podmirror, clsact",
             Self::Stream => "podmirror, stream",
             Self::Stream96 => "podmirror, stream, 96",
             Self::BareClone => "bare clone",
             Self::Mirred => "tc mirred",
             Self::MirredRead => "tc mirred, read",
+            Self::MirredFew => "tc mirred, filter takes 1 of 128",
             Self::Tcpdump => "tcpdump in the pod",
             Self::Tcpdump96 => "tcpdump in the pod, 96",
             Self::TcpdumpFile => "tcpdump in the pod, file",
@@ -93,7 +101,13 @@ impl Contestant {
     pub const fn needs_tcx(self) -> bool {
         matches!(
             self,
-            Self::Unselected | Self::Tcx | Self::TcxRead | Self::TcxFilter | Self::Stream | Self::Stream96
+            Self::Unselected
+                | Self::Tcx
+                | Self::TcxRead
+                | Self::TcxFilter
+                | Self::TcxFew
+                | Self::Stream
+                | Self::Stream96
         )
     }
 }

@@ -26,9 +26,14 @@ pub(crate) fn read() -> Result<Machine> {
     ] {
         let output = command.arg("--version").output().with_context(|| name.to_owned())?;
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        let number =
-            text.split([' ', ',', '\n']).find(|word| word.contains(|c: char| c.is_ascii_digit() || c == '#'));
-        versions.insert(name.to_owned(), number.unwrap_or("unknown").to_owned());
+        let version = match text.trim().strip_prefix("mirror-agent ") {
+            // With the commit.
+            Some(version) => Some(version),
+            None => text
+                .split([' ', ',', '\n'])
+                .find(|word| word.contains(|c: char| c.is_ascii_digit() || c == '#')),
+        };
+        versions.insert(name.to_owned(), version.unwrap_or("unknown").to_owned());
     }
     Ok(Machine {
         kernel: release,
