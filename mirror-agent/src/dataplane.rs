@@ -21,6 +21,7 @@ mod wire;
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    io,
 };
 
 use mirror_common::verdict::Direction;
@@ -59,4 +60,13 @@ pub trait Dataplane {
     /// The names of the programs at both tc hooks of a device of the node, of all software. The kernel keeps 15 bytes of a
     /// name.
     fn programs_at(&mut self, device: IfIndex) -> impl Future<Output = anyhow::Result<BTreeSet<String>>>;
+}
+
+/// Whether an op has failed because its device, or the namespace of that, is not there any more.
+pub fn says_gone(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|cause| match cause.raw_os_error() {
+        Some(code) => code == libc::ENODEV,
+        None => cause.kind() == io::ErrorKind::NotFound,
+    })
 }

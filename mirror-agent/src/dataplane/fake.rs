@@ -2,10 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    io::Error,
     time::Duration,
 };
 
-use anyhow::bail;
+use anyhow::Context as _;
 use tokio::time::Instant;
 
 use super::{Dataplane, TapCount};
@@ -21,6 +22,8 @@ pub(crate) struct Fake {
     pub(crate) tried: Vec<Op>,
     /// Ops that fail, once for each time that they are listed here.
     pub(crate) failures: VecDeque<Op>,
+    /// These failures say that the device has gone.
+    pub(crate) says_gone: bool,
     /// How long each op takes.
     pub(crate) takes: Duration,
     /// When a look at the hooks finds a change.
@@ -39,6 +42,7 @@ impl Default for Fake {
             actual: Actual::empty(Capacity { taps: 100, sessions: 800, filters: 100, instructions: 100_000 }),
             tried: Vec::new(),
             failures: VecDeque::new(),
+            says_gone: false,
             takes: Duration::ZERO,
             look_due: None,
             removed: BTreeSet::new(),
@@ -74,7 +78,12 @@ impl Dataplane for Fake {
         tokio::time::sleep(self.takes).await;
         if let Some(position) = self.failures.iter().position(|failure| failure == op) {
             self.failures.remove(position);
-            bail!("injected failure of {op:?}");
+            let error = if self.says_gone {
+                Error::from_raw_os_error(libc::ENODEV)
+            } else {
+                Error::other("injected")
+            };
+            return Err(error).with_context(|| format!("injected failure of {op:?}"));
         }
         apply(&mut self.actual, op).map_err(anyhow::Error::msg)?;
         if let Op::Attach(device, program) = op

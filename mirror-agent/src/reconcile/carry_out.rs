@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{Reconciler, told::tell_op};
 use crate::{
-    dataplane::Dataplane,
+    dataplane::{Dataplane, says_gone},
     links::LinkTable,
     model::{Actual, Desired, Device, Op},
     plan::Failures,
@@ -61,7 +61,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             // An op holds the thread for some milliseconds: other tasks may run between two devices.
             tokio::task::yield_now().await;
             let chunk_began = Instant::now();
-            let mut errors = BTreeSet::new();
+            let (mut errors, mut has_gone) = (BTreeSet::new(), true);
             let mut is_whole = true;
             for op in ops {
                 let rests = matches!(op, Op::Attach(device, _) if resting.contains(device));
@@ -75,6 +75,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 self.metrics.op(op, began.elapsed(), applied.is_err());
                 if let Err(error) = applied {
                     failures.add(op);
+                    has_gone &= says_gone(&error);
                     let error = format!("{error:#}");
                     if let Op::SetTarget(name, _) = op {
                         report.unwritten.insert(name.clone(), error.clone());
@@ -88,8 +89,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             if !errors.is_empty() {
                 match device {
                     Some(device) => {
-                        of_devices.extend(errors.iter().cloned());
-                        self.held.failed(device, ops, errors, Instant::now());
+                        of_devices.extend(self.held.failed(device, ops, errors, has_gone, Instant::now()));
                     }
                     None => report.failures.extend(errors),
                 }

@@ -39,11 +39,21 @@ impl Held {
         (failed.covers(ops) && now < failed.at + failed.wait).then_some(&failed.why)
     }
 
-    /// The ops of a device failed: it waits, each time twice as long.
-    pub(super) fn failed(&mut self, device: Device, ops: &[Op], why: BTreeSet<String>, now: Instant) {
+    /// The ops of a device failed: it waits, each time twice as long. Returns what is to be told. If the device seems to
+    /// have gone, that is nothing at first: the next snapshot is without it, or the ops fail again.
+    pub(super) fn failed(
+        &mut self,
+        device: Device,
+        ops: &[Op],
+        why: BTreeSet<String>,
+        has_gone: bool,
+        now: Instant,
+    ) -> BTreeSet<String> {
         let before = self.0.get(&device).filter(|failed| failed.covers(ops));
         let wait = before.map_or(RETRY.0, |failed| (failed.wait * 2).min(RETRY.1));
-        self.0.insert(device, Failed { ops: ops.to_vec(), why, at: now, wait });
+        let why = if has_gone && before.is_none() { BTreeSet::new() } else { why };
+        self.0.insert(device, Failed { ops: ops.to_vec(), why: why.clone(), at: now, wait });
+        why
     }
 
     /// Forgets the devices for which there is nothing to do any more.
@@ -78,11 +88,11 @@ mod tests {
         let why = BTreeSet::from(["no".to_owned()]);
         let mut held = Held::default();
         assert_eq!((held.why(device, &attach, start), held.next()), (None, None));
-        held.failed(device, &both, why.clone(), start);
+        held.failed(device, &both, why.clone(), false, start);
         assert_eq!(held.why(device, &attach, start), Some(&why), "the other one has succeeded");
         let mut now = start + ms(100);
         for wait in [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000] {
-            held.failed(device, &attach, why.clone(), now);
+            held.failed(device, &attach, why.clone(), false, now);
             assert_eq!(held.next(), Some(now + ms(wait)));
             assert_eq!(held.why(device, &attach, now + ms(wait - 1)), Some(&why));
             assert_eq!(held.why(device, &detach, now), None);
@@ -90,7 +100,7 @@ mod tests {
             now += ms(wait);
             assert_eq!(held.why(device, &attach, now), None);
         }
-        held.failed(device, &detach, why.clone(), now);
+        held.failed(device, &detach, why.clone(), false, now);
         assert_eq!(held.next(), Some(now + ms(100)));
         held.forget(device);
         assert_eq!(
@@ -98,7 +108,7 @@ mod tests {
             (None, None),
             "a forgotten failure is not tried again"
         );
-        held.failed(device, &detach, why, now);
+        held.failed(device, &detach, why, false, now);
         held.keep(&detach);
         assert!(held.next().is_some());
         held.keep(&[]);

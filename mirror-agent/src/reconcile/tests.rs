@@ -497,6 +497,26 @@ async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
     assert_eq!((told().is_reconciled, told().wanted, told().attached), (true, 2, 1));
 }
 
+/// Between a look and an op, a pod can end. That is no failure.
+#[tokio::test(start_paused = true)]
+async fn a_device_that_goes_meanwhile_is_told_only_if_it_is_there_still() {
+    let attach = Op::Attach(device(11), Program::TapIngress);
+    for (times, is_told) in [(1, false), (2, true)] {
+        let mut world = world();
+        add_pod(&mut world, 1);
+        world.dataplane.failures = vec![attach.clone(); times].into();
+        world.dataplane.says_gone = true;
+        // The second attempt is after 100 ms, the third 200 ms later.
+        run_for(&mut world, Duration::from_millis(150)).await.unwrap();
+        let report = world.report.borrow().clone();
+        assert_eq!(report.failures.len(), usize::from(is_told), "{:?}", report.failures);
+        assert_eq!(report.attached, usize::from(!is_told));
+        run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+        let report = world.report.borrow().clone();
+        assert_eq!((report.failures.len(), report.attached), (0, 1));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pod_whose_process_is_not_there_yet_is_looked_for() {
     let mut world = world();
