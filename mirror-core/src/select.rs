@@ -208,7 +208,8 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
                 inside::refusal(nic, &tap, pod, policy, selection)
                     .map_or_else(|| take(device, tap, selection), Err)
             }
-            None if leads_to_node && is_inner(nic) => continue,
+            // One of a network is no device of a container.
+            None if leads_to_node && is_inner(nic) && pod.networks.of_nic(&nic.name).is_none() => continue,
             None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
         };
         if let Err(why) = result {

@@ -11,6 +11,7 @@ use crate::{
     destination::Destination,
     mirror_iface::Conflict,
     model::{Directions, IfIndex, NetnsId, Peer, Place, Pod, PodLinks, TargetName},
+    networks::{Entry, Networks},
     settings::Settings,
 };
 
@@ -181,6 +182,20 @@ fn devices_of_containers_inside_a_pod_are_told_of_only_where_no_nic_leads_to_the
         (Some("veth1a2b3c"), &none("veth")),
     ];
     assert_eq!(skips(&selection), expected);
+}
+
+/// As when the plugin `host-device` has moved one end of a veth into the pod, and the other end is elsewhere.
+#[test]
+fn a_nic_in_a_network_that_leads_past_the_node_is_told_of() {
+    let entry = Entry { network: Some("shop/past"), nic: Some("net1") };
+    let web = Pod { networks: Networks::of([entry]), ..mk_pod("web", &[]) };
+    let mut links = mk_node(&[(&web, 2, 7)]);
+    let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
+    let past = |ifindex, name| mk_link(ifindex, name, LinkKind::Veth, Some(Peer { ifindex: 2, nsid: None }));
+    inside.links.extend([past(3, "net1"), past(4, "veth1a2b3c")]);
+    let selection = select(&[wanted(&web, Directions::Both)], &[], &links, &policy());
+    assert_eq!(selection.taps.len(), 1, "eth0 alone");
+    assert_eq!(skips(&selection), [(Some("net1"), &Why::NoHostInterface("veth".into()))]);
 }
 
 #[test]
