@@ -23,7 +23,7 @@ enum Action {
     /// Start the components that do not run, and leave the others alone.
     Up {
         /// How pods are wired [default: as in the present cluster, or bridge].
-        #[arg(long, value_parser = ["bridge", "ptp", "cilium"])]
+        #[arg(long, value_parser = ["bridge", "ptp", "cilium", "multus"])]
         cni: Option<String>,
         /// Start only etcd and the API server.
         #[arg(long, conflicts_with = "cni")]

@@ -1,10 +1,10 @@
 //! Starts a real Kubernetes node on this machine, and removes it without a trace.
 //!
 //! The node is etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd, kubelet and kube-proxy, or
-//! Cilium instead of the last. They run as processes of their own, from binaries that `binaries` and `cilium` put into the
-//! cache. Everything that they write is in `state::DIR`; `machine` has the few exceptions, and `cilium` those of Cilium.
-//! The node is for tests against Kubernetes and for trying the agent, not for production. `cargo xtask cluster` and the
-//! levels `api`, `cluster` and `cilium` call this module; stories use it as a [`TestCluster`].
+//! Cilium instead of the last. They run as processes of their own, from binaries that `binaries`, `cilium` and `multus`
+//! put into the cache. Everything that they write is in `state::DIR`; `machine` has the few exceptions, and `cilium` those
+//! of Cilium. The node is for tests against Kubernetes and for trying the agent, not for production. `cargo xtask cluster`
+//! and the levels `api`, `cluster`, `cilium` and `multus` call this module; stories use it as a [`TestCluster`].
 
 mod binaries;
 pub mod cilium;
@@ -13,6 +13,7 @@ mod control;
 mod filter;
 mod images;
 mod machine;
+pub mod multus;
 mod node;
 mod pki;
 mod smoke;

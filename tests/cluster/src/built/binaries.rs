@@ -14,7 +14,7 @@ use mirror_test_tools::{
     programs::{self, Program},
 };
 
-use super::{Cni, Mode, cilium};
+use super::{Cni, Mode, cilium, multus};
 
 /// The Go module whose `tool` lines are the programs; it pins every version.
 const GO_MOD: &str = include_str!("../../go/go.mod");
@@ -62,8 +62,10 @@ impl Binaries {
         binaries.build()?;
         if let Mode::Node(cni) = mode {
             binaries.unpack()?;
-            if cni == Cni::Cilium {
-                cilium::Programs::bring()?;
+            match cni {
+                Cni::Bridge | Cni::Ptp => (),
+                Cni::Cilium => drop(cilium::Programs::bring()?),
+                Cni::Multus => multus::bring()?,
             }
         }
         Ok(binaries)

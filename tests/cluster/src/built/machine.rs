@@ -85,8 +85,8 @@ pub(super) fn record() -> Result<()> {
 
 /// Gives the machine the address of the node, and passes bridged packets to kube-proxy's rules.
 pub(super) fn prepare(cni: Cni) -> Result<()> {
-    if cni == Cni::Bridge && !Path::new(BRIDGE_FILTER).exists() && !command("modprobe").arg(MODULE).succeeds()
-    {
+    let is_bridged = matches!(cni, Cni::Bridge | Cni::Multus);
+    if is_bridged && !Path::new(BRIDGE_FILTER).exists() && !command("modprobe").arg(MODULE).succeeds() {
         step(&format!(
             "the kernel has no {MODULE}: pods do not reach each other by the addresses of services"
         ));

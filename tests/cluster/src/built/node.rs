@@ -11,7 +11,7 @@ use super::{
     cilium,
     component::{Component, process},
     control::{answers, kubectl, wait_for},
-    filter, images, pki,
+    filter, images, multus, pki,
     state::{self, Cni},
 };
 use mirror_test_tools::process::{Run as _, command};
@@ -29,6 +29,10 @@ pub(super) fn up(binaries: &Binaries, cni: Cni) -> Result<()> {
     configure(binaries, cni)?;
     if let Some(programs) = &cilium {
         cilium::configure(binaries, programs)?;
+    }
+    if cni == Cni::Multus {
+        multus::configure(binaries)?;
+        multus::up(binaries)?;
     }
     filter::let_pods_through()?;
     containerd(binaries).up(|| ctr(binaries).arg("version").succeeds())?;
@@ -136,7 +140,10 @@ fn containerd(binaries: &Binaries) -> Component {
 fn containerd_config(binaries: &Binaries, cni: Cni) -> String {
     let (dir, socket, pause) = (state::DIR, state::CONTAINERD, images::PAUSE);
     let runc = binaries.debian("usr/sbin/runc");
-    let plugins = if cni == Cni::Cilium { state::path("cni/bin") } else { binaries.debian("usr/lib/cni") };
+    let plugins = match cni {
+        Cni::Bridge | Cni::Ptp => binaries.debian("usr/lib/cni"),
+        Cni::Cilium | Cni::Multus => state::path("cni/bin"),
+    };
     format!(
         r#"version = 2
 root = "{dir}/containerd"
@@ -177,14 +184,16 @@ fn cni_config(cni: Cni) -> Value {
         "ranges": [[{ "subnet": NODE_CIDR }]],
         "routes": [{ "dst": "0.0.0.0/0" }],
     });
+    let bridge = json!({
+        "type": "bridge",
+        "bridge": BRIDGE,
+        "isGateway": true,
+        "hairpinMode": true,
+        "ipam": ipam,
+    });
     let plugin = match cni {
-        Cni::Bridge => json!({
-            "type": "bridge",
-            "bridge": BRIDGE,
-            "isGateway": true,
-            "hairpinMode": true,
-            "ipam": ipam,
-        }),
+        Cni::Bridge => bridge,
+        Cni::Multus => multus::config(&bridge),
         Cni::Ptp => json!({ "type": "ptp", "ipam": ipam }),
         Cni::Cilium => json!({ "type": "cilium-cni" }),
     };

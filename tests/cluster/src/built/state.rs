@@ -39,13 +39,15 @@ pub enum Cni {
     Ptp,
     /// Cilium, with eBPF host routing and without kube-proxy.
     Cilium,
+    /// Multus, which wires pods as with `Bridge`, and to the networks that they name.
+    Multus,
 }
 
 impl Cni {
     /// The reference plugins of CNI: they need no programs of their own on the node.
     pub const PLUGINS: [Self; 2] = [Self::Bridge, Self::Ptp];
     /// All ways to wire pods.
-    pub const ALL: [Self; 3] = [Self::Bridge, Self::Ptp, Self::Cilium];
+    pub const ALL: [Self; 4] = [Self::Bridge, Self::Ptp, Self::Cilium, Self::Multus];
 }
 
 impl FromStr for Cni {
@@ -101,6 +103,7 @@ impl fmt::Display for Mode {
             Self::Node(Cni::Bridge) => "bridge",
             Self::Node(Cni::Ptp) => "ptp",
             Self::Node(Cni::Cilium) => "cilium",
+            Self::Node(Cni::Multus) => "multus",
         })
     }
 }
@@ -148,7 +151,7 @@ mod tests {
             let why = wanted(api_only, cni, Some(present)).unwrap_err().to_string();
             assert!(why.contains(&present.to_string()) && why.contains("cluster down"), "{why}");
         }
-        for mode in [Mode::ApiOnly, bridge, ptp, Mode::Node(Cni::Cilium)] {
+        for mode in [Mode::ApiOnly].into_iter().chain(Cni::ALL.map(Mode::Node)) {
             assert_eq!(mode.to_string().parse::<Mode>().unwrap(), mode);
         }
     }
