@@ -35,11 +35,12 @@ pub struct BpfObjects {
 }
 
 impl BpfObjects {
-    /// The objects that are pinned below the node's directory, the programs that are attached by pinned links or use
-    /// pinned maps, and the programs of filters.
+    /// The objects that an agent has pinned on the node, the programs that are attached by pinned links or use pinned maps,
+    /// and the programs of filters.
     pub fn of(lab: &Lab) -> Self {
         let mut objects = Self::default();
-        for pin in lab.pins() {
+        let ours = lab.bpffs().join("podmirror");
+        for pin in lab.pins().into_iter().filter(|pin| pin.starts_with(&ours)) {
             let fd = open_pin(&pin).unwrap_or_else(|error| panic!("{}: {error}", pin.display()));
             let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).unwrap();
             let id = |key: &str| {

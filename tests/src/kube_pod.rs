@@ -115,9 +115,7 @@ impl KubePod {
     #[track_caller]
     fn of(node: &Lab, name: &str, uid: &str, process: i32) -> Self {
         let netns = Netns::at(Path::new("/proc").join(process.to_string()).join("ns/net"));
-        // "2: eth0@if12: <BROADCAST,…": its peer is the node's device 12.
-        let link = netns.ip("-o link show dev eth0");
-        let device = device_with(node, between(&link, "@if", ":"));
+        let device = end_of(node, &netns, "eth0");
         let ip = between(&netns.ip("-o -4 address show dev eth0"), "inet ", "/").parse().unwrap();
         Self { name: name.into(), uid: uid.into(), ip, netns, device }
     }
@@ -128,10 +126,22 @@ impl KubePod {
         self.netns.ping_every(Duration::from_millis(2), to, count, 56);
     }
 
-    /// The MAC address of the pod.
+    /// The node's end of a NIC of the pod.
+    #[track_caller]
+    pub fn end_of(&self, node: &Lab, nic: &str) -> String {
+        end_of(node, &self.netns, nic)
+    }
+
+    /// The MAC address of the pod's `eth0`.
     #[track_caller]
     pub fn mac(&self) -> [u8; 6] {
-        let line = self.netns.ip("-o link show dev eth0");
+        self.mac_of("eth0")
+    }
+
+    /// The MAC address of a NIC of the pod.
+    #[track_caller]
+    pub fn mac_of(&self, nic: &str) -> [u8; 6] {
+        let line = self.netns.ip(&format!("-o link show dev {nic}"));
         let mut bytes =
             between(&line, "link/ether ", " ").split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap());
         [(); 6].map(|()| bytes.next().unwrap())
@@ -143,6 +153,13 @@ impl KubePod {
 fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
     let rest = text.split_once(start).unwrap_or_else(|| panic!("no {start:?} in {text}")).1;
     rest.split_once(end).map_or(rest, |(found, _)| found)
+}
+
+/// The node's end of a NIC.
+#[track_caller]
+fn end_of(node: &Lab, netns: &Netns, nic: &str) -> String {
+    // "2: eth0@if12: <BROADCAST,…": its peer is the node's device 12.
+    device_with(node, between(&netns.ip(&format!("-o link show dev {nic}")), "@if", ":"))
 }
 
 /// The device of the node with this ifindex.

@@ -7,7 +7,7 @@ use std::{fs, path::PathBuf, process::Command, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use mirror_test_cluster::built::{self, cilium};
+use mirror_test_cluster::built::{self, Cni, cilium, multus};
 
 use crate::{
     apt,
@@ -37,6 +37,8 @@ pub(crate) enum Level {
     Readers,
     /// The agent's image on a node with Cilium, in its modes. Runs only if it is named.
     Cilium,
+    /// The agent's image on a node with Multus: pods with additional NICs. Runs only if it is named.
+    Multus,
     /// Millions of random filters and frames against libpcap. Runs only if it is named.
     Fuzz,
 }
@@ -47,7 +49,7 @@ pub(crate) struct TestArgs {
     /// What to run [default: unit, prog and netns].
     #[arg(long = "level", value_name = "LEVEL")]
     levels: Vec<Level>,
-    /// Run every level but vm-whole, readers, cilium and fuzz: also api, cluster and vm, which install what they need.
+    /// Run every level but vm-whole, readers, cilium, multus and fuzz: also api, cluster and vm, which install what they need.
     #[arg(long, conflicts_with = "levels")]
     all: bool,
     /// Run the level cluster on a cluster that exists, whose only node is this machine or a container on it.
@@ -121,6 +123,7 @@ impl Level {
             Self::VmWhole => "vm-whole",
             Self::Readers => "readers",
             Self::Cilium => "cilium",
+            Self::Multus => "multus",
             Self::Fuzz => "fuzz",
         }
     }
@@ -188,7 +191,12 @@ impl Level {
             Self::Cilium => {
                 programs::bring(&programs::NETWORK)?;
                 bpffs()?;
-                level::run_cilium(test_target(self.name()), arguments)
+                level::run_with(Cni::Cilium, test_target(self.name()), arguments)
+            }
+            Self::Multus => {
+                programs::bring(&programs::NETWORK)?;
+                bpffs()?;
+                level::run_with(Cni::Multus, test_target(self.name()), arguments)
             }
             Self::Vm => vm::run_short(arguments),
             Self::VmWhole => vm::run_whole(arguments),
@@ -208,6 +216,7 @@ fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
         Level::Api => level::can_run_api(),
         Level::Cluster => level::can_run(given),
         Level::Cilium => level::can_run(None).and_then(|()| cilium::can_be_brought()),
+        Level::Multus => level::can_run(None).and_then(|()| multus::can_be_brought()),
         Level::Vm | Level::VmWhole => apt::can_unpack(),
     }
 }

@@ -1,6 +1,7 @@
-//! The levels `api`, `cluster` and `cilium` of `cargo xtask test`: the stories in `tests/tests/api`, with an API server
-//! alone, those in `tests/tests/cluster`, on a node, and those in `tests/tests/cilium`, on a node with Cilium. The command
-//! builds a cluster for them, for the level `cluster` once for each of the reference CNI plugins, or uses an existing one.
+//! The levels `api`, `cluster`, `cilium` and `multus` of `cargo xtask test`: the stories in `tests/tests/api`, with an API
+//! server alone, those in `tests/tests/cluster`, on a node, and those in `tests/tests/cilium` and `tests/tests/multus`, on a
+//! node with this CNI. The command builds a cluster for them, for the level `cluster` once for each of the reference CNI
+//! plugins, or uses an existing one.
 
 use std::{
     path::{Path, PathBuf},
@@ -43,7 +44,7 @@ pub(crate) fn can_run_api() -> Result<()> {
     built::can_be_brought()
 }
 
-/// An error if this machine cannot run the levels `cluster` and `cilium`.
+/// An error if this machine cannot run the levels `cluster`, `cilium` and `multus`.
 pub(crate) fn can_run(given: Option<&Given>) -> Result<()> {
     match given {
         Some(_) if is_root() => Ok(()),
@@ -87,20 +88,21 @@ pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: 
     }
 }
 
-/// Builds the image, and runs `test` with `arguments` on a node with Cilium. If such a node already runs, it is used and
-/// keeps running.
-pub(crate) fn run_cilium(test: Command, arguments: &[String]) -> Result<()> {
-    let image = image::build(Arch::host()?, &target("level-cilium.tar"))?;
+/// Builds the image, and runs `test` with `arguments` on a node with this CNI, which the stories are about. If such a node
+/// already runs, it is used and keeps running.
+pub(crate) fn run_with(cni: Cni, test: Command, arguments: &[String]) -> Result<()> {
+    let wanted = Mode::Node(cni);
+    let image = image::build(Arch::host()?, &target(&format!("level-{wanted}.tar")))?;
     match Mode::present()? {
-        Some(mode @ Mode::Node(Cni::Cilium)) if !is_ci() => {
+        Some(mode) if mode == wanted && !is_ci() => {
             step(&format!("using the cluster that there is ({mode}), and leaving it up"));
-            built::up(false, Some(Cni::Cilium))?;
-            on_built(Cni::Cilium, &image, test, arguments)
+            built::up(false, Some(cni))?;
+            on_built(cni, &image, test, arguments)
         }
         Some(mode) => {
             bail!("there is a cluster ({mode}), which is in the way: `cargo xtask cluster down` removes it")
         }
-        None => for_a_while(Cni::Cilium, &image, test, arguments),
+        None => for_a_while(cni, &image, test, arguments),
     }
 }
 
