@@ -78,7 +78,7 @@ impl BpfObjects {
         let links = Self::hold_links(lab);
         for link in &links {
             let fd = link.as_raw_fd();
-            // SAFETY: the kernel reads as many bytes as it is told.
+            // SAFETY: the attributes of the command are the descriptor alone, and live as long as the call.
             let code =
                 unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const fd, size_of_val(&fd)) };
             assert_eq!(code, 0, "{}", io::Error::last_os_error());

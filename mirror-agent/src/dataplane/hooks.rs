@@ -209,8 +209,10 @@ impl Hooks {
 
     /// Looks at the hooks inside one pod, or at the chains of the node's hooks. Returns whether something has changed.
     pub async fn look(&mut self) -> bool {
-        match self.inside.due() {
-            Some(_) if self.inside.due() == self.look_due() => self.inside.look(&self.namespaces).await,
+        match (self.inside.due(), self.chains.due()) {
+            (Some(inside), chains) if chains.is_none_or(|chains| inside <= chains) => {
+                self.inside.look(&self.namespaces).await
+            }
             _ => self.chains.look(),
         }
     }
@@ -408,7 +410,7 @@ impl Hooks {
         others.leave_out(&mut pins, &mut filters);
         let unlinked = remove_links(&pins);
         if device.is_on_node() {
-            self.chains.touched((device.ifindex, which));
+            self.chains.left((device.ifindex, which));
         }
         let has_filters = match device.is_on_node() {
             true => {

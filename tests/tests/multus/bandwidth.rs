@@ -63,7 +63,7 @@ impl<'a> Scene<'a> {
         all.lines().filter(|line| !is_ours(line)).map(shown).collect()
     }
 
-    /// The page takes as long as the plugin says, and longer than without it, whoever fetches it.
+    /// In both directions, the page takes at least as long as the plugin's limit says.
     #[track_caller]
     fn is_limited(&self) {
         let least = Duration::from_secs_f64((PAGE * 8 - BURST) as f64 / RATE as f64);

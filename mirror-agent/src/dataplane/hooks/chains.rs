@@ -44,15 +44,42 @@ impl Chains {
         self.seen != before
     }
 
-    /// Notes that the agent itself has changed a chain.
+    /// Notes that the agent has attached, or tried to attach, a program at a hook. No round need follow that sees it.
     pub(super) fn touched(&mut self, hook: (IfIndex, Program)) {
-        if let Some(seen) = self.seen.get_mut(&hook) {
-            *seen = ids(hook);
-        }
+        self.seen.insert(hook, ids(hook));
+    }
+
+    /// Notes that nothing of ours is to be at a hook any more.
+    pub(super) fn left(&mut self, hook: (IfIndex, Program)) {
+        self.seen.remove(&hook);
     }
 }
 
 /// A chain that cannot be read counts as empty here. A round finds the error.
 fn ids((ifindex, which): (IfIndex, Program)) -> Vec<u32> {
     tcx::ids(ifindex, which).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The chain of a hook that is new is read again, although no round comes after the one that has attached there.
+    #[test]
+    fn a_hook_is_followed_from_its_attachment_to_its_end() {
+        // The loopback device, of which nobody changes the chain.
+        let hook = (IfIndex(1), Program::TapIngress);
+        let mut chains = Chains::default();
+        assert!(chains.due().is_none());
+        chains.follow(&BTreeSet::new());
+        assert!(chains.due().is_none(), "nothing of ours is there");
+        chains.touched(hook);
+        assert!(chains.due().is_some());
+        assert!(!chains.look());
+        chains.seen.insert(hook, vec![u32::MAX]);
+        assert!(chains.look(), "another program has gone");
+        assert!(!chains.look(), "a change is told once");
+        chains.left(hook);
+        assert!(chains.due().is_none());
+    }
 }
