@@ -115,6 +115,13 @@ pub struct MirrorArgs {
     /// copies alone.
     #[arg(long, env = "MIRROR_OFFLOADS", value_enum, default_value = "on")]
     pub mirror_offloads: Switch,
+    /// Make copies for a mirror interface only while a program reads it: a packet socket, as of tcpdump or an IDS. It holds for
+    /// mirror interfaces that the agent has made.
+    #[arg(
+        long, env = "MIRROR_WHEN_READ", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
+    )]
+    pub when_read: bool,
     /// How the tap programs are attached.
     #[arg(long, env = "MIRROR_ATTACH", value_enum, default_value = "auto", hide = true)]
     pub attach: AttachMode,

@@ -73,7 +73,8 @@ fn log_to_stderr(format: LogFormat, filter: &str) -> anyhow::Result<()> {
 
 /// How mirror interfaces are made that are missing.
 fn mirrors(args: &MirrorArgs) -> MirrorIfaces {
-    MirrorIfaces::new(args.mirror_iface_mtu, args.mirror_offloads == Switch::On)
+    let offloads = args.mirror_offloads == Switch::On;
+    MirrorIfaces::new(args.mirror_iface_mtu, offloads).when_read(args.when_read)
 }
 
 /// Prints to standard output.

@@ -16,6 +16,7 @@ pub mod pins;
 pub mod programs;
 pub mod readout;
 pub mod rings;
+pub mod unread;
 mod wire;
 
 use std::{

@@ -27,5 +27,6 @@ pub mod reconcile;
 pub mod recording;
 pub mod report;
 pub mod streams;
+pub mod when_read;
 
 use mirror_core::{annotations, filter, mirror_iface, model, plan, select, settings};

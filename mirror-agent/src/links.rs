@@ -4,6 +4,7 @@
 //! devices of targets. It touches no tc hook (`dataplane` does) and decides nothing.
 
 pub mod netlink;
+pub mod packet_sockets;
 
 mod cache;
 mod cgroup;

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::verdict::{Direction, TapKind, Verdict};
 
 /// Version of everything that is pinned: the maps, and the types in this module, `limit` and `stream`.
-pub const ABI_VERSION: u32 = 10;
+pub const ABI_VERSION: u32 = 11;
 
 /// Sessions that one tap can have.
 pub const MAX_SESSIONS_PER_TAP: usize = 8;
@@ -98,6 +98,10 @@ pub const TARGET_TUNNEL: u32 = 32;
 /// Bit of [`Target::flags`]: the target has a ceiling. `TARGET_LIMITS` and `TARGET_METERS` hold at its index, for all
 /// copies that go there.
 pub const TARGET_METERED: u32 = 64;
+
+/// Bit of [`Target::flags`]: nothing is copied there before the time in `UNREAD` at its index, in ns of the kernel's
+/// monotonic clock. The agent writes times that are a few ms ahead, as long as nobody reads the mirror interface.
+pub const TARGET_WHEN_READ: u32 = 128;
 
 /// Flag of [`Tunnel::flags`]: the other end has an IPv6 address.
 pub const TUNNEL_IPV6: u32 = 1;
@@ -272,7 +276,7 @@ pub struct Target {
     /// ifindex of the device that takes the copies; 0: there is none now, or the target is a stream.
     pub ifindex: u32,
     /// [`TARGET_UP`], [`TARGET_QUEUELESS`], [`TARGET_CUTS`], [`TARGET_STREAM`], [`TARGET_GUARDED`],
-    /// [`TARGET_TUNNEL`], [`TARGET_METERED`].
+    /// [`TARGET_TUNNEL`], [`TARGET_METERED`], [`TARGET_WHEN_READ`].
     pub flags: u32,
     /// The kernel's id of the ring that a stream writes to; 0: there is none now. The programs do not read it.
     pub ring: u32,
@@ -284,6 +288,9 @@ pub struct Target {
     pub collector: [u8; 6],
     /// Zero.
     pub reserved: [u8; 2],
+    /// With [`TARGET_WHEN_READ`], ifindex of the other end of a veth pair, where copies arrive; 0: there is none. The
+    /// programs do not read it.
+    pub other_end: u32,
     /// The way of the copies; valid with [`TARGET_TUNNEL`].
     pub tunnel: Tunnel,
     /// What the administrator named, as text. The programs do not read it.
@@ -300,6 +307,7 @@ impl Default for Target {
             device: [0; 16],
             collector: [0; 6],
             reserved: [0; 2],
+            other_end: 0,
             tunnel: Tunnel::default(),
             destination: [0; MAX_DESTINATION],
         }

@@ -6,7 +6,7 @@
 //! 1. screen: is it a packet, of a direction, that the session copies?
 //! 2. sift: does it pass the session's filter, and is its flow in the sample?
 //! 3. spare: has it been copied in the same form already? (`marks`)
-//! 4. aim: is there a target, and can the target get what the session wants?
+//! 4. aim: is there a target, can the target get what the session wants, and does anybody read it?
 //! 5. charge: is there rate and budget left? Late, so that only packets that would be copied cost any. (`limit`)
 //! 6. copy: hand a clone to the target's device, or a record to its ring, and see what became of it.
 //!
@@ -16,7 +16,7 @@ use crate::{
     abi::{
         FILTER_DIFFERS, FILTER_MATCHES, MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED,
         SESSION_POD_METERED, Session, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED,
-        TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, Tap,
+        TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TARGET_WHEN_READ, Tap,
     },
     limit::charge::Paid,
     marks,
@@ -70,6 +70,8 @@ pub trait Kernel {
     /// Step 4 for a target with [`TARGET_GUARDED`]: whether the packet is the collector's own, or one of a tunnel of ours,
     /// which brings copies of another node. A packet that leaves a pod brings none.
     fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool;
+    /// Step 4 for a target with [`TARGET_WHEN_READ`]: whether nobody reads it now.
+    fn is_unread(&mut self, target: u32) -> bool;
     /// Step 5 for a session that has limits, or whose target has a ceiling: [`charge`](crate::limit::charge::charge).
     fn charge(&mut self, tap: &Tap, session: &Session, target: Reach) -> Result<Paid, Verdict>;
     /// Takes back what [`Self::charge`] took: [`give_back`](crate::limit::charge::give_back).
@@ -165,6 +167,9 @@ fn run<K: Kernel>(
         && kernel.is_refused(session.target, tap.kind().leaves_pod(packet.hook))
     {
         return Err(Verdict::Loop);
+    }
+    if target.flags & TARGET_WHEN_READ != 0 && kernel.is_unread(session.target) {
+        return Err(Verdict::Unread);
     }
     let has_limits =
         session.flags & (SESSION_METERED | SESSION_POD_METERED) != 0 || target.flags & TARGET_METERED != 0;

@@ -137,13 +137,15 @@ pub enum Verdict {
     Uncut = 11,
     /// The ring of a stream had no room for the record: its reader is too slow, or the session has taken its part.
     Lost = 12,
+    /// Nobody reads the mirror interface, so no copy was made ([`TARGET_WHEN_READ`](crate::abi::TARGET_WHEN_READ)).
+    Unread = 13,
 }
 
 impl Verdict {
     /// The number of counters of a direction: a power of two, so that a mask can prove an index to be in bounds.
     pub const SLOTS: usize = 16;
     /// Every verdict, at the index that it has in a session's counters.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Copied,
         Self::OtherDirection,
         Self::Duplicate,
@@ -157,6 +159,7 @@ impl Verdict {
         Self::Ended,
         Self::Uncut,
         Self::Lost,
+        Self::Unread,
     ];
 
     /// The word for status, metrics and logs.
@@ -175,6 +178,7 @@ impl Verdict {
             Self::Ended => "ended",
             Self::Uncut => "uncut",
             Self::Lost => "lost",
+            Self::Unread => "unread",
         }
     }
 }

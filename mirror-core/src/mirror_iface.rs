@@ -9,7 +9,9 @@ use std::{
 
 use crate::{
     destination::Destination,
-    model::{ALIAS, DeviceTarget, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Target, TargetName},
+    model::{
+        ALIAS, DeviceTarget, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Readable, Target, TargetName,
+    },
 };
 
 /// MTU in bytes of a mirror interface that we make: the largest MTU, so that no packet is too long for it.
@@ -77,6 +79,7 @@ pub struct MirrorIface {
     name: String,
     mtu: Option<u32>,
     offloads: bool,
+    when_read: bool,
     origin: Origin,
 }
 
@@ -94,7 +97,7 @@ enum Origin {
 impl MirrorIface {
     /// A mirror interface of this name; `mtu` in bytes where the user gave one.
     pub fn new(name: &str, mtu: Option<u32>) -> Self {
-        Self { name: name.to_owned(), mtu, offloads: true, origin: Origin::Unknown }
+        Self { name: name.to_owned(), mtu, offloads: true, when_read: false, origin: Origin::Unknown }
     }
 
     /// Whether the device takes super-frames and unfinished checksums. Otherwise the kernel segments the frames and
@@ -102,6 +105,12 @@ impl MirrorIface {
     #[must_use]
     pub fn offloads(self, offloads: bool) -> Self {
         Self { offloads, ..self }
+    }
+
+    /// Whether copies are made only while somebody reads the device.
+    #[must_use]
+    pub fn when_read(self, when_read: bool) -> Self {
+        Self { when_read, ..self }
     }
 
     /// Its name.
@@ -185,13 +194,39 @@ impl MirrorIface {
         let none = DeviceTarget { destination, device, ..DeviceTarget::default() };
         match links.by_name(&self.name).filter(|link| refusal(link).is_none()) {
             None => none,
-            Some(link) => DeviceTarget {
-                ifindex: Some(link.ifindex),
-                up: link.up && link.carrier,
-                queueless: link.queueless,
-                ..none
-            },
+            Some(link) => {
+                let readable = self.readable(link, links);
+                DeviceTarget {
+                    ifindex: Some(link.ifindex),
+                    up: link.up && link.carrier,
+                    queueless: link.queueless,
+                    when_read: readable.is_some(),
+                    other_end: readable.and_then(|readable| readable.other_end),
+                    ..none
+                }
+            }
         }
+    }
+
+    /// Where readers of a device are to be looked for, if it gets copies only while it has one: a device of ours that only
+    /// packet sockets can read. A device of other software may send a copy somewhere.
+    fn readable(&self, link: &Link, links: &LinkSnapshot) -> Option<Readable> {
+        if !self.when_read || !is_ours(link) {
+            return None;
+        }
+        let other_end = match link.kind {
+            LinkKind::Dummy => None,
+            LinkKind::Veth => {
+                let peer = link.peer.filter(|peer| peer.nsid.is_none())?;
+                let peer = links.host.get(&IfIndex(peer.ifindex))?;
+                if !is_ours(peer) || peer.master.is_some() {
+                    return None;
+                }
+                Some(peer.ifindex)
+            }
+            _ => return None,
+        };
+        Some(Readable { device: link.ifindex, other_end })
     }
 }
 
@@ -200,13 +235,20 @@ impl MirrorIface {
 pub struct MirrorIfaces {
     mtu: Option<u32>,
     offloads: bool,
+    when_read: bool,
     of: BTreeMap<TargetName, MirrorIface>,
 }
 
 impl MirrorIfaces {
     /// Those of no target; for `mtu` and `offloads` see [`MirrorIface`].
     pub const fn new(mtu: Option<u32>, offloads: bool) -> Self {
-        Self { mtu, offloads, of: BTreeMap::new() }
+        Self { mtu, offloads, when_read: false, of: BTreeMap::new() }
+    }
+
+    /// See [`MirrorIface::when_read`].
+    #[must_use]
+    pub fn when_read(self, when_read: bool) -> Self {
+        Self { when_read, ..self }
     }
 
     /// Follows the targets. What is known of a mirror interface stays as long as its target has it.
@@ -216,7 +258,9 @@ impl MirrorIfaces {
         });
         for (name, to) in targets {
             if let (Some(device), false) = (to.device(), self.of.contains_key(name)) {
-                self.of.insert(name.clone(), MirrorIface::new(device, self.mtu).offloads(self.offloads));
+                let mirror = MirrorIface::new(device, self.mtu);
+                let mirror = mirror.offloads(self.offloads).when_read(self.when_read);
+                self.of.insert(name.clone(), mirror);
             }
         }
     }

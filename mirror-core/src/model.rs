@@ -17,7 +17,8 @@ pub use self::{
     installed::{Actual, ActualTap, Capacity, Ended, Hidden, HookState, NoRoom, Program},
     links::{ALIAS, Link, LinkChange, LinkKind, LinkSnapshot, Offloads, Peer, PodLinks, Route},
     mirror::{
-        Desired, DeviceTarget, Form, MacAddress, Origin, Owner, Place, PodSide, RingId, Session, Tap, Target,
+        Desired, DeviceTarget, Form, MacAddress, Origin, Owner, Place, PodSide, Readable, RingId, Session,
+        Tap, Target,
     },
     name::{MirrorId, Name, TargetName},
     op::{Op, TapHead},

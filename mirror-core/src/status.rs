@@ -57,6 +57,9 @@ pub struct TargetStatus {
     /// there is no device.
     #[serde(default)]
     pub dropped: Option<u64>,
+    /// Copies are made only while a packet socket reads the device (`--when-read`).
+    #[serde(default)]
+    pub when_read: bool,
 }
 
 /// A tap.

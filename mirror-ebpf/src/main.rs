@@ -38,6 +38,7 @@ mod hub;
 mod meter;
 mod stream;
 mod tunnel;
+mod unread;
 
 /// Flag of a map: the kernel does not preallocate the elements. It reuses a freed element of a preallocated map at
 /// once, so a program that still reads the element could see another tap.
@@ -175,6 +176,11 @@ impl Kernel for Skb {
     #[inline(always)]
     fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool {
         guard::refuses(self.skb, target, u32::from(leaves_pod)) != 0
+    }
+
+    #[inline(always)]
+    fn is_unread(&mut self, target: u32) -> bool {
+        unread::is_unread(target)
     }
 
     #[inline(always)]

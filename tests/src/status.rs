@@ -60,6 +60,8 @@ pub struct Target {
     pub stream: bool,
     /// Frames that the device has dropped; none without a device.
     pub dropped: Option<u64>,
+    /// Copies are made only for readers.
+    pub when_read: bool,
 }
 
 /// A tap in the status.

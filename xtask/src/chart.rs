@@ -31,6 +31,7 @@ const TAKEN: &[(&[&str], &str)] = &[
     (&[], "name: clustermirrors.podmirror.io"),
     (&["fullnameOverride=other"], "name: other-edit"),
     (&["mirrorOffloads=false"], "name: MIRROR_OFFLOADS\n              value: \"off\""),
+    (&["whenRead=true"], "name: MIRROR_WHEN_READ\n              value: \"true\""),
     (&["excludeNamespaces={a,b}"], "name: MIRROR_EXCLUDE_NAMESPACES\n              value: \"a,b\""),
     (&["allowNamespaces={a,b}"], "name: MIRROR_ALLOW_NAMESPACES\n              value: \"a,b\""),
     (&["filter=tcp port 443"], "name: MIRROR_FILTER\n              value: \"tcp port 443\""),

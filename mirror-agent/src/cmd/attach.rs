@@ -15,6 +15,7 @@ use crate::{
     pods::NoPods,
     reconcile::Reconciler,
     select::Policy,
+    when_read,
 };
 
 /// Runs until SIGINT or SIGTERM.
@@ -50,6 +51,9 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
         settings,
         ..Policy::default()
     };
+    if mirror.when_read {
+        when_read::watch(dataplane.unread())?;
+    }
     let readers = Control::new(dataplane.rings(), policy.targets.clone());
     let metrics = LoopMetrics::new()?;
     let mut reconciler = Reconciler::new(NoPods, links, dataplane, readers.watch(), policy, mirrors, metrics);

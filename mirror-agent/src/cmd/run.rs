@@ -23,7 +23,7 @@ use crate::{
     reconcile::{Reconciler, TICK},
     report::Reports,
     select::{Policy, Readers, TapsInside},
-    streams,
+    streams, when_read,
 };
 
 /// Runs until SIGINT or SIGTERM.
@@ -119,6 +119,9 @@ async fn follow(
         taps_inside,
         ..Policy::default()
     };
+    if mirror.when_read {
+        when_read::watch(dataplane.unread())?;
+    }
     let source = pods.state();
     let readers = Control::new(dataplane.rings(), policy.targets.clone());
     let mut reconciler =

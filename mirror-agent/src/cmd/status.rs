@@ -78,6 +78,7 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
                 up,
                 stream: true,
                 dropped: None,
+                when_read: false,
             };
         };
         // Another device may have the name of a pod's device, after that has gone.
@@ -90,7 +91,8 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
         let up = now.up && now.ifindex.is_some() && goes_on;
         let ifindex = now.ifindex.map(|ifindex| ifindex.0);
         let dropped = ifindex.and_then(|_| drops.get(&now.device)).copied();
-        TargetStatus { name, destination, device: now.device, ifindex, up, stream: false, dropped }
+        let when_read = device.when_read;
+        TargetStatus { name, destination, device: now.device, ifindex, up, stream: false, dropped, when_read }
     });
     let side = |nic: Device, attached: &BTreeMap<Device, AttachedStatus>| PodSideStatus {
         ifindex: nic.ifindex.0,

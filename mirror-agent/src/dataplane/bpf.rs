@@ -19,6 +19,7 @@ use super::{
     pins::Pins,
     programs::Programs,
     rings::Rings,
+    unread::Unread,
 };
 use crate::{
     model::{Actual, ActualTap, Device, HookState, IfIndex, Op, Program, Session},
@@ -71,6 +72,11 @@ impl Bpf {
     /// How programs are attached.
     pub fn method(&self) -> Method {
         self.method
+    }
+
+    /// Which mirror interfaces nobody reads.
+    pub fn unread(&self) -> Unread {
+        self.maps.unread.clone()
     }
 
     /// The rings of the captures.

@@ -28,6 +28,7 @@ use super::{
     meters::{Meters, now_ns},
     pins::Pins,
     rings::Streams,
+    unread::Unread,
     wire,
 };
 use crate::{
@@ -60,6 +61,8 @@ pub struct Maps {
     /// Limits and meters.
     pub(super) meters: Meters,
     streams: Streams,
+    /// Which mirror interfaces nobody reads.
+    pub(super) unread: Unread,
     ledger: Ledger,
 }
 
@@ -130,6 +133,7 @@ impl Maps {
             tunnels: get("TUNNELS")?.try_into()?,
             meters: Meters::from_fn(&mut get)?,
             streams: Streams::from_fn(&mut get)?,
+            unread: Unread::from_fn(&mut get)?,
             ledger: Ledger::default(),
         };
         maps.ledger.doubt_filters();
@@ -164,6 +168,7 @@ impl Maps {
         }
         ledger.drop_unused_filters();
         self.ledger = ledger;
+        self.follow_unread();
         Ok(())
     }
 

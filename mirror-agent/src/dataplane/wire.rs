@@ -6,8 +6,8 @@ use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
         SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED, TARGET_METERED,
-        TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TUNNEL_CHECKSUM, TUNNEL_IDENTITY,
-        TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
+        TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TARGET_WHEN_READ, TUNNEL_CHECKSUM,
+        TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
     },
     limit::Limits,
     tunnel::{self, TunnelId, Tunnels},
@@ -200,6 +200,8 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
             collector,
             room,
             ceiling,
+            when_read,
+            other_end,
         }) => abi::Target {
             ifindex: ifindex.map_or(0, |IfIndex(index)| index),
             flags: flag(*up, TARGET_UP)
@@ -207,10 +209,12 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
                 | flag(*cuts, TARGET_CUTS)
                 | flag(*guarded, TARGET_GUARDED)
                 | flag(destination.is_tunnel(), TARGET_TUNNEL)
-                | flag(ceiling.has_rate(), TARGET_METERED),
+                | flag(ceiling.has_rate(), TARGET_METERED)
+                | flag(*when_read, TARGET_WHEN_READ),
             name,
             device: fixed(device),
             collector: collector.unwrap_or_default(),
+            other_end: other_end.map_or(0, |IfIndex(index)| index),
             tunnel: destination.tunnel().map(|tunnel| encode_tunnel(tunnel, *room)).unwrap_or_default(),
             destination: fixed::<MAX_DESTINATION>(&destination.to_string()),
             ..abi::Target::default()
@@ -297,6 +301,8 @@ pub(super) fn decode_target(wire: &abi::Target, ceiling: Limits) -> Option<(Targ
         collector: (wire.collector != [0; 6]).then_some(wire.collector),
         room: (wire.tunnel.room != 0).then_some(wire.tunnel.room),
         ceiling: if wire.flags & TARGET_METERED != 0 { ceiling } else { Limits::default() },
+        when_read: wire.flags & TARGET_WHEN_READ != 0,
+        other_end: (wire.other_end != 0).then_some(IfIndex(wire.other_end)),
     };
     Some((TargetName(name), Target::Device(target)))
 }
@@ -386,10 +392,11 @@ mod tests {
         #[test]
         fn targets_survive_the_map(
             name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX),
-            flags: [bool; 4], is_stream: bool, collector: Option<[u8; 6]>, rate: u16,
+            flags: [bool; 5], is_stream: bool, collector: Option<[u8; 6]>, rate: u16,
+            other_end in option::of(1..u32::MAX),
         ) {
             let collector = collector.filter(|address| *address != [0; 6]);
-            let [up, queueless, cuts, guarded] = flags;
+            let [up, queueless, cuts, guarded, when_read] = flags;
             let stream = Target::Stream(ifindex.map(RingId));
             let destination: Destination = match collector {
                 Some([0..128, ..]) => "vxlan:[fd00::5]:8472/vni=77/device=cni0/oversize=segment".parse().unwrap(),
@@ -399,8 +406,10 @@ mod tests {
             let ifindex = ifindex.map(IfIndex);
             let room = destination.is_tunnel().then_some(1464);
             let ceiling = Limits::of_rate(rate.into(), 0, Duration::from_millis(50));
-            let target =
-                DeviceTarget { destination, device, ifindex, up, queueless, cuts, guarded, collector, room, ceiling };
+            let target = DeviceTarget {
+                destination, device, ifindex, up, queueless, cuts, guarded, collector, room, ceiling, when_read,
+                other_end: other_end.map(IfIndex),
+            };
             let target = if is_stream { stream } else { Target::Device(target) };
             let name = TargetName(name.parse().unwrap());
             let bytes: [u8; size_of::<abi::Target>()] = transmute!(encode_target(&name, &target));

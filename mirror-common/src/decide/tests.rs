@@ -38,6 +38,8 @@ struct Node {
     is_ring_full: bool,
     /// The targets that must not get the packet.
     refused: Vec<u32>,
+    /// The targets that nobody reads.
+    unread: Vec<u32>,
     charged: Vec<u32>,
     counted: Vec<(u32, Direction, Verdict)>,
 }
@@ -58,6 +60,10 @@ impl Kernel for Node {
 
     fn is_refused(&mut self, target: u32, _: bool) -> bool {
         self.refused.contains(&target)
+    }
+
+    fn is_unread(&mut self, target: u32) -> bool {
+        self.unread.contains(&target)
     }
 
     fn charge(&mut self, _: &Tap, session: &Session, _: Reach) -> Result<Paid, Verdict> {
@@ -176,20 +182,28 @@ fn any_tap() -> impl Strategy<Value = Tap> {
 fn any_node() -> impl Strategy<Value = Node> {
     let answer = (select(vec![0, 0, 0, 1, 2, -12, -22, -100]), prop::bool::weighted(0.1))
         .prop_map(|(code, is_uncut)| Cloned { code, is_uncut });
-    let target = (select(vec![0, 101, 102, 103]), 0..8u32, select(vec![0, TARGET_METERED]))
-        .prop_map(|(ifindex, flags, metered)| Reach { ifindex, flags: flags | metered });
+    let target = (
+        select(vec![0, 101, 102, 103]),
+        0..8u32,
+        select(vec![0, TARGET_METERED]),
+        select(vec![0, TARGET_WHEN_READ]),
+    )
+        .prop_map(|(ifindex, flags, metered, when_read)| Reach {
+            ifindex,
+            flags: flags | metered | when_read,
+        });
     let some = || any_vec(0..8u32, 0..4);
-    (any_vec(target, TARGETS as usize), any_vec(answer, 3), some(), some(), select(vec![0, A, B])).prop_map(
-        |(targets, answers, filtered, limited, origin)| Node {
+    (any_vec(target, TARGETS as usize), any_vec(answer, 3), [some(), some(), some()], select(vec![0, A, B]))
+        .prop_map(|(targets, answers, [filtered, limited, unread], origin)| Node {
             targets,
             taps: vec![A, B],
             filtered,
             limited,
+            unread,
             answers: (101..).zip(answers).collect(),
             origin,
             ..Node::default()
-        },
-    )
+        })
 }
 
 proptest! {
@@ -219,6 +233,7 @@ proptest! {
             prop_assert!(session.directions & direction.bit() != 0);
             prop_assert!(session.snaplen == 0 || target.flags & TARGET_CUTS != 0, "whole where it was to be cut");
             prop_assert!(session.flags & SESSION_FILTERED == 0 || !node.filtered.contains(&session.id));
+            prop_assert!(target.flags & TARGET_WHEN_READ == 0 || !node.unread.contains(&session.target));
         }
         // The packet goes on with the marks of its copies, and with the bits of others in the lower byte.
         let forms = copied().fold(standing, |forms, (session, _)| forms | session.mark);
@@ -476,6 +491,28 @@ fn a_guarded_target_refuses_packets() {
     let (clones, charged) = (node.clones.len(), node.charged.len());
     assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Loop], "only a guarded target is asked");
     assert_eq!((node.clones.len(), node.charged.len()), (clones + 1, charged));
+}
+
+/// Nothing is charged for a packet that nobody would read. Whoever reads another target gets it.
+#[test]
+fn a_target_that_nobody_reads_gets_no_copies() {
+    let metered = Session { flags: SESSION_METERED, ..session(0, 0, 0) };
+    let tap = tap(TapKind::HostVeth, &[metered, session(1, 1, 0), session(2, 0, 0)]);
+    let mut node = node(2);
+    node.unread = vec![0, 1];
+    node.targets[0].flags |= TARGET_WHEN_READ;
+    let (verdicts, passed) = node.see(FROM_A, &tap);
+    assert_eq!(verdicts, [Verdict::Unread, Verdict::Copied, Verdict::Unread], "only such a target is asked");
+    assert_eq!((node.clones.len(), node.charged.len()), (1, 0));
+    // The mark of its form is not there, so the next tap can copy it for a reader that has come.
+    node.unread.clear();
+    assert_eq!(node.see(at(B, A, passed), &tap).0, [Verdict::Copied, Verdict::Duplicate, Verdict::Duplicate]);
+    // A reason of the packet comes first.
+    node.unread = vec![0];
+    let copy = Packet { tc_index: marks::of_copy(0), ..at(B, A, FROM_A) };
+    assert_eq!(node.see(copy, &tap).0, [Verdict::Loop; 3]);
+    node.targets[0].flags &= !TARGET_UP;
+    assert_eq!(node.see(FROM_A, &tap).0[0], Verdict::TargetDown);
 }
 
 #[test]

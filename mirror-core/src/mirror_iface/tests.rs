@@ -167,6 +167,39 @@ fn a_device_of_ours_has_a_queue_while_the_kernel_segments_for_it() {
     assert!(!mirror.loses_order(&theirs), "the kernel segments nothing");
 }
 
+/// Readers can be found at a dummy device of ours, and at both ends of its stand-in. Any other device gets all copies.
+#[test]
+fn copies_wait_for_readers_where_readers_can_be_found() {
+    let mirror = |when_read| MirrorIface::new("mirror0", None).when_read(when_read);
+    let readable = |links: &LinkSnapshot| mirror(true).target(links).readable();
+    let [device, other_end] = [IfIndex(9), IfIndex(10)];
+    assert_eq!(readable(&world([ours()])), Some(Readable { device, other_end: None }));
+    assert_eq!(mirror(false).target(&world([ours()])).readable(), None);
+    assert_eq!(readable(&world([])), None);
+    assert_eq!(readable(&world([dummy()])), None, "it is not ours");
+    assert_eq!(
+        readable(&world([Link { kind: LinkKind::Other("bridge".into()), ..ours() }])),
+        None,
+        "it sends copies on"
+    );
+
+    let peer_at = |nsid| Some(Peer { ifindex: 10, nsid });
+    let end = |nsid| Link { kind: LinkKind::Veth, peer: peer_at(nsid), ..ours() };
+    let other = Link { alias: Some(ALIAS.into()), ..link(10, "mirror0p", LinkKind::Veth) };
+    assert_eq!(
+        readable(&world([end(None), other.clone()])),
+        Some(Readable { device, other_end: Some(other_end) })
+    );
+    assert_eq!(readable(&world([end(None), Link { master: Some(IfIndex(3)), ..other.clone() }])), None);
+    assert_eq!(readable(&world([end(None), Link { alias: None, ..other.clone() }])), None);
+    assert_eq!(readable(&world([end(None)])), None, "nobody knows where it is");
+    assert_eq!(
+        readable(&world([end(Some(1)), other])),
+        None,
+        "in a container, and another device has its number"
+    );
+}
+
 #[test]
 fn loopback_and_ifb_are_refused() {
     assert!(refusal(&link(1, "lo", LinkKind::Loopback)).is_some());

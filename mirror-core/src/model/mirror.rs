@@ -315,6 +315,27 @@ pub struct DeviceTarget {
     pub room: Option<u32>,
     /// The limit for all copies of the node that go there, in the kernel's prices; zeros: none.
     pub ceiling: Limits,
+    /// Copies are made only while a packet socket reads the device, or its other end.
+    pub when_read: bool,
+    /// The other end of a veth pair that stands in for a dummy device, if `when_read`: copies arrive there.
+    pub other_end: Option<IfIndex>,
+}
+
+impl DeviceTarget {
+    /// Where readers are to be looked for. `None`: copies are made whether there are readers or not.
+    pub fn readable(&self) -> Option<Readable> {
+        let device = self.ifindex.filter(|_| self.when_read)?;
+        Some(Readable { device, other_end: self.other_end })
+    }
+}
+
+/// The places where the copies of a mirror interface can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Readable {
+    /// The mirror interface, which sends the copies.
+    pub device: IfIndex,
+    /// The device that receives them.
+    pub other_end: Option<IfIndex>,
 }
 
 /// The wanted state.

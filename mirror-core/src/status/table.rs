@@ -25,7 +25,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
     let NodeStatus { version, agent_running, targets, taps, notes } = status;
     let agent = if *agent_running { "running" } else { "not running" };
     let mut text = format!("agent             {agent} (this is version {version})\n");
-    for TargetStatus { name, destination, device, ifindex, up, stream, dropped } in targets {
+    for TargetStatus { name, destination, device, ifindex, up, stream, dropped, when_read } in targets {
         if *stream {
             let state = if *up { "a program reads it" } else { "no program reads it, so nothing is copied" };
             text.push_str(&format!("stream            {name} ({state})\n"));
@@ -36,6 +36,9 @@ pub(super) fn table(status: &NodeStatus) -> String {
             Some(ifindex) if *up => format!("up, ifindex {ifindex}"),
             Some(ifindex) => format!("down, ifindex {ifindex}"),
         };
+        if *when_read {
+            state.push_str(", copies only while a program reads it");
+        }
         if let Some(dropped @ 1..) = dropped {
             state.push_str(&format!(", frames dropped by the device: {dropped}"));
         }

@@ -27,7 +27,7 @@ use mirror_agent::dataplane::filter_programs::{FilterMap, FilterProgram};
 use mirror_common::{
     abi::{
         DeviceKey, SESSION_FILTERED, SESSION_METERED, Session, SessionCounters, TARGET_CUTS,
-        TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target,
+        TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TARGET_WHEN_READ, Tap, Target,
     },
     limit::{Limits, TICKS_PER_NS},
     verdict::{TapKind, Verdict},
@@ -57,9 +57,10 @@ const SUPER_PACKETS: u32 = 2_000;
 /// The targets: the first is that of every candidate with one session.
 const TARGETS: [&str; 4] = ["target", "target1", "target2", "target3"];
 /// The program alone.
-const ALONE: [&str; 17] = [
+const ALONE: [&str; 18] = [
     "bare clone",
     "no tap entry",
+    "nobody reads",
     "mirrored",
     "mirrored, 2 times",
     "mirrored, 4 times",
@@ -77,11 +78,20 @@ const ALONE: [&str; 17] = [
     "1400: stream, 96",
 ];
 /// Frames of 64 bytes over the whole path.
-const PATH: [&str; 6] =
-    ["no program", "no tap entry", "bare clone", "mirrored", "streamed", "tcpdump in the pod"];
+const PATH: [&str; 7] = [
+    "no program",
+    "no tap entry",
+    "nobody reads",
+    "bare clone",
+    "mirrored",
+    "streamed",
+    "tcpdump in the pod",
+];
 /// The same with long frames.
 const LONG_PATH: [&str; 5] =
     ["1400: no program", "1400: bare clone", "1400: streamed", "1400: stream, 96", "1400: tcpdump, 96"];
+/// The index of the target that nobody reads, and that gets copies only for a reader.
+const UNREAD: u32 = 6;
 /// The index of the target that is a stream.
 const STREAM: u32 = 7;
 /// The session of the candidates that are streamed.
@@ -188,8 +198,13 @@ impl Rig {
             let wire = Target { ifindex: lab.ifindex(name), flags, ..Target::default() };
             targets.set(index, &transmute!(wire), 0).unwrap();
         }
+        let flags = TARGET_UP | TARGET_QUEUELESS | TARGET_WHEN_READ;
+        let wire = Target { ifindex: target, flags, ..Target::default() };
+        targets.set(UNREAD, &transmute!(wire), 0).unwrap();
         let wire = Target { flags: TARGET_UP | TARGET_STREAM, ..Target::default() };
         targets.set(STREAM, &transmute!(wire), 0).unwrap();
+        let mut unread: Array<_, u64> = ours.map_mut("UNREAD").unwrap().try_into().unwrap();
+        unread.set(UNREAD, &u64::MAX, 0).unwrap();
         let ring = RingBuf::create(RING, 0).unwrap();
         let mut streams: ArrayOfMaps<_, RingBuf<MapData>> =
             ours.map_mut("STREAMS").unwrap().try_into().unwrap();
@@ -226,6 +241,7 @@ impl Rig {
             let session = session(name);
             *place = match session.target {
                 STREAM => Session { id: STREAMED, ..session },
+                UNREAD => session,
                 _ => Session { id: index, target: index, mark: 0x100 << index, ..session },
             };
         }
@@ -318,6 +334,7 @@ fn session(name: &str) -> Session {
         "rejected, 16 rules" => Session { filter: 3, ..filtered },
         // The smallest share: the flow of the frames is not in it.
         "sampled out" => Session { sample: 1, ..plain },
+        "nobody reads" => Session { target: UNREAD, ..plain },
         "limited" => Session { flags: SESSION_METERED, ..plain },
         "1400: cut to 96" => Session { snaplen: CUT_TO, ..plain },
         "streamed" | "1400: streamed" => Session { target: STREAM, ..plain },

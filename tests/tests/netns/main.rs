@@ -64,6 +64,7 @@ mod two_nodes;
 mod underlays;
 mod unreadable;
 mod versions;
+mod when_read;
 
 fn in_mode(mode: AttachMode, story: fn(AttachMode)) {
     if mode.is_applicable() {

@@ -157,6 +157,12 @@ impl Bench {
         streams.set(index, ring, 0).unwrap();
     }
 
+    /// Writes until when nobody reads a target: ns of the monotonic clock.
+    pub(crate) fn put_unread(&mut self, index: u32, until: u64) {
+        let mut unread: Array<_, u64> = self.ebpf.map_mut("UNREAD").unwrap().try_into().unwrap();
+        unread.set(index, &until, 0).unwrap();
+    }
+
     /// Bytes that a session has taken of its ring.
     pub(crate) fn taken(&self, session: u32) -> u64 {
         let taken: Array<_, u64> = self.ebpf.map("TAKEN").unwrap().try_into().unwrap();

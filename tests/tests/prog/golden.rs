@@ -122,6 +122,7 @@ fn describe() -> String {
         TARGET_GUARDED,
         TARGET_TUNNEL,
         TARGET_METERED,
+        TARGET_WHEN_READ,
         TUNNEL_IPV6,
         TUNNEL_CHECKSUM,
         TUNNEL_IDENTITY,

@@ -4,7 +4,10 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use aya::maps::RingBuf;
 use mirror_common::{
-    abi::{Session, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, Tap, Target},
+    abi::{
+        Session, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TARGET_WHEN_READ,
+        Tap, Target,
+    },
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
     verdict::{Direction, Hook, Verdict},
@@ -30,7 +33,12 @@ struct Aim {
     flags: u32,
     /// Each byte of the collector's address, for a target that is a pod.
     collector: Option<u8>,
+    /// Until when nobody reads it, for a target that gets copies only for a reader: ns of the monotonic clock.
+    unread: Option<u64>,
 }
+
+/// Times that have come, and that never come.
+const UNTIL: [u64; 3] = [0, 1, u64::MAX];
 
 /// The device where the node has received the packet last.
 #[derive(Debug, Clone, Copy)]
@@ -64,8 +72,13 @@ fn case() -> impl Strategy<Value = Case> {
         });
     // The packet's own addresses, and another one.
     let collector = prop::option::weighted(0.3, prop::sample::select(vec![DESTINATION, SOURCE, 6]));
-    let aim =
-        (devices, flags, collector).prop_map(|(device, flags, collector)| Aim { device, flags, collector });
+    let unread = prop::option::weighted(0.3, prop::sample::select(UNTIL.to_vec()));
+    let aim = (devices, flags, collector, unread).prop_map(|(device, flags, collector, unread)| Aim {
+        device,
+        flags,
+        collector,
+        unread,
+    });
     let aims = prop::collection::vec(aim, 4);
     // Any mark and any neighbours, also such as no agent would write. The second stage is not attached.
     let parts = (0..4_u32, 0..4_u32, 0..16_u32, prop_oneof![Just(0), any::<u8>()]);
@@ -122,6 +135,10 @@ impl Kernel for Model<'_> {
     fn is_refused(&mut self, target: u32, _: bool) -> bool {
         let comes_from = self.from != 0 && self.from == self.targets[target as usize].ifindex;
         self.aims[target as usize].collector.is_some_and(|byte| byte == DESTINATION || comes_from)
+    }
+
+    fn is_unread(&mut self, target: u32) -> bool {
+        self.aims[target as usize].unread == Some(u64::MAX)
     }
 
     fn charge(&mut self, _: &Tap, _: &Session, _: Reach) -> Result<Paid, Verdict> {
@@ -195,6 +212,10 @@ fn the_kernel_does_what_the_decision_says() {
                 if let Some(byte) = aim.collector {
                     target.flags |= TARGET_GUARDED;
                     target.collector = [byte; 6];
+                }
+                if let Some(until) = aim.unread {
+                    target.flags |= TARGET_WHEN_READ;
+                    bench.put_unread(index, until);
                 }
                 bench.put(index, target)
             })

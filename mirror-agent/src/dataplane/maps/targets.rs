@@ -55,12 +55,17 @@ impl Maps {
         let loses_ring = matches!(before, Some(Target::Stream(_))) && !is_read;
         // Made first: once the target has no ring, it would not be known that the old one has to go.
         let empty = if loses_ring { Some(rings::empty_ring()?) } else { None };
+        let device = |target: &Target| target.device().and_then(|device| device.ifindex);
+        if before.as_ref().and_then(device) != device(target) {
+            self.unread.clear(place)?;
+        }
         // The reader gets what is copied before this.
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
         if let Some(empty) = empty {
             self.streams.drop_ring(place, &empty)?;
         }
         self.ledger.targets.insert(place, (name.clone(), target.clone()));
+        self.follow_unread();
         Ok(())
     }
 
@@ -76,6 +81,7 @@ impl Maps {
         let bytes = [0; size_of::<abi::Target>()];
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot forget the target {name}"))?;
         self.ledger.targets.remove(&place);
+        self.follow_unread();
         Ok(())
     }
 
@@ -89,6 +95,14 @@ impl Maps {
             }
         }
         Ok(())
+    }
+
+    /// Tells which mirror interfaces get copies only while somebody reads them.
+    pub(super) fn follow_unread(&self) {
+        let targets = self.ledger.targets.iter();
+        let readable =
+            targets.filter_map(|(place, (_, target))| Some((*place, target.device()?.readable()?)));
+        self.unread.follow(readable.collect());
     }
 
     fn set_tunnels(&mut self, tunnels: Tunnels) -> anyhow::Result<()> {

@@ -71,8 +71,8 @@ pub(super) fn target() -> impl Strategy<Value = Target> {
     let destination =
         sample::select(vec!["mirror0", "gre:10.9.0.5/key=7", "gre:10.9.0.5/key=5-7", "gre:10.9.0.5/key=6-9"]);
     let ceiling = option::weighted(0.3, Just(rate(10)));
-    let device = (destination, option::of(100..103u32), any::<bool>(), any::<bool>(), ceiling).prop_map(
-        |(destination, ifindex, up, queueless, ceiling)| {
+    let device = (destination, option::of(100..103u32), any::<[bool; 3]>(), ceiling).prop_map(
+        |(destination, ifindex, [up, queueless, when_read], ceiling)| {
             let (destination, ifindex) = (destination.parse().unwrap(), ifindex.map(IfIndex));
             let device = "mirror0".to_owned();
             Target::Device(DeviceTarget {
@@ -81,6 +81,7 @@ pub(super) fn target() -> impl Strategy<Value = Target> {
                 ifindex,
                 up,
                 queueless,
+                when_read,
                 ceiling: ceiling.map(|rate| rate.limits()).unwrap_or_default(),
                 ..DeviceTarget::default()
             })

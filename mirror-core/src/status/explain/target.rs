@@ -16,7 +16,7 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
         );
         return text.line(depth, &line);
     };
-    let TargetStatus { destination, device, ifindex, up, stream, dropped, .. } = target;
+    let TargetStatus { destination, device, ifindex, up, stream, dropped, when_read, .. } = target;
     if *stream {
         let is_capture = Name::of_written(name).is_some_and(|name| name.is_capture());
         return text.line(
@@ -46,6 +46,9 @@ pub(super) fn write(status: &NodeStatus, name: &str, depth: usize, text: &mut Te
         _ => "It takes no copies now.",
     };
     text.line(depth, &format!("The target {name} is {what}. {state}"));
+    if *when_read {
+        text.line(depth, "Copies are made only while a program reads it, as tcpdump does (--when-read).");
+    }
     if let Some(dropped @ 1..) = dropped {
         text.line(
             depth,

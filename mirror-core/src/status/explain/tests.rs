@@ -26,6 +26,7 @@ fn target(name: &str, destination: &str, ifindex: Option<u32>, up: bool) -> Targ
         up,
         stream,
         dropped: None,
+        when_read: false,
     }
 }
 

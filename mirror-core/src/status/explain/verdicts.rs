@@ -48,6 +48,10 @@ const fn of(verdict: Verdict) -> &'static str {
             "The copy could not be cut to the snap length, or addressed for the tunnel, so it was not delivered. \
              Without a snap length, a copy to a device is not cut."
         }
+        Verdict::Unread => {
+            "Nobody read the mirror interface, and --when-read makes copies only for a reader. They begin within 50 ms of \
+             the start of tcpdump or an IDS on it."
+        }
         Verdict::Lost => {
             "The ring of the stream had no room: the program that reads it is too slow. A filter, a snap length or a \
              larger --buffer helps."

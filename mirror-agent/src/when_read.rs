@@ -1,0 +1,130 @@
+//! `--when-read`: no copies for a mirror interface that nobody reads.
+//!
+//! A thread looks for readers 50 times a second. As long as there are none, it tells the programs to copy nothing for
+//! the next [`LEASE`]. What it says ends by itself, so a late, stopped or killed agent never keeps copies from a reader: a
+//! reader gets copies at most [`LEASE`] after its socket is there. `cmd::run` and `cmd::attach` start the thread.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io, thread,
+    time::{Duration, Instant},
+};
+
+use tracing::{info, warn};
+
+use crate::{
+    dataplane::unread::{Moment, Unread},
+    links::packet_sockets::PacketSockets,
+    model::Readable,
+};
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_millis(20);
+/// How long after a look nothing is copied, if there was no reader.
+const LEASE: Duration = Duration::from_millis(40);
+/// How long copies are made after the last reader was seen. The kernel lists sockets by their places in the list, so one
+/// look can miss a socket while others close. It cannot miss the same one in all looks of a second.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Looks for readers of these mirror interfaces, as long as the process lives.
+pub fn watch(unread: Unread) -> io::Result<()> {
+    thread::Builder::new().name("when-read".to_owned()).spawn(move || {
+        let (mut readers, mut is_told) = (Readers::default(), false);
+        loop {
+            let looked = look(&unread, &mut readers);
+            match &looked {
+                Ok(()) if is_told => info!("readers of the mirror interfaces can be found again"),
+                Err(error) if !is_told => {
+                    warn!("readers of the mirror interfaces cannot be found, so copies are made: {error:#}");
+                }
+                _ => {}
+            }
+            is_told = looked.is_err();
+            thread::sleep(PERIOD);
+        }
+    })?;
+    Ok(())
+}
+
+fn look(unread: &Unread, readers: &mut Readers) -> anyhow::Result<()> {
+    let mirrors = unread.mirrors();
+    if mirrors.is_empty() {
+        return Ok(());
+    }
+    // Before the look: a socket that is opened later is a reader after the lease at the latest.
+    let seen = Moment::now()?;
+    let sockets = PacketSockets::open_now()?;
+    let without = readers.without(&mirrors, |mirror| sockets.read(mirror), Instant::now());
+    unread.withhold(&without, seen, LEASE)
+}
+
+/// When each mirror interface had a reader last.
+#[derive(Default)]
+struct Readers(BTreeMap<Readable, Instant>);
+
+impl Readers {
+    /// The mirror interfaces that have had no reader for [`LINGER`]. One that was not known has had one just now.
+    fn without(
+        &mut self,
+        mirrors: &BTreeSet<Readable>,
+        is_read: impl Fn(&Readable) -> bool,
+        now: Instant,
+    ) -> BTreeSet<Readable> {
+        self.0.retain(|mirror, _| mirrors.contains(mirror));
+        let mut without = BTreeSet::new();
+        for mirror in mirrors {
+            let last = self.0.entry(*mirror).or_insert(now);
+            if is_read(mirror) {
+                *last = now;
+            }
+            if now.duration_since(*last) >= LINGER {
+                without.insert(*mirror);
+            }
+        }
+        without
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::IfIndex;
+
+    const MIRRORS: [Readable; 2] = [
+        Readable { device: IfIndex(7), other_end: None },
+        Readable { device: IfIndex(8), other_end: Some(IfIndex(9)) },
+    ];
+
+    /// What is there, what is read, and ms since the look before.
+    type Look = ([bool; 2], [bool; 2], u64);
+
+    fn looks() -> impl Strategy<Value = Vec<Look>> {
+        let likely = |share| prop::array::uniform2(prop::bool::weighted(share));
+        prop::collection::vec((likely(0.9), likely(0.1), 0..900_u64), 1..40)
+    }
+
+    proptest! {
+        /// Over any history of looks: copies are withheld exactly from a mirror interface that was known for a second, while
+        /// no look found a reader of it.
+        #[test]
+        fn a_reader_is_waited_for(looks in looks()) {
+            let (mut readers, mut now, mut last) = (Readers::default(), Instant::now(), [None; 2]);
+            for (is_there, is_read, wait) in looks {
+                now += Duration::from_millis(wait);
+                let there = (0..2).filter(|place| is_there[*place]).map(|place| MIRRORS[place]).collect();
+                let without = readers.without(&there, |mirror| is_read[usize::from(*mirror == MIRRORS[1])], now);
+                for place in 0..2 {
+                    last[place] = match last[place] {
+                        _ if !is_there[place] => None,
+                        Some(before) if !is_read[place] => Some(before),
+                        _ => Some(now),
+                    };
+                    let expected = last[place].is_some_and(|last| now.duration_since(last) >= LINGER);
+                    prop_assert_eq!(without.contains(&MIRRORS[place]), expected);
+                }
+            }
+        }
+    }
+}

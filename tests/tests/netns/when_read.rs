@@ -1,0 +1,171 @@
+//! `--when-read`: copies are made while somebody reads the mirror interface, and only then.
+
+use std::time::{Duration, Instant};
+
+use mirror_tests::{
+    Agent, AttachMode, Capture, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, check, eventually,
+};
+
+use crate::{Inside, MIRROR, Node, any_mode, shows};
+
+in_both_modes!(copies_are_made_for_readers_alone, without_an_agent_copies_are_made);
+
+const WHEN_READ: &[&str] = &["--when-read"];
+
+/// Copies and packets that nobody would have read, of a pod.
+fn counted(lab: &Lab, pod: &PodNs) -> [u64; 2] {
+    let status = lab.status();
+    let tap = status.tap(pod.veth_host());
+    ["copied", "unread"].map(|verdict| tap.total(verdict))
+}
+
+/// Waits until a ping changes one count and not the other.
+#[track_caller]
+fn wait_for(node: &Node, grows: usize) {
+    eventually(SOON, || {
+        let before = counted(&node.lab, &node.web);
+        node.web.ping(node.db.v4(), 1, 56);
+        let after = counted(&node.lab, &node.web);
+        let [grown, other] = [grows, 1 - grows].map(|of| after[of] - before[of]);
+        check(grown >= 2 && other == 0, || format!("{before:?}, then {after:?}"))
+    });
+}
+
+const COPIED: usize = 0;
+const UNREAD: usize = 1;
+
+/// A capture that has been found. What it shows is what is in it from now on.
+fn reader(node: &Node, device: &str) -> (Capture, Frames) {
+    let capture = Capture::start(node.lab.node(), device);
+    wait_for(node, COPIED);
+    let before = capture.frames();
+    (capture, before)
+}
+
+/// What the pod sends and receives from now on is on the mirror interface, each packet once.
+#[track_caller]
+fn is_read((capture, before): &(Capture, Frames), node: &Node) {
+    let Node { web, db, .. } = node;
+    let inside = Inside::of(web);
+    // For longer than the agent waits for a reader to come back.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(1500) {
+        web.ping(db.v4(), 5, 56);
+    }
+    web.udp_echo(db, db.v4(), &[0, 1472, 9000]);
+    let all = || {
+        let (sent, received) = inside.frames();
+        before.and(&sent).and(&received)
+    };
+    // Copies of packets just before the capture in the pod began may arrive late; a ping has its answer before it ends.
+    shows(capture, all);
+}
+
+fn copies_are_made_for_readers_alone(mode: AttachMode) {
+    let node = Node::bridged("when-read");
+    let Node { web, db, lab } = &node;
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, mode, &pods, WHEN_READ);
+    let status = lab.wait_mirrored(&[web]);
+    assert!(status.mirror().when_read);
+    wait_for(&node, UNREAD);
+
+    // An agent that comes late makes copies for a moment. Each packet is counted once in any case.
+    eventually(SOON, || {
+        let before = counted(lab, web);
+        web.ping(db.v4(), 20, 56);
+        let [copied, unread] = counted(lab, web);
+        let [copied, unread] = [copied - before[COPIED], unread - before[UNREAD]];
+        assert!(copied + unread >= 40, "{copied} and {unread}");
+        check(copied == 0 && unread == 40, || format!("{copied} and {unread} of 40"))
+    });
+    let table = lab.agent_exit(&["status"]).stdout;
+    assert!(table.contains("copies only while a program reads it"), "{table}");
+    let pod = format!("default/{}", web.name());
+    let words = lab.agent_exit(&["explain", "--pod", &pod]).stdout;
+    assert!(words.contains("Nobody read the mirror interface"), "{words}");
+
+    // By its name, by the end of a stand-in for a dummy device, and with all other devices.
+    let ends = lab.devices().into_iter().filter(|name| name.starts_with(MIRROR));
+    for device in ends.collect::<Vec<_>>() {
+        let reader = reader(&node, &device);
+        is_read(&reader, &node);
+        reader.0.stop();
+        wait_for(&node, UNREAD);
+    }
+    let any = Capture::start(lab.node(), "any");
+    wait_for(&node, COPIED);
+    any.stop();
+    wait_for(&node, UNREAD);
+
+    // Two readers, of which one goes.
+    let (first, second) = (reader(&node, MIRROR), reader(&node, MIRROR));
+    first.0.stop();
+    is_read(&(second.0, second.1), &node);
+    agent.stop();
+    lab.cleanup();
+}
+
+fn without_an_agent_copies_are_made(mode: AttachMode) {
+    let node = Node::routed("unread-alone");
+    let Node { web, lab, .. } = &node;
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, mode, &pods, WHEN_READ);
+    lab.wait_mirrored(&[web]);
+    wait_for(&node, UNREAD);
+    agent.meanwhile_paused(|| wait_for(&node, COPIED));
+    wait_for(&node, UNREAD);
+    agent.kill();
+    wait_for(&node, COPIED);
+
+    // The next agent finds the target as it is, and looks for readers.
+    let agent = Agent::run(lab, mode, &pods, WHEN_READ);
+    lab.wait_mirrored(&[web]);
+    wait_for(&node, UNREAD);
+    agent.stop();
+    // And one without the flag does not.
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_status(|status| check(!status.mirror().when_read, || format!("{status:?}")));
+    wait_for(&node, COPIED);
+    let reading = Capture::start(lab.node(), MIRROR);
+    let before = reading.frames();
+    is_read(&(reading, before), &node);
+    agent.stop();
+    lab.cleanup();
+}
+
+#[test]
+fn a_mirror_interface_that_is_made_again_is_looked_after() {
+    let node = Node::bridged("unread-again");
+    let Node { web, lab, .. } = &node;
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let _agent = Agent::run(lab, any_mode(), &pods, WHEN_READ);
+    lab.wait_mirrored(&[web]);
+    wait_for(&node, UNREAD);
+    let before = lab.ifindex(MIRROR);
+    lab.node().ip(&format!("link delete {MIRROR}"));
+    lab.wait_status(|status| {
+        let now = status.mirror().ifindex;
+        check(now.is_some_and(|now| now != before) && status.mirror().when_read, || format!("{status:?}"))
+    });
+    wait_for(&node, UNREAD);
+    is_read(&reader(&node, MIRROR), &node);
+}
+
+/// Nobody knows what it does with a copy.
+#[test]
+fn a_device_that_existed_gets_all_copies() {
+    let node = Node::bridged("unread-found");
+    let Node { web, lab, .. } = &node;
+    lab.node().ip("link add cap0 type veth peer name cap1");
+    lab.node().ip("link set cap1 up");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--when-read", "--mirror-iface", "cap0"]);
+    assert!(!lab.wait_mirrored(&[web]).mirror().when_read);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(1500) {
+        node.web.ping(node.db.v4(), 5, 56);
+    }
+    let [copied, unread] = counted(lab, web);
+    assert!(copied > 0 && unread == 0, "{copied}, {unread}");
+}
