@@ -9,6 +9,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -38,12 +39,23 @@ const CHURN: (Duration, usize, usize) = (Duration::from_millis(100), 20, 100);
 /// How long anything here may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The numbers of pods for which the agent is compared with itself; the last are more than it is measured with.
+const GROWTH: [usize; 5] = [1, 10, 100, PODS, 500];
+
 fn main() {
     let mut node = Node::new();
-    for number in 0..PODS {
-        node.add(number);
+    println!(
+        "| pods | start to the last tap, s | memory (RSS), MiB | memory of the maps, MiB | series of metrics | KiB |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for pods in GROWTH {
+        (node.pods.len()..pods).for_each(|number| node.add(number));
+        growth(&node);
     }
-    println!("{PODS} pods on one node, {}", node.mode.name());
+    for number in PODS..node.pods.len() {
+        node.remove(number);
+    }
+    println!("\n{PODS} pods on one node, {}", node.mode.name());
     println!("{:<58} {:>8} {:>8} {:>8} {:>4}", "", "median", "99 %", "worst", "n");
     starts(&node);
 
@@ -63,6 +75,43 @@ fn main() {
     tell_memory("memory (RSS) after that", &agent);
     agent.stop();
     node.lab.cleanup();
+}
+
+/// Prints what the agent needs for as many pods as there are.
+fn growth(node: &Node) {
+    node.lab.cleanup();
+    let start = Instant::now();
+    let agent = node.start();
+    node.wait_until_ready();
+    let tapped = start.elapsed().as_secs_f64();
+    let metrics = node.lab.request("GET", "/metrics").unwrap().body;
+    let series = metrics.lines().filter(|line| !line.starts_with('#')).count();
+    let (rss, _) = memory(agent.pid());
+    println!(
+        "| {} | {tapped:.2} | {rss:.1} | {:.1} | {series} | {:.0} |",
+        node.pods.len(),
+        map_memory(agent.pid()),
+        metrics.len() as f64 / 1024.0
+    );
+    agent.stop();
+}
+
+/// The memory in MiB of the maps that a process has open, as the kernel counts it (`memlock` in the file of each
+/// descriptor, proc_pid_fdinfo(5)).
+fn map_memory(pid: u32) -> f64 {
+    let files = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap();
+    let mut maps = BTreeMap::new();
+    for text in files.filter_map(|file| fs::read_to_string(file.ok()?.path()).ok()) {
+        let value = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            line.trim().parse::<u64>().ok()
+        };
+        // A program has `memlock`, too.
+        if let (Some(id), Some(bytes)) = (value("map_id:"), value("memlock:")) {
+            maps.insert(id, bytes);
+        }
+    }
+    maps.values().sum::<u64>() as f64 / f64::from(1 << 20)
 }
 
 /// How soon everything is tapped, on a fresh node and after an earlier agent.

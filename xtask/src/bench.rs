@@ -20,6 +20,8 @@ pub(crate) enum Bench {
     Packet,
     /// ns per packet by the kind of the target.
     Target,
+    /// A few pings in a gigabit of junk: what a capture has of them, and what it costs.
+    Capture,
     /// The agent with many pods: how soon it taps, its memory, its CPU time.
     Scale,
     /// The controller with 1000 simulated nodes: its writes, its memory, its CPU time.
@@ -57,6 +59,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         Bench::Packet => cargo.arg("packet").run(),
         // Here and below, the agent as users run it: optimised.
         Bench::Target => cargo.arg("target").env("MIRROR_AGENT", workspace::release_agent()?).run(),
+        Bench::Capture => cargo.arg("capture").env("MIRROR_AGENT", workspace::release_agent()?).run(),
         Bench::Scale => level::with_api(cargo.arg("scale").env("MIRROR_AGENT", workspace::release_agent()?)),
         Bench::Controller => {
             level::with_api(cargo.arg("controller").env("MIRROR_AGENT", workspace::release_agent()?))

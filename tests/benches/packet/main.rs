@@ -57,13 +57,14 @@ const SUPER_PACKETS: u32 = 2_000;
 /// The targets: the first is that of every candidate with one session.
 const TARGETS: [&str; 4] = ["target", "target1", "target2", "target3"];
 /// The program alone.
-const ALONE: [&str; 18] = [
+const ALONE: [&str; 19] = [
     "bare clone",
     "no tap entry",
     "nobody reads",
     "mirrored",
     "mirrored, 2 times",
     "mirrored, 4 times",
+    FULL,
     "mirrored, 1 rule",
     "mirrored, 16 rules",
     "rejected, 1 rule",
@@ -77,6 +78,10 @@ const ALONE: [&str; 18] = [
     "1400: streamed",
     "1400: stream, 96",
 ];
+/// With taps of other devices beside the one that is measured, almost as many as a node can have.
+const FULL: &str = "mirrored, 4000 taps";
+/// Their indexes, which no device has.
+const OTHERS: std::ops::Range<u32> = 0x7000_0000..0x7000_0fa0;
 /// Frames of 64 bytes over the whole path.
 const PATH: [&str; 7] = [
     "no program",
@@ -123,6 +128,7 @@ fn main() {
         ("1400: cut to 96", "1400: mirrored"),
         ("mirrored, 2 times", "mirrored"),
         ("mirrored, 4 times", "mirrored"),
+        (FULL, "mirrored"),
     ] {
         compare(&alone, name, base, &measured);
     }
@@ -147,6 +153,8 @@ struct Rig {
     target_kind: &'static str,
     tapped: Device,
     untapped: Device,
+    /// The devices [`OTHERS`] have taps.
+    has_others: bool,
 }
 
 /// The node's end of a pod's veth.
@@ -218,12 +226,12 @@ impl Rig {
             .load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES")))
             .unwrap();
         program(&mut probes, "bare_clone").load().unwrap();
-        Self { lab, ours, probes, target_kind, tapped, untapped }
+        Self { lab, ours, probes, target_kind, tapped, untapped, has_others: false }
     }
 
     /// The program and the device of a candidate, with its session installed.
     fn candidate(&mut self, name: &str) -> (&Lab, &mut SchedClassifier, &Device) {
-        let Self { lab, ours, probes, tapped, untapped, .. } = self;
+        let Self { lab, ours, probes, tapped, untapped, has_others, .. } = self;
         if name.ends_with("bare clone") {
             return (lab, program(probes, "bare_clone"), tapped);
         }
@@ -249,6 +257,12 @@ impl Rig {
         let mut taps: HashMap<_, [u8; size_of::<DeviceKey>()], [u8; size_of::<Tap>()]> =
             ours.map_mut("TAPS").unwrap().try_into().unwrap();
         taps.insert(&transmute!(key), &transmute!(tap), 0).unwrap();
+        let is_full = name == FULL;
+        for ifindex in OTHERS.filter(|_| is_full != *has_others) {
+            let key = transmute!(DeviceKey { netns: 0, ifindex });
+            if is_full { taps.insert(&key, &transmute!(tap), 0) } else { taps.remove(&key) }.unwrap();
+        }
+        *has_others = is_full;
         (lab, program(ours, "tap_ingress"), tapped)
     }
 

@@ -1,0 +1,233 @@
+//! A few pings in a gigabit of junk: how many of them a capture has, and what it costs. Run by `cargo xtask bench capture`.
+//!
+//! The published study of a switch's packet capture (Cisco 6500) does the same: 1500-byte frames fill a port in both
+//! directions, 60 pings pass, and what is captured of them depends on whether the filter is ahead of the limit. Here the
+//! pings come faster, so that a case takes 3 s.
+//!
+//! Times nothing for a verdict: it prints, and a person reads.
+
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
+#![expect(clippy::print_stdout, reason = "its output")]
+
+#[expect(dead_code, reason = "what other benches compare")]
+#[path = "measure/figures.rs"]
+mod figures;
+#[expect(dead_code, reason = "what other benches time")]
+#[path = "measure/path.rs"]
+mod path;
+
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use mirror_tests::{Agent, AttachMode, FrameSocket, Lab, Mac, PodNs, PodSpec, PodsFile, Tail, check};
+
+use self::{figures::quartiles, path::tcp_frame};
+
+const ROUNDS: usize = 5;
+const PINGS: usize = 60;
+const EVERY: Duration = Duration::from_millis(50);
+/// A gigabit a second in each direction.
+const JUNK_BYTES: usize = 1500;
+const JUNK_PER_MS: u32 = 83;
+/// Bytes in memory, as in the study.
+const BUFFER: &str = "64MB";
+
+/// A filter, a rate, and how the buffer is used; `{mac}` is the address of the pod that pings.
+struct Case {
+    name: &'static str,
+    filter: &'static str,
+    rate: &'static str,
+    keep: &'static str,
+}
+
+const fn case(name: &'static str, filter: &'static str, rate: &'static str, keep: &'static str) -> Case {
+    Case { name, filter, rate, keep }
+}
+
+const CIRCULAR: &str = "--ring";
+const LINEAR: &str = "--first";
+const CASES: [Case; 9] = [
+    case("everything, circular", "", "", CIRCULAR),
+    case("everything, linear", "", "", LINEAR),
+    case("protocol (icmp), circular", "icmp", "", CIRCULAR),
+    case("protocol (icmp), linear", "icmp", "", LINEAR),
+    case("source MAC, circular", "ether src {mac}", "", CIRCULAR),
+    case("length (less 100), circular", "less 100", "", CIRCULAR),
+    case("everything, 100 a second", "", "100pps", CIRCULAR),
+    case("protocol, 100 a second", "icmp", "100pps", CIRCULAR),
+    case("source MAC, 100 a second", "ether src {mac}", "100pps", CIRCULAR),
+];
+
+/// What a case has shown in a round.
+#[derive(Default)]
+struct Sample {
+    pings: usize,
+    packets: usize,
+    bytes: u64,
+    lost: u64,
+    cpu: f64,
+}
+
+fn main() {
+    let lab = Lab::new("bench-capture");
+    let [web, db] = ["web", "db"].map(|name| lab.routed_pod(name));
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web)]);
+    let agent = Agent::run(&lab, AttachMode::Tcx, &pods, &["--target", "live=stream"]);
+    let release = nix::sys::utsname::uname().unwrap();
+    println!(
+        "{PINGS} pings, {} ms apart, in frames of {JUNK_BYTES} bytes, {} a ms in each direction; {BUFFER} in memory, \
+         Linux {}, {ROUNDS} rounds\n",
+        EVERY.as_millis(),
+        JUNK_PER_MS,
+        release.release().to_string_lossy(),
+    );
+    let mut samples: Vec<Vec<Sample>> = CASES.iter().map(|_| Vec::new()).collect();
+    let mut without = Vec::new();
+    let junk = Junk::start(&lab, &web);
+    for _ in 0..ROUNDS {
+        without.push(cpu_while(|| ping(&web, &db)));
+        for (case, samples) in CASES.iter().zip(&mut samples) {
+            samples.push(capture(&lab, &pods, &web, &db, case));
+        }
+    }
+    let (sent, late) = junk.stop();
+    println!("junk: {sent} frames; {late} ms in which it was late\n");
+    let [_, without, _] = quartiles(without.into_iter());
+    println!(
+        "| case | pings of {PINGS} | packets | MB of file | lost | CPU, cores (without: {without:.2}) |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for (case, samples) in CASES.iter().zip(&samples) {
+        let of = |value: &dyn Fn(&Sample) -> f64| {
+            let [low, median, high] = quartiles(samples.iter().map(value));
+            (low, median, high)
+        };
+        let (least, pings, most) = of(&|sample| sample.pings as f64);
+        let (_, packets, _) = of(&|sample| sample.packets as f64);
+        let (_, bytes, _) = of(&|sample| sample.bytes as f64 / 1e6);
+        let (_, lost, _) = of(&|sample| sample.lost as f64);
+        let (_, cpu, _) = of(&|sample| sample.cpu);
+        let name = case.name;
+        println!(
+            "| {name} | {pings} ({least} … {most}) | {packets} | {bytes:.1} | {lost} | {:+.2} |",
+            cpu - without
+        );
+    }
+    agent.stop();
+    lab.cleanup();
+}
+
+/// One case: what is captured of the pings, and the CPU time of the machine meanwhile.
+fn capture(lab: &Lab, pods: &PodsFile, web: &PodNs, db: &PodNs, case: &Case) -> Sample {
+    let mac = mac_text(web.eth0().mac);
+    let mut spec = PodSpec::of(web).mirror("true").annotated("podmirror.io/target", "live");
+    for (key, value) in [("filter", case.filter.replace("{mac}", &mac)), ("rate", case.rate.to_owned())] {
+        if !value.is_empty() {
+            spec = spec.annotated(&format!("podmirror.io/{key}"), &value);
+        }
+    }
+    pods.write(&[spec]);
+    let mut tail = Tail::spawn(lab, &["capture", "--target", "live", case.keep, BUFFER, "--buffer", "16MiB"]);
+    // A linear buffer can be full as soon as it reads.
+    if case.keep == CIRCULAR {
+        tail.wait_until_it_reads(lab);
+    }
+    let cpu = cpu_while(|| ping(web, db));
+    let counts = lab.status();
+    let lost = counts.taps.iter().map(|tap| tap.total("lost")).sum();
+    let file = match case.keep {
+        LINEAR if case.filter.is_empty() => tail.wait(),
+        _ => tail.stop(),
+    };
+    // The next case begins with a new session.
+    pods.write(&[PodSpec::of(web)]);
+    lab.wait_status(|status| check(status.taps.is_empty(), || format!("{status:?}")));
+    let is_ping = |frame: &[u8]| frame[12..14] == [8, 0] && frame[23] == 1 && frame[34] == 8;
+    let frames = file.all_frames();
+    Sample {
+        pings: frames.only(is_ping).len(),
+        packets: frames.len(),
+        bytes: frames.bytes() as u64,
+        lost,
+        cpu,
+    }
+}
+
+fn ping(web: &PodNs, db: &PodNs) {
+    web.ping_every(EVERY, db.v4(), PINGS, 56);
+}
+
+/// The CPU time of the machine while `work` goes on, as a number of cores.
+fn cpu_while(work: impl FnOnce()) -> f64 {
+    let (before, start) = (busy(), Instant::now());
+    work();
+    (busy() - before) as f64 / 100.0 / start.elapsed().as_secs_f64()
+}
+
+/// Ticks of 10 ms in which the CPUs have worked: user, nice, system, irq, softirq (proc_stat(5)).
+fn busy() -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap();
+    let numbers: Vec<u64> = text
+        .lines()
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .skip(1)
+        .map(|number| number.parse().unwrap())
+        .collect();
+    [0, 1, 2, 5, 6].map(|at: usize| numbers[at]).iter().sum()
+}
+
+fn mac_text(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Sends frames for nobody, from the pod and to it, until it is stopped.
+struct Junk {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    thread: JoinHandle<u64>,
+}
+
+impl Junk {
+    fn start(lab: &Lab, pod: &PodNs) -> Self {
+        let sockets = [pod.netns().sender("eth0"), lab.node().sender(pod.veth_host())];
+        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&sent));
+        let thread = thread::spawn(move || send(&sockets, &stopped, &counted));
+        Self { stop, sent, thread }
+    }
+
+    /// How many frames it has sent, and how often it was late by a millisecond.
+    fn stop(self) -> (u64, u64) {
+        self.stop.store(true, Ordering::Relaxed);
+        let late = self.thread.join().unwrap();
+        (self.sent.load(Ordering::Relaxed), late)
+    }
+}
+
+fn send(sockets: &[FrameSocket; 2], stopped: &AtomicBool, sent: &AtomicU64) -> u64 {
+    let frame = tcp_frame(JUNK_BYTES);
+    let (mut next, mut late) = (Instant::now(), 0);
+    while !stopped.load(Ordering::Relaxed) {
+        for _ in 0..JUNK_PER_MS {
+            for socket in sockets {
+                // A full queue of the socket is the same as a frame less.
+                sent.fetch_add(u64::from(socket.send(&frame).is_ok()), Ordering::Relaxed);
+            }
+        }
+        next += Duration::from_millis(1);
+        match next.checked_duration_since(Instant::now()) {
+            Some(pause) => thread::sleep(pause),
+            None => late += 1,
+        }
+    }
+    late
+}
