@@ -3,19 +3,25 @@
 use std::time::{Duration, Instant};
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, check, eventually,
+    Agent, AttachMode, Capture, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, Status, TapStatus, check,
+    eventually,
 };
 
-use crate::{Inside, MIRROR, Node, any_mode, shows};
+use crate::{Inside, MIRROR, Node, any_mode, pod_side::up, shows};
 
-in_both_modes!(copies_are_made_for_readers_alone, without_an_agent_copies_are_made);
+in_both_modes!(
+    copies_are_made_for_readers_alone,
+    without_an_agent_copies_are_made,
+    a_tap_inside_a_pod_waits_for_readers_too,
+);
 
 const WHEN_READ: &[&str] = &["--when-read"];
 
 /// Copies and packets that nobody would have read, of a pod.
 fn counted(lab: &Lab, pod: &PodNs) -> [u64; 2] {
     let status = lab.status();
-    let tap = status.tap(pod.veth_host());
+    let of_pod = |tap: &&TapStatus| tap.pod.as_ref().is_some_and(|of| of.name == pod.name());
+    let tap = status.taps.iter().find(of_pod).unwrap_or_else(|| panic!("no tap of the pod: {status:#?}"));
     ["copied", "unread"].map(|verdict| tap.total(verdict))
 }
 
@@ -130,6 +136,24 @@ fn without_an_agent_copies_are_made(mode: AttachMode) {
     let reading = Capture::start(lab.node(), MIRROR);
     let before = reading.frames();
     is_read(&(reading, before), &node);
+    agent.stop();
+    lab.cleanup();
+}
+
+fn a_tap_inside_a_pod_waits_for_readers_too(mode: AttachMode) {
+    let lab = Lab::new("unread-inside");
+    up(&lab, "up0", "up1");
+    let pod = |name| lab.pod_over(name, "macvlan mode bridge", "up0");
+    let node = Node { web: pod("web"), db: pod("db"), lab };
+    let Node { web, lab, .. } = &node;
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, mode, &pods, WHEN_READ);
+    let is_tapped =
+        |status: &Status| check(status.taps.iter().any(TapStatus::is_attached), || format!("{status:?}"));
+    assert!(lab.wait_status(is_tapped).taps[0].inside);
+    wait_for(&node, UNREAD);
+    is_read(&reader(&node, MIRROR), &node);
+    wait_for(&node, UNREAD);
     agent.stop();
     lab.cleanup();
 }

@@ -55,10 +55,6 @@ impl Maps {
         let loses_ring = matches!(before, Some(Target::Stream(_))) && !is_read;
         // Made first: once the target has no ring, it would not be known that the old one has to go.
         let empty = if loses_ring { Some(rings::empty_ring()?) } else { None };
-        let device = |target: &Target| target.device().and_then(|device| device.ifindex);
-        if before.as_ref().and_then(device) != device(target) {
-            self.unread.clear(place)?;
-        }
         // The reader gets what is copied before this.
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
         if let Some(empty) = empty {
@@ -66,7 +62,12 @@ impl Maps {
         }
         self.ledger.targets.insert(place, (name.clone(), target.clone()));
         self.follow_unread();
-        Ok(())
+        // From here on, nothing is said any more of the device before.
+        if before.as_ref().and_then(Target::ifindex) != target.ifindex() {
+            self.unread.clear(place)
+        } else {
+            Ok(())
+        }
     }
 
     /// Forgets a target.
