@@ -1,4 +1,4 @@
-//! A few pings in a gigabit of junk: how many of them a capture has, and what it costs. Run by `cargo xtask bench capture`.
+//! A few pings in a gigabit of junk: how many of them a capture has. Run by `cargo xtask bench capture`.
 //!
 //! The published study of a switch's packet capture (Cisco 6500) does the same: 1500-byte frames fill a port in both
 //! directions, 60 pings pass, and what is captured of them depends on whether the filter is ahead of the limit. Here the
@@ -17,7 +17,6 @@ mod figures;
 mod path;
 
 use std::{
-    fs,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -72,7 +71,6 @@ struct Sample {
     packets: usize,
     bytes: u64,
     lost: u64,
-    cpu: f64,
 }
 
 fn main() {
@@ -89,21 +87,16 @@ fn main() {
         release.release().to_string_lossy(),
     );
     let mut samples: Vec<Vec<Sample>> = CASES.iter().map(|_| Vec::new()).collect();
-    let mut without = Vec::new();
     let junk = Junk::start(&lab, &web);
     for _ in 0..ROUNDS {
-        without.push(cpu_while(|| ping(&web, &db)));
         for (case, samples) in CASES.iter().zip(&mut samples) {
             samples.push(capture(&lab, &pods, &web, &db, case));
         }
     }
     let (sent, late) = junk.stop();
     println!("junk: {sent} frames; {late} ms in which it was late\n");
-    let [_, without, _] = quartiles(without.into_iter());
-    println!(
-        "| case | pings of {PINGS} | packets | MB of file | lost | CPU, cores (without: {without:.2}) |"
-    );
-    println!("| --- | --- | --- | --- | --- | --- |");
+    println!("| case | pings of {PINGS} | packets | MB of file | lost |");
+    println!("| --- | --- | --- | --- | --- |");
     for (case, samples) in CASES.iter().zip(&samples) {
         let of = |value: &dyn Fn(&Sample) -> f64| {
             let [low, median, high] = quartiles(samples.iter().map(value));
@@ -113,18 +106,14 @@ fn main() {
         let (_, packets, _) = of(&|sample| sample.packets as f64);
         let (_, bytes, _) = of(&|sample| sample.bytes as f64 / 1e6);
         let (_, lost, _) = of(&|sample| sample.lost as f64);
-        let (_, cpu, _) = of(&|sample| sample.cpu);
         let name = case.name;
-        println!(
-            "| {name} | {pings} ({least} … {most}) | {packets} | {bytes:.1} | {lost} | {:+.2} |",
-            cpu - without
-        );
+        println!("| {name} | {pings} ({least} … {most}) | {packets} | {bytes:.1} | {lost} |");
     }
     agent.stop();
     lab.cleanup();
 }
 
-/// One case: what is captured of the pings, and the CPU time of the machine meanwhile.
+/// One case: what is captured of the pings.
 fn capture(lab: &Lab, pods: &PodsFile, web: &PodNs, db: &PodNs, case: &Case) -> Sample {
     let mac = mac_text(web.eth0().mac);
     let mut spec = PodSpec::of(web).mirror("true").annotated("podmirror.io/target", "live");
@@ -135,54 +124,21 @@ fn capture(lab: &Lab, pods: &PodsFile, web: &PodNs, db: &PodNs, case: &Case) -> 
     }
     pods.write(&[spec]);
     let mut tail = Tail::spawn(lab, &["capture", "--target", "live", case.keep, BUFFER, "--buffer", "16MiB"]);
-    // A linear buffer can be full as soon as it reads.
-    if case.keep == CIRCULAR {
+    let fills_up = case.keep == LINEAR && case.filter.is_empty();
+    // Such a buffer can be full as soon as it reads.
+    if !fills_up {
         tail.wait_until_it_reads(lab);
     }
-    let cpu = cpu_while(|| ping(web, db));
+    web.ping_every(EVERY, db.v4(), PINGS, 56);
     let counts = lab.status();
     let lost = counts.taps.iter().map(|tap| tap.total("lost")).sum();
-    let file = match case.keep {
-        LINEAR if case.filter.is_empty() => tail.wait(),
-        _ => tail.stop(),
-    };
+    let file = if fills_up { tail.wait() } else { tail.stop() };
     // The next case begins with a new session.
     pods.write(&[PodSpec::of(web)]);
     lab.wait_status(|status| check(status.taps.is_empty(), || format!("{status:?}")));
     let is_ping = |frame: &[u8]| frame[12..14] == [8, 0] && frame[23] == 1 && frame[34] == 8;
     let frames = file.all_frames();
-    Sample {
-        pings: frames.only(is_ping).len(),
-        packets: frames.len(),
-        bytes: frames.bytes() as u64,
-        lost,
-        cpu,
-    }
-}
-
-fn ping(web: &PodNs, db: &PodNs) {
-    web.ping_every(EVERY, db.v4(), PINGS, 56);
-}
-
-/// The CPU time of the machine while `work` goes on, as a number of cores.
-fn cpu_while(work: impl FnOnce()) -> f64 {
-    let (before, start) = (busy(), Instant::now());
-    work();
-    (busy() - before) as f64 / 100.0 / start.elapsed().as_secs_f64()
-}
-
-/// Ticks of 10 ms in which the CPUs have worked: user, nice, system, irq, softirq (proc_stat(5)).
-fn busy() -> u64 {
-    let text = fs::read_to_string("/proc/stat").unwrap();
-    let numbers: Vec<u64> = text
-        .lines()
-        .next()
-        .unwrap()
-        .split_whitespace()
-        .skip(1)
-        .map(|number| number.parse().unwrap())
-        .collect();
-    [0, 1, 2, 5, 6].map(|at: usize| numbers[at]).iter().sum()
+    Sample { pings: frames.only(is_ping).len(), packets: frames.len(), bytes: frames.bytes() as u64, lost }
 }
 
 fn mac_text(mac: Mac) -> String {
@@ -214,7 +170,9 @@ impl Junk {
 }
 
 fn send(sockets: &[FrameSocket; 2], stopped: &AtomicBool, sent: &AtomicU64) -> u64 {
-    let frame = tcp_frame(JUNK_BYTES);
+    let mut frame = tcp_frame(JUNK_BYTES);
+    // No pod's address.
+    frame[6..12].fill(6);
     let (mut next, mut late) = (Instant::now(), 0);
     while !stopped.load(Ordering::Relaxed) {
         for _ in 0..JUNK_PER_MS {

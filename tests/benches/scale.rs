@@ -125,7 +125,11 @@ fn starts(node: &Node) {
         first.push(ms(start.elapsed()));
         node.wait_until_ready();
         all.push(ms(start.elapsed()));
-        assert_eq!(agent.log_with(&["\"mirroring\""]).len(), PODS, "{:#?}", agent.log());
+        // The agent is ready before its log has been read.
+        eventually(PATIENCE, || {
+            let tapped = agent.log_with(&["\"mirroring\""]).len();
+            check(tapped == PODS, || format!("{tapped} of {PODS}"))
+        });
         agent.stop();
     }
     for _ in 0..RESTARTS {

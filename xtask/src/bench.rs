@@ -20,7 +20,7 @@ pub(crate) enum Bench {
     Packet,
     /// ns per packet by the kind of the target.
     Target,
-    /// A few pings in a gigabit of junk: what a capture has of them, and what it costs.
+    /// A few pings in a gigabit of junk: what a capture has of them.
     Capture,
     /// The agent with many pods: how soon it taps, its memory, its CPU time.
     Scale,

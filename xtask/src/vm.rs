@@ -86,10 +86,10 @@ impl Kernel {
 }
 
 /// The stories of the level vm: what the kernel decides, and not the agent. These are the hooks and the programs of others
-/// there, every form of packet, packets that come back, offloads and queues of devices, ring buffers, kinds of tunnels and
-/// of NICs that a newer kernel may lack, and what an older version has pinned. Each is the beginning of names; `WAY` is the
-/// module of the kernel's own way to attach.
-const STORIES: [&str; 23] = [
+/// there, every form of packet, packets that come back, offloads and queues of devices, ring buffers, packet sockets, kinds
+/// of tunnels and of NICs that a newer kernel may lack, and what an older version has pinned. Each is the beginning of names;
+/// `WAY` is the module of the kernel's own way to attach.
+const STORIES: [&str; 24] = [
     "attaching::",
     "bypass::WAY::a_known_cni_is_recognised_before_the_first_packet",
     "complete::WAY::a_pod_on_a_bridge_is_mirrored_completely",
@@ -113,6 +113,7 @@ const STORIES: [&str; 23] = [
     "returns::WAY::what_goes_up_through_a_bridge_and_back_is_mirrored_both_ways",
     "tails::WAY::a_pod_is_read_completely",
     "versions::WAY::a_mirror_of_version_3_is_taken_over",
+    "when_read::WAY::copies_are_made_for_readers_alone",
 ];
 
 /// The command line of `cargo xtask vm`.
