@@ -21,7 +21,7 @@ const WHEN_READ: &[&str] = &["--when-read"];
 fn counted(lab: &Lab, pod: &PodNs) -> [u64; 2] {
     let status = lab.status();
     let of_pod = |tap: &&TapStatus| tap.pod.as_ref().is_some_and(|of| of.name == pod.name());
-    let tap = status.taps.iter().find(of_pod).unwrap_or_else(|| panic!("no tap of the pod: {status:#?}"));
+    let tap = status.taps.iter().find(of_pod).unwrap();
     ["copied", "unread"].map(|verdict| tap.total(verdict))
 }
 
