@@ -20,6 +20,9 @@ use crate::{
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(20);
+/// How many times as long as a look the pause after it is at least. A process of the node can open any number of packet
+/// sockets, and then looks take long. Copies are made meanwhile.
+const PAUSE: u32 = 3;
 /// How long after a look nothing is copied, if there was no reader.
 const LEASE: Duration = Duration::from_millis(40);
 /// How long copies are made after the last reader was seen. The kernel lists sockets by their places in the list, so one
@@ -31,6 +34,7 @@ pub fn watch(unread: Unread) -> io::Result<()> {
     thread::Builder::new().name("when-read".to_owned()).spawn(move || {
         let (mut readers, mut is_told) = (Readers::default(), false);
         loop {
+            let begun = Instant::now();
             let looked = look(&unread, &mut readers);
             match &looked {
                 Ok(()) if is_told => info!("readers of the mirror interfaces can be found again"),
@@ -40,7 +44,7 @@ pub fn watch(unread: Unread) -> io::Result<()> {
                 _ => {}
             }
             is_told = looked.is_err();
-            thread::sleep(PERIOD);
+            thread::sleep(PERIOD.max(begun.elapsed() * PAUSE));
         }
     })?;
     Ok(())
