@@ -160,6 +160,22 @@ fn open_pin(path: &Path) -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub struct Neighbour {
     ebpf: Ebpf,
+    /// The namespace of the device if it is attached by filters: the kernel removes them there only, and links anywhere.
+    filters: Option<Netns>,
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        let Self { ebpf, filters: Some(netns) } = self else { return };
+        netns.enter(|| {
+            for (_, program) in ebpf.programs_mut() {
+                if let Program::SchedClassifier(program) = program {
+                    // The device may have gone.
+                    let _ = program.unload();
+                }
+            }
+        });
+    }
 }
 
 impl Neighbour {
@@ -254,7 +270,7 @@ impl Neighbour {
                 })
             }
         })?;
-        Ok(Self { ebpf })
+        Ok(Self { ebpf, filters: None })
     }
 
     /// Attaches a program to what a device of any namespace sends. It puts the last two bytes of a frame's number (see
@@ -275,7 +291,7 @@ impl Neighbour {
         };
         let device = CString::new(device).unwrap();
         netns.enter(|| program.attach(device.as_c_str(), how).map(drop)).unwrap();
-        Self { ebpf }
+        Self { ebpf, filters: (own_mode() == AttachMode::Clsact).then(|| Netns::at(netns.path())) }
     }
 
     #[track_caller]
@@ -310,12 +326,17 @@ impl Neighbour {
         let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
         program.load().unwrap();
         let device = CString::new(device).unwrap();
-        lab.node().enter(|| {
+        let node = lab.node();
+        let has_filters = node.enter(|| {
+            let mut has_filters = false;
             for attach_type in hooks {
-                program.attach(device.as_c_str(), how(*attach_type)).unwrap();
+                let how = how(*attach_type);
+                has_filters |= matches!(how, TcAttach::Netlink { .. });
+                program.attach(device.as_c_str(), how).unwrap();
             }
+            has_filters
         });
-        Self { ebpf }
+        Self { ebpf, filters: has_filters.then(|| Netns::at(node.path())) }
     }
 
     /// The number of packets that the program has seen.

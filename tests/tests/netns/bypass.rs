@@ -172,12 +172,6 @@ fn a_known_cni_is_recognised_before_the_first_packet(mode: AttachMode) {
     wait_left(lab, &[web]);
     web.ping(db.v4(), 3, 56);
     drop((cilium, mirror));
-    if mode == AttachMode::Clsact {
-        // These are not removed with the program's last user.
-        for pod in [web, db] {
-            lab.node().tc(&format!("filter delete dev {} ingress pref 49152", pod.veth_host()));
-        }
-    }
     assert_eq!([lab.network_state(), web.netns().devices()], before);
 }
 

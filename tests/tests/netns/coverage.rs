@@ -133,10 +133,6 @@ fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
     }
 
     drop(neighbour);
-    if any_mode() == AttachMode::Clsact {
-        // It is not removed with the program's last user.
-        lab.node().tc(&format!("filter delete dev {} ingress pref 49152", db.veth_host()));
-    }
     let again = wait_states(lab, web, CLEAR, [seen_ingress(), "Covered"], talk);
     if shows_redirects() {
         let [seen, carried] = ["seen", "carried"].map(|key| again["ingress"][key].as_u64().unwrap());
