@@ -4,6 +4,9 @@
 //! directions, 60 pings pass, and what is captured of them depends on whether the filter is ahead of the limit. Here the
 //! pings come faster, so that a case takes 3 s.
 //!
+//! The junk has a CPU of its own, and the time that the node takes for a frame of it is in its `send`: what runs there is
+//! the path through the node, with the tap. Everything else runs on another CPU; of that the reader's time is measured.
+//!
 //! Times nothing for a verdict: it prints, and a person reads.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
@@ -25,9 +28,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mirror_tests::{Agent, AttachMode, FrameSocket, Lab, Mac, PodNs, PodSpec, PodsFile, Tail, check};
+use mirror_tests::{
+    Agent, AttachMode, FrameSocket, Lab, Mac, PodNs, PodSpec, PodsFile, Tail, check, cpu_time,
+};
 
-use self::{figures::quartiles, path::tcp_frame};
+use self::{
+    figures::quartiles,
+    path::{pin_to_cpu, tcp_frame},
+};
 
 const ROUNDS: usize = 5;
 const PINGS: usize = 60;
@@ -64,6 +72,9 @@ const CASES: [Case; 9] = [
     case("source MAC, 100 a second", "ether src {mac}", "100pps", CIRCULAR),
 ];
 
+/// The row without a capture.
+const NO_CAPTURE: &str = "no capture";
+
 /// What a case has shown in a round.
 #[derive(Default)]
 struct Sample {
@@ -71,6 +82,10 @@ struct Sample {
     packets: usize,
     bytes: u64,
     lost: u64,
+    /// ns that a frame of junk has taken.
+    frame_ns: f64,
+    /// What the reader has taken of a CPU, in percent. None of one that ends before the pings do.
+    reader: Option<f64>,
 }
 
 fn main() {
@@ -87,17 +102,23 @@ fn main() {
         release.release().to_string_lossy(),
     );
     let mut samples: Vec<Vec<Sample>> = CASES.iter().map(|_| Vec::new()).collect();
+    let mut without = Vec::new();
     let junk = Junk::start(&lab, &web);
+    pin_to_cpu(1);
     for _ in 0..ROUNDS {
+        without.push(Sample { frame_ns: junk.frame_ns(|| ping(&web, &db)), ..Sample::default() });
         for (case, samples) in CASES.iter().zip(&mut samples) {
-            samples.push(capture(&lab, &pods, &web, &db, case));
+            samples.push(capture(&lab, &pods, [&web, &db], &junk, case));
         }
     }
     let (sent, late) = junk.stop();
     println!("junk: {sent} frames; {late} ms in which it was late\n");
-    println!("| case | pings of {PINGS} | packets | MB of file | lost |");
-    println!("| --- | --- | --- | --- | --- |");
-    for (case, samples) in CASES.iter().zip(&samples) {
+    println!(
+        "| case | pings of {PINGS} | packets | MB of file | lost | ns a frame of junk | reader, % of a CPU |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    let names = [NO_CAPTURE].into_iter().chain(CASES.iter().map(|case| case.name));
+    for (name, samples) in names.zip([without].iter().chain(&samples)) {
         let of = |value: &dyn Fn(&Sample) -> f64| {
             let [low, median, high] = quartiles(samples.iter().map(value));
             (low, median, high)
@@ -106,15 +127,25 @@ fn main() {
         let (_, packets, _) = of(&|sample| sample.packets as f64);
         let (_, bytes, _) = of(&|sample| sample.bytes as f64 / 1e6);
         let (_, lost, _) = of(&|sample| sample.lost as f64);
-        let name = case.name;
-        println!("| {name} | {pings} ({least} … {most}) | {packets} | {bytes:.1} | {lost} |");
+        let (ns_low, ns, ns_high) = of(&|sample| sample.frame_ns);
+        let readers: Option<Vec<f64>> = samples.iter().map(|sample| sample.reader).collect();
+        let reader =
+            readers.map_or(String::new(), |readers| format!("{:.1}", quartiles(readers.into_iter())[1]));
+        println!(
+            "| {name} | {pings} ({least} … {most}) | {packets} | {bytes:.1} | {lost} \
+             | {ns:.0} ({ns_low:.0} … {ns_high:.0}) | {reader} |"
+        );
     }
     agent.stop();
     lab.cleanup();
 }
 
+fn ping(web: &PodNs, db: &PodNs) {
+    web.ping_every(EVERY, db.v4(), PINGS, 56);
+}
+
 /// One case: what is captured of the pings.
-fn capture(lab: &Lab, pods: &PodsFile, web: &PodNs, db: &PodNs, case: &Case) -> Sample {
+fn capture(lab: &Lab, pods: &PodsFile, [web, db]: [&PodNs; 2], junk: &Junk, case: &Case) -> Sample {
     let mac = mac_text(web.eth0().mac);
     let mut spec = PodSpec::of(web).mirror("true").annotated("podmirror.io/target", "live");
     for (key, value) in [("filter", case.filter.replace("{mac}", &mac)), ("rate", case.rate.to_owned())] {
@@ -129,7 +160,11 @@ fn capture(lab: &Lab, pods: &PodsFile, web: &PodNs, db: &PodNs, case: &Case) -> 
     if !fills_up {
         tail.wait_until_it_reads(lab);
     }
-    web.ping_every(EVERY, db.v4(), PINGS, 56);
+    let reader_before = (!fills_up).then(|| (Instant::now(), cpu_time(tail.pid())));
+    let frame_ns = junk.frame_ns(|| ping(web, db));
+    let reader = reader_before.map(|(since, before)| {
+        100.0 * (cpu_time(tail.pid()) - before).as_secs_f64() / since.elapsed().as_secs_f64()
+    });
     let counts = lab.status();
     let lost = counts.taps.iter().map(|tap| tap.total("lost")).sum();
     let file = if fills_up { tail.wait() } else { tail.stop() };
@@ -138,49 +173,71 @@ fn capture(lab: &Lab, pods: &PodsFile, web: &PodNs, db: &PodNs, case: &Case) -> 
     lab.wait_status(|status| check(status.taps.is_empty(), || format!("{status:?}")));
     let is_ping = |frame: &[u8]| frame[12..14] == [8, 0] && frame[23] == 1 && frame[34] == 8;
     let frames = file.all_frames();
-    Sample { pings: frames.only(is_ping).len(), packets: frames.len(), bytes: frames.bytes() as u64, lost }
+    let pings = frames.only(is_ping).len();
+    Sample { pings, packets: frames.len(), bytes: frames.bytes() as u64, lost, frame_ns, reader }
 }
 
 fn mac_text(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Sends frames for nobody, from the pod and to it, until it is stopped.
+/// Sends frames for nobody, from the pod and to it, on a CPU of its own, until it is stopped.
 struct Junk {
-    stop: Arc<AtomicBool>,
-    sent: Arc<AtomicU64>,
+    shared: Arc<Shared>,
     thread: JoinHandle<u64>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// Frames, and the ns that their `send` took.
+    sent: AtomicU64,
+    took: AtomicU64,
 }
 
 impl Junk {
     fn start(lab: &Lab, pod: &PodNs) -> Self {
         let sockets = [pod.netns().sender("eth0"), lab.node().sender(pod.veth_host())];
-        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&sent));
-        let thread = thread::spawn(move || send(&sockets, &stopped, &counted));
-        Self { stop, sent, thread }
+        let shared = Arc::<Shared>::default();
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::spawn(move || {
+            pin_to_cpu(0);
+            send(&sockets, &of_thread)
+        });
+        Self { shared, thread }
+    }
+
+    /// The ns that a frame takes while `during` runs.
+    fn frame_ns(&self, during: impl FnOnce()) -> f64 {
+        let now = || [&self.shared.took, &self.shared.sent].map(|of| of.load(Ordering::Relaxed));
+        let before = now();
+        during();
+        let [took, sent] = now();
+        (took - before[0]) as f64 / (sent - before[1]) as f64
     }
 
     /// How many frames it has sent, and how often it was late by a millisecond.
     fn stop(self) -> (u64, u64) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.shared.stop.store(true, Ordering::Relaxed);
         let late = self.thread.join().unwrap();
-        (self.sent.load(Ordering::Relaxed), late)
+        (self.shared.sent.load(Ordering::Relaxed), late)
     }
 }
 
-fn send(sockets: &[FrameSocket; 2], stopped: &AtomicBool, sent: &AtomicU64) -> u64 {
+fn send(sockets: &[FrameSocket; 2], shared: &Shared) -> u64 {
     let mut frame = tcp_frame(JUNK_BYTES);
     // No pod's address.
     frame[6..12].fill(6);
     let (mut next, mut late) = (Instant::now(), 0);
-    while !stopped.load(Ordering::Relaxed) {
-        for _ in 0..JUNK_PER_MS {
-            for socket in sockets {
-                // A full queue of the socket is the same as a frame less.
-                sent.fetch_add(u64::from(socket.send(&frame).is_ok()), Ordering::Relaxed);
-            }
-        }
+    while !shared.stop.load(Ordering::Relaxed) {
+        let begin = Instant::now();
+        let sent = (0..JUNK_PER_MS)
+            .flat_map(|_| sockets)
+            // A full queue of the socket is the same as a frame less.
+            .filter(|socket| socket.send(&frame).is_ok())
+            .count();
+        shared.took.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        shared.sent.fetch_add(sent as u64, Ordering::Relaxed);
         next += Duration::from_millis(1);
         match next.checked_duration_since(Instant::now()) {
             Some(pause) => thread::sleep(pause),

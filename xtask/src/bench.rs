@@ -10,7 +10,7 @@ use crate::{
     process::{Run as _, command, is_root},
     programs,
     test::bpffs,
-    tools, workspace,
+    tools, vm, workspace,
 };
 
 /// What is measured.
@@ -26,6 +26,8 @@ pub(crate) enum Bench {
     Scale,
     /// The controller with 1000 simulated nodes: its writes, its memory, its CPU time.
     Controller,
+    /// The mirror of Open vSwitch beside podmirror, in a guest whose kernel has both.
+    Switch,
     /// Real traffic with and without a mirror, beside other ways to copy: a report with plots.
     Traffic,
 }
@@ -64,6 +66,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         Bench::Controller => {
             level::with_api(cargo.arg("controller").env("MIRROR_AGENT", workspace::release_agent()?))
         }
+        Bench::Switch => vm::bench_switch(),
         Bench::Traffic => {
             programs::bring(&programs::TRAFFIC)?;
             let agent = workspace::release_agent()?;

@@ -13,7 +13,7 @@
 mod debian;
 mod guest;
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, path::Path};
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -184,31 +184,47 @@ fn run_stories(kernel: Kernel) -> Result<()> {
     guest::boot(kernel, &script(&[(Level::Prog, &[]), (Level::Netns, &stories)])?)
 }
 
+/// Runs the benchmark `switch`, on a kernel with TCX.
+pub(crate) fn bench_switch() -> Result<()> {
+    let (bench, agent, readers) =
+        (workspace::benchmark("switch")?, workspace::release_agent()?, readers::bring()?);
+    let mut script = beginning();
+    export(&mut script, "MIRROR_AGENT", &agent)?;
+    export(&mut script, readers::VARIABLE, &readers)?;
+    guest::boot(Kernel::V6_12, &format!("{script}{}\n", quoted(&bench.to_string_lossy())))
+}
+
+/// The beginning of a script: emulation is slow, so deadlines allow for it.
+fn beginning() -> String {
+    let mut script = String::from("set -e\nexport MIRROR_TEST_GUEST=1 MIRROR_TEST_SLOW=5\n");
+    if is_ci() {
+        script += "export CI=true\n";
+    }
+    script
+}
+
+/// Adds a variable with a path to a script.
+fn export(script: &mut String, name: &str, path: &Path) -> Result<()> {
+    Ok(writeln!(script, "export {name}={}", quoted(&path.to_string_lossy()))?)
+}
+
 /// Builds the tests here, and writes the shell script that runs them there. Each level has arguments for its tests.
 fn script(levels: &[(Level, &[String])]) -> Result<String> {
     tools::stable()?;
     tools::bpf()?;
     programs::bring(&programs::NETWORK)?;
     step("building what the guest runs");
-    // Emulation is slow: deadlines that allow for it, and one story at a time. A test of the programs keeps one CPU busy
-    // and waits for little, so two of them run at a time.
-    let mut script = String::from("set -e\nexport MIRROR_TEST_GUEST=1 MIRROR_TEST_SLOW=5\n");
-    if is_ci() {
-        script += "export CI=true\n";
-    }
+    let mut script = beginning();
     for (level, arguments) in levels {
         let Tested { test, agent } = workspace::tested(level.name())?;
-        writeln!(script, "export MIRROR_AGENT={}", quoted(&agent.to_string_lossy()))?;
+        export(&mut script, "MIRROR_AGENT", &agent)?;
         if *level == Level::Readers {
             programs::bring(&programs::CAPTURES)?;
-            writeln!(
-                script,
-                "export {}={}",
-                readers::VARIABLE,
-                quoted(&readers::bring()?.to_string_lossy())
-            )?;
+            export(&mut script, readers::VARIABLE, &readers::bring()?)?;
         }
         writeln!(script, "echo '==> level {}'", level.name())?;
+        // One story at a time, because emulation is slow. A test of the programs keeps one CPU busy and waits for little, so
+        // two of them run at a time.
         let threads = if *level == Level::Prog { 2 } else { 1 };
         write!(script, "{} --test-threads={threads} --color=never", quoted(&test.to_string_lossy()))?;
         for argument in *arguments {

@@ -108,6 +108,13 @@ pub(crate) fn traffic() -> Result<PathBuf> {
     built_by(build)?.executable()
 }
 
+/// Builds a benchmark of the tests, optimised, and returns its path.
+pub(crate) fn benchmark(name: &str) -> Result<PathBuf> {
+    let mut build = cargo("bench");
+    build.args(["--package", "mirror-tests", "--bench", name, "--no-run"]);
+    built_by(build)?.named(|file| file.starts_with(&format!("{name}-")))
+}
+
 /// Runs a cargo command that builds at least one executable.
 pub(crate) fn built_by(mut build: Command) -> Result<Built> {
     let built = Built::of(&build.arg("--message-format=json-render-diagnostics").read()?)?;

@@ -1,5 +1,4 @@
-//! The rounds in which the candidates take turns, and what is printed of them: medians and quartiles. The benches
-//! `packet` and `target` call it.
+//! The rounds in which the candidates take turns, and what is printed of them: medians and quartiles. The benches call it.
 
 /// Rounds of a measurement.
 pub(crate) const ROUNDS: usize = 41;
@@ -12,8 +11,8 @@ pub(crate) fn rounds(names: &[&str], mut measure: impl FnMut(&str) -> f64) -> Ve
 
 /// Prints the times of each candidate, and their ratios to those of `base` in the same round.
 pub(crate) fn report(title: &str, names: &[&str], base: &str, rounds: &[Vec<f64>]) {
+    println!("{title:<20}  median  quartiles        against: {base}");
     let base = names.iter().position(|name| *name == base).unwrap();
-    println!("{title:<20}  median  quartiles        against a bare clone");
     for (column, name) in names.iter().enumerate() {
         let [low, median, high] = quartiles(rounds.iter().map(|round| round[column]));
         let [ratio_low, ratio, ratio_high] =

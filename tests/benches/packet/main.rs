@@ -14,6 +14,7 @@
 mod figures;
 #[path = "../measure/path.rs"]
 mod path;
+mod rates;
 mod readers;
 
 use std::thread;
@@ -42,6 +43,7 @@ use self::{
         CUT_TO, FRAME, LONG_FRAME, PORT, SEGMENT, SUPER_FRAME, attach, pin_to_cpu, program, send, sink,
         tcp_frame,
     },
+    rates::RATES,
     readers::{Tcpdump, read},
 };
 
@@ -137,6 +139,11 @@ fn main() {
         report("the whole path", &PATH, "bare clone", &rounds(&PATH, |name| rig.path(name)));
         let measured = rounds(&LONG_PATH, |name| rig.path(name));
         report("the whole path", &LONG_PATH, "1400: bare clone", &measured);
+        for rate in RATES {
+            let measured =
+                rounds(&rates::CANDIDATES, |name| rig.sent(name, |socket| rate.send(socket, &[0; FRAME])));
+            report(&rate.title(), &rates::CANDIDATES, "bare clone", &measured);
+        }
         let supers = ["no program", "bare clone", "mirrored", "mirrored, wire"];
         let measured = rounds(&supers, |name| rig.super_path(name));
         report(&format!("{SUPER_FRAME} bytes"), &supers, "bare clone", &measured);
@@ -309,15 +316,20 @@ impl Rig {
 
     /// ns per frame from the pod's `send` until the node has dropped it, with one program at the node's end.
     fn path(&mut self, name: &str) -> f64 {
-        let (lab, program, device) = self.candidate(name);
-        let tcpdump = name.contains("tcpdump").then(|| Tcpdump::start(lab, &device.pod));
-        let has_program = !name.contains("no program") && tcpdump.is_none();
-        let link = has_program.then(|| attach(lab.node(), program, device.ifindex, TcAttachType::Ingress));
         let (frame, packets) = match name.starts_with("1400") {
             true => (&[0; LONG_FRAME][..], PATH_PACKETS / 2),
             false => (&[0; FRAME][..], PATH_PACKETS),
         };
-        let time = send(&device.socket, frame, packets);
+        self.sent(name, |socket| send(socket, frame, packets))
+    }
+
+    /// The same for frames that `send` sends from the pod.
+    fn sent(&mut self, name: &str, send: impl FnOnce(&FrameSocket) -> f64) -> f64 {
+        let (lab, program, device) = self.candidate(name);
+        let tcpdump = name.contains("tcpdump").then(|| Tcpdump::start(lab, &device.pod));
+        let has_program = !name.contains("no program") && tcpdump.is_none();
+        let link = has_program.then(|| attach(lab.node(), program, device.ifindex, TcAttachType::Ingress));
+        let time = send(&device.socket);
         drop((link, tcpdump));
         time
     }

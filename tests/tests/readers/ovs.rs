@@ -3,12 +3,9 @@
 //! The first commands are those of docs/targets.md. The datapath is a module of the kernel, and the kernels of the
 //! guests have it. On another kernel the story says that it was not run, and fails if nothing may be left out.
 
-use std::{collections::BTreeMap, env, fs, io::Write as _, process::Command};
+use std::{collections::BTreeMap, env, fs, io::Write as _};
 
-use mirror_tests::{
-    Agent, Capture, Conversation, Lab, Netns, PodSpec, PodsFile, Reader, SOON, check, eventually,
-};
-use nix::sys::signal::Signal;
+use mirror_tests::{Agent, Capture, Conversation, Netns, PodSpec, PodsFile, SOON, Switch, check, eventually};
 
 use crate::{Node, any_mode};
 
@@ -60,9 +57,9 @@ fn documented() -> Vec<&'static str> {
     block.lines().collect()
 }
 
-/// Whether the kernel has the datapath. It loads the module when it is asked.
+/// Whether the kernel has the datapath.
 fn has_datapath(netns: &Netns) -> bool {
-    let has = netns.try_run("genl ctrl get name ovs_datapath").status.success();
+    let has = netns.has_datapath();
     let may_be_left_out =
         env::var_os("MIRROR_TEST_GUEST").is_none() && env::var("CI").ok().as_deref() != Some("true");
     let missing = "this kernel has no module openvswitch; the guests have it: `cargo xtask vm --kernel 6.12 --level \
@@ -75,67 +72,22 @@ fn has_datapath(netns: &Netns) -> bool {
     has
 }
 
-/// Open vSwitch on a machine: its database and its daemon, with all files in the directory of the test.
-struct Switch<'a> {
-    lab: &'a Lab,
-    netns: &'a Netns,
-    daemon: Reader,
-    database: Reader,
-}
-
-impl<'a> Switch<'a> {
-    fn start(lab: &'a Lab, netns: &'a Netns) -> Self {
-        let run = |line: &str| Reader::start(lab, "ovs", command(lab, netns, line)).wait();
-        run("ovsdb-tool create /run/story/conf.db /usr/share/openvswitch/vswitch.ovsschema");
-        let start = |name: &str, line: &str| Reader::start(lab, name, command(lab, netns, line));
-        let database = "ovsdb-server /run/story/conf.db --remote=punix:/run/story/db.sock";
-        let mut database = start("ovsdb-server", database);
-        database.wait_for("ovsdb-server (Open vSwitch)");
-        let daemon = start("ovs-vswitchd", "ovs-vswitchd unix:/run/story/db.sock");
-        Self { lab, netns, daemon, database }
+/// The packets and bytes that flows have forwarded, by port.
+fn forwarded(switch: &Switch<'_>) -> BTreeMap<String, (usize, usize)> {
+    let text = switch.asked(&format!("ovs-ofctl --names dump-flows {BRIDGE}"));
+    let mut forwarded = BTreeMap::new();
+    for line in text.lines() {
+        let after = |name: &str| {
+            let (_, rest) = line.split_once(name)?;
+            rest.split([',', ' ']).next().map(|word| word.trim_matches('"'))
+        };
+        let Some(port) = after("actions=output:") else { continue };
+        let count = |name| after(name).and_then(|count| count.parse::<usize>().ok()).unwrap();
+        let (packets, bytes) = forwarded.entry(port.to_owned()).or_default();
+        *packets += count("n_packets=");
+        *bytes += count("n_bytes=");
     }
-
-    /// Runs a command, and returns what it says.
-    #[track_caller]
-    fn asked(&self, line: &str) -> String {
-        Reader::start(self.lab, "ovs", command(self.lab, self.netns, line)).wait()
-    }
-
-    /// Runs a command that says something only if it cannot do all.
-    #[track_caller]
-    fn run(&self, line: &str) {
-        assert_eq!(self.asked(line), "", "{line}");
-    }
-
-    /// The packets and bytes that flows have forwarded, by port.
-    fn forwarded(&self) -> BTreeMap<String, (usize, usize)> {
-        let text = self.asked(&format!("ovs-ofctl --names dump-flows {BRIDGE}"));
-        let mut forwarded = BTreeMap::new();
-        for line in text.lines() {
-            let after = |name: &str| {
-                let (_, rest) = line.split_once(name)?;
-                rest.split([',', ' ']).next().map(|word| word.trim_matches('"'))
-            };
-            let Some(port) = after("actions=output:") else { continue };
-            let count = |name| after(name).and_then(|count| count.parse::<usize>().ok()).unwrap();
-            let (packets, bytes) = forwarded.entry(port.to_owned()).or_default();
-            *packets += count("n_packets=");
-            *bytes += count("n_bytes=");
-        }
-        forwarded
-    }
-
-    fn end(self) {
-        self.run(&format!("ovs-vsctl del-br {BRIDGE}"));
-        self.daemon.stop(Signal::SIGTERM);
-        self.database.stop(Signal::SIGTERM);
-    }
-}
-
-fn command(lab: &Lab, netns: &Netns, line: &str) -> Command {
-    let mut command = lab.reader(netns, &line.split_whitespace().collect::<Vec<_>>());
-    command.env("OVS_RUNDIR", "/run/story").env("OVS_SYSLOG_METHOD", "null");
-    command
+    forwarded
 }
 
 /// One pod is mirrored into all of them at once.
@@ -214,7 +166,7 @@ fn it_forwards_every_frame_once_by_the_key_of_its_tunnel() {
     expected.insert(OTHER.to_owned(), (0, 0));
     // The daemon reads the counters of the datapath now and then.
     eventually(SOON, || {
-        let forwarded = switch.forwarded();
+        let forwarded = forwarded(&switch);
         check(forwarded == expected, || format!("{forwarded:?}, expected: {expected:?}"))
     });
     let datapath = switch.asked("ovs-dpctl show");
@@ -229,7 +181,7 @@ fn it_forwards_every_frame_once_by_the_key_of_its_tunnel() {
         assert_eq!(counted, [inside.len() as u64; 2], "{session:?}");
     }
 
-    switch.end();
+    switch.end(BRIDGE);
     eventually(SOON, || check(far.devices() == far_before, || format!("{:?} are left", far.devices())));
     agent.stop();
     lab.cleanup();

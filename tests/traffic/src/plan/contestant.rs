@@ -16,6 +16,8 @@ pub enum Contestant {
     Tcx,
     /// The same, and tcpdump reads the mirror interface.
     TcxRead,
+    /// The same as `Tcx`, with `--when-read`: nobody reads, so nothing is copied.
+    TcxUnread,
     /// The same as `Tcx`, with a filter that takes no packet.
     TcxFilter,
     /// The same as `Tcx`, with a filter that takes about one packet of 128.
@@ -46,12 +48,13 @@ pub enum Contestant {
 
 impl Contestant {
     /// All, in the order of the report.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Off,
         Self::OffAgain,
         Self::Unselected,
         Self::Tcx,
         Self::TcxRead,
+        Self::TcxUnread,
         Self::TcxFilter,
         Self::TcxFew,
         Self::Clsact,
@@ -81,6 +84,7 @@ impl Contestant {
             Self::Unselected => "another pod is mirrored",
             Self::Tcx => "podmirror, TCX",
             Self::TcxRead => "podmirror, TCX, read",
+            Self::TcxUnread => "podmirror, TCX, when read: nobody reads",
             Self::TcxFilter => "podmirror, TCX, filter takes none",
             Self::TcxFew => "podmirror, TCX, filter takes 1 of 128",
             Self::Clsact => "podmirror, clsact",
@@ -104,6 +108,7 @@ impl Contestant {
             Self::Unselected
                 | Self::Tcx
                 | Self::TcxRead
+                | Self::TcxUnread
                 | Self::TcxFilter
                 | Self::TcxFew
                 | Self::Stream

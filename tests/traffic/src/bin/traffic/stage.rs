@@ -151,7 +151,7 @@ impl Stage {
                 let session = status.tap(self.network.pod.veth_host()).session("default");
                 let (seen, copied) = (session.seen(), session.total("copied"));
                 match self.contestant {
-                    Contestant::TcxFilter => {
+                    Contestant::TcxFilter | Contestant::TcxUnread => {
                         assert!(seen > 0 && copied == 0, "{title}: {:?}", session.verdicts())
                     }
                     _ => assert!(
@@ -184,6 +184,7 @@ impl Stage {
         let streamed = || mirrored().annotated("podmirror.io/target", STREAM);
         let (spec, flags, mode): (PodSpec, &[&str], _) = match self.contestant {
             Contestant::Tcx | Contestant::TcxRead => (mirrored(), &[], AttachMode::Tcx),
+            Contestant::TcxUnread => (mirrored(), &["--when-read"], AttachMode::Tcx),
             Contestant::TcxFilter => {
                 // Port 1: nothing here uses it.
                 (mirrored().annotated("podmirror.io/filter", "tcp port 1"), &[], AttachMode::Tcx)
