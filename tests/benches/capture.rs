@@ -5,7 +5,7 @@
 //! pings come faster, so that a case takes 3 s.
 //!
 //! The junk has a CPU of its own, and the time that the node takes for a frame of it is in its `send`: what runs there is
-//! the path through the node, with the tap. Everything else runs on another CPU; of that the reader's time is measured.
+//! the path through the node, with the tap. The pings and the reader run on another CPU; the reader's time is measured too.
 //!
 //! Times nothing for a verdict: it prints, and a person reads.
 
@@ -181,7 +181,7 @@ fn mac_text(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Sends frames for nobody, from the pod and to it, on a CPU of its own, until it is stopped.
+/// Sends frames that no pod takes, from the pod and to it, on a CPU of its own, until it is stopped.
 struct Junk {
     shared: Arc<Shared>,
     thread: JoinHandle<u64>,

@@ -2,8 +2,8 @@
 //! Run by `cargo xtask bench switch`, in a guest whose kernel has the datapath and dummy devices.
 //!
 //! What is timed is the sender of UDP datagrams between two pods, and a round trip. The contestants take turns in every
-//! round, in a random order, and what is compared is the ratio to no mirror within a round. The guest's CPU is emulated: its times mean
-//! nothing, and a ratio is a hint.
+//! round, in a random order, and what is compared is the ratio to no mirror within a round. The guest's CPU is emulated:
+//! its times mean nothing, and a ratio is a hint.
 //!
 //! Times nothing for a verdict: it prints, and a person reads.
 
@@ -115,7 +115,7 @@ impl Rig<'_> {
         self.mirror(name);
         let figures = self.measure();
         let now = self.copies();
-        // The daemon may put back a flow that was deleted while it looked at it, and change it a little later.
+        // The daemon changes some flows a little after the configuration, so a few more packets can be copied.
         let is_copied = [0, 1].map(|who| now[who] - before[who] > u64::from(ROUND_TRIPS));
         assert_eq!(is_copied, [name == OURS, name == THEIRS], "{name}: {before:?}, now {now:?}");
         figures

@@ -16,7 +16,7 @@ pub enum Contestant {
     Tcx,
     /// The same, and tcpdump reads the mirror interface.
     TcxRead,
-    /// The same as `Tcx`, with `--when-read`: nobody reads, so nothing is copied.
+    /// The same as `Tcx`, with `--when-read` and without a reader, so that nothing is copied.
     TcxUnread,
     /// The same as `Tcx`, with a filter that takes no packet.
     TcxFilter,
@@ -84,7 +84,7 @@ impl Contestant {
             Self::Unselected => "another pod is mirrored",
             Self::Tcx => "podmirror, TCX",
             Self::TcxRead => "podmirror, TCX, read",
-            Self::TcxUnread => "podmirror, TCX, when read: nobody reads",
+            Self::TcxUnread => "podmirror, TCX, when read: no reader",
             Self::TcxFilter => "podmirror, TCX, filter takes none",
             Self::TcxFew => "podmirror, TCX, filter takes 1 of 128",
             Self::Clsact => "podmirror, clsact",
