@@ -243,6 +243,7 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         rings: _,
         unreached: _,
         unwritten: _,
+        down: _,
         pods: _,
         coverage,
         resources: _,

@@ -28,7 +28,7 @@ use tracing::{debug, warn};
 
 use crate::{
     model::PodId,
-    report::{Report, Reports},
+    report::{Mirrored, Report, Reports, Stage},
     select::Why,
 };
 
@@ -46,6 +46,9 @@ const MANAGER: &str = "mirror-agent";
 const MOST_BYTES: usize = 1024;
 /// Bytes of the UID of an object of the API. The UID of a static pod is another.
 const UID_BYTES: usize = 36;
+
+/// The reason of a pod whose taps are not all in place.
+const NOT_TAPPED: &str = "NotTapped";
 
 /// What a pod is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -187,7 +190,7 @@ fn conditions(report: &Report) -> Option<BTreeMap<PodId, Option<Condition>>> {
     }
     let mut condition = |pod| match problems.remove(pod) {
         Some(problems) => together(problems),
-        None => states.get(pod).map_or_else(not_tapped, judged),
+        None => not_copying(report, pod).unwrap_or_else(|| states.get(pod).map_or_else(not_tapped, judged)),
     };
     Some(pods.iter().map(|(pod, unasked)| (pod.clone(), unasked.is_none().then(|| condition(pod)))).collect())
 }
@@ -204,7 +207,39 @@ fn together(problems: Vec<Condition>) -> Condition {
 
 fn not_tapped() -> Condition {
     let message = "no NIC of the pod is tapped yet".to_owned();
-    Condition { status: "Unknown", reason: "NotTapped", message }
+    Condition { status: "Unknown", reason: NOT_TAPPED, message }
+}
+
+/// What keeps the mirrors of a pod from copying that is no problem of the pod: the target of one takes nothing, one is not
+/// in place yet, or all have ended.
+fn not_copying(report: &Report, pod: &PodId) -> Option<Condition> {
+    let mirrors = report.mirrors.get(pod)?;
+    let is_over = |mirrored: &Mirrored| matches!(mirrored.stage, Stage::Ended(_));
+    let runs = || mirrors.iter().filter(|(_, mirrored)| !is_over(mirrored));
+    let down = runs().find_map(|(mirror, Mirrored { target, .. })| {
+        let why = report.down.get(target)?;
+        let message = cut(&format!("not mirrored by {mirror}: the target {target} takes no copies: {why}"));
+        Some(Condition { status: "False", reason: "TargetDown", message })
+    });
+    let coming = || {
+        let (mirror, _) = runs().find(|(_, mirrored)| mirrored.stage == Stage::Coming)?;
+        let message = format!(
+            "{mirror} is not in place on all NICs of the pod yet; if this stays, the agent's log and `status` on the node \
+             have the error"
+        );
+        Some(Condition { status: "Unknown", reason: NOT_TAPPED, message })
+    };
+    let over = || {
+        let is_none_left = runs().next().is_none();
+        let (mirror, limit) =
+            mirrors.iter().filter(|_| is_none_left).find_map(|(mirror, of)| match of.stage {
+                Stage::Ended(limit) => Some((mirror, limit.name())),
+                Stage::Coming | Stage::Stands => None,
+            })?;
+        let message = format!("no mirror of the pod goes on: its limit of {limit} has ended {mirror}");
+        Some(Condition { status: "False", reason: "Ended", message })
+    };
+    down.or_else(coming).or_else(over)
 }
 
 /// A pod whose NICs are tapped. A state that is a problem is told as such.
@@ -215,6 +250,9 @@ fn judged(states: &BTreeSet<&State>) -> Condition {
     });
     if let Some(doubt) = doubt {
         return Condition { status: "Unknown", reason: "NotProved", message: doubt.to_string() };
+    }
+    if states.contains(&State::NoHook) {
+        return Condition { status: "Unknown", reason: NOT_TAPPED, message: State::NoHook.to_string() };
     }
     if states.iter().all(|state| **state == State::Covered) {
         let message = "the mirrors meet all packets of the pod".to_owned();

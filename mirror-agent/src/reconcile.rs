@@ -346,6 +346,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             None => Vec::new(),
         };
         report.mirrors = mirrored(&wanted, &desired, &actual, &incomplete, &misfits);
+        let why_down = |name: &TargetName| report.unwritten.get(name).or_else(|| report.unreached.get(name));
+        report.down = mirror_core::targets::down(&desired.targets, why_down);
         report.targets = self.standing_targets(&mirror_targets, &desired, report);
         report.wanted = desired.taps.len();
         report.attached = match report.is_listed {

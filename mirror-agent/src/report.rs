@@ -47,6 +47,9 @@ pub struct Report {
     pub unreached: BTreeMap<TargetName, String>,
     /// The targets that this round could not write, and why. These are among the failures, too.
     pub unwritten: BTreeMap<TargetName, String>,
+    /// The targets that take no copies now, and why: these, and those whose device is down or not there. Empty before the
+    /// first round.
+    pub down: BTreeMap<TargetName, String>,
     /// The pods of the list, and why no mirror of a pod is asked for; `None`: there was no complete list.
     pub pods: Option<BTreeMap<PodId, Option<Unasked>>>,
     /// Those of them that have the condition `podmirror.io/Mirrored`.
@@ -144,6 +147,7 @@ impl Default for Report {
             skipped: BTreeSet::new(),
             unreached: BTreeMap::new(),
             unwritten: BTreeMap::new(),
+            down: BTreeMap::new(),
             pods: None,
             told: BTreeSet::new(),
             coverage: BTreeMap::new(),

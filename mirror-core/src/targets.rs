@@ -1,7 +1,7 @@
 //! The targets of a node: those of the agent's flags, and beside them those of MirrorTargets.
 //!
 //! Pure. The command line asks [`objection`] for its flags, and the reconcile loop asks [`join`] for the targets of each
-//! round, and [`standing`] what each MirrorTarget is. `select` asks [`Users`] who may use a target.
+//! round, and [`down`] which of them take no copies, and [`standing`] what each MirrorTarget is. `select` asks [`Users`] who may use a target.
 
 use std::collections::BTreeMap;
 
@@ -123,30 +123,38 @@ pub fn join(flags: &BTreeMap<TargetName, Destination>, resources: &[TargetResour
     targets
 }
 
-/// What each MirrorTarget is on the node, in the order of their names. `present` has the targets of the node, and `down`
-/// says why one of them takes no copies, where that is known. A resource that is neither among them nor among those that
-/// are refused came after them, and is left out.
-pub fn standing<'d>(
+/// The targets that take no copies now, and why. `present` has the targets of the node, and `known` the reasons that
+/// their devices do not show. A stream that no program reads waits for one: it is none of these.
+pub fn down<'k>(
+    present: &BTreeMap<TargetName, Target>,
+    known: impl Fn(&TargetName) -> Option<&'k String>,
+) -> BTreeMap<TargetName, String> {
+    let why = |name: &TargetName, target: &Target| match (known(name), target) {
+        (Some(why), _) => Some(why.clone()),
+        (None, Target::Device(DeviceTarget { ifindex: None, destination, .. })) => {
+            Some(format!("there is no device for {destination} now"))
+        }
+        (None, Target::Device(DeviceTarget { up: false, device, .. })) => {
+            Some(format!("the device {device} is down"))
+        }
+        (None, _) => None,
+    };
+    present.iter().filter_map(|(name, target)| Some((name.clone(), why(name, target)?))).collect()
+}
+
+/// What each MirrorTarget is on the node, in the order of their names. `present` has the targets of the node, and [`down`]
+/// those of them that take no copies. A resource that is neither among them nor among those that are refused came after
+/// them, and is left out.
+pub fn standing(
     resources: &[TargetResource],
     refused: &BTreeMap<TargetName, String>,
     present: &BTreeMap<TargetName, Target>,
-    down: impl Fn(&TargetName) -> Option<&'d String>,
+    down: &BTreeMap<TargetName, String>,
 ) -> Vec<Standing> {
     let state = |name: &TargetName| {
-        if let Some(why) = refused.get(name) {
-            return Some(State::Refused(why.clone()));
-        }
-        let target = present.get(name)?;
-        Some(match (down(name), target) {
-            (Some(why), _) => State::Down(why.clone()),
-            (None, Target::Device(DeviceTarget { ifindex: None, destination, .. })) => {
-                State::Down(format!("there is no device for {destination} now"))
-            }
-            (None, Target::Device(DeviceTarget { up: false, device, .. })) => {
-                State::Down(format!("the device {device} is down"))
-            }
-            (None, _) => State::Ready,
-        })
+        let refused = refused.get(name).map(|why| State::Refused(why.clone()));
+        let state = || present.contains_key(name).then_some(State::Ready);
+        refused.or_else(|| down.get(name).map(|why| State::Down(why.clone()))).or_else(state)
     };
     let mut standing: Vec<_> = resources
         .iter()

@@ -10,9 +10,9 @@ use tokio::{sync::watch, time::sleep};
 
 use super::*;
 use crate::{
-    model::{Device, IfIndex},
+    model::{Device, Ended, IfIndex, MirrorId, TargetName},
     pods::kube::fake::{self, Reply},
-    report::{Judged, NicCoverage},
+    report::{Judged, Mirrors, NicCoverage},
     select::{Skipped, Unasked},
 };
 
@@ -78,6 +78,59 @@ fn a_pod_is_told_the_worst_that_is_known() {
     assert_eq!(of("new"), Some(("Unknown", "NotTapped")));
     assert_eq!(of("other"), None);
     assert_eq!(conditions(&Report { pods: None, ..report }), None);
+}
+
+/// The mirrors of pod `web`, each with its target and stage.
+fn mirrors(of: &[(&str, &str, Stage)]) -> Mirrors {
+    let mirror = |(name, target, stage): &(&str, &str, _)| {
+        let target = TargetName(target.parse().unwrap());
+        (MirrorId(name.parse().unwrap()), Mirrored { target, is_asked: true, stage: *stage })
+    };
+    [(pod("web"), of.iter().map(mirror).collect())].into()
+}
+
+/// `kubectl wait` must not succeed for a pod of which nothing is copied, and dashboards must not show it as mirrored.
+#[test]
+fn true_is_told_only_while_each_mirror_copies() {
+    const IDLE: State = State::Unknown(Doubt::Idle);
+    const OVER: Stage = Stage::Ended(Ended::Packets);
+    let told = |states: [State; 2], of: &[(&str, &str, Stage)]| {
+        let down = [(TargetName("ids".parse().unwrap()), "the device ids0 is down".to_owned())].into();
+        let report =
+            Report { mirrors: mirrors(of), down, ..report(&["web"], vec![nic("web", states)], vec![]) };
+        let Condition { status, reason, message } =
+            conditions(&report).unwrap().remove(&pod("web")).unwrap().unwrap();
+        (status, reason, message)
+    };
+    let short = |states, of: &[_]| {
+        let (status, reason, _) = told(states, of);
+        (status, reason)
+    };
+    let covered = || [State::Covered, State::Covered];
+    let (all, ids) = (("all", "default", Stage::Stands), ("ids", "ids", Stage::Stands));
+    assert_eq!(short(covered(), &[all]), ("True", "Covered"));
+    assert_eq!(short([IDLE, IDLE], &[all]), ("True", "Tapped"));
+
+    // No program runs: an attempt has failed, or the pod's turn has not come.
+    for states in [[State::NoHook, State::NoHook], [State::Covered, State::NoHook], [IDLE, State::NoHook]] {
+        assert_eq!(short(states.clone(), &[]), ("Unknown", "NotTapped"));
+        assert_eq!(short(states, &[all]), ("Unknown", "NotTapped"));
+    }
+    // The program runs at the node's end, and that inside the pod cannot be attached.
+    let around = [State::Bypassed(Way::Peer), State::Covered];
+    let (status, reason, message) = told(around, &[("all", "default", Stage::Coming)]);
+    assert_eq!((status, reason), ("Unknown", "NotTapped"));
+    assert!(message.starts_with("all is not in place on all NICs of the pod yet"), "{message}");
+
+    let (status, reason, message) = told(covered(), &[all, ids]);
+    assert_eq!((status, reason), ("False", "TargetDown"));
+    assert_eq!(message, "not mirrored by ids: the target ids takes no copies: the device ids0 is down");
+
+    // What has ended wants no copies.
+    assert_eq!(short(covered(), &[all, ("ids", "ids", OVER)]), ("True", "Covered"));
+    let (status, reason, message) = told(covered(), &[("all", "default", OVER), ("ids", "ids", OVER)]);
+    assert_eq!((status, reason), ("False", "Ended"));
+    assert_eq!(message, "no mirror of the pod goes on: its limit of packets has ended all");
 }
 
 /// What was sent to the server: the pod, and the body.

@@ -148,7 +148,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         devices.chain(streams).chain(captures).collect()
     }
 
-    /// What each MirrorTarget is on this node, at the end of a round.
+    /// What each MirrorTarget is on this node, at the end of a round that knows which targets are down.
     pub(super) fn standing_targets(
         &self,
         resources: &[TargetResource],
@@ -158,8 +158,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if !report.is_listed {
             return Vec::new();
         }
-        let down = |name: &TargetName| report.unwritten.get(name).or_else(|| report.unreached.get(name));
-        targets::standing(resources, &self.policy.refused_targets, &desired.targets, down)
+        targets::standing(resources, &self.policy.refused_targets, &desired.targets, &report.down)
     }
 }
 

@@ -91,7 +91,9 @@ fn each_mirror_target_is_told_as_what_it_is_on_the_node() {
         (name("stream"), Target::Stream(None)),
         (name("up"), device(Some(7), true)),
     ];
-    let told = standing(&resources, &refused, &present.into(), |of| (*of == name("away")).then_some(&away));
+    let present = present.into();
+    let down = down(&present, |of| (*of == name("away")).then_some(&away));
+    let told = standing(&resources, &refused, &present, &down);
     let down = |why: &str| State::Down(why.to_owned());
     let expected = [
         ("away", down("no pod a/b runs here")),
@@ -179,7 +181,7 @@ proptest! {
         prop_assert_eq!(join(&own(), &sorted), join(&own(), &reversed));
         // Each is told once, and as what it is.
         let present: BTreeMap<_, _> = targets.all.keys().map(|of| (of.clone(), device(Some(7), true))).collect();
-        let told = standing(&sorted, &targets.refused, &present, |_| None);
+        let told = standing(&sorted, &targets.refused, &present, &down(&present, |_| None));
         let names: Vec<_> = sorted.iter().map(|resource| resource.name.clone()).collect();
         prop_assert_eq!(told.iter().map(|of| of.name.clone()).collect::<Vec<_>>(), names);
         for Standing { name, state, .. } in told {
