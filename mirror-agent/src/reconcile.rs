@@ -285,8 +285,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         report.pods = pods.as_deref().map(|pods| pods.iter().map(asked).collect());
         let told = pods.iter().flat_map(|pods| pods.iter()).filter(|pod| pod.is_told);
         report.told = told.map(|pod| pod.id.clone()).collect();
+        let mut left = BTreeSet::new();
         let Seen { links, actual, mut selection } =
-            self.look(pods.as_deref(), &wanted, captures, &mut report.failures).await?;
+            self.look(pods.as_deref(), &wanted, captures, &mut report.failures, &mut left).await?;
         report.found = Arc::clone(self.found.get_or_insert_with(|| Arc::new(found(&actual))));
 
         let mut expected = expected::of(&wanted, &selection.skipped);
@@ -310,7 +311,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let rest = until.saturating_duration_since(Instant::now());
             self.look_again = Some(self.look_again.unwrap_or(rest).min(rest));
         }
-        of_devices.extend(self.exits.left().iter().cloned());
+        of_devices.extend(self.exits.left().iter().cloned().chain(left));
         if ops.iter().any(|op| op.leaves_filter() || op.leaves_exit()) {
             // The next round takes away what no session or tap uses any more.
             self.look_again = Some(self.look_again.unwrap_or(LEFTOVERS).min(LEFTOVERS));
@@ -364,6 +365,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         wanted: &[Wanted<'_>],
         captures: &[Capture],
         failures: &mut BTreeSet<String>,
+        left: &mut BTreeSet<String>,
     ) -> anyhow::Result<Seen> {
         let to_read = self.pods_to_read(wanted, pods.unwrap_or_default());
         if pods.is_none() {
@@ -384,7 +386,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         let mut needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
         let keeps_hub = pods.is_none() || !needed.is_empty() || exit::pods_with_exit(&links).next().is_some();
-        if self.change_links(pods.is_some(), keeps_hub, &links, &actual, failures).await {
+        if self.change_links(pods.is_some(), keeps_hub, &links, &actual, failures, left).await {
             links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
             selection = self.selection(wanted, captures, &links, &actual).await;
         }

@@ -289,6 +289,18 @@ pub fn abandoned(
     abandoned.map(|link| LinkChange::Delete(link.ifindex)).collect()
 }
 
+/// The devices of ours. The alias alone does not tell: root in a pod can give it to a NIC, and the kernel moves a physical
+/// NIC back to the node when the pod ends, as some CNIs do with others. Both ends of a veth pair of ours are on the node; the
+/// other end has the alias, or has not come up yet.
+pub fn ours(links: &LinkSnapshot) -> impl Iterator<Item = &Link> {
+    let is_pair = |link: &Link| {
+        let peer = link.peer.filter(|peer| peer.nsid.is_none());
+        let peer = peer.and_then(|peer| links.host.get(&IfIndex(peer.ifindex)));
+        peer.is_some_and(|peer| is_ours(peer) || !peer.up)
+    };
+    links.host.values().filter(move |link| is_ours(link) && (link.kind != LinkKind::Veth || is_pair(link)))
+}
+
 /// The devices of ours that are no mirror interface (`names` are the mirror interfaces) any more, made by any agent.
 /// Used when no tap of another version runs, because such a tap may still copy to one of these devices.
 pub fn left_behind(names: &BTreeSet<&str>, links: &LinkSnapshot) -> Vec<LinkChange> {
@@ -298,14 +310,14 @@ pub fn left_behind(names: &BTreeSet<&str>, links: &LinkSnapshot) -> Vec<LinkChan
         let peer = link.peer.filter(|peer| peer.nsid.is_none())?;
         links.host.get(&IfIndex(peer.ifindex))
     };
-    let left = links.host.values().filter(|link| is_ours(link) && !is_mirror(link));
-    let left = left.filter(|link| !peer(link).is_some_and(is_mirror));
+    let left = ours(links).filter(|link| !is_mirror(link) && !peer(link).is_some_and(is_mirror));
     left.map(|link| LinkChange::Delete(link.ifindex)).collect()
 }
 
-/// Whether we have made a device.
+/// Whether a device has our alias and is of a kind that we make: a dummy device, an end of a veth pair, a tunnel's device.
 pub fn is_ours(link: &Link) -> bool {
-    link.alias.as_deref() == Some(ALIAS)
+    let is_of_kind = matches!(link.kind, LinkKind::Dummy | LinkKind::Veth) || link.external.is_some();
+    is_of_kind && link.alias.as_deref() == Some(ALIAS)
 }
 
 #[cfg(test)]

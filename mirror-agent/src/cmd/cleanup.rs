@@ -7,8 +7,8 @@ use crate::{
     cli::{CleanupArgs, StateArgs},
     dataplane::{hooks::Hooks, maps::Maps, pins::Pins},
     links::{LinkTable, netlink::Netlink},
-    mirror_iface::is_ours,
-    model::{Link, LinkChange},
+    mirror_iface::ours,
+    model::LinkChange,
     netns::Namespaces,
 };
 
@@ -48,8 +48,9 @@ pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyho
         detached += usize::from(done(hooks.detach_all(device, program).await));
     }
     // The exits inside pods go with the hub, which is one of these.
-    let is_of_us = |link: &&Link| is_ours(link) || exit::is_half_made(link);
-    for link in links.snapshot(&[]).await?.host.values().filter(is_of_us) {
+    let found = links.snapshot(&[]).await?;
+    let half_made = found.by_name(exit::HUB).filter(|link| exit::is_half_made(link));
+    for link in ours(&found).chain(half_made) {
         // The other end of a veth pair goes with the first.
         if done(links.apply(&LinkChange::Delete(link.ifindex)).await.map(|()| true)) {
             info!(device = link.name, "deleted a device of ours");

@@ -18,7 +18,7 @@ use crate::{
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// Changes the devices of targets where they must be, and deletes those that no target needs; whether anything was
     /// changed. `is_listed`: the pods and the MirrorTargets are known, so that devices may be deleted. `keeps_hub`: a pod
-    /// has an exit or must get one.
+    /// has an exit or must get one. A device that cannot be deleted concerns nobody else, so its error is put into `left`.
     pub(super) async fn change_links(
         &mut self,
         is_listed: bool,
@@ -26,6 +26,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         links: &LinkSnapshot,
         actual: &Actual,
         failures: &mut BTreeSet<String>,
+        left: &mut BTreeSet<String>,
     ) -> bool {
         let mut names = self.policy.own_devices();
         if keeps_hub {
@@ -44,6 +45,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let done = self.links.apply(change).await.map_err(|error| format!("{error:#}"));
             match (change, done) {
                 (LinkChange::CreateTunnel(device), done) => self.not_made.note(*device, done),
+                (LinkChange::Delete(_), Err(error)) => drop(left.insert(error)),
                 (_, Err(error)) => drop(failures.insert(error)),
                 (_, Ok(())) => {}
             }

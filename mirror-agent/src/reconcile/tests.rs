@@ -54,6 +54,7 @@ struct Table {
     applied: Vec<LinkChange>,
     is_broken: bool,
     refuses_exits: bool,
+    refuses_deletions: bool,
     /// The targets of which it is to read offloads and routes.
     followed: BTreeMap<TargetName, Destination>,
     /// The pods that each snapshot was asked for.
@@ -99,6 +100,7 @@ impl LinkTable for Table {
                 let mirror = Link { name, mtu, alias, ..link(ifindex, LinkKind::Dummy) };
                 self.links.host.insert(mirror.ifindex, mirror);
             }
+            LinkChange::Delete(_) if self.refuses_deletions => anyhow::bail!("injected failure"),
             LinkChange::Delete(ifindex) => drop(self.links.host.remove(ifindex)),
             LinkChange::CreateExit(..) if self.refuses_exits => anyhow::bail!("injected failure"),
             LinkChange::CreateExit(netns, hub) => {

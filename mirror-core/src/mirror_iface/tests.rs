@@ -98,6 +98,40 @@ fn what_another_version_has_made_is_deleted_but_no_end_of_a_mirror_interface() {
     let links = world([left, foreign].into_iter().chain(ends));
     assert_eq!(left_behind(&["mirror0"].into(), &links), [LinkChange::Delete(IfIndex(3))]);
     assert_eq!(left_behind(&["mirror0", "old0"].into(), &links), []);
+    let delete = [3, 9, 10].map(|ifindex| LinkChange::Delete(IfIndex(ifindex)));
+    assert_eq!(
+        left_behind(&[].into(), &links),
+        delete,
+        "an end that has gone with the other one is no error"
+    );
+}
+
+/// Root in a pod gives a NIC our alias, and the NIC comes back to the node when the pod ends: a physical one by the kernel,
+/// others by a CNI.
+#[test]
+fn a_device_of_others_is_not_ours_by_its_alias() {
+    let nic = |ifindex, kind: &str| Link {
+        ifindex: IfIndex(ifindex),
+        name: format!("nic{ifindex}"),
+        kind: LinkKind::Other(kind.into()),
+        ..ours()
+    };
+    let kinds = ["", "macvlan", "vlan", "bridge", "vxlan"];
+    let of_others = (20..).zip(kinds).map(|(ifindex, kind)| nic(ifindex, kind));
+    // The other end of one is in a pod, and that of the other at a bridge of the node.
+    let veth = |ifindex, peer, nsid| Link {
+        kind: LinkKind::Veth,
+        peer: Some(Peer { ifindex: peer, nsid }),
+        ..nic(ifindex, "")
+    };
+    let veths = [veth(30, 2, Some(4)), veth(31, 32, None), Link { alias: None, ..veth(32, 31, None) }];
+    assert_eq!(left_behind(&[].into(), &world(of_others.chain(veths))), []);
+
+    // Those that an agent has made stay known: one was killed between the two ends of a pair.
+    let tunnel = Link { external: Some(4789), ..nic(40, "vxlan") };
+    let pair = [veth(41, 42, None), Link { alias: None, up: false, ..veth(42, 41, None) }];
+    let delete = [40, 41].map(|ifindex| LinkChange::Delete(IfIndex(ifindex)));
+    assert_eq!(left_behind(&[].into(), &world([tunnel].into_iter().chain(pair))), delete);
 }
 
 fn features(on: &[&str], off: &[&str], fixed: &[&str]) -> Option<Offloads> {

@@ -153,7 +153,7 @@ fn there_is_a_reason_where_nothing_can_be_sent() {
     let plain = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().kind = LinkKind::Dummy;
     assert_eq!(why(plain), Blocked::NoDevice(device()));
     let with_address = |links: &mut LinkSnapshot| links.host.get_mut(&IfIndex(9)).unwrap().external = None;
-    assert_eq!(why(with_address), Blocked::NoDevice(device()));
+    assert_eq!(why(with_address), Blocked::Taken(device()), "we make no such device");
     let down = Blocked::UnderlayDown("uplink".into());
     assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().carrier = false), down);
     assert_eq!(why(|links| links.host.get_mut(&IfIndex(2)).unwrap().mtu = 150), Blocked::NoRoom(150));

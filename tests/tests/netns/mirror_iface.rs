@@ -310,3 +310,28 @@ fn no_packet_is_lost_while_the_mirror_interface_goes_down_without_an_agent(mode:
         copies_go_on(lab, flood, MIRROR);
     });
 }
+
+/// Root in a pod can give its NICs our alias. The kernel moves a physical NIC to the node when the pod ends, and the CNI
+/// plugin host-device does so with others. A bridge stands for these: no pod's end takes it away.
+#[test]
+fn devices_of_others_with_our_alias_stay_and_keep_nobody_from_working() {
+    let Node { web, db, lab } = &Node::bridged("alias");
+    for add in ["nic0 type bridge", "nic1 type veth peer name nic2"] {
+        lab.node().ip(&format!("link add {add}"));
+    }
+    for of in ["nic0", "nic1"] {
+        lab.node().ip(&format!("link set {of} up alias podmirror"));
+    }
+    lab.node().ip("link set nic2 up");
+    let before = lab.network_state();
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let status = lab.wait_mirrored(&[web]);
+    web.ping(db.v4(), 5, 56);
+    assert!(lab.status().tap(web.veth_host()).total("copied") >= 10);
+    lab.wait_get("/readyz", 200);
+    assert_eq!(status.notes.unwrap()["failures"], serde_json::json!([]));
+    agent.stop();
+    lab.cleanup();
+    lab.network_is_as(&before);
+}

@@ -161,6 +161,22 @@ async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
     assert_eq!(report.down, report.unreached, "each pod of it is told");
 }
 
+/// A device that stays concerns nobody else: the agent is ready, and events do not wait.
+#[tokio::test(start_paused = true)]
+async fn a_device_that_cannot_be_deleted_blocks_no_round() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    let old = Link { name: "old0".into(), alias: Some(ALIAS.into()), ..link(50, LinkKind::Dummy) };
+    world.links.links.host.insert(old.ifindex, old);
+    world.links.refuses_deletions = true;
+    assert!(!world.round().await.unwrap(), "blocked");
+    let report = Report::clone(&world.reports().borrow());
+    assert_eq!((report.failures.len(), report.is_reconciled, tapped(&world)), (1, true, vec![11]));
+    world.links.refuses_deletions = false;
+    run_for(&mut world, TICK * 2).await.unwrap();
+    assert!(world.report.borrow().failures.is_empty() && !world.links.links.host.contains_key(&IfIndex(50)));
+}
+
 /// What happens to a node.
 #[derive(Debug, Clone)]
 enum Step {
