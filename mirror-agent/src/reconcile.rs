@@ -367,13 +367,17 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         failures: &mut BTreeSet<String>,
         left: &mut BTreeSet<String>,
     ) -> anyhow::Result<Seen> {
-        let to_read = self.pods_to_read(wanted, pods.unwrap_or_default());
+        let mut to_read = self.pods_to_read(wanted, pods.unwrap_or_default());
         if pods.is_none() {
             // Their routes and offloads are to be in the snapshot.
             let installed = self.dataplane.observe().await.context("cannot read what is installed")?;
             self.take_installed_targets(&installed);
         }
         let mut links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+        if let Some(pods) = pods.filter(|pods| self.exits.begin(pods, &links)) {
+            to_read = self.pods_to_read(wanted, pods);
+            links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+        }
         let actual = self.dataplane.observe().await.context("cannot read what is installed")?;
         if !self.started {
             refuse_mirrors(&self.own_targets, &links)?;

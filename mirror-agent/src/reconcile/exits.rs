@@ -14,7 +14,7 @@ use super::Reconciler;
 use crate::{
     dataplane::Dataplane,
     links::LinkTable,
-    model::{Actual, Device, LinkChange, LinkSnapshot, NetnsId, Tap},
+    model::{Actual, Device, LinkChange, LinkSnapshot, NetnsId, Pod, Tap},
     pods::PodSource,
     select::{Policy, Skipped, Why},
 };
@@ -29,6 +29,9 @@ const REST: Duration = Duration::from_secs(1);
 pub(super) struct Exits {
     /// The UIDs of pods that have an exit, or a tap inside.
     pods: BTreeSet<String>,
+    /// Those of the first list whose devices were not read yet: an agent that ended between two steps may have left an exit
+    /// in any pod, and there is no tap that says in which. `None`: there was no list yet.
+    unread: Option<BTreeSet<String>>,
     /// When the exit of a namespace was made last, or why it could not be made; without a namespace: the hub. That is a
     /// reason of these pods, and no failure of the round: the others do not wait for it.
     tried: BTreeMap<Option<NetnsId>, (Instant, Result<(), String>)>,
@@ -39,17 +42,35 @@ pub(super) struct Exits {
 }
 
 impl Exits {
+    /// Takes the first list of pods. Returns whether there are more pods to read now.
+    pub(super) fn begin(&mut self, pods: &[Pod], links: &LinkSnapshot) -> bool {
+        if self.unread.is_some() {
+            return false;
+        }
+        // The kernel has deleted all exits with the hub.
+        let may_be_left = exit::hub(links).is_some();
+        let is_unread = |pod: &&Pod| !pod.host_network && !links.pods.contains_key(&pod.id.uid);
+        let unread = pods.iter().filter(is_unread).filter(|_| may_be_left);
+        let unread: BTreeSet<_> = unread.map(|pod| pod.id.uid.clone()).collect();
+        !self.unread.insert(unread).is_empty()
+    }
+
     /// Notes what a round has seen.
     pub(super) fn note(&mut self, links: &LinkSnapshot, actual: &Actual) {
         let with_exit = exit::pods_with_exit(links);
         let taps = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
         let tapped = taps.filter(|tap| tap.is_inside()).filter_map(|tap| Some(&tap.owner.pod.as_ref()?.uid));
         self.pods = with_exit.chain(tapped).cloned().collect();
+        let is_read =
+            |uid: &String| matches!(links.pods.get(uid), Some(Ok(inside)) if inside.stale.is_none());
+        if let Some(unread) = &mut self.unread {
+            unread.retain(|uid| exit::hub(links).is_some() && !is_read(uid));
+        }
     }
 
     /// Whether a pod may have an exit.
     pub(super) fn may_be_in(&self, uid: &str) -> bool {
-        self.pods.contains(uid)
+        self.pods.contains(uid) || self.unread.as_ref().is_some_and(|unread| unread.contains(uid))
     }
 
     /// How soon to look again, while something is left to do.

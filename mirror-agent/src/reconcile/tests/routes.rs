@@ -179,6 +179,37 @@ async fn a_new_agent_keeps_the_side_that_it_finds() {
     assert_eq!(sides(&world), NODE);
 }
 
+/// The agent before has taken the tap of a pod away, and ended before it could delete the exit there. The hub stays for
+/// another pod.
+#[tokio::test(start_paused = true)]
+async fn a_new_agent_deletes_an_exit_that_no_tap_tells_of() {
+    let (mut before, _) = moved().await;
+    add_pod(&mut before, 2);
+    for pod in before.pods.0.as_mut().unwrap() {
+        if pod.id.name == "pod-2" {
+            pod.annotations.clear();
+        }
+    }
+    let netns = NetnsId { dev: 4, ino: 2 };
+    before.links.apply(&LinkChange::CreateExit(netns, IfIndex(91))).await.unwrap();
+    let inside = before.links.links.pods["uid-2"].clone();
+    // Between two containers, no process says where the namespace is.
+    before.links.links.pods.remove("uid-2");
+
+    let mut world = world();
+    (world.links, world.dataplane) = (before.links, before.dataplane);
+    world.links.applied.clear();
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    world.pods = before.pods;
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    assert_eq!(world.links.applied, [], "nothing is known of the pod");
+    world.links.links.pods.insert("uid-2".into(), inside);
+    run_for(&mut world, TICK * 2).await.unwrap();
+    assert_eq!(world.links.applied.first(), Some(&LinkChange::DeleteExit(netns)));
+    let is_asked_for = |asked: &Vec<PodNetns>| asked.iter().any(|pod| pod.uid == "uid-2");
+    assert!(!world.links.asked.last().is_some_and(is_asked_for), "it is not read for ever");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_agent_or_a_pod_that_wants_no_tap_inside_gets_the_reason() {
     let (mut world, mut traffic) = moved().await;
