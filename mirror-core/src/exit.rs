@@ -63,9 +63,10 @@ pub fn pods_with_exit(links: &LinkSnapshot) -> impl Iterator<Item = &String> {
     pods.filter(move |(_, inside)| inside.as_ref().is_ok_and(has_exit)).map(|(uid, _)| uid)
 }
 
-/// Whether an exit leads to the hub, and takes packets of any length: root in the pod can change that.
+/// Whether an exit leads to the hub and to no other exit, and takes packets of any length: root in the pod can change that.
 fn is_sound(exit: &Link, hub: &Link) -> bool {
-    exit.up && exit.mtu == MTU && exit.peer.is_some_and(|lower| lower.ifindex == hub.ifindex.0)
+    let leads_to_hub = exit.peer.is_some_and(|lower| lower.ifindex == hub.ifindex.0);
+    exit.up && exit.mtu == MTU && exit.is_private && leads_to_hub
 }
 
 /// Whether copies of a tap inside a pod leave the pod through its exit. The target of a capture is none of the policy.
@@ -118,7 +119,7 @@ pub fn changes(needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) -> Vec<LinkChan
             changes.extend(links.by_name(HUB).map(|hub| LinkChange::Delete(hub.ifindex)));
         }
         None if !needed.is_empty() => {
-            changes.push(LinkChange::CreateMirror { name: HUB.to_owned(), mtu: MTU, offloads: true });
+            changes.push(LinkChange::CreateHub);
         }
         Some(hub) if !needed.is_empty() && !hub.up => changes.push(LinkChange::SetUp(hub.ifindex)),
         _ => {}

@@ -128,6 +128,7 @@ mod tests {
             address: None,
             mtu: 1500,
             external: None,
+            is_private: false,
             offloads: Default::default(),
             alias: None,
         };

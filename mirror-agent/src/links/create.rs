@@ -1,12 +1,15 @@
 //! Makes the devices of targets: the mirror interface, which is a dummy device, or a veth pair in its place; and the
-//! device of a tunnel. They carry only copies.
+//! device of a tunnel. And the hub, which is made as a mirror interface is. They carry only copies.
 //!
 //! This module does not choose the name or decide when (`mirror_iface` and `tunnel` do). `netlink` calls it.
 
 use std::{collections::BTreeSet, io};
 
 use anyhow::Context;
-use mirror_core::tunnel::{Family, TunnelDevice};
+use mirror_core::{
+    exit,
+    tunnel::{Family, TunnelDevice},
+};
 use rtnetlink::{
     Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth,
     packet_route::link::{
@@ -36,6 +39,22 @@ pub(super) async fn mirror(
     mtu: u32,
     keeps_offloads: bool,
 ) -> anyhow::Result<()> {
+    make(handle, name, mtu, keeps_offloads, false).await
+}
+
+/// Makes the hub, and leaves nothing behind if it fails. A macvlan in bridge mode hands packets for another one to their
+/// lower device, as if they had arrived there: so it drops what it receives.
+pub(super) async fn hub(handle: &Handle) -> anyhow::Result<()> {
+    make(handle, exit::HUB, exit::MTU, true, true).await
+}
+
+async fn make(
+    handle: &Handle,
+    name: &str,
+    mtu: u32,
+    keeps_offloads: bool,
+    drops_received: bool,
+) -> anyhow::Result<()> {
     let dummy = silent(LinkMessageBuilder::<LinkDummy>::new(name), mtu).build();
     let peer = match add(handle, dummy).await {
         Ok(()) => None,
@@ -44,10 +63,10 @@ pub(super) async fn mirror(
     };
 
     let made = async {
-        if let Some(peer) = &peer {
-            swallow(handle, peer)
+        for device in peer.as_deref().into_iter().chain(drops_received.then_some(name)) {
+            swallow(handle, device)
                 .await
-                .with_context(|| format!("cannot make {peer} drop what it receives"))?;
+                .with_context(|| format!("cannot make {device} drop what it receives"))?;
         }
         if !keeps_offloads {
             // The device is still down: so every copy leaves it in the requested form.
@@ -164,9 +183,9 @@ async fn veth(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<String> {
     Ok(peer)
 }
 
-/// Makes the other end drop what it receives, as a dummy would, before anything can be received.
-async fn swallow(handle: &Handle, peer: &str) -> anyhow::Result<()> {
-    let ifindex = index_of(handle, peer).await?;
+/// Makes a device drop what it receives, before anything can be received.
+async fn swallow(handle: &Handle, name: &str) -> anyhow::Result<()> {
+    let ifindex = index_of(handle, name).await?;
     Ok(drop_received(handle, ifindex.0).await?)
 }
 

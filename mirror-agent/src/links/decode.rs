@@ -1,8 +1,8 @@
 //! From rtnetlink's words to [`Link`]. Pure; `netlink` calls it for every device of a dump.
 
 use rtnetlink::packet_route::link::{
-    InfoData, InfoGeneve, InfoGre, InfoGre6, InfoIpVlan, InfoKind, InfoVxlan, IpVlanMode, LinkAttribute,
-    LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+    InfoData, InfoGeneve, InfoGre, InfoGre6, InfoIpVlan, InfoKind, InfoMacVlan, InfoVxlan, IpVlanMode,
+    LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, MacVlanMode,
 };
 
 use crate::model::{IfIndex, Link, LinkKind, Peer};
@@ -24,6 +24,7 @@ pub(super) fn link(message: LinkMessage) -> Link {
         mtu: 0,
         alias: None,
         external: None,
+        is_private: false,
         offloads: None,
     };
     let (mut info_kind, mut qdisc, mut is_l3s) = (None, String::new(), false);
@@ -44,6 +45,8 @@ pub(super) fn link(message: LinkMessage) -> Link {
                         LinkInfo::Kind(kind) => info_kind = Some(kind),
                         LinkInfo::Data(data) => {
                             link.external = external(&data);
+                            link.is_private = matches!(&data, InfoData::MacVlan(infos)
+                                if infos.contains(&InfoMacVlan::Mode(MacVlanMode::Private)));
                             is_l3s = matches!(&data, InfoData::IpVlan(infos)
                                 if infos.contains(&InfoIpVlan::Mode(IpVlanMode::L3S)));
                         }
@@ -163,6 +166,7 @@ mod tests {
                 mtu: 1450,
                 alias: Some("hello".into()),
                 external: None,
+                is_private: false,
                 offloads: None,
             }
         );
@@ -193,6 +197,20 @@ mod tests {
             let infos = vec![LinkInfo::Kind(InfoKind::IpVlan), LinkInfo::Data(data)];
             let message = mk_message(LinkFlags::Up, vec![LinkAttribute::LinkInfo(infos)]);
             assert_eq!(link(message).kind, expected, "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn a_macvlan_in_private_mode_is_told_from_others() {
+        for (mode, expected) in
+            [(MacVlanMode::Private, true), (MacVlanMode::Bridge, false), (MacVlanMode::Vepa, false)]
+        {
+            let data = InfoData::MacVlan(vec![InfoMacVlan::Mode(mode)]);
+            let infos = vec![LinkInfo::Kind(InfoKind::MacVlan), LinkInfo::Data(data)];
+            assert_eq!(
+                link(mk_message(LinkFlags::Up, vec![LinkAttribute::LinkInfo(infos)])).is_private,
+                expected
+            );
         }
     }
 

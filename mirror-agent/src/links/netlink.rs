@@ -112,6 +112,7 @@ impl LinkTable for Netlink {
             LinkChange::CreateMirror { name, mtu, offloads } => {
                 create::mirror(handle, name, *mtu, *offloads).await
             }
+            LinkChange::CreateHub => create::hub(handle).await,
             LinkChange::CreateTunnel(device) => create::tunnel(handle, *device).await,
             LinkChange::SetUp(ifindex) => {
                 let up = LinkUnspec::new_with_index(ifindex.0).up().build();
@@ -154,7 +155,10 @@ impl LinkTable for Netlink {
         if let LinkChange::CreateExit(netns, _) | LinkChange::DeleteExit(netns) = change {
             self.inside.forget(*netns);
         }
-        let is_made = matches!(change, LinkChange::CreateMirror { .. } | LinkChange::CreateTunnel(_));
+        let is_made = matches!(
+            change,
+            LinkChange::CreateMirror { .. } | LinkChange::CreateHub | LinkChange::CreateTunnel(_)
+        );
         match done {
             Err(error) if !is_made && error.downcast_ref().is_some_and(is_gone) => Ok(()),
             done => done,

@@ -1,9 +1,10 @@
-//! Drops every packet that arrives at a device: the other end of the veth pair that stands in for a dummy, and the device
-//! of a tunnel.
+//! Drops every packet that arrives at a device: the other end of the veth pair that stands in for a dummy, the device of a
+//! tunnel, and the hub.
 //!
 //! A dummy drops the packets that are sent to it. A veth hands them to its peer, and there the node's own network stack
 //! would take copies of broadcasts and multicasts for its own packets. A tunnel's device also receives
-//! what others send to its port, and nobody on the node may get that. `create` calls this module. The sink needs no
+//! what others send to its port, and nobody on the node may get that. The hub receives what a macvlan over it sends to another
+//! one, of which root in pods can make some. `create` calls this module. The sink needs no
 //! object of ours and goes with the device: it is one classic BPF instruction in a tc filter.
 
 use std::io;

@@ -94,11 +94,15 @@ impl LinkTable for Table {
         match change {
             LinkChange::CreateMirror { name, mtu, .. } => {
                 let is_free = |ifindex: &u32| !self.links.host.contains_key(&IfIndex(*ifindex));
-                let free = (90..).step_by(2).find(is_free).unwrap();
-                let ifindex = if name == exit::HUB { 91 } else { free };
+                let ifindex = (90..).step_by(2).find(is_free).unwrap();
                 let (name, mtu, alias) = (name.clone(), *mtu, Some(ALIAS.into()));
                 let mirror = Link { name, mtu, alias, ..link(ifindex, LinkKind::Dummy) };
                 self.links.host.insert(mirror.ifindex, mirror);
+            }
+            LinkChange::CreateHub => {
+                let (name, mtu, alias) = (exit::HUB.into(), exit::MTU, Some(ALIAS.into()));
+                let hub = Link { name, mtu, alias, ..link(91, LinkKind::Dummy) };
+                self.links.host.insert(hub.ifindex, hub);
             }
             LinkChange::Delete(_) if self.refuses_deletions => anyhow::bail!("injected failure"),
             LinkChange::Delete(ifindex) => drop(self.links.host.remove(ifindex)),
@@ -107,7 +111,7 @@ impl LinkTable for Table {
                 let peer = Some(Peer { ifindex: hub.0, nsid: Some(0) });
                 let kind = LinkKind::Other("macvlan".into());
                 let (ifindex, name, mtu) = (exit::IFINDEX, exit::NAME.into(), exit::MTU);
-                let exit = Link { ifindex, name, mtu, peer, ..link(1, kind) };
+                let exit = Link { ifindex, name, mtu, peer, is_private: true, ..link(1, kind) };
                 of(netns, &|links| links.push(exit.clone()));
             }
             LinkChange::DeleteExit(netns) => of(netns, &|links| links.retain(|link| !exit::is_exit(link))),
@@ -136,6 +140,7 @@ fn link(ifindex: u32, kind: LinkKind) -> Link {
         mtu: 1500,
         alias: None,
         external: None,
+        is_private: false,
         offloads: None,
     }
 }

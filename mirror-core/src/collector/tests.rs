@@ -34,6 +34,7 @@ fn link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link {
         mtu: 1500,
         alias: None,
         external: None,
+        is_private: false,
         offloads: None,
     }
 }

@@ -18,6 +18,7 @@ fn link(ifindex: u32, name: &str, kind: LinkKind) -> Link {
         mtu: 1500,
         alias: None,
         external: None,
+        is_private: false,
         offloads: None,
     }
 }

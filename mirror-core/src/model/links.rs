@@ -65,6 +65,8 @@ pub struct Link {
     /// It is a tunnel's device in external mode (collect metadata): each packet brings its own address. The UDP port at
     /// which it listens, or 0 for a kind without ports.
     pub external: Option<u16>,
+    /// It is a macvlan in private mode: it exchanges no packets with others over the same lower device.
+    pub is_private: bool,
     /// The work that the device takes over from the kernel when it sends; `None`: not requested, or unknown.
     pub offloads: Option<Offloads>,
 }
@@ -157,6 +159,9 @@ pub enum LinkChange {
         /// Whether it keeps its offloads; if not, it gets a queue too.
         offloads: bool,
     },
+    /// Makes the hub of the exits: as above, and it drops what arrives, because a macvlan that root in a pod has made over it
+    /// would hand packets to another one by this way.
+    CreateHub,
     /// Makes the device of a tunnel, whose packets each have an address of their own: as above, and it drops what
     /// arrives. An error if the name or the port is taken, or if the kernel has no such devices.
     CreateTunnel(TunnelDevice),

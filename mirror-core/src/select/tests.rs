@@ -59,6 +59,7 @@ pub(super) fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Pee
         mtu: 1500,
         alias: None,
         external: None,
+        is_private: false,
         offloads: None,
     }
 }

@@ -35,6 +35,7 @@ fn link(ifindex: u32, name: &str, mtu: u32) -> Link {
         mtu,
         alias: Some(ALIAS.into()),
         external: Some(4789),
+        is_private: false,
         offloads: None,
     }
 }

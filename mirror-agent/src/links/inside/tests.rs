@@ -50,6 +50,7 @@ fn link(ifindex: u32) -> Link {
         mtu: 1500,
         alias: None,
         external: None,
+        is_private: false,
         offloads: None,
     }
 }

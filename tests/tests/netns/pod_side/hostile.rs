@@ -13,6 +13,7 @@ use crate::{
 in_both_modes!(
     no_mark_of_a_pod_hides_what_it_sends,
     a_pod_cannot_use_its_exit,
+    pods_exchange_no_packets_for_one_of_them_by_the_hub,
     a_device_of_the_pod_is_never_taken_for_an_exit,
     a_program_ahead_of_a_tap_inside_is_told_within_seconds,
 );
@@ -71,6 +72,48 @@ fn a_pod_cannot_use_its_exit(mode: AttachMode) {
     shows(&mirror, || inside.capture.frames());
 
     agent.stop();
+}
+
+/// Root in two pods of a node makes devices over the hub that would let them talk, past every NetworkPolicy. The agent makes an
+/// exit anew whose mode was changed. What one such device sends to the address of another one is dropped at the hub.
+/// Broadcasts between them pass, which docs/security.md tells: they show here that the way is open.
+fn pods_exchange_no_packets_for_one_of_them_by_the_hub(mode: AttachMode) {
+    let scene = Scene::new("macvlan-talk", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    let pods = scene.pods_file(&[web, db]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    wait_tapped(lab, &[web, db]);
+    eventually(SOON, || check(scene.exits() == [true; 2], || "no exit".into()));
+    let pods_with_macs = || [(web, [2, 0, 0, 0, 7, 1]), (db, [2, 0, 0, 0, 7, 2])];
+    for (pod, [.., last]) in pods_with_macs() {
+        let netns = pod.netns();
+        netns.ip(&format!("link add link {EXIT} name above type macvlan mode bridge"));
+        netns.ip(&format!("link set above address 02:00:00:00:07:0{last} up"));
+    }
+    let arrived = Capture::start(db.netns(), "above");
+    let [(_, from), (_, to)] = pods_with_macs();
+    let sender = web.netns().sender("above");
+    for (number, to) in [to; 50].into_iter().chain([Frame::BROADCAST]).enumerate() {
+        let _ = sender.send(&Frame::new(to, from).filled(99, number).bytes());
+    }
+    let of_web = || arrived.frames().only(|frame| frame[6..12] == from);
+    eventually(SOON, || check(!of_web().is_empty(), || "no broadcast has come".into()));
+    assert!(of_web().only(|frame| frame[..6] == to).is_empty(), "{}", of_web());
+
+    for (pod, _) in pods_with_macs() {
+        pod.netns().ip("link delete above");
+        pod.netns().ip(&format!("link set {EXIT} type macvlan mode bridge"));
+    }
+    eventually(2 * SOON, || {
+        let shown = [web, db].map(|pod| pod.netns().try_run(&format!("ip -d -o link show {EXIT}")).stdout);
+        let shown = shown.map(|link| String::from_utf8_lossy(&link).into_owned());
+        pods.write_to_wake(&[web, db].map(|pod| PodSpec::of(pod).mirror("true")));
+        check(shown.iter().all(|link| link.contains("macvlan mode private")), || format!("{shown:?}"))
+    });
+    wait_tapped(lab, &[web, db]);
+    agent.stop();
+    lab.cleanup();
+    assert_eq!(scene.exits(), [false; 2]);
 }
 
 /// A pod has a device of its own by the name of an exit. The agent leaves it alone, and says so.
