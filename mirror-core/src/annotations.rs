@@ -10,6 +10,8 @@ pub const TARGET: &str = "podmirror.io/target";
 pub const NICS: &str = "podmirror.io/nics";
 /// Annotation of a pod or of a namespace: `off` keeps our programs and devices out of the pod.
 pub const POD_SIDE_TAPS: &str = "podmirror.io/pod-side-taps";
+/// Its values: the programs and devices may come, or not.
+pub const POD_SIDE_TAPS_WORDS: [&str; 2] = ["auto", "off"];
 /// The annotation of Kube-OVN on a pod, which holds where our annotation is missing.
 pub const OVN_MIRROR: &str = "ovn.kubernetes.io/mirror";
 /// The end of the annotation of Kube-OVN for one attachment. Ahead of it stand the name of the attachment's

@@ -19,7 +19,7 @@ use super::{
 };
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
-    annotations::{NETWORK_STATUS, OVN_ATTACHMENT, POD_SIDE_TAPS},
+    annotations::{NETWORK_STATUS, OVN_ATTACHMENT, POD_SIDE_TAPS, POD_SIDE_TAPS_WORDS},
     model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Resource, Session},
     settings::{KEYS, SettingError},
 };
@@ -313,7 +313,7 @@ impl<'a> PodChoice<'_, 'a> {
                 continue;
             }
             if key == POD_SIDE_TAPS {
-                if !["auto", "off"].contains(&value) {
+                if !POD_SIDE_TAPS_WORDS.contains(&value) {
                     self.bad(place, key.to_owned(), value, Problem::Value);
                 }
                 continue;

@@ -11,7 +11,7 @@ use super::{
     Policy, Selection, TapsInside, Wanted, Why, is_to_tunnel, is_tunnels, kind_name, nics::is_inner,
 };
 use crate::{
-    annotations::POD_SIDE_TAPS,
+    annotations::{POD_SIDE_TAPS, POD_SIDE_TAPS_WORDS},
     collector, exit,
     model::{Device, Link, LinkKind, LinkSnapshot, Origin, Pod, PodLinks, PodSide, Tap},
 };
@@ -120,8 +120,10 @@ fn lets_in(pod: &Pod, tap: &Tap, policy: &Policy) -> bool {
     if !policy.annotations || tap.sessions.values().any(|session| session.origin == Origin::Enforced) {
         return true;
     }
-    let said = pod.annotations.get(POD_SIDE_TAPS).or_else(|| pod.inherited.get(POD_SIDE_TAPS));
-    said.is_none_or(|word| word != "off")
+    let said = [&pod.annotations, &*pod.inherited].map(|at| at.get(POD_SIDE_TAPS));
+    // A wrong word of the pod does not stand before that of its namespace.
+    let mut words = said.into_iter().flatten().filter(|word| POD_SIDE_TAPS_WORDS.contains(&word.as_str()));
+    words.next().is_none_or(|word| word != "off")
 }
 
 #[cfg(test)]

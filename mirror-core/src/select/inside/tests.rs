@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use mirror_common::verdict::TapKind;
 use proptest::{collection::vec, prelude::*, sample};
@@ -54,7 +54,12 @@ fn selected(
     links: &LinkSnapshot,
     policy: &Policy,
 ) -> (Vec<String>, Vec<String>) {
-    let pods = [mk_pod("web", annotations)];
+    selected_of(mk_pod("web", annotations), links, policy)
+}
+
+/// As [`selected`], for this pod.
+fn selected_of(pod: Pod, links: &LinkSnapshot, policy: &Policy) -> (Vec<String>, Vec<String>) {
+    let pods = [pod];
     let choice = choose(&pods, &[], &[], policy, &mut Filters::default());
     let selection = select(&choice.wanted, &[], links, policy);
     let taps = selection.taps.iter().map(|(device, tap)| {
@@ -102,8 +107,15 @@ fn the_agent_and_the_pod_can_refuse_taps_inside() {
     assert_eq!(of("auto", TapsInside::On), tapped);
     assert_eq!(of("off", TapsInside::On), refused("TapsInsideOff"));
     assert_eq!(of("auto", TapsInside::Off), refused("TapsInsideOff"));
-    // A word that is not known is told, and changes nothing.
+    // A word that is not known is told, and changes nothing: neither by itself nor in what the namespace says.
     assert_eq!(of("of", TapsInside::On), tapped);
+    for (of_pod, of_namespace, expected) in
+        [("Off", "off", refused("TapsInsideOff")), ("auto", "off", tapped.clone()), ("Off", "of", tapped)]
+    {
+        let mut pod = mk_pod("web", &[(MIRROR, "true"), (POD_SIDE_TAPS, of_pod)]);
+        pod.inherited = Arc::new([(POD_SIDE_TAPS.to_owned(), of_namespace.to_owned())].into());
+        assert_eq!(selected_of(pod, &links, &Policy::default()), expected, "{of_pod} {of_namespace}");
+    }
     let pods = [mk_pod("web", &[(MIRROR, "true"), (POD_SIDE_TAPS, "of")])];
     let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
     let bad: Vec<_> = choice.bad.iter().map(ToString::to_string).collect();
