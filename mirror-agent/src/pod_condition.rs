@@ -77,6 +77,7 @@ pub async fn write(client: Client, mut reports: Reports) {
         tried: BTreeMap::new(),
         rest: Instant::now(),
         failures: 0,
+        is_denied: false,
     };
     loop {
         let next = writer.next(&reports.borrow_and_update());
@@ -108,6 +109,8 @@ struct Writer {
     rest: Instant,
     /// How many writes have failed since the last one that has not.
     failures: u32,
+    /// That there is no right to write was told.
+    is_denied: bool,
 }
 
 impl Writer {
@@ -149,14 +152,15 @@ impl Writer {
             Ok(Err(error)) => (error.to_string(), 0),
             Err(_) => ("no answer".to_owned(), 0),
         };
-        match (code, self.failures) {
-            (403, 0) => warn!(
+        if code == 403 && !self.is_denied {
+            self.is_denied = true;
+            warn!(
                 error,
                 "the agent has no right to write the condition of pods: give it `patch` of `pods/status`, or start it \
                  without --pod-condition"
-            ),
-            _ => debug!(%pod, error, "cannot write the condition of a pod"),
+            );
         }
+        debug!(%pod, error, "cannot write the condition of a pod");
         self.rest = now + LONGEST_PAUSE.min(PACE_OF_POD * 2_u32.pow(self.failures.min(10)));
         self.failures += 1;
     }

@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 
 use mirror_core::coverage::Way;
 use serde_json::Value;
@@ -238,6 +241,27 @@ async fn a_pod_that_cannot_be_written_does_not_hold_up_the_others() {
     let tries = |name: &str| written.iter().filter(|(of, _)| of == name).count();
     assert_eq!((tries("gone"), tries("web")), (1, 2));
     assert!((8..=20).contains(&tries("bad")), "{} tries in an hour", tries("bad"));
+}
+
+/// The first answer does not come, and then there is no right for ever: the administrator is told, once.
+#[tokio::test(start_paused = true)]
+async fn a_missing_right_is_told_once_whatever_failed_before() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let writer = Arc::new(log.reopen().unwrap());
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(writer).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let is_first = AtomicBool::new(true);
+    let client = fake::client(move |_| match is_first.swap(false, Ordering::Relaxed) {
+        true => Reply::Never,
+        false => Reply::Status(403),
+    });
+    let covered = report(&["web"], vec![nic("web", [State::Covered, State::Covered])], vec![]);
+    let (_reports, reader) = watch::channel(Arc::new(covered));
+    tokio::spawn(write(client, reader));
+    after(3600).await;
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("WARN")).collect();
+    assert!(matches!(warnings[..], [told] if told.contains("`patch` of `pods/status`")), "{log}");
 }
 
 #[tokio::test(start_paused = true)]
