@@ -6,6 +6,8 @@ use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
 use mirror_tests::{Frame, Lab, Neighbour, Netns, PodNs, random::Random};
 
+/// The alias of the agent's own devices.
+const ALIAS: &str = "podmirror";
 /// The index of exits (`mirror_core::exit::IFINDEX`), for devices that pretend to be one.
 const EXIT_INDEX: u32 = 0x706d_0000;
 /// The ethertype of frames that are sent into the exit. None of them may come to anybody.
@@ -22,6 +24,8 @@ const AT_EXIT: &[&str] = &[
     "link set podmirror address 02:09:09:09:09:09",
     "link set podmirror type macvlan mode bridge",
     "link set podmirror type macvlan mode vepa",
+    "link set podmirror type macvlan mode source",
+    "link set podmirror type macvlan mode private",
     "link set podmirror promisc on",
     "link set podmirror arp on multicast on",
     "link set podmirror netns CELL",
@@ -34,7 +38,7 @@ const AT_EXIT: &[&str] = &[
     "link add link eth1 name other index INDEX type macvlan mode private",
     "link delete other",
     "link add link podmirror name above type macvlan mode bridge",
-    "link set above up",
+    "link set above up alias podmirror",
 ];
 
 const AT_NICS: &[&str] = &[
@@ -128,9 +132,12 @@ impl<'a> Hostile<'a> {
                 }
             }
             8 => {
-                let alias: &[u8] = self.random.pick(&[b"\xff\xfe", b"plain", b""]);
+                let mut alias: &[u8] = self.random.pick(&[b"\xff\xfe", b"plain", b""]);
                 let mut ip = self.pod.netns().command("ip");
                 if self.random.one_in(2) {
+                    if self.random.one_in(2) {
+                        alias = ALIAS.as_bytes();
+                    }
                     ip.args(["link", "set", "dev", device, "alias"]).arg(OsStr::from_bytes(alias));
                 } else {
                     ip.args(["link", "property", "add", "dev", device, "altname"])
