@@ -307,7 +307,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let (resting, until) = self.removed.resting(now);
         let Carried { mut of_devices, mut incomplete } =
             self.carry_out(&ops, &resting, &desired, &actual, report).await;
-        if let Some(until) = until.filter(|_| !resting.is_disjoint(&incomplete)) {
+        if let Some(until) = until.filter(|_| resting.iter().any(|(device, _)| incomplete.contains(device))) {
             let rest = until.saturating_duration_since(Instant::now());
             self.look_again = Some(self.look_again.unwrap_or(rest).min(rest));
         }

@@ -11,7 +11,7 @@ use super::{Reconciler, told::tell_op};
 use crate::{
     dataplane::{Dataplane, says_gone},
     links::LinkTable,
-    model::{Actual, Desired, Device, Op},
+    model::{Actual, Desired, Device, Op, Program},
     plan::Failures,
     pods::PodSource,
     report::Report,
@@ -32,11 +32,11 @@ pub(super) struct Carried {
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// Carries out the ops of a plan, as far as they succeed and as long as this round may last. Attaches nothing at the
-    /// `resting` devices.
+    /// `resting` hooks.
     pub(super) async fn carry_out(
         &mut self,
         ops: &[Op],
-        resting: &BTreeSet<Device>,
+        resting: &BTreeSet<(Device, Program)>,
         desired: &Desired,
         actual: &Actual,
         report: &mut Report,
@@ -64,7 +64,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let (mut errors, mut has_gone) = (BTreeSet::new(), true);
             let mut is_whole = true;
             for op in ops {
-                let rests = matches!(op, Op::Attach(device, _) if resting.contains(device));
+                let rests =
+                    matches!(op, Op::Attach(device, program) if resting.contains(&(*device, *program)));
                 if rests || !failures.allow(op) {
                     is_whole = false;
                     failures.add(op);

@@ -12,7 +12,7 @@ use mirror_common::verdict::Direction;
 use tokio::time::Instant;
 
 use crate::{
-    model::{Actual, ActualTap, Desired, Device, HookState, Session},
+    model::{Actual, ActualTap, Desired, Device, HookState, Program, Session},
     select::{Skipped, Why},
 };
 
@@ -33,19 +33,19 @@ struct Gap {
     rests_until: Instant,
     /// The rest after that.
     rest: Duration,
-    /// The hook.
-    at: Device,
+    /// The hook. The other one of its device has a rest of its own: else each could be due while the other one rests.
+    at: (Device, Program),
 }
 
 impl Gap {
-    fn new(at: Device, now: Instant) -> Self {
+    fn new(at: (Device, Program), now: Instant) -> Self {
         Self { found: now, rests_until: now, rest: REST.0, at }
     }
 }
 
 impl Removed {
-    /// The devices where nothing is attached now, and when the first of them is tried again.
-    pub(super) fn resting(&self, now: Instant) -> (BTreeSet<Device>, Option<Instant>) {
+    /// The hooks where nothing is attached now, and when the first of them is tried again.
+    pub(super) fn resting(&self, now: Instant) -> (BTreeSet<(Device, Program)>, Option<Instant>) {
         let resting = || self.0.values().filter(|gap| gap.rests_until > now);
         (resting().map(|gap| gap.at).collect(), resting().map(|gap| gap.rests_until).min())
     }
@@ -71,8 +71,9 @@ impl Removed {
                     installed.state(program) == HookState::Dead && !installed.lacks_hook(program)
                 };
                 if installed.is_some_and(is_dead) {
-                    let gap = self.0.entry((*device, direction)).or_insert_with(|| Gap::new(at, now));
-                    (gap.found, gap.at) = (now, at);
+                    let gap =
+                        self.0.entry((*device, direction)).or_insert_with(|| Gap::new((at, program), now));
+                    (gap.found, gap.at) = (now, (at, program));
                     if gap.rests_until <= now {
                         // This round has attached it.
                         gap.rests_until = now + gap.rest;

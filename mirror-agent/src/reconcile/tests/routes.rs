@@ -300,6 +300,32 @@ async fn what_a_pod_takes_away_is_attached_again_and_told_for_a_while() {
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
 }
 
+/// The pod removes the programs of both directions, one at a time. Each has its rest, and keeps the other one from nothing.
+#[tokio::test(start_paused = true)]
+async fn the_rest_of_one_direction_is_not_that_of_the_other() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    let inside = world.links.links.pods.get_mut("uid-1").unwrap().as_mut().unwrap();
+    inside.links[0].kind = LinkKind::Other("macvlan".into());
+    inside.links[0].peer = Some(Peer { ifindex: 3, nsid: Some(0) });
+    run_for(&mut world, Duration::from_secs(1)).await.unwrap();
+    let state = |world: &World, program| world.dataplane.actual.taps[&nic()].state(program);
+    let mut remove = async |program, milliseconds| {
+        *world.dataplane.actual.taps.get_mut(&nic()).unwrap().state_mut(program) = HookState::Dead;
+        run_for(&mut world, Duration::from_millis(milliseconds)).await.unwrap();
+    };
+    for (program, milliseconds) in [
+        (Program::TapIngress, 500),
+        (Program::TapEgress, 700),
+        (Program::TapIngress, 10),
+        (Program::TapEgress, 10),
+    ] {
+        remove(program, milliseconds).await;
+    }
+    run_for(&mut world, Duration::from_secs(10)).await.unwrap();
+    assert_eq!(Program::TAP.map(|program| state(&world, program)), [HookState::Current; 2]);
+}
+
 /// The pod does not keep the loop busy, and the node's end sees what reaches it meanwhile.
 #[tokio::test(start_paused = true)]
 async fn what_a_pod_removes_again_and_again_is_attached_less_and_less_often() {
