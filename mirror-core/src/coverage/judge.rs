@@ -12,8 +12,9 @@ const WINDOW: usize = 4;
 /// Fewer packets than this are too few to judge by a share.
 pub const FEW: u64 = 10;
 /// How long packets must have been seen, and none have passed around the hook, before a direction is no longer bypassed.
+/// So long a direction stays covered, too, while packets seem to be missing.
 pub const CLEAR: Duration = Duration::from_secs(20);
-/// How long a direction stays covered without new evidence, and any state without a reading.
+/// How long a direction without packets stays covered, and any state without a reading.
 pub const QUIET: Duration = Duration::from_secs(60);
 
 /// Judges one direction of one NIC.
@@ -198,28 +199,35 @@ impl Judge {
         };
         self.lacked = lacks;
         let is_good = is_enough && sum.has_seen(7, 8);
-        self.counted = match (way, &self.counted) {
-            (Some(way), before) => {
+        let told = if let State::Bypassed(told) = self.counted { Some(told) } else { None };
+        self.counted = match (way, told) {
+            (Some(way), told) => {
                 (self.proven, self.clean) = (at, 0);
-                match before {
-                    State::Bypassed(before) => State::Bypassed(way.max(*before)),
-                    _ => State::Bypassed(way),
-                }
+                State::Bypassed(told.map_or(way, |told| way.max(told)))
             }
-            (None, State::Bypassed(way)) => {
-                self.clean = self.clean.saturating_add(if lacks { 0 } else { step.carried.packets });
-                let is_over = self.clean >= FEW && at.saturating_sub(self.proven) >= CLEAR;
-                if is_over { self.good(at) } else { State::Bypassed(*way) }
-            }
+            (None, Some(told)) if !self.is_over(told, &step, &sum, at) => State::Bypassed(told),
             (None, _) if is_good => self.good(at),
-            (None, State::Covered | State::Unknown(Doubt::Kernel))
-                if at.saturating_sub(self.proven) < QUIET =>
-            {
-                self.counted.clone()
-            }
+            (None, _) if self.is_still_proven(is_enough, at) => self.counted.clone(),
             (None, _) if is_enough => State::Unknown(Doubt::Differs),
             (None, _) => State::Unknown(Doubt::Idle),
         };
+    }
+
+    /// Takes a step that proves no bypass. Returns whether the one that was told has ended.
+    ///
+    /// The node's end of a veth counts each packet that gets around it. Any other bypass was told by a share of less than a
+    /// half. Such a one ends with nearly all: else a share of about a half would come and go.
+    fn is_over(&mut self, told: Way, step: &Step, sum: &Step, at: Duration) -> bool {
+        let is_clean = if told == Way::Peer { sum.has_seen(1, 2) } else { sum.has_seen(7, 8) };
+        self.clean = self.clean.saturating_add(if is_clean { step.carried.packets } else { 0 });
+        self.clean >= FEW && at.saturating_sub(self.proven) >= CLEAR
+    }
+
+    /// Whether what was proven holds without new evidence: for a shorter time if packets pass and seem to be missing.
+    fn is_still_proven(&self, is_enough: bool, at: Duration) -> bool {
+        let limit = if is_enough { CLEAR } else { QUIET };
+        matches!(self.counted, State::Covered | State::Unknown(Doubt::Kernel))
+            && at.saturating_sub(self.proven) < limit
     }
 
     /// The state in which all that can be told is good.
