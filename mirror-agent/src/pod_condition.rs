@@ -249,7 +249,7 @@ fn not_copying(report: &Report, pod: &PodId) -> Option<Condition> {
 /// A pod whose NICs are tapped. A state that is a problem is told as such.
 fn judged(states: &BTreeSet<&State>) -> Condition {
     let doubt = states.iter().find_map(|state| match state {
-        State::Unknown(doubt @ (Doubt::Differs | Doubt::Unread)) => Some(doubt),
+        State::Unknown(doubt @ (Doubt::Differs | Doubt::L3s | Doubt::Unread)) => Some(doubt),
         _ => None,
     });
     if let Some(doubt) = doubt {

@@ -7,7 +7,7 @@
 //!  the NIC, inside the pod ── the node's end of its veth ── our program at the hook
 //!      Reading::nic                Reading::end                 Reading::seen
 //!           └── around: exact ──────────┘
-//!           └── share: half, or more ───────────────────────────────┘
+//!           └── share: half, nearly all ────────────────────────────┘
 //! ```
 //!
 //! * **Around the node's end.** Both ends of a veth count the same packets, and `bpf_redirect_peer` adds to the NIC's
@@ -15,6 +15,8 @@
 //! * **Share.** A super-frame is one packet at one place and many at another (GRO, segmentation), and between two places
 //!   packets are dropped or wait in a queue. So the share of the packets that were seen says little, but the packets and
 //!   the bytes do not both fall below a half for these reasons.
+//! * **Nearly all** was seen if it is 7/8 of the bytes *and* of the packets. Where super-frames can make the packets
+//!   differ ([`Kind`]), as many may be missing as the bytes that were seen can be segments.
 //!
 //! A reading takes time, and packets pass meanwhile. So the other counters are read both before and after that of the
 //! NIC. Of each pair the judge takes the number that lets more packets be seen: a flood raises no alarm.
@@ -94,6 +96,18 @@ pub struct Reading {
     pub seen: Option<Seen>,
 }
 
+/// What the kind of a NIC says of its counters and of the hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Each packet that it counts is one packet at the hook (macvlan, ipvlan).
+    Plain,
+    /// A super-frame at the hook can be many packets in its counters: segments on a wire (a physical NIC), or what the kernel
+    /// makes of them between the hook and the NIC (a veth without offloads).
+    Segments,
+    /// As [`Self::Plain`], but what comes from outside the node does not pass the hook: an ipvlan in mode l3s.
+    L3s,
+}
+
 /// The state of the hook that sees a direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum AtHook {
@@ -141,6 +155,8 @@ pub enum Doubt {
     Differs,
     /// The kernel does not count in the NIC what passes around the node's end of the veth.
     Kernel,
+    /// All was seen, but the NIC is an ipvlan in mode l3s, and can get packets behind its hooks.
+    L3s,
     /// The counters cannot be read.
     Unread,
 }
@@ -201,6 +217,10 @@ impl fmt::Display for Doubt {
             Self::Kernel => {
                 "this kernel does not count packets that other software hands to the NIC behind the node's end of its \
                  veth (bpf_redirect_peer), so they could be missing in silence; Linux 6.7 and newer count them"
+            }
+            Self::L3s => {
+                "the mirror sees what the NIC carries now, but the NIC is an ipvlan in mode l3s: what comes from outside \
+                 the node gets to the pod's IP layer behind the hooks of the NIC"
             }
             Self::Unread => "the counters of the NIC cannot be read",
         })

@@ -11,7 +11,7 @@ use std::{
 };
 
 use mirror_common::verdict::Direction;
-use mirror_core::coverage::{AtHook, Carried, Judge, Reading, Seen, State, Way};
+use mirror_core::coverage::{AtHook, Carried, Judge, Kind, Reading, Seen, State, Way};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -141,7 +141,9 @@ impl Watch {
                 let hook = at_hook(actual.taps.get(&at_device), program, incomplete.contains(device));
                 judges[direction as usize].hook(hook, at);
             }
-            judges[INGRESS].past(past(*device, tap, links));
+            for (judge, kind) in judges.iter_mut().zip(kinds(*device, tap, links).into_iter().flatten()) {
+                judge.kind(kind, at);
+            }
             of_pods.insert(*device, Watched { owner: tap.owner.clone(), place, sees_inside, judges });
         }
         self.nics = of_pods;
@@ -258,12 +260,23 @@ fn place(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<NicPlace> {
     Some(NicPlace { nsid: inside.nsid?, ifindex: device.ifindex, end: None })
 }
 
-/// How packets that reach a pod get around a tap inside it.
-fn past(device: Device, tap: &Tap, links: &LinkSnapshot) -> Way {
-    let inside = tap.owner.pod.as_ref().and_then(|pod| links.pods.get(&pod.uid)?.as_ref().ok());
-    let nic = inside.and_then(|inside| inside.links.iter().find(|nic| nic.ifindex == device.ifindex));
-    let is_l3s = !device.is_on_node() && nic.is_some_and(|nic| nic.kind == LinkKind::IpvlanL3s);
-    if is_l3s { Way::L3s } else { Way::Unseen }
+/// What the kind of a tap's NIC says of its counters, by direction; `None`: it is not known now.
+fn kinds(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<[Kind; Direction::COUNT]> {
+    let mut kinds = [Kind::Plain; Direction::COUNT];
+    if device.is_on_node() {
+        // A veth.
+        kinds.fill(Kind::Segments);
+        return Some(kinds);
+    }
+    let inside = links.pods.get(&tap.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
+    match &inside.links.iter().find(|nic| nic.ifindex == device.ifindex)?.kind {
+        LinkKind::IpvlanL3s => kinds[INGRESS] = Kind::L3s,
+        LinkKind::Veth => kinds.fill(Kind::Segments),
+        // A physical NIC.
+        LinkKind::Other(kind) if kind.is_empty() => kinds.fill(Kind::Segments),
+        _ => {}
+    }
+    Some(kinds)
 }
 
 /// The state of a hook after a round, from that before the round.

@@ -5,12 +5,17 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{AtHook, Carried, Count, Doubt, Reading, State, Way};
+use super::{AtHook, Carried, Count, Doubt, Kind, Reading, State, Way};
 
 /// The steps between readings whose sum is judged by the share that was seen.
 const WINDOW: usize = 4;
 /// Fewer packets than this are too few to judge by a share.
 pub const FEW: u64 = 10;
+/// The bytes of a segment of a super-frame, at least, where segments explain that packets differ. With much smaller ones
+/// the headers alone make the bytes differ.
+const SEGMENT: u64 = 1000;
+/// How much more of a packet some NICs count than the hook: an Ethernet header with a tag, or the checksum of a frame.
+const HEADER: u64 = 18;
 /// How long packets must have been seen, and none have passed around the hook, before a direction is no longer bypassed.
 /// So long a direction stays covered, too, while packets seem to be missing.
 pub const CLEAR: Duration = Duration::from_secs(20);
@@ -22,8 +27,7 @@ pub const QUIET: Duration = Duration::from_secs(60);
 pub struct Judge {
     /// The NIC counts the packets that pass around its tap's device.
     tells: bool,
-    /// How packets get around the hook, if it is not around the node's end of a veth.
-    past: Way,
+    kind: Kind,
     hook: AtHook,
     last: Option<Reading>,
     window: VecDeque<Step>,
@@ -91,7 +95,7 @@ impl Judge {
     pub fn new(tells: bool, at: Duration) -> Self {
         Self {
             tells,
-            past: Way::Unseen,
+            kind: Kind::Segments,
             hook: AtHook::First,
             last: None,
             window: VecDeque::with_capacity(WINDOW),
@@ -139,9 +143,12 @@ impl Judge {
         });
     }
 
-    /// Takes how packets of such a NIC get around the hook, if it is not around the node's end of a veth.
-    pub const fn past(&mut self, way: Way) {
-        self.past = way;
+    /// Takes the kind of the NIC. With a change, the judgement of the counters begins again.
+    pub fn kind(&mut self, kind: Kind, at: Duration) {
+        if self.kind != kind {
+            self.kind = kind;
+            self.change(at, Self::begin_again);
+        }
     }
 
     /// Takes a reading.
@@ -194,11 +201,11 @@ impl Judge {
         let lacks = is_enough && !sum.has_seen(1, 2);
         let way = match step.around {
             // A queue behind the hook can hold packets up from one step to the next.
-            0 => (lacks && self.lacked).then_some(self.past),
+            0 => (lacks && self.lacked).then_some(self.past()),
             _ => Some(Way::Peer),
         };
         self.lacked = lacks;
-        let is_good = is_enough && sum.has_seen(7, 8);
+        let is_good = is_enough && sum.is_nearly_all(self.kind);
         let told = if let State::Bypassed(told) = self.counted { Some(told) } else { None };
         self.counted = match (way, told) {
             (Some(way), told) => {
@@ -226,14 +233,26 @@ impl Judge {
     /// Whether what was proven holds without new evidence: for a shorter time if packets pass and seem to be missing.
     fn is_still_proven(&self, is_enough: bool, at: Duration) -> bool {
         let limit = if is_enough { CLEAR } else { QUIET };
-        matches!(self.counted, State::Covered | State::Unknown(Doubt::Kernel))
+        matches!(self.counted, State::Covered | State::Unknown(Doubt::Kernel | Doubt::L3s))
             && at.saturating_sub(self.proven) < limit
     }
 
     /// The state in which all that can be told is good.
     fn good(&mut self, at: Duration) -> State {
         self.proven = at;
-        if self.tells { State::Covered } else { State::Unknown(Doubt::Kernel) }
+        match self.kind {
+            _ if !self.tells => State::Unknown(Doubt::Kernel),
+            Kind::L3s => State::Unknown(Doubt::L3s),
+            Kind::Plain | Kind::Segments => State::Covered,
+        }
+    }
+
+    /// How packets get around the hook, if it is not around the node's end of a veth.
+    const fn past(&self) -> Way {
+        match self.kind {
+            Kind::L3s => Way::L3s,
+            Kind::Plain | Kind::Segments => Way::Unseen,
+        }
     }
 }
 
@@ -260,12 +279,25 @@ impl Step {
 
     /// Whether so many parts of the packets, or of the bytes, that the NIC has carried were seen.
     fn has_seen(&self, parts: u32, of: u32) -> bool {
-        let has = |seen: u64, carried: u64| {
-            u128::from(seen) * u128::from(of) >= u128::from(carried) * u128::from(parts)
-        };
         let Self { carried, seen, .. } = self;
-        has(seen.packets, carried.packets) || has(seen.bytes, carried.bytes)
+        is_part(seen.packets, carried.packets, parts, of) || is_part(seen.bytes, carried.bytes, parts, of)
     }
+
+    /// Whether nearly all was seen of the packets and of the bytes that the NIC has carried.
+    fn is_nearly_all(&self, kind: Kind) -> bool {
+        let Self { carried, seen, .. } = self;
+        let packets = match kind {
+            Kind::Segments => seen.packets.saturating_add(seen.bytes / SEGMENT),
+            Kind::Plain | Kind::L3s => seen.packets,
+        };
+        let bytes = seen.bytes.saturating_add(seen.packets.saturating_mul(HEADER));
+        is_part(packets, carried.packets, 7, 8) && is_part(bytes, carried.bytes, 7, 8)
+    }
+}
+
+/// Whether `seen` is at least so many parts of `carried`.
+fn is_part(seen: u64, carried: u64, parts: u32, of: u32) -> bool {
+    u128::from(seen) * u128::from(of) >= u128::from(carried) * u128::from(parts)
 }
 
 impl Count {

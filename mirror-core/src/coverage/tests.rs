@@ -1,10 +1,10 @@
 //! Histories of a NIC, its veth and its tap, drawn at random, and what the judge says of them.
 
-use std::collections::BTreeSet;
-
 use proptest::{collection::vec, prelude::*, sample};
 
 use super::*;
+
+mod share;
 
 /// Something that happens between two readings, or during one.
 #[derive(Debug, Clone, Copy)]
@@ -97,6 +97,11 @@ fn step(event: impl Strategy<Value = Event>) -> impl Strategy<Value = Drawn> {
     (vec(event, 0..3), meanwhile, 1..20_u64, prop::bool::weighted(0.1))
 }
 
+/// A kind of NIC, and how packets get around its hook.
+fn kind_and_way() -> impl Strategy<Value = (Kind, Way)> {
+    sample::select(vec![(Kind::Segments, Way::Unseen), (Kind::Plain, Way::Unseen), (Kind::L3s, Way::L3s)])
+}
+
 /// A world and its judge.
 struct Story {
     world: World,
@@ -108,6 +113,13 @@ impl Story {
     fn new(tells: bool) -> Self {
         let world = World { tells, ..World::default() };
         Self { world, judge: Judge::new(tells, Duration::ZERO), at: Duration::ZERO }
+    }
+
+    /// A NIC of this kind.
+    fn of(kind: Kind) -> Self {
+        let mut story = Self::new(true);
+        story.judge.kind(kind, story.at);
+        story
     }
 
     fn step(&mut self, (events, meanwhile, seconds, fails): &Drawn) {
@@ -180,10 +192,10 @@ proptest! {
     #[test]
     fn a_nic_of_which_nothing_is_seen_is_told_within_a_few_readings(
         tells: bool, before in vec(step(covered()), 0..20), is_quiet: bool, packets in FEW..100_000,
-        way in sample::select(vec![Way::Unseen, Way::L3s]),
+        (kind, way) in kind_and_way(),
     ) {
         let mut story = Story::new(tells);
-        story.judge.past(way);
+        story.judge.kind(kind, story.at);
         before.iter().for_each(|step| story.step(step));
         let lead = Event::Pass { packets, segments: 1, dropped: 0 };
         (0..5).for_each(|_| drop(story.quietly(if is_quiet { nothing() } else { lead })));
@@ -211,41 +223,6 @@ proptest! {
         prop_assert_eq!(story.judge.since(), story.at);
         let expected = if tells { State::Covered } else { State::Unknown(Doubt::Kernel) };
         prop_assert_eq!(story.judge.state(), expected);
-    }
-
-    /// A bypass that was told by a share ends only when nearly all is seen, and not when a little more than a half is. So a
-    /// share of about a half is one alarm, and does not come and go.
-    #[test]
-    fn a_bypass_stays_while_a_part_is_missing(
-        packets in 100..10_000_u64, percents in vec(15..60_u64, 60), way in sample::select(vec![Way::Unseen, Way::L3s]),
-    ) {
-        let mut story = Story::new(true);
-        story.judge.past(way);
-        let mix = |story: &mut Story, percent: u64| {
-            let past = packets * percent / 100;
-            story.world.happens(Event::Pass { packets: packets - past, segments: 1, dropped: 0 });
-            story.quietly(Event::Past(past))
-        };
-        (0..5).for_each(|_| drop(mix(&mut story, 60)));
-        for percent in percents {
-            prop_assert_eq!(mix(&mut story, percent), State::Bypassed(way), "{:?}", story.judge);
-        }
-    }
-
-    /// Of the node's end of a veth the counters are exact: the bypass ends. What is missing for another reason is a doubt.
-    #[test]
-    fn the_end_of_a_bypass_is_no_proof_of_the_rest(packets in 100..10_000_u64, percent in 20..45_u64) {
-        let mut story = Story::new(true);
-        story.quietly(nothing());
-        story.quietly(Event::Around(packets));
-        let mut states = BTreeSet::new();
-        for _ in 0..30 {
-            let past = packets * percent / 100;
-            story.world.happens(Event::Pass { packets: packets - past, segments: 1, dropped: 0 });
-            states.insert(story.quietly(Event::Past(past)));
-        }
-        prop_assert_eq!(story.judge.state(), State::Unknown(Doubt::Differs));
-        prop_assert!(!states.contains(&State::Covered));
     }
 
     /// The totals are those of all steps that can be compared.
@@ -316,20 +293,6 @@ fn what_is_proven_holds_for_a_while_and_not_for_ever() {
     assert_eq!((story.judge.state(), story.judge.since()), (State::Unknown(Doubt::Unread), unread));
     story.at = unread;
     assert_eq!(story.quietly(SOME), State::Covered);
-}
-
-/// Nobody talks for a minute: that is no doubt. Talk of which a part is missing is one, as soon as no queue explains it.
-#[test]
-fn what_is_missing_ends_a_proof_sooner_than_silence() {
-    let mut story = Story::new(true);
-    story.quietly(nothing());
-    assert_eq!(story.quietly(SOME), State::Covered);
-    let proven = story.at;
-    while story.at - proven < CLEAR + Duration::from_secs(10) {
-        story.world.happens(SOME);
-        story.quietly(Event::Past(15));
-    }
-    assert_eq!(story.judge.state(), State::Unknown(Doubt::Differs));
 }
 
 #[test]
