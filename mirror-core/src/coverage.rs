@@ -54,7 +54,7 @@ pub struct Carried {
     /// By the NIC's own counters (`IFLA_STATS64`), inside the pod.
     pub nic: Count,
     /// The packets by the counters of the node's end of the veth, read just before and just after `nic`. `None`: the tap
-    /// is at the NIC itself.
+    /// is at the NIC itself, or it is in the chain of what a netkit device sends.
     pub end: Option<[u64; 2]>,
 }
 

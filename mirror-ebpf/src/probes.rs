@@ -1,5 +1,5 @@
 //! Programs that tests and benchmarks compare with the tap programs: one only clones, one only counts, one answers in
-//! place, one hands packets to a pod behind its tap, one ends the chain for every packet, and some forge marks or drop
+//! place, one hands packets to a pod behind its tap, one sends them by another device, one ends the chain for every packet, and some forge marks or drop
 //! packets.
 //!
 //! They are no part of the product: the agent never loads this object.
@@ -17,7 +17,7 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 
-/// The device to which [`bare_clone`] clones, and to whose peer [`behind`] hands packets.
+/// The device to which [`bare_clone`] clones and [`elsewhere`] sends, and to whose peer [`behind`] hands packets.
 #[unsafe(no_mangle)]
 static TARGET: Global<u32> = Global::new(0);
 
@@ -74,6 +74,13 @@ fn cil_from_container(ctx: TcContext) -> i32 {
 #[classifier]
 fn cil_to_container(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
+}
+
+/// Sends every packet by another device, as a CNI does with what a pod sends.
+#[classifier]
+fn elsewhere(_ctx: TcContext) -> i32 {
+    // SAFETY: the helper has no preconditions.
+    unsafe { bpf_redirect(TARGET.load(), 0) as i32 }
 }
 
 /// The packet has the NIC's MAC address, so the device that received it took it for another host's, and the pod of an older

@@ -86,6 +86,7 @@ pub use kube_pod::{KubePod, list, pod_object};
 pub use kubectl::Kubectl;
 pub use lab::Lab;
 pub use lagging::LaggingApi;
+pub use netkit::Shortcut;
 pub use netns::{Netns, as_nobody};
 pub use order::{segments, steps_back};
 pub use pod::{Nic, PodNs};

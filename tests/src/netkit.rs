@@ -1,8 +1,14 @@
-//! Makes netkit devices. The `ip` of older distributions makes only those of the mode L3.
+//! Makes netkit devices, and attaches another program to what their pods send. The `ip` of older distributions makes only those of the mode L3.
 
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
+};
+
+use aya::{Ebpf, EbpfLoader, programs::SchedClassifier};
 use rtnetlink::{LinkNetkit, packet_route::link::NetkitMode};
 
-use crate::Netns;
+use crate::{Lab, Netns};
 
 /// Makes two devices in a namespace, which are one pair. `peer` is the one for a pod. With `l3` they have no addresses, and
 /// no ARP.
@@ -31,4 +37,62 @@ pub(crate) fn has(netns: &Netns) -> bool {
         netns.ip("link delete has-netkit");
     }
     made.is_ok()
+}
+
+/// A program as of a CNI, behind the others in the chain of what a netkit pod sends. It is detached on drop.
+#[derive(Debug)]
+pub struct Shortcut {
+    _ebpf: Ebpf,
+    _link: OwnedFd,
+}
+
+impl Shortcut {
+    /// Attaches one that sends each packet by the device `to` of the node. `device` is the node's end of the pod's.
+    #[track_caller]
+    pub fn attach(lab: &Lab, device: &str, to: &str) -> Self {
+        let mut ebpf = EbpfLoader::new()
+            .override_global("TARGET", &lab.ifindex(to), true)
+            .load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES")))
+            .unwrap();
+        let program: &mut SchedClassifier = ebpf.program_mut("elsewhere").unwrap().try_into().unwrap();
+        program.load().unwrap();
+        let ifindex = lab.ifindex(device);
+        let link = lab.node().enter(|| attach_last(program, ifindex)).unwrap();
+        Self { _ebpf: ebpf, _link: link }
+    }
+}
+
+/// Attaches a program last in the chain of what the peer of a netkit device sends. aya cannot.
+fn attach_last(program: &SchedClassifier, ifindex: u32) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: libc::c_int = 28;
+    const BPF_NETKIT_PEER: u32 = 55;
+    /// Without a program to be behind, this is the last place.
+    const BPF_F_AFTER: u32 = 1 << 4;
+    /// The part of `union bpf_attr` that the command reads.
+    #[repr(C)]
+    struct Create {
+        program: u32,
+        ifindex: u32,
+        attach_type: u32,
+        flags: u32,
+        relative: u32,
+        padding: u32,
+        expected_revision: u64,
+    }
+    let create = Create {
+        program: program.fd().unwrap().as_fd().as_raw_fd().cast_unsigned(),
+        ifindex,
+        attach_type: BPF_NETKIT_PEER,
+        flags: BPF_F_AFTER,
+        relative: 0,
+        padding: 0,
+        expected_revision: 0,
+    };
+    // SAFETY: the kernel reads as many bytes as it is told, and no pointers are among them; the descriptor is new.
+    unsafe {
+        match libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const create, size_of::<Create>()) {
+            -1 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd as i32)),
+        }
+    }
 }

@@ -89,7 +89,7 @@ impl Kernel {
 /// there, every form of packet, packets that come back, offloads and queues of devices, ring buffers, packet sockets, kinds
 /// of tunnels and of NICs that a newer kernel may lack, and what an older version has pinned. Each is the beginning of names;
 /// `WAY` is the module of the kernel's own way to attach.
-const STORIES: [&str; 24] = [
+const STORIES: [&str; 25] = [
     "attaching::",
     "bypass::WAY::a_known_cni_is_recognised_before_the_first_packet",
     "complete::WAY::a_pod_on_a_bridge_is_mirrored_completely",
@@ -103,6 +103,7 @@ const STORIES: [&str; 24] = [
     "neighbours::WAY::",
     "netkit::a_netkit_pod_on_a_bridge_is_mirrored_completely",
     "netkit::a_routed_netkit_pod_without_addresses_is_mirrored_completely",
+    "netkit::what_a_cni_sends_elsewhere_is_mirrored_and_no_bypass",
     "offloads::WAY::without_offloads_copies_are_as_on_a_wire",
     "order::WAY::",
     "pairs::WAY::an_ipvlan_and_what_differs_most_are_mirrored_once",

@@ -17,7 +17,7 @@ use rtnetlink::{
     Handle,
     packet_route::{
         RouteNetlinkMessage,
-        link::{LinkAttribute, LinkMessage, Stats64},
+        link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage, Stats64},
     },
 };
 
@@ -30,6 +30,7 @@ struct Counters {
     stats: Stats64,
     /// `IFLA_LINK`: for a veth, the index of its other end.
     link: Option<u32>,
+    is_netkit: bool,
 }
 
 /// What each NIC has carried, by direction; `None`: it cannot be read, or another device has its place.
@@ -47,7 +48,7 @@ async fn read_one(handle: &Handle, nic: NicPlace) -> Option<[Carried; Direction:
         Some(end) => Some(get(handle, end, None).await?.stats),
         None => None,
     };
-    let Counters { stats, link } = get(handle, ifindex, Some(nsid)).await?;
+    let Counters { stats, link, is_netkit } = get(handle, ifindex, Some(nsid)).await?;
     let after = match end {
         Some(end) => Some(get(handle, end, None).await?.stats),
         None => None,
@@ -59,10 +60,13 @@ async fn read_one(handle: &Handle, nic: NicPlace) -> Option<[Carried; Direction:
     let both = |packets: fn(&Stats64) -> u64| Some([packets(&before?), packets(&after?)]);
     let ingress = Count { packets: stats.rx_packets, bytes: stats.rx_bytes };
     let egress = Count { packets: stats.tx_packets, bytes: stats.tx_bytes };
+    // What a program in the chain of a netkit device sends elsewhere is counted by the NIC and not by the node's end. It is not
+    // around the tap, which is in that chain.
+    let end_received = if is_netkit { None } else { both(|end| end.rx_packets) };
     // The node's end sends what the NIC receives.
     Some([
         Carried { nic: ingress, end: both(|end| end.tx_packets) },
-        Carried { nic: egress, end: both(|end| end.rx_packets) },
+        Carried { nic: egress, end: end_received },
     ])
 }
 
@@ -80,15 +84,16 @@ async fn get(handle: &Handle, ifindex: IfIndex, nsid: Option<i32>) -> Option<Cou
 }
 
 fn counters(message: LinkMessage) -> Option<Counters> {
-    let (mut stats, mut link) = (None, None);
+    let (mut stats, mut link, mut is_netkit) = (None, None, false);
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::Stats64(of) => stats = Some(of),
             LinkAttribute::Link(of) => link = Some(of),
+            LinkAttribute::LinkInfo(infos) => is_netkit = infos.contains(&LinkInfo::Kind(InfoKind::Netkit)),
             _ => {}
         }
     }
-    Some(Counters { stats: stats?, link })
+    Some(Counters { stats: stats?, link, is_netkit })
 }
 
 /// Whether the kernel counts in a pod's NIC the packets that `bpf_redirect_peer` brings there.

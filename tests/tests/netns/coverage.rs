@@ -149,7 +149,7 @@ fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
 
 /// Lets traffic run until the agent has judged `readings` times. Fails if it raises an alarm.
 #[track_caller]
-fn no_alarm(lab: &Lab, pods: &[&PodNs], readings: usize, traffic: impl Fn()) {
+pub(crate) fn no_alarm(lab: &Lab, pods: &[&PodNs], readings: usize, traffic: impl Fn()) {
     let mut carried = Vec::new();
     eventually(Duration::from_secs(60), || {
         traffic();

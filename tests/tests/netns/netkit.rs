@@ -4,14 +4,16 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Comparison, Frame, Frames, Lab, PodNs, PodSpec, PodsFile, check, has_kind,
-    while_pinging,
+    Agent, AttachMode, Capture, Comparison, Frame, Frames, Lab, PodNs, PodSpec, PodsFile, Shortcut, check,
+    has_kind, while_pinging,
 };
+use serde_json::Value;
 
 use crate::{
     Inside, MIRROR, Node,
     bypass::OFTEN,
     complete::{talk, talk_in_frames},
+    coverage::{FEW_READINGS, no_alarm, reasons, wait_states},
     shows,
 };
 
@@ -106,6 +108,30 @@ fn what_is_sent_around_the_hook_of_a_pod_is_mirrored() {
         let copied = status.tap(web.veth_host()).packets("egress", "copied");
         check(copied == FRAMES as u64, || format!("{copied} copied"))
     });
+}
+
+/// A CNI sends the pod's packets by another device, behind our program: the node's end of the pod's NIC counts none of them,
+/// and each is copied all the same.
+#[test]
+fn what_a_cni_sends_elsewhere_is_mirrored_and_no_bypass() {
+    let Some(Node { web, db, lab }) = &bridged("netkit-elsewhere") else { return };
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    let agent = Agent::run(lab, AttachMode::Tcx, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let _cni = Shortcut::attach(lab, web.veth_host(), db.veth_host());
+    let received = || {
+        let shown = lab.node().run(&format!("ip -json -stats link show {}", web.veth_host()));
+        serde_json::from_str::<Value>(&shown).unwrap()[0]["stats64"]["rx"]["packets"].as_u64().unwrap()
+    };
+    let before = received();
+    let comparison = Comparison::of(web.netns(), lab);
+    let talk = || web.ping(db.v4(), 5, 56);
+    wait_states(lab, web, FEW_READINGS, ["Covered", "Covered"], talk);
+    no_alarm(lab, &[web], 3, talk);
+    assert!(!comparison.is_equal().is_empty());
+    assert_eq!(received(), before, "they go another way");
+    assert_eq!(reasons(lab), []);
+    assert!(agent.log_with(&["\"Bypassed\""]).is_empty(), "{:#?}", agent.log());
 }
 
 /// The next agent's program takes the place of the first one's, in the same link: no packet is missed or copied twice.
