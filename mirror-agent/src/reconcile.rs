@@ -214,6 +214,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                     }
                     () = tokio::time::sleep_until(hooks.unwrap_or(deadline)), if hooks.is_some() => {
                         if self.dataplane.look().await {
+                            self.routes.wake();
                             break;
                         }
                     }
@@ -234,6 +235,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
 
     fn note_event(&mut self) {
         self.woken.get_or_insert_with(Instant::now);
+        self.routes.wake();
     }
 
     /// One round. Returns whether an operation failed that concerns all devices, and not a single one.
@@ -321,7 +323,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             self.look_again = Some(Duration::ZERO);
         }
         routes::complete(&desired, &mut incomplete);
-        if let Some(wait) = self.exits.wait() {
+        for wait in self.exits.wait().into_iter().chain(self.routes.wait()) {
             self.look_again = Some(self.look_again.unwrap_or(wait).min(wait));
         }
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
@@ -382,6 +384,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if !self.started {
             refuse_mirrors(&self.own_targets, &links)?;
         }
+        self.learn_cnis().await;
         // Problems at the start must be known before a mirror interface is made.
         let mut selection = self.selection(wanted, captures, &links, &actual).await;
         if pods.is_some() && !self.started {

@@ -34,6 +34,8 @@ pub(crate) struct Fake {
     pub(crate) seen: BTreeMap<Device, TapCount>,
     /// The programs of others at the devices of the node.
     pub(crate) programs: BTreeMap<IfIndex, BTreeSet<String>>,
+    /// How often the programs of a device were asked for.
+    pub(crate) asked: usize,
 }
 
 impl Default for Fake {
@@ -48,6 +50,7 @@ impl Default for Fake {
             removed: BTreeSet::new(),
             seen: BTreeMap::new(),
             programs: BTreeMap::new(),
+            asked: 0,
         }
     }
 }
@@ -70,6 +73,7 @@ impl Dataplane for Fake {
     }
 
     async fn programs_at(&mut self, device: IfIndex) -> anyhow::Result<BTreeSet<String>> {
+        self.asked += 1;
         Ok(self.programs.get(&device).cloned().unwrap_or_default())
     }
 

@@ -1,9 +1,17 @@
 //! [`Routes`]: on which side of each veth its tap is to see what reaches the pod, round by round.
 //!
 //! `mirror_core::coverage::Route` decides about each veth; this module remembers, and brings what was seen: the programs at
-//! the node's end when a tap is new, and the counters of each reading. The loop calls it.
+//! the node's end, and the counters of each reading. The loop calls it.
+//!
+//! A CNI can attach its programs after the tap is there, and change its mode under standing pods. So each round asks again
+//! for the taps of which no CNI is known: a changed filter or chain is followed by a round. It asks once a second at most,
+//! and less often where that would take more than 1 % of the time. If the round of an event comes too early, another one
+//! follows.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use mirror_common::verdict::Direction;
 use mirror_core::{
@@ -25,16 +33,28 @@ use crate::{
 /// What reaches the pod, in tables by direction.
 pub(super) const INGRESS: usize = Direction::Ingress as usize;
 
+/// The shortest and the longest time between two questions for the CNIs of all taps.
+const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The next question waits so many times as long as the last one has taken.
+const REST: u32 = 100;
+
 /// The veths whose taps have two sides to choose from.
 pub(super) struct Routes {
     /// The moments of the readings are counted from here.
     began: Instant,
     of: BTreeMap<Device, (Owner, Route)>,
+    /// The CNIs are not asked for before.
+    due: Instant,
+    /// Something has happened since then that may be such a program.
+    is_woken: bool,
+    /// How soon to look again, because this round came too early to ask.
+    wait: Option<Duration>,
 }
 
 impl Default for Routes {
     fn default() -> Self {
-        Self { began: Instant::now(), of: BTreeMap::new() }
+        let began = Instant::now();
+        Self { began, of: BTreeMap::new(), due: began, is_woken: false, wait: None }
     }
 }
 
@@ -42,6 +62,16 @@ impl Routes {
     /// Why the tap at this node's end is to see what reaches its pod at the NIC; `None`: it is not.
     pub(super) fn inside(&self, device: Device) -> Option<Reason> {
         self.of.get(&device).and_then(|(_, route)| route.inside())
+    }
+
+    /// Notes an event that may be a program of a CNI.
+    pub(super) fn wake(&mut self) {
+        self.is_woken = true;
+    }
+
+    /// How soon to look again; `None`: there is nothing to ask for.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        self.wait
     }
 
     /// Takes what the NIC of a tap has carried, and whether the tap has missed packets of it. Returns whether the tap has to
@@ -55,26 +85,30 @@ impl Routes {
         if is_bypassed {
             route.bypassed();
         }
-        let now = route.inside();
-        let has_changed = before.is_some() != now.is_some();
-        if has_changed {
-            let pod = owner.pod.as_ref().map(tracing::field::display);
-            let (nic, device) = (&owner.nic, &owner.device);
-            match now {
-                Some(reason) => {
-                    info!(pod, nic, device, "what reaches the pod is seen at its NIC from now on: {reason}");
-                }
-                None => info!(
-                    pod,
-                    nic,
-                    device,
-                    "no packets get to the pod around the node's end of the veth any more: what reaches it is seen there \
-                     from now on"
-                ),
-            }
-        }
-        has_changed
+        log_change(owner, before, route.inside())
     }
+}
+
+/// Logs that a tap has to change its side. Returns whether it has to.
+fn log_change(owner: &Owner, before: Option<Reason>, now: Option<Reason>) -> bool {
+    if before.is_some() == now.is_some() {
+        return false;
+    }
+    let pod = owner.pod.as_ref().map(tracing::field::display);
+    let (nic, device) = (&owner.nic, &owner.device);
+    match now {
+        Some(reason) => {
+            info!(pod, nic, device, "what reaches the pod is seen at its NIC from now on: {reason}");
+        }
+        None => info!(
+            pod,
+            nic,
+            device,
+            "no packets get to the pod around the node's end of the veth any more: what reaches it is seen there \
+             from now on"
+        ),
+    }
+    true
 }
 
 /// Adds the taps with a side inside a pod where something is left to do.
@@ -115,6 +149,31 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let inside = candidates.into_iter().filter(|device| self.routes.inside(*device).is_some());
         see_inside(inside.collect::<Vec<_>>(), &mut selection, links, &self.policy);
         selection
+    }
+
+    /// Asks again for the CNIs that are not known, once in a round.
+    pub(super) async fn learn_cnis(&mut self) {
+        self.routes.wait = None;
+        let unknown = self.routes.of.iter().filter(|(_, (_, route))| !route.knows_cni());
+        let unknown: Vec<_> = unknown.map(|(device, _)| *device).collect();
+        let began = Instant::now();
+        if unknown.is_empty() {
+            return;
+        }
+        if began < self.routes.due {
+            self.routes.wait = self.routes.is_woken.then(|| self.routes.due - began);
+            return;
+        }
+        self.routes.is_woken = false;
+        for device in unknown {
+            let Some(cni) = self.cni_at(device).await else { continue };
+            if let Some((owner, route)) = self.routes.of.get_mut(&device) {
+                let before = route.inside();
+                route.learn(cni);
+                log_change(owner, before, route.inside());
+            }
+        }
+        self.routes.due = Instant::now() + (began.elapsed() * REST).clamp(EVERY.0, EVERY.1);
     }
 
     /// The known CNI that has a program at a device of the node.

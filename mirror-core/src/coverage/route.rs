@@ -80,7 +80,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// A veth with these programs at the node's end. `tells`: its NIC counts the packets that pass around that. `is_inside`:
+    /// A veth with the programs of this CNI at the node's end, as far as they are there already. `tells`: its NIC counts the packets that pass around that. `is_inside`:
     /// the installed tap sees them at the NIC, because an earlier agent had a reason for it.
     pub fn new(cni: Option<Cni>, tells: bool, is_inside: bool) -> Self {
         Self { cni, tells, is_around: is_inside, since: None, returns: 0 }
@@ -89,6 +89,16 @@ impl Route {
     /// Why what reaches the pod is to be seen at the NIC; `None`: at the node's end.
     pub fn inside(&self) -> Option<Reason> {
         self.cni.map(Reason::Cni).or_else(|| self.is_around.then_some(Reason::Around))
+    }
+
+    /// Whether the CNI is known.
+    pub const fn knows_cni(&self) -> bool {
+        self.cni.is_some()
+    }
+
+    /// The programs of this CNI have come to the node's end.
+    pub const fn learn(&mut self, cni: Cni) {
+        self.cni = Some(cni);
     }
 
     /// The tap at the node's end has missed packets.
@@ -174,19 +184,23 @@ mod tests {
             }
         }
 
-        /// The first packet to a pod of a known CNI is seen, and no history changes that.
+        /// A known CNI has one side from its first program on, and no history changes that.
         #[test]
         fn a_known_cni_has_one_side(
-            steps in steps(), tells: bool, was_inside: bool, name in sample::select(vec![
+            steps in steps(), tells: bool, was_inside: bool, comes in 0..20_usize, name in sample::select(vec![
                 "cil_from_contai", "cil_to_container", "cil_from_container-lxc1234", "cali_tc_preambl",
                 "cali_tc_preambl:[17]", "calico_to_workl",
             ]),
         ) {
             let cni = Cni::of_program(name);
-            let mut route = Route::new(cni, tells, was_inside);
+            let mut route = Route::new(cni.filter(|_| comes == 0), tells, was_inside);
             let (mut at, mut crossed, mut around) = (0, 0, 0);
-            for (more, bypass, seconds) in steps {
-                prop_assert!(cni.is_some() && route.inside() == cni.map(Reason::Cni));
+            for (index, (more, bypass, seconds)) in steps.into_iter().enumerate() {
+                prop_assert_eq!(route.knows_cni(), index > comes || comes == 0);
+                if let Some(cni) = cni.filter(|_| index == comes) {
+                    route.learn(cni);
+                }
+                prop_assert!(index < comes || cni.is_some() && route.inside() == cni.map(Reason::Cni));
                 (at, crossed, around) = (at + seconds, crossed + more, around + bypass);
                 route.read(carried(crossed, around), Duration::from_secs(at));
             }

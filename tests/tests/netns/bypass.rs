@@ -17,6 +17,7 @@ use crate::{
 in_both_modes!(
     a_bypass_changes_the_side_and_its_end_changes_it_back,
     a_known_cni_is_recognised_before_the_first_packet,
+    a_known_cni_that_comes_later_is_recognised_by_its_programs,
     both_sides_outlive_the_agent,
 );
 
@@ -123,6 +124,18 @@ fn a_bypass_changes_the_side_and_its_end_changes_it_back(mode: AttachMode) {
     lab.cleanup();
     assert!(lab.pins().is_empty(), "{:?}", lab.pins());
     assert_eq!([lab.network_state(), web.netns().devices()], before);
+}
+
+/// A CNI that attaches its program after the tap is there, or whose mode is changed. Nobody talks, so no packet tells it.
+fn a_known_cni_that_comes_later_is_recognised_by_its_programs(mode: AttachMode) {
+    let Node { web, db, lab } = &Node::bridged("later-cni");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true"), PodSpec::of(db)]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    are_at(&lab.status(), &[web], false).unwrap();
+    let _cilium = Neighbour::of_cilium(lab, mode, web.veth_host(), db.veth_host());
+    wait_inside(lab, &[web]);
+    agent.wait_for_log(&["what reaches the pod is seen at its NIC", "Cilium"]);
 }
 
 /// Two mirrored pods of a known CNI: no packet is missed, and one between them is copied once. A budget is one for both

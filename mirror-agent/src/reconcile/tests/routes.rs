@@ -155,6 +155,45 @@ async fn a_known_cni_is_recognised_before_the_first_packet() {
     assert!(world.dataplane.actual.taps.is_empty() && world.dataplane.actual.hubs.is_empty());
 }
 
+/// A CNI that attaches its programs behind the tap, or changes its mode under a standing pod. No packet has told it.
+#[tokio::test(start_paused = true)]
+async fn a_known_cni_that_comes_later_is_recognised_by_the_next_round() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    run_for(&mut world, Duration::from_secs(5)).await.unwrap();
+    assert_eq!(sides(&world), NODE);
+    let change = |world: &mut World, name: &str| {
+        world.dataplane.programs.insert(IfIndex(11), [name.to_owned()].into());
+        world.dataplane.look_due = Some(Instant::now());
+    };
+    // Two changes in short order. The second one comes too early to be asked for at once.
+    change(&mut world, "neighbour");
+    run_for(&mut world, Duration::from_millis(100)).await.unwrap();
+    assert_eq!(sides(&world), NODE);
+    change(&mut world, "cali_tc_preambl");
+    run_for(&mut world, Duration::from_millis(1200)).await.unwrap();
+    assert_eq!((sides(&world), told(&world).inside), (INSIDE, Some(Reason::Cni(Cni::Calico))));
+    // It is known for good.
+    let asked = world.dataplane.asked;
+    change(&mut world, "neighbour");
+    run_for(&mut world, Duration::from_secs(100)).await.unwrap();
+    assert_eq!((sides(&world), world.dataplane.asked), (INSIDE, asked));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_rounds_ask_for_the_cni_once_a_second() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    run_for(&mut world, Duration::from_secs(5)).await.unwrap();
+    let asked = world.dataplane.asked;
+    for _ in 0..100 {
+        world.dataplane.look_due = Some(Instant::now());
+        run_for(&mut world, Duration::from_millis(100)).await.unwrap();
+    }
+    let asked = world.dataplane.asked - asked;
+    assert!((9..=12).contains(&asked), "{asked} times in 10 s");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_new_agent_keeps_the_side_that_it_finds() {
     let (before, mut traffic) = moved().await;
