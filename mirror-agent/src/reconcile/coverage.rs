@@ -137,7 +137,11 @@ impl Watch {
                 judges[INGRESS] = Judge::new(tells(Direction::Ingress), at);
             }
             for direction in Direction::ALL {
-                let (at_device, program) = tap.hook(*device, direction);
+                let (at_device, program) = match direction {
+                    // The node's end sees until the side inside does, and again while that cannot.
+                    Direction::Ingress if !sees_inside => tap.own_hook(*device, direction),
+                    _ => tap.hook(*device, direction),
+                };
                 let hook = at_hook(actual.taps.get(&at_device), program, incomplete.contains(device));
                 judges[direction as usize].hook(hook, at);
             }

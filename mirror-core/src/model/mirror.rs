@@ -106,12 +106,15 @@ impl Tap {
     pub fn hook(&self, device: Device, direction: Direction) -> (Device, Program) {
         match (direction, self.pod_side()) {
             (Direction::Ingress, Some(nic)) => (nic, Program::TapIngress),
-            _ => {
-                let sees = |program: &Program| self.kind.direction(program.hook()) == direction;
-                let program = Program::TAP.into_iter().find(sees);
-                (device, program.unwrap_or(Program::TapIngress))
-            }
+            _ => self.own_hook(device, direction),
         }
+    }
+
+    /// The same while a side inside the pod sees nothing: the tapped device sees both directions.
+    pub fn own_hook(&self, device: Device, direction: Direction) -> (Device, Program) {
+        let sees = |program: &Program| self.kind.direction(program.hook()) == direction;
+        let program = Program::TAP.into_iter().find(sees);
+        (device, program.unwrap_or(Program::TapIngress))
     }
 
     /// All hooks where its programs run, in the order in which they are attached: one of the NIC on the other side, and both

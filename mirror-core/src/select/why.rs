@@ -343,8 +343,9 @@ impl fmt::Display for Why {
             Self::Bypassed(direction, way) => write!(f, "{}: {way}", direction.name()),
             Self::Removed(direction) => write!(
                 f,
-                "{}: something in the pod has removed our program from the NIC, or has moved the NIC; the packets until \
-                 the agent has attached it again are not mirrored",
+                "{}: something in the pod has removed our program from the NIC, or has moved the NIC; until the agent has \
+                 attached it again, packets are not mirrored (of a veth, after the agent's next look, only those that get \
+                 around its node's end)",
                 direction.name()
             ),
             Self::Uncut(target, hidden) => write!(
