@@ -247,10 +247,7 @@ impl<'a> Subject<'a> {
             .collect();
         if !hooks.is_empty() {
             text.line(1, &format!("Our programs run at its hooks: {}.", hooks.join(", ")));
-            text.line(1, if *inside { INSIDE } else { self.position(nic) });
-            if pod_side.is_some() {
-                text.line(1, INSIDE_ONE);
-            }
+            text.line(1, self.position(nic));
         }
         for direction in Direction::ALL.into_iter().filter(|direction| !is_attached(tap, *direction)) {
             let (hook, _) = hook(tap, direction);
@@ -278,11 +275,6 @@ impl<'a> Subject<'a> {
         }
     }
 }
-
-/// What is ahead of them now would be a reason of its own.
-const INSIDE: &str = "They were put ahead of all other programs there.";
-/// The same of a tap with two sides.
-const INSIDE_ONE: &str = "The program inside the pod was put ahead of all other programs there.";
 
 /// The hook of a pod's tap that sees a direction, and how our program is attached there. The node's end of a veth
 /// receives what leaves the pod; a NIC inside the pod sends it.

@@ -308,10 +308,33 @@ NIC eth0
     Programs of Cilium are at the node's end of the veth, and can hand packets to the pod behind it.
   Our programs run at its hooks: ingress inside the pod (tcx) for what reaches the pod, ingress (tcx) for what leaves the pod.
   The agent sees no other program ahead of them.
-  The program inside the pod was put ahead of all other programs there.
   Coverage of what reaches the pod: Covered, for 5 s. Our program sees what the NIC carries.
 ";
     assert!(text.starts_with("shop/web is mirrored.\n") && text.contains(expected), "{text}");
+}
+
+/// What is ahead of our programs is told of each tap, wherever it is.
+#[test]
+fn what_runs_ahead_of_a_tap_inside_is_told() {
+    for (is_inside, side) in
+        [(true, None), (false, Some(PodSideStatus { ifindex: 2, attached: "clsact".into() }))]
+    {
+        let mut of = tap("web", &[session("default", "default", &[])]);
+        (of.inside, of.pod_side) = (is_inside, side);
+        let mut status = node(&[of]);
+        let says =
+            |status: &NodeStatus, sentence: &str| status.explain("shop/web").unwrap().contains(sentence);
+        assert!(says(&status, "  The agent sees no other program ahead of them.\n"));
+        let hidden = NotMirrored { nic: Some("eth0".into()), ..skipped(None, Why::HIDDEN) };
+        status.notes.as_mut().unwrap().not_mirrored = vec![hidden];
+        assert!(says(&status, "  Another program or filter runs ahead of them: see Hidden above.\n"));
+        assert!(!says(&status, "ahead of all other programs"));
+        status.notes = None;
+        assert!(says(
+            &status,
+            "  Only an agent that answers can tell whether other programs run ahead of them.\n"
+        ));
+    }
 }
 
 /// The counters of the NIC say more than that the tap has seen nothing.
