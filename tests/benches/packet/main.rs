@@ -44,7 +44,7 @@ use self::{
         tcp_frame,
     },
     rates::RATES,
-    readers::{Tcpdump, read},
+    readers::{Mirred, Tcpdump, read},
 };
 
 /// Packets of one timed run of the program: fewer than the veth's backlog holds (`net.core.netdev_max_backlog`).
@@ -59,13 +59,16 @@ const SUPER_PACKETS: u32 = 2_000;
 /// The targets: the first is that of every candidate with one session.
 const TARGETS: [&str; 4] = ["target", "target1", "target2", "target3"];
 /// The program alone.
-const ALONE: [&str; 19] = [
+const ALONE: [&str; 22] = [
     "bare clone",
     "no tap entry",
     "nobody reads",
     "mirrored",
     "mirrored, 2 times",
     "mirrored, 4 times",
+    "mirrored, 10 taps",
+    "mirrored, 100 taps",
+    "mirrored, 500 taps",
     FULL,
     "mirrored, 1 rule",
     "mirrored, 16 rules",
@@ -80,20 +83,24 @@ const ALONE: [&str; 19] = [
     "1400: streamed",
     "1400: stream, 96",
 ];
-/// With taps of other devices beside the one that is measured, almost as many as a node can have.
+/// With almost as many taps as a node can have.
 const FULL: &str = "mirrored, 4000 taps";
-/// Their indexes, which no device has.
-const OTHERS: std::ops::Range<u32> = 0x7000_0000..0x7000_0fa0;
+/// The first of the indexes of other devices that have taps too. No device has it.
+const OTHERS: u32 = 0x7000_0000;
 /// Frames of 64 bytes over the whole path.
-const PATH: [&str; 7] = [
+const PATH: [&str; 9] = [
     "no program",
     "no tap entry",
     "nobody reads",
     "bare clone",
+    MIRRED,
     "mirrored",
+    "rejected, 1 rule",
     "streamed",
     "tcpdump in the pod",
 ];
+/// tc in the place of a program: a filter that matches everything, with the action mirred.
+const MIRRED: &str = "tc mirred";
 /// The same with long frames.
 const LONG_PATH: [&str; 5] =
     ["1400: no program", "1400: bare clone", "1400: streamed", "1400: stream, 96", "1400: tcpdump, 96"];
@@ -130,13 +137,20 @@ fn main() {
         ("1400: cut to 96", "1400: mirrored"),
         ("mirrored, 2 times", "mirrored"),
         ("mirrored, 4 times", "mirrored"),
+        ("mirrored, 10 taps", "mirrored"),
+        ("mirrored, 100 taps", "mirrored"),
+        ("mirrored, 500 taps", "mirrored"),
         (FULL, "mirrored"),
     ] {
         compare(&alone, name, base, &measured);
     }
     println!();
     if has_tcx {
-        report("the whole path", &PATH, "bare clone", &rounds(&PATH, |name| rig.path(name)));
+        let measured = rounds(&PATH, |name| rig.path(name));
+        report("the whole path", &PATH, "bare clone", &measured);
+        compare(&PATH, "mirrored", MIRRED, &measured);
+        compare(&PATH, "rejected, 1 rule", "no program", &measured);
+        compare(&PATH, MIRRED, "no program", &measured);
         let measured = rounds(&LONG_PATH, |name| rig.path(name));
         report("the whole path", &LONG_PATH, "1400: bare clone", &measured);
         for rate in RATES {
@@ -160,8 +174,8 @@ struct Rig {
     target_kind: &'static str,
     tapped: Device,
     untapped: Device,
-    /// The devices [`OTHERS`] have taps.
-    has_others: bool,
+    /// So many other devices have taps.
+    others: u32,
 }
 
 /// The node's end of a pod's veth.
@@ -233,12 +247,12 @@ impl Rig {
             .load(aya::include_bytes_aligned!(env!("PODMIRROR_PROBES")))
             .unwrap();
         program(&mut probes, "bare_clone").load().unwrap();
-        Self { lab, ours, probes, target_kind, tapped, untapped, has_others: false }
+        Self { lab, ours, probes, target_kind, tapped, untapped, others: 0 }
     }
 
     /// The program and the device of a candidate, with its session installed.
     fn candidate(&mut self, name: &str) -> (&Lab, &mut SchedClassifier, &Device) {
-        let Self { lab, ours, probes, tapped, untapped, has_others, .. } = self;
+        let Self { lab, ours, probes, tapped, untapped, others, .. } = self;
         if name.ends_with("bare clone") {
             return (lab, program(probes, "bare_clone"), tapped);
         }
@@ -264,12 +278,13 @@ impl Rig {
         let mut taps: HashMap<_, [u8; size_of::<DeviceKey>()], [u8; size_of::<Tap>()]> =
             ours.map_mut("TAPS").unwrap().try_into().unwrap();
         taps.insert(&transmute!(key), &transmute!(tap), 0).unwrap();
-        let is_full = name == FULL;
-        for ifindex in OTHERS.filter(|_| is_full != *has_others) {
-            let key = transmute!(DeviceKey { netns: 0, ifindex });
-            if is_full { taps.insert(&key, &transmute!(tap), 0) } else { taps.remove(&key) }.unwrap();
+        let wanted = taps_in(name) - 1;
+        for at in wanted.min(*others)..wanted.max(*others) {
+            let key = transmute!(DeviceKey { netns: 0, ifindex: OTHERS + at });
+            if wanted > *others { taps.insert(&key, &transmute!(tap), 0) } else { taps.remove(&key) }
+                .unwrap();
         }
-        *has_others = is_full;
+        *others = wanted;
         (lab, program(ours, "tap_ingress"), tapped)
     }
 
@@ -327,10 +342,11 @@ impl Rig {
     fn sent(&mut self, name: &str, send: impl FnOnce(&FrameSocket) -> f64) -> f64 {
         let (lab, program, device) = self.candidate(name);
         let tcpdump = name.contains("tcpdump").then(|| Tcpdump::start(lab, &device.pod));
-        let has_program = !name.contains("no program") && tcpdump.is_none();
+        let mirred = (name == MIRRED).then(|| Mirred::start(lab));
+        let has_program = !name.contains("no program") && tcpdump.is_none() && mirred.is_none();
         let link = has_program.then(|| attach(lab.node(), program, device.ifindex, TcAttachType::Ingress));
         let time = send(&device.socket);
-        drop((link, tcpdump));
+        drop((link, tcpdump, mirred));
         time
     }
 
@@ -347,6 +363,12 @@ impl Rig {
         drop(link);
         time
     }
+}
+
+/// The taps of the node, that of the candidate among them.
+fn taps_in(name: &str) -> u32 {
+    let taps = name.strip_prefix("mirrored, ").and_then(|rest| rest.strip_suffix(" taps"));
+    taps.map_or(1, |taps| taps.parse().unwrap())
 }
 
 /// The session of a candidate.

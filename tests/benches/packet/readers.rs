@@ -1,4 +1,4 @@
-//! The readers of packets that run on another CPU during a measurement.
+//! Who else copies: tcpdump and the reader of the ring, on another CPU during a measurement, and tc.
 
 use std::{
     hint::black_box,
@@ -11,7 +11,7 @@ use aya::maps::{Array, MapData, RingBuf};
 use mirror_tests::Lab;
 
 use crate::{
-    STREAMED,
+    STREAMED, TARGETS,
     path::{CUT_TO, pin_to_cpu},
 };
 
@@ -37,6 +37,26 @@ impl Drop for Tcpdump {
     fn drop(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
+    }
+}
+
+/// Copies by tc what the pod sends.
+pub(crate) struct Mirred<'a>(&'a Lab);
+
+impl<'a> Mirred<'a> {
+    pub(crate) fn start(lab: &'a Lab) -> Self {
+        lab.node().tc("qdisc add dev tapped clsact");
+        lab.node().tc(&format!(
+            "filter add dev tapped ingress protocol all u32 match u32 0 0 action mirred egress mirror dev {}",
+            TARGETS[0]
+        ));
+        Self(lab)
+    }
+}
+
+impl Drop for Mirred<'_> {
+    fn drop(&mut self) {
+        self.0.node().tc("qdisc delete dev tapped clsact");
     }
 }
 

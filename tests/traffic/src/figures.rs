@@ -1,11 +1,14 @@
-//! Medians, and ratios with their intervals. Called by the report and the plots.
+//! Averages, and ratios with their intervals. Called by the report and the plots.
 //!
 //! A run is noisy, so a contestant is compared with `off` within the same round only, and the median is over the
 //! rounds. The interval is a bootstrap over the rounds: it says what other medians the same rounds could have given.
+//!
+//! A figure that is counted in steps which are coarse for one sample, as ticks of the CPU are, has its sum over all
+//! rounds in the place of the median: a round in which nothing was counted has no ratio, and it must not be left out.
 
 use mirror_tests::random::Random;
 
-/// With fewer rounds, there is no result: an interval of 95 % around a median needs six values.
+/// With fewer rounds, there is no result: even the whole range of six values leaves the median out once in 32 times.
 pub const MIN_ROUNDS: usize = 6;
 /// How often the rounds are drawn again for an interval.
 const DRAWS: usize = 2000;
@@ -37,11 +40,41 @@ pub enum Finding {
     Difference,
 }
 
-/// The ratio of a contestant to `off`.
+/// What stands for the rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Average {
+    /// The median; of ratios, that of the ratios of the rounds.
+    Median,
+    /// The mean; of ratios, that of the sums of all rounds.
+    Mean,
+}
+
+impl Average {
+    /// Of the values of the rounds; `None` of no values.
+    pub fn of(self, values: &[f64]) -> Option<f64> {
+        match self {
+            Self::Median => median(values),
+            Self::Mean => (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64),
+        }
+    }
+
+    /// The ratio of pairs (contestant, base), one a round; `None` without a finite one.
+    fn ratio(self, pairs: &[(f64, f64)]) -> Option<f64> {
+        let ratio = match self {
+            Self::Median => median(&pairs.iter().map(|(on, base)| on / base).collect::<Vec<_>>())?,
+            Self::Mean => {
+                pairs.iter().map(|(on, _)| on).sum::<f64>() / pairs.iter().map(|(_, base)| base).sum::<f64>()
+            }
+        };
+        ratio.is_finite().then_some(ratio)
+    }
+}
+
+/// The ratio of a contestant to `off`, or to another one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ratio {
-    /// The median of the ratios of the rounds.
-    pub median: f64,
+    /// Of all rounds.
+    pub value: f64,
     /// The lower end of the 95 % interval.
     pub low: f64,
     /// The upper end.
@@ -51,18 +84,17 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// The ratio of pairs (contestant, off), one pair a round. Pairs without a finite ratio are left out; `None` if
-    /// nothing is left.
-    pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
-        let ratios = pairs.iter().map(|(on, off)| on / off).filter(|ratio| ratio.is_finite());
-        let ratios: Vec<f64> = ratios.collect();
+    /// The ratio of pairs (contestant, base), one pair a round; `None` without a finite one. A median leaves pairs out that
+    /// have no finite ratio.
+    pub fn of(average: Average, pairs: &[(f64, f64)]) -> Option<Self> {
+        let has_ratio = |(on, base): &&(f64, f64)| average == Average::Mean || (on / base).is_finite();
+        let pairs: Vec<_> = pairs.iter().filter(has_ratio).copied().collect();
         let mut random = Random::new(SEED);
-        let draw = |_| median(&ratios.iter().map(|_| random.pick(&ratios)).collect::<Vec<_>>());
-        let rounds = ratios.len();
-        let median = median(&ratios)?;
+        let draw = |_| average.ratio(&pairs.iter().map(|_| random.pick(&pairs)).collect::<Vec<_>>());
+        let value = average.ratio(&pairs)?;
         let drawn: Vec<f64> = (0..DRAWS).filter_map(draw).collect();
         let (low, high) = (quantile(&drawn, 0.025)?, quantile(&drawn, 0.975)?);
-        Some(Self { median, low, high, rounds })
+        Some(Self { value, low, high, rounds: pairs.len() })
     }
 
     /// What it says.
@@ -93,27 +125,43 @@ mod tests {
         assert_eq!(quantile(&[1.0, 2.0], 7.0), Some(2.0));
     }
 
+    /// The ratio of the median.
+    fn of(pairs: &[(f64, f64)]) -> Option<Ratio> {
+        Ratio::of(Average::Median, pairs)
+    }
+
     #[test]
     fn a_single_round_is_no_result() {
-        let ratio = Ratio::of(&[(2.0, 1.0)]).unwrap();
-        assert_eq!((ratio.median, ratio.finding()), (2.0, Finding::TooFewRounds));
-        let ratio = Ratio::of(&[(2.0, 1.0); MIN_ROUNDS]).unwrap();
+        let ratio = of(&[(2.0, 1.0)]).unwrap();
+        assert_eq!((ratio.value, ratio.finding()), (2.0, Finding::TooFewRounds));
+        let ratio = of(&[(2.0, 1.0); MIN_ROUNDS]).unwrap();
         assert_eq!((ratio.low, ratio.high, ratio.finding()), (2.0, 2.0, Finding::Difference));
     }
 
     #[test]
     fn noise_around_one_is_no_difference() {
         let noise = [0.9, 1.2, 0.95, 1.1, 1.0, 0.85, 1.05];
-        let ratio = Ratio::of(&noise.map(|value| (value, 1.0))).unwrap();
+        let ratio = of(&noise.map(|value| (value, 1.0))).unwrap();
         assert_eq!(ratio.finding(), Finding::NoDifference);
-        let ratio = Ratio::of(&noise.map(|value| (value * 0.5, 1.0))).unwrap();
+        let ratio = of(&noise.map(|value| (value * 0.5, 1.0))).unwrap();
         assert_eq!(ratio.finding(), Finding::Difference);
     }
 
     #[test]
     fn a_round_without_a_value_is_left_out() {
-        assert_eq!(Ratio::of(&[(1.0, 0.0)]), None);
-        assert_eq!(Ratio::of(&[(1.0, 0.0), (3.0, 2.0), (f64::NAN, 1.0)]).unwrap().rounds, 1);
+        assert_eq!(of(&[(1.0, 0.0)]), None);
+        assert_eq!(of(&[(1.0, 0.0), (3.0, 2.0), (f64::NAN, 1.0)]).unwrap().rounds, 1);
+    }
+
+    #[test]
+    fn what_is_counted_in_coarse_steps_has_its_sums_compared() {
+        // A tick in one round of two: a median would compare the rounds in which `off` has one.
+        let ticks = [(10.0, 0.0), (0.0, 10.0), (10.0, 10.0), (0.0, 0.0), (10.0, 0.0), (10.0, 20.0)];
+        let ratio = Ratio::of(Average::Mean, &ticks).unwrap();
+        assert_eq!((ratio.value, ratio.rounds, ratio.finding()), (1.0, 6, Finding::NoDifference));
+        assert_eq!(Average::Mean.of(&[1.0, 0.0, 5.0]), Some(2.0));
+        assert_eq!((Average::Mean.of(&[]), Ratio::of(Average::Mean, &[])), (None, None));
+        assert_eq!(Ratio::of(Average::Mean, &[(1.0, 0.0)]), None);
     }
 
     proptest! {
@@ -124,12 +172,12 @@ mod tests {
         fn the_interval_holds_the_median_and_lies_within_the_rounds(
             pairs in vec((0.1_f64..10.0, 0.1_f64..10.0), 1..30),
         ) {
-            let ratio = Ratio::of(&pairs).unwrap();
+            let ratio = of(&pairs).unwrap();
             let ratios: Vec<f64> = pairs.iter().map(|(on, off)| on / off).collect();
             let (least, most) = (quantile(&ratios, 0.0).unwrap(), quantile(&ratios, 1.0).unwrap());
             prop_assert!(least <= ratio.low && ratio.low <= ratio.high && ratio.high <= most);
-            prop_assert!(ratio.low <= ratio.median && ratio.median <= ratio.high, "{ratio:?}");
-            prop_assert_eq!(Ratio::of(&pairs), Some(ratio), "the same samples give the same interval");
+            prop_assert!(ratio.low <= ratio.value && ratio.value <= ratio.high, "{ratio:?}");
+            prop_assert_eq!(of(&pairs), Some(ratio), "the same samples give the same interval");
         }
 
         #[test]
@@ -139,8 +187,8 @@ mod tests {
         ) {
             let slowed: Vec<_> =
                 pairs.iter().zip(&slow).map(|((on, off), slow)| (on * slow, off * slow)).collect();
-            let (plain, slowed) = (Ratio::of(&pairs).unwrap(), Ratio::of(&slowed).unwrap());
-            prop_assert!((plain.median - slowed.median).abs() < 1e-9);
+            let (plain, slowed) = (of(&pairs).unwrap(), of(&slowed).unwrap());
+            prop_assert!((plain.value - slowed.value).abs() < 1e-9);
             prop_assert!((plain.low - slowed.low).abs() < 1e-9 && (plain.high - slowed.high).abs() < 1e-9);
         }
 

@@ -1,7 +1,7 @@
 //! The plots of a run, as SVG. Called by the binary.
 //!
 //! One plot for each table: a line for each contestant, with its ratio to `off` for each size of a message, and the
-//! interval. The texts are left to the viewer's fonts, so that no font has to be here.
+//! interval. One plot shows of all what says most. The texts are left to the viewer's fonts, so that no font has to be here.
 
 use plotters::{
     coord::{Shift, types::RangedCoordf64},
@@ -10,7 +10,7 @@ use plotters::{
 
 use crate::{
     figures::{MIN_ROUNDS, Ratio},
-    plan::{Contestant, Kind, Scenario, Way},
+    plan::{Contestant, Kind, Metric, Scenario, Way},
     published::{self, SOURCE},
     results::Results,
 };
@@ -20,15 +20,52 @@ pub fn file_name(way: Way, kind: Kind) -> String {
     format!("{}-{}.svg", way.name(), kind.name())
 }
 
+/// The name of the plot that shows what says most.
+pub const OVERVIEW: &str = "overview.svg";
+/// What it shows, all pod to pod on one node. Of a latency, the inverse is shown, so that less is worse everywhere.
+const SHOWN: [(&str, Kind, u32); 5] = [
+    ("UDP rate, 64 B", Kind::UdpBandwidth, 64),
+    ("UDP rate, 1 KiB", Kind::UdpBandwidth, 1024),
+    ("TCP rate, 1 KiB", Kind::TcpBandwidth, 1024),
+    ("TCP rate, 128 KiB", Kind::TcpBandwidth, 128 * 1024),
+    ("TCP latency, 64 B", Kind::TcpLatency, 64),
+];
+
+/// Whether the run has measured all that the overview shows.
+pub fn has_overview(results: &Results) -> bool {
+    let scenarios = results.scenarios();
+    shown().iter().all(|shown| scenarios.contains(&shown.scenario))
+}
+
+fn shown() -> [Shown; 5] {
+    SHOWN.map(|(label, kind, parameter)| Shown {
+        label: label.to_owned(),
+        scenario: Scenario { way: Way::SameNode, kind, parameter },
+        is_inverse: kind.metric() == Metric::LatencyUs,
+    })
+}
+
 /// All plots: the file's name and its content. An error is one of the plotting library.
 pub fn all(results: &Results) -> Result<Vec<(String, String)>, String> {
     let mut plots = Vec::new();
+    if has_overview(results) {
+        let title = format!("Pod to pod on one node: what is left of a pod's speed{}", caveat(results));
+        let plot = plot(results, &title, &shown()).map_err(|why| format!("{OVERVIEW}: {why}"))?;
+        plots.push((OVERVIEW.to_owned(), plot));
+    }
     for way in Way::ALL {
         for kind in Kind::ALL {
             let mut scenarios = results.scenarios();
             scenarios.retain(|scenario| scenario.way == way && scenario.kind == kind);
             if !scenarios.is_empty() {
-                let plot = plot(results, way, kind, &scenarios)
+                let title = format!("{}: {}, off = 1{}", way.title(), kind.title(), caveat(results));
+                let of_scenario = |scenario: &Scenario| Shown {
+                    label: scenario.column(),
+                    scenario: *scenario,
+                    is_inverse: false,
+                };
+                let shown: Vec<_> = scenarios.iter().map(of_scenario).collect();
+                let plot = plot(results, &title, &shown)
                     .map_err(|why| format!("{}: {why}", file_name(way, kind)))?;
                 plots.push((file_name(way, kind), plot));
             }
@@ -49,7 +86,7 @@ const SPREAD: f64 = 0.36;
 const AXIS: (f64, f64) = (0.0, 3.0);
 /// The width of the legend, as a part of the axis.
 const LEGEND: f64 = 0.18;
-/// Colours of the sizes, small to large, that colour-blind people can tell apart (Okabe and Ito).
+/// Colours of what is shown, the sizes from small to large, that colour-blind people can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 0, 0),
     RGBColor(230, 159, 0),
@@ -60,10 +97,27 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(204, 121, 167),
 ];
 
-/// A dot: the line, the size, the ratio.
+/// What has a colour in a plot.
+struct Shown {
+    label: String,
+    scenario: Scenario,
+    /// The ratio of `off` to the contestant.
+    is_inverse: bool,
+}
+
+impl Shown {
+    fn ratio(&self, Ratio { value, low, high, rounds }: Ratio) -> Ratio {
+        match self.is_inverse {
+            true => Ratio { value: 1.0 / value, low: 1.0 / high, high: 1.0 / low, rounds },
+            false => Ratio { value, low, high, rounds },
+        }
+    }
+}
+
+/// A dot: the line, the index of what is shown, the ratio.
 struct Dot {
     line: usize,
-    size: usize,
+    shown: usize,
     ratio: Ratio,
 }
 
@@ -79,33 +133,29 @@ type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, Ra
 
 fn plot(
     results: &Results,
-    way: Way,
-    kind: Kind,
-    scenarios: &[Scenario],
+    title: &str,
+    shown: &[Shown],
 ) -> Result<String, DrawingAreaErrorKind<std::io::Error>> {
     let contestants: Vec<_> =
         results.contestants.iter().copied().filter(|one| *one != Contestant::Off).collect();
     let mut lines: Vec<&str> = Vec::new();
     let mut dots = Vec::new();
-    for contestant in contestants {
-        let ratios = scenarios.iter().enumerate().filter_map(|(size, scenario)| {
-            Some((size, Ratio::of(&results.pairs(*scenario, contestant, kind.metric()))?))
+    let mut add = |title, ratio: &dyn Fn(Scenario) -> Option<Ratio>| {
+        let ratios = shown.iter().enumerate().filter_map(|(index, one)| {
+            Some(Dot { line: lines.len(), shown: index, ratio: one.ratio(ratio(one.scenario)?) })
         });
-        let ratios: Vec<_> = ratios.collect();
-        if !ratios.is_empty() {
-            dots.extend(ratios.into_iter().map(|(size, ratio)| Dot { line: lines.len(), size, ratio }));
-            lines.push(contestant.title());
+        let before = dots.len();
+        dots.extend(ratios);
+        if dots.len() > before {
+            lines.push(title);
         }
+    };
+    for contestant in contestants {
+        add(contestant.title(), &|scenario| results.ratio(scenario, contestant, scenario.kind.metric()));
     }
-    if published::has(way, kind) {
-        for (size, scenario) in scenarios.iter().enumerate() {
-            if let Some(median) = published::ratio(*scenario) {
-                let ratio = Ratio { median, low: median, high: median, rounds: 1 };
-                dots.push(Dot { line: lines.len(), size, ratio });
-            }
-        }
-        lines.push(SOURCE);
-    }
+    add(SOURCE, &|scenario| {
+        published::ratio(scenario).map(|value| Ratio { value, low: value, high: value, rounds: 1 })
+    });
     let bound =
         |ends: &mut dyn Iterator<Item = f64>, first: f64, pick: fn(f64, f64) -> f64| ends.fold(first, pick);
     let low = bound(&mut dots.iter().map(|dot| dot.ratio.low), 0.9, f64::min).max(AXIS.0);
@@ -118,11 +168,11 @@ fn plot(
         area.fill(&WHITE)?;
         draw(
             &area,
-            &format!("{}: {}, off = 1{}", way.title(), kind.title(), caveat(results)),
+            title,
             // There is room for the legend on the right.
             (low - 0.02, high + LEGEND * (high - low)),
             &lines,
-            scenarios,
+            shown,
             &dots,
         )?;
         area.present()?;
@@ -135,7 +185,7 @@ fn draw(
     title: &str,
     (low, high): (f64, f64),
     lines: &[&str],
-    scenarios: &[Scenario],
+    shown: &[Shown],
     dots: &[Dot],
 ) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
     let count = lines.len() as f64;
@@ -151,7 +201,10 @@ fn draw(
         .disable_y_mesh()
         .light_line_style(TRANSPARENT)
         .y_labels(0)
-        .x_desc("ratio to off, with its 95 % interval")
+        .x_desc(match shown.iter().any(|one| one.is_inverse) {
+            true => "ratio to off, with its 95 % interval; of latency: the ratio of off",
+            false => "ratio to off, with its 95 % interval",
+        })
         .draw()?;
     // The mesh would put the names at the borders between the lines.
     for (index, line) in lines.iter().enumerate() {
@@ -161,22 +214,21 @@ fn draw(
         chart.draw_series([PathElement::new([(low, y - 0.5), (high, y - 0.5)], BLACK.mix(0.15))])?;
     }
     chart.draw_series([PathElement::new([(1.0, 0.0), (1.0, count)], BLACK.stroke_width(1))])?;
-    for (size, scenario) in scenarios.iter().enumerate() {
-        let colour = COLOURS[size % COLOURS.len()];
-        let sizes = scenarios.len() as f64;
-        let of_size = dots.iter().filter(|dot| dot.size == size).map(|dot| {
-            let shift = SPREAD * (1.0 - 2.0 * (size as f64 + 0.5) / sizes);
+    for (index, one) in shown.iter().enumerate() {
+        let colour = COLOURS[index % COLOURS.len()];
+        let of_it = dots.iter().filter(|dot| dot.shown == index).map(|dot| {
+            let shift = SPREAD * (1.0 - 2.0 * (index as f64 + 0.5) / shown.len() as f64);
             (dot, count - dot.line as f64 - 0.5 + shift)
         });
-        let of_size: Vec<_> = of_size.collect();
-        chart.draw_series(of_size.iter().map(|(Dot { ratio, .. }, y)| {
+        let of_it: Vec<_> = of_it.collect();
+        chart.draw_series(of_it.iter().map(|(Dot { ratio, .. }, y)| {
             let ends = [ratio.low, ratio.high].map(|end| (end.clamp(low, high), *y));
             PathElement::new(ends, colour.stroke_width(2))
         }))?;
-        let series = chart.draw_series(of_size.iter().map(|(Dot { ratio, .. }, y)| {
-            Circle::new((ratio.median.clamp(low, high), *y), DOT, colour.filled())
+        let series = chart.draw_series(of_it.iter().map(|(Dot { ratio, .. }, y)| {
+            Circle::new((ratio.value.clamp(low, high), *y), DOT, colour.filled())
         }))?;
-        series.label(scenario.column()).legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
+        series.label(one.label.clone()).legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
     }
     chart
         .configure_series_labels()
@@ -192,7 +244,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use crate::report::tests::some_results;
+    use crate::{report::tests::some_results, results::Sample};
 
     #[test]
     fn a_plot_names_every_contestant_and_has_a_dot_for_every_ratio() {
@@ -208,6 +260,28 @@ mod tests {
         // A dot for each size of each contestant and of what was published, and one in the legend for each size.
         let lines = results.contestants.len() - 1;
         assert_eq!(svg.matches("<circle").count(), 2 * lines + 2 + 2);
+    }
+
+    #[test]
+    fn the_overview_has_what_says_most_and_less_is_worse() {
+        let mut results =
+            some_results(7, |_, contestant| if contestant == Contestant::Tcx { 2.0 } else { 1.0 });
+        assert!(!has_overview(&results), "a part of it was not measured");
+        let measured = results.samples.clone();
+        for Shown { scenario, .. } in shown() {
+            let of_it = measured.iter().filter(|sample| sample.scenario == measured[0].scenario).cloned();
+            results.samples.extend(of_it.map(|sample| {
+                let figures = [(scenario.kind.metric(), sample.figures[&Metric::LatencyUs])].into();
+                Sample { scenario, figures, ..sample }
+            }));
+        }
+        let plots = all(&results).unwrap();
+        assert_eq!(plots[0].0, OVERVIEW);
+        assert!(SHOWN.iter().all(|(label, ..)| plots[0].1.contains(label)));
+        let latency = Shown { is_inverse: true, ..shown().into_iter().next_back().unwrap() };
+        let ratio = latency.ratio(Ratio { value: 2.0, low: 1.25, high: 4.0, rounds: 7 });
+        assert_eq!((ratio.value, ratio.low, ratio.high), (0.5, 0.25, 0.8));
+        assert!(shown().iter().all(|one| one.is_inverse == (one.scenario.kind == Kind::TcpLatency)));
     }
 
     #[test]

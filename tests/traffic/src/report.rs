@@ -5,7 +5,7 @@ mod goals;
 use std::fmt::Write as _;
 
 use crate::{
-    figures::{Finding, MIN_ROUNDS, Ratio, median},
+    figures::{Finding, MIN_ROUNDS, Ratio},
     plan::{Contestant, Kind, Metric, Scenario, Way},
     plots,
     published::{self, SOURCE},
@@ -17,6 +17,9 @@ pub fn markdown(results: &Results) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = write!(text, "# podmirror: traffic with and without a mirror\n\n{}\n\n", judgement(results));
+    if plots::has_overview(results) {
+        let _ = writeln!(text, "![What is left of a pod's speed]({})\n", plots::OVERVIEW);
+    }
     let _ = write!(text, "{}\n## How to read it\n\n{HOW}\n\n{}\n", machine(results), noise(results));
     text += &goals::section(results);
     for way in Way::ALL {
@@ -36,11 +39,15 @@ const HOW: &str = "\
   and the client is a node. The other end has no mirror.
 * Traffic from node to node is not measured: it is no pod's, so nothing of it is copied.
 * A ratio compares a contestant with `off` of the same round. It is the median over the rounds. In brackets is its 95 %
-  interval (bootstrap over the rounds). If the interval includes 1, the cell says \"no difference\".
-* The row `off` has the medians themselves. They depend on the machine: compare ratios only.
+  interval (bootstrap over the rounds; with 11 rounds, such intervals include the true median in some 93 % of cases). If
+  the interval includes 1, the cell says \"no difference\".
+* Of CPU times, the sums of all rounds are compared, because a sample has few ticks of 10 ms. What was lost is the mean of
+  the rounds.
+* The row `off` has the medians or means themselves. They depend on the machine: compare ratios only.
 * Latency and CPU time: less is better. Bandwidth: more is better.
 * CPU time is that of the whole machine, with the other end and the readers. A packet is counted at the NIC of the
   mirrored pod, and a super-frame is one packet.
+* The load at the end is that of the run itself: each connection of wrk has a thread of the server.
 * Published ratios are from other hardware, without repeats and spread.";
 
 /// Whether the run is a result.
@@ -80,17 +87,15 @@ fn machine(results: &Results) -> String {
 /// How often `off` differs from itself.
 fn noise(results: &Results) -> String {
     let scenarios = results.scenarios();
-    let ratios = scenarios.iter().filter_map(|scenario| {
-        Ratio::of(&results.pairs(*scenario, Contestant::OffAgain, scenario.kind.metric()))
-    });
+    let ratios = scenarios
+        .iter()
+        .filter_map(|scenario| results.ratio(*scenario, Contestant::OffAgain, scenario.kind.metric()));
     let ratios: Vec<_> = ratios.collect();
     let differs = ratios.iter().filter(|ratio| ratio.finding() == Finding::Difference).count();
-    let least = ratios.iter().map(|ratio| ratio.low).fold(1.0, f64::min);
-    let most = ratios.iter().map(|ratio| ratio.high).fold(1.0, f64::max);
     format!(
         "**Noise.** `{}` is measured like the others and does the same as `off`. In {differs} of {} tables' cells it \
-         seems to differ (5 % are expected by chance). Its intervals lie between {least:.2} and {most:.2}. Smaller \
-         differences of others mean nothing.\n",
+         seems to differ (5 to 7 % are expected by chance). Compare a cell with this row in the same column: a difference \
+         that is as small as the noise there means nothing, and one cell that differs alone may be chance.\n",
         Contestant::OffAgain.title(),
         ratios.len(),
     )
@@ -105,6 +110,9 @@ fn section(results: &Results, way: Way, kind: Kind, scenarios: &[Scenario]) -> S
             published::ratio(*scenario).map_or(String::new(), |ratio| format!("{ratio:.2}"))
         };
         let _ = writeln!(text, "{}", row(SOURCE, scenarios.iter().map(cell)));
+        if way == Way::ClusterIp {
+            text += "\nIn the published measurement, the server was on another node; here it is on the same node.\n";
+        }
     }
     let further = kind.further().iter().chain(kind.cpu());
     // A run of an earlier version has not measured all of them.
@@ -159,22 +167,23 @@ fn row(title: &str, cells: impl Iterator<Item = String>) -> String {
     format!("| {title} | {} |", cells.collect::<Vec<_>>().join(" | "))
 }
 
-/// A cell: of `off` the median, of others the ratio, or of a share the median too. Empty without samples.
+/// A cell: of `off` the average, of others the ratio, or of a share the average too. Empty without samples.
 fn cell(results: &Results, scenario: Scenario, contestant: Contestant, metric: Metric) -> String {
     if contestant == Contestant::Off || !metric.has_ratio() {
         let values: Vec<f64> = results.values(scenario, contestant, metric).into_values().collect();
-        return median(&values).map_or(String::new(), |value| number(value / metric.unit()));
+        let average = metric.average().of(&values);
+        return average.map_or(String::new(), |value| number(value / metric.unit()));
     }
-    Ratio::of(&results.pairs(scenario, contestant, metric)).map_or(String::new(), |ratio| ratio_text(&ratio))
+    results.ratio(scenario, contestant, metric).map_or(String::new(), |ratio| ratio_text(&ratio))
 }
 
 /// A ratio as the report has it.
 pub fn ratio_text(ratio: &Ratio) -> String {
-    let Ratio { median, low, high, rounds } = ratio;
+    let Ratio { value, low, high, rounds } = ratio;
     match ratio.finding() {
         Finding::TooFewRounds => format!("{rounds} rounds, no result"),
         Finding::NoDifference => format!("no difference ({low:.2} … {high:.2})"),
-        Finding::Difference => format!("**{median:.2}** ({low:.2} … {high:.2})"),
+        Finding::Difference => format!("**{value:.2}** ({low:.2} … {high:.2})"),
     }
 }
 

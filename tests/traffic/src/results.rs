@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Contestant, Metric, Scenario};
+use crate::{
+    figures::Ratio,
+    plan::{Contestant, Metric, Scenario},
+};
 
 /// The version of the format of `results.json`.
 pub const FORMAT: u32 = 1;
@@ -21,7 +24,7 @@ pub struct Results {
     pub seed: u64,
     /// Whether it was a quick one, whose figures say nothing.
     pub quick: bool,
-    /// The rounds that were completed, without the one that warmed up.
+    /// The rounds that were completed, without the samples that warmed up.
     pub rounds: usize,
     /// How long a sample was to take, in ms.
     pub sample_ms: u64,
@@ -92,5 +95,10 @@ impl Results {
         let off = self.values(scenario, Contestant::Off, metric);
         let values = self.values(scenario, contestant, metric);
         values.iter().filter_map(|(round, value)| Some((*value, *off.get(round)?))).collect()
+    }
+
+    /// The ratio of a contestant to `off`; `None` without samples.
+    pub fn ratio(&self, scenario: Scenario, contestant: Contestant, metric: Metric) -> Option<Ratio> {
+        Ratio::of(metric.average(), &self.pairs(scenario, contestant, metric))
     }
 }

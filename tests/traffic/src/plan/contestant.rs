@@ -18,6 +18,8 @@ pub enum Contestant {
     TcxRead,
     /// The same as `Tcx`, with `--when-read` and without a reader, so that nothing is copied.
     TcxUnread,
+    /// The same as `Tcx`, to a device that frees its copies at once, as a dummy device does.
+    TcxFreed,
     /// The same as `Tcx`, with a filter that takes no packet.
     TcxFilter,
     /// The same as `Tcx`, with a filter that takes about one packet of 128.
@@ -44,17 +46,20 @@ pub enum Contestant {
     TcpdumpFile,
     /// tcpdump on the node's end of the veth, to /dev/null.
     TcpdumpVeth,
+    /// The same, to files that it writes again and again.
+    TcpdumpVethFile,
 }
 
 impl Contestant {
     /// All, in the order of the report.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Off,
         Self::OffAgain,
         Self::Unselected,
         Self::Tcx,
         Self::TcxRead,
         Self::TcxUnread,
+        Self::TcxFreed,
         Self::TcxFilter,
         Self::TcxFew,
         Self::Clsact,
@@ -68,10 +73,15 @@ impl Contestant {
         Self::Tcpdump96,
         Self::TcpdumpFile,
         Self::TcpdumpVeth,
+        Self::TcpdumpVethFile,
     ];
     /// Those that tell most of podmirror.
     pub const FEW: [Self; 6] =
         [Self::Off, Self::OffAgain, Self::Tcx, Self::Stream96, Self::BareClone, Self::Mirred];
+
+    /// Those that can copy the packets of a pod whose NIC has no end on the node.
+    pub const INSIDE: [Self; 6] =
+        [Self::Off, Self::OffAgain, Self::Tcx, Self::Stream96, Self::Tcpdump, Self::Tcpdump96];
 
     /// The fewest.
     pub const THREE: [Self; 3] = [Self::Off, Self::Tcx, Self::Mirred];
@@ -85,6 +95,7 @@ impl Contestant {
             Self::Tcx => "podmirror, TCX",
             Self::TcxRead => "podmirror, TCX, read",
             Self::TcxUnread => "podmirror, TCX, when read: no reader",
+            Self::TcxFreed => "podmirror, TCX, copies freed at once",
             Self::TcxFilter => "podmirror, TCX, filter takes none",
             Self::TcxFew => "podmirror, TCX, filter takes 1 of 128",
             Self::Clsact => "podmirror, clsact",
@@ -98,6 +109,7 @@ impl Contestant {
             Self::Tcpdump96 => "tcpdump in the pod, 96",
             Self::TcpdumpFile => "tcpdump in the pod, file",
             Self::TcpdumpVeth => "tcpdump on the veth",
+            Self::TcpdumpVethFile => "tcpdump on the veth, file",
         }
     }
 
@@ -109,6 +121,7 @@ impl Contestant {
                 | Self::Tcx
                 | Self::TcxRead
                 | Self::TcxUnread
+                | Self::TcxFreed
                 | Self::TcxFilter
                 | Self::TcxFew
                 | Self::Stream

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::figures::Average;
+
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -164,6 +166,18 @@ impl Metric {
             Self::BitsPerSecond => 1e6,
             Self::SentPerSecond => 1e3,
             _ => 1.0,
+        }
+    }
+
+    /// What stands for the rounds. The CPU times have ticks of 10 ms, and of most samples no packet is lost.
+    pub const fn average(self) -> Average {
+        match self {
+            Self::LossPercent
+            | Self::CpuNsPerMessage
+            | Self::CpuUserNsPerPacket
+            | Self::CpuKernelNsPerPacket
+            | Self::ReaderLossPercent => Average::Mean,
+            _ => Average::Median,
         }
     }
 

@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 
 use super::ratio_text;
 use crate::{
-    figures::{MIN_ROUNDS, Ratio, median},
-    plan::{Contestant, Kind, Scenario, Way},
+    figures::{Average, MIN_ROUNDS, Ratio, median},
+    plan::{Contestant, Kind, Metric, Scenario, Way},
     results::Results,
 };
 
@@ -23,27 +23,40 @@ struct Goal {
 enum Wanted {
     /// This part of it, or more.
     AtLeast(f64),
-    /// At most so many seconds longer.
-    Adds(f64),
+    /// At most so many µs longer.
+    AddsUs(f64),
     /// The same.
     Same,
+    /// What a datagram takes longer is at most this part of what it takes longer with another contestant.
+    AddsPartOf(Contestant, f64),
 }
 
 /// Bulk TCP, and datagrams, in bytes.
 const TCP: [u32; 2] = [4096, 128 * 1024];
 const UDP: [(u32, f64); 3] = [(64, 0.92), (1024, 0.92), (4096, 0.90)];
-/// The longest that a message of 64 bytes is to take more, in seconds.
-const ADDED: f64 = 0.3e-6;
+/// The longest that a message of 64 bytes is to take more, in µs.
+const ADDED_US: f64 = 0.3;
+/// Two figures whose ratio is certainly this close to 1 are the same.
+const SAME: f64 = 0.05;
+/// Of the time that another contestant adds to a datagram.
+const PARTS: [(Contestant, Contestant, f64); 3] = [
+    (Contestant::Tcx, Contestant::Mirred, 1.10),
+    (Contestant::TcxFew, Contestant::Mirred, 0.35),
+    (Contestant::Stream96, Contestant::Tcpdump96, 0.7),
+];
 
 fn goals() -> Vec<Goal> {
     let of = |kind, parameter, contestant, wanted| Goal { kind, parameter, contestant, wanted };
     let tcp = TCP.map(|bytes| of(Kind::TcpBandwidth, bytes, Contestant::Tcx, Wanted::AtLeast(0.97)));
     let udp = UDP.map(|(bytes, part)| of(Kind::UdpBandwidth, bytes, Contestant::Tcx, Wanted::AtLeast(part)));
-    let latency =
-        [Kind::TcpLatency, Kind::UdpLatency].map(|kind| of(kind, 64, Contestant::Tcx, Wanted::Adds(ADDED)));
-    let others =
-        [Kind::UdpBandwidth, Kind::UdpLatency].map(|kind| of(kind, 64, Contestant::Unselected, Wanted::Same));
-    tcp.into_iter().chain(udp).chain(latency).chain(others).collect()
+    let latency = [Kind::TcpLatency, Kind::UdpLatency]
+        .map(|kind| of(kind, 64, Contestant::Tcx, Wanted::AddsUs(ADDED_US)));
+    let others = [Kind::UdpBandwidth, Kind::TcpLatency, Kind::UdpLatency]
+        .map(|kind| of(kind, 64, Contestant::Unselected, Wanted::Same));
+    let parts = PARTS.iter().flat_map(|(contestant, other, part)| {
+        UDP.map(|(bytes, _)| of(Kind::UdpBandwidth, bytes, *contestant, Wanted::AddsPartOf(*other, *part)))
+    });
+    tcp.into_iter().chain(udp).chain(latency).chain(others).chain(parts).collect()
 }
 
 /// The table; empty if the run has measured none of them.
@@ -51,36 +64,65 @@ pub(super) fn section(results: &Results) -> String {
     let mut rows = String::new();
     for Goal { kind, parameter, contestant, wanted } in goals() {
         let scenario = Scenario { way: Way::SameNode, kind, parameter };
-        let pairs = results.pairs(scenario, contestant, kind.metric());
-        let Some(ratio) = Ratio::of(&pairs) else { continue };
-        let off = median(&pairs.iter().map(|(_, off)| *off).collect::<Vec<_>>()).unwrap_or_default();
+        let (what, ratio) = match &wanted {
+            Wanted::AddsPartOf(other, _) => {
+                ("sending a datagram", added(results, scenario, contestant, *other))
+            }
+            _ => (kind.title(), results.ratio(scenario, contestant, kind.metric())),
+        };
+        let Some(ratio) = ratio else { continue };
+        let off = results.values(scenario, Contestant::Off, kind.metric());
+        let off = median(&off.into_values().collect::<Vec<_>>()).unwrap_or_default();
         // Writing to a string cannot fail.
         let _ = writeln!(
             rows,
-            "| {}, {} | {} | {} | {} | {} |",
-            kind.title(),
+            "| {what}, {} | {} | {} | {} | {} |",
             scenario.column(),
             contestant.title(),
             wanted.words(),
-            ratio_text(&ratio),
+            wanted.measured(&ratio),
             wanted.judge(&ratio, off),
         );
     }
     match rows.is_empty() {
         true => rows,
         false => format!(
-            "\n## What is to be reached\n\nPod to pod on one node. \"open\": the interval includes the goal.\n\n\
-             | figure | with | goal | measured | reached |\n| --- | --- | --- | --- | --- |\n{rows}"
+            "\n## What is to be reached\n\nPod to pod on one node. \"open\": the interval includes the goal, or it is too \
+             wide.\n\n| figure | with | goal | measured | reached |\n| --- | --- | --- | --- | --- |\n{rows}"
         ),
     }
+}
+
+/// What a contestant adds to the time of a datagram, as a ratio to what another one adds. A round has too much noise for
+/// the ratio of two differences, so their sums are compared.
+fn added(results: &Results, scenario: Scenario, contestant: Contestant, other: Contestant) -> Option<Ratio> {
+    let rates = |of| results.values(scenario, of, Metric::SentPerSecond);
+    let (on, others, off) = (rates(contestant), rates(other), rates(Contestant::Off));
+    let pairs = off.iter().filter_map(|(round, off)| {
+        let more = |rate: &f64| 1.0 / rate - 1.0 / off;
+        Some((more(on.get(round)?), more(others.get(round)?)))
+    });
+    Ratio::of(Average::Mean, &pairs.collect::<Vec<_>>())
 }
 
 impl Wanted {
     fn words(&self) -> String {
         match self {
             Self::AtLeast(part) => format!("≥ {part:.2}"),
-            Self::Adds(seconds) => format!("at most {:.1} µs more", seconds * 1e6),
-            Self::Same => "no difference".to_owned(),
+            Self::AddsUs(us) => format!("at most {us:.1} µs more"),
+            Self::Same => format!("within {SAME:.2} of 1"),
+            Self::AddsPartOf(other, part) => {
+                format!("adds ≤ {part:.2} × what {} adds", other.title())
+            }
+        }
+    }
+
+    fn measured(&self, ratio: &Ratio) -> String {
+        match self {
+            Self::AddsPartOf(..) if ratio.rounds >= MIN_ROUNDS => {
+                format!("{:.2} ({:.2} … {:.2})", ratio.value, ratio.low, ratio.high)
+            }
+            _ => ratio_text(ratio),
         }
     }
 
@@ -90,8 +132,10 @@ impl Wanted {
         // Whether both ends of the interval reach it.
         let ends = match self {
             Self::AtLeast(part) => [low >= part, high >= part],
-            Self::Adds(seconds) => [low, high].map(|end| (end - 1.0) * off <= *seconds),
-            Self::Same => [*low <= 1.0 && *high >= 1.0; 2],
+            Self::AddsUs(us) => [low, high].map(|end| (end - 1.0) * off <= *us),
+            // Missed only if the interval leaves 1 out.
+            Self::Same => [(1.0 - low).max(high - 1.0) <= SAME, *low <= 1.0 && *high >= 1.0],
+            Self::AddsPartOf(_, part) => [low, high].map(|end| end <= part),
         };
         match ends {
             _ if *rounds < MIN_ROUNDS => "too few rounds",
@@ -109,21 +153,27 @@ mod tests {
 
     #[test]
     fn an_interval_reaches_a_goal_misses_it_or_leaves_it_open() {
-        let ratio = |low: f64, high: f64| Ratio { median: (low + high) / 2.0, low, high, rounds: MIN_ROUNDS };
+        let ratio = |low: f64, high: f64| Ratio { value: (low + high) / 2.0, low, high, rounds: MIN_ROUNDS };
         let part = Wanted::AtLeast(0.9);
         assert_eq!(
             [(0.91, 1.0), (0.85, 0.95), (0.7, 0.8)].map(|(low, high)| part.judge(&ratio(low, high), 1.0)),
             ["yes", "open", "no"]
         );
         // Of 30 µs: 1 % more is 0.3 µs.
-        let adds = Wanted::Adds(0.3e-6);
+        let adds = Wanted::AddsUs(0.3);
         assert_eq!(
-            [(0.9, 1.009), (0.99, 1.02), (1.02, 1.1)].map(|(low, high)| adds.judge(&ratio(low, high), 30e-6)),
+            [(0.9, 1.009), (0.99, 1.02), (1.02, 1.1)].map(|(low, high)| adds.judge(&ratio(low, high), 30.0)),
             ["yes", "open", "no"]
         );
         assert_eq!(
-            [(0.9, 1.1), (1.02, 1.1)].map(|(low, high)| Wanted::Same.judge(&ratio(low, high), 1.0)),
-            ["yes", "no"]
+            [(0.97, 1.04), (1.01, 1.04), (0.9, 1.1), (1.02, 1.1)]
+                .map(|(low, high)| Wanted::Same.judge(&ratio(low, high), 1.0)),
+            ["yes", "open", "open", "no"]
+        );
+        let part = Wanted::AddsPartOf(Contestant::Mirred, 1.1);
+        assert_eq!(
+            [(-0.1, 1.0), (0.9, 1.2), (1.2, 1.5)].map(|(low, high)| part.judge(&ratio(low, high), 1.0)),
+            ["yes", "open", "no"]
         );
         let few = Ratio { rounds: MIN_ROUNDS - 1, ..ratio(1.0, 1.0) };
         assert_eq!(part.judge(&few, 1.0), "too few rounds");
@@ -142,6 +192,20 @@ mod tests {
                 "| UDP latency, 64 B | podmirror, TCX | at most 0.3 µs more | **0.50** (0.50 … 0.50) | yes |",
             ]
         );
+        // A datagram takes 1 s with off, 1.5 s with one, and 2 s with the other.
+        let slower = |_, contestant| match contestant {
+            Contestant::Tcx => 1.0 / 1.5,
+            Contestant::Tcpdump => 0.5,
+            _ => 1.0,
+        };
+        let mut results = some_results(7, slower);
+        for sample in &mut results.samples {
+            if sample.contestant == Contestant::Tcpdump {
+                sample.contestant = Contestant::Mirred;
+            }
+        }
+        let text = section(&results);
+        assert!(text.contains("| sending a datagram, 64 B | podmirror, TCX | adds ≤ 1.10 × what tc mirred adds | 0.50 (0.50 … 0.50) | yes |"), "{text}");
         let none = Results { samples: Vec::new(), ..some_results(7, half) };
         assert_eq!(section(&none), "");
     }

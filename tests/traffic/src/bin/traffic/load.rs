@@ -117,10 +117,10 @@ impl Load {
 
     /// One sample: the number of messages, and the figures.
     pub(crate) fn sample(&self, stage: &Stage, scenario: Scenario) -> (u64, Figures) {
-        let reader = stage.start_reader(self.cpus);
-        let (packets_before, before) = (stage.packets(), busy_ticks());
+        let reader = stage.start_reader(self.cpus, scenario.way);
+        let (packets_before, before) = (stage.packets(scenario.way), busy_ticks());
         let Sent { messages, mut figures, .. } = self.send(stage, scenario);
-        let (after, packets_after) = (busy_ticks(), stage.packets());
+        let (after, packets_after) = (busy_ticks(), stage.packets(scenario.way));
         if !scenario.is_mostly_idle() {
             let ns = |after: u64, before: u64| after.saturating_sub(before) as f64 * TICK_NS;
             let (user, kernel) = (ns(after.user, before.user), ns(after.kernel, before.kernel));

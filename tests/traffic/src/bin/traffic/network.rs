@@ -8,7 +8,8 @@
 //!  other ─┘        vx0 ──── VXLAN over up0 ── vx0    └─── overlay
 //! ```
 //!
-//! `pod` is the mirrored one. Both nodes translate addresses with nftables, as kube-proxy does, so that both track
+//! `pod` is the mirrored one. With a scenario that needs it, `pod` and `peer` have a second NIC, a macvlan over `mv0`. Both
+//! nodes translate addresses with nftables, as kube-proxy does, so that both track
 //! connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,6 +25,8 @@ const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 /// The nodes on their cable, and on the VXLAN above it.
 const CABLE: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 9, 0, 1), Ipv4Addr::new(10, 9, 0, 2)];
 const VXLAN: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 8, 0, 1), Ipv4Addr::new(10, 8, 0, 2)];
+/// The device below the macvlan NICs, and its other end.
+const LOWER: [&str; 2] = ["mv0", "mv1"];
 /// A port of a pod, and the node port that leads there.
 const NODE_PORTS: [(u16, u16); 3] = [(LATENCY_PORT, 30700), (IPERF3_PORT, 30201), (http::PORT, 30080)];
 
@@ -53,7 +56,16 @@ impl Network {
     /// Makes it, with the other node if a scenario crosses to it.
     pub(crate) fn new(name: &str, scenarios: &[Scenario]) -> Self {
         let lab = Lab::new(name);
-        let [pod, peer, other] = ["pod", "peer", "other"].map(|name| lab.routed_pod(name));
+        let [mut pod, mut peer, other] = ["pod", "peer", "other"].map(|name| lab.routed_pod(name));
+        if scenarios.iter().any(|scenario| scenario.way == Way::SameNodeMacvlan) {
+            let [lower, end] = LOWER;
+            lab.node().ip(&format!("link add {lower} type veth peer name {end}"));
+            lab.node().ip(&format!("link set {lower} up"));
+            lab.node().ip(&format!("link set {end} up"));
+            for pod in [&mut pod, &mut peer] {
+                pod.add_nic_over(&lab, "macvlan mode bridge", lower);
+            }
+        }
         lab.node().ip(&format!("address add {NODE}/32 dev lo"));
         translate(lab.node(), NODE, &pod);
         lab.node().run(&format!(
@@ -78,7 +90,7 @@ impl Network {
     /// The network namespace of the server.
     pub(crate) fn server(&self, way: Way) -> &Netns {
         match way {
-            Way::SameNode | Way::ClusterIp => self.peer.netns(),
+            Way::SameNode | Way::SameNodeMacvlan | Way::ClusterIp => self.peer.netns(),
             Way::TwoNodes => self.far().direct.netns(),
             Way::TwoNodesVxlan => self.far().overlay.netns(),
             Way::OwnNode => self.lab.node(),
@@ -91,6 +103,7 @@ impl Network {
     pub(crate) fn address(&self, way: Way, port: u16) -> SocketAddr {
         let to = match way {
             Way::SameNode => self.peer.v4(),
+            Way::SameNodeMacvlan => self.peer.nics()[1].v4.into(),
             Way::TwoNodes => self.far().direct.v4(),
             Way::TwoNodesVxlan => self.far().overlay.v4(),
             Way::OwnNode => NODE.into(),
@@ -100,6 +113,11 @@ impl Network {
             Way::NodePortRemote => return node_port(CABLE[1], port),
         };
         SocketAddr::new(to, port)
+    }
+
+    /// The NIC of the mirrored pod that the traffic uses.
+    pub(crate) fn nic(&self, way: Way) -> &str {
+        &self.pod.nics()[usize::from(way == Way::SameNodeMacvlan)].name
     }
 
     fn far(&self) -> &Far {

@@ -10,7 +10,7 @@ use mirror_test_traffic::{
     plan::{Contestant, Kind, Scenario, Way},
     tools,
 };
-use mirror_tests::{Agent, AttachMode, MIRROR, Neighbour, Netns, OneCpu, PodSpec, PodsFile, Reader};
+use mirror_tests::{Agent, AttachMode, MIRROR, Neighbour, Netns, OneCpu, PodSpec, PodsFile, Reader, check};
 use nix::sys::signal::Signal;
 
 use crate::{http, load::Cpus, network::Network};
@@ -19,8 +19,6 @@ use crate::{http, load::Cpus, network::Network};
 const STREAM: &str = "live";
 const RING: &str = "64MiB";
 const CUT_TO: &str = "96";
-/// The NIC of a pod.
-const NIC: &str = "eth0";
 /// Where the servers listen.
 pub(crate) const IPERF3_PORT: u16 = 5201;
 pub(crate) const SOCKPERF_PORT: u16 = 11111;
@@ -38,6 +36,8 @@ const REDIS: [&str; 8] = [
     "bash",
 ];
 
+/// tcpdump's options for two files of 64 MB, so that the disk does not fill up.
+const RING_OF_FILES: [&str; 4] = ["-C", "64", "-W", "2"];
 /// Of fewer packets, a filter that takes one of 128 need not take any.
 const A_FEW_PACKETS: u64 = 10_000;
 
@@ -78,31 +78,32 @@ impl Stage {
         self.contestant
     }
 
-    /// The packets that the mirrored pod's NIC has sent and received.
-    pub(crate) fn packets(&self) -> u64 {
+    /// The packets that the mirrored pod's NIC for this way has sent and received.
+    pub(crate) fn packets(&self, way: Way) -> u64 {
         let dev = self.network.pod.netns().enter(|| fs::read_to_string("/proc/thread-self/net/dev")).unwrap();
-        tools::packets(&dev, NIC).unwrap_or_else(|why| panic!("{why}"))
+        tools::packets(&dev, self.network.nic(way)).unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// Starts a program that reads, for one sample. Only then, because a packet socket anywhere on the machine makes the
     /// kernel take the time of every packet.
-    pub(crate) fn start_reader(&self, cpus: Cpus) -> Option<Reader> {
+    pub(crate) fn start_reader(&self, cpus: Cpus, way: Way) -> Option<Reader> {
         let network = &self.network;
+        let nic = network.nic(way);
         let ring = network.lab.files().join("ring.pcap");
         let (netns, device, more): (&Netns, &str, &[&str]) = match self.contestant {
             Contestant::TcxRead | Contestant::MirredRead => (network.lab.node(), MIRROR, &[]),
-            Contestant::Tcpdump => (network.pod.netns(), NIC, &[]),
-            Contestant::Tcpdump96 => (network.pod.netns(), NIC, &["-s", CUT_TO]),
-            // Two files of 64 MB, so that the disk does not fill up.
-            Contestant::TcpdumpFile => (network.pod.netns(), NIC, &["-C", "64", "-W", "2"]),
+            Contestant::Tcpdump => (network.pod.netns(), nic, &[]),
+            Contestant::Tcpdump96 => (network.pod.netns(), nic, &["-s", CUT_TO]),
+            Contestant::TcpdumpFile => (network.pod.netns(), nic, &RING_OF_FILES),
             Contestant::TcpdumpVeth => (network.lab.node(), network.pod.veth_host(), &[]),
+            Contestant::TcpdumpVethFile => (network.lab.node(), network.pod.veth_host(), &RING_OF_FILES),
             _ => return None,
         };
         let _on = OneCpu::numbered(cpus.reader);
         let mut command = netns.command("tcpdump");
         command.args(["-n", "-Z", "root", "-i", device]).args(more).arg("-w");
         match self.contestant {
-            Contestant::TcpdumpFile => command.arg(ring),
+            Contestant::TcpdumpFile | Contestant::TcpdumpVethFile => command.arg(ring),
             _ => command.arg("/dev/null"),
         };
         let mut reader = Reader::start(&network.lab, "tcpdump", command);
@@ -124,7 +125,7 @@ impl Stage {
         let title = self.contestant.title();
         // Its filter takes one packet of 128, so of a few perhaps none.
         let may_be_none = matches!(self.contestant, Contestant::TcxFew | Contestant::MirredFew)
-            && self.packets() < A_FEW_PACKETS;
+            && self.packets(Way::SameNode) < A_FEW_PACKETS;
         match self.contestant {
             Contestant::Off | Contestant::OffAgain => None,
             Contestant::Unselected
@@ -145,20 +146,19 @@ impl Stage {
             Contestant::Tcpdump
             | Contestant::Tcpdump96
             | Contestant::TcpdumpFile
-            | Contestant::TcpdumpVeth => None,
+            | Contestant::TcpdumpVeth
+            | Contestant::TcpdumpVethFile => None,
             _ => {
                 let status = self.network.lab.status();
-                let session = status.tap(self.network.pod.veth_host()).session("default");
-                let (seen, copied) = (session.seen(), session.total("copied"));
+                let sessions = status.taps.iter().map(|tap| tap.session("default"));
+                let sessions: Vec<_> = sessions.collect();
+                let seen: u64 = sessions.iter().map(|session| session.seen()).sum();
+                let copied: u64 = sessions.iter().map(|session| session.total("copied")).sum();
                 match self.contestant {
                     Contestant::TcxFilter | Contestant::TcxUnread => {
-                        assert!(seen > 0 && copied == 0, "{title}: {:?}", session.verdicts())
+                        assert!(seen > 0 && copied == 0, "{title}: {sessions:?}")
                     }
-                    _ => assert!(
-                        copied > 0 || may_be_none,
-                        "{title}: nothing was copied: {:?}",
-                        session.verdicts()
-                    ),
+                    _ => assert!(copied > 0 || may_be_none, "{title}: nothing was copied: {sessions:?}"),
                 }
                 Some(format!("{title}: {copied} copies of {seen} packets."))
             }
@@ -184,6 +184,12 @@ impl Stage {
         let streamed = || mirrored().annotated("podmirror.io/target", STREAM);
         let (spec, flags, mode): (PodSpec, &[&str], _) = match self.contestant {
             Contestant::Tcx | Contestant::TcxRead => (mirrored(), &[], AttachMode::Tcx),
+            Contestant::TcxFreed => {
+                // VXLAN without a remote frees what is sent by it. Not each kernel has a dummy device.
+                lab.node().ip(&format!("link add {MIRROR} type vxlan id 1 dstport 4789 nolearning"));
+                lab.node().ip(&format!("link set {MIRROR} arp off up"));
+                (mirrored(), &[], AttachMode::Tcx)
+            }
             Contestant::TcxUnread => (mirrored(), &["--when-read"], AttachMode::Tcx),
             Contestant::TcxFilter => {
                 // Port 1: nothing here uses it.
@@ -227,14 +233,16 @@ impl Stage {
                 }
             }
             Contestant::Unselected => drop(lab.wait_mirrored(&[silent])),
-            _ => drop(lab.wait_mirrored(&[pod])),
+            // Each NIC of the pod has a tap.
+            _ => drop(lab.wait_status(|status| {
+                let taps = status.taps.iter().filter(|tap| tap.attached.values().all(|how| how != "none"));
+                check(taps.count() == pod.nics().len(), || format!("{:?}", status.taps))
+            })),
         }
         if matches!(self.contestant, Contestant::Stream | Contestant::Stream96) {
             let words = ["tail", "--target", STREAM, "--super-frames", "--buffer", RING, "-w", "/dev/null"];
             self.tail = Some(Agent::readable(lab, &words));
-            lab.wait_status(|status| {
-                mirror_tests::check(status.target(STREAM).up, || "nobody reads".to_owned())
-            });
+            lab.wait_status(|status| check(status.target(STREAM).up, || "nobody reads".to_owned()));
         }
         self.agent = Some(agent);
     }
