@@ -63,10 +63,11 @@ pub fn pods_with_exit(links: &LinkSnapshot) -> impl Iterator<Item = &String> {
     pods.filter(move |(_, inside)| inside.as_ref().is_ok_and(has_exit)).map(|(uid, _)| uid)
 }
 
-/// Whether an exit leads to the hub and to no other exit, and takes packets of any length: root in the pod can change that.
+/// Whether an exit leads to the hub and to no other exit, without a queue, and takes packets of any length: root in the pod
+/// can change that. A queue can keep, change or repeat the copies.
 fn is_sound(exit: &Link, hub: &Link) -> bool {
     let leads_to_hub = exit.peer.is_some_and(|lower| lower.ifindex == hub.ifindex.0);
-    exit.up && exit.mtu == MTU && exit.is_private && leads_to_hub
+    exit.up && exit.mtu == MTU && exit.is_private && exit.queueless && leads_to_hub
 }
 
 /// Whether copies of a tap inside a pod leave the pod through its exit. The target of a capture is none of the policy.

@@ -25,7 +25,7 @@ pub struct Picture {
     pub ahead: Vec<Ahead>,
 }
 
-/// A program or a filter of other software, ahead of ours.
+/// A program, a filter or a queue of other software, which packets pass ahead of a program of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ahead {
     /// A program: it decides itself whose way it ends.
@@ -45,6 +45,11 @@ pub enum Ahead {
         matches: Matches,
         /// The matched packets go on to the next filter: the filter's action is `continue`.
         goes_on: bool,
+    },
+    /// A queue of a device that has none from us. Packets pass it behind all hooks, so it hides none from a hook.
+    Queue {
+        /// Its kind, as `tc` writes it: netem, fq and so on.
+        kind: String,
     },
 }
 
@@ -66,11 +71,23 @@ pub fn blindness(picture: &Picture) -> Option<Hidden> {
     picture.ahead.iter().filter_map(Ahead::hides).min()
 }
 
+/// What root in a pod does to the copies at the exit, if any of this is there: each can change or take a copy, also a filter
+/// that lets it go on.
+pub fn at_exit(there: &[Ahead]) -> Option<Hidden> {
+    there.first().map(|first| {
+        Hidden::AtExit(match first {
+            Ahead::Program { name, .. } => format!("a program ({name:?})"),
+            Ahead::Filter { kind, priority, .. } => format!("a filter ({kind} at priority {priority})"),
+            Ahead::Queue { kind } => format!("a queue ({kind})"),
+        })
+    })
+}
+
 impl Ahead {
     fn hides(&self) -> Option<Hidden> {
         match self {
             Self::Program { name, .. } => Some(Hidden::Program(name.clone())),
-            Self::Filter { goes_on: true, .. } => None,
+            Self::Filter { goes_on: true, .. } | Self::Queue { .. } => None,
             Self::Filter { kind, priority, matches: Matches::All, .. } => {
                 Some(Hidden::All(kind.clone(), *priority))
             }
@@ -131,6 +148,7 @@ mod tests {
             (kind, 1..4u16, matches, any::<bool>()).prop_map(|(kind, priority, matches, goes_on)| {
                 Ahead::Filter { kind, priority, matches, goes_on }
             }),
+            Just(Ahead::Queue { kind: "netem".into() }),
         ]
     }
 
@@ -147,6 +165,16 @@ mod tests {
         assert_eq!(judge(vec![filter(Matches::All, false)]), Some(Hidden::All("u32".into(), 1)));
         let picture = Picture { lacks_hook: true, ahead: Vec::new() };
         assert_eq!(blindness(&picture), Some(Hidden::NoHook));
+    }
+
+    #[test]
+    fn at_an_exit_also_what_lets_the_copies_go_on_is_told() {
+        assert_eq!(at_exit(&[]), None);
+        let told = at_exit(&[filter(Matches::Some, true), filter(Matches::All, false)]);
+        assert_eq!(told, Some(Hidden::AtExit("a filter (u32 at priority 1)".into())));
+        let told = at_exit(&[Ahead::Program { name: "x\n".into(), id: 7 }]);
+        assert_eq!(told, Some(Hidden::AtExit("a program (\"x\\n\")".into())));
+        assert!(told.is_some_and(|told| !told.is_everything()));
     }
 
     #[test]
@@ -168,7 +196,9 @@ mod tests {
         fn there_is_a_reason_where_something_ahead_can_end_the_way(
             ahead in prop::collection::vec(ahead(), 0..4), lacks_hook: bool,
         ) {
-            let can_end = ahead.iter().any(|ahead| !matches!(ahead, Ahead::Filter { goes_on: true, .. }));
+            let goes_on =
+                |ahead: &Ahead| matches!(ahead, Ahead::Filter { goes_on: true, .. } | Ahead::Queue { .. });
+            let can_end = !ahead.iter().all(goes_on);
             let picture = Picture { lacks_hook, ahead };
             prop_assert_eq!(blindness(&picture).is_some(), can_end || lacks_hook);
         }

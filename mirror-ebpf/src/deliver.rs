@@ -52,7 +52,13 @@ pub(crate) fn announcing(
     };
     // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
+    // This tap has met a copy that is on its way: root in a pod can send one from its exit to a NIC. An announcement now would
+    // be taken for that of the first copy, and its outcome for that of the first.
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
+    if unsafe { (*delivery).target } != 0 {
+        return (-ENETDOWN, false);
+    }
+    // SAFETY: as above.
     unsafe { *delivery = announced };
     let code = clone();
     // SAFETY: as above. The second stage and the hub write it meanwhile, which the compiler knows: the clone is a call.

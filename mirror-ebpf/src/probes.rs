@@ -1,6 +1,6 @@
 //! Programs that tests and benchmarks compare with the tap programs: one only clones, one only counts, one answers in
-//! place, one hands packets to a pod behind its tap, one sends them by another device, one ends the chain for every packet, and some forge marks or drop
-//! packets.
+//! place, one hands packets to a pod behind its tap, one sends them by another device, one ends the chain for every packet,
+//! and some forge marks, take them away or drop packets.
 //!
 //! They are no part of the product: the agent never loads this object.
 #![no_std]
@@ -115,17 +115,34 @@ fn forger(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
+const EXPERIMENTAL: [u8; 2] = 0x88b5_u16.to_be_bytes();
+/// Behind the header and six bytes.
+const CHOICE: usize = 20;
+
 /// Puts a mark of the sender's choice on a packet of an experimental ethertype: two bytes of the packet say it. Lets every
 /// packet pass.
 #[classifier]
 fn marker(ctx: TcContext) -> i32 {
-    const EXPERIMENTAL: [u8; 2] = 0x88b5_u16.to_be_bytes();
-    /// Behind the header and six bytes.
-    const CHOICE: usize = 20;
     if let (Ok(EXPERIMENTAL), Ok(choice)) = (ctx.load::<[u8; 2]>(12), ctx.load::<[u8; 2]>(CHOICE)) {
         let skb: *mut __sk_buff = ctx.as_ptr().cast();
         // SAFETY: the context is valid for the whole program, and tc programs may write this field.
         unsafe { (*skb).tc_index = u16::from_be_bytes(choice).into() };
+    }
+    TC_ACT_UNSPEC
+}
+
+/// Counts in a packet of the experimental ethertype how often it has passed, and takes its mark the first time. Lets every
+/// packet pass.
+#[classifier]
+fn unmarker(ctx: TcContext) -> i32 {
+    if let (Ok(EXPERIMENTAL), Ok(passed)) = (ctx.load::<[u8; 2]>(12), ctx.load::<[u8; 2]>(CHOICE)) {
+        let passed = u16::from_be_bytes(passed);
+        if passed == 0 {
+            let skb: *mut __sk_buff = ctx.as_ptr().cast();
+            // SAFETY: the context is valid for the whole program, and tc programs may write this field.
+            unsafe { (*skb).tc_index = 0 };
+        }
+        let _ = ctx.store(CHOICE, &passed.wrapping_add(1).to_be_bytes(), 0);
     }
     TC_ACT_UNSPEC
 }

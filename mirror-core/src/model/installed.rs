@@ -121,6 +121,8 @@ pub enum Hidden {
     Matching(String, u16),
     /// The packets whose way a program of this name ends are not seen. There may be none.
     Program(String),
+    /// All packets are seen, but this program or filter stands at the exit of the pod, where it can change the copies.
+    AtExit(String),
 }
 
 impl Hidden {
@@ -152,6 +154,11 @@ impl fmt::Display for Hidden {
                 f,
                 "another program ({name:?}) is ahead of the mirror: packets that it redirects, drops or \
                  accepts for good are not seen"
+            ),
+            Self::AtExit(what) => write!(
+                f,
+                "a process of the pod has put {what} at the device by which the copies leave the pod: it can \
+                 change them"
             ),
         }
     }

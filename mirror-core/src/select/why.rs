@@ -122,7 +122,7 @@ impl Why {
     /// What it means for the mirror, in two or three words.
     pub const fn effect(&self) -> &'static str {
         match self {
-            Self::Hidden(_, Hidden::Program(_)) => "perhaps partly mirrored",
+            Self::Hidden(_, Hidden::Program(_) | Hidden::AtExit(_)) => "perhaps partly mirrored",
             Self::Hidden(..) | Self::Bypassed(..) | Self::Removed(_) => "partly mirrored",
             why if why.is_passing() => "not mirrored yet",
             _ => "not mirrored",
@@ -241,6 +241,10 @@ impl Why {
             }
             Self::Hidden(_, Hidden::NoHook) => {
                 "Have a clsact qdisc put in the place of the ingress qdisc, or do without this direction."
+            }
+            Self::Hidden(_, Hidden::AtExit(_)) => {
+                "Find out what in the pod has put it there, and have it removed. What the copies show is as sure as that \
+                 process of the pod is to be trusted."
             }
             Self::Hidden(..) => {
                 "If packets are missing, have the other program or filter put behind the mirror, or removed."

@@ -54,6 +54,12 @@ pub(super) struct AllFilters {
 /// Ours are among the first filters, unless the pod has put so many ahead of them.
 const MOST_INSIDE: usize = 1000;
 
+/// The qdiscs for filters.
+const CLSACT: &str = "clsact";
+const INGRESS: &str = "ingress";
+/// The qdiscs in which no packet waits; `noop` is that of a device that is down.
+const NO_QUEUES: [&str; 4] = [CLSACT, INGRESS, "noqueue", "noop"];
+
 /// A connection to rtnetlink.
 pub(super) struct Filters {
     handle: Handle,
@@ -91,6 +97,15 @@ impl Filters {
     /// The filters at the hook of one of our programs.
     pub(super) async fn of(&self, ifindex: IfIndex, program: Program) -> anyhow::Result<AtHook> {
         Ok(at_hook(&self.at(ifindex, program.hook()).await?.messages, program))
+    }
+
+    /// The filters and the queue of others that packets pass which a device sends.
+    pub(super) async fn of_others(&self, ifindex: IfIndex) -> anyhow::Result<Vec<Ahead>> {
+        let filters = self.at(ifindex, Hook::Egress).await?.messages;
+        let qdiscs = self.all_qdiscs().await?;
+        let is_queue = |(at, kind): &(IfIndex, String)| *at == ifindex && !NO_QUEUES.contains(&&**kind);
+        let queues = qdiscs.into_iter().filter(is_queue).map(|(_, kind)| Ahead::Queue { kind });
+        Ok(filters.iter().filter_map(of_others).chain(queues).collect())
     }
 
     /// Our filters at the hook of one of our programs, wherever they stand among however many others.
@@ -207,18 +222,23 @@ impl Filters {
 
     /// The devices with a qdisc for filters at our hooks, and whether it is clsact: else it is ingress.
     async fn qdiscs(&self) -> anyhow::Result<BTreeMap<IfIndex, bool>> {
+        let of_filters = |(ifindex, kind): (IfIndex, String)| match &*kind {
+            CLSACT => Some((ifindex, true)),
+            INGRESS => Some((ifindex, false)),
+            _ => None,
+        };
+        Ok(self.all_qdiscs().await?.into_iter().filter_map(of_filters).collect())
+    }
+
+    /// The qdiscs of all devices, by kind.
+    async fn all_qdiscs(&self) -> anyhow::Result<Vec<(IfIndex, String)>> {
         let qdiscs = self.first(self.handle.qdisc().get().execute()).await;
         let Read { messages, is_cut } = qdiscs.context("cannot list the qdiscs")?;
         if is_cut {
             bail!("there are more than {} qdiscs", self.most);
         }
         let found = messages.iter().filter_map(|qdisc| {
-            let is_clsact = match kind(qdisc)? {
-                "clsact" => true,
-                "ingress" => false,
-                _ => return None,
-            };
-            Some((IfIndex(qdisc.header.index.try_into().ok()?), is_clsact))
+            Some((IfIndex(qdisc.header.index.try_into().ok()?), kind(qdisc)?.to_owned()))
         });
         Ok(found.collect())
     }

@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use mirror_core::{exit, hidden::Ahead};
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -26,6 +27,8 @@ use crate::{
     netns::{Namespaces, Netns},
 };
 
+/// The hook of an exit that the copies pass.
+const EXIT: (IfIndex, Program) = (exit::IFINDEX, Program::TapEgress);
 /// The longest look at one pod: root there can keep the kernel busy.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest search for our filters among all filters of a hook. Only to remove them, it goes through the whole list.
@@ -38,6 +41,8 @@ pub(super) struct View {
     pub(super) filters: AllFilters,
     /// The TCX chains of our hooks.
     pub(super) chains: BTreeMap<(IfIndex, Program), Vec<InChain>>,
+    /// What the pod has put where copies leave by its exit. Nothing of ours is there.
+    pub(super) at_exit: Vec<Ahead>,
 }
 
 /// A view, or why there is none.
@@ -151,14 +156,17 @@ pub(super) async fn view(netns: &Netns, hooks: &BTreeSet<(IfIndex, Program)>) ->
     let wanted = hooks.clone();
     let open = move || {
         let chain = |hook: (IfIndex, Program)| Ok((hook, tcx::chain(hook.0, hook.1)?));
-        let chains = wanted.into_iter().map(chain).collect::<anyhow::Result<_>>();
+        let chains = wanted.into_iter().chain([EXIT]).map(chain).collect::<anyhow::Result<_>>();
         Ok((chains.map_err(io::Error::other)?, rtnetlink::new_connection()?))
     };
     let look = async {
-        let (chains, (connection, handle, _)) = netns.inside(open).await?;
+        let (mut chains, (connection, handle, _)): (BTreeMap<_, _>, _) = netns.inside(open).await?;
         let devices = hooks.iter().map(|(ifindex, _)| *ifindex).collect();
-        let filters = Filters::inside(connection, handle).of_devices(&devices).await?;
-        Ok(View { filters, chains })
+        let read = Filters::inside(connection, handle);
+        let filters = read.of_devices(&devices).await?;
+        let mut at_exit: Vec<_> = chains.remove(&EXIT).into_iter().flatten().map(Ahead::from).collect();
+        at_exit.extend(read.of_others(EXIT.0).await?);
+        Ok(View { filters, chains, at_exit })
     };
     timeout(PATIENCE, look).await.context("it takes too long to read the filters inside the pod")?
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::bail;
 use mirror_common::verdict::Hook;
-use mirror_core::hidden::{Ahead, Picture, blindness};
+use mirror_core::hidden::{Ahead, Picture, at_exit, blindness};
 
 use super::{
     Method,
@@ -37,6 +37,8 @@ pub struct Attached {
     pub(super) is_dead: bool,
     /// It is inside a pod, and its filter has left no trace.
     pub(super) is_untraced: bool,
+    /// What the pod has put at its exit.
+    pub(super) at_exit: Vec<Ahead>,
 }
 
 impl Attached {
@@ -62,14 +64,14 @@ impl Attached {
     /// The reason why packets are hidden from the program with the id `current`. `None` for a hook whose state is not
     /// `Current`.
     pub fn hidden(&self, method: Method, current: Option<u32>) -> Option<Hidden> {
-        let program = |InChain { id, name }: &InChain| Ahead::Program { name: name.clone(), id: *id };
         let mut picture = Picture { lacks_hook: self.lacks_hook, ahead: Vec::new() };
-        if self.state(method, current) == HookState::Current {
-            let chain = self.chain.iter();
-            picture.ahead = chain.take_while(|program| Some(program.id) != current).map(program).collect();
+        let is_current = self.state(method, current) == HookState::Current;
+        if is_current {
+            let chain = self.chain.iter().take_while(|program| Some(program.id) != current);
+            picture.ahead = chain.cloned().map(Ahead::from).collect();
             picture.ahead.extend(self.filters.ahead.iter().cloned());
         }
-        blindness(&picture)
+        blindness(&picture).or_else(|| at_exit(&self.at_exit).filter(|_| is_current))
     }
 
     /// The method by which a program of ours (one of `ours`, by id) runs there.
@@ -186,7 +188,8 @@ pub(super) fn seen_inside(
     let chain = view.chains.get(&hook).cloned().unwrap_or_default();
     let filters = view.filters.hooks.get(&hook).cloned().unwrap_or_default();
     let is_dead = has_trace && filters.ours.is_empty();
-    Attached { pins, chain, filters, is_dead, is_untraced: !has_trace, ..Attached::default() }
+    let at_exit = view.at_exit.clone();
+    Attached { pins, chain, filters, is_dead, is_untraced: !has_trace, at_exit, ..Attached::default() }
 }
 
 /// Completes the information from netlink and the pins: reads the TCX chain, where a program of ours may be in it.

@@ -16,6 +16,7 @@ use aya::programs::{
     links::{FdLink, PinnedLink},
 };
 use mirror_common::verdict::Hook;
+use mirror_core::hidden::Ahead;
 
 use super::{
     attach_type,
@@ -34,6 +35,12 @@ const LOOKS: usize = 4;
 pub(super) struct InChain {
     pub(super) id: u32,
     pub(super) name: String,
+}
+
+impl From<InChain> for Ahead {
+    fn from(InChain { id, name }: InChain) -> Self {
+        Self::Program { name, id }
+    }
 }
 
 /// The programs at a hook, in the order in which they run; none where the kernel has no TCX, or the device has gone.

@@ -39,7 +39,8 @@ fn hook() -> impl Strategy<Value = Attached> {
     (pins, chain, filters, ahead(), any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
         |(pins, chain, ours, ahead, lacks_hook, is_dead, is_untraced)| {
             let is_dead = is_dead && chain.iter().all(|program| program.id != CURRENT);
-            Attached { pins, chain, filters: AtHook { ours, ahead }, lacks_hook, is_dead, is_untraced }
+            let filters = AtHook { ours, ahead };
+            Attached { pins, chain, filters, lacks_hook, is_dead, is_untraced, at_exit: Vec::new() }
         },
     )
 }

@@ -16,6 +16,8 @@ in_both_modes!(
     pods_exchange_no_packets_for_one_of_them_by_the_hub,
     a_device_of_the_pod_is_never_taken_for_an_exit,
     a_program_ahead_of_a_tap_inside_is_told_within_seconds,
+    what_can_change_the_copies_at_the_exit_is_told,
+    a_copy_that_goes_astray_does_not_count_as_copied,
 );
 
 /// Root inside a pod takes away, replaces and uses the exit. Each packet that is not copied is counted, nothing of the pod
@@ -205,5 +207,76 @@ fn a_program_ahead_of_a_tap_inside_is_told_within_seconds(mode: AttachMode) {
     drop(ahead);
     eventually(SOON, || check(reasons_of().is_empty(), || format!("{:?}", reasons_of())));
     wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
+    agent.stop();
+}
+
+/// A filter of the pod at its exit could rewrite the copies, and so could a queue. No counter shows that, so it is told. The
+/// queue goes with the next event.
+fn what_can_change_the_copies_at_the_exit_is_told(mode: AttachMode) {
+    let scene = Scene::new("exit-filter", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    let pods = scene.pods_file(&[web]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    wait_tapped(lab, &[web]);
+    let talk = || web.ping(db.v4(), 5, 56);
+    wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    let inside = Inside::of(web);
+    web.netns().tc(&format!("qdisc add dev {EXIT} clsact"));
+    web.netns().tc(&format!("filter add dev {EXIT} egress pref 7 protocol all u32 match u32 0 0 flowid 1:1"));
+    let told = wait_states(lab, web, SOON, ["Hidden", "Hidden"], || {});
+    let message = told["ingress"]["message"].as_str().unwrap();
+    assert!(message.contains("a filter (u32 at priority 7)") && message.contains("leave the pod"), "{told}");
+    let reasons_of = || reasons(lab).into_iter().map(|(reason, _)| reason).collect::<Vec<_>>();
+    assert_eq!(reasons_of(), ["Hidden", "Hidden"]);
+    web.netns().tc(&format!("qdisc delete dev {EXIT} clsact"));
+    eventually(SOON, || check(reasons_of().is_empty(), || format!("{:?}", reasons_of())));
+    wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
+    shows(&mirror, || inside.capture.frames());
+
+    web.netns().tc(&format!("qdisc replace dev {EXIT} root pfifo limit 10"));
+    let told = wait_states(lab, web, SOON, ["Hidden", "Hidden"], || {});
+    assert!(told["egress"]["message"].as_str().unwrap().contains("a queue (pfifo)"), "{told}");
+    pods.write(&[PodSpec::of(web).mirror("true").annotated("podmirror.io/filter", "greater 1")]);
+    eventually(SOON, || {
+        let root = web.netns().tc(&format!("qdisc show dev {EXIT} root"));
+        check(root.contains("noqueue"), || root)
+    });
+    wait_tapped(lab, &[web]);
+    let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
+    talk();
+    shows(&mirror, || inside.capture.frames());
+    agent.stop();
+}
+
+/// Root in the pod takes the mark from its copies at the exit, and sends them out by the NIC, where the tap meets them
+/// while it waits for the outcome of the first copy. Neither counts as copied.
+fn a_copy_that_goes_astray_does_not_count_as_copied(mode: AttachMode) {
+    const FRAMES: usize = 20;
+    if !AttachMode::Tcx.is_applicable() {
+        eprintln!("not applicable: the program is attached by TCX");
+        return;
+    }
+    let scene = Scene::new("exit-astray", MACVLAN);
+    let Scene { web, db, lab } = &scene;
+    let pods = scene.pods_file(&[web]);
+    let agent = Agent::run(lab, mode, &pods, &[]);
+    wait_tapped(lab, &[web]);
+    let mirror = Capture::start(lab.node(), MIRROR);
+    web.netns().tc(&format!("qdisc add dev {EXIT} clsact"));
+    web.netns().tc(&format!(
+        "filter add dev {EXIT} egress protocol 0x88b5 u32 match u16 1 0xffff at 6 \
+         action mirred egress mirror dev eth0"
+    ));
+    let unmarker = Neighbour::inside(web.netns(), EXIT, "unmarker").unwrap();
+    for _ in 0..FRAMES {
+        web.send_frame(&Frame::new(db.eth0().mac, web.eth0().mac).filled(200, 0).bytes());
+    }
+    drop(unmarker);
+    web.netns().tc(&format!("qdisc delete dev {EXIT} clsact"));
+    wait_counted(lab, web, &[("egress", "target_down", 2 * FRAMES)]);
+    let inside = Inside::of(web);
+    web.ping(db.v4(), 1, 57);
+    shows(&mirror, || inside.capture.frames());
     agent.stop();
 }
