@@ -84,14 +84,15 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// The ratio of pairs (contestant, base), one pair a round; `None` without a finite one. A median leaves pairs out that
-    /// have no finite ratio.
+    /// The ratio of pairs (contestant, base), one pair a round; `None` without a finite one, and of means also if nothing
+    /// was counted. A median leaves pairs out that have no finite ratio.
     pub fn of(average: Average, pairs: &[(f64, f64)]) -> Option<Self> {
         let has_ratio = |(on, base): &&(f64, f64)| average == Average::Mean || (on / base).is_finite();
         let pairs: Vec<_> = pairs.iter().filter(has_ratio).copied().collect();
         let mut random = Random::new(SEED);
         let draw = |_| average.ratio(&pairs.iter().map(|_| random.pick(&pairs)).collect::<Vec<_>>());
-        let value = average.ratio(&pairs)?;
+        // Nothing was counted in any round: that is too little for a ratio.
+        let value = average.ratio(&pairs).filter(|value| average == Average::Median || *value != 0.0)?;
         let drawn: Vec<f64> = (0..DRAWS).filter_map(draw).collect();
         let (low, high) = (quantile(&drawn, 0.025)?, quantile(&drawn, 0.975)?);
         Some(Self { value, low, high, rounds: pairs.len() })
@@ -162,6 +163,7 @@ mod tests {
         assert_eq!(Average::Mean.of(&[1.0, 0.0, 5.0]), Some(2.0));
         assert_eq!((Average::Mean.of(&[]), Ratio::of(Average::Mean, &[])), (None, None));
         assert_eq!(Ratio::of(Average::Mean, &[(1.0, 0.0)]), None);
+        assert_eq!(Ratio::of(Average::Mean, &[(0.0, 1.0); MIN_ROUNDS]), None);
     }
 
     proptest! {

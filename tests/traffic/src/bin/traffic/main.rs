@@ -68,6 +68,9 @@ struct Args {
     /// Print the names of the scenarios.
     #[arg(long)]
     list: bool,
+    /// Measure nothing: write the report and the plots of an earlier run again, whose results.json this is.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "only", "minutes", "sample", "seed", "list"])]
+    again: Option<PathBuf>,
 }
 
 /// What a quick run does.
@@ -76,6 +79,9 @@ const QUICK_SAMPLE_MS: u64 = 30;
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if let Some(path) = &args.again {
+        return again(path, &args.out);
+    }
     let mut scenarios = Scenario::chosen(&args.only).map_err(|why| anyhow!(why))?;
     if args.quick && args.only.is_empty() {
         scenarios.retain(is_quick);
@@ -97,6 +103,15 @@ fn main() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Writes the report of a run that has been.
+fn again(path: &Path, out: &Path) -> Result<()> {
+    let of = || path.display().to_string();
+    let results: Results =
+        serde_json::from_str(&fs::read_to_string(path).with_context(of)?).with_context(of)?;
+    fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    write_report(out, &results)
 }
 
 /// Each way once, and each kind once whose samples can be short.
@@ -212,8 +227,14 @@ fn remarks(cpus: Cpus, missing: &[Contestant]) -> Vec<String> {
 }
 
 fn write(out: &Path, results: &Results) -> Result<()> {
+    let path = out.join("results.json");
+    fs::write(&path, serde_json::to_string_pretty(results)? + "\n")
+        .with_context(|| path.display().to_string())?;
+    write_report(out, results)
+}
+
+fn write_report(out: &Path, results: &Results) -> Result<()> {
     let mut files = plots::all(results).map_err(|why| anyhow!(why))?;
-    files.push(("results.json".to_owned(), serde_json::to_string_pretty(results)? + "\n"));
     files.push(("report.md".to_owned(), markdown(results)));
     for (name, content) in files {
         let path = out.join(name);
