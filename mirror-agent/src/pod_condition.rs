@@ -188,7 +188,8 @@ fn conditions(report: &Report) -> Option<BTreeMap<PodId, Option<Condition>>> {
         let by = skipped.mirror.as_ref().map_or_else(String::new, |mirror| format!(" by {mirror}"));
         let why = &skipped.why;
         let message = cut(&format!("{}{by}{nic}: {why}", why.effect()));
-        let is_open = why.is_passing() || matches!(why, Why::Hidden(_, Hidden::Program(_)));
+        let is_open =
+            why.is_passing() || matches!(why, Why::Hidden(_, Hidden::Program(_) | Hidden::AtExit(_)));
         let status = if is_open { "Unknown" } else { "False" };
         problems.entry(pod).or_default().push(Condition { status, reason: why.name(), message });
     }
