@@ -35,6 +35,8 @@ const EVERY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs
 /// The next reading waits so many times as long as the last one has taken, so readings take about one part in so many of
 /// a CPU, however many taps there are.
 const REST: u32 = 100;
+/// The longest that a tap changes its side before it is told that packets get around the node's end meanwhile.
+const CHANGE: Duration = Duration::from_secs(10);
 
 /// The NICs of the taps, and what is known of them.
 pub(super) struct Watch {
@@ -229,9 +231,11 @@ impl Watch {
         for (device, watched) in &self.nics {
             let Some(tap) = desired.taps.get(device) else { continue };
             for direction in Direction::ALL {
-                let State::Bypassed(way) = watched.judges[direction as usize].state() else { continue };
-                if direction == Direction::Ingress && tap.pod_side.is_some() && !watched.sees_inside {
-                    // The tap changes its side. What keeps it from that is told elsewhere.
+                let judge = &watched.judges[direction as usize];
+                let State::Bypassed(way) = judge.state() else { continue };
+                let changes_side =
+                    direction == Direction::Ingress && tap.pod_side.is_some() && !watched.sees_inside;
+                if changes_side && self.began.elapsed().saturating_sub(judge.since()) < CHANGE {
                     continue;
                 }
                 let wants =

@@ -18,16 +18,18 @@ fn nic() -> Device {
     Device::in_pod(NetnsId { dev: 4, ino: 1 }, IfIndex(2))
 }
 
+fn runs(world: &World, device: Device, program: Program) -> bool {
+    let installed = world.dataplane.actual.taps.get(&device);
+    installed.is_some_and(|installed| installed.state(program) == HookState::Current)
+}
+
 /// Where the tap of pod 1 sees what reaches the pod: at the node's end, at the NIC.
 fn sides(world: &World) -> [bool; 2] {
-    let runs = |device: Device, program| {
-        let installed = world.dataplane.actual.taps.get(&device);
-        installed.is_some_and(|installed| installed.state(program) == HookState::Current)
-    };
     let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
-    let is_there = runs(nic(), Program::TapIngress);
+    let is_there = runs(world, nic(), Program::TapIngress);
     assert_eq!(tap.pod_side().is_some(), is_there, "an entry and a program");
-    assert!(Program::TAP.into_iter().all(|program| runs(device(11), program)), "it is always needed there");
+    let runs_at_node = |program| runs(world, device(11), program);
+    assert!(Program::TAP.into_iter().all(runs_at_node), "it is always needed there");
     [!tap.sees_inside(), is_there]
 }
 
@@ -56,10 +58,9 @@ struct Traffic {
 impl Traffic {
     /// Lets packets reach pod 1, which its tap sees as far as it is there, and the loop run.
     async fn passes(&mut self, world: &mut World, crossed: u64, around: u64, seconds: u64) {
-        let [at_node, inside] = match world.dataplane.actual.taps.contains_key(&device(11)) {
-            true => sides(world),
-            false => [false; 2],
-        };
+        let tap = world.dataplane.actual.taps.get(&device(11)).and_then(|installed| installed.tap.as_ref());
+        let inside = tap.is_some() && runs(world, nic(), Program::TapIngress);
+        let at_node = tap.is_some_and(|tap| !tap.sees_inside());
         (self.crossed, self.around) = (self.crossed + crossed, self.around + around);
         self.seen += if inside { crossed + around } else { crossed * u64::from(at_node) };
         let count = |packets| Count { packets, bytes: packets * 100 };
@@ -216,6 +217,28 @@ async fn a_new_agent_keeps_the_side_that_it_finds() {
         traffic.passes(&mut world, 5, 0, 3).await;
     }
     assert_eq!(sides(&world), NODE);
+}
+
+/// What keeps a program out of the pod is in the log alone, so the pod is told what is missing meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_tap_that_cannot_get_inside_tells_what_it_misses() {
+    let (mut world, mut traffic) = (world(), Traffic::default());
+    add_pod(&mut world, 1);
+    traffic.passes(&mut world, 0, 0, 3).await;
+    traffic.passes(&mut world, 50, 0, 3).await;
+    world.dataplane.failures = vec![Op::Attach(nic(), Program::TapIngress); 100].into();
+    traffic.passes(&mut world, 0, 9, 3).await;
+    traffic.passes(&mut world, 0, 9, 3).await;
+    assert!(!reasons(&world).contains(&"Bypassed"), "the tap is about to change its side");
+    for _ in 0..4 {
+        traffic.passes(&mut world, 0, 9, 3).await;
+    }
+    assert_eq!(reasons(&world), ["Bypassed"]);
+    world.dataplane.failures.clear();
+    for _ in 0..12 {
+        traffic.passes(&mut world, 0, 9, 3).await;
+    }
+    assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
 }
 
 /// The agent before has taken the tap of a pod away, and ended before it could delete the exit there. The hub stays for
