@@ -1,7 +1,8 @@
 //! The targets of a node: those of the agent's flags, and beside them those of MirrorTargets.
 //!
 //! Pure. The command line asks [`objection`] for its flags, and the reconcile loop asks [`join`] for the targets of each
-//! round, and [`down`] which of them take no copies, and [`standing`] what each MirrorTarget is. `select` asks [`Users`] who may use a target.
+//! round, [`down`] which of them take no copies, and [`standing`] what each MirrorTarget is. `select` asks [`Users`] who may
+//! use a target.
 
 use std::collections::BTreeMap;
 

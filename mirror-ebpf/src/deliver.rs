@@ -52,8 +52,8 @@ pub(crate) fn announcing(
     };
     // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
-    // This tap has met a copy that is on its way: root in a pod can send one from its exit to a NIC. An announcement now would
-    // be taken for that of the first copy, and its outcome for that of the first.
+    // This tap has met a copy that is on its way: root in a pod can send one from its exit to a NIC. A second announcement
+    // would take the place of the first one, and the first tap would read the second outcome.
     // SAFETY: the element belongs to this CPU, and is valid for the whole program.
     if unsafe { (*delivery).target } != 0 {
         return (-ENETDOWN, false);

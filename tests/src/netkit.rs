@@ -1,4 +1,5 @@
-//! Makes netkit devices, and attaches another program to what their pods send. The `ip` of older distributions makes only those of the mode L3.
+//! Makes netkit devices, and attaches another program to what their pods send. The `ip` of older distributions makes only
+//! those of the mode L3.
 
 use std::{
     io,

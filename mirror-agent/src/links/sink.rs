@@ -2,10 +2,10 @@
 //! tunnel, and the hub.
 //!
 //! A dummy drops the packets that are sent to it. A veth hands them to its peer, and there the node's own network stack
-//! would take copies of broadcasts and multicasts for its own packets. A tunnel's device also receives
-//! what others send to its port, and nobody on the node may get that. The hub receives what a macvlan over it sends to another
-//! one, of which root in pods can make some. `create` calls this module. The sink needs no
-//! object of ours and goes with the device: it is one classic BPF instruction in a tc filter.
+//! would take copies of broadcasts and multicasts for its own packets. A tunnel's device also receives what others send to
+//! its port, and nobody on the node may get that. The hub receives what a macvlan over it sends to another one, and root in
+//! pods can make such. `create` calls this module. The sink needs no object of ours and goes with the device: it is one
+//! classic BPF instruction in a tc filter.
 
 use std::io;
 

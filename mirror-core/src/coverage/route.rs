@@ -80,8 +80,9 @@ pub struct Route {
 }
 
 impl Route {
-    /// A veth with the programs of this CNI at the node's end, as far as they are there already. `tells`: its NIC counts the packets that pass around that. `is_inside`:
-    /// the installed tap sees them at the NIC, because an earlier agent had a reason for it.
+    /// A veth with the programs of this CNI at the node's end, as far as they are there already. `tells`: its NIC counts the
+    /// packets that pass around that. `is_inside`: the installed tap sees them at the NIC, because an earlier agent had a
+    /// reason for it.
     pub fn new(cni: Option<Cni>, tells: bool, is_inside: bool) -> Self {
         Self { cni, tells, is_around: is_inside, since: None, returns: 0 }
     }

@@ -59,6 +59,15 @@ impl Scene {
     }
 }
 
+/// A mirrored macvlan pod, and whom it talks to.
+fn mirrored(story: &str, mode: AttachMode) -> (Scene, PodsFile, Agent) {
+    let scene = Scene::new(story, MACVLAN);
+    let pods = scene.pods_file(&[&scene.web]);
+    let agent = Agent::run(&scene.lab, mode, &pods, &[]);
+    wait_tapped(&scene.lab, &[&scene.web]);
+    (scene, pods, agent)
+}
+
 /// A device of the node that pods can have NICs over, and what it is connected with.
 pub(crate) fn up(lab: &Lab, device: &str, peer: &str) {
     lab.node().ip(&format!("link add {device} type veth peer name {peer}"));

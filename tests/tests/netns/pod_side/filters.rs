@@ -4,24 +4,15 @@
 use std::{collections::BTreeSet, fs};
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, check, eventually, while_pinging,
+    Agent, AttachMode, Capture, Lab, Netns, PodNs, PodSpec, SOON, check, eventually, while_pinging,
 };
 
-use super::{MACVLAN, Scene, filters, has_exit, shows, tap, wait_tapped};
+use super::{Scene, filters, has_exit, mirrored, shows, tap, wait_tapped};
 use crate::{
     Inside, MIRROR,
     bypass::OFTEN,
     coverage::{CLEAR, reasons, wait_states},
 };
-
-/// A macvlan pod, mirrored by filters, and whom it talks to.
-fn scene(story: &str) -> (Scene, PodsFile, Agent) {
-    let scene = Scene::new(story, MACVLAN);
-    let pods = scene.pods_file(&[&scene.web]);
-    let agent = Agent::run(&scene.lab, AttachMode::Clsact, &pods, &[]);
-    wait_tapped(&scene.lab, &[&scene.web]);
-    (scene, pods, agent)
-}
 
 /// The reasons that are told, each once.
 fn told(lab: &Lab) -> BTreeSet<String> {
@@ -50,7 +41,7 @@ fn is_mirrored(lab: &Lab, web: &PodNs, db: &PodNs) {
 /// Whatever is removed is there again within seconds, and that packets are missing is told.
 #[test]
 fn a_filter_that_is_removed_comes_back_and_the_gap_is_told() {
-    let (scene, _pods, agent) = scene("filters-removed");
+    let (scene, _pods, agent) = mirrored("filters-removed", AttachMode::Clsact);
     let Scene { web, db, lab } = &scene;
     is_mirrored(lab, web, db);
     assert_eq!(told(lab), BTreeSet::new());
@@ -81,7 +72,7 @@ fn a_filter_that_is_removed_comes_back_and_the_gap_is_told() {
 /// The agent does not fight for the first place, and tells what is ahead, until that has gone.
 #[test]
 fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
-    let (scene, _pods, agent) = scene("filters-ahead");
+    let (scene, _pods, agent) = mirrored("filters-ahead", AttachMode::Clsact);
     let Scene { web, db, lab } = &scene;
     let talk = || web.ping(db.v4(), 5, 56);
     // Otherwise the agent's own qdisc and filter could be there sooner than the pod's.
@@ -117,7 +108,7 @@ fn a_filter_ahead_inside_a_pod_is_told_within_seconds() {
 #[test]
 fn a_flood_of_filters_costs_the_agent_little_and_keeps_none_of_ours() {
     const MANY: usize = 1200;
-    let (scene, _pods, agent) = scene("filters-flood");
+    let (scene, _pods, agent) = mirrored("filters-flood", AttachMode::Clsact);
     let Scene { web, db, lab } = &scene;
     let flood = |filter: &str| {
         let file = lab.files().join("flood");
@@ -148,7 +139,7 @@ fn a_flood_of_filters_costs_the_agent_little_and_keeps_none_of_ours() {
 /// mirrored again. When the pod has gone, nothing of it is left on the node.
 #[test]
 fn a_nic_that_is_moved_takes_no_filter_along() {
-    let (scene, pods, agent) = scene("filters-moved");
+    let (scene, pods, agent) = mirrored("filters-moved", AttachMode::Clsact);
     let Scene { web, db, lab } = &scene;
     let cell = Netns::new(&format!("{}-cell", lab.node().name()));
     cell.keep_quiet();
@@ -175,7 +166,7 @@ fn another_way_to_attach_inside_a_pod_copies_each_packet_once() {
     if !AttachMode::Tcx.is_applicable() {
         return;
     }
-    let (scene, pods, agent) = scene("filters-way");
+    let (scene, pods, agent) = mirrored("filters-way", AttachMode::Clsact);
     let Scene { web, db, lab } = &scene;
     agent.kill();
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));

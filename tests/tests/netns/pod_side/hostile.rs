@@ -4,7 +4,7 @@ use mirror_tests::{
     Agent, AttachMode, Capture, Frame, Frames, Neighbour, PodNs, PodSpec, PodsFile, SOON, check, eventually,
 };
 
-use super::{EXIT, MACVLAN, Scene, has_exit, shows, tap, wait_counted, wait_tapped};
+use super::{EXIT, MACVLAN, Scene, has_exit, mirrored, shows, tap, wait_counted, wait_tapped};
 use crate::{
     Inside, MIRROR,
     coverage::{CLEAR, reasons, wait_states},
@@ -23,11 +23,8 @@ in_both_modes!(
 /// Root inside a pod takes away, replaces and uses the exit. Each packet that is not copied is counted, nothing of the pod
 /// reaches the mirror interface by that way, and its own packets pass.
 fn a_pod_cannot_use_its_exit(mode: AttachMode) {
-    let scene = Scene::new("macvlan-hostile", MACVLAN);
+    let (scene, pods, agent) = mirrored("macvlan-hostile", mode);
     let Scene { web, db, lab } = &scene;
-    let pods = scene.pods_file(&[web]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    wait_tapped(lab, &[web]);
     let mirror = Capture::start(lab.node(), MIRROR);
     let exit = web.netns().sender(EXIT);
     for number in 0..50 {
@@ -77,7 +74,7 @@ fn a_pod_cannot_use_its_exit(mode: AttachMode) {
 }
 
 /// Root in two pods of a node makes devices over the hub that would let them talk, past every NetworkPolicy. The agent makes an
-/// exit anew whose mode was changed. What one such device sends to the address of another one is dropped at the hub.
+/// exit again whose mode was changed. What one such device sends to the address of another one is dropped at the hub.
 /// Broadcasts between them pass, which docs/security.md tells: they show here that the way is open.
 fn pods_exchange_no_packets_for_one_of_them_by_the_hub(mode: AttachMode) {
     let scene = Scene::new("macvlan-talk", MACVLAN);
@@ -191,11 +188,8 @@ fn a_program_ahead_of_a_tap_inside_is_told_within_seconds(mode: AttachMode) {
         eprintln!("not applicable: the program is attached by TCX; `filters` has a filter ahead");
         return;
     }
-    let scene = Scene::new("macvlan-ahead", MACVLAN);
+    let (scene, _pods, agent) = mirrored("macvlan-ahead", mode);
     let Scene { web, db, lab } = &scene;
-    let pods = scene.pods_file(&[web]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    wait_tapped(lab, &[web]);
     let talk = || web.ping(db.v4(), 5, 56);
     wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
     let ahead = Neighbour::inside(web.netns(), "eth0", "last_word").unwrap();
@@ -213,11 +207,8 @@ fn a_program_ahead_of_a_tap_inside_is_told_within_seconds(mode: AttachMode) {
 /// A filter of the pod at its exit could rewrite the copies, and so could a queue. No counter shows that, so it is told. The
 /// queue goes with the next event.
 fn what_can_change_the_copies_at_the_exit_is_told(mode: AttachMode) {
-    let scene = Scene::new("exit-filter", MACVLAN);
+    let (scene, pods, agent) = mirrored("exit-filter", mode);
     let Scene { web, db, lab } = &scene;
-    let pods = scene.pods_file(&[web]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    wait_tapped(lab, &[web]);
     let talk = || web.ping(db.v4(), 5, 56);
     wait_states(lab, web, CLEAR, ["Covered", "Covered"], talk);
     let mirror = Capture::start(lab.node(), MIRROR);
@@ -257,11 +248,8 @@ fn a_copy_that_goes_astray_does_not_count_as_copied(mode: AttachMode) {
         eprintln!("not applicable: the program is attached by TCX");
         return;
     }
-    let scene = Scene::new("exit-astray", MACVLAN);
+    let (scene, _pods, agent) = mirrored("exit-astray", mode);
     let Scene { web, db, lab } = &scene;
-    let pods = scene.pods_file(&[web]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
-    wait_tapped(lab, &[web]);
     let mirror = Capture::start(lab.node(), MIRROR);
     web.netns().tc(&format!("qdisc add dev {EXIT} clsact"));
     web.netns().tc(&format!(
