@@ -339,7 +339,7 @@ pub struct Tunnel {
 pub struct Delivery {
     /// Bytes to keep of the copy; 0: it is not to be cut.
     pub snaplen: u32,
-    /// 1: the copy could not be cut, and was dropped. The tap clears it.
+    /// Why the second stage has dropped the copy: [`DROPPED_UNCUT`] or [`DROPPED_DOWN`]; 0: it has not. The tap clears it.
     pub uncut: u32,
     /// The index of the copy's target in `TARGETS`, plus 1; 0: no copy is announced, and the other fields do not hold.
     pub target: u32,
@@ -354,6 +354,11 @@ pub struct Delivery {
     /// The return code of the clone that the hub has made for the target; valid with [`HUB_PASSED`].
     pub code: i32,
 }
+
+/// [`Delivery::uncut`]: the copy could not be cut or addressed.
+pub const DROPPED_UNCUT: u32 = 1;
+/// [`Delivery::uncut`]: the target went down while the copy was on its way, so there was nothing to address it by.
+pub const DROPPED_DOWN: u32 = 2;
 
 /// [`Delivery::hub`]: the copy does not pass the hub.
 pub const HUB_NONE: u32 = 0;

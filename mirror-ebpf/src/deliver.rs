@@ -15,8 +15,8 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        Delivery, HUB_EXPECTED, HUB_NONE, HUB_PASSED, OVERSIZE_DROP, OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT,
-        Session, TARGET_TUNNEL, Tunnel,
+        DROPPED_DOWN, DROPPED_UNCUT, Delivery, HUB_EXPECTED, HUB_NONE, HUB_PASSED, OVERSIZE_DROP,
+        OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Session, TARGET_TUNNEL, TARGET_UP, Tunnel,
     },
     verdict::Direction,
 };
@@ -66,12 +66,13 @@ pub(crate) fn announcing(
     // SAFETY: as above.
     unsafe { (*delivery).target = 0 };
     // The hub drops what it has cloned, so the code of the clone to the exit says nothing.
-    let code = match (by_exit, hub) {
-        (false, _) => code,
-        (true, HUB_PASSED) => i64::from(passed),
-        (true, _) => -ENETDOWN,
+    let code = match (uncut, by_exit, hub) {
+        (DROPPED_DOWN, _, _) => -ENETDOWN,
+        (_, false, _) => code,
+        (_, true, HUB_PASSED) => i64::from(passed),
+        (_, true, _) => -ENETDOWN,
     };
-    (code, uncut != 0)
+    (code, uncut == DROPPED_UNCUT)
 }
 
 /// Cuts an announced copy, and addresses it if its target is a tunnel. Drops the copy if the kernel cannot do that. All
@@ -102,8 +103,11 @@ fn deliver(ctx: TcContext) -> i32 {
         // the clone.
         Done::TooLong => TC_ACT_SHOT,
         Done::Refused => {
+            // The agent may have written the target since the tap has read it. Of a target that is down, neither the
+            // room nor the address holds. The kernel copies a value from its beginning on, so the flags are read last.
+            let is_up = TARGETS.get(announced.target - 1).is_some_and(|target| target.flags & TARGET_UP != 0);
             // SAFETY: as above.
-            unsafe { (*delivery).uncut = 1 };
+            unsafe { (*delivery).uncut = if is_up { DROPPED_UNCUT } else { DROPPED_DOWN } };
             TC_ACT_SHOT
         }
     }

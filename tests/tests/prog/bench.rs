@@ -11,7 +11,7 @@ use aya::{
 use mirror_agent::dataplane::filter_programs::{FilterMap, FilterProgram};
 use mirror_common::{
     abi::{
-        DeviceKey, MAX_FORMS, Session, SessionCounters, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target,
+        Delivery, DeviceKey, MAX_FORMS, Session, SessionCounters, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target,
     },
     limit::{Limits, Meter, PodMeter},
     verdict::{Direction, Hook, TapKind, Verdict},
@@ -50,6 +50,8 @@ unsafe impl aya::Pod for Value<DeviceKey> {}
 unsafe impl aya::Pod for Value<Tap> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<Target> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Value<Delivery> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Value<SessionCounters> {}
 // SAFETY: as above.
@@ -148,6 +150,21 @@ impl Bench {
     /// Writes a target that is a device of the bench.
     pub(crate) fn put_device(&mut self, index: u32, device: &str, flags: u32) -> Target {
         self.put_target(index, self.lab.ifindex(device), flags)
+    }
+
+    /// Announces a copy on every CPU, as a tap does on its own.
+    pub(crate) fn announce(&mut self, delivery: Delivery) {
+        let all = vec![Value(delivery); nr_cpus().unwrap().get() as usize];
+        self.deliveries().set(0, PerCpuValues::try_from(all).unwrap(), 0).unwrap();
+    }
+
+    /// What the second stage has noted about the copies that were announced: [`Delivery::uncut`], of each CPU.
+    pub(crate) fn noted(&mut self) -> Vec<u32> {
+        self.deliveries().get(&0, 0).unwrap().iter().map(|Value(delivery)| delivery.uncut).collect()
+    }
+
+    fn deliveries(&mut self) -> PerCpuArray<&mut MapData, Value<Delivery>> {
+        self.ebpf.map_mut("DELIVERY").unwrap().try_into().unwrap()
     }
 
     /// Gives a target a ring.

@@ -1,7 +1,7 @@
 //! Snap lengths: no copy is longer. A copy that the kernel cannot cut is dropped and counted.
 
 use mirror_common::{
-    abi::{Session, TARGET_CUTS},
+    abi::{DROPPED_DOWN, DROPPED_UNCUT, Delivery, Session, TARGET_CUTS, TARGET_TUNNEL, TARGET_UP},
     packet::MAX_SNAPLEN,
     verdict::{
         Direction::{Egress, Ingress},
@@ -104,6 +104,24 @@ fn less_than_the_headers_cannot_be_kept() {
     let copies =
         delivered(&mut bench, 100, Verdict::Uncut, |bench| bench.lab.node().send_frame("tapp", &frame));
     assert_eq!(copies, Vec::<Vec<u8>>::new());
+}
+
+/// The agent takes a tunnel down after the tap has read that it is up. Then the tunnel's room and address are zeros.
+#[test]
+fn a_copy_whose_tunnel_goes_down_on_its_way_is_told_as_such() {
+    let mut bench = bench("goes-down", 0);
+    let frame = Frame::new(ROUTER, POD).filled(100, 1).bytes();
+    let tunnel = TARGET_CUTS | TARGET_TUNNEL;
+    for (flags, expected) in [(tunnel, DROPPED_DOWN), (tunnel | TARGET_UP, DROPPED_UNCUT)] {
+        bench.put_device(0, "target0", flags);
+        bench.announce(Delivery { target: 1, key: 1, ..Delivery::default() });
+        let target = bench.listen("target0");
+        let sent = bench.lab.node().sender("target0").send(&frame);
+        assert_eq!(sent.unwrap_err().raw_os_error(), Some(libc::ENOBUFS), "it is dropped");
+        let noted = bench.noted();
+        assert!(noted.contains(&expected) && noted.iter().all(|&note| note == 0 || note == expected), "{noted:?}");
+        assert_eq!(target.arrived(), Vec::<Vec<u8>>::new());
+    }
 }
 
 /// If a pod leaves the checksum of TCP to the device, the kernel does not cut the packet ahead of the end of that
