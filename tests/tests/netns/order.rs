@@ -1,7 +1,7 @@
 //! With `--mirror-offloads=off`, copies come in the order in which the tap saw the packets. The segments of a
 //! super-frame come one after the other, or not at all.
 
-use std::{collections::BTreeMap, net::UdpSocket, ops::Range, thread};
+use std::{collections::BTreeMap, net::UdpSocket, ops::Range, thread, time::Duration};
 
 use mirror_tests::{
     Agent, AttachMode, Capture, Captured, Conversation, Lab, PodNs, PodSpec, PodsFile, SOON, check,
@@ -28,6 +28,12 @@ const SEGMENT: usize = 1400;
 const SEGMENTS: Range<u16> = 0..40;
 const SUPER_FRAMES: Range<u32> = 0..300;
 const SENDERS: Range<u8> = 0..2;
+// Without the dummy driver, the mirror interface is a veth pair, and each segment crosses it. A CPU keeps 1000 packets for
+// all veths (net.core.netdev_max_backlog), also those of other stories. So not too many are on their way at a time.
+/// What a connection's receiver takes ahead of an acknowledgement: least, at first and most, in bytes (tcp(7), `tcp_rmem`).
+const WINDOW: &str = "4096 16384 32768";
+/// Super-frames of a burst's sender until it pauses.
+const PAUSE: u32 = 5;
 
 /// The label in a segment of [`burst`]: its sender, the number of its super-frame, and its place in the super-frame.
 type Label = (u8, u32, u16);
@@ -59,6 +65,9 @@ fn burst(from: &PodNs, to: &PodNs) {
                 for number in SUPER_FRAMES {
                     let data = SEGMENTS.flat_map(|place| segment((sender, number, place)));
                     client.send(&data.collect::<Vec<u8>>()).unwrap();
+                    if number % PAUSE == 0 {
+                        thread::sleep(Duration::from_millis(1));
+                    }
                 }
             });
         }
@@ -102,6 +111,9 @@ fn in_one_piece(shown: &[Label]) -> BTreeMap<u8, Vec<u32>> {
 
 fn copies_do_not_overtake_each_other_without_offloads(mode: AttachMode) {
     let Node { web, db, lab } = &Node::bridged("order");
+    for pod in [web, db] {
+        pod.netns().sysctl("ipv4/tcp_rmem", WINDOW);
+    }
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
     let agent = Agent::run(lab, mode, &pods, &["--mirror-offloads", "off"]);
     lab.wait_mirrored(&[web]);
