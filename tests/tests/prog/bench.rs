@@ -11,7 +11,8 @@ use aya::{
 use mirror_agent::dataplane::filter_programs::{FilterMap, FilterProgram};
 use mirror_common::{
     abi::{
-        Delivery, DeviceKey, MAX_FORMS, Session, SessionCounters, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP, Tap, Target,
+        Delivery, DeviceKey, MAX_FORMS, Session, SessionCounters, TARGET_CUTS, TARGET_QUEUELESS, TARGET_UP,
+        Tap, Target,
     },
     limit::{Limits, Meter, PodMeter},
     verdict::{Direction, Hook, TapKind, Verdict},

@@ -119,7 +119,10 @@ fn a_copy_whose_tunnel_goes_down_on_its_way_is_told_as_such() {
         let sent = bench.lab.node().sender("target0").send(&frame);
         assert_eq!(sent.unwrap_err().raw_os_error(), Some(libc::ENOBUFS), "it is dropped");
         let noted = bench.noted();
-        assert!(noted.contains(&expected) && noted.iter().all(|&note| note == 0 || note == expected), "{noted:?}");
+        assert!(
+            noted.contains(&expected) && noted.iter().all(|&note| note == 0 || note == expected),
+            "{noted:?}"
+        );
         assert_eq!(target.arrived(), Vec::<Vec<u8>>::new());
     }
 }
