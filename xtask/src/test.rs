@@ -224,7 +224,7 @@ fn can_run(level: Level, given: Option<&Given>) -> Result<()> {
 /// Prints what `--all` installs, and how long it takes.
 fn announce() {
     step(
-        "every level: some 40 minutes on 2 cores with the build, and the first time half an hour more for what it brings:",
+        "every level: an hour or more on 2 cores with the build, and the first time half an hour more for what it brings:",
     );
     let kubernetes = if built::has_programs() {
         "is here"
