@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::verdict::{Direction, TapKind, Verdict};
 
 /// Version of everything that is pinned: the maps, and the types in this module, `limit` and `stream`.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 
 /// Sessions that one tap can have.
 pub const MAX_SESSIONS_PER_TAP: usize = 8;
@@ -36,12 +36,9 @@ pub const MAX_CAPTURES: u32 = 8;
 /// firewall"; bpf/lib/common.h). The kernel itself writes small numbers to the field (the minor of a tc class id, after
 /// a filter that ends with `TC_ACT_OK`). The mark distinguishes our values from these numbers.
 pub const COPIED_MARK: u16 = 0xb000;
-/// The same bits of a packet that a tap inside a pod has copied last. Such a packet has never been at a tap of the node's
-/// namespace that copied it, so it cannot have come back to one.
-pub const COPIED_INSIDE_MARK: u16 = 0xc000;
 /// The same bits in a copy: a copy that comes to a tap is never copied.
 pub const COPY_MARK: u16 = 0xd000;
-/// The bits of `skb->tc_index` that hold [`COPIED_MARK`], [`COPIED_INSIDE_MARK`] or [`COPY_MARK`].
+/// The bits of `skb->tc_index` that hold [`COPIED_MARK`] or [`COPY_MARK`].
 pub const COPIED_MASK: u16 = 0xf000;
 /// The bits of `skb->tc_index` that name the forms in which a packet has been copied, see [`Session::mark`].
 pub const FORM_BITS: u16 = 0x0f00;

@@ -30,9 +30,6 @@ pub struct Packet {
     pub hook: Hook,
     /// The device that it is on.
     pub ifindex: u32,
-    /// The device at which the node received the packet last (`ingress_ifindex` of the context); 0: the node has made
-    /// it itself.
-    pub ingress_ifindex: u32,
     /// `skb->tc_index` when the program began.
     pub tc_index: u16,
 }
@@ -83,12 +80,15 @@ pub trait Kernel {
     fn record(&mut self, session: &Session, direction: Direction) -> Result<(), Verdict>;
     /// Writes `skb->tc_index` of the packet itself.
     fn set_tc_index(&mut self, tc_index: u16);
-    /// Whether a device has a tap.
-    fn is_tap(&mut self, ifindex: u32) -> bool;
-    /// The tap that has copied a packet last on this CPU: the value of the last [`Self::set_origin`].
-    fn origin(&mut self) -> u32;
-    /// Notes which tap has copied a packet.
-    fn set_origin(&mut self, ifindex: u32);
+    /// Whether a marked packet is still the one that another hook has copied: [`identity::stands_for`] of the last
+    /// [`Self::note_copy`] of this identity.
+    ///
+    /// [`identity::stands_for`]: crate::identity::stands_for
+    fn is_still_copied(&mut self, packet: Packet) -> bool;
+    /// Notes the identity of a packet that was copied at this hook.
+    fn note_copy(&mut self, packet: Packet);
+    /// Counts a packet that was copied in a form although its mark had that form.
+    fn count_again(&mut self);
     /// Counts the packet for a session.
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict);
     /// 0, in a form that the kernel's verifier does not take for a constant. Added to a number with few values, it keeps
@@ -103,17 +103,15 @@ pub trait Kernel {
 pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     let zero = kernel.zero();
     let direction = Direction::of_bit(tap.kind().direction(packet.hook) as u32 ^ zero);
-    let before = packet.tc_index;
-    let packet = marks::standing(kernel, packet, tap.kind());
     if tap.flags & TAP_SEEN_INSIDE != 0 && matches!(packet.hook, Hook::Egress) {
-        // A packet of the pod's own that comes back is new at the NIC: only here it is known that it came back.
-        if packet.tc_index != before && tap.flags & TAP_CAPTURES_ONLY == 0 {
-            kernel.set_tc_index(packet.tc_index);
-        }
         return;
     }
+    let before = packet.tc_index;
+    let leaves_pod = tap.kind().leaves_pod(packet.hook);
+    let packet = marks::standing(kernel, packet, leaves_pod);
+    let standing = marks::forms(packet.tc_index);
     // The sessions are a bit each, by their places.
-    let mut copies = Copies { forms: (marks::forms(packet.tc_index) | zero) as u64, sessions: zero as u64 };
+    let mut copies = Copies { forms: (standing | zero) as u64, sessions: zero as u64 };
     for place in 0..MAX_SESSIONS_PER_TAP {
         if place as u64 >= tap.session_count as u64 {
             break;
@@ -129,7 +127,15 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         };
         kernel.count(session, direction, verdict);
     }
-    let after = marks::with_forms(packet.tc_index, copies.forms as u32, tap.kind());
+    let forms = copies.forms as u32;
+    // A packet with a mark that holds keeps the identity that the first hook has noted.
+    if standing == 0 && forms != 0 {
+        kernel.note_copy(packet);
+        if !leaves_pod && marks::forms(before) & forms != 0 {
+            kernel.count_again();
+        }
+    }
+    let after = marks::with_forms(packet.tc_index, forms);
     if after != before && tap.flags & TAP_CAPTURES_ONLY == 0 {
         kernel.set_tc_index(after);
     }
@@ -180,11 +186,8 @@ fn run<K: Kernel>(
         let cloned = kernel.clone_to(session, direction, target, marks::of_copy(packet.tc_index));
         outcome(cloned, target.flags)
     };
-    match copied {
-        // Only a mark is read together with the origin.
-        Ok(()) if session.mark != 0 => kernel.set_origin(packet.ifindex),
-        Err(_) if has_limits => kernel.give_back(tap, session, paid),
-        _ => {}
+    if copied.is_err() && has_limits {
+        kernel.give_back(tap, session, paid);
     }
     copied
 }

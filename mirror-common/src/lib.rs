@@ -8,6 +8,7 @@
 
 pub mod abi;
 pub mod decide;
+pub mod identity;
 pub mod limit;
 pub mod marks;
 pub mod packet;

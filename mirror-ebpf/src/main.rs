@@ -22,7 +22,7 @@ use aya_ebpf::{
 use mirror_common::{
     abi::{
         Counter, DeviceKey, FILTER_PLACES, MAX_SESSIONS, MAX_TAPS, Session, SessionCounters, SessionInfo,
-        TAP_CAPTURES_ONLY, TARGET_PLACES, TARGET_TUNNEL, Tap, TapOwner, Target,
+        TARGET_PLACES, TARGET_TUNNEL, Tap, TapOwner, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
@@ -31,6 +31,7 @@ use mirror_common::{
     verdict::{Direction, Hook, Verdict},
 };
 
+mod copies;
 mod deliver;
 mod guard;
 mod header;
@@ -73,12 +74,6 @@ static FILTER_HASHES: Array<u64, { FILTER_PLACES as usize }> = Array::new();
 /// The counters of each session. The agent sets the size of the map from the number of CPUs.
 #[btf_map(pin_by_name)]
 static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCpuArray::new();
-
-/// The ifindex of the tap that last copied a packet on this CPU; 0 for a tap inside a pod, because it has an index of
-/// another namespace. Its value matters only while one packet crosses the node. The map is pinned because the programs
-/// in pods, which are loaded for each pod, share it.
-#[btf_map(pin_by_name)]
-static ORIGIN: PerCpuArray<u32, 1> = PerCpuArray::new();
 
 /// Not 0 in a program that runs inside a pod.
 #[unsafe(no_mangle)]
@@ -125,12 +120,11 @@ fn mirror(ctx: &TcContext, hook: Hook) {
     let ifindex = unsafe { (*skb).ifindex };
     let Some(tap) = tap(ifindex) else { return };
     // SAFETY: as above.
-    let (ingress_ifindex, tc_index, len) =
-        unsafe { ((*skb).ingress_ifindex, (*skb).tc_index as u16, (*skb).len) };
+    let (tc_index, len) = unsafe { ((*skb).tc_index as u16, (*skb).len) };
     if marks::forms(tc_index) != 0 && STANDS_BEHIND.load() != 0 {
         return;
     }
-    let packet = Packet { hook, ifindex, ingress_ifindex, tc_index };
+    let packet = Packet { hook, ifindex, tc_index };
     decide::mirror(&mut Skb { skb, tc_index, len }, packet, tap);
 }
 
@@ -221,21 +215,18 @@ impl Kernel for Skb {
     }
 
     #[inline(always)]
-    fn is_tap(&mut self, ifindex: u32) -> bool {
-        tap(ifindex).is_some_and(|tap| tap.flags & TAP_CAPTURES_ONLY == 0)
+    fn is_still_copied(&mut self, packet: Packet) -> bool {
+        copies::is_still_copied(self.skb, packet.hook)
     }
 
     #[inline(always)]
-    fn origin(&mut self) -> u32 {
-        ORIGIN.get(0).copied().unwrap_or(0)
+    fn note_copy(&mut self, packet: Packet) {
+        copies::note(self.skb, packet.hook);
     }
 
     #[inline(always)]
-    fn set_origin(&mut self, ifindex: u32) {
-        if let Some(origin) = ORIGIN.get_ptr_mut(0) {
-            // SAFETY: the element belongs to this CPU.
-            unsafe { *origin = if INSIDE.load() == 0 { ifindex } else { 0 } };
-        }
+    fn count_again(&mut self) {
+        copies::count_again();
     }
 
     #[inline(always)]

@@ -12,16 +12,18 @@ use crate::{
 
 const TARGETS: u32 = 3;
 const READY: u32 = TARGET_UP | TARGET_CUTS;
-/// Two pods' devices, and a bridge that has no tap.
+/// Two pods' devices.
 const A: u32 = 11;
 const B: u32 = 12;
-const BRIDGE: u32 = 20;
 
 /// A node: its targets, its meters, and what each clone would become.
 #[derive(Debug, Clone, Default)]
 struct Node {
     targets: Vec<Reach>,
-    taps: Vec<u32>,
+    /// The packet's identity, and where a packet with this identity was copied last.
+    identity: u32,
+    noted: BTreeMap<u32, (u32, Hook)>,
+    again: u32,
     /// Sessions whose filter does not match, sessions that `charge` refuses, and the outcome of the clones to each target.
     filtered: Vec<u32>,
     /// The answer of the other filters; `None`: they match.
@@ -30,7 +32,6 @@ struct Node {
     sample: Option<bool>,
     limited: Vec<u32>,
     answers: BTreeMap<u32, Cloned>,
-    origin: u32,
     /// The packet's present mark.
     tc_index: Option<u16>,
     clones: Vec<(u32, u16, u32)>,
@@ -96,16 +97,16 @@ impl Kernel for Node {
         self.tc_index = Some(tc_index);
     }
 
-    fn is_tap(&mut self, ifindex: u32) -> bool {
-        self.taps.contains(&ifindex)
+    fn is_still_copied(&mut self, packet: Packet) -> bool {
+        self.noted.get(&self.identity).is_some_and(|place| *place != (packet.ifindex, packet.hook))
     }
 
-    fn origin(&mut self) -> u32 {
-        self.origin
+    fn note_copy(&mut self, packet: Packet) {
+        self.noted.insert(self.identity, (packet.ifindex, packet.hook));
     }
 
-    fn set_origin(&mut self, ifindex: u32) {
-        self.origin = ifindex;
+    fn count_again(&mut self) {
+        self.again += 1;
     }
 
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict) {
@@ -150,15 +151,17 @@ fn session(id: u32, target: u32, snaplen: u32) -> Session {
 
 fn node(targets: u32) -> Node {
     let target = |index| Reach { ifindex: 101 + index, flags: READY };
-    Node { targets: (0..targets).map(target).collect(), taps: vec![A, B], ..Node::default() }
+    Node { targets: (0..targets).map(target).collect(), ..Node::default() }
 }
 
 fn any_packet() -> impl Strategy<Value = Packet> {
-    let marked = (select(vec![0xb000u16, 0xc000]), 0..0x1000u16).prop_map(|(mark, bits)| mark | bits);
+    let marked = (0..0x1000u16).prop_map(|bits| 0xb000 | bits);
     let tc_index = prop_oneof![Just(0), any::<u16>(), marked];
-    (select(&Hook::ALL[..]), select(vec![A, B, 101]), select(vec![0, A, B, BRIDGE]), tc_index).prop_map(
-        |(hook, ifindex, ingress_ifindex, tc_index)| Packet { hook, ifindex, ingress_ifindex, tc_index },
-    )
+    (select(&Hook::ALL[..]), select(vec![A, B, 101]), tc_index).prop_map(|(hook, ifindex, tc_index)| Packet {
+        hook,
+        ifindex,
+        tc_index,
+    })
 }
 
 fn any_tap() -> impl Strategy<Value = Tap> {
@@ -193,17 +196,18 @@ fn any_node() -> impl Strategy<Value = Node> {
             flags: flags | metered | when_read,
         });
     let some = || any_vec(0..8u32, 0..4);
-    (any_vec(target, TARGETS as usize), any_vec(answer, 3), [some(), some(), some()], select(vec![0, A, B]))
-        .prop_map(|(targets, answers, [filtered, limited, unread], origin)| Node {
+    let noted = prop::option::of((select(vec![A, B]), select(&Hook::ALL[..])));
+    (any_vec(target, TARGETS as usize), any_vec(answer, 3), [some(), some(), some()], noted).prop_map(
+        |(targets, answers, [filtered, limited, unread], noted)| Node {
             targets,
-            taps: vec![A, B],
             filtered,
             limited,
             unread,
             answers: (101..).zip(answers).collect(),
-            origin,
+            noted: noted.map(|place| (0, place)).into_iter().collect(),
             ..Node::default()
-        })
+        },
+    )
 }
 
 proptest! {
@@ -213,7 +217,8 @@ proptest! {
     fn every_session_is_counted_once_and_charged_for_its_copy(
         packet in any_packet(), tap in any_tap(), mut node in any_node(),
     ) {
-        let standing = marks::forms(marks::standing(&mut node, packet, tap.kind()).tc_index);
+        let leaves_pod = tap.kind().leaves_pod(packet.hook);
+        let standing = marks::forms(marks::standing(&mut node, packet, leaves_pod).tc_index);
         let (verdicts, after) = node.see(packet, &tap);
         let ids: Vec<u32> = node.counted.iter().map(|&(id, ..)| id).collect();
         prop_assert_eq!(ids, (0..tap.session_count).collect::<Vec<_>>());
@@ -238,7 +243,7 @@ proptest! {
         // The packet goes on with the marks of its copies, and with the bits of others in the lower byte.
         let forms = copied().fold(standing, |forms, (session, _)| forms | session.mark);
         prop_assert_eq!(marks::forms(after.tc_index), forms);
-        prop_assert_eq!(marks::is_copy(after.tc_index), marks::is_copy(packet.tc_index) && !tap.kind().leaves_pod(packet.hook));
+        prop_assert_eq!(marks::is_copy(after.tc_index), marks::is_copy(packet.tc_index) && !leaves_pod);
         prop_assert_eq!(after.tc_index & 0xff, packet.tc_index & 0xff);
         prop_assert!(node.clones.iter().all(|&(_, tc_index, _)| marks::is_copy(tc_index)));
     }
@@ -255,8 +260,8 @@ proptest! {
         prop_assert_eq!(forms.len(), count);
     }
 
-    /// A tap with captures only is, for every other tap, as if it were not there: it leaves the packet's marks, and is no
-    /// tap that made the last copy.
+    /// A tap with captures only is, for every other tap, as if it were not there: it leaves the packet's marks, and notes
+    /// no copy.
     #[test]
     fn a_tap_with_captures_only_leaves_the_packet_alone(
         packet in any_packet(), tap in any_tap(), mut node in any_node(),
@@ -265,13 +270,12 @@ proptest! {
         for session in &mut tap.sessions {
             session.mark = 0;
         }
-        let origin = node.origin;
+        let noted = node.noted.clone();
         let (_, after) = node.see(packet, &tap);
-        prop_assert_eq!((after.tc_index, node.origin), (packet.tc_index, origin));
+        prop_assert_eq!((after.tc_index, node.noted), (packet.tc_index, noted));
     }
 
-    /// The node's end of a tap that sees inside the pod copies and counts none of these packets. It takes away the marks that
-    /// do not hold, as it would if it saw them itself.
+    /// The node's end of a tap that sees inside the pod copies and counts none of these packets, and leaves their marks.
     #[test]
     fn what_is_seen_inside_is_left_to_the_nic(packet in any_packet(), tap in any_tap(), node in any_node()) {
         let tap = Tap { kind: TapKind::HostVeth.wire(), ..tap };
@@ -280,7 +284,7 @@ proptest! {
         let mut at_nic = node.clone();
         let (verdicts, after) = at_nic.see(packet, &inside);
         prop_assert!(verdicts.is_empty() && at_nic.clones.len() == node.clones.len());
-        prop_assert_eq!(after.tc_index, marks::standing(&mut node.clone(), packet, TapKind::HostVeth).tc_index);
+        prop_assert_eq!(after.tc_index, packet.tc_index);
         // What leaves the pod is seen there as ever.
         let leaving = Packet { hook: Hook::Ingress, ..packet };
         let [as_inside, as_ever] = [inside, tap].map(|tap| node.clone().see(leaving, &tap));
@@ -355,86 +359,98 @@ proptest! {
 }
 
 /// A packet as it leaves the pod behind `A`.
-const FROM_A: Packet = Packet { hook: Hook::Ingress, ifindex: A, ingress_ifindex: A, tc_index: 0 };
+const FROM_A: Packet = Packet { hook: Hook::Ingress, ifindex: A, tc_index: 0 };
 
-/// The packet where it enters the pod behind `device`, having been received last at `from`.
-fn at(device: u32, from: u32, packet: Packet) -> Packet {
-    Packet { hook: Hook::Egress, ifindex: device, ingress_ifindex: from, ..packet }
+/// The packet where it enters the pod behind `device`.
+fn at(device: u32, packet: Packet) -> Packet {
+    Packet { hook: Hook::Egress, ifindex: device, ..packet }
 }
 
 /// With one session to the first target at either tap: the verdict of the tap where the packet enters a pod.
 #[track_caller]
-fn sent(snaplens: [u32; 2], device: u32, from: u32) -> Verdict {
+fn sent(snaplens: [u32; 2], device: u32, is_translated: bool) -> (Verdict, u32) {
     let mut node = node(1);
     let [sender, receiver] = snaplens.map(|snaplen| tap(TapKind::HostVeth, &[session(0, 0, snaplen)]));
     let (verdicts, packet) = node.see(FROM_A, &sender);
     assert_eq!(verdicts, [Verdict::Copied]);
-    node.see(at(device, from, packet), &receiver).0[0]
+    node.identity = is_translated.into();
+    (node.see(at(device, packet), &receiver).0[0], node.again)
 }
 
 #[test]
 fn the_receivers_tap_skips_what_the_senders_has_copied_in_the_same_form() {
-    assert_eq!(sent([0, 0], B, A), Verdict::Duplicate);
-    assert_eq!(sent([96, 96], B, A), Verdict::Duplicate);
+    assert_eq!(sent([0, 0], B, false), (Verdict::Duplicate, 0));
+    assert_eq!(sent([96, 96], B, false), (Verdict::Duplicate, 0));
 }
 
 #[test]
 fn a_form_does_not_hide_another_one() {
-    assert_eq!(sent([96, 0], B, A), Verdict::Copied, "the sender's mirror cuts, the receiver's does not");
-    assert_eq!(sent([0, 96], B, A), Verdict::Copied);
     assert_eq!(
-        sent([64, 64], B, A),
-        Verdict::Copied,
+        sent([96, 0], B, false),
+        (Verdict::Copied, 0),
+        "the sender's mirror cuts, the receiver's does not"
+    );
+    assert_eq!(sent([0, 96], B, false), (Verdict::Copied, 0));
+    assert_eq!(
+        sent([64, 64], B, false),
+        (Verdict::Copied, 0),
         "a form without a bit is never a duplicate of another tap's"
     );
 }
 
 #[test]
-fn what_comes_back_to_its_tap_is_copied_again() {
-    assert_eq!(sent([0, 0], A, A), Verdict::Copied, "answered in place, or routed back");
-    assert_eq!(sent([0, 0], A, BRIDGE), Verdict::Copied, "through a bridge and back");
-    assert_eq!(sent([0, 0], B, BRIDGE), Verdict::Duplicate, "through a bridge to another pod");
+fn a_translated_packet_is_copied_again_and_counted() {
+    assert_eq!(sent([0, 0], B, true), (Verdict::Copied, 1), "a service");
+    assert_eq!(
+        sent([0, 0], A, true),
+        (Verdict::Copied, 1),
+        "answered in place, or a service whose endpoint is A"
+    );
+    assert_eq!(sent([96, 0], B, true), (Verdict::Copied, 0), "in another form, it is the first copy");
 }
 
-/// It waits in a queue on its way out of the pod. Meanwhile the receiver's tap copies what its own pod sends, on this CPU.
 #[test]
-fn what_was_copied_inside_a_pod_did_not_come_back() {
+fn what_comes_back_unchanged_is_copied_once() {
+    assert_eq!(sent([0, 0], A, false), (Verdict::Duplicate, 0));
+}
+
+/// Packets of a flow wait in a queue between two taps, beside their predecessors: the notes of either view of the flow
+/// stay those of its own tap.
+#[test]
+fn a_translated_flow_is_copied_whole_at_both_taps() {
     let mut node = node(1);
-    let [inside, receiver] = [TapKind::PodNic, TapKind::HostVeth].map(|kind| tap(kind, &[session(0, 0, 0)]));
-    let (verdicts, packet) = node.see(at(2, 0, FROM_A), &inside);
-    assert_eq!(verdicts, [Verdict::Copied]);
-    assert_eq!(node.see(FROM_A, &receiver).0, [Verdict::Copied]);
-    assert_eq!(node.see(at(A, BRIDGE, packet), &receiver).0, [Verdict::Duplicate]);
+    let pod = tap(TapKind::HostVeth, &[session(0, 0, 0)]);
+    let mut waiting = std::collections::VecDeque::new();
+    for sent in 0..20 {
+        node.identity = 0;
+        let (verdicts, packet) = node.see(FROM_A, &pod);
+        assert_eq!(verdicts, [Verdict::Copied]);
+        waiting.push_back(packet);
+        if sent >= 3 {
+            node.identity = 1;
+            let packet = waiting.pop_front().unwrap();
+            assert_eq!(node.see(at(B, packet), &pod).0, [Verdict::Copied]);
+        }
+    }
 }
 
+/// The receiver's tap copies in a form that the sender's does not have. The note stays the sender's, so that the next packet
+/// of the flow, which waits behind it, is still known.
 #[test]
-fn what_came_back_once_is_not_told_from_other_packets() {
-    // A bridge with a tap of its own, between the pod and itself.
-    let (mut node, pod) = (node(1), tap(TapKind::HostVeth, &[session(0, 0, 0)]));
-    let bridge = tap(TapKind::Interface, &[session(1, 0, 0)]);
-    node.taps.push(BRIDGE);
-    let (there, packet) = node.see(FROM_A, &pod);
-    let received = Packet { hook: Hook::Ingress, ifindex: BRIDGE, ingress_ifindex: BRIDGE, ..packet };
-    let (up, packet) = node.see(received, &bridge);
-    // Routed, so changed.
-    let (down, packet) = node.see(at(BRIDGE, BRIDGE, packet), &bridge);
-    let (back, _) = node.see(at(A, BRIDGE, packet), &pod);
-    let verdicts = [there[0], up[0], down[0], back[0]];
-    assert_eq!(verdicts, [Verdict::Copied, Verdict::Duplicate, Verdict::Copied, Verdict::Duplicate]);
-}
-
-#[test]
-fn what_the_node_sends_is_never_taken_for_a_packet_that_came_back() {
-    // The node answers the pod: marked at its bridge, it comes to the tap that has copied last on this CPU.
-    let (mut node, pod) = (node(1), tap(TapKind::HostVeth, &[session(0, 0, 0)]));
-    node.see(FROM_A, &pod);
-    let answer = Packet { tc_index: marks::with_forms(0, 0x100, TapKind::HostVeth), ..at(A, 0, FROM_A) };
-    assert_eq!(node.see(answer, &pod).0, [Verdict::Duplicate]);
+fn a_further_form_leaves_the_note_of_the_first() {
+    let mut node = node(2);
+    let sender = tap(TapKind::HostVeth, &[session(0, 0, 0)]);
+    let receiver = tap(TapKind::HostVeth, &[session(0, 0, 0), session(1, 1, 0)]);
+    let packets = [(); 2].map(|()| node.see(FROM_A, &sender).1);
+    for packet in packets {
+        assert_eq!(node.see(at(B, packet), &receiver).0, [Verdict::Duplicate, Verdict::Copied]);
+    }
 }
 
 #[test]
 fn a_filter_speaks_before_a_mark() {
-    let (mut node, copied) = (node(1), Packet { tc_index: 0xb100, ..at(B, A, FROM_A) });
+    let (mut node, copied) = (node(1), Packet { tc_index: 0xb100, ..at(B, FROM_A) });
+    node.noted.insert(0, (A, Hook::Ingress));
     let pod = tap(TapKind::HostVeth, &[Session { flags: SESSION_FILTERED, ..session(0, 0, 0) }]);
     assert_eq!(node.see(copied, &pod).0, [Verdict::Duplicate]);
     node.filtered = vec![0];
@@ -481,7 +497,7 @@ fn a_device_without_a_queue_is_down_where_another_is_congested() {
 /// charged for them.
 #[test]
 fn a_guarded_target_refuses_packets() {
-    let packet = Packet { hook: Hook::Ingress, ifindex: A, ingress_ifindex: A, tc_index: 0 };
+    let packet = FROM_A;
     let metered = Session { flags: SESSION_METERED, ..session(1, 1, 0) };
     let tap = tap(TapKind::HostVeth, &[session(0, 0, 0), metered]);
     let mut node = node(2);
@@ -506,10 +522,10 @@ fn a_target_that_nobody_reads_gets_no_copies() {
     assert_eq!((node.clones.len(), node.charged.len()), (1, 0));
     // The mark of its form is not there, so the next tap can copy it for a reader that has come.
     node.unread.clear();
-    assert_eq!(node.see(at(B, A, passed), &tap).0, [Verdict::Copied, Verdict::Duplicate, Verdict::Duplicate]);
+    assert_eq!(node.see(at(B, passed), &tap).0, [Verdict::Copied, Verdict::Duplicate, Verdict::Duplicate]);
     // A reason of the packet comes first.
     node.unread = vec![0];
-    let copy = Packet { tc_index: marks::of_copy(0), ..at(B, A, FROM_A) };
+    let copy = Packet { tc_index: marks::of_copy(0), ..at(B, FROM_A) };
     assert_eq!(node.see(copy, &tap).0, [Verdict::Loop; 3]);
     node.targets[0].flags &= !TARGET_UP;
     assert_eq!(node.see(FROM_A, &tap).0[0], Verdict::TargetDown);
@@ -517,7 +533,7 @@ fn a_target_that_nobody_reads_gets_no_copies() {
 
 #[test]
 fn a_tunnel_gets_copies_only_while_they_are_addressed() {
-    let packet = Packet { hook: Hook::Ingress, ifindex: A, ingress_ifindex: A, tc_index: 0 };
+    let packet = FROM_A;
     let tap = tap(TapKind::HostVeth, &[session(0, 0, 0), session(1, 1, 0)]);
     let mut node = node(2);
     node.targets[1].flags |= TARGET_TUNNEL;

@@ -57,6 +57,7 @@ mod rampage;
 mod readers;
 mod recorders;
 mod returns;
+mod services;
 mod streams;
 mod tails;
 mod tunnels;

@@ -106,7 +106,6 @@ fn describe() -> String {
     numbers!(
         COPIED_MASK,
         COPIED_MARK,
-        COPIED_INSIDE_MARK,
         COPY_MARK,
         FORM_BITS,
         TAP_CAPTURES_ONLY,

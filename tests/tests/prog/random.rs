@@ -110,12 +110,10 @@ fn case() -> impl Strategy<Value = Case> {
 struct Model<'a> {
     targets: &'a [Target],
     aims: &'a [Aim],
-    taps: [u32; 2],
     /// The device at which the node has received the packet.
     from: u32,
     size: u64,
     tc_index: u16,
-    origin: u32,
     counted: BTreeMap<u32, Counted>,
 }
 
@@ -167,17 +165,14 @@ impl Kernel for Model<'_> {
         self.tc_index = tc_index;
     }
 
-    fn is_tap(&mut self, ifindex: u32) -> bool {
-        self.taps.contains(&ifindex)
+    /// All copies are made at one hook.
+    fn is_still_copied(&mut self, _: Packet) -> bool {
+        false
     }
 
-    fn origin(&mut self) -> u32 {
-        self.origin
-    }
+    fn note_copy(&mut self, _: Packet) {}
 
-    fn set_origin(&mut self, ifindex: u32) {
-        self.origin = ifindex;
-    }
+    fn count_again(&mut self) {}
 
     fn count(&mut self, session: &Session, direction: Direction, verdict: Verdict) {
         let counted = self.counted.entry(session.id).or_default();
@@ -242,17 +237,14 @@ fn the_kernel_does_what_the_decision_says() {
         let mut model = Model {
             targets: &targets,
             aims: &case.aims,
-            taps: [bench.tap, other],
             from: ingress_ifindex,
             size: case.size as u64,
             tc_index: 0,
-            // Nobody knows what was copied last on the CPU that ran it; but no packet is marked before it is copied.
-            origin: 0,
             counted: BTreeMap::new(),
         };
         for _ in 0..case.repeat {
             let tc_index = model.tc_index;
-            let packet = Packet { hook: case.hook, ifindex: bench.tap, ingress_ifindex, tc_index };
+            let packet = Packet { hook: case.hook, ifindex: bench.tap, tc_index };
             decide::mirror(&mut model, packet, &tap);
         }
         for id in 0..8 {

@@ -1,0 +1,155 @@
+//! Identity of a packet: what stays the same while the packet crosses a node, and changes when a translation (NAT, a
+//! Service) makes another packet of it.
+//!
+//! Pure. A mark in `skb->tc_index` says that a packet was copied (`marks`). It holds only while the packet keeps its
+//! identity, so the hook that copies a packet notes the identity in a table of all CPUs, and the next tap compares. A
+//! packet whose entry is missing, too old or another one's is copied again, and never left out.
+
+/// Bits of an identity that choose the entry of the table.
+const SLOT_BITS: u32 = 14;
+/// Entries of the table. Two flows that share an entry are copied twice only if another CPU notes the one between the
+/// two taps of the other.
+pub const SLOTS: u32 = 1 << SLOT_BITS;
+/// Bits of [`Noted`] for the place and for the time. The rest of the identity is above them.
+const PLACE_BITS: u32 = 22;
+const TIME_BITS: u32 = 24;
+/// Jiffies in a unit of time, as a power of two: an entry holds for one to two units, which is 32 to 64 ms with 1000
+/// jiffies a second, and 320 to 640 ms with 100. That is longer than a packet waits in the queues of a node, and shorter
+/// than connection tracking keeps an address and port from being used by another connection.
+const UNIT: u32 = 5;
+
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const IPV6_FRAGMENT: u8 = 44;
+const ICMPV6: u8 = 58;
+const SCTP: u8 = 132;
+
+/// The bytes of a packet.
+pub trait Bytes {
+    /// `N` bytes, `offset` bytes behind the beginning of the network header. `None`: the packet ends before.
+    fn network<const N: usize>(&mut self, offset: u32) -> Option<[u8; N]>;
+    /// The two MAC addresses. `None`: the frame has none.
+    fn macs(&mut self) -> Option<[u8; 12]>;
+}
+
+/// The identity of a packet with this ethertype (behind VLAN tags), as a hash: of addresses, protocol and ports; of
+/// addresses, protocol and identification for later fragments; of addresses, type and id for ICMP; of the MAC addresses
+/// and the ethertype for everything else. `None`: the packet cannot be read.
+#[inline(always)]
+pub fn identity<B: Bytes>(bytes: &mut B, ethertype: u16) -> Option<u32> {
+    match ethertype {
+        IPV4 => ipv4(bytes),
+        IPV6 => ipv6(bytes),
+        _ => {
+            let [a, b, c, d, e, f, g, h, i, j, k, l] = bytes.macs()?;
+            let to = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
+            let from = u64::from_be_bytes([0, 0, g, h, i, j, k, l]);
+            Some(finish(mix(mix(from, to), ethertype.into())))
+        }
+    }
+}
+
+#[inline(always)]
+fn ipv4<B: Bytes>(bytes: &mut B) -> Option<u32> {
+    let header: [u8; 20] = bytes.network(0)?;
+    let [first, _, _, _, id @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _] = header;
+    let [_, _, _, _, _, _, fragment @ .., _, _, _, _, _, _, _, _, _, _, _, _] = header;
+    let [_, _, _, _, _, _, _, _, _, protocol, _, _, addresses @ ..] = header;
+    let transport = u32::from(first & 0xf) * 4;
+    let is_later = u16::from_be_bytes(fragment) & 0x1fff != 0;
+    let rest =
+        if is_later { later(u16::from_be_bytes(id).into()) } else { ports(bytes, transport, protocol) };
+    Some(finish(mix(mix(u64::from_be_bytes(addresses), rest), protocol.into())))
+}
+
+#[inline(always)]
+fn ipv6<B: Bytes>(bytes: &mut B) -> Option<u32> {
+    let [_, _, _, _, _, _, next, _, addresses @ ..]: [u8; 40] = bytes.network(0)?;
+    // Extension headers but this one are not followed: such a packet is known by its addresses.
+    let (protocol, rest) = if next == IPV6_FRAGMENT {
+        let [protocol, _, high, low, id @ ..]: [u8; 8] = bytes.network(40)?;
+        let is_later = u16::from_be_bytes([high, low]) & 0xfff8 != 0;
+        let rest = if is_later { later(u32::from_be_bytes(id)) } else { ports(bytes, 48, protocol) };
+        (protocol, rest)
+    } else {
+        (next, ports(bytes, 40, next))
+    };
+    let mut hash = u64::from(protocol);
+    for word in addresses.as_chunks().0 {
+        hash = mix(hash, u64::from_be_bytes(*word));
+    }
+    Some(finish(mix(hash, rest)))
+}
+
+/// The ports behind the IP header, or the type and id of an ICMP message; 0 where the packet has none.
+#[inline(always)]
+fn ports<B: Bytes>(bytes: &mut B, transport: u32, protocol: u8) -> u64 {
+    match protocol {
+        TCP | UDP | SCTP => bytes.network(transport).map_or(0, u32::from_be_bytes).into(),
+        ICMP | ICMPV6 => {
+            let [kind, _, _, _, high, low] = bytes.network(transport).unwrap_or([0; 6]);
+            u64::from_be_bytes([0, 0, 0, 0, 0, kind, high, low])
+        }
+        _ => 0,
+    }
+}
+
+/// A later fragment has no ports, and is no packet without them either.
+#[inline(always)]
+const fn later(id: u32) -> u64 {
+    1 << 32 | id as u64
+}
+
+#[inline(always)]
+const fn mix(hash: u64, word: u64) -> u64 {
+    let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^ hash >> 29
+}
+
+#[inline(always)]
+const fn finish(hash: u64) -> u32 {
+    (mix(hash, 0) >> 32) as u32
+}
+
+/// The place of a hook: the network namespace and index of its device, and whether the device sends or receives there.
+#[inline(always)]
+pub const fn place(netns: u32, ifindex: u32, is_egress: bool) -> u32 {
+    // Two devices with the same number here copy an unchanged packet twice.
+    (ifindex << 1 | is_egress as u32) ^ netns.wrapping_mul(0x9e37_79b9)
+}
+
+/// The unit of time at this number of jiffies.
+#[inline(always)]
+pub const fn unit(jiffies: u64) -> u32 {
+    (jiffies >> UNIT) as u32
+}
+
+/// The entry of the table for an identity.
+#[inline(always)]
+pub const fn slot(identity: u32) -> u32 {
+    identity & (SLOTS - 1)
+}
+
+/// The note of a copy, in one word, so that a program on another CPU reads it whole.
+#[inline(always)]
+pub const fn note(identity: u32, place: u32, unit: u32) -> u64 {
+    let (place, unit) = (place & ((1 << PLACE_BITS) - 1), unit & ((1 << TIME_BITS) - 1));
+    ((identity >> SLOT_BITS) as u64) << (PLACE_BITS + TIME_BITS) | (place as u64) << TIME_BITS | unit as u64
+}
+
+/// Whether the copy that `noted` tells of stands for a packet with this identity at this place, now. A copy that was made
+/// at this very hook was of an earlier packet, because no packet passes a hook twice unchanged.
+#[inline(always)]
+pub const fn stands_for(noted: u64, identity: u32, place: u32, unit: u32) -> bool {
+    let here = note(identity, place, unit);
+    let time = (1 << TIME_BITS) - 1;
+    let age = (here & time).wrapping_sub(noted & time) & time;
+    let is_same = noted >> (PLACE_BITS + TIME_BITS) == here >> (PLACE_BITS + TIME_BITS);
+    is_same && noted >> TIME_BITS != here >> TIME_BITS && age <= 1
+}
+
+#[cfg(test)]
+mod tests;

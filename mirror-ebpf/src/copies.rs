@@ -1,0 +1,105 @@
+//! Copied packets: the identities of the packets that were copied last, on any CPU.
+//!
+//! The rules are `mirror_common::identity`; here are the maps and the helpers. Called by the tap programs.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, bpf_hdr_start_off::BPF_HDR_START_NET},
+    btf_maps::{Array, PerCpuArray},
+    helpers::{bpf_jiffies64, bpf_skb_load_bytes, bpf_skb_load_bytes_relative},
+    macros::btf_map,
+};
+use mirror_common::{
+    identity::{self, Bytes, SLOTS},
+    verdict::Hook,
+};
+
+use crate::netns;
+
+/// The last copies, by their identity. Taps write an element only if it changes, so in a steady flow the CPUs share it.
+#[btf_map(pin_by_name)]
+static COPIES: Array<u64, { SLOTS as usize }> = Array::new();
+
+/// Packets that were copied in a form although their mark had this form.
+#[btf_map(pin_by_name)]
+static COPIED_AGAIN: PerCpuArray<u64, 1> = PerCpuArray::new();
+
+/// Bytes of an Ethernet header.
+const ETHERNET: u32 = 14;
+
+/// What [`look`] does with the identity.
+const COMPARE: u32 = 0;
+const NOTE: u32 = 2;
+
+/// Whether a copy that was made at another hook stands for the packet.
+#[inline(always)]
+pub(crate) fn is_still_copied(skb: *mut __sk_buff, hook: Hook) -> bool {
+    look(skb, COMPARE | hook as u32) != 0
+}
+
+/// Notes that the packet was copied at this hook.
+#[inline(always)]
+pub(crate) fn note(skb: *mut __sk_buff, hook: Hook) {
+    look(skb, NOTE | hook as u32);
+}
+
+#[inline(always)]
+pub(crate) fn count_again() {
+    if let Some(count) = COPIED_AGAIN.get_ptr_mut(0) {
+        // SAFETY: the element belongs to this CPU, and tc runs with softirqs disabled.
+        unsafe { *count += 1 };
+    }
+}
+
+/// Compares the packet with the last copy of its identity, or notes it. `how`: [`COMPARE`] or [`NOTE`], and the hook.
+///
+/// A global function, so that the verifier goes through it once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn look(skb: *mut __sk_buff, how: u32) -> u32 {
+    // SAFETY: the context is valid for the whole program.
+    let (ifindex, protocol) = unsafe { ((*skb).ifindex, u16::from_be((*skb).protocol as u16)) };
+    // An identity that cannot be read is never noted, so such a packet is never a duplicate.
+    let Some(identity) = identity::identity(&mut Skb(skb), protocol) else { return 0 };
+    let Some(noted) = COPIES.get_ptr_mut(identity::slot(identity)) else { return 0 };
+    let place = identity::place(netns(), ifindex, how & 1 != 0);
+    // SAFETY: the helper has no preconditions.
+    let unit = identity::unit(unsafe { bpf_jiffies64() });
+    // SAFETY: an element of an array is valid for the whole program, and the kernel reads and writes an aligned word whole.
+    let last = unsafe { noted.read_volatile() };
+    if how & NOTE == 0 {
+        return u32::from(identity::stands_for(last, identity, place, unit));
+    }
+    let this = identity::note(identity, place, unit);
+    if last != this {
+        // SAFETY: as above.
+        unsafe { noted.write_volatile(this) };
+    }
+    0
+}
+
+/// The bytes of a packet.
+struct Skb(*mut __sk_buff);
+
+impl Bytes for Skb {
+    #[inline(always)]
+    fn network<const N: usize>(&mut self, offset: u32) -> Option<[u8; N]> {
+        let mut bytes = [0_u8; N];
+        let to = bytes.as_mut_ptr().cast();
+        // This helper reads the linear part alone. The other one reads all of the packet, but does not know where the
+        // network header is; where it is elsewhere, the packet is copied once more.
+        // SAFETY: the context is valid for the whole program, and the buffer has this length.
+        let is_loaded = unsafe {
+            bpf_skb_load_bytes_relative(self.0.cast(), offset, to, N as u32, BPF_HDR_START_NET) == 0
+                || bpf_skb_load_bytes(self.0.cast(), ETHERNET + offset, to, N as u32) == 0
+        };
+        is_loaded.then_some(bytes)
+    }
+
+    #[inline(always)]
+    fn macs(&mut self) -> Option<[u8; 12]> {
+        let mut bytes = [0_u8; 12];
+        // SAFETY: as above.
+        let code = unsafe { bpf_skb_load_bytes(self.0.cast(), 0, bytes.as_mut_ptr().cast(), 12) };
+        (code == 0).then_some(bytes)
+    }
+}

@@ -1,0 +1,196 @@
+//! Services: a packet that the node translates between two mirrored pods is another packet at each of them. A reader gets
+//! both views, each complete, so that an IDS can follow either connection.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    thread,
+};
+
+use mirror_tests::{Agent, Capture, Frames, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, scaled};
+
+use crate::{MIRROR, Node, any_mode, shows};
+
+/// The addresses and ports of the services, and the port of their endpoints.
+const V4: &str = "10.96.0.10";
+const V6: &str = "fd96::10";
+const PORT: u16 = 80;
+const ENDPOINT: u16 = 8080;
+
+/// The node translates the service's addresses to those of a pod, as kube-proxy does, and itself for the source if
+/// `masquerade`.
+fn service(node: &Netns, endpoint: &PodNs, masquerade: bool) {
+    let (v4, v6) = (endpoint.v4(), endpoint.v6());
+    let source = if masquerade { "ct status dnat masquerade" } else { "" };
+    let rules = format!(
+        "table inet services {{
+            chain before {{
+                type nat hook prerouting priority -100
+                ip daddr {V4} tcp dport {PORT} dnat ip to {v4}:{ENDPOINT}
+                ip daddr {V4} udp dport {PORT} dnat ip to {v4}:{ENDPOINT}
+                ip6 daddr {V6} tcp dport {PORT} dnat ip6 to [{v6}]:{ENDPOINT}
+            }}
+            chain after {{
+                type nat hook postrouting priority 100
+                {source}
+            }}
+        }}"
+    );
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, rules).unwrap();
+    node.run(&format!("nft -f {}", file.path().display()));
+}
+
+/// A connection of a client to the service, with a question and its answer.
+fn connects(client: &PodNs, server: &PodNs, service: &str, endpoint: IpAddr) {
+    let listener = server.netns().enter(|| TcpListener::bind((endpoint, ENDPOINT))).unwrap();
+    let to = SocketAddr::new(service.parse().unwrap(), PORT);
+    let mut client = client.netns().enter(|| TcpStream::connect_timeout(&to, scaled(SOON))).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(scaled(SOON))).unwrap();
+    }
+    let (question, answer) = ([1; 5000], [2; 50_000]);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut asked = [0; 5000];
+            server.read_exact(&mut asked).unwrap();
+            server.write_all(&answer).unwrap();
+            assert_eq!(asked, question);
+            drop(server);
+        });
+        client.write_all(&question).unwrap();
+        let mut answered = Vec::new();
+        client.read_to_end(&mut answered).unwrap();
+        assert_eq!(answered, answer);
+    });
+}
+
+/// Datagrams with answers, as in DNS. All have the same bytes.
+fn asks(client: &PodNs, server: &PodNs, times: usize) {
+    let server = server.netns().enter(|| UdpSocket::bind((server.v4(), ENDPOINT))).unwrap();
+    let client = client.netns().enter(|| UdpSocket::bind((client.v4(), 0))).unwrap();
+    client.connect((V4, PORT)).unwrap();
+    for socket in [&server, &client] {
+        socket.set_read_timeout(Some(scaled(SOON))).unwrap();
+    }
+    let mut datagram = [0; 64];
+    for _ in 0..times {
+        client.send(b"question").unwrap();
+        let (_, from) = server.recv_from(&mut datagram).unwrap();
+        server.send_to(b"answer", from).unwrap();
+        client.recv(&mut datagram).unwrap();
+    }
+}
+
+/// Fails unless tshark finds these connections, by client, server and port, each whole and with nothing too many.
+#[track_caller]
+fn has_connections(mirror: &Capture, expected: &[(IpAddr, IpAddr, u16)]) {
+    let mistakes = ["retransmission", "out_of_order", "duplicate_ack", "lost_segment", "ack_lost_segment"];
+    let mistakes = mistakes.map(|mistake| format!("tcp.analysis.{mistake}")).join(" || ");
+    assert_eq!(mirror.dissected(&mistakes, &["frame.number", "_ws.col.Info"]), Vec::<String>::new());
+    for (client, server, port) in expected {
+        let ip = if client.is_ipv4() { "ip" } else { "ipv6" };
+        let there = format!("{ip}.src == {client} && {ip}.dst == {server} && tcp.dstport == {port}");
+        let back = format!("{ip}.src == {server} && {ip}.dst == {client} && tcp.srcport == {port}");
+        for (what, flags) in [(&there, "tcp.flags == 0x2"), (&back, "tcp.flags == 0x12")] {
+            let found = mirror.dissected(&format!("{what} && {flags}"), &["frame.number"]).len();
+            assert_eq!(found, 1, "{what}: {flags}");
+        }
+        for what in [&there, &back] {
+            let found = mirror.dissected(&format!("{what} && tcp.flags.fin == 1"), &["frame.number"]).len();
+            assert_eq!(found, 1, "{what}: FIN");
+        }
+    }
+}
+
+/// The captures of both pods and of the mirror interface. Both pods are mirrored.
+struct Service<'a> {
+    lab: &'a Lab,
+    inside: [Capture; 2],
+    mirror: Capture,
+    _agent: Agent,
+}
+
+impl<'a> Service<'a> {
+    fn mirrored(lab: &'a Lab, [client, server]: [&PodNs; 2]) -> Self {
+        let pods = PodsFile::new(lab, &[client, server].map(|pod| PodSpec::of(pod).mirror("true")));
+        let agent = Agent::run(lab, any_mode(), &pods, &[]);
+        lab.wait_mirrored(&[client, server]);
+        let inside = [client, server].map(|pod| Capture::start(pod.netns(), "eth0"));
+        Self { lab, inside, mirror: Capture::start(lab.node(), MIRROR), _agent: agent }
+    }
+
+    /// Waits until the mirror interface has shown all packets of both pods, each once.
+    #[track_caller]
+    fn shows_both_views(&self) {
+        shows(&self.mirror, || self.inside.iter().fold(Frames::default(), |all, pod| all.and(&pod.frames())));
+    }
+
+    fn duplicates(&self, pods: [&PodNs; 2]) -> u64 {
+        let status = self.lab.status();
+        pods.map(|pod| status.tap(pod.veth_host()).total("duplicate")).iter().sum()
+    }
+}
+
+#[test]
+fn both_views_of_a_service_are_complete() {
+    let Node { web, db, lab } = &Node::routed("service");
+    service(lab.node(), db, false);
+    let service = Service::mirrored(lab, [web, db]);
+    connects(web, db, V4, db.v4());
+    connects(web, db, V6, db.v6());
+    asks(web, db, 100);
+    service.shows_both_views();
+    let service_of = |text: &str| text.parse().unwrap();
+    has_connections(
+        &service.mirror,
+        &[
+            (web.v4(), service_of(V4), PORT),
+            (web.v4(), db.v4(), ENDPOINT),
+            (web.v6(), service_of(V6), PORT),
+            (web.v6(), db.v6(), ENDPOINT),
+        ],
+    );
+    assert_eq!(service.duplicates([web, db]), 0, "each packet was translated");
+    // Without a translation, the packet is the same behind the router.
+    let before = service.inside[0].frames().and(&service.inside[1].frames());
+    web.ping(db.v4(), 20, 56);
+    shows(&service.mirror, || {
+        before
+            .and(
+                &service.inside[0]
+                    .frames()
+                    .only(|frame| frame[23] == 1 && frame[14] == 0x45)
+                    .only(|frame| sent_by(web, frame)),
+            )
+            .and(
+                &service.inside[1]
+                    .frames()
+                    .only(|frame| frame[23] == 1 && frame[14] == 0x45)
+                    .only(|frame| sent_by(db, frame)),
+            )
+    });
+    assert_eq!(service.duplicates([web, db]), 40);
+}
+
+/// Whether the pod has sent the frame.
+fn sent_by(pod: &PodNs, frame: &[u8]) -> bool {
+    frame[6..12] == pod.eth0().mac
+}
+
+/// The client's own pod is the endpoint: the node masquerades, and sends each packet back to the pod that it comes from.
+#[test]
+fn a_pod_that_calls_itself_through_a_service_is_seen_both_ways() {
+    let Node { web, db, lab } = &Node::routed("service-itself");
+    lab.node().ip("address add 192.0.2.1/32 dev lo");
+    lab.node().ip(&format!("address add 192.0.2.1/32 dev {}", web.veth_host()));
+    service(lab.node(), web, true);
+    let service = Service::mirrored(lab, [web, db]);
+    connects(web, web, V4, web.v4());
+    asks(web, web, 20);
+    service.shows_both_views();
+    let node = "192.0.2.1".parse().unwrap();
+    has_connections(&service.mirror, &[(web.v4(), V4.parse().unwrap(), PORT), (node, web.v4(), ENDPOINT)]);
+    assert_eq!(service.duplicates([web, db]), 0);
+}
