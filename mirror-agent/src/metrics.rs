@@ -15,7 +15,7 @@ use std::{
 
 use mirror_common::verdict::Direction;
 use prometheus::{
-    Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
 };
 
@@ -158,7 +158,7 @@ fn register_state(
     readout: &Readout,
     drops: &BTreeMap<String, u64>,
 ) -> prometheus::Result<()> {
-    let Readout { targets, taps } = readout;
+    let Readout { targets, taps, copied_again } = readout;
     let packets = IntCounterVec::new(
         Opts::new("podmirror_packets_total", "Packets that a session has seen, by what became of them."),
         &PACKET_LABELS,
@@ -191,6 +191,12 @@ fn register_state(
     }
     register(registry, &packets)?;
     register(registry, &bytes)?;
+    let again = IntCounter::new(
+        "podmirror_copied_again_total",
+        "Packets that a second tap has copied to the same target: translated on the node (a Service, NAT), or not recognised.",
+    )?;
+    again.inc_by(*copied_again);
+    register(registry, &again)?;
     // Most NICs have none, so it is no label of the counters.
     let info = IntGaugeVec::new(
         Opts::new("podmirror_nic_info", "1, and the network of a NIC, as the pod's annotation says."),

@@ -100,6 +100,11 @@ pub const TARGET_METERED: u32 = 64;
 /// monotonic clock. The agent writes times that are a few ms ahead, as long as nobody reads the mirror interface.
 pub const TARGET_WHEN_READ: u32 = 128;
 
+/// Bit of [`Target::flags`]: the device is a port of a bridge, so a packet that leaves a pod with the MAC address
+/// [`Target::collector`] as its destination reaches the collector. Elsewhere a pod could write this address on packets for
+/// others, to keep them out of the copies.
+pub const TARGET_BRIDGED: u32 = 256;
+
 /// Flag of [`Tunnel::flags`]: the other end has an IPv6 address.
 pub const TUNNEL_IPV6: u32 = 1;
 /// Flag of [`Tunnel::flags`]: the packets have a UDP checksum.

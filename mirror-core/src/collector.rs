@@ -142,6 +142,7 @@ fn with_state(target: DeviceTarget, link: &Link) -> DeviceTarget {
         up: link.up && link.carrier,
         queueless: link.queueless,
         guarded: true,
+        is_bridged: link.master.is_some(),
         ..target
     }
 }

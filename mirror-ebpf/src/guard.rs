@@ -5,14 +5,14 @@
 //! * A collector, which is a pod, gets its own packets anyway. On a bridge, other taps see these packets too. Its network
 //!   stack would take a copy with its own address for a packet that has arrived twice. Packets from the collector are
 //!   known by the device that the node has received them at, because any pod can use any MAC address. Packets to it are
-//!   known by their MAC address.
+//!   known by their MAC address, where the node or a bridge takes them to the collector by this address.
 //!
 //! The decision asks for targets with [`TARGET_GUARDED`](mirror_common::abi::TARGET_GUARDED) alone, so that other nodes
 //! pay nothing.
 
 use aya_ebpf::{bindings::__sk_buff, btf_maps::Array, helpers::bpf_skb_load_bytes, macros::btf_map};
 use mirror_common::{
-    abi::Target,
+    abi::{TARGET_BRIDGED, Target},
     tunnel::{self, Tunnels},
 };
 
@@ -32,12 +32,12 @@ const MAC: usize = 6;
 #[inline(never)]
 pub(crate) extern "C" fn refuses(skb: *mut __sk_buff, target: u32, leaves_pod: u32) -> u32 {
     let Some(target) = TARGETS.get(target) else { return 0 };
-    u32::from(is_of_collector(skb, target) || (leaves_pod == 0 && is_of_tunnel(skb)))
+    u32::from(is_of_collector(skb, target, leaves_pod) || (leaves_pod == 0 && is_of_tunnel(skb)))
 }
 
 /// Whether the packet comes from the target's collector, or goes to it.
 #[inline(always)]
-fn is_of_collector(skb: *mut __sk_buff, target: &Target) -> bool {
+fn is_of_collector(skb: *mut __sk_buff, target: &Target, leaves_pod: u32) -> bool {
     if target.collector == [0; MAC] {
         return false;
     }
@@ -46,6 +46,10 @@ fn is_of_collector(skb: *mut __sk_buff, target: &Target) -> bool {
     // The node's own packets come from no device, and inside a pod the indexes are others.
     if from != 0 && from == target.ifindex && INSIDE.load() == 0 {
         return true;
+    }
+    // Without a bridge, such a packet goes elsewhere, or nowhere: only a pod that hides its packets sends it.
+    if leaves_pod != 0 && (target.flags & TARGET_BRIDGED == 0 || INSIDE.load() != 0) {
+        return false;
     }
     let mut receiver = [0_u8; MAC];
     // SAFETY: as above, and the buffer has this length.

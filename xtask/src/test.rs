@@ -161,6 +161,7 @@ impl Level {
             Self::Netns => {
                 programs::bring(&programs::NETWORK)?;
                 programs::bring(&programs::CAPTURES)?;
+                programs::bring(&programs::FIREWALL)?;
                 bpffs()?;
                 programs::bring(&programs::TRAFFIC)?;
                 let agent = workspace::tested(self.name())?.agent;

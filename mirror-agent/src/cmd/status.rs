@@ -59,7 +59,7 @@ async fn read(pins: &Pins) -> anyhow::Result<NodeStatus> {
     let mut reader = Reader::open(pins)?;
     let attached = attached(pins, reader.devices()).await?;
     // After the hooks: the agent attaches last, so a hook is never shown beside sessions that are not written yet.
-    let Readout { targets, taps: entries } = reader.read()?;
+    let Readout { targets, taps: entries, copied_again: _ } = reader.read()?;
     // The pinned targets are those that the last agent saw; the devices are those of now.
     let devices = Netlink::new()?.snapshot(&[]).await?;
     let drops = drops()?;

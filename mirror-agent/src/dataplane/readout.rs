@@ -33,6 +33,9 @@ pub struct Readout {
     pub targets: BTreeMap<TargetName, Target>,
     /// Every tap that has an entry.
     pub taps: Vec<TapReadout>,
+    /// Packets that a second tap has copied in the form of the first, because the node had translated them meanwhile or,
+    /// rarely, because the note of the first copy was lost.
+    pub copied_again: u64,
 }
 
 /// A tap in the maps.
@@ -113,7 +116,7 @@ impl Reader {
             let pod_side = head.pod_side().filter(|_| head.pod_side.is_some_and(|side| side.sees));
             taps.push(TapReadout { device, pod_side, owner: head.owner, sessions });
         }
-        Ok(Readout { targets: self.maps.targets(), taps })
+        Ok(Readout { targets: self.maps.targets(), taps, copied_again: self.maps.copied_again()? })
     }
 }
 

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
-        SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED, TARGET_METERED,
-        TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TARGET_WHEN_READ, TUNNEL_CHECKSUM,
-        TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
+        SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_BRIDGED, TARGET_CUTS, TARGET_GUARDED,
+        TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TARGET_WHEN_READ,
+        TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
     },
     limit::Limits,
     tunnel::{self, TunnelId, Tunnels},
@@ -198,6 +198,7 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
             cuts,
             guarded,
             collector,
+            is_bridged,
             room,
             ceiling,
             when_read,
@@ -208,6 +209,7 @@ pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
                 | flag(*queueless, TARGET_QUEUELESS)
                 | flag(*cuts, TARGET_CUTS)
                 | flag(*guarded, TARGET_GUARDED)
+                | flag(*is_bridged, TARGET_BRIDGED)
                 | flag(destination.is_tunnel(), TARGET_TUNNEL)
                 | flag(ceiling.has_rate(), TARGET_METERED)
                 | flag(*when_read, TARGET_WHEN_READ),
@@ -298,6 +300,7 @@ pub(super) fn decode_target(wire: &abi::Target, ceiling: Limits) -> Option<(Targ
         queueless: wire.flags & TARGET_QUEUELESS != 0,
         cuts: wire.flags & TARGET_CUTS != 0,
         guarded: wire.flags & TARGET_GUARDED != 0,
+        is_bridged: wire.flags & TARGET_BRIDGED != 0,
         collector: (wire.collector != [0; 6]).then_some(wire.collector),
         room: (wire.tunnel.room != 0).then_some(wire.tunnel.room),
         ceiling: if wire.flags & TARGET_METERED != 0 { ceiling } else { Limits::default() },
@@ -392,11 +395,11 @@ mod tests {
         #[test]
         fn targets_survive_the_map(
             name in "[a-z]([a-z-]{0,61}[a-z])?", device in "[a-z0-9]{1,15}", ifindex in option::of(1..u32::MAX),
-            flags: [bool; 5], is_stream: bool, collector: Option<[u8; 6]>, rate: u16,
+            flags: [bool; 6], is_stream: bool, collector: Option<[u8; 6]>, rate: u16,
             other_end in option::of(1..u32::MAX),
         ) {
             let collector = collector.filter(|address| *address != [0; 6]);
-            let [up, queueless, cuts, guarded, when_read] = flags;
+            let [up, queueless, cuts, guarded, is_bridged, when_read] = flags;
             let stream = Target::Stream(ifindex.map(RingId));
             let destination: Destination = match collector {
                 Some([0..128, ..]) => "vxlan:[fd00::5]:8472/vni=77/device=cni0/oversize=segment".parse().unwrap(),
@@ -407,7 +410,7 @@ mod tests {
             let room = destination.is_tunnel().then_some(1464);
             let ceiling = Limits::of_rate(rate.into(), 0, Duration::from_millis(50));
             let target = DeviceTarget {
-                destination, device, ifindex, up, queueless, cuts, guarded, collector, room, ceiling, when_read,
+                destination, device, ifindex, up, queueless, cuts, guarded, is_bridged, collector, room, ceiling, when_read,
                 other_end: other_end.map(IfIndex),
             };
             let target = if is_stream { stream } else { Target::Device(target) };

@@ -79,11 +79,14 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
         )
     };
     assert_eq!(
-        lines(|registry| register_state(registry, &Readout { targets, taps }, &drops).unwrap()),
+        lines(
+            |registry| register_state(registry, &Readout { targets, taps, copied_again: 3 }, &drops).unwrap()
+        ),
         [
             format!("podmirror_bytes_total{} 300", labels("", "", "default")),
             format!("podmirror_bytes_total{} 60420", labels("shop", "web", "default")),
             format!("podmirror_bytes_total{} 4200", labels("shop", "web", "ids")),
+            "podmirror_copied_again_total 3".into(),
             "podmirror_ended_mirrors 1".into(),
             "podmirror_mirror_interface_dropped_total{device=\"mirror0\",target=\"default\"} 5".into(),
             "podmirror_mirror_interface_up{device=\"ids0\",target=\"ids\"} 0".into(),
@@ -114,7 +117,7 @@ fn a_nic_has_one_series_with_its_network() {
         with_network(3, "b", Some("shop/fast")),
         captured,
     ];
-    let readout = Readout { targets: BTreeMap::new(), taps };
+    let readout = Readout { targets: BTreeMap::new(), taps, copied_again: 0 };
     let lines = lines(|registry| register_state(registry, &readout, &BTreeMap::new()).unwrap());
     let infos: Vec<_> = lines.iter().filter(|line| line.starts_with("podmirror_nic_info")).collect();
     assert_eq!(

@@ -314,6 +314,8 @@ pub struct DeviceTarget {
     pub guarded: bool,
     /// MAC address of the collector's NIC, for a pod.
     pub collector: Option<MacAddress>,
+    /// It is a port of a bridge, so that a frame to the collector's MAC address arrives there.
+    pub is_bridged: bool,
     /// Bytes of the longest frame that fits into a packet, for a tunnel.
     pub room: Option<u32>,
     /// The limit for all copies of the node that go there, in the kernel's prices; zeros: none.

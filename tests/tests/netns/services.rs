@@ -153,30 +153,16 @@ fn both_views_of_a_service_are_complete() {
         ],
     );
     assert_eq!(service.duplicates([web, db]), 0, "each packet was translated");
-    // Without a translation, the packet is the same behind the router.
-    let before = service.inside[0].frames().and(&service.inside[1].frames());
+    // Without a translation, the packet is the same behind the router: the mirror interface shows it as its sender sent it.
+    let before = service.mirror.frames();
     web.ping(db.v4(), 20, 56);
-    shows(&service.mirror, || {
-        before
-            .and(
-                &service.inside[0]
-                    .frames()
-                    .only(|frame| frame[23] == 1 && frame[14] == 0x45)
-                    .only(|frame| sent_by(web, frame)),
-            )
-            .and(
-                &service.inside[1]
-                    .frames()
-                    .only(|frame| frame[23] == 1 && frame[14] == 0x45)
-                    .only(|frame| sent_by(db, frame)),
-            )
-    });
+    let sent = |pod: &PodNs, inside: &Capture| {
+        let mac = pod.eth0().mac;
+        inside.frames().only(|frame| frame[6..12] == mac && frame[12..14] == [8, 0] && frame[23] == 1)
+    };
+    let [of_web, of_db] = &service.inside;
+    shows(&service.mirror, || before.and(&sent(web, of_web)).and(&sent(db, of_db)));
     assert_eq!(service.duplicates([web, db]), 40);
-}
-
-/// Whether the pod has sent the frame.
-fn sent_by(pod: &PodNs, frame: &[u8]) -> bool {
-    frame[6..12] == pod.eth0().mac
 }
 
 /// The client's own pod is the endpoint: the node masquerades, and sends each packet back to the pod that it comes from.

@@ -5,8 +5,8 @@ use std::{cell::RefCell, collections::BTreeMap};
 use aya::maps::RingBuf;
 use mirror_common::{
     abi::{
-        Session, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP, TARGET_WHEN_READ,
-        Tap, Target,
+        Session, TARGET_BRIDGED, TARGET_CUTS, TARGET_GUARDED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_UP,
+        TARGET_WHEN_READ, Tap, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
@@ -65,11 +65,15 @@ struct Case {
 fn case() -> impl Strategy<Value = Case> {
     let devices =
         prop::sample::select(vec!["target0", "target1", "idle", "tap", "none", "missing", "stream"]);
-    let flags =
-        (any::<bool>(), prop::bool::weighted(0.8), any::<bool>()).prop_map(|(queueless, up, cuts)| {
+    let flags = (any::<bool>(), prop::bool::weighted(0.8), any::<[bool; 2]>()).prop_map(
+        |(queueless, up, [cuts, bridged])| {
             let flag = |is_set, flag| if is_set { flag } else { 0 };
-            flag(queueless, TARGET_QUEUELESS) | flag(up, TARGET_UP) | flag(cuts, TARGET_CUTS)
-        });
+            flag(queueless, TARGET_QUEUELESS)
+                | flag(up, TARGET_UP)
+                | flag(cuts, TARGET_CUTS)
+                | flag(bridged, TARGET_BRIDGED)
+        },
+    );
     // The packet's own addresses, and another one.
     let collector = prop::option::weighted(0.3, prop::sample::select(vec![DESTINATION, SOURCE, 6]));
     let unread = prop::option::weighted(0.3, prop::sample::select(UNTIL.to_vec()));
@@ -130,9 +134,11 @@ impl Kernel for Model<'_> {
         self.targets.get(index as usize).map(|&Target { ifindex, flags, .. }| Reach { ifindex, flags })
     }
 
-    fn is_refused(&mut self, target: u32, _: bool) -> bool {
-        let comes_from = self.from != 0 && self.from == self.targets[target as usize].ifindex;
-        self.aims[target as usize].collector.is_some_and(|byte| byte == DESTINATION || comes_from)
+    fn is_refused(&mut self, target: u32, leaves_pod: bool) -> bool {
+        let Target { ifindex, flags, .. } = self.targets[target as usize];
+        let comes_from = self.from != 0 && self.from == ifindex;
+        let goes_to = |byte| byte == DESTINATION && (!leaves_pod || flags & TARGET_BRIDGED != 0);
+        self.aims[target as usize].collector.is_some_and(|byte| goes_to(byte) || comes_from)
     }
 
     fn is_unread(&mut self, target: u32) -> bool {
