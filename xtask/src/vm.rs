@@ -96,7 +96,7 @@ const STORIES: [&str; 25] = [
     "complete::WAY::frames_of_all_sizes_are_mirrored",
     "complete::WAY::two_mirrored_routed_pods_are_mirrored_once",
     "coverage::a_bypass_is_told_within_seconds_and_so_is_its_end",
-    "filters::WAY::a_filter_is_replaced_while_packets_flow",
+    "filters::a_filter_is_replaced_while_packets_flow",
     "hidden::WAY::",
     "hidden::filters_ahead_of_ours_are_told_by_direction",
     "kinds::",
@@ -104,7 +104,7 @@ const STORIES: [&str; 25] = [
     "netkit::a_netkit_pod_on_a_bridge_is_mirrored_completely",
     "netkit::a_routed_netkit_pod_without_addresses_is_mirrored_completely",
     "netkit::what_a_cni_sends_elsewhere_is_mirrored_and_no_bypass",
-    "offloads::WAY::without_offloads_copies_are_as_on_a_wire",
+    "offloads::without_offloads_copies_are_as_on_a_wire",
     "order::WAY::",
     "pairs::WAY::an_ipvlan_and_what_differs_most_are_mirrored_once",
     "pod_side::WAY::a_macvlan_pod_is_mirrored",
@@ -112,9 +112,9 @@ const STORIES: [&str; 25] = [
     "pod_side::nics::WAY::an_ipvlan_l3_pod_is_mirrored",
     "pod_side::nics::WAY::an_ipvlan_pod_is_mirrored",
     "returns::WAY::what_goes_up_through_a_bridge_and_back_is_mirrored_both_ways",
-    "tails::WAY::a_pod_is_read_completely",
+    "tails::a_pod_is_read_completely",
     "versions::WAY::a_mirror_of_version_3_is_taken_over",
-    "when_read::WAY::copies_are_made_for_readers_alone",
+    "when_read::copies_are_made_for_readers_alone",
 ];
 
 /// The command line of `cargo xtask vm`.
