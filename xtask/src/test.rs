@@ -108,7 +108,7 @@ const BUSY: [&str; 4] = ["limits::", "offloads::", "order::", "rampage::"];
 /// The variable for the number of tests that run at a time, unless the command line has it.
 const THREADS: &str = "RUST_TEST_THREADS";
 /// The number of other stories for each CPU.
-const WAITING: usize = 3;
+const WAITING: usize = 2;
 
 /// The number of pairs of a filter and a frame in the level fuzz.
 const FUZZ_PAIRS: &str = "5000000";
