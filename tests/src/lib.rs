@@ -131,18 +131,24 @@ pub fn interrupt() {
 /// Waits until `condition` is `Ok`, and panics with its last error when `deadline` (scaled) has passed.
 #[track_caller]
 pub fn eventually<T>(deadline: Duration, mut condition: impl FnMut() -> Result<T, String>) -> T {
-    let end = Instant::now() + scaled(deadline);
+    let begun = Instant::now();
+    let deadline = scaled(deadline);
     loop {
         match condition() {
             Ok(value) => return value,
             Err(_) if INTERRUPTED.load(Ordering::Relaxed) && !std::thread::panicking() => {
                 panic!("interrupted")
             }
-            Err(error) if Instant::now() > end => panic!("not within {:?}: {error}", scaled(deadline)),
-            // Only a pause between two looks at the condition.
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) if begun.elapsed() > deadline => panic!("not within {deadline:?}: {error}"),
+            Err(_) => std::thread::sleep(pause_after(begun.elapsed())),
         }
     }
+}
+
+/// The pause between two looks at a condition. A look can start a program, which takes the CPU from what is waited for, so
+/// the longer the wait, the longer the pause.
+fn pause_after(waited: Duration) -> Duration {
+    (waited / 4).clamp(Duration::from_millis(5), Duration::from_millis(100))
 }
 
 /// `Ok` if `holds`, else the message. For [`eventually`].

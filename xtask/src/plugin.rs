@@ -74,7 +74,9 @@ impl Platform {
     fn build(self) -> Result<Option<PathBuf>> {
         const PACKAGE: &str = "kubectl-mirror";
         match self.os {
-            "linux" => portable::linux(PACKAGE, self.arch.parse::<Arch>()?)?.executable().map(Some),
+            "linux" => portable::linux(PACKAGE, self.arch.parse::<Arch>()?, portable::RELEASE)?
+                .executable()
+                .map(Some),
             "windows" => portable::windows(PACKAGE)?.executable().map(Some),
             _ => Ok(None),
         }

@@ -3,7 +3,7 @@
 //! Without options the command runs unit, prog and netns. `--all` adds the levels that install programs and kernels. If
 //! a level cannot run, the command prints that. With `CI=true`, or if the level was named, it fails.
 
-use std::{fs, path::PathBuf, process::Command, time::Instant};
+use std::{fs, num::NonZero, path::PathBuf, process::Command, thread, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
@@ -102,6 +102,14 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     Ok(())
 }
 
+/// Stories of the level netns that keep the CPUs busy, or fill the queue that each CPU has for all veths (1000 packets). As
+/// many of them run at a time as there are CPUs.
+const BUSY: [&str; 4] = ["limits::", "offloads::", "order::", "rampage::"];
+/// The variable for the number of tests that run at a time, unless the command line has it.
+const THREADS: &str = "RUST_TEST_THREADS";
+/// The number of other stories for each CPU.
+const WAITING: usize = 2;
+
 /// The number of pairs of a filter and a frame in the level fuzz.
 const FUZZ_PAIRS: &str = "5000000";
 
@@ -165,12 +173,19 @@ impl Level {
                 bpffs()?;
                 programs::bring(&programs::TRAFFIC)?;
                 let agent = workspace::tested(self.name())?.agent;
-                for target in [self.name(), "traffic"] {
-                    test_target(target).env("MIRROR_AGENT", &agent).arg("--").args(arguments).run()?;
-                }
+                let stories = |target| {
+                    let mut test = test_target(target);
+                    test.env("MIRROR_AGENT", &agent).arg("--").args(arguments);
+                    test
+                };
                 if !arguments.is_empty() {
-                    return Ok(()); // of a story in particular
+                    // Of stories in particular.
+                    return [self.name(), "traffic"].into_iter().try_for_each(|target| stories(target).run());
                 }
+                let waiting = BUSY.iter().flat_map(|story| ["--skip", story]);
+                stories(self.name()).args(waiting).env(THREADS, threads()).run()?;
+                stories(self.name()).args(BUSY).run()?;
+                stories("traffic").run()?;
                 step("the demo");
                 test_target("demo").env("MIRROR_AGENT", agent).run()
             }
@@ -181,7 +196,7 @@ impl Level {
                 let agent = workspace::tested(self.name())?.agent;
                 let mut test = test_target(self.name());
                 test.env("MIRROR_AGENT", agent).env("MIRROR_PLUGIN", workspace::plugin()?);
-                level::with_api(test.arg("--").args(arguments))
+                level::with_api(test.env(THREADS, threads()).arg("--").args(arguments))
             }
             Self::Cluster => {
                 programs::bring(&programs::NETWORK)?;
@@ -247,6 +262,11 @@ fn test_target(name: &str) -> Command {
     let mut test = workspace::members("test");
     test.args(["--test", name]);
     test
+}
+
+/// The number of stories that run at a time where they wait most of their time.
+fn threads() -> String {
+    (WAITING * thread::available_parallelism().map_or(1, NonZero::get)).to_string()
 }
 
 /// Mounts the BPF file system if it is not mounted.

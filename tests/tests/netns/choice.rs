@@ -13,12 +13,7 @@ use mirror_tests::{
 
 use crate::{Inside, MIRROR, Node, any_mode, shows, split};
 
-in_both_modes!(
-    only_what_the_filter_matches_is_mirrored,
-    a_tag_that_the_kernel_keeps_beside_the_packet_is_filtered_by,
-    copies_are_cut_and_nothing_else_is,
-    a_sample_takes_whole_flows,
-);
+in_both_modes!(copies_are_cut_and_nothing_else_is);
 
 const FILTER: &str = "podmirror.io/filter";
 
@@ -82,11 +77,12 @@ fn talk(web: &PodNs, db: &PodNs) {
     }
 }
 
-fn only_what_the_filter_matches_is_mirrored(mode: AttachMode) {
+#[test]
+fn only_what_the_filter_matches_is_mirrored() {
     let Node { web, db, lab } = &Node::bridged("filter");
     let spec = |filter| [PodSpec::of(web).mirror("true").annotated(FILTER, filter)];
     let pods = PodsFile::new(lab, &spec("icmp"));
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     let mut expected = Verdicts::new();
     let phases: [(&str, Matches); 3] = [
@@ -113,10 +109,11 @@ fn only_what_the_filter_matches_is_mirrored(mode: AttachMode) {
     assert_eq!(agent.log_with(&["not mirrored"]), Vec::<String>::new());
 }
 
-fn a_tag_that_the_kernel_keeps_beside_the_packet_is_filtered_by(mode: AttachMode) {
+#[test]
+fn a_tag_that_the_kernel_keeps_beside_the_packet_is_filtered_by() {
     let Node { web, db, lab } = &Node::bridged("vlan");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true").annotated(FILTER, "vlan 7")]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     for (from, to) in [(web, db), (db, web)] {
@@ -291,11 +288,12 @@ fn copies_are_cut_and_nothing_else_is(mode: AttachMode) {
     wait_counted(lab, web, &expected);
 }
 
-fn a_sample_takes_whole_flows(mode: AttachMode) {
+#[test]
+fn a_sample_takes_whole_flows() {
     const FLOWS: usize = 200;
     let Node { web, db, lab } = &Node::bridged("sample");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true").annotated("podmirror.io/sample", "50%")]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     let status = lab.wait_mirrored(&[web]);
     assert_eq!(status.tap(web.veth_host()).settings["sample"], 0.5);
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));

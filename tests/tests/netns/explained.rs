@@ -1,10 +1,8 @@
 //! `mirror-agent explain --pod`: the words about one pod, from its first annotation to its exclusion.
 
-use mirror_tests::{Agent, AttachMode, Capture, Lab, PodSpec, PodsFile, SOON, check, eventually};
+use mirror_tests::{Agent, Capture, Lab, PodSpec, PodsFile, SOON, check, eventually};
 
 use crate::{MIRROR, Node, any_mode};
-
-in_both_modes!(a_pod_is_explained_at_each_step_of_its_life);
 
 const WEB: &str = "default/web";
 
@@ -38,14 +36,15 @@ fn wait_counters_told(lab: &Lab, device: &str) {
     });
 }
 
-fn a_pod_is_explained_at_each_step_of_its_life(mode: AttachMode) {
+#[test]
+fn a_pod_is_explained_at_each_step_of_its_life() {
     let Node { web, db, lab } = &Node::bridged("explained");
     let spec = |annotations: &[(&str, &str)]| {
         let web = PodSpec::of(web);
         annotations.iter().fold(web, |web, (key, value)| web.annotated(&format!("podmirror.io/{key}"), value))
     };
     let pods = PodsFile::new(lab, &[spec(&[]), PodSpec::of(db).mirror("false")]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
 
     // Nobody asks for a mirror.
     let ask = "kubectl annotate --overwrite --namespace default pod web podmirror.io/mirror=true";
@@ -60,7 +59,7 @@ fn a_pod_is_explained_at_each_step_of_its_life(mode: AttachMode) {
     web.ping(db.v4(), 1, 56);
     let device = web.veth_host();
     let (tapped, mirror_iface) = (lab.ifindex(device), lab.ifindex(MIRROR));
-    let way = mode.name();
+    let way = any_mode().name();
     wait_told(
         lab,
         WEB,
@@ -150,7 +149,7 @@ fn a_pod_is_explained_at_each_step_of_its_life(mode: AttachMode) {
     assert_eq!((lab.network_state(), lab.pins()), before);
 
     // The administrator leaves the namespace out, or does not let it in.
-    let agent = Agent::run(lab, mode, &pods, &["--exclude-namespaces", "default"]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--exclude-namespaces", "default"]);
     wait_told(
         lab,
         WEB,
@@ -162,7 +161,7 @@ fn a_pod_is_explained_at_each_step_of_its_life(mode: AttachMode) {
     wait_told(lab, "default/db", &["(NamespaceExcluded)\nOnly the administrator can change this"]);
     agent.stop();
     pods.write(&[spec(&[]), PodSpec::of(db).mirror("true")]);
-    let _agent = Agent::run(lab, mode, &pods, &["--allow-namespaces", "shop"]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--allow-namespaces", "shop"]);
     wait_told(lab, WEB, &["(NamespaceNotAllowed)\nOnly the administrator can change this"]);
     wait_told(
         lab,

@@ -14,14 +14,11 @@ use std::{
 
 use mirror_core::settings::parse_filter;
 use mirror_tests::{
-    Agent, AttachMode, BpfObjects, Capture, Frame, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, check,
-    eventually,
+    Agent, BpfObjects, Capture, Frame, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, check, eventually,
 };
 
 use self::table::FilterTable;
 use crate::{Inside, MIRROR, Node, any_mode, shows};
-
-in_both_modes!(a_filter_is_replaced_while_packets_flow, what_a_killed_agent_has_left_is_not_trusted,);
 
 const FILTER: &str = "podmirror.io/filter";
 
@@ -99,12 +96,13 @@ fn wait_loaded(lab: &Lab, filters: &[&str]) {
 }
 
 /// Two narrow filters take turns. No packet that neither matches is ever copied, and none is copied or counted twice.
-fn a_filter_is_replaced_while_packets_flow(mode: AttachMode) {
+#[test]
+fn a_filter_is_replaced_while_packets_flow() {
     const FILTERS: [&str; 2] = ["udp port 1111", "udp port 2222"];
     let Node { web, db, lab } = &Node::bridged("replaced");
     let spec = |filter| [PodSpec::of(web).mirror("true").annotated(FILTER, filter)];
     let pods = PodsFile::new(lab, &spec(FILTERS[0]));
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
     let flow = Flow::start(web, db, &[1111, 2222, 3333]);
@@ -143,13 +141,14 @@ fn a_filter_is_replaced_while_packets_flow(mode: AttachMode) {
 
 /// An agent is killed at each point between the program and the entry of the tap, and a mended compiler makes another
 /// program of the same text.
-fn what_a_killed_agent_has_left_is_not_trusted(mode: AttachMode) {
+#[test]
+fn what_a_killed_agent_has_left_is_not_trusted() {
     const OLD: &str = "udp port 1111";
     const NEW: &str = "udp port 2222";
     let Node { web, db, lab } = &Node::bridged("killed");
     let spec = |filter| [PodSpec::of(web).mirror("true").annotated(FILTER, filter)];
     let pods = PodsFile::new(lab, &spec(OLD));
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     wait_loaded(lab, &[OLD]);
     agent.kill();
@@ -166,7 +165,7 @@ fn what_a_killed_agent_has_left_is_not_trusted(mode: AttachMode) {
     assert_eq!(table.programs().len(), 4);
 
     pods.write(&spec(NEW));
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     wait_loaded(lab, &[NEW]);
     assert!(table.programs().values().all(|id| !old.values().any(|old| old == id)));
     let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
@@ -186,7 +185,7 @@ fn what_a_killed_agent_has_left_is_not_trusted(mode: AttachMode) {
     send();
     let [(place, before)] = table.programs().into_iter().collect::<Vec<_>>()[..] else { unreachable!() };
     table.put_hash(place, hash ^ 1);
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     wait_loaded(lab, &[NEW]);
     assert!(table.programs().values().all(|after| *after != before), "it was loaded again");
     send();
@@ -196,7 +195,7 @@ fn what_a_killed_agent_has_left_is_not_trusted(mode: AttachMode) {
     // And an agent that finds nothing to mend leaves everything as it is.
     agent.stop();
     let before = table.programs();
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     agent.wait_for_log(&["attach"]);
     lab.wait_mirrored(&[web]);
     send();

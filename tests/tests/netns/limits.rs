@@ -4,18 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use mirror_tests::{
-    Agent, AttachMode, Capture, Flood, Lab, PodNs, PodSpec, PodsFile, SOON, Status, check, eventually,
-};
+use mirror_tests::{Agent, Capture, Flood, Lab, PodNs, PodSpec, PodsFile, SOON, Status, check, eventually};
 
 use crate::{MIRROR, Node, any_mode, mirror_iface::packets, with_qdisc};
-
-in_both_modes!(
-    sixty_pings_in_a_flood_are_all_mirrored,
-    a_budget_of_packets_is_exact,
-    a_budget_goes_on_exactly_while_another_changes,
-    a_rate_is_kept_under_a_flood_from_both_sides,
-);
 
 /// A pod with these annotations, without `podmirror.io/`.
 fn chosen(pod: &PodNs, settings: &[(&str, &str)]) -> PodSpec {
@@ -52,10 +43,11 @@ fn wait_ended(lab: &Lab, pod: &PodNs, budget: Option<&str>) -> Status {
 }
 
 /// A limit far below the flood still lets all pings of the pod pass, because the filter comes before the limit.
-fn sixty_pings_in_a_flood_are_all_mirrored(mode: AttachMode) {
+#[test]
+fn sixty_pings_in_a_flood_are_all_mirrored() {
     let Node { web, db, lab } = &Node::bridged("sixty");
     let pods = PodsFile::new(lab, &[chosen(web, &[("filter", "icmp"), ("rate", "100pps")])]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     let mirror = Capture::start(lab.node(), MIRROR);
     let before = packets(lab, web.veth_host());
@@ -81,10 +73,11 @@ fn sixty_pings_in_a_flood_are_all_mirrored(mode: AttachMode) {
     }
 }
 
-fn a_budget_of_packets_is_exact(mode: AttachMode) {
+#[test]
+fn a_budget_of_packets_is_exact() {
     let Node { web, db, lab } = &Node::bridged("packets");
     let pods = PodsFile::new(lab, &[chosen(web, &[("packets", "100")])]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     let mirror = Capture::start(lab.node(), MIRROR);
     let before = packets(lab, web.veth_host());
@@ -105,7 +98,7 @@ fn a_budget_of_packets_is_exact(mode: AttachMode) {
 
     // Ended it stays, over a restart too.
     agent.stop();
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_status(|status| check(status.agent_running, || "not running".into()));
     agent.wait_for_log(&["has ended", "\"packets\"", "default/web"]);
     web.ping(db.v4(), 10, 56);
@@ -212,12 +205,13 @@ fn flooded_at(lab: &Lab, web: &PodNs, db: &PodNs, rate: f64, bursts: f64) -> Sta
     status
 }
 
-fn a_budget_goes_on_exactly_while_another_changes(mode: AttachMode) {
+#[test]
+fn a_budget_goes_on_exactly_while_another_changes() {
     const PACKETS: u64 = 100_000;
     let Node { web, db, lab } = &Node::bridged("others");
     let with = |gib: u32| [chosen(web, &[("packets", "100k"), ("bytes", &format!("{gib}GiB"))])];
     let pods = PodsFile::new(lab, &with(1));
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     let floods = Floods::between(web, db);
     let mut changes = 0;
@@ -239,10 +233,11 @@ fn a_budget_goes_on_exactly_while_another_changes(mode: AttachMode) {
     assert!(changes > 0 && tap.total("ended") > 0, "{tap:?}");
 }
 
-fn a_rate_is_kept_under_a_flood_from_both_sides(mode: AttachMode) {
+#[test]
+fn a_rate_is_kept_under_a_flood_from_both_sides() {
     let Node { web, db, lab } = &Node::bridged("rate");
     let pods = PodsFile::new(lab, &[chosen(web, &[("rate", "1kpps")])]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     let before = packets(lab, web.veth_host());
     let status = flooded_at(lab, web, db, 1000.0, 1.0);

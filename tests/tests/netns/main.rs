@@ -1,7 +1,8 @@
 //! Stories of the built agent on a node with pods: the actions of users, and their effects.
 //!
-//! Stories about the data path run once for each way to attach. On kernels without TCX (older than 6.6), the stories in
-//! the modules `tcx` do nothing.
+//! Stories whose outcome can depend on the way to attach run once for each way: those about hooks and the programs of
+//! others there, about what passes which hook, and about what an agent leaves behind. On kernels without TCX (older than
+//! 6.6), the stories in the modules `tcx` do nothing. All other stories run once, with [`any_mode`].
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::print_stderr, reason = "tells which stories do not apply")]
 

@@ -1,17 +1,8 @@
 //! The mirror interface is made or exists, is refused, down, gone or renamed. The pods' packets are not disturbed.
 
-use mirror_tests::{
-    Agent, AttachMode, Capture, Flood, Frames, Lab, PodSpec, PodsFile, SOON, Status, check, eventually,
-};
+use mirror_tests::{Agent, Capture, Flood, Frames, Lab, PodSpec, PodsFile, SOON, Status, check, eventually};
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
-
-in_both_modes!(
-    no_packet_is_lost_while_the_mirror_interface_goes_down_and_up,
-    no_packet_is_lost_while_the_mirror_interface_is_deleted,
-    no_packet_is_lost_while_the_mirror_interface_is_renamed,
-    no_packet_is_lost_while_the_mirror_interface_goes_down_without_an_agent,
-);
 
 /// The output of `ip` for a device of the node, as JSON.
 fn device(lab: &Lab, name: &str) -> serde_json::Value {
@@ -183,10 +174,10 @@ fn devices_that_would_bring_copies_back_are_refused() {
 
 /// Lets a pod send as fast as it can while `disturb` changes the mirror interface. Checks that every datagram came
 /// back, and that every packet is counted once.
-fn under_load(mode: AttachMode, story: &str, disturb: impl Fn(&Lab, &Flood)) -> Status {
+fn under_load(story: &str, disturb: impl Fn(&Lab, &Flood)) -> Status {
     let Node { web, db, lab } = &Node::bridged(story);
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     if story == "alone" {
         agent.kill();
@@ -224,8 +215,9 @@ fn copies_go_on(lab: &Lab, flood: &Flood, mirror: &str) {
     });
 }
 
-fn no_packet_is_lost_while_the_mirror_interface_goes_down_and_up(mode: AttachMode) {
-    under_load(mode, "down-up", |lab, flood| {
+#[test]
+fn no_packet_is_lost_while_the_mirror_interface_goes_down_and_up() {
+    under_load("down-up", |lab, flood| {
         copies_go_on(lab, flood, MIRROR);
         lab.node().ip(&format!("link set {MIRROR} down"));
         wait_mirror(lab, false);
@@ -236,10 +228,11 @@ fn no_packet_is_lost_while_the_mirror_interface_goes_down_and_up(mode: AttachMod
     });
 }
 
-fn no_packet_is_lost_while_the_mirror_interface_is_deleted(mode: AttachMode) {
+#[test]
+fn no_packet_is_lost_while_the_mirror_interface_is_deleted() {
     let Node { web, db, lab } = &Node::bridged("deleted");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[web]);
     let before = packets(lab, web.veth_host());
     let flood = Flood::start(web, db);
@@ -256,7 +249,7 @@ fn no_packet_is_lost_while_the_mirror_interface_is_deleted(mode: AttachMode) {
     agent.kill();
     lab.node().ip(&format!("link delete {MIRROR}"));
     flood.go_on(300);
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     agent.wait_for_log(&["takes copies"]);
     copies_go_on(lab, &flood, MIRROR);
     flood.stop();
@@ -268,12 +261,13 @@ fn no_packet_is_lost_while_the_mirror_interface_is_deleted(mode: AttachMode) {
     assert!(tap.total("target_down") >= 500, "{tap:?}");
 }
 
-fn no_packet_is_lost_while_the_mirror_interface_is_renamed(mode: AttachMode) {
+#[test]
+fn no_packet_is_lost_while_the_mirror_interface_is_renamed() {
     let Node { web, db, lab } = &Node::bridged("renamed");
     lab.node().ip("link add cap0 mtu 65535 type veth peer name cap1 mtu 65535");
     lab.node().ip("link set cap1 up");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let _agent = Agent::run(lab, mode, &pods, &["--mirror-iface", "cap0"]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--mirror-iface", "cap0"]);
     lab.wait_mirrored(&[web]);
     let before = packets(lab, web.veth_host());
     let flood = Flood::start(web, db);
@@ -302,8 +296,9 @@ fn no_packet_is_lost_while_the_mirror_interface_is_renamed(mode: AttachMode) {
     assert!(tap.total("target_down") >= 600, "{tap:?}");
 }
 
-fn no_packet_is_lost_while_the_mirror_interface_goes_down_without_an_agent(mode: AttachMode) {
-    under_load(mode, "alone", |lab, flood| {
+#[test]
+fn no_packet_is_lost_while_the_mirror_interface_goes_down_without_an_agent() {
+    under_load("alone", |lab, flood| {
         lab.node().ip(&format!("link set {MIRROR} down"));
         flood.go_on(300);
         lab.node().ip(&format!("link set {MIRROR} up"));

@@ -2,12 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use mirror_tests::{Agent, AttachMode, Capture, Lab, PodSpec, PodsFile, SOON, Status, check, eventually};
+use mirror_tests::{Agent, Capture, Lab, PodSpec, PodsFile, SOON, Status, check, eventually};
 use serde_json::Value;
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
-
-in_both_modes!(each_mirror_of_a_pod_gets_its_own_packets, a_mirror_that_changes_touches_no_other,);
 
 /// An Ethernet frame that carries ICMP over IPv4.
 fn is_icmp(frame: &[u8]) -> bool {
@@ -16,7 +14,8 @@ fn is_icmp(frame: &[u8]) -> bool {
 
 /// The mirror of the IDS gets all packets at its own interface. The mirror of the engineer gets outgoing ICMP packets,
 /// cut, at `mirror0`.
-fn each_mirror_of_a_pod_gets_its_own_packets(mode: AttachMode) {
+#[test]
+fn each_mirror_of_a_pod_gets_its_own_packets() {
     let Node { web, db, lab } = &Node::bridged("mirrors");
     let spec = PodSpec::of(web)
         .mirror("false")
@@ -27,7 +26,7 @@ fn each_mirror_of_a_pod_gets_its_own_packets(mode: AttachMode) {
         .annotated("podmirror.io/snaplen.debug", "96")
         .annotated("podmirror.io/packets.debug", "5");
     let pods = PodsFile::new(lab, &[spec]);
-    let agent = Agent::run(lab, mode, &pods, &["--target", "ids=ids0"]);
+    let agent = Agent::run(lab, any_mode(), &pods, &["--target", "ids=ids0"]);
     agent.wait_for_taps(2);
     lab.wait_mirrored(&[web]);
     let ids = Capture::start(lab.node(), "ids0");
@@ -128,7 +127,8 @@ fn a_mirror_gets_the_nics_that_it_names() {
 }
 
 /// While one mirror of a pod is added, changed and removed, the other mirror loses no packet and copies none twice.
-fn a_mirror_that_changes_touches_no_other(mode: AttachMode) {
+#[test]
+fn a_mirror_that_changes_touches_no_other() {
     let Node { web, db, lab } = &Node::bridged("mirrors-change");
     let ids = || PodSpec::of(web).mirror("true");
     let debug = |filter: &str| {
@@ -138,7 +138,7 @@ fn a_mirror_that_changes_touches_no_other(mode: AttachMode) {
             .annotated("podmirror.io/target.debug", "lab")
     };
     let pods = PodsFile::new(lab, &[ids()]);
-    let _agent = Agent::run(lab, mode, &pods, &["--target", "lab=lab0"]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--target", "lab=lab0"]);
     lab.wait_mirrored(&[web]);
     let mirror = Capture::start(lab.node(), MIRROR);
     let inside = Inside::of(web);

@@ -2,14 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use mirror_tests::{
-    Agent, AttachMode, Capture, Lab, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check, eventually,
-};
+use mirror_tests::{Agent, Capture, Lab, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check, eventually};
 use serde_json::json;
 
 use crate::{MIRROR, Node, any_mode, shows};
-
-in_both_modes!(an_attachment_is_mirrored_alone);
 
 const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const KUBE_OVN: &str = "ovn.kubernetes.io/mirror";
@@ -65,13 +61,14 @@ fn wait_reasons(lab: &Lab, expected: &[&str]) -> Status {
 }
 
 /// The pod asks for its attachment. Multus says which NIC that is a moment after the pod was made.
-fn an_attachment_is_mirrored_alone(mode: AttachMode) {
+#[test]
+fn an_attachment_is_mirrored_alone() {
     let scene = Networks::new("attachment");
     let Networks { web, lab, .. } = &scene;
     let [_, second] = scene.hosts();
     let asked = || PodSpec::of(web).annotated(FAST, "true");
     let pods = PodsFile::new(lab, &[asked()]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_taps(&[]);
     wait_reasons(lab, &["NoSuchNetwork"]);
     agent.wait_for_log(&["not mirrored yet", FAST, NETWORK_STATUS]);

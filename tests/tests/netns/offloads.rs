@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Conversation, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, check, eventually,
+    Agent, Capture, Conversation, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, check, eventually,
 };
 
 use crate::{
@@ -12,11 +12,6 @@ use crate::{
     order::queue,
     shows, split,
 };
-
-in_both_modes!(
-    without_offloads_copies_are_as_on_a_wire,
-    super_frames_that_are_cut_stay_one_copy_without_offloads,
-);
 
 const OFF: [&str; 2] = ["--mirror-offloads", "off"];
 /// Bytes of a frame on a wire with an MTU of 1500.
@@ -90,11 +85,12 @@ fn shown_as_on_a_wire(node: &Node, mirror: &str) -> (Frames, Frames) {
     frames
 }
 
-fn without_offloads_copies_are_as_on_a_wire(mode: AttachMode) {
+#[test]
+fn without_offloads_copies_are_as_on_a_wire() {
     let node = &Node::bridged("wire");
     let Node { web, lab, .. } = node;
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, &OFF);
+    let agent = Agent::run(lab, any_mode(), &pods, &OFF);
     lab.wait_mirrored(&[web]);
     offloads_are(lab, MIRROR, false).unwrap();
     let frames = shown_as_on_a_wire(node, MIRROR);
@@ -104,7 +100,7 @@ fn without_offloads_copies_are_as_on_a_wire(mode: AttachMode) {
     agent.stop();
 
     // The next agent is not told so: it is our device, so it is as we make one again, and copies are as they come.
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     agent.wait_for_log(&["takes copies"]);
     offloads_are(lab, MIRROR, true).unwrap();
     let frames = shown_as_they_are(node, MIRROR);
@@ -112,11 +108,12 @@ fn without_offloads_copies_are_as_on_a_wire(mode: AttachMode) {
     wait_counted(lab, web, &expected);
 }
 
-fn super_frames_that_are_cut_stay_one_copy_without_offloads(mode: AttachMode) {
+#[test]
+fn super_frames_that_are_cut_stay_one_copy_without_offloads() {
     const SNAPLEN: usize = 96;
     let Node { web, db, lab } = &Node::bridged("cut-wire");
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true").annotated("podmirror.io/snaplen", "96")]);
-    let _agent = Agent::run(lab, mode, &pods, &OFF);
+    let _agent = Agent::run(lab, any_mode(), &pods, &OFF);
     lab.wait_mirrored(&[web]);
     // All but the checksum of TCP, which is made of the bytes that are left, and the identification is the first's.
     let cut = |frames: &Frames| {

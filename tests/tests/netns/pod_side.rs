@@ -13,15 +13,11 @@ use mirror_tests::{
     Status, Tail, TapStatus, check, eventually,
 };
 
-use crate::{Inside, MIRROR};
+use crate::{Inside, MIRROR, any_mode};
 
 in_both_modes!(
     a_macvlan_pod_is_mirrored,
     two_mirrored_macvlan_pods_are_mirrored_once,
-    each_mirror_of_a_macvlan_pod_gets_its_own_packets,
-    each_nic_has_its_own_way,
-    a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named,
-    a_capture_needs_no_exit,
     a_mirror_inside_a_pod_outlives_the_agent,
     taps_inside_pods_can_be_switched_off,
 );
@@ -247,7 +243,8 @@ fn two_pods_are_mirrored_once(scene: &Scene, mode: AttachMode) {
 }
 
 /// Two mirrors of one pod: each has its own form and target, and the exit goes when no copy leaves the pod by it.
-fn each_mirror_of_a_macvlan_pod_gets_its_own_packets(mode: AttachMode) {
+#[test]
+fn each_mirror_of_a_macvlan_pod_gets_its_own_packets() {
     let scene = Scene::new("macvlan-two", MACVLAN);
     let Scene { web, db, lab } = &scene;
     let spec = || PodSpec::of(web).mirror("true");
@@ -258,7 +255,7 @@ fn each_mirror_of_a_macvlan_pod_gets_its_own_packets(mode: AttachMode) {
             .annotated("podmirror.io/snaplen.ids", "96")
     };
     let pods = PodsFile::new(lab, &[ids(spec())]);
-    let _agent = Agent::run(lab, mode, &pods, &["--target", "ids=ids0,live=stream"]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &["--target", "ids=ids0,live=stream"]);
     wait_tapped(lab, &[web]);
     let inside = Inside::of(web);
     let (whole, cut) = (Capture::start(lab.node(), MIRROR), Capture::start(lab.node(), "ids0"));
@@ -285,7 +282,8 @@ fn each_mirror_of_a_macvlan_pod_gets_its_own_packets(mode: AttachMode) {
 }
 
 /// A pod with a veth and a macvlan, as Multus makes it: each NIC has its tap, on the node or inside.
-fn each_nic_has_its_own_way(mode: AttachMode) {
+#[test]
+fn each_nic_has_its_own_way() {
     let Scene { web: other, lab, .. } = Scene::new("multus", MACVLAN);
     lab.bridge("br0");
     let (mut web, db) = (lab.pod("both", "br0"), lab.pod("db2", "br0"));
@@ -294,7 +292,7 @@ fn each_nic_has_its_own_way(mode: AttachMode) {
     let second = web.nics()[second].clone();
     web.netns().ip(&format!("address add 10.0.0.99/24 dev {}", second.name));
     let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
-    let agent = Agent::run(&lab, mode, &pods, &[]);
+    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
     let devices = [web.veth_host().to_owned(), second.name.clone()];
     lab.wait_taps(&devices.each_ref().map(String::as_str));
     let inside = ["eth0", "eth1"].map(|nic| Capture::start(web.netns(), nic));
@@ -314,13 +312,14 @@ fn each_nic_has_its_own_way(mode: AttachMode) {
 }
 
 /// A veth whose other end is in no namespace that the node knows: it is tapped inside if it is named.
-fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named(mode: AttachMode) {
+#[test]
+fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named() {
     let lab = Lab::new("past");
     let switch = switch(&lab);
     let (web, db) = (lab.pod_elsewhere("web", &switch, "br0"), lab.pod_elsewhere("db", &switch, "br0"));
     let spec = || PodSpec::of(&web).mirror("true");
     let pods = PodsFile::new(&lab, &[spec()]);
-    let agent = Agent::run(&lab, mode, &pods, &[]);
+    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
     agent.wait_for_log(&["not mirrored", "has no veth end on the node"]);
     pods.write(&[spec().annotated("podmirror.io/nics", "eth0")]);
     wait_tapped(&lab, &[&web]);
@@ -331,11 +330,12 @@ fn a_nic_that_leads_past_the_node_is_mirrored_where_it_is_named(mode: AttachMode
 }
 
 /// A stream needs no exit, so a capture leaves no device in the pod.
-fn a_capture_needs_no_exit(mode: AttachMode) {
+#[test]
+fn a_capture_needs_no_exit() {
     let scene = Scene::new("macvlan-tail", MACVLAN);
     let Scene { web, db, lab } = &scene;
     let pods = PodsFile::new(lab, &[PodSpec::of(web)]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_taps(&[]);
     let mut tail = Tail::start(lab, &["tail", "--pod", "default/web"]);
     tail.wait_until_it_reads(lab);

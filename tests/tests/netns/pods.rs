@@ -8,17 +8,13 @@ use mirror_tests::{
 
 use crate::{Inside, MIRROR, Node, any_mode, shows, with_qdisc};
 
-in_both_modes!(
-    pods_appear_change_and_disappear,
-    a_pod_comes_back_under_its_name_in_another_namespace,
-    existing_connections_are_mirrored_from_the_annotation_on,
-    unselected_pods_carry_no_program,
-);
+in_both_modes!(unselected_pods_carry_no_program);
 
-fn pods_appear_change_and_disappear(mode: AttachMode) {
+#[test]
+fn pods_appear_change_and_disappear() {
     let Node { web, db, lab } = &Node::bridged("life");
     let pods = PodsFile::new(lab, &[]);
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     let status = lab.wait_taps(&[]);
     assert!(status.agent_running);
 
@@ -51,10 +47,11 @@ fn pods_appear_change_and_disappear(mode: AttachMode) {
     agent.stop();
 }
 
-fn a_pod_comes_back_under_its_name_in_another_namespace(mode: AttachMode) {
+#[test]
+fn a_pod_comes_back_under_its_name_in_another_namespace() {
     let Node { web, db, lab } = Node::bridged("again");
     let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
-    let agent = Agent::run(&lab, mode, &pods, &[]);
+    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[&web]);
     db.ping(web.v4(), 3, 56);
     let old = lab.status();
@@ -84,12 +81,13 @@ fn a_pod_comes_back_under_its_name_in_another_namespace(mode: AttachMode) {
     agent.stop();
 }
 
-fn existing_connections_are_mirrored_from_the_annotation_on(mode: AttachMode) {
+#[test]
+fn existing_connections_are_mirrored_from_the_annotation_on() {
     let Node { web, db, lab } = &Node::bridged("existing");
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_taps(&[]);
-    with_qdisc(lab, web, mode);
+    with_qdisc(lab, web, any_mode());
     let conversation = Conversation::open(web, db, db.v4());
     conversation.exchange(10_000);
     let flood = Flood::start(db, web);

@@ -3,18 +3,10 @@
 use std::collections::BTreeMap;
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Frames, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check,
-    eventually,
+    Agent, Capture, Frames, Lab, PacketFile, PodNs, PodSpec, PodsFile, SOON, Status, Tail, check, eventually,
 };
 
 use crate::{Inside, Node, any_mode, shows};
-
-in_both_modes!(
-    two_pods_with_their_own_filters_are_in_one_file,
-    a_stream_without_a_reader_is_down,
-    what_a_rate_or_a_budget_keeps_out_is_in_the_file,
-    attach_copies_to_a_stream,
-);
 
 pub(crate) const TARGET: [&str; 2] = ["--target", "live=stream"];
 
@@ -55,11 +47,12 @@ fn is_ipv4(frame: &[u8], protocol: u8) -> bool {
 }
 
 /// The mirror of web wants UDP and that of db wants ICMP, so each packet between them is for one of the two.
-fn two_pods_with_their_own_filters_are_in_one_file(mode: AttachMode) {
+#[test]
+fn two_pods_with_their_own_filters_are_in_one_file() {
     let Node { web, db, lab } = &Node::bridged("streams");
     let filtered = |pod, filter| streamed(pod).annotated("podmirror.io/filter", filter);
     let pods = PodsFile::new(lab, &[filtered(web, "ip proto 17"), filtered(db, "icmp")]);
-    let agent = Agent::run(lab, mode, &pods, &TARGET);
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web, db]);
     let tail = Tail::start(lab, &["tail", "--target", "live", "--super-frames"]);
     let inside = [web, db].map(Inside::of);
@@ -107,7 +100,8 @@ fn two_pods_with_their_own_filters_are_in_one_file(mode: AttachMode) {
 }
 
 /// Each reader has the counts of its own time.
-fn what_a_rate_or_a_budget_keeps_out_is_in_the_file(mode: AttachMode) {
+#[test]
+fn what_a_rate_or_a_budget_keeps_out_is_in_the_file() {
     let Node { web, db, lab } = &Node::bridged("streamlimits");
     let of = |pod, key, value| {
         streamed(pod)
@@ -116,7 +110,7 @@ fn what_a_rate_or_a_budget_keeps_out_is_in_the_file(mode: AttachMode) {
     };
     let specs = [of(web, "rate", "10pps,burst=100ms"), of(db, "packets", "5")];
     let pods = PodsFile::new(lab, &specs);
-    let agent = Agent::run(lab, mode, &pods, &TARGET);
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web, db]);
     for budget in [5, 0] {
         let tail = Tail::start(lab, &["tail", "--target", "live"]);
@@ -143,11 +137,12 @@ fn what_a_rate_or_a_budget_keeps_out_is_in_the_file(mode: AttachMode) {
 }
 
 /// That nobody reads is a normal state. Each reader has the packets of its own time, and their counts.
-fn a_stream_without_a_reader_is_down(mode: AttachMode) {
+#[test]
+fn a_stream_without_a_reader_is_down() {
     let Node { web, db, lab } = &Node::bridged("streamdown");
     let before = lab.network_state();
     let pods = PodsFile::new(lab, &[streamed(web), PodSpec::of(db)]);
-    let agent = Agent::run(lab, mode, &pods, &TARGET);
+    let agent = Agent::run(lab, any_mode(), &pods, &TARGET);
     lab.wait_mirrored(&[web]);
     let inside = Inside::of(web);
     let mut unread = (0, 0);
@@ -201,11 +196,12 @@ fn a_stream_without_a_reader_is_down(mode: AttachMode) {
     lab.network_is_as(&before);
 }
 
-fn attach_copies_to_a_stream(mode: AttachMode) {
+#[test]
+fn attach_copies_to_a_stream() {
     let Node { web, db, lab } = &Node::bridged("streamattach");
     let before = lab.network_state();
     let words = [web.veth_host(), "--target", "live=stream", "--mirror-target", "live", "--filter", "icmp"];
-    let agent = Agent::attach(lab, mode, &words);
+    let agent = Agent::attach(lab, any_mode(), &words);
     lab.wait_mirrored(&[web]);
     let tail = Tail::start(lab, &["tail", "--target", "live"]);
     let inside = Inside::of(web);

@@ -3,13 +3,11 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Conversation, Flood, Frames, OneCpu, PodNs, PodSpec, PodsFile, SOON, Tail,
-    check, eventually, wireshark_finds_nothing_wrong as nothing_wrong,
+    Agent, Capture, Conversation, Flood, Frames, OneCpu, PodNs, PodSpec, PodsFile, SOON, Tail, check,
+    eventually, wireshark_finds_nothing_wrong as nothing_wrong,
 };
 
 use crate::{Inside, MIRROR, Node, any_mode, shows};
-
-in_both_modes!(a_pod_is_read_completely, frames_are_as_on_a_wire);
 
 /// Waits until a file has exactly these frames of each direction, each once.
 #[track_caller]
@@ -32,10 +30,11 @@ fn talk(web: &PodNs, db: &PodNs) {
 }
 
 /// No pod asks for a mirror. The tap is there for the tail alone, and goes with it.
-fn a_pod_is_read_completely(mode: AttachMode) {
+#[test]
+fn a_pod_is_read_completely() {
     let Node { web, db, lab } = &Node::bridged("tail");
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[]);
     let tail = Tail::start(lab, &["tail", "--pod", "default/web", "--super-frames"]);
     let inside = Inside::of(web);
@@ -55,10 +54,11 @@ fn a_pod_is_read_completely(mode: AttachMode) {
 }
 
 /// Checksums are finished and super-frames are cut, as for a capture at the other end of a cable.
-fn frames_are_as_on_a_wire(mode: AttachMode) {
+#[test]
+fn frames_are_as_on_a_wire() {
     let Node { web, db, lab } = &Node::bridged("tailwire");
     let pods = PodsFile::new(lab, &[PodSpec::of(web), PodSpec::of(db)]);
-    let _agent = Agent::run(lab, mode, &pods, &[]);
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_mirrored(&[]);
     let begun = SystemTime::now();
     let tail = Tail::start(lab, &["tail", "--pod", "default/web"]);

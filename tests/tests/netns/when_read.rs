@@ -3,17 +3,10 @@
 use std::time::{Duration, Instant};
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, Status, TapStatus, check,
-    eventually,
+    Agent, Capture, Frames, Lab, PodNs, PodSpec, PodsFile, SOON, Status, TapStatus, check, eventually,
 };
 
 use crate::{Inside, MIRROR, Node, any_mode, pod_side::up, shows};
-
-in_both_modes!(
-    copies_are_made_for_readers_alone,
-    without_an_agent_copies_are_made,
-    a_tap_inside_a_pod_waits_for_readers_too,
-);
 
 const WHEN_READ: &[&str] = &["--when-read"];
 
@@ -67,11 +60,12 @@ fn is_read((capture, before): &(Capture, Frames), node: &Node) {
     shows(capture, all);
 }
 
-fn copies_are_made_for_readers_alone(mode: AttachMode) {
+#[test]
+fn copies_are_made_for_readers_alone() {
     let node = Node::bridged("when-read");
     let Node { web, db, lab } = &node;
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, WHEN_READ);
+    let agent = Agent::run(lab, any_mode(), &pods, WHEN_READ);
     let status = lab.wait_mirrored(&[web]);
     assert!(status.mirror().when_read);
     wait_for(&node, UNREAD);
@@ -112,11 +106,12 @@ fn copies_are_made_for_readers_alone(mode: AttachMode) {
     lab.cleanup();
 }
 
-fn without_an_agent_copies_are_made(mode: AttachMode) {
+#[test]
+fn without_an_agent_copies_are_made() {
     let node = Node::routed("unread-alone");
     let Node { web, lab, .. } = &node;
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, WHEN_READ);
+    let agent = Agent::run(lab, any_mode(), &pods, WHEN_READ);
     lab.wait_mirrored(&[web]);
     wait_for(&node, UNREAD);
     agent.meanwhile_paused(|| wait_for(&node, COPIED));
@@ -125,12 +120,12 @@ fn without_an_agent_copies_are_made(mode: AttachMode) {
     wait_for(&node, COPIED);
 
     // The next agent finds the target as it is, and looks for readers.
-    let agent = Agent::run(lab, mode, &pods, WHEN_READ);
+    let agent = Agent::run(lab, any_mode(), &pods, WHEN_READ);
     lab.wait_mirrored(&[web]);
     wait_for(&node, UNREAD);
     agent.stop();
     // And one without the flag does not.
-    let agent = Agent::run(lab, mode, &pods, &[]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
     lab.wait_status(|status| check(!status.mirror().when_read, || format!("{status:?}")));
     wait_for(&node, COPIED);
     let reading = Capture::start(lab.node(), MIRROR);
@@ -140,14 +135,15 @@ fn without_an_agent_copies_are_made(mode: AttachMode) {
     lab.cleanup();
 }
 
-fn a_tap_inside_a_pod_waits_for_readers_too(mode: AttachMode) {
+#[test]
+fn a_tap_inside_a_pod_waits_for_readers_too() {
     let lab = Lab::new("unread-inside");
     up(&lab, "up0", "up1");
     let pod = |name| lab.pod_over(name, "macvlan mode bridge", "up0");
     let node = Node { web: pod("web"), db: pod("db"), lab };
     let Node { web, lab, .. } = &node;
     let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
-    let agent = Agent::run(lab, mode, &pods, WHEN_READ);
+    let agent = Agent::run(lab, any_mode(), &pods, WHEN_READ);
     let is_tapped =
         |status: &Status| check(status.taps.iter().any(TapStatus::is_attached), || format!("{status:?}"));
     assert!(lab.wait_status(is_tapped).taps[0].inside);

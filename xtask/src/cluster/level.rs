@@ -17,12 +17,14 @@ use mirror_test_cluster::{
 use crate::{
     arch::Arch,
     image::{self, Image},
+    portable,
     process::{Run as _, is_ci, is_root, step},
     tools, workspace,
 };
 
 /// Stories that do not depend on the wiring of pods. They run with the first way alone.
-const ANY_WIRING: [&str; 7] = [BUILT_ONLY, "events::", "helm", "lives::", "many::", "plugin::", "recorder::"];
+const ANY_WIRING: [&str; 8] =
+    [BUILT_ONLY, "events::", "installation::", "lives::", "many::", "plugin::", "recorder::", "targets::"];
 /// Stories that stop components of the cluster, or act without the knowledge of its runtime. They run only on a cluster
 /// that was built here.
 const BUILT_ONLY: &str = "built::";
@@ -69,7 +71,7 @@ pub(crate) fn with_api(test: &mut Command) -> Result<()> {
 /// Builds the image, and runs `test` with `arguments` on the given cluster, or on a node that is built. If the node
 /// already runs, it is used and keeps running.
 pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: &[String]) -> Result<()> {
-    let image = image::build(Arch::host()?, &target("level-cluster.tar"))?;
+    let image = image::build(Arch::host()?, portable::TEST, &target("level-cluster.tar"))?;
     if let Some(given) = given {
         return on_existing(given, &image, test, arguments);
     }
@@ -92,7 +94,7 @@ pub(crate) fn run(test: impl Fn() -> Command, given: Option<&Given>, arguments: 
 /// already runs, it is used and keeps running.
 pub(crate) fn run_with(cni: Cni, test: Command, arguments: &[String]) -> Result<()> {
     let wanted = Mode::Node(cni);
-    let image = image::build(Arch::host()?, &target(&format!("level-{wanted}.tar")))?;
+    let image = image::build(Arch::host()?, portable::TEST, &target(&format!("level-{wanted}.tar")))?;
     match Mode::present()? {
         Some(mode) if mode == wanted && !is_ci() => {
             step(&format!("using the cluster that there is ({mode}), and leaving it up"));
