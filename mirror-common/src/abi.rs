@@ -19,6 +19,9 @@ pub const MAX_TAPS: u32 = 4096;
 /// Sessions that one node can have, over all taps: the upper bound of the tables by [`Session::id`]. `COUNTERS` may be
 /// smaller, because the agent sets its size when it creates the map.
 pub const MAX_SESSIONS: u32 = 4096;
+/// Places for the settings of sessions: each session has two, so that new settings are written whole before its tap's
+/// entry leads to them.
+pub const SETTINGS_PLACES: u32 = 2 * MAX_SESSIONS;
 /// Targets that one node can have.
 pub const MAX_TARGETS: u32 = 16;
 /// Places for them in `TARGETS`: all targets can get new names before the places of the old ones are free.
@@ -63,7 +66,7 @@ pub const FILTER_DIFFERS: u32 = 0x101;
 
 /// Bit of [`Session::flags`]: `FILTERS` at [`Session::filter`] holds for it.
 pub const SESSION_FILTERED: u32 = 1;
-/// Bit of [`Session::flags`]: `LIMITS` and `METERS` at [`Session::id`] hold for it.
+/// Bit of [`Session::flags`]: `METERS` at [`Session::id`] holds for it, and `LIMITS` at [`Session::settings`].
 pub const SESSION_METERED: u32 = 2;
 /// Bit of [`Session::flags`]: the limits of pods, namespaces and the node hold for it: `NODE_LIMITS`, with `POD_METERS` at
 /// [`Tap::pod_meter`], `NAMESPACE_METERS` at [`Tap::namespace_meter`] and `NODE_METER`. Never set for a capture, because
@@ -156,8 +159,11 @@ pub struct DeviceKey {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Session {
-    /// Index of the session in `COUNTERS`, `LIMITS` and `METERS`, and key in `SESSION_INFO`; below [`MAX_SESSIONS`].
+    /// Index of the session in `COUNTERS` and `METERS`; below [`MAX_SESSIONS`].
     pub id: u32,
+    /// Index of its limits in `LIMITS`, and key of its description in `SESSION_INFO`; below [`SETTINGS_PLACES`]. What is
+    /// there does not change as long as the entry of a tap leads there.
+    pub settings: u32,
     /// Index of the session's target in `TARGETS`, below [`TARGET_PLACES`].
     pub target: u32,
     /// The directions that the session copies: a bit each, see [`Direction::bit`].
@@ -241,16 +247,14 @@ pub struct TapOwner {
     pub network: [u8; MAX_NETWORK],
 }
 
-/// Value of the map `SESSION_INFO`, whose key is [`Session::id`] (`u32`): the settings, in their own units. Only the
-/// agent writes and reads it, so that the settings are known while no agent runs. Texts are UTF-8, filled up with
-/// zeros. A setting that was not made is 0.
+/// Value of the map `SESSION_INFO`, whose key is [`Session::settings`] (`u32`): those settings that the programs do not
+/// have, or have in other units. Only the agent writes and reads it, so that the settings are known while no agent runs.
+/// Texts are UTF-8, filled up with zeros. A setting that was not made is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SessionInfo {
     /// Name of the mirror.
     pub mirror: [u8; MAX_NAME],
-    /// Name of the target.
-    pub target: [u8; MAX_NAME],
     /// The origin of the request for the mirror; the agent's model gives the numbers their meaning.
     pub origin: u32,
     /// Zero.

@@ -120,6 +120,10 @@ pub struct Meter {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// [`Limits::ticks_per_packet`] when the credits were counted last.
+    pub ticks_per_packet: u64,
+    /// [`Limits::ticks_per_byte`] then.
+    pub ticks_per_byte: u64,
 }
 
 /// The use by the copies of one pod: of its ceiling (`POD_LIMIT`) and of its share of the node's rate (`SHARE_LIMIT`).
@@ -173,13 +177,18 @@ impl Meter {
         self.draw(limits, len);
     }
 
-    /// Reduces the debt to the highest debt that [`Self::take`] makes at these limits. A higher debt was made at a
-    /// lower rate, and a debt of a very low rate would have to be paid for weeks.
+    /// Turns a debt at the prices of another rate into the price that the same packets and bytes have now. A debt of a very
+    /// low rate would have to be paid for weeks.
     #[inline(always)]
-    const fn forgive(&mut self, limits: &Limits) {
-        let (packet, byte) = limits.prices(MAX_LEN);
-        self.packet_credit = greatest(self.packet_credit, -packet);
-        self.byte_credit = greatest(self.byte_credit, -byte);
+    const fn reprice(&mut self, limits: &Limits) {
+        if self.ticks_per_packet != limits.ticks_per_packet {
+            let debt = repriced(self.packet_credit, self.ticks_per_packet, limits.ticks_per_packet);
+            (self.packet_credit, self.ticks_per_packet) = (debt, limits.ticks_per_packet);
+        }
+        if self.ticks_per_byte != limits.ticks_per_byte {
+            let debt = repriced(self.byte_credit, self.ticks_per_byte, limits.ticks_per_byte);
+            (self.byte_credit, self.ticks_per_byte) = (debt, limits.ticks_per_byte);
+        }
     }
 
     /// Gives back the price that [`Self::take`] took for a packet of `len` bytes that was not copied after all.
@@ -209,6 +218,7 @@ impl Meter {
     /// Adds the credit of the time since it was counted last, up to a burst.
     #[inline(always)]
     const fn count(&mut self, limits: &Limits, now_ns: u64) {
+        self.reprice(limits);
         let elapsed_ns = now_ns.saturating_sub(self.counted_ns);
         if elapsed_ns == 0 {
             return;
@@ -232,9 +242,16 @@ const fn least_credit(a: i64, b: i64) -> i64 {
     if a < b { a } else { b }
 }
 
+/// A credit at another price. Only a debt changes: what is saved up is time. Units that had no price left no debt.
 #[inline(always)]
-const fn greatest(a: i64, b: i64) -> i64 {
-    if a > b { a } else { b }
+const fn repriced(credit: i64, old: u64, new: u64) -> i64 {
+    if credit >= 0 {
+        return credit;
+    }
+    let units = if old == 0 { 0 } else { credit.unsigned_abs().div_ceil(old) };
+    // The kernel has no product of 128 bits.
+    let debt = if new != 0 && units > MAX_PRICE / new { MAX_PRICE } else { units * new };
+    -(debt as i64)
 }
 
 #[cfg(test)]

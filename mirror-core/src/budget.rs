@@ -9,7 +9,7 @@ use mirror_common::limit::{Limits, Meter, is_used_up};
 
 use crate::{
     model::{Ended, Session},
-    settings::Budget,
+    settings::{Budget, Settings},
 };
 
 /// A session before a change.
@@ -50,6 +50,15 @@ pub fn limits(session: &Session, before: Option<Before<'_>>, meter: &Meter, now_
     }
 }
 
+/// Whether limits can be those of these settings: their rate, and an end for each of their budgets.
+pub fn are_of(limits: &Limits, settings: &Settings) -> bool {
+    let rate = settings.rate.map_or_else(Limits::default, |rate| rate.limits());
+    let Budget { duration, packets, bytes } = settings.budget;
+    Limits { packets: 0, bytes: 0, ends_ns: 0, ..*limits } == rate
+        && [limits.packets != 0, limits.bytes != 0, limits.ends_ns != 0]
+            == [packets.is_some(), bytes.is_some(), duration.is_some()]
+}
+
 /// The budget of these limits that is used up, if any.
 pub fn ended(limits: &Limits, meter: &Meter, now_ns: u64) -> Option<Ended> {
     if is_used_up(meter.packets, limits.packets) {
@@ -79,10 +88,7 @@ mod tests {
     use proptest::{option, prelude::*, sample};
 
     use super::*;
-    use crate::{
-        model::{Directions, Origin, Place, TargetName},
-        settings::Settings,
-    };
+    use crate::model::{Directions, Origin, Place, TargetName};
 
     fn session() -> impl Strategy<Value = Session> {
         let budget = (option::of(1..4u64), option::of(1..4u64), option::of(1..400u64));

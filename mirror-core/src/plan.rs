@@ -37,11 +37,12 @@ pub struct Plan {
 
 /// The plan that turns `actual` into `desired`, as far as it fits.
 ///
-/// The order of the ops is: removals; targets and limits; the second stage; taps and sessions; then the removal of
-/// objects that are not needed any more. A target that no installed session needs is removed before new ones are
-/// written, which may need its place. A tap is added entry first, then sessions, then hooks, and removed in the same
-/// order: a program without an entry copies nothing, so neither a half-added nor a half-removed tap copies for another
-/// pod than its own.
+/// The order of the ops is: removals of taps and sessions; targets and limits; the second stage; taps and sessions; then
+/// the removal of objects that are not needed any more, and of hooks, which takes long. A session in whose place a new one
+/// of the same tap comes is removed just ahead of that. A target that no installed session needs is removed before new
+/// ones are written, which may need its place. A tap is added entry first, then sessions, then hooks, and removed in the
+/// same order: a program without an entry copies nothing, so neither a half-added nor a half-removed tap copies for
+/// another pod than its own.
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     let (mut taps, unfit) = fit::fit(desired, actual);
     let coming = sides::settle(&mut taps, actual);
@@ -68,6 +69,8 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     for (device, tap) in &taps {
         add(*device, tap, actual, &mut ops);
     }
+    // No tap needs these any more.
+    detach(&taps, actual, &mut ops);
     // No session needs these any more.
     for ifindex in actual.deliver.keys().filter(|ifindex| !deliver.contains(ifindex)) {
         let theirs = desired
@@ -117,19 +120,32 @@ fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
 
 /// Removals. A tap for a former owner stops copying before all other ops.
 fn remove(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
+    for (device, installed) in &actual.taps {
+        let Some(tap) = &installed.tap else { continue };
+        match wanted.get(device).filter(|wanted| tap.owner.is_same(&wanted.owner)) {
+            None => ops.push(Op::RemoveTap(*device)),
+            Some(wanted) => {
+                let (gone, _) = leaving(tap, wanted);
+                ops.extend(gone.into_iter().map(|mirror| Op::RemoveSession(*device, mirror.clone())));
+            }
+        }
+    }
+}
+
+/// The sessions of a tap that are not wanted any more: those that only go, and those in whose place a new one comes. So
+/// there are never more sessions than before or after the plan.
+fn leaving<'a>(tap: &'a Tap, wanted: &Tap) -> (Vec<&'a MirrorId>, Vec<&'a MirrorId>) {
+    let mut gone: Vec<_> =
+        tap.sessions.keys().filter(|mirror| !wanted.sessions.contains_key(mirror)).collect();
+    let new = wanted.sessions.keys().filter(|mirror| !tap.sessions.contains_key(mirror)).count();
+    let replaced = gone.split_off(gone.len().saturating_sub(new));
+    (gone, replaced)
+}
+
+/// Takes the programs away from the hooks that no tap needs.
+fn detach(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
     let hooks: BTreeSet<_> = wanted.iter().flat_map(|(device, tap)| tap.hooks(*device)).collect();
     for (device, installed) in &actual.taps {
-        let wanted = wanted.get(device);
-        let kept =
-            wanted.filter(|wanted| installed.tap.as_ref().is_none_or(|tap| tap.owner.is_same(&wanted.owner)));
-        match (&installed.tap, kept) {
-            (Some(_), None) => ops.push(Op::RemoveTap(*device)),
-            (Some(tap), Some(kept)) => {
-                let gone = tap.sessions.keys().filter(|mirror| !kept.sessions.contains_key(mirror));
-                ops.extend(gone.map(|mirror| Op::RemoveSession(*device, mirror.clone())));
-            }
-            (None, _) => {}
-        }
         let attached =
             Program::TAP.into_iter().filter(|program| installed.state(*program) != HookState::Absent);
         let leaving = attached.filter(|program| !hooks.contains(&(*device, *program)));
@@ -144,6 +160,8 @@ fn add(device: Device, wanted: &Tap, actual: &Actual, ops: &mut Vec<Op>) {
     if entry.map(TapHead::from) != Some(TapHead::from(wanted)) {
         ops.push(Op::PutTap(device, Box::new(wanted.into())));
     }
+    let (_, replaced) = entry.map(|tap| leaving(tap, wanted)).unwrap_or_default();
+    ops.extend(replaced.into_iter().map(|mirror| Op::RemoveSession(device, mirror.clone())));
     for (mirror, session) in &wanted.sessions {
         let op = match entry.and_then(|tap| tap.sessions.get(mirror)) {
             None => Op::AddSession,

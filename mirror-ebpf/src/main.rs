@@ -21,8 +21,8 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        Counter, DeviceKey, FILTER_PLACES, MAX_SESSIONS, MAX_TAPS, Session, SessionCounters, SessionInfo,
-        TARGET_PLACES, TARGET_TUNNEL, Tap, TapOwner, Target,
+        Counter, DeviceKey, FILTER_PLACES, MAX_SESSIONS, MAX_TAPS, SETTINGS_PLACES, Session, SessionCounters,
+        SessionInfo, TARGET_PLACES, TARGET_TUNNEL, Tap, TapOwner, Target,
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
@@ -53,9 +53,9 @@ static TAPS: HashMap<DeviceKey, Tap, { MAX_TAPS as usize }, NO_PREALLOC> = HashM
 #[btf_map(pin_by_name)]
 static TAP_OWNERS: HashMap<DeviceKey, TapOwner, { MAX_TAPS as usize }, NO_PREALLOC> = HashMap::new();
 
-/// From a session to its names and settings, for the reports of the agent. The programs do not use this map either.
+/// From the place of a session's settings to its description, for the reports of the agent. The programs do not use this map either.
 #[btf_map(pin_by_name)]
-static SESSION_INFO: HashMap<u32, SessionInfo, { MAX_SESSIONS as usize }, NO_PREALLOC> = HashMap::new();
+static SESSION_INFO: HashMap<u32, SessionInfo, { SETTINGS_PLACES as usize }, NO_PREALLOC> = HashMap::new();
 
 /// The targets, by their index in a session.
 #[btf_map(pin_by_name)]

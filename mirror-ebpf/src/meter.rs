@@ -11,7 +11,7 @@ use aya_ebpf::{
 use mirror_common::{
     abi::{
         MAX_SESSIONS, MAX_TAPS, NAMESPACE_LIMIT, NODE_LIMIT, NODE_LIMITS_LEN, POD_LIMIT, SESSION_METERED,
-        SESSION_POD_METERED, SHARE_LIMIT, Session, TARGET_METERED, TARGET_PLACES, Tap,
+        SESSION_POD_METERED, SETTINGS_PLACES, SHARE_LIMIT, Session, TARGET_METERED, TARGET_PLACES, Tap,
     },
     decide::Reach,
     limit::{
@@ -21,9 +21,9 @@ use mirror_common::{
     verdict::Verdict,
 };
 
-/// The limits of each session. The agent writes them.
+/// The limits of each session, at the place of its settings. The agent writes them.
 #[btf_map(pin_by_name)]
-static LIMITS: Array<Limits, { MAX_SESSIONS as usize }> = Array::new();
+static LIMITS: Array<Limits, { SETTINGS_PLACES as usize }> = Array::new();
 
 /// The use of each session.
 #[btf_map(pin_by_name)]
@@ -89,8 +89,8 @@ macro_rules! locked {
 
 impl Meters for Maps {
     #[inline(always)]
-    fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
-        locked!(METERS[id], LIMITS.get(id)?, change)
+    fn session<R>(&mut self, places: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R> {
+        locked!(METERS[places & 0xffff], LIMITS.get(places >> 16)?, change)
     }
 
     #[inline(always)]
@@ -128,7 +128,7 @@ impl Meters for Maps {
 #[inline(always)]
 pub(crate) fn take(tap: &Tap, session: &Session, target: Reach, len: u32) -> Result<Paid, Verdict> {
     let place = if target.flags & TARGET_METERED != 0 { session.target + 1 } else { 0 };
-    let answer = charge_packet(session.id, session.flags, owners(tap), place, len);
+    let answer = charge_packet(places(session), session.flags, owners(tap), place, len);
     match answer & !Paid::ALL {
         0 => Ok(Paid::from_bits(answer)),
         LIMITED => Err(Verdict::Limited),
@@ -140,13 +140,19 @@ pub(crate) fn take(tap: &Tap, session: &Session, target: Reach, len: u32) -> Res
 /// Gives back the charge of [`take`] for a packet that was not copied after all.
 #[inline(always)]
 pub(crate) fn give_back(tap: &Tap, session: &Session, len: u32, paid: Paid) {
-    refund_packet(session.id, paid.to_bits(), owners(tap), session.target + 1, len);
+    refund_packet(places(session), paid.to_bits(), owners(tap), session.target + 1, len);
 }
 
 /// The answers of [`charge_packet`] beside the bits of [`Paid`].
 const LIMITED: u32 = 1 << 8;
 const ENDED: u32 = 2 << 8;
 const FAILED: u32 = 3 << 8;
+
+/// The places of a session's meter and limits in one argument.
+#[inline(always)]
+const fn places(session: &Session) -> u32 {
+    session.id | session.settings << 16
+}
 
 /// The places of the pod's and the namespace's meters in one argument: a function has five at most.
 #[inline(always)]

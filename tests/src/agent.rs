@@ -74,9 +74,9 @@ impl Agent {
     }
 
     /// As [`Agent::run`], by a program that gets the agent's command line after its own.
-    pub fn run_by(runner: &[&str], lab: &Lab, mode: AttachMode, pods: &PodsFile) -> Self {
+    pub fn run_by(runner: &[&str], lab: &Lab, mode: AttachMode, pods: &PodsFile, arguments: &[&str]) -> Self {
         let words = ["run", "--pods-from", pods.path(), "--attach", mode.name(), "--log-format", "json"];
-        Self { process: Process::start(&mut lab.agent_by(runner, &words)) }
+        Self { process: Process::start(&mut lab.agent_by(runner, &[&words[..], arguments].concat())) }
     }
 
     /// Whether it has ended.

@@ -123,7 +123,7 @@ impl Bpf {
 impl Dataplane for Bpf {
     async fn observe(&mut self) -> anyhow::Result<Actual> {
         self.maps.refresh()?;
-        self.maps.settle_pod_sides()?;
+        self.maps.settle()?;
         self.maps.clear_unused_filters()?;
         let mut entries = self.maps.taps()?;
         self.hooks.reconnect()?;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_common::abi::{
-    self, FILTER_PLACES, FORM_BITS, MAX_FORMS, MAX_SESSIONS_PER_TAP, MAX_TAPS, TARGET_PLACES,
+    self, FILTER_PLACES, FORM_BITS, MAX_FORMS, MAX_SESSIONS, MAX_SESSIONS_PER_TAP, MAX_TAPS, TARGET_PLACES,
 };
 
 use crate::{
@@ -21,6 +21,8 @@ pub(super) struct Ledger {
     pub(super) taps: BTreeMap<Device, Entry>,
     /// The entries of NICs inside pods that are the other side of a tap at the node's end of a veth.
     pub(super) pod_sides: BTreeMap<Device, abi::Tap>,
+    /// The taps whose entry is not what an agent writes for what it says.
+    pub(super) unsettled: BTreeSet<Device>,
     /// The targets by their place in `TARGETS`.
     pub(super) targets: BTreeMap<u32, (TargetName, Target)>,
     /// The filters that sessions use, by their place in `FILTERS`.
@@ -56,6 +58,8 @@ pub(super) struct Placed {
     pub(super) session: Session,
     /// Its id.
     pub(super) id: u32,
+    /// The place of its settings, one of the two of its id.
+    pub(super) settings: u32,
     /// Its number, which no other session has had.
     pub(super) serial: u32,
     /// The place of its target.
@@ -75,9 +79,21 @@ pub(super) enum FilterPlace {
     Free(u32),
 }
 
+impl Placed {
+    /// The place of its next settings. What runs now keeps what it has.
+    pub(super) const fn other_settings(&self) -> u32 {
+        if self.settings == self.id { self.id + MAX_SESSIONS } else { self.id }
+    }
+}
+
 impl Ledger {
     fn placed(&self) -> impl Iterator<Item = &Placed> {
         self.taps.values().flat_map(|entry| entry.sessions.values())
+    }
+
+    /// The keys of the descriptions that sessions may have.
+    pub(super) fn has_settings(&self, settings: u32) -> bool {
+        self.placed().any(|placed| placed.id == settings % MAX_SESSIONS)
     }
 
     /// An id below `most` that no session has. The search goes on behind the last id that was given: a program may still
@@ -257,7 +273,7 @@ mod tests {
             });
         let pod = PodId { uid: pod.to_string(), namespace: (pod % 2).to_string(), ..PodId::default() };
         let owner = Owner { pod: Some(pod), ..Owner::default() };
-        let id = ledger.free_id(abi::MAX_SESSIONS).unwrap();
+        let id = ledger.free_id(MAX_SESSIONS).unwrap();
         let mirror = MirrorId(mirror.parse().unwrap());
         let mark = ledger.mark(device, &mirror, target, session.settings.snaplen);
         let pod_meter = ledger.pod_meter(device, &owner).unwrap();
@@ -266,7 +282,7 @@ mod tests {
         let head = TapHead { owner, kind, is_limited: false, exit: None, pod_side: None };
         let entry = Entry { head, pod_meter, namespace_meter, sessions: BTreeMap::new() };
         let sessions = &mut ledger.taps.entry(device).or_insert(entry).sessions;
-        sessions.insert(mirror, Placed { session, id, serial: 0, target, filter, mark });
+        sessions.insert(mirror, Placed { session, id, settings: id, serial: 0, target, filter, mark });
     }
 
     proptest! {

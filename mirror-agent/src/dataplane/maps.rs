@@ -14,7 +14,7 @@ use anyhow::{Context as _, anyhow, bail};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use mirror_common::{
     abi::{
-        self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS_PER_TAP, MAX_TAPS,
+        self, Counter, DeviceKey, FILTER_PLACES, MAX_FILTERS, MAX_SESSIONS, MAX_SESSIONS_PER_TAP, MAX_TAPS,
         SESSION_FILTERED, SESSION_POD_METERED, SessionCounters, SessionInfo, TAP_SEEN_INSIDE, TapOwner,
     },
     tunnel::Tunnels,
@@ -29,7 +29,7 @@ use super::{
     pins::Pins,
     rings::Streams,
     unread::Unread,
-    wire,
+    wire::{self, Places},
 };
 use crate::{
     model::{Capacity, Device, Ended, IfIndex, MirrorId, Owner, PodSide, Session, Tap, TapHead},
@@ -159,6 +159,7 @@ impl Maps {
             }
         }
         ledger.taps.clear();
+        ledger.unsettled.clear();
         ledger.pod_sides.clear();
         for key in self.taps.keys() {
             let key = key.context("cannot list the taps")?;
@@ -171,6 +172,9 @@ impl Maps {
                 continue;
             }
             let entry = self.entry(&key, &tap, &mut ledger)?;
+            if wire::encode_tap(&entry) != tap {
+                ledger.unsettled.insert(device);
+            }
             ledger.taps.insert(device, entry);
         }
         ledger.drop_unused_filters();
@@ -192,14 +196,18 @@ impl Maps {
         let mut sessions = BTreeMap::new();
         for session in in_use {
             let is_filtered = session.flags & SESSION_FILTERED != 0;
-            let hash = if is_filtered { self.filters.hash(session.filter)? } else { 0 };
-            let info = found(self.infos.get(&session.id, 0))?;
-            let placed = info.and_then(|info| wire::decode_session(session, &transmute!(info), hash));
+            let filter_hash = if is_filtered { self.filters.hash(session.filter)? } else { 0 };
+            let limits = self.meters.limits(session.settings)?;
+            let info = found(self.infos.get(&session.settings, 0))?;
+            let target = ledger.targets.get(&session.target);
+            let placed = info.zip(target).and_then(|(info, (target, _))| {
+                let info = transmute!(info);
+                wire::decode_session(session, &Places { info, limits, filter_hash, target })
+            });
             if let Some((_, Placed { session, filter: Some(place), .. })) = &placed {
                 ledger.filters.extend(session.settings.filter.clone().map(|filter| (*place, filter)));
             }
-            // A session whose description was not written by an agent is not shown, and goes with the next change of
-            // its tap.
+            // A session that was not written by an agent is not shown, and goes.
             sessions.extend(placed);
         }
         let namespace_meter = tap.namespace_meter.checked_sub(1);
@@ -218,7 +226,8 @@ impl Maps {
         let session = |placed: &Placed| {
             let (ended, left) = match placed.session.settings.is_metered() {
                 true => {
-                    let (limits, meter) = (self.meters.limits(placed.id)?, self.meters.meter(placed.id)?);
+                    let (limits, meter) =
+                        (self.meters.limits(placed.settings)?, self.meters.meter(placed.id)?);
                     (budget::ended(&limits, &meter, now_ns), budget::left(&limits, &meter, now_ns))
                 }
                 false => (None, Budget::default()),
@@ -309,7 +318,7 @@ impl Maps {
         self.meters.clear(id)?;
         self.streams.clear(id)?;
         let serial = self.ledger.new_serial();
-        self.put_session(device, mirror, session, (id, serial), None)
+        self.put_session(device, mirror, session, (id, id, serial), None)
     }
 
     /// Writes the new settings of a session. The session keeps its counters; [`budget::limits`] decides which of its
@@ -322,12 +331,13 @@ impl Maps {
     ) -> anyhow::Result<()> {
         let before = self.entry_of(device)?.sessions.get(mirror).cloned();
         let before = before.ok_or_else(|| anyhow!("device {device} has no mirror {mirror}"))?;
-        let place = (before.id, before.serial);
+        let place = (before.id, before.other_settings(), before.serial);
         if before.session.target != session.target {
             // What it has taken of a ring, it has not taken of another one.
             self.streams.clear(before.id)?;
         }
-        self.put_session(device, mirror, session, place, Some(&before.session))
+        let limits = self.meters.limits(before.settings)?;
+        self.put_session(device, mirror, session, place, Some(Before { session: &before.session, limits }))
     }
 
     fn put_session(
@@ -335,44 +345,25 @@ impl Maps {
         device: Device,
         mirror: &MirrorId,
         session: &Session,
-        (id, serial): (u32, u32),
-        before: Option<&Session>,
+        (id, settings, serial): (u32, u32, u32),
+        before: Option<Before<'_>>,
     ) -> anyhow::Result<()> {
         let target = self.ledger.target(&session.target);
         let target = target.ok_or_else(|| anyhow!("there is no target {}", session.target))?;
         let filter = session.settings.filter.as_ref().map(|filter| self.put_filter(filter));
         let filter = filter.transpose()?;
-        let is_new = before.is_none();
-        let old_info = before.map(|session| wire::encode_info(mirror, session));
-        let before = match before {
-            Some(session) => Some(Before { session, limits: self.meters.limits(id)? }),
-            None => None,
-        };
         let limits = budget::limits(session, before, &self.meters.meter(id)?, now_ns()?);
         let mark = self.ledger.mark(device, mirror, target, session.settings.snaplen);
         let mut entry = self.entry_of(device)?.clone();
-        let placed = Placed { session: session.clone(), id, serial, target, filter, mark };
+        let placed = Placed { session: session.clone(), id, settings, serial, target, filter, mark };
         entry.sessions.insert(mirror.clone(), placed);
-        // The entry of the tap decides, in one step, which session runs. Until then the old session must have no more
-        // than its old budgets; a new session has its limits before it runs.
-        if is_new {
-            self.meters.set_limits(id, limits)?;
-        }
-        self.write_info(id, &wire::encode_info(mirror, session))
+        // Until the entry of the tap leads to all of this, in one step, nothing uses it. The settings before stay, for
+        // those who have read the entry just before.
+        self.meters.set_limits(settings, limits)?;
+        self.infos
+            .insert(&settings, &transmute!(wire::encode_info(mirror, session)), 0)
             .with_context(|| format!("cannot write the mirror {mirror} of device {device}"))?;
-        if let Err(error) = self.write(device, entry) {
-            // What is shown must be what runs.
-            let restored = old_info.map_or(Ok(()), |info| self.write_info(id, &info));
-            return Err(match restored {
-                Ok(()) => error,
-                Err(why) => error.context(why),
-            });
-        }
-        if is_new { Ok(()) } else { self.meters.set_limits(id, limits) }
-    }
-
-    fn write_info(&mut self, id: u32, info: &SessionInfo) -> Result<(), MapError> {
-        self.infos.insert(&id, &transmute!(*info), 0)
+        self.write(device, entry)
     }
 
     /// The place of a filter: the place of an equal filter in use, or a free one, to which its program is written.
@@ -417,8 +408,29 @@ impl Maps {
         ids.collect::<Vec<_>>().into_iter().try_for_each(|id| self.forget_info(id))
     }
 
+    /// Forgets the descriptions of a session: the last one, and the one before.
     fn forget_info(&mut self, id: u32) -> anyhow::Result<()> {
-        found(self.infos.remove(&id)).map(drop).context("cannot forget a session")
+        [id, id + MAX_SESSIONS].into_iter().try_for_each(|settings| {
+            found(self.infos.remove(&settings)).map(drop).context("cannot forget a session")
+        })
+    }
+
+    /// Takes away what an agent may have left that was killed between two writes: descriptions of no session, owners of no
+    /// tap, and the rings that no program reads.
+    pub fn clear_leftovers(&mut self) -> anyhow::Result<()> {
+        let settings: Vec<u32> =
+            self.infos.keys().collect::<Result<_, _>>().context("cannot list the sessions")?;
+        for settings in settings.into_iter().filter(|settings| !self.ledger.has_settings(*settings)) {
+            found(self.infos.remove(&settings)).context("cannot forget a session")?;
+        }
+        let owners: Vec<KeyBytes> =
+            self.owners.keys().collect::<Result<_, _>>().context("cannot list the owners")?;
+        for key in owners {
+            if !self.ledger.taps.contains_key(&wire::decode_device(transmute!(key))) {
+                found(self.owners.remove(&key)).context("cannot forget the owner of a tap")?;
+            }
+        }
+        self.drop_unread_rings()
     }
 
     fn entry_of(&self, device: Device) -> anyhow::Result<&Entry> {

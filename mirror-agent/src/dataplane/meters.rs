@@ -30,7 +30,6 @@ pub(super) struct Meters {
     limits: Array<MapData, LimitBytes>,
     meters: Array<MapData, MeterBytes>,
     node_limits: Array<MapData, LimitBytes>,
-    node_meter: Array<MapData, MeterBytes>,
     pod_meters: Array<MapData, PodMeterBytes>,
     namespace_meters: Array<MapData, MeterBytes>,
     target_limits: Array<MapData, LimitBytes>,
@@ -44,7 +43,6 @@ impl Meters {
             limits: get("LIMITS")?.try_into()?,
             meters: get("METERS")?.try_into()?,
             node_limits: get("NODE_LIMITS")?.try_into()?,
-            node_meter: get("NODE_METER")?.try_into()?,
             pod_meters: get("POD_METERS")?.try_into()?,
             namespace_meters: get("NAMESPACE_METERS")?.try_into()?,
             target_limits: get("TARGET_LIMITS")?.try_into()?,
@@ -52,14 +50,14 @@ impl Meters {
         })
     }
 
-    /// The limits that are written for a session.
-    pub(super) fn limits(&self, id: u32) -> anyhow::Result<Limits> {
-        Ok(transmute!(self.limits.get(&id, 0).context("cannot read the limits")?))
+    /// The limits at the place of a session's settings.
+    pub(super) fn limits(&self, settings: u32) -> anyhow::Result<Limits> {
+        Ok(transmute!(self.limits.get(&settings, 0).context("cannot read the limits")?))
     }
 
-    /// Writes the limits of a session.
-    pub(super) fn set_limits(&mut self, id: u32, limits: Limits) -> anyhow::Result<()> {
-        self.limits.set(id, &transmute!(limits), 0).context("cannot write the limits")
+    /// Writes the limits at the place of a session's settings.
+    pub(super) fn set_limits(&mut self, settings: u32, limits: Limits) -> anyhow::Result<()> {
+        self.limits.set(settings, &transmute!(limits), 0).context("cannot write the limits")
     }
 
     /// The meter of a session.
@@ -119,13 +117,6 @@ impl Meters {
     /// Writes the limits of the node.
     pub(super) fn set_ceilings(&mut self, ceilings: &Ceilings) -> anyhow::Result<()> {
         let Ceilings { node, pod, namespace, share } = *ceilings;
-        // The packets that pods may send within their shares can bring the node into a debt that lasts for minutes at a
-        // low rate. It is not owed at another rate.
-        if node != self.ceilings()?.node {
-            self.node_meter
-                .set(0, &MeterBytes::default(), LOCKED)
-                .context("cannot clear the node's meter")?;
-        }
         let written =
             [(NODE_LIMIT, node), (POD_LIMIT, pod), (NAMESPACE_LIMIT, namespace), (SHARE_LIMIT, share)];
         for (index, limits) in written {

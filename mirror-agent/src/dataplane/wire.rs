@@ -14,6 +14,7 @@ use mirror_common::{
     verdict::TapKind,
 };
 use mirror_core::{
+    budget,
     destination::Destination,
     tunnel::{Keys, Kind, Oversize, Tunnel},
 };
@@ -77,10 +78,11 @@ const fn flag(is_set: bool, flag: u32) -> u32 {
 }
 
 fn encode_session(placed: &Placed, alike: u32, is_limited: bool) -> abi::Session {
-    let Placed { session, id, serial, target, filter, mark } = placed;
+    let Placed { session, id, settings: place, serial, target, filter, mark } = placed;
     let Session { directions, settings, origin, .. } = session;
     abi::Session {
         id: *id,
+        settings: *place,
         target: *target,
         directions: directions.bits(),
         flags: flag(filter.is_some(), SESSION_FILTERED)
@@ -97,15 +99,14 @@ fn encode_session(placed: &Placed, alike: u32, is_limited: bool) -> abi::Session
     }
 }
 
-/// The description of a session, for people and for the next agent.
+/// The description of a session, for people and for the next agent: what cannot be read from what the programs use.
 pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
-    let Session { directions: _, settings, target, origin, key: _ } = session;
+    let Session { directions: _, settings, target: _, origin, key: _ } = session;
     let Settings { filter, sample: _, seed: _, rate, snaplen: _, budget } = settings;
     let Budget { duration, packets, bytes } = budget;
     let ms = |time: Duration| time.as_millis() as u64;
     SessionInfo {
         mirror: fixed(mirror.0.as_str()),
-        target: fixed(target.0.as_str()),
         origin: Origin::ALL.iter().position(|of| of == origin).unwrap_or_default() as u32,
         reserved: 0,
         rate_packets: rate.and_then(|rate| rate.packets).unwrap_or(0),
@@ -118,13 +119,23 @@ pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
     }
 }
 
-/// A session and its mirror, from the written description. `filter_hash`: that of the program at its filter's place.
-/// `None`: a name in it is invalid, so no agent has written it.
-pub(super) fn decode_session(
-    wire: &abi::Session,
-    info: &SessionInfo,
-    filter_hash: u64,
-) -> Option<(MirrorId, Placed)> {
+/// What stands at the places that a session names.
+pub(super) struct Places<'a> {
+    /// Its description.
+    pub(super) info: SessionInfo,
+    /// Its limits.
+    pub(super) limits: Limits,
+    /// The hash of its filter's program.
+    pub(super) filter_hash: u64,
+    /// Its target.
+    pub(super) target: &'a TargetName,
+}
+
+/// A session and its mirror, as the programs use them. `None`: the description is not that of these limits, or a name in
+/// it is invalid, so no agent has written it.
+pub(super) fn decode_session(wire: &abi::Session, places: &Places<'_>) -> Option<(MirrorId, Placed)> {
+    let Places { info, limits, filter_hash, target } = places;
+    let filter_hash = *filter_hash;
     let place = (wire.flags & SESSION_FILTERED != 0).then_some(wire.filter);
     let filter = place.map(|_| CaptureFilter { text: text(&info.filter), hash: filter_hash });
     let asked = |value: u64| (value != 0).then_some(value);
@@ -143,15 +154,18 @@ pub(super) fn decode_session(
             bytes: asked(info.budget_bytes),
         },
     };
+    if !budget::are_of(limits, &settings) {
+        return None;
+    }
     let session = Session {
         directions: Directions::from_bits(wire.directions)?,
         settings,
-        target: TargetName(Name::of_written(&text(&info.target))?),
+        target: TargetName::clone(target),
         origin: *Origin::ALL.get(info.origin as usize)?,
         key: (wire.key != 0).then_some(wire.key),
     };
-    let abi::Session { id, serial, target, mark, .. } = *wire;
-    let placed = Placed { session, id, serial, target, filter: place, mark };
+    let abi::Session { id, settings, serial, target, mark, .. } = *wire;
+    let placed = Placed { session, id, settings, serial, target, filter: place, mark };
     Some((MirrorId(Name::of_written(&text(&info.mirror))?), placed))
 }
 
@@ -330,6 +344,7 @@ mod tests {
 
     use std::collections::BTreeMap;
 
+    use mirror_common::limit::Meter;
     use proptest::{option, prelude::*, sample};
 
     use super::*;
@@ -376,7 +391,37 @@ mod tests {
         })
     }
 
+    /// What an agent writes for a session, with the limits of another one.
+    fn places<'a>(mirror: &MirrorId, session: &'a Session, filter_hash: u64, limits: &Session) -> Places<'a> {
+        let limits = budget::limits(limits, None, &Meter::default(), 7);
+        Places { info: encode_info(mirror, session), limits, filter_hash, target: &session.target }
+    }
+
     proptest! {
+        /// What the programs use is what is read back: another target at the session's place, another program as its
+        /// filter, other limits. Limits that are not those of the description are nobody's.
+        #[test]
+        fn what_the_programs_use_is_read_back(first in session(), second in session(), hash: u64) {
+            let mirror = MirrorId::default();
+            let filter = first.settings.filter.as_ref().map(|_| 3);
+            let placed = Placed { session: first.clone(), id: 5, settings: 5, serial: 1, target: 2, filter, mark: 0 };
+            let wire = encode_session(&placed, 0, false);
+            let read = |places| decode_session(&wire, &places).map(|(_, placed)| placed.session);
+            let own = first.settings.filter.as_ref().map_or(0, |filter| filter.hash);
+            prop_assert_eq!(read(places(&mirror, &first, own, &first)), Some(first.clone()));
+            let elsewhere = Places { target: &second.target, ..places(&mirror, &first, own, &first) };
+            prop_assert_eq!(read(elsewhere), Some(Session { target: second.target.clone(), ..first.clone() }));
+            let filtered = read(places(&mirror, &first, hash, &first)).unwrap().settings.filter;
+            prop_assert_eq!(filtered.map(|filter| filter.hash), first.settings.filter.as_ref().map(|_| hash));
+            let kinds = |of: &Session| {
+                let Budget { duration, packets, bytes } = of.settings.budget;
+                let rate = of.settings.rate.map(|rate| rate.limits());
+                (rate.unwrap_or_default(), duration.is_some(), packets.is_some(), bytes.is_some())
+            };
+            let limited = read(places(&mirror, &first, own, &second));
+            prop_assert_eq!(limited.is_some(), kinds(&first) == kinds(&second));
+        }
+
         /// Decoding an encoded owner gives the same owner.
         #[test]
         fn owners_survive_the_map(
@@ -431,7 +476,9 @@ mod tests {
                 let settings = Settings { snaplen, ..session.settings };
                 let filter = settings.filter.as_ref().map(|_| id / 4);
                 let session = Session { settings, ..session };
-                (MirrorId(mirror.parse().unwrap()), Placed { session, id, serial: id * 3, target, filter, mark: 0x100 })
+                let settings = id + 4096 * (id % 2);
+                let placed = Placed { session, id, settings, serial: id * 3, target, filter, mark: 0x100 };
+                (MirrorId(mirror.parse().unwrap()), placed)
             };
             let (owner, kind) = (Owner::default(), TapKind::HostVeth);
             let pod_side = Some(PodSide { nic: IfIndex(9), sees: true });
@@ -451,8 +498,8 @@ mod tests {
             for (number, (mirror, placed)) in entry.in_order().into_iter().enumerate() {
                 let session = &wire.sessions[number];
                 let hash = placed.session.settings.filter.as_ref().map_or(0, |filter| filter.hash);
-                let info = encode_info(mirror, &placed.session);
-                prop_assert_eq!(decode_session(session, &info, hash), Some((mirror.clone(), placed.clone())));
+                let places = places(mirror, &placed.session, hash, &placed.session);
+                prop_assert_eq!(decode_session(session, &places), Some((mirror.clone(), placed.clone())));
                 let is_pod_metered = is_limited && placed.session.origin != Origin::Capture;
                 prop_assert_eq!(session.flags & SESSION_POD_METERED != 0, is_pod_metered, "captures are free");
                 let form = (placed.target, placed.session.settings.snaplen);

@@ -427,13 +427,19 @@ async fn a_removal_does_not_wait_for_all_taps_of_a_start() {
     let annotations = &mut world.pods.0.as_mut().unwrap()[0].annotations;
     annotations.insert(MIRROR.into(), "false".into());
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
-    assert!(world.dataplane.actual.taps.is_empty(), "{:?}", world.dataplane.actual);
+    let installed = &world.dataplane.actual.taps;
+    assert_eq!(
+        installed[&device(11)].tap,
+        None,
+        "its programs, which copy nothing any more, wait: {installed:?}"
+    );
 
     // Failed ops take time too, and keep no other device from its turn.
-    let broken = Op::Attach(device(12), Program::TapIngress);
+    let broken = Op::Attach(device(13), Program::TapIngress);
     world.dataplane.failures = vec![broken; 2].into();
     run_for(&mut world, SLICE * 3).await.unwrap();
-    assert_eq!((tapped(&world), told().is_reconciled), (vec![13], true));
+    assert_eq!((tapped(&world), told().is_reconciled), (vec![12], true));
+    assert!(!world.dataplane.actual.taps.contains_key(&device(11)));
     run_for(&mut world, SLICE * 9).await.unwrap();
     assert_eq!((tapped(&world), told().is_reconciled), (vec![12, 13], true));
 }

@@ -21,8 +21,8 @@ use crate::verdict::Verdict;
 /// The meters and their limits. Each method gives `change` access to one meter at a time, and no other CPU uses that
 /// meter meanwhile. `None`: there is no such meter.
 pub trait Meters {
-    /// The meter of a session.
-    fn session<R>(&mut self, id: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
+    /// The meter of a session, by the number in [`Bill::session`].
+    fn session<R>(&mut self, places: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
     /// The meter of a target.
     fn target<R>(&mut self, place: u32, change: impl FnOnce(&Limits, &mut Meter) -> R) -> Option<R>;
     /// The meters of a pod, with the limits of its ceiling and its share.
@@ -40,7 +40,7 @@ pub trait Meters {
 /// A copy that is to be charged.
 #[derive(Debug, Clone, Copy)]
 pub struct Bill {
-    /// The session, if it has limits.
+    /// The places of the session's meter and limits, as a number that [`Meters`] understands; `None`: it has no limits.
     pub session: Option<u32>,
     /// The target, if it has a ceiling.
     pub target: Option<u32>,
@@ -135,10 +135,7 @@ pub fn give_back<M: Meters>(meters: &mut M, bill: Bill, paid: Paid) {
 #[inline(always)]
 fn charge_each<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64, paid: &mut Paid) -> Result<(), Verdict> {
     let Bill { session, target, namespace, pod, len } = bill;
-    let take = |limits: &Limits, meter: &mut Meter| {
-        meter.forgive(limits);
-        meter.take(limits, now_ns, len)
-    };
+    let take = |limits: &Limits, meter: &mut Meter| meter.take(limits, now_ns, len);
     if let Some(id) = session {
         meters.session(id, take).unwrap_or(Err(Verdict::Failed))?;
         paid.bits |= Paid::SESSION;
@@ -151,7 +148,6 @@ fn charge_each<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64, paid: &mut Pa
     // The ceiling, and the share if anything is left of it.
     let take_pod = |[ceiling, share]: [&Limits; 2], meter: &mut PodMeter| {
         take(ceiling, &mut meter.ceiling)?;
-        meter.share.forgive(share);
         Ok(share.has_rate() && meter.share.take(share, now_ns, len).is_ok())
     };
     let is_within = meters.pod(index, take_pod).unwrap_or(Err(Verdict::Failed))?;

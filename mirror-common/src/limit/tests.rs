@@ -85,14 +85,15 @@ proptest! {
     /// With any contents of the maps, also contents that no agent writes.
     #[test]
     fn no_time_and_no_price_overflows(
-        limits: [u64; 6], credits: [i64; 2], used: [u64; 3], times: [u64; 3], len: u32,
+        limits: [u64; 6], credits: [i64; 2], used: [u64; 3], prices: [u64; 2], times: [u64; 3], len: u32,
     ) {
         let [ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns] = limits;
         let limits = Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns };
         let ([packet_credit, byte_credit], [counted_ns, packets, bytes]) = (credits, used);
-        let mut meter = Meter { packet_credit, byte_credit, counted_ns, packets, bytes };
+        let [ticks_per_packet, ticks_per_byte] = prices;
+        let mut meter =
+            Meter { packet_credit, byte_credit, counted_ns, packets, bytes, ticks_per_packet, ticks_per_byte };
         for now in times {
-            meter.forgive(&limits);
             if meter.take(&limits, now, len).is_ok() {
                 meter.give_back(&limits, len);
             }
@@ -130,7 +131,6 @@ proptest! {
         let limits = Limits::of_rate(packets, bits, burst);
         let (mut meter, mut now) = (Meter::default(), boot_ns);
         for len in lens {
-            meter.forgive(&limits);
             prop_assert_eq!(meter.take(&limits, now, len), Ok(()), "{:?}", meter);
             // The price of the packet at the requested rate, and a tick for each of its bytes.
             let seconds_ns = 1_000_000_000_u128;
@@ -152,7 +152,6 @@ proptest! {
         let mut taken = Vec::new();
         for (len, pause) in sent {
             now += pause;
-            meter.forgive(&limits);
             if meter.take(&limits, now, len).is_ok() {
                 taken.push((now, u128::from(len)));
             }
@@ -172,18 +171,26 @@ proptest! {
         }
     }
 
-    /// A session in debt at a low rate copies again at a higher rate after the price of one packet there, not after
-    /// weeks.
+    /// What was copied at one rate is paid for at the next one: a session in debt waits as long as if it had copied the
+    /// same packet at the new rate, and not for weeks after a low rate.
     #[test]
-    fn a_debt_is_forgotten_with_the_rate_that_it_was_made_at(
-        low in 1..1_000_u64, high in 1_000_000..1_u64 << 40, len in any_len(),
-    ) {
-        let [low, high] = [low, high].map(|bits| Limits::of_rate(0, bits, Duration::from_millis(50)));
-        let (mut meter, now) = (Meter::default(), SECOND_NS);
-        prop_assert_eq!(meter.take(&low, now, len), Ok(()));
-        let later = now + 10 * SECOND_NS;
-        meter.forgive(&high);
-        prop_assert_eq!(meter.take(&high, later, len), Ok(()));
+    fn a_debt_has_the_price_of_the_new_rate(old in 1..1_u64 << 40, new in 1..1_u64 << 40, len in any_len(), of_bits: bool) {
+        let burst = Duration::from_millis(50);
+        let of = |rate| if of_bits { Limits::of_rate(0, rate, burst) } else { Limits::of_rate(rate, 0, burst) };
+        let [old, new] = [old, new].map(of);
+        let mut meter = Meter::default();
+        prop_assert_eq!(meter.take(&old, 1 << 50, len), Ok(()));
+        let (packet, bytes) = new.prices(len);
+        let price_ns = (packet + bytes) as u64 / TICKS_PER_NS + 1;
+        let one_ns = new.ticks_per_byte.max(new.ticks_per_packet) / TICKS_PER_NS + 1;
+        let copies = |at_ns| {
+            let mut meter = meter;
+            meter.take(&new, (1 << 50) + at_ns, len).is_ok()
+        };
+        prop_assert!(copies(price_ns + one_ns), "it waits longer than {price_ns} ns");
+        // A burst was saved up.
+        let early_ns = price_ns.saturating_sub(50_000_000 + one_ns);
+        prop_assert!(early_ns == 0 || !copies(early_ns - 1));
     }
 
     /// A year, and 2^48 packets or bytes: they end where they should, and not before.

@@ -234,6 +234,31 @@ proptest! {
         }
     }
 
+    /// A mirror under another name comes at once: what takes long, such as the removal of other taps' programs, comes
+    /// after it. And no more sessions are installed on the way than before or after.
+    #[test]
+    fn a_mirror_that_replaces_another_one_waits_for_nothing(desired in desired(), before in actual()) {
+        let Plan { ops, .. } = plan(&desired, &before);
+        let is_hook = |op: &Op| matches!(op, Op::Detach(_, program) if program.is_tap());
+        let hooks = ops.iter().position(is_hook).unwrap_or(ops.len());
+        prop_assert!(ops[hooks..].iter().all(|op| matches!(op, Op::Detach(..) | Op::SetTarget(..) | Op::RemoveTarget(_))));
+        for (at, op) in ops.iter().enumerate() {
+            let Op::AddSession(device, mirror, _) = op else { continue };
+            let same = |op: &Op| op.device() == Some(*device);
+            let removed = ops[..at].iter().rposition(|op| matches!(op, Op::RemoveSession(of, _) if of == device));
+            if let Some(removed) = removed {
+                prop_assert!(ops[removed..at].iter().all(same), "{} waits", mirror.0);
+            }
+        }
+        let sessions = |actual: &Actual| -> usize {
+            actual.taps.values().flat_map(|installed| &installed.tap).map(|tap| tap.sessions.len()).sum()
+        };
+        let mut actual = before.clone();
+        let mut most = 0;
+        carry_out(&ops, &mut actual, |_| false, |now, _| most = most.max(sessions(now)));
+        prop_assert!(most <= sessions(&before).max(sessions(&actual)));
+    }
+
     /// Targets may all get new names at once, and the table holds both.
     #[test]
     fn no_more_targets_are_installed_than_there_are_before_or_after(desired in desired(), before in actual()) {

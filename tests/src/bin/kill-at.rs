@@ -1,13 +1,16 @@
 //! `kill-at STEP FILE PROGRAM ARGUMENT...` runs a program, and kills it by SIGKILL on the way into one of its steps.
 //!
 //! A step is a system call that changes something outside of the program: BPF objects, pins, devices. STEP counts from 1,
-//! over all threads; with 0 the program lives. FILE gets the number of steps. SIGTERM goes on to the program. Called by the
+//! over all threads; with 0 the program lives. `map:STEP` counts only the system calls that change an element of a map, and
+//! only while there is no file `FILE.wait`. FILE gets the number of steps. SIGTERM goes on to the program. Called by the
 //! stories `crashes`.
 
 use std::{
     env,
     error::Error,
+    ffi::OsStr,
     fs,
+    path::Path,
     process::{Command, ExitCode},
     thread,
 };
@@ -25,6 +28,8 @@ use nix::{
 /// The commands of bpf(2) that make, change or delete something: BPF_MAP_CREATE, BPF_MAP_UPDATE_ELEM,
 /// BPF_MAP_DELETE_ELEM, BPF_PROG_LOAD, BPF_OBJ_PIN, BPF_LINK_CREATE, BPF_LINK_UPDATE, BPF_LINK_DETACH.
 const BPF_CHANGES: [u64; 8] = [0, 2, 3, 5, 6, 28, 29, 34];
+/// Those that change an element of a map.
+const MAP_CHANGES: [u64; 2] = [2, 3];
 
 /// Other calls: requests by netlink, and files.
 #[rustfmt::skip]
@@ -41,8 +46,11 @@ const CHANGES: &[i64] = &[
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let mut arguments = env::args_os().skip(1);
     let mut next = || arguments.next().ok_or("usage: kill-at STEP FILE PROGRAM ARGUMENT...");
-    let step: u32 = next()?.to_string_lossy().parse()?;
+    let step = next()?.to_string_lossy().into_owned();
+    let (only_maps, step) = step.strip_prefix("map:").map_or((false, &*step), |step| (true, step));
+    let step: u32 = step.parse()?;
     let file = next()?;
+    let wait = [&*file, OsStr::new(".wait")].join(OsStr::new(""));
 
     // It waits, stopped, until it is traced.
     let program =
@@ -69,7 +77,8 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
             WaitStatus::Exited(of, code) if of == pid => break code.try_into()?,
             WaitStatus::Signaled(of, signal, _) if of == pid => break 128 + u8::try_from(signal as i32)?,
             WaitStatus::PtraceSyscall(of) => {
-                steps += u32::from(begins_step(of)?);
+                let counts = begins_step(of, only_maps)? && !(only_maps && Path::new(&wait).exists());
+                steps += u32::from(counts);
                 if steps == step && step > 0 {
                     // No thread begins another step: each waits for us at the next one.
                     kill(pid, Signal::SIGKILL)?;
@@ -95,7 +104,7 @@ fn resume(thread: Pid, signal: Option<Signal>) -> nix::Result<()> {
 }
 
 /// Whether the system call at which a thread has stopped is the beginning of a step, and not its end.
-fn begins_step(thread: Pid) -> nix::Result<bool> {
+fn begins_step(thread: Pid, only_maps: bool) -> nix::Result<bool> {
     let info = match ptrace::syscall_info(thread) {
         Err(Errno::ESRCH) => return Ok(false),
         info => info?,
@@ -106,5 +115,6 @@ fn begins_step(thread: Pid) -> nix::Result<bool> {
     // SAFETY: `op` says that the union holds an entry.
     let entry = unsafe { info.u.entry };
     let number = entry.nr.cast_signed();
-    Ok(CHANGES.contains(&number) || number == libc::SYS_bpf && BPF_CHANGES.contains(&entry.args[0]))
+    let is_bpf = |commands: &[u64]| number == libc::SYS_bpf && commands.contains(&entry.args[0]);
+    Ok(if only_maps { is_bpf(&MAP_CHANGES) } else { CHANGES.contains(&number) || is_bpf(&BPF_CHANGES) })
 }

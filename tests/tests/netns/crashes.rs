@@ -4,6 +4,8 @@
 //! A step is a system call that changes the kernel's state or the pins. The points are drawn; `MIRROR_CRASHES=all` takes
 //! every one of them.
 
+mod settings;
+
 use std::{env, fs};
 
 use mirror_tests::{
@@ -77,7 +79,7 @@ impl Scene {
         self.pods.write(&self.life()[0].0);
         let file = self.lab.files().join("steps");
         let runner = [KILL_AT, &step.to_string(), file.to_str().unwrap()];
-        let mut agent = Agent::run_by(&runner, &self.lab, self.mode, &self.pods);
+        let mut agent = Agent::run_by(&runner, &self.lab, self.mode, &self.pods, &[]);
         for (pods, sessions, expected) in self.life() {
             self.pods.write(&pods);
             // Each system call of a traced agent waits for two turns of another process.

@@ -246,6 +246,29 @@ fn a_rate_is_kept_under_a_flood_from_both_sides() {
     assert_eq!(tap.seen(), tap.total("copied") + tap.total("limited"), "{tap:?}");
 }
 
+/// A packet that was copied at one rate is paid for at the next one.
+#[test]
+fn a_raised_rate_copies_at_once() {
+    let Node { web, db, lab } = &Node::bridged("raised");
+    let with = |rate| [chosen(web, &[("rate", rate), ("filter", "icmp")])];
+    let pods = PodsFile::new(lab, &with("10bit"));
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    // One frame of 98 bytes, and a debt of 78 s.
+    web.ping(db.v4(), 10, 56);
+    assert_eq!(lab.status().tap(web.veth_host()).total("copied"), 1);
+    for (rate, bits) in [("1Mbit", 1_000_000), ("2Mbit", 2_000_000)] {
+        pods.write(&with(rate));
+        lab.wait_status(|status| {
+            let now = &status.tap(web.veth_host()).settings["rate_bits"];
+            check(*now == bits, || format!("{now} bits a second"))
+        });
+        let before = lab.status().tap(web.veth_host()).total("copied");
+        web.ping(db.v4(), 10, 56);
+        assert_eq!(lab.status().tap(web.veth_host()).total("copied") - before, 20, "at {rate}");
+    }
+}
+
 #[test]
 fn a_rate_of_bits_counts_whole_frames() {
     let Node { web, db, lab } = &Node::bridged("bits");

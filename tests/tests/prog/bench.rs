@@ -352,6 +352,7 @@ pub(crate) fn counted(bytes: usize, expected: &[(Direction, Verdict, u64)]) -> C
 pub(crate) const fn session(id: u32, target: u32, directions: u32) -> Session {
     Session {
         id,
+        settings: id,
         target,
         directions,
         flags: 0,

@@ -46,6 +46,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         layout!(DeviceKey { netns, ifindex }),
         layout!(Session {
             id,
+            settings,
             target,
             directions,
             flags,
@@ -63,7 +64,6 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         layout!(TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device, network }),
         layout!(SessionInfo {
             mirror,
-            target,
             origin,
             reserved,
             rate_packets,
@@ -75,7 +75,15 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
             filter
         }),
         layout!(Limits { ticks_per_packet, ticks_per_byte, burst_ticks, packets, bytes, ends_ns }),
-        layout!(Meter { packet_credit, byte_credit, counted_ns, packets, bytes }),
+        layout!(Meter {
+            packet_credit,
+            byte_credit,
+            counted_ns,
+            packets,
+            bytes,
+            ticks_per_packet,
+            ticks_per_byte
+        }),
         layout!(PodMeter { ceiling, share }),
         layout!(Target {
             ifindex,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use mirror_common::{
     abi::{
-        NAMESPACE_LIMIT, NODE_LIMIT, POD_LIMIT, SESSION_METERED, SESSION_POD_METERED, SHARE_LIMIT, Session,
-        TARGET_METERED, Tap,
+        MAX_SESSIONS, NAMESPACE_LIMIT, NODE_LIMIT, POD_LIMIT, SESSION_METERED, SESSION_POD_METERED,
+        SHARE_LIMIT, Session, TARGET_METERED, Tap,
     },
     limit::Limits,
     verdict::{Direction::Ingress, Hook, Verdict},
@@ -43,8 +43,13 @@ fn a_budget_ends_at_its_packet_and_a_lost_copy_costs_nothing() {
     bench.put_device(0, "target0", READY);
     bench.put_device(1, "idle", READY);
     bench.put_limits("LIMITS", 0, Limits { packets: 3, ..Limits::default() });
-    bench.put_limits("LIMITS", 1, Limits { packets: 3, ..Limits::default() });
-    let metered = |id, target| Session { flags: SESSION_METERED, ..session(id, target, BOTH) };
+    bench.put_limits("LIMITS", MAX_SESSIONS + 1, Limits { packets: 3, ..Limits::default() });
+    // The settings of the second one were changed.
+    let metered = |id, target| Session {
+        flags: SESSION_METERED,
+        settings: [0, MAX_SESSIONS + 1][id as usize],
+        ..session(id, target, BOTH)
+    };
     put_pod(&mut bench, 0, &[metered(0, 0), metered(1, 1)]);
     bench.run(Hook::Egress, &packet(), 5);
     assert_eq!(

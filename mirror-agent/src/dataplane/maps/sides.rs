@@ -14,9 +14,16 @@ use crate::{
 };
 
 impl Maps {
-    /// Mends what an agent has left that was killed between the two writes: the entries of NICs are made again from those
-    /// of the node's ends, and those without one go.
-    pub fn settle_pod_sides(&mut self) -> anyhow::Result<()> {
+    /// Mends what is not as an agent writes it, because an agent was killed between two writes, or one of them failed: the
+    /// tunnels are those of the targets, and the entries of taps have those sessions only that can be read back. The entries
+    /// of NICs are made again from those of the node's ends, and those without one go.
+    pub fn settle(&mut self) -> anyhow::Result<()> {
+        self.settle_tunnels()?;
+        for device in std::mem::take(&mut self.ledger.unsettled) {
+            if let Some(entry) = self.ledger.taps.get(&device).cloned() {
+                self.write(device, entry)?;
+            }
+        }
         let taps = self.ledger.taps.iter().filter(|(_, entry)| entry.head.pod_side.is_some());
         let taps: Vec<_> = taps.map(|(device, entry)| (*device, entry.clone())).collect();
         let is_of_a_tap = |nic: &Device| taps.iter().any(|(_, entry)| entry.head.pod_side() == Some(*nic));

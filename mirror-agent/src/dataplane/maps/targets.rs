@@ -86,10 +86,15 @@ impl Maps {
         Ok(())
     }
 
-    /// Takes away what an agent may have left that was killed between two writes: tunnels of targets that have gone, and
-    /// rings that no program reads.
-    pub fn clear_leftovers(&mut self) -> anyhow::Result<()> {
-        self.set_tunnels(wire::encode_tunnels(self.ledger.targets.values().map(|(_, target)| target)))?;
+    /// Writes the tunnels of the targets, where there are others.
+    pub(super) fn settle_tunnels(&mut self) -> anyhow::Result<()> {
+        let tunnels = wire::encode_tunnels(self.ledger.targets.values().map(|(_, target)| target));
+        let written: Tunnels = transmute!(self.tunnels.get(&0, 0).context("cannot read the tunnels")?);
+        if written == tunnels { Ok(()) } else { self.set_tunnels(tunnels) }
+    }
+
+    /// Takes away the rings that no program reads.
+    pub(super) fn drop_unread_rings(&mut self) -> anyhow::Result<()> {
         for (place, (_, target)) in &self.ledger.targets {
             if *target == Target::Stream(None) {
                 self.streams.drop_ring(*place, &rings::empty_ring()?)?;

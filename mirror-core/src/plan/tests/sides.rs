@@ -110,7 +110,7 @@ fn both_sides_see_until_the_new_one_is_found_in_place() {
     assert_eq!(step(&inside), (vec![put(&inside, true)], vec![]));
     assert_eq!(step(&inside), (vec![], vec![]));
     assert_eq!(step(&node), (vec![put(&inside, false)], vec![NODE_END]));
-    assert_eq!(step(&node), (vec![detach, put(&node, false)], vec![]));
+    assert_eq!(step(&node), (vec![put(&node, false), detach], vec![]));
     assert_eq!(step(&node), (vec![], vec![]));
     assert_eq!(actual, installed(&node, capacity));
 }

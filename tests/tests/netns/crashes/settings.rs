@@ -1,0 +1,221 @@
+//! An agent is killed between two of the writes that a change of settings takes. Before and after the next agent has
+//! come, packets are copied as `status` says: which ones, to which target, how many, and how much of each.
+
+use std::{cell::Cell, env, fs, time::Instant};
+
+use mirror_tests::{
+    Agent, Capture, Lab, PodNs, PodSpec, PodsFile, SOON, SessionStatus, check, eventually, random::Random,
+};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::KILL_AT;
+use crate::{MIRROR, any_mode, pod_side::up};
+
+/// The annotations, and their values. A value without text stands for no annotation.
+const SETTINGS: [(&str, &[&str]); 9] = [
+    ("mirror", &["both", "ingress", "egress"]),
+    ("target", &["default", "ids"]),
+    ("filter", &["icmp", REQUESTS, ANSWERS]),
+    ("sample", &["", "1/1000000"]),
+    ("rate", &["", "1pps", "1000000pps"]),
+    ("snaplen", &["", "100", "200"]),
+    ("packets", &["", "5", "1000"]),
+    ("bytes", &["", "2000", "1000000"]),
+    ("duration", &["", "3600s", "7200s"]),
+];
+const REQUESTS: &str = "icmp[0] = 8";
+const ANSWERS: &str = "icmp[0] = 0";
+
+/// For each setting, the place of its value.
+type Wanted = [usize; SETTINGS.len()];
+
+/// The targets' devices: those of `default` and `ids`, and that of a target which takes the place of `ids`.
+const DEVICES: [&str; 3] = [MIRROR, "ids0", "late0"];
+const IDS: [&str; 2] = ["--target", "ids=ids0"];
+const LATE: [&str; 2] = ["--target", "late=late0"];
+
+const PINGS: usize = 10;
+const DATA: usize = 200;
+/// Headers of Ethernet, IPv4 and ICMP, and the data.
+const FRAME: usize = 14 + 20 + 8 + DATA;
+
+struct Scene {
+    captures: [Capture; 3],
+    /// How many copies the devices have got until now.
+    seen: Cell<[usize; 3]>,
+    pods: PodsFile,
+    web: PodNs,
+    db: PodNs,
+    lab: Lab,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let lab = Lab::new("settings");
+        lab.bridge("br0");
+        for device in DEVICES {
+            up(&lab, device, &format!("{device}-end"));
+        }
+        let [web, db] = ["web", "db"].map(|name| lab.pod(name, "br0"));
+        let captures = DEVICES.map(|device| Capture::start(lab.node(), device));
+        Self { captures, seen: Cell::default(), pods: PodsFile::new(&lab, &[]), web, db, lab }
+    }
+
+    /// The pod asks for this.
+    fn ask(&self, wanted: &Wanted) {
+        let values = SETTINGS.iter().zip(wanted).map(|((key, values), value)| (*key, values[*value]));
+        let spec = values.filter(|(_, value)| !value.is_empty()).fold(PodSpec::of(&self.web), |spec, of| {
+            let (key, value) = if of == ("mirror", "both") { ("mirror", "true") } else { of };
+            spec.annotated(&format!("podmirror.io/{key}"), value)
+        });
+        self.pods.write(&[spec]);
+    }
+
+    fn session(&self) -> Result<SessionStatus, String> {
+        let status = self.lab.try_status()?;
+        let tap = status.taps.iter().find(|tap| tap.is_attached()).ok_or("no tap")?;
+        Ok(tap.session("default").clone())
+    }
+
+    /// `status` shows these settings.
+    fn shows(&self, wanted: &Wanted) -> Result<(), String> {
+        let session = self.session()?;
+        let is_as = |((key, values), value): (&(&str, &[&str]), &usize)| {
+            let value = values[*value];
+            let number = value.trim_end_matches(char::is_alphabetic).parse::<f64>().ok();
+            match *key {
+                "mirror" => session.direction == value,
+                "target" => session.target == value,
+                "filter" => session.settings["filter"] == value,
+                "sample" => session.settings["sample"].is_null() == value.is_empty(),
+                "rate" => session.settings["rate_packets"].as_f64() == number,
+                key => session.settings[key].as_f64() == number,
+            }
+        };
+        check(SETTINGS.iter().zip(wanted).all(is_as), || format!("{wanted:?} is not shown by {session:?}"))
+    }
+
+    /// The lengths of the IPv4 packets that the devices have got since it was asked last.
+    fn copies(&self) -> [Vec<usize>; 3] {
+        let all = self.captures.each_ref().map(|capture| {
+            let packets = capture.in_order().into_iter().filter(|frame| frame.bytes[12..14] == [8, 0]);
+            packets.map(|frame| frame.length).collect::<Vec<_>>()
+        });
+        let seen = self.seen.replace(all.each_ref().map(Vec::len));
+        let mut seen = seen.into_iter();
+        all.map(|lengths| lengths.into_iter().skip(seen.next().unwrap_or_default()).collect())
+    }
+
+    /// Packets are copied as `status` says.
+    #[track_caller]
+    fn copies_as_told(&self, when: &str) {
+        let session = self.session().unwrap();
+        let device = self.lab.status().target(&session.target).device;
+        let begun = Instant::now();
+        self.web.ping(self.db.v4(), PINGS, DATA);
+        let seconds = begun.elapsed().as_secs() as usize + 1;
+        let told = &session.settings;
+        let matching =
+            [("egress", REQUESTS), ("ingress", ANSWERS)].into_iter().filter(|(direction, filter)| {
+                ["both", direction].contains(&&*session.direction)
+                    && ["icmp", filter].contains(&told["filter"].as_str().unwrap())
+            });
+        let matching = if told["sample"].is_null() { PINGS * matching.count() } else { 0 };
+        let left = |budget: &Value| budget.as_u64().map_or(usize::MAX, |left| left as usize);
+        let most =
+            matching.min(left(&session.left["packets"])).min(left(&session.left["bytes"]).div_ceil(FRAME));
+        let expected = match told["rate_packets"].as_u64() {
+            Some(1) => 0..=most.min(1 + seconds),
+            _ => most..=most,
+        };
+        let length = told["snaplen"].as_u64().map_or(FRAME, |snaplen| FRAME.min(snaplen as usize));
+        for (at, new) in DEVICES.into_iter().zip(self.copies()) {
+            let expected = if at == device { expected.clone() } else { 0..=0 };
+            assert!(
+                expected.contains(&new.len()) && new.iter().all(|copy| *copy == length),
+                "{when}: {at} has got {new:?} and not {expected:?} of {length} bytes: {session:?}"
+            );
+        }
+    }
+
+    /// The agent is killed at a change of a map, on its way from one to the other. Returns whether it was: it may have
+    /// been ready before.
+    fn is_killed(&self, from: &Wanted, to: &Wanted, step: usize) -> bool {
+        let when = |what: &str| format!("{from:?} to {to:?}, killed at change {step}, {what}");
+        let file = self.lab.files().join("steps");
+        let wait = self.lab.files().join("steps.wait");
+        fs::write(&wait, "").unwrap();
+        self.ask(from);
+        let runner = [KILL_AT, &format!("map:{step}"), file.to_str().unwrap()];
+        let mut agent = Agent::run_by(&runner, &self.lab, any_mode(), &self.pods, &IDS);
+        eventually(3 * SOON, || self.shows(from));
+        fs::remove_file(&wait).unwrap();
+        self.ask(to);
+        eventually(3 * SOON, || if agent.has_ended() { Ok(()) } else { self.shows(to) });
+        let is_killed = agent.end().code() == Some(128 + Signal::SIGKILL as i32);
+        self.copies_as_told(&when("before the next agent"));
+        // The target before may have gone meanwhile, and another one have come.
+        let late = SETTINGS[1].1[to[1]] == "default";
+        let agent = Agent::run(&self.lab, any_mode(), &self.pods, if late { &LATE } else { &IDS });
+        self.lab.wait_status(|status| check(status.agent_running, || "no agent".into()));
+        eventually(SOON, || self.shows(to));
+        self.copies_as_told(&when("with the next agent"));
+        agent.stop();
+        is_killed
+    }
+}
+
+fn place(key: &str, value: &str) -> (usize, usize) {
+    let setting = SETTINGS.iter().position(|(of, _)| *of == key).unwrap();
+    (setting, SETTINGS[setting].1.iter().position(|of| *of == value).unwrap())
+}
+
+/// Settings with these values, and those ahead in the list for the others.
+fn wanted(values: &[(&str, &str)]) -> Wanted {
+    let mut wanted = Wanted::default();
+    for (key, value) in values {
+        let (setting, value) = place(key, value);
+        wanted[setting] = value;
+    }
+    wanted
+}
+
+/// Two other values.
+fn changed(from: &Wanted, settings: [usize; 2], random: &mut Random) -> Wanted {
+    let mut to = *from;
+    for setting in settings {
+        let values = SETTINGS[setting].1.len();
+        to[setting] = (from[setting] + 1 + random.below(values - 1)) % values;
+    }
+    to
+}
+
+/// At each change of a map where both the target and the rate are changed, and at a drawn one where two drawn settings are.
+/// With `MIRROR_CRASHES=all`: at each one, for each setting and each two.
+#[test]
+fn a_change_of_settings_is_whole_wherever_the_agent_is_killed() {
+    let scene = Scene::new();
+    let from = wanted(&[("target", "ids"), ("packets", "1000")]);
+    let to = wanted(&[("rate", "1pps"), ("packets", "1000")]);
+    let killed = (1..).take_while(|step| scene.is_killed(&from, &to, *step)).count();
+    assert!(killed > 2, "{killed} changes of maps");
+    let mut random = Random::from_clock("settings");
+    let all = env::var("MIRROR_CRASHES").is_ok_and(|points| points == "all");
+    let pairs = (0..SETTINGS.len()).flat_map(|a| (a..SETTINGS.len()).map(move |b| [a, b]));
+    let mut pairs: Vec<_> = pairs.collect();
+    if !all {
+        random.shuffle(&mut pairs);
+        pairs.truncate(1);
+    }
+    for pair in pairs {
+        let from: Wanted = SETTINGS.map(|(_, values)| random.below(values.len()));
+        let to = changed(&from, pair, &mut random);
+        if all {
+            (1..).find(|step| !scene.is_killed(&from, &to, *step));
+        } else {
+            scene.is_killed(&from, &to, 1 + random.below(killed));
+        }
+    }
+    scene.lab.cleanup();
+}
