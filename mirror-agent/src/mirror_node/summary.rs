@@ -118,7 +118,7 @@ fn shared<'c>(wants: impl Iterator<Item = (&'c Coverage, usize)>, most: usize) -
     wants.into_iter().map(take).collect()
 }
 
-/// The reasons that are told of a Mirror or ClusterMirror. Its own refusal stands there once, and not for each pod.
+/// The reasons in the status of a Mirror or ClusterMirror. Its own refusal is there once, and not for each pod.
 fn reasons(of: &Coverage) -> BTreeSet<&select::NotCovered> {
     if of.of.refused.is_some() { BTreeSet::new() } else { of.not_covered.iter().collect() }
 }
