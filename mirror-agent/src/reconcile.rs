@@ -275,13 +275,20 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         if report.is_listed {
             self.take_listed_targets(&mirror_targets);
         }
-        let Choice { wanted, refused, unasked, bad, selected } = choose(
-            pods.as_deref().unwrap_or_default(),
-            &resources,
-            captures,
-            &self.policy,
-            &mut self.filters,
-        );
+        let Choice { wanted, refused, unasked, bad, selected } = loop {
+            let choice = choose(
+                pods.as_deref().unwrap_or_default(),
+                &resources,
+                captures,
+                &self.policy,
+                &mut self.filters,
+            );
+            if !self.filters.is_behind() {
+                break choice;
+            }
+            // Probes are answered between the parts.
+            tokio::task::yield_now().await;
+        };
         report.bad = self.told.bad(bad);
         let asked = |pod: &Pod| (pod.id.clone(), unasked.get(&pod.id).copied());
         report.pods = pods.as_deref().map(|pods| pods.iter().map(asked).collect());

@@ -13,7 +13,7 @@ pub mod sum;
 mod target;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::CustomResourceExt as _;
 
@@ -46,9 +46,42 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         let annotations = crd.metadata.annotations.get_or_insert_default();
         annotations.insert(HELM_POLICY.0.to_owned(), HELM_POLICY.1.to_owned());
         let schemas = crd.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut());
-        schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()).for_each(join_lines);
+        for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
+            join_lines(schema);
+            schema.properties.iter_mut().flatten().for_each(|(name, schema)| {
+                if name == "spec" {
+                    bound(name, schema);
+                }
+            });
+        }
     }
     crds
+}
+
+/// Most characters of the value of a label, and of another text: of its key, with the prefix.
+const MOST_CHARACTERS: [i64; 2] = [63, 317];
+/// Most labels and requirements of a selector, and most values of a requirement.
+const MOST_LABELS: i64 = 16;
+const MOST_REQUIREMENTS: i64 = 8;
+const MOST_VALUES: i64 = 64;
+
+/// Bounds each text, list and map of a field that has no bound of its own: the agents of all nodes keep what the authors
+/// write. Kubernetes bounds no selector. `name` is the field's; `value`: it is the value of a label.
+fn bound(name: &str, schema: &mut JSONSchemaProps) {
+    let [of_value, of_text] = MOST_CHARACTERS;
+    let is_text = schema.type_.as_deref() == Some("string") && schema.enum_.is_none();
+    if is_text || schema.x_kubernetes_int_or_string == Some(true) {
+        schema.max_length.get_or_insert(if name == "value" { of_value } else { of_text });
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        schema.max_items.get_or_insert(if name == "values" { MOST_VALUES } else { MOST_REQUIREMENTS });
+        bound(if name == "values" { "value" } else { name }, items);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        schema.max_properties.get_or_insert(MOST_LABELS);
+        bound("value", values);
+    }
+    schema.properties.iter_mut().flatten().for_each(|(name, schema)| bound(name, schema));
 }
 
 /// Joins the lines of the doc comments, which `kubectl explain` wraps by itself.

@@ -44,7 +44,8 @@ pub struct MirrorNodeStatus {
     pub refused_count: i64,
     /// The pods of the node that at least one of them selects. Covered are those that each of these mirrors covers.
     pub pods: Pods,
-    /// The Mirrors and ClusterMirrors, in the order of their kinds, namespaces and names; the first 200.
+    /// The Mirrors and ClusterMirrors, in the order of their kinds, namespaces and names; at most 200. ClusterMirrors come
+    /// first, and the namespaces share the rest alike.
     pub mirrors: Vec<MirrorSummary>,
     /// How many more there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -75,3 +75,44 @@ fn names_have_room_in_the_maps() {
         assert!(rules[0]["rule"].as_str().unwrap().contains(&most), "{rules}");
     }
 }
+
+/// The agents of all nodes keep what the authors of resources write.
+#[test]
+fn every_text_list_and_map_of_a_spec_has_a_bound() {
+    fn check(path: &str, schema: &Value) -> u32 {
+        let has = |bound: &str| assert!(schema[bound].is_u64(), "{path} has no {bound}: {schema}");
+        let is_text = schema["type"] == "string" && schema["enum"].is_null();
+        if is_text || schema["x-kubernetes-int-or-string"] == true {
+            has("maxLength");
+        }
+        if schema["type"] == "array" {
+            has("maxItems");
+        }
+        let mut checked = 1;
+        if schema["additionalProperties"].is_object() {
+            has("maxProperties");
+            checked += check(&format!("{path}.*"), &schema["additionalProperties"]);
+        }
+        if schema["items"].is_object() {
+            checked += check(&format!("{path}[]"), &schema["items"]);
+        }
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            checked += check(&format!("{path}.{name}"), field);
+        }
+        checked
+    }
+    for crd in ["Mirror", "ClusterMirror", "MirrorTarget"] {
+        let crd = crds().into_iter().find(|of| of.spec.names.kind == crd).unwrap();
+        assert!(check(&crd.spec.names.kind, &schema(&crd)["properties"]["spec"]) > 20);
+    }
+    let selector =
+        schema(&crds()[0])["properties"]["spec"]["properties"]["podSelector"]["properties"].clone();
+    let (labels, requirements) = (&selector["matchLabels"], &selector["matchExpressions"]);
+    assert_eq!(
+        (&labels["maxProperties"], &labels["additionalProperties"]["maxLength"]),
+        (&json!(16), &json!(63))
+    );
+    let values = &requirements["items"]["properties"]["values"];
+    assert_eq!((&requirements["maxItems"], &values["maxItems"]), (&json!(8), &json!(64)));
+    assert_eq!(values["items"]["maxLength"], 63);
+}

@@ -20,15 +20,17 @@ mod lexer;
 mod names;
 mod optimise;
 mod parse;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod value;
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use thiserror::Error;
 
 use self::{
-    ast::{Expr, ExprKind},
+    ast::{Arithmetic, Expr, ExprKind, Primitive, Protocol},
     classic::MAX_INSTRUCTIONS,
     graph::{Graph, Next},
 };
@@ -60,51 +62,106 @@ impl FilterError {
 }
 
 /// The largest number of tests that the compiler optimises: more than fit, because a test is at least one instruction.
-/// Filters come from authors who may not be trusted, and must not keep the agent busy.
 const MAX_NODES: usize = 2 * MAX_INSTRUCTIONS;
+
+/// The work that one filter may cost, in facts that the optimiser looks at and tests that are laid out: some
+/// milliseconds. Filters come from authors who may not be trusted, and must not keep the agent busy. No clock decides, so
+/// that every node decides alike.
+const MAX_WORK: usize = 250_000;
+
+/// The work that a test costs in each step, besides its facts.
+const PER_TEST: usize = 8;
+
+/// The work that is left for a filter.
+struct Work(usize);
+
+impl Work {
+    /// Takes work for so many units; `None`: there is not so much left, and from then on there is none.
+    fn take(&mut self, units: usize) -> Option<()> {
+        let left = self.0.checked_sub(units);
+        self.0 = left.unwrap_or(0);
+        left.map(drop)
+    }
+}
 
 /// Compiles an expression.
 ///
 /// The answers of the program are those of libpcap's program without its optimiser, also on truncated frames.
 pub fn compile(text: &str) -> Result<Program, FilterError> {
     let expr = parse::parse(text)?;
-    if let Some(program) = program(text, &expr)? {
+    let mut work = Work(MAX_WORK);
+    if let Some(program) = program(text, &expr, &mut work)? {
         return Ok(program);
     }
-    let reason = format!(
-        "the filter is too large: with this part it needs more than {MAX_INSTRUCTIONS} instructions, or longer jumps \
-         than the kernel has"
-    );
-    Err(FilterError::at(text, too_much(text, &expr).span.clone(), reason))
+    let reason = if work.0 == 0 {
+        "the filter is too much work to compile: use fewer parts, or several mirrors".to_owned()
+    } else {
+        format!(
+            "the filter is too large: it needs more than {MAX_INSTRUCTIONS} instructions, or longer jumps than the \
+             kernel has; use fewer parts, or several mirrors"
+        )
+    };
+    Err(FilterError::at(text, expr.span, reason))
 }
 
-/// The program of an expression; `None`: it does not fit.
-fn program(text: &str, expr: &Expr) -> Result<Option<Program>, FilterError> {
+/// The protocols over IPv4 and IPv6 whose fields an expression reads, as in `tcp[13]`, with their numbers. As in libpcap,
+/// these are the fields over IPv4: no packet over IPv6 has them.
+pub fn fields_over_ipv4(text: &str) -> BTreeSet<(&'static str, u8)> {
+    fn of_arithmetic(arithmetic: &Arithmetic, found: &mut BTreeSet<(&'static str, u8)>) {
+        match arithmetic {
+            Arithmetic::Number(_) | Arithmetic::Length => {}
+            Arithmetic::Negated(inner) => of_arithmetic(inner, found),
+            Arithmetic::Binary(_, left, right) => {
+                of_arithmetic(left, found);
+                of_arithmetic(right, found);
+            }
+            Arithmetic::Field { protocol, index, .. } => {
+                of_arithmetic(index, found);
+                found.extend(match protocol {
+                    Protocol::Tcp => Some(("tcp", 6)),
+                    Protocol::Udp => Some(("udp", 17)),
+                    Protocol::Sctp => Some(("sctp", 132)),
+                    Protocol::Pim => Some(("pim", 103)),
+                    _ => None,
+                });
+            }
+        }
+    }
+    fn of(expr: &Expr, found: &mut BTreeSet<(&'static str, u8)>) {
+        match &expr.kind {
+            ExprKind::And(left, right) | ExprKind::Or(left, right) => {
+                of(left, found);
+                of(right, found);
+            }
+            ExprKind::Not(inner) => of(inner, found),
+            ExprKind::Primitive(Primitive::Relation(left, _, right)) => {
+                of_arithmetic(left, found);
+                of_arithmetic(right, found);
+            }
+            ExprKind::Primitive(_) => {}
+        }
+    }
+    let mut found = BTreeSet::new();
+    if let Ok(expr) = parse::parse(text) {
+        of(&expr, &mut found);
+    }
+    found
+}
+
+/// The program of an expression; `None`: it does not fit, or is too much work.
+fn program(text: &str, expr: &Expr, work: &mut Work) -> Result<Option<Program>, FilterError> {
     let graph = Graph::of(&generate::generate(text, expr)?);
-    if graph.nodes.len() > MAX_NODES {
+    if work.take(PER_TEST * graph.nodes.len()).is_none() || graph.nodes.len() > MAX_NODES {
         return Ok(None);
     }
-    let graph = optimise::optimise(graph);
+    let Some(graph) = optimise::optimise(graph, work) else { return Ok(None) };
     if graph.entry == Next::Reject {
         return Err(FilterError::at(text, expr.span.clone(), "no packet can match this"));
     }
+    // To lay a test out and to translate it costs about as much as four rounds of the optimiser.
+    if work.take(4 * PER_TEST * graph.nodes.len()).is_none() {
+        return Ok(None);
+    }
     let fits = |program: &Program| ebpf::translate(program, ebpf::Access::Direct).is_some();
     Ok(classic::lay_out(&graph).filter(fits))
-}
-
-/// The first part of a sequence with which the program no longer fits.
-fn too_much<'a>(text: &str, whole: &'a Expr) -> &'a Expr {
-    let mut beginnings = vec![(whole, whole)];
-    let mut expr = whole;
-    while let ExprKind::And(left, right) | ExprKind::Or(left, right) = &expr.kind {
-        if let Some((_, last)) = beginnings.last_mut() {
-            *last = right;
-        }
-        beginnings.push((left, left));
-        expr = left;
-    }
-    beginnings.reverse();
-    let too_large = |(beginning, _): &(&Expr, _)| matches!(program(text, beginning), Ok(None));
-    let first = beginnings.partition_point(|beginning| !too_large(beginning));
-    beginnings.get(first).map_or(whole, |(_, last)| last)
 }

@@ -18,6 +18,7 @@ pub mod collector;
 pub mod coverage;
 pub mod destination;
 pub mod exit;
+pub mod fair;
 pub mod filter;
 mod fnv;
 pub mod frame;

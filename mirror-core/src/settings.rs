@@ -18,7 +18,7 @@ use mirror_common::limit::Limits;
 use crate::filter::ebpf::{self, Insn};
 
 pub use self::{
-    descriptor::{KEYS, SETTINGS, Setting},
+    descriptor::{FILTER, KEYS, SETTINGS, Setting},
     values::{
         MAX_BITS_PER_SECOND, MAX_BURST, MAX_PACKETS_PER_SECOND, MAX_SNAPLEN, MIN_BURST, MIN_SNAPLEN,
         parse_bytes, parse_duration, parse_filter, parse_packets, parse_rate, parse_sample, parse_snaplen,

@@ -10,6 +10,7 @@ use crate::{
     filter::{
         FilterError, Program, compile,
         ebpf::{Access, translate},
+        fields_over_ipv4,
     },
 };
 
@@ -17,7 +18,18 @@ use crate::{
 pub fn filter(args: FilterArgs) -> anyhow::Result<()> {
     let FilterCommand::Check { expression } = args.command;
     let program = compile(&expression).map_err(|error| anyhow!("{}", pointed(&expression, &error)))?;
-    print(&described(&program)?)
+    print(&(described(&program)? + &notes(&expression)))
+}
+
+/// What the filter does not match, perhaps against what its author thinks.
+fn notes(expression: &str) -> String {
+    let note = |(name, number)| {
+        format!(
+            "note: {name}[...] is a field of packets over IPv4 alone, as in tcpdump, so no packet over IPv6 matches it; \
+             there write ip6[6] = {number} and ip6[40+...]\n"
+        )
+    };
+    fields_over_ipv4(expression).into_iter().map(note).collect()
 }
 
 /// The program for people: what the kernel gets, and the classic BPF that it is made from.
@@ -45,6 +57,17 @@ mod tests {
     #![expect(clippy::expect_used, reason = "tests")]
 
     use super::*;
+
+    #[test]
+    fn a_field_that_only_ipv4_has_gets_a_note() {
+        let note = notes("tcp[tcpflags] & tcp-syn != 0 or not (tcp[2:2] = ip[udp[0]] and len > 60)");
+        assert_eq!(note.lines().count(), 2, "{note}");
+        assert!(note.starts_with("note: tcp[...] is a field of packets over IPv4 alone"), "{note}");
+        assert!(note.contains("ip6[6] = 6 and ip6[40+...]") && note.contains("ip6[6] = 17 "), "{note}");
+        for text in ["tcp port 80", "ip[0] = 0x45", "ip6[53] & 2 != 0", "icmp[icmptype] = icmp-echo"] {
+            assert_eq!(notes(text), "", "{text}");
+        }
+    }
 
     #[test]
     fn the_caret_stands_under_the_part() {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mirror_api::{MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, TargetSummary};
 use mirror_common::verdict::Verdict;
 use mirror_core::{
+    fair::shares,
     status::LOSSES,
     targets::{Standing, State},
 };
@@ -77,8 +78,10 @@ pub(super) fn summary(report: &Report, counts: &Counts) -> MirrorNodeStatus {
             *of_pods.entry(pod).or_insert(true) &= covered.contains(pod);
         }
     }
-    let mut room = MOST_REASONS.1;
-    let mirrors = report.resources.iter().take(MOST_MIRRORS);
+    let places = shared(report.resources.iter().map(|of| (of, 1)), MOST_MIRRORS);
+    let mirrors: Vec<_> = report.resources.iter().zip(places).filter(|(_, place)| *place == 1).collect();
+    let reasons = mirrors.iter().map(|(of, _)| (*of, reasons(of).len().min(MOST_REASONS.0)));
+    let room = shared(reasons, MOST_REASONS.1);
     MirrorNodeStatus {
         reported: None,
         mirror_count: number(report.resources.len()),
@@ -87,11 +90,37 @@ pub(super) fn summary(report: &Report, counts: &Counts) -> MirrorNodeStatus {
             selected: number(of_pods.len()),
             covered: number(of_pods.values().filter(|covered| **covered).count()),
         },
-        mirrors: mirrors.map(|coverage| of_mirror(coverage, counts, &mut room)).collect(),
+        mirrors: mirrors.iter().zip(room).map(|((of, _), most)| of_mirror(of, counts, most)).collect(),
         more_mirrors: more(report.resources.len(), MOST_MIRRORS),
         targets: report.targets.iter().take(MOST_TARGETS).map(of_target).collect(),
         more_targets: more(report.targets.len(), MOST_TARGETS),
     }
+}
+
+/// The room that each Mirror and ClusterMirror gets, by what it wants. ClusterMirrors come first, and the namespaces share
+/// the rest: so a namespace with very many Mirrors takes no room from others. In a namespace the first ones get it.
+fn shared<'c>(wants: impl Iterator<Item = (&'c Coverage, usize)>, most: usize) -> Vec<usize> {
+    let wants: Vec<_> = wants.map(|(of, wants)| (of.of.id.namespace.as_deref(), wants)).collect();
+    let mut of_namespaces = BTreeMap::<_, usize>::new();
+    for (namespace, wants) in &wants {
+        *of_namespaces.entry(*namespace).or_default() += wants;
+    }
+    let of_cluster = of_namespaces.remove(&None).unwrap_or(0).min(most);
+    let of_all = shares(&of_namespaces.values().copied().collect::<Vec<_>>(), most - of_cluster);
+    let mut left: BTreeMap<_, _> =
+        of_namespaces.into_keys().zip(of_all).chain([(None, of_cluster)]).collect();
+    let take = |(namespace, wants): (Option<&'c str>, usize)| {
+        let left = left.entry(namespace).or_default();
+        let taken = wants.min(*left);
+        *left -= taken;
+        taken
+    };
+    wants.into_iter().map(take).collect()
+}
+
+/// The reasons in the status of a Mirror or ClusterMirror. Its own refusal is there once, and not for each pod.
+fn reasons(of: &Coverage) -> BTreeSet<&select::NotCovered> {
+    if of.of.refused.is_some() { BTreeSet::new() } else { of.not_covered.iter().collect() }
 }
 
 fn of_target(Standing { name, uid, generation, state }: &Standing) -> TargetSummary {
@@ -109,18 +138,12 @@ fn of_target(Standing { name, uid, generation, state }: &Standing) -> TargetSumm
     }
 }
 
-fn of_mirror(coverage: &Coverage, counts: &Counts, room: &mut usize) -> MirrorSummary {
-    let Coverage { of, covered, not_covered } = coverage;
+fn of_mirror(coverage: &Coverage, counts: &Counts, most: usize) -> MirrorSummary {
+    let Coverage { of, covered, .. } = coverage;
     let ResourceId { namespace, name } = &of.id;
     let counts = of.mirror.clone().and_then(|mirror| counts.get(&(namespace.clone(), mirror)));
     let counts = counts.copied().unwrap_or_default();
-    // Its own refusal stands there once, and not for each pod.
-    let reasons: BTreeSet<_> = match of.refused {
-        Some(_) => BTreeSet::new(),
-        None => not_covered.iter().collect(),
-    };
-    let most = MOST_REASONS.0.min(*room);
-    *room -= most.min(reasons.len());
+    let reasons = reasons(coverage);
     MirrorSummary {
         kind: of.id.kind().to_owned(),
         namespace: namespace.clone(),

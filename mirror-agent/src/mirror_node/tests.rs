@@ -107,6 +107,32 @@ fn a_status_has_a_bounded_size() {
     assert!(bytes < 340 << 10, "{bytes}");
 }
 
+/// A namespace with very many Mirrors has no more room in the status than others need of it.
+#[test]
+fn namespaces_share_the_room_of_a_status() {
+    let of = |namespace: Option<&str>, name: &str| {
+        let mut of = mirror(name, 30);
+        of.of.id.namespace = namespace.map(str::to_owned);
+        of
+    };
+    let many =
+        |namespace, count: usize| (0..count).map(move |number| of(namespace, &format!("m{number:03}")));
+    let resources = many(None, 3)
+        .chain(many(Some("aaa"), 300))
+        .chain(many(Some("bank"), 2))
+        .chain(many(Some("shop"), 40));
+    let status = summary(&report(resources.collect()), &Counts::new());
+    let told = |namespace: Option<&str>| {
+        let of = status.mirrors.iter().filter(|mirror| mirror.namespace.as_deref() == namespace);
+        let reasons = of.clone().map(|mirror| mirror.not_covered.len()).sum::<usize>();
+        (of.count(), reasons)
+    };
+    assert_eq!((told(None), told(Some("bank"))), ((3, 60), (2, 40)));
+    assert_eq!((told(Some("shop")), told(Some("aaa"))), ((40, 50), (155, 50)));
+    assert_eq!((status.mirror_count, status.more_mirrors), (345, Some(145)));
+    assert!(status.mirrors.is_sorted_by_key(|mirror| (mirror.namespace.clone(), mirror.name.clone())));
+}
+
 /// What was sent to the server: method, path and body.
 type Sent = Arc<Mutex<Vec<(String, String, Value)>>>;
 

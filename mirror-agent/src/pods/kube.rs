@@ -7,6 +7,7 @@
 //! a list shows it. This module selects nothing, and writes nothing to the API: `crate::events` and
 //! `crate::mirror_node` do that.
 
+mod bounded;
 mod connection;
 #[cfg(test)]
 pub(crate) mod fake;

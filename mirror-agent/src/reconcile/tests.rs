@@ -7,7 +7,10 @@ mod mirrored;
 mod routes;
 mod targets;
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
 
 use mirror_common::verdict::TapKind;
 use mirror_core::{coverage::Carried, destination::Destination};
@@ -304,6 +307,32 @@ async fn a_pod_that_does_not_fit_is_reported_and_the_others_stay() {
     let skipped: Vec<_> = report.skipped.iter().map(|skipped| (&skipped.pod, &skipped.why)).collect();
     assert!(matches!(skipped[..], [(Some(pod), Why::NoRoom(_))] if pod.name == "pod-2"), "{skipped:?}");
     assert!(report.is_reconciled);
+}
+
+/// A start with very many filters: other tasks have their turns while these are compiled, and then all mirrors are there.
+#[tokio::test(start_paused = true)]
+async fn very_many_filters_do_not_hold_up_other_tasks() {
+    let mut world = world();
+    for number in 1..=3 {
+        add_pod(&mut world, number);
+        for mirror in 1..8 {
+            annotate(&mut world, &format!("mirror.m{mirror}"), "true");
+            annotate(&mut world, &format!("filter.m{mirror}"), &format!("port {number}{mirror}"));
+        }
+    }
+    let turns = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&turns);
+    let other = tokio::spawn(async move {
+        loop {
+            counted.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+        }
+    });
+    assert!(world.round().await.is_ok());
+    other.abort();
+    let taps = world.dataplane.actual.taps.values().filter_map(|installed| installed.tap.as_ref());
+    assert_eq!(taps.map(|tap| tap.sessions.len()).collect::<Vec<_>>(), [8, 8, 8]);
+    assert!(turns.load(Ordering::Relaxed) >= 5, "{turns:?}");
 }
 
 /// A Mirror of all pods, to this target.

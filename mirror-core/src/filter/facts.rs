@@ -24,6 +24,11 @@ pub(super) struct Facts {
 type Ranges = Vec<(u32, u32)>;
 
 impl Facts {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.values.values().map(Vec::len).sum::<usize>() + self.behind.len()
+    }
+
     /// Whether the frame has such a value for sure.
     pub(super) fn in_bounds(&self, value: &Value) -> bool {
         let mut in_bounds = true;

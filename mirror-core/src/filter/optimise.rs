@@ -5,6 +5,7 @@
 //! known to succeed, because a load beyond the frame is an answer of its own.
 
 use super::{
+    PER_TEST, Work,
     facts::Facts,
     graph::{Action, Graph, Next, Node},
     tree::Test,
@@ -15,19 +16,20 @@ use super::{
 /// round.
 const MAX_ROUNDS: usize = 16;
 
-/// The shorter program.
-pub(super) fn optimise(mut graph: Graph) -> Graph {
+/// The shorter program; `None`: it is too much work.
+pub(super) fn optimise(mut graph: Graph, work: &mut Work) -> Option<Graph> {
     for _ in 0..MAX_ROUNDS {
         let before = (graph.nodes.clone(), graph.entry);
-        graph = round(graph);
+        graph = round(graph, work)?;
         if (&graph.nodes, graph.entry) == (&before.0, before.1) {
             break;
         }
     }
-    graph
+    Some(graph)
 }
 
-fn round(mut graph: Graph) -> Graph {
+fn round(mut graph: Graph, work: &mut Work) -> Option<Graph> {
+    work.take(PER_TEST * graph.nodes.len())?;
     let mut known: Vec<Option<Facts>> = vec![None; graph.nodes.len()];
     graph.entry = follow(&graph, graph.entry, &Facts::default());
     arrive(&mut known, graph.entry, Facts::default());
@@ -35,6 +37,7 @@ fn round(mut graph: Graph) -> Graph {
         let (Some(facts), Some(node)) = (known.get(index).cloned().flatten(), graph.nodes.get(index)) else {
             continue;
         };
+        work.take(facts.len())?;
         let way = |passed| {
             let facts = match &node.action {
                 Action::Test(test) => facts.after(test, passed),
@@ -58,7 +61,7 @@ fn round(mut graph: Graph) -> Graph {
             (node.on_true, node.on_false) = (on_true, on_false);
         }
     }
-    rebuilt(&graph, &known)
+    Some(rebuilt(&graph, &known))
 }
 
 /// Where a frame with these `facts` meets a test with an unknown outcome, or a slot that is set.

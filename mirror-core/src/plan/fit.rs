@@ -1,16 +1,19 @@
 //! The sessions that fit into the kernel's tables, and those that do not, or whose filter the kernel refuses.
 //!
-//! Installed sessions that are wanted without a change keep their places. Then come changed sessions, then new ones; each
-//! in the order of the devices and, on a device, of the origins and names of its mirrors. Enforced mirrors come ahead of
-//! all others, and captures after all mirrors; both also where others are installed. `plan` calls it.
+//! Enforced mirrors come ahead of all others, and captures after all mirrors; both also where others are installed. Among
+//! these the namespaces take turns: next is the one that has the least of the table of which it has most, so that a
+//! namespace with many pods takes no room from another one's share (max-min). A namespace spends its share on installed
+//! sessions that are wanted without a change, then on changed ones, then on new ones; each in the order of the devices
+//! and, on a device, of the origins and names of its mirrors. So an installed session loses its place only where its
+//! namespace has more than its share, and another one needs the room. `plan` calls it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 
 use super::keys;
 use crate::{
-    model::{Actual, Desired, Device, MirrorId, NoRoom, Origin, Session, Tap},
+    model::{Actual, Capacity, Desired, Device, MirrorId, NoRoom, Origin, Session, Tap},
     settings::CaptureFilter,
 };
 
@@ -45,30 +48,31 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
     let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new(), instructions: 0 };
     let mut fitting = BTreeMap::new();
     let (wanted, mut unfit) = keys::assign(desired, actual);
-    let passes = [Pass::Unchanged, Pass::Changed, Pass::New];
-    let ranks = [Rank::Enforced, Rank::Mirror, Rank::Capture];
-    for pass in ranks.into_iter().flat_map(|rank| passes.map(|pass| (rank, pass))) {
+    for rank in [Rank::Enforced, Rank::Mirror, Rank::Capture] {
+        let mut turns = Turns::default();
         for (device, tap) in &wanted {
-            for (mirror, session) in in_order(tap) {
-                let of = match installed(actual, *device, tap, mirror) {
+            let of_rank = in_order(tap).into_iter().filter(|(_, session)| Rank::of(session.origin) == rank);
+            for (mirror, session) in of_rank {
+                let pass = match installed(actual, *device, tap, mirror) {
                     Some(installed) if installed == session => Pass::Unchanged,
                     Some(_) => Pass::Changed,
                     None => Pass::New,
                 };
-                if (Rank::of(session.origin), of) != pass {
-                    continue;
+                turns.add(Candidate { device: *device, tap, mirror, session, pass });
+            }
+        }
+        turns.sort();
+        while let Some((namespace, Candidate { device, tap, mirror, session, .. })) = turns.next() {
+            // A tap with two sides has two entries.
+            let new = usize::from(!fitting.contains_key(&device)) * (1 + usize::from(tap.pod_side.is_some()));
+            match room.take(new, session) {
+                Ok(taken) => {
+                    let bare = || Tap { sessions: BTreeMap::new(), ..tap.clone() };
+                    let sessions = &mut fitting.entry(device).or_insert_with(bare).sessions;
+                    sessions.insert(mirror.clone(), session.clone());
+                    turns.took(namespace, taken, &actual.capacity);
                 }
-                // A tap with two sides has two entries.
-                let new =
-                    usize::from(!fitting.contains_key(device)) * (1 + usize::from(tap.pod_side.is_some()));
-                match room.take(new, session) {
-                    Ok(()) => {
-                        let bare = || Tap { sessions: BTreeMap::new(), ..tap.clone() };
-                        let sessions = &mut fitting.entry(*device).or_insert_with(bare).sessions;
-                        sessions.insert(mirror.clone(), session.clone());
-                    }
-                    Err(why) => unfit.push(Unfit { device: *device, mirror: mirror.clone(), why }),
-                }
+                Err(why) => unfit.push(Unfit { device, mirror: mirror.clone(), why }),
             }
         }
     }
@@ -97,12 +101,76 @@ impl Rank {
     }
 }
 
-/// The order in which sessions of a rank get places.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The order in which sessions of a rank and a namespace get places.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pass {
     Unchanged,
     Changed,
     New,
+}
+
+/// A session that wants a place.
+struct Candidate<'a> {
+    device: Device,
+    tap: &'a Tap,
+    mirror: &'a MirrorId,
+    session: &'a Session,
+    pass: Pass,
+}
+
+/// A namespace; `None`: the interfaces that are no pod's.
+type Namespace<'a> = Option<&'a str>;
+
+/// The candidates of each namespace, and what the namespace has taken.
+#[derive(Default)]
+struct Turns<'a>(BTreeMap<Namespace<'a>, (Taken, VecDeque<Candidate<'a>>)>);
+
+impl<'a> Turns<'a> {
+    fn add(&mut self, candidate: Candidate<'a>) {
+        let namespace = candidate.tap.owner.pod.as_ref().map(|pod| pod.namespace.as_str());
+        self.0.entry(namespace).or_default().1.push_back(candidate);
+    }
+
+    fn sort(&mut self) {
+        for (_, candidates) in self.0.values_mut() {
+            candidates.make_contiguous().sort_by_key(|candidate| candidate.pass);
+        }
+    }
+
+    /// The next candidate of the namespace that has the least. Of two that have alike, the one with an installed session
+    /// comes first, so that the next round decides alike.
+    fn next(&mut self) -> Option<(Namespace<'a>, Candidate<'a>)> {
+        let waiting =
+            self.0.iter().filter_map(|(of, (taken, of_it))| Some((taken.share, of_it.front()?.pass, *of)));
+        let (.., namespace) = waiting.min()?;
+        let candidate = self.0.get_mut(&namespace)?.1.pop_front()?;
+        Some((namespace, candidate))
+    }
+
+    fn took(&mut self, namespace: Namespace<'a>, more: [usize; 4], capacity: &Capacity) {
+        if let Some((taken, _)) = self.0.get_mut(&namespace) {
+            taken.add(more, capacity);
+        }
+    }
+}
+
+/// What a namespace has taken.
+#[derive(Default)]
+struct Taken {
+    /// Of each table: taps, sessions, filters and instructions of filters.
+    of: [usize; 4],
+    /// The greatest of its shares of a table, in millionths.
+    share: usize,
+}
+
+impl Taken {
+    fn add(&mut self, more: [usize; 4], capacity: &Capacity) {
+        let Capacity { taps, sessions, filters, instructions } = *capacity;
+        for ((of, more), all) in self.of.iter_mut().zip(more).zip([taps, sessions, filters, instructions]) {
+            *of += more;
+            self.share = self.share.max(of.saturating_mul(1_000_000) / all.max(1));
+        }
+    }
 }
 
 fn installed<'a>(actual: &'a Actual, device: Device, tap: &Tap, mirror: &MirrorId) -> Option<&'a Session> {
@@ -128,15 +196,16 @@ struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// Takes room for a session, and for so many new entries of its tap.
-    fn take(&mut self, entries: usize, session: &Session) -> Result<(), Misfit> {
+    /// Takes room for a session, and for so many new entries of its tap. Returns what was taken of each table.
+    fn take(&mut self, entries: usize, session: &Session) -> Result<[usize; 4], Misfit> {
         let capacity = &self.actual.capacity;
         let filter = session.settings.filter.as_ref();
         if let Some(why) = filter.and_then(|filter| self.actual.refused.get(filter)) {
             return Err(Misfit::FilterRefused(why.clone()));
         }
         let new_filter = filter.filter(|filter| !self.filters.contains(*filter));
-        let instructions = self.instructions + new_filter.map_or(0, CaptureFilter::length);
+        let length = new_filter.map_or(0, CaptureFilter::length);
+        let instructions = self.instructions + length;
         if entries > 0 && self.taps + entries > capacity.taps {
             return Err(NoRoom::Taps(capacity.taps).into());
         }
@@ -153,6 +222,6 @@ impl Room<'_> {
         self.sessions += 1;
         self.filters.extend(new_filter.cloned());
         self.instructions = instructions;
-        Ok(())
+        Ok([entries, 1, usize::from(new_filter.is_some()), length])
     }
 }

@@ -5,6 +5,7 @@
 mod sides;
 mod worlds;
 
+use mirror_common::verdict::TapKind;
 use proptest::{
     collection::{btree_map, vec},
     prelude::*,
@@ -14,7 +15,7 @@ use worlds::{actual, desired, device, session, tap, target};
 use super::*;
 use crate::{
     destination::Destination,
-    model::{Capacity, DeviceTarget, Name, NoRoom, Origin, Owner},
+    model::{Capacity, DeviceTarget, Directions, Name, NoRoom, Origin, Owner, Place, PodId},
     settings::{NodeLimits, Settings},
     tunnel::Keys,
 };
@@ -109,6 +110,86 @@ fn of_hook(desired: &Desired, before: &Actual, hook: (Device, Program)) -> Optio
 
 fn same_owner<'a>(actual: &'a Actual, device: &Device, owner: &Owner) -> Option<&'a Tap> {
     actual.taps.get(device)?.tap.as_ref().filter(|tap| tap.owner.is_same(owner))
+}
+
+/// So many sessions in each namespace, 7 a pod at most; and so many of the pods of a namespace have an enforced one too.
+fn crowd(wants: &[usize], enforced: usize) -> Desired {
+    let session = |origin| Session {
+        directions: Directions::Both,
+        settings: Settings::default(),
+        target: TargetName::default(),
+        origin,
+        key: None,
+    };
+    let mut taps = BTreeMap::new();
+    for (namespace, wants) in wants.iter().enumerate() {
+        for (pod, from) in (0..*wants).step_by(7).enumerate() {
+            let named = |mirror: usize| MirrorId(format!("m{mirror}").parse().unwrap());
+            let origin = Origin::Annotation(Place::Pod);
+            let mut sessions: BTreeMap<_, _> =
+                (from..(from + 7).min(*wants)).map(|mirror| (named(mirror), session(origin))).collect();
+            if pod < enforced {
+                sessions.insert(MirrorId("all".parse().unwrap()), session(Origin::Enforced));
+            }
+            let id = PodId {
+                uid: format!("{namespace}-{pod}"),
+                namespace: namespace.to_string(),
+                name: pod.to_string(),
+            };
+            let owner = Owner { pod: Some(id), ..Owner::default() };
+            let device = Device::on_node(IfIndex(u32::try_from(100 * namespace + pod + 1).unwrap()));
+            let tap = Tap {
+                owner,
+                kind: TapKind::HostVeth,
+                is_limited: false,
+                exit: None,
+                pod_side: None,
+                sessions,
+            };
+            taps.insert(device, tap);
+        }
+    }
+    let target = Target::Device(DeviceTarget { ifindex: Some(IfIndex(9)), ..DeviceTarget::default() });
+    Desired { targets: [(TargetName::default(), target)].into(), taps, ..Desired::default() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// A full node: each namespace has as much as it wants, or no session less than any other; and what is installed is
+    /// where it was, up to that. The next plan changes nothing.
+    #[test]
+    fn namespaces_share_the_sessions_of_a_full_node(
+        wants in vec(0..40_usize, 1..6), installed_first in 0..6_usize, room in 1..60_usize, enforced in 0..6_usize,
+    ) {
+        let capacity = Capacity { taps: 999, sessions: room, filters: 9, instructions: 999 };
+        let world = |wants: &[usize]| crowd(wants, enforced);
+        // The namespaces come one after the other, and find a node that may be full.
+        let mut actual = Actual::empty(capacity);
+        carry_out_all(&world(&wants[..installed_first.min(wants.len())]), &mut actual)?;
+        let all = world(&wants);
+        carry_out_all(&all, &mut actual)?;
+        prop_assert_eq!(plan(&all, &actual).ops, vec![]);
+
+        let mut shares = vec![0_usize; wants.len()];
+        let mut of_enforced = 0;
+        for tap in actual.taps.values().filter_map(|installed| installed.tap.as_ref()) {
+            let namespace: usize = tap.owner.pod.as_ref().unwrap().namespace.parse().unwrap();
+            for session in tap.sessions.values() {
+                match session.origin {
+                    Origin::Enforced => of_enforced += 1,
+                    _ => shares[namespace] += 1,
+                }
+            }
+        }
+        let all_enforced: usize = wants.iter().map(|wants| enforced.min(wants.div_ceil(7))).sum();
+        prop_assert_eq!(of_enforced, all_enforced.min(room));
+        prop_assert_eq!(shares.iter().sum::<usize>(), wants.iter().sum::<usize>().min(room - of_enforced));
+        for (share, wants) in shares.iter().zip(&wants) {
+            let most = *shares.iter().max().unwrap();
+            prop_assert!(share == wants || share + 1 >= most, "{:?}", shares);
+        }
+    }
 }
 
 proptest! {
@@ -319,9 +400,9 @@ proptest! {
         prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
     }
 
-    /// Changes and newcomers take no place from an unchanged session, in full tables.
+    /// Changes and newcomers of a namespace take no place from its unchanged sessions, in full tables.
     #[test]
-    fn an_unchanged_session_keeps_its_place(
+    fn an_unchanged_session_keeps_its_place_in_the_namespace(
         first in desired(), changes in btree_map(device(), tap(), 1..5), capacity in worlds::capacity(),
     ) {
         let before = installed(&first, capacity);
@@ -331,10 +412,23 @@ proptest! {
             let tap = after.taps.entry(device).or_insert(change.clone());
             tap.sessions.extend(change.sessions);
         }
-        for Unfit { device, mirror, .. } in plan(&after, &before).unfit {
+        let is_kept = |device: &Device, tap: &Tap, mirror: &MirrorId| {
+            let was = same_owner(&before, device, &tap.owner).and_then(|tap| tap.sessions.get(mirror));
+            was == tap.sessions.get(mirror)
+        };
+        let namespace = |tap: &Tap| tap.owner.pod.as_ref().map(|pod| pod.namespace.clone());
+        let mut kept = BTreeSet::new();
+        let (fitting, unfit) = fit::fit(&after, &before);
+        for Unfit { device, mirror, why } in unfit {
             let wanted = &after.taps[&device];
-            let was = same_owner(&before, &device, &wanted.owner).and_then(|tap| tap.sessions.get(&mirror));
-            prop_assert!(was != Some(&wanted.sessions[&mirror]), "{device} {mirror:?}");
+            if is_kept(&device, wanted, &mirror) && matches!(why, Misfit::NoRoom(NoRoom::Sessions(_))) {
+                kept.insert(namespace(wanted));
+            }
+        }
+        for (device, tap) in fitting.iter().filter(|(_, tap)| kept.contains(&namespace(tap))) {
+            for mirror in tap.sessions.keys() {
+                prop_assert!(is_kept(device, tap, mirror), "{device} {mirror:?}");
+            }
         }
     }
 

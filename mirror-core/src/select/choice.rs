@@ -15,13 +15,13 @@ use mirror_common::abi::MAX_SESSIONS_PER_TAP;
 use super::{
     BadAnnotation, Capture, Filters, Nics, Policy, Problem, Selected, Skipped, Unasked, Why,
     attachments::{Attachments, Bad},
-    resources::{InQueue, Resources, Selecting, rank},
+    resources::{Author, Draft, InQueue, Resources, Selecting, rank},
 };
 pub use crate::annotations::{MIRROR, NICS, OVN_MIRROR, PREFIX};
 use crate::{
     annotations::{NETWORK_STATUS, OVN_ATTACHMENT, POD_SIDE_TAPS, POD_SIDE_TAPS_WORDS},
     model::{Directions, MirrorId, Name, Origin, Place, Pod, PodId, Resource, Session},
-    settings::{KEYS, SettingError},
+    settings::{FILTER, KEYS, SettingError},
 };
 
 /// Annotation of a pod in a file: its network namespace. The source of pods reads it.
@@ -71,6 +71,9 @@ pub struct Choice<'a> {
 
 /// The mirrors of all pods, and the origin of each. Of annotations the most specific one decides, key by key. Captures
 /// come after all other mirrors.
+///
+/// The mirrors of a pod get their places first, and then the filters of those are compiled. Where there are very many
+/// new ones, [`Filters::is_behind`] says that the choice is not complete: the caller asks again.
 pub fn choose<'a>(
     pods: &'a [Pod],
     resources: &[Resource],
@@ -79,12 +82,13 @@ pub fn choose<'a>(
     filters: &mut Filters,
 ) -> Choice<'a> {
     let mut choice = Choice::default();
-    let mut resources = Resources::read(resources, captures, policy, filters);
+    let mut resources = Resources::read(resources, captures, policy);
+    filters.begin();
     for pod in pods {
         let selecting = resources.selecting(pod, policy);
         PodChoice { pod, policy, filters, choice: &mut choice }.choose(&selecting);
     }
-    choice.selected = resources.into_selected();
+    choice.selected = resources.into_selected(filters);
     filters.forget_unused();
     for capture in captures {
         choice.refused.extend(capture.choose(pods, policy, &mut choice.wanted));
@@ -149,16 +153,21 @@ impl<'a> PodChoice<'_, 'a> {
         };
         queue.sort_by(|(a, _), (b, _)| a.cmp(b));
         let (mut mirrors, mut nics) = (BTreeMap::new(), BTreeMap::new());
-        let mut is_asked = false;
+        let (mut is_asked, mut places) = (false, 0);
         for ((_, _, mirror), queued) in queue {
-            let session = match queued {
-                Queued::Asked(asked) => self.session(asked, &own, &inherited),
-                Queued::Resource(resource) => resource.session(self.pod, self.policy, narrowed.as_ref()),
+            let draft = match queued {
+                Queued::Asked(asked) => self.draft(asked, &own, &inherited),
+                Queued::Resource(resource) => resource.draft(self.pod, self.policy, narrowed.as_ref()),
             };
-            match session {
-                Ok(_) if mirrors.len() == MAX_SESSIONS_PER_TAP => {
-                    self.refuse(Some(mirror), Why::TooManyMirrors);
+            // A mirror whose filter turns out to be wrong keeps its place: so a pod has no more filters than places.
+            let placed = draft.and_then(|draft| match places {
+                MAX_SESSIONS_PER_TAP => Err(Why::TooManyMirrors),
+                _ => {
+                    places += 1;
+                    Ok(draft)
                 }
+            });
+            match placed.and_then(|draft| draft.compiled(self.filters)) {
                 Ok((session, of)) => {
                     is_asked |= matches!(session.origin, Origin::Annotation(_) | Origin::Mirror);
                     nics.extend((of != Nics::default()).then(|| (mirror.clone(), of)));
@@ -266,13 +275,8 @@ impl<'a> PodChoice<'_, 'a> {
         allowed.is_none_or(|allowed| allowed.contains(&self.pod.id.namespace))
     }
 
-    /// The session of a mirror that is wanted, and the NICs that it is for.
-    fn session(
-        &mut self,
-        asked: Asked,
-        own: &Said<'a>,
-        inherited: &Said<'a>,
-    ) -> Result<(Session, Nics), Why> {
+    /// A mirror that is wanted.
+    fn draft(&self, asked: Asked, own: &Said<'a>, inherited: &Said<'a>) -> Result<Draft<'a>, Why> {
         let Asked { origin, mirror, directions, mut nics } = asked;
         let mut settings = self.policy.settings.clone();
         let is_allowed = self.is_allowed();
@@ -281,10 +285,9 @@ impl<'a> PodChoice<'_, 'a> {
                 [(Place::Pod, own), (Place::Namespace, inherited)].into_iter().filter(|_| is_allowed);
             places.filter_map(|(place, said)| Some((place, *said.get(&mirror)?.get(key)?))).next()
         };
-        for key in KEYS {
+        for key in KEYS.into_iter().filter(|key| *key != FILTER) {
             if let Some((place, value)) = said(key) {
-                let set = settings.set_with(key, value, |text| self.filters.get(text));
-                set.map_err(|error| Why::BadSetting(place, error))?;
+                settings.set(key, value).map_err(|error| Why::BadSetting(place, error))?;
             }
         }
         let target = self.policy.target_named(said("target").map(|(_, name)| name))?;
@@ -297,7 +300,9 @@ impl<'a> PodChoice<'_, 'a> {
                 Place::Namespace => nics.or(named),
             };
         }
-        Ok((Session { directions, settings, target, origin, key: None }, nics))
+        let filter = said(FILTER).map(|(place, text)| (text, Author::Annotation(place)));
+        let session = Session { directions, settings, target, origin, key: None };
+        Ok(Draft { session, nics, filter })
     }
 
     /// Our annotations of one place. The invalid ones are noted as bad.

@@ -3,14 +3,26 @@
 //! The same few filters stand on many pods, round after round, and to compile a long filter takes as much time as to
 //! read a hundred devices. Pure: the same text gives the same program, so the cache changes only the time. `choice`
 //! asks.
+//!
+//! The authors of filters are strangers, and the loop does nothing else while it compiles. So a part of a round compiles
+//! [`PART`] filters at most, and between two parts the loop lets other tasks run. What one filter may cost is bounded by
+//! the [compiler](crate::filter).
 
 use std::collections::HashMap;
 
 use crate::settings::{CaptureFilter, parse_filter};
 
+/// Most filters that are compiled at a time.
+const PART: usize = 4;
+
 /// The filters of the last round.
 #[derive(Debug, Default)]
-pub struct Filters(HashMap<String, Known>);
+pub struct Filters {
+    known: HashMap<String, Known>,
+    /// How many were compiled in this part.
+    compiled: usize,
+    is_behind: bool,
+}
 
 #[derive(Debug)]
 struct Known {
@@ -19,20 +31,40 @@ struct Known {
 }
 
 impl Filters {
+    /// Whether a filter was left for the next part.
+    pub const fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
+    /// Begins a part.
+    pub(super) const fn begin(&mut self) {
+        (self.compiled, self.is_behind) = (0, false);
+    }
+
+    /// Whether the filter with this text has been compiled, or refused.
+    pub(super) fn knows(&self, text: &str) -> bool {
+        self.known.contains_key(text)
+    }
+
     /// The filter with this text, or its problem.
     pub(super) fn get(&mut self, text: &str) -> Result<CaptureFilter, String> {
-        if let Some(known) = self.0.get_mut(text) {
+        if let Some(known) = self.known.get_mut(text) {
             known.is_used = true;
             return known.filter.clone();
         }
+        if self.compiled == PART {
+            self.is_behind = true;
+            return Err("the filter is not compiled yet".to_owned());
+        }
+        self.compiled += 1;
         let filter = parse_filter(text);
-        self.0.insert(text.to_owned(), Known { filter: filter.clone(), is_used: true });
+        self.known.insert(text.to_owned(), Known { filter: filter.clone(), is_used: true });
         filter
     }
 
     /// Forgets the filters that were not requested since the last call.
     pub(super) fn forget_unused(&mut self) {
-        self.0.retain(|_, known| std::mem::take(&mut known.is_used));
+        self.known.retain(|_, known| std::mem::take(&mut known.is_used));
     }
 }
 
@@ -49,11 +81,11 @@ mod tests {
         assert_eq!(filters.get("tpc"), parse_filter("tpc"));
         filters.forget_unused();
         assert_eq!(filters.get("tcp").unwrap(), first);
-        assert_eq!(filters.0.len(), 2);
+        assert_eq!(filters.known.len(), 2);
         filters.forget_unused();
-        assert_eq!(filters.0.keys().collect::<Vec<_>>(), ["tcp"]);
+        assert_eq!(filters.known.keys().collect::<Vec<_>>(), ["tcp"]);
         filters.forget_unused();
-        assert!(filters.0.is_empty());
+        assert!(filters.known.is_empty());
         assert_eq!(filters.get("tcp"), Ok(first));
     }
 }

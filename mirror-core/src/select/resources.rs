@@ -12,7 +12,7 @@ use super::{Capture, Filters, Nics, Policy, Why};
 use crate::{
     destination::Destination,
     model::{MirrorId, Origin, Place, Pod, PodId, Request, Resource, ResourceId, Session, TargetName},
-    settings::SettingError,
+    settings::{FILTER, SettingError},
 };
 
 /// The order in which the mirrors of a pod get a place: the rank of the origin, then when the request was made where
@@ -90,15 +90,55 @@ struct Read<'r> {
     resource: &'r Resource,
     /// Its mirror on each pod; `None`: it has a stream that no program reads.
     mirror: Option<MirrorId>,
-    /// What the mirror is on each pod, and the NICs that it is for.
-    asks: Result<(Session, Nics), Why>,
+    /// What the mirror is on each pod.
+    asks: Result<Draft<'r>, Why>,
+}
+
+/// A mirror of a pod whose filter is not compiled yet: only filters of mirrors that have a place are.
+#[derive(Clone)]
+pub(super) struct Draft<'t> {
+    /// The mirror, without the filter that its author wrote.
+    pub(super) session: Session,
+    /// The NICs that it is for.
+    pub(super) nics: Nics,
+    /// The filter that its author wrote, and the author.
+    pub(super) filter: Option<(&'t str, Author<'t>)>,
+}
+
+/// The author of a filter.
+#[derive(Clone, Copy)]
+pub(super) enum Author<'t> {
+    /// That of an annotation.
+    Annotation(Place),
+    /// That of a resource.
+    Resource(&'t ResourceId),
+}
+
+impl Draft<'_> {
+    /// The mirror with its filter.
+    pub(super) fn compiled(mut self, filters: &mut Filters) -> Result<(Session, Nics), Why> {
+        if let Some((text, author)) = self.filter {
+            let set = self.session.settings.set_with(FILTER, text, |text| filters.get(text));
+            set.map_err(|error| match author {
+                Author::Annotation(place) => Why::BadSetting(place, error),
+                Author::Resource(id) => Why::Refused(Refusal {
+                    resource: id.clone(),
+                    reason: Refusal::INVALID_FILTER,
+                    message: format!("{}{error}", path(FILTER)),
+                }),
+            })?;
+        }
+        Ok((self.session, self.nics))
+    }
 }
 
 impl Read<'_> {
     /// Whether the namespace of a pod may use the target. The authors of ClusterMirrors may use all.
     fn may_use_target(&self, pod: &Pod, policy: &Policy) -> Result<(), Why> {
         match &self.asks {
-            Ok((session, _)) if session.origin == Origin::Mirror => policy.may_use(&session.target, pod),
+            Ok(Draft { session, .. }) if session.origin == Origin::Mirror => {
+                policy.may_use(&session.target, pod)
+            }
             _ => Ok(()),
         }
     }
@@ -113,13 +153,8 @@ pub(super) struct Selecting<'s> {
 }
 
 impl<'r> Resources<'r> {
-    /// Reads the resources.
-    pub(super) fn read(
-        resources: &'r [Resource],
-        captures: &[Capture],
-        policy: &Policy,
-        filters: &mut Filters,
-    ) -> Self {
+    /// Reads the resources, but for their filters.
+    pub(super) fn read(resources: &'r [Resource], captures: &[Capture], policy: &Policy) -> Self {
         let mut by_namespace = BTreeMap::<_, Vec<_>>::new();
         for (place, resource) in resources.iter().enumerate() {
             by_namespace.entry(resource.id.namespace.as_deref()).or_default().push(place);
@@ -132,7 +167,7 @@ impl<'r> Resources<'r> {
                 None => Some(resource.id.mirror()),
                 Some(_) => reader.map(Capture::mirror),
             };
-            Read { resource, mirror, asks: asks(resource, reader, policy, filters) }
+            Read { resource, mirror, asks: asks(resource, reader, policy) }
         };
         Self {
             read: resources.iter().map(read).collect(),
@@ -157,12 +192,17 @@ impl<'r> Resources<'r> {
         read.filter_map(|read| Some(Selecting { read, mirror: read.mirror.as_ref()? })).collect()
     }
 
-    /// The resources that have selected a pod.
-    pub(super) fn into_selected(self) -> Vec<Selected> {
+    /// The resources that have selected a pod. `filters` has compiled those of the mirrors that have a place.
+    pub(super) fn into_selected(self, filters: &mut Filters) -> Vec<Selected> {
         let Self { read, mut pods, not_allowed, .. } = self;
         let selected = |(place, read): (usize, Read<'_>)| {
             let Resource { id, uid, generation, .. } = read.resource;
-            let (nics, refused) = match read.asks {
+            let asks = read.asks.and_then(|draft| match draft.filter {
+                // None of its mirrors has a place.
+                Some((text, _)) if !filters.knows(text) => Ok((draft.session, draft.nics)),
+                _ => draft.compiled(filters),
+            });
+            let (nics, refused) = match asks {
                 Ok((_, nics)) => (nics, not_allowed.get(&place).map(Why::told)),
                 Err(why) => (Nics::default(), Some(why.told())),
             };
@@ -192,7 +232,7 @@ impl Why {
     }
 }
 
-impl Selecting<'_> {
+impl<'s> Selecting<'s> {
     /// Its place among the mirrors of the pod.
     pub(super) fn place(&self) -> InQueue {
         let Read { resource, .. } = self.read;
@@ -202,12 +242,7 @@ impl Selecting<'_> {
     }
 
     /// Its mirror on the pod. `narrowed` is why the annotations leave the pod out.
-    pub(super) fn session(
-        &self,
-        pod: &Pod,
-        policy: &Policy,
-        narrowed: Option<&Why>,
-    ) -> Result<(Session, Nics), Why> {
+    pub(super) fn draft(&self, pod: &Pod, policy: &Policy, narrowed: Option<&Why>) -> Result<Draft<'s>, Why> {
         let Self { read: read @ Read { resource, asks, .. }, .. } = self;
         let origin = resource.origin();
         let namespace = &pod.id.namespace;
@@ -230,27 +265,22 @@ pub fn refusal(resource: &Resource) -> Option<(&'static str, String)> {
     let mut policy = Policy::default();
     let target = resource.request.as_ref().ok().and_then(|request| request.target.as_deref()?.parse().ok());
     policy.targets.extend(target.map(|name| (TargetName(name), Destination::Stream)));
-    asks(resource, None, &policy, &mut Filters::default()).err().map(|why| why.told())
+    let asks = asks(resource, None, &policy).and_then(|draft| draft.compiled(&mut Filters::default()));
+    asks.err().map(|why| why.told())
 }
 
 /// What a resource asks for on each pod. `reader` reads its stream.
-fn asks(
-    resource: &Resource,
-    reader: Option<&Capture>,
-    policy: &Policy,
-    filters: &mut Filters,
-) -> Result<(Session, Nics), Why> {
+fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -> Result<Draft<'r>, Why> {
     let refuse = |reason, message| Why::Refused(Refusal { resource: resource.id.clone(), reason, message });
     let Request { nics, directions, settings: texts, target, stream } =
         resource.request.as_ref().map_err(|problem| refuse(Refusal::INVALID_SPEC, problem.clone()))?;
     let mut settings = policy.settings.clone();
-    for (key, value) in texts {
-        let set = settings.set_with(key, value, |text| filters.get(text));
-        set.map_err(|error| {
-            let reason = if *key == "filter" { Refusal::INVALID_FILTER } else { Refusal::INVALID_SPEC };
-            refuse(reason, format!("{}{error}", path(key)))
-        })?;
+    let (filters, others): (Vec<_>, Vec<_>) = texts.iter().partition(|(key, _)| *key == FILTER);
+    for (key, value) in others {
+        let set = settings.set(key, value);
+        set.map_err(|error| refuse(Refusal::INVALID_SPEC, format!("{}{error}", path(key))))?;
     }
+    let filter = filters.last().map(|(_, text)| (text.as_str(), Author::Resource(&resource.id)));
     let nics = match nics {
         None => Nics::default(),
         Some(names) => Nics::parse(&names.join(",")).map_err(|reason| {
@@ -263,7 +293,8 @@ fn asks(
         Some(_) => (reader.map(Capture::target).unwrap_or_default(), Origin::Capture),
         None => (policy.target_named(target.as_deref())?, resource.origin()),
     };
-    Ok((Session { directions: *directions, settings, target, origin, key: None }, nics))
+    let session = Session { directions: *directions, settings, target, origin, key: None };
+    Ok(Draft { session, nics, filter })
 }
 
 /// The fields around that of a setting.

@@ -33,10 +33,13 @@ pub struct Setting {
     show: fn(&Settings) -> Option<String>,
 }
 
+/// The key of the setting whose value is compiled.
+pub const FILTER: &str = "filter";
+
 /// All settings, in the order in which they are shown.
 pub static SETTINGS: [Setting; 7] = [
     Setting {
-        key: "filter",
+        key: FILTER,
         env: "MIRROR_FILTER",
         value_name: "EXPR",
         help: "Only packets that match, in tcpdump's language (pcap-filter(7))",

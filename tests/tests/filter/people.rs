@@ -188,3 +188,37 @@ fn a_chain_of_headers_leads_where_that_of_libpcap_leads() {
     }
     assert!((1000..20_000).contains(&matching), "{matching}");
 }
+
+/// A chain of headers that is longer than the kernel follows: the packet matches neither the filter nor its opposite, as
+/// with libpcap a packet that ends before its chain does. A shorter chain leads where that of libpcap leads.
+#[test]
+fn a_chain_that_is_too_long_matches_nothing() {
+    let mut random = Random::from_clock("long chains");
+    let [mut long, mut short, mut matching] = [0; 3];
+    for text in ["ip6 protochain 6", "protochain 17", "ip6 protochain 43", "tcp or ip6 protochain 58"] {
+        let opposite = format!("not ({text})");
+        let theirs = [text, &opposite].map(|text| Theirs::compile(text, false).unwrap());
+        let ours = [text, &opposite].map(|text| compile(text).unwrap());
+        for _ in 0..2000 {
+            let headers: Vec<u8> = (0..random.below(16)).map(|_| random.pick(&[0, 44, 60, 60])).collect();
+            let numbers = [&headers[..], &[random.pick(&[6, 17, 43, 58, 59])]].concat();
+            let mut frame = [&[0; 12][..], &[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, numbers[0], 64]].concat();
+            frame.extend([0; 32]);
+            for next in &numbers[1..] {
+                let words = random.below(2);
+                frame.extend([*next, words as u8]);
+                frame.extend(random.bytes(6 + 8 * words));
+            }
+            frame.extend([0; 64]);
+            let expected = [0, 1].map(|at| theirs[at].matches(&frame));
+            let answer = [0, 1].map(|at| ours[at].matches(&frame, frame.len() as u32));
+            // Behind 8 headers there is another one, and no earlier one decides.
+            let is_long = headers.len() > 8;
+            let expected = if is_long { [false; 2] } else { expected };
+            assert_eq!(answer, expected, "({text:?}, \"{}\")\n{}", hex(&frame), ours[0].explain());
+            (long, short) = (long + usize::from(is_long), short + usize::from(!is_long));
+            matching += usize::from(expected != [false; 2]);
+        }
+    }
+    assert!(long > 1000 && short > 1000 && matching > 1000, "{long} {short} {matching}");
+}

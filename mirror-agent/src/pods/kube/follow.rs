@@ -32,6 +32,8 @@ use super::{
 
 /// How long the server may take over a list, or over beginning a watch.
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
+/// Most objects of a page of a plain list of resources. Their authors are strangers, and an object has 1.5 MB at most.
+const PAGE: u32 = 16;
 /// How long a watch may be silent. API servers send a bookmark once a minute or a little later. After the time of two the
 /// watch is given up, and a list finds out whether the server lives. (A connection that is dead ends earlier, by itself:
 /// see `connection`.)
@@ -200,7 +202,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
                 Err(failure) => return failed(failure),
             }
             sleep_until(at + SHORTEST_WATCH).await;
-            if !std::mem::take(&mut is_shown) {
+            if !std::mem::take(&mut is_shown) || self.kept.has_emptied() {
                 return End::Quiet;
             }
         }
@@ -258,27 +260,38 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
     }
 
     /// A plain list; from the server's memory, unless the newest list is asked for. The server reads its memory only if
-    /// the list is not cut into pages.
+    /// the list is not cut into pages. Lists of resources are, so that a page fits into the agent's memory; so they are
+    /// the newest ones.
     async fn plain_list(&self) -> (Ask, Result<Listed<K>, Failure>) {
-        let ask = self.seen.ask(false);
+        let has_pages = self.watched.is_optional();
+        let ask = if has_pages { Ask::Newest } else { self.seen.ask(false) };
         let version = match &ask {
             Ask::NotOlderThan(version) => Some(version.clone()),
             Ask::Any => Some("0".to_owned()),
             Ask::Newest => None,
         };
-        let parameters = ListParams {
+        let mut parameters = ListParams {
             field_selector: self.fields.clone(),
             version_match: version.is_some().then_some(VersionMatch::NotOlderThan),
             resource_version: version,
+            limit: has_pages.then_some(PAGE),
             ..ListParams::default()
         };
-        let listed = match timeout(LIST_DEADLINE, self.api.list(&parameters)).await {
-            Err(_) => Err(Failure::NoAnswer),
-            Ok(Err(error)) => Err(Failure::List(error)),
-            Ok(Ok(list)) => match list.metadata.resource_version.filter(|version| !version.is_empty()) {
-                Some(version) => Ok(Listed { version, objects: list.items, changes: None }),
-                None => Err(Failure::NoVersion),
-            },
+        let mut objects = Vec::new();
+        let listed = loop {
+            let mut list = match timeout(LIST_DEADLINE, self.api.list(&parameters)).await {
+                Err(_) => break Err(Failure::NoAnswer),
+                Ok(Err(error)) => break Err(Failure::List(error)),
+                Ok(Ok(list)) => list,
+            };
+            objects.append(&mut list.items);
+            parameters.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
+            if parameters.continue_token.is_none() {
+                let version = list.metadata.resource_version.filter(|version| !version.is_empty());
+                break version
+                    .map(|version| Listed { version, objects, changes: None })
+                    .ok_or(Failure::NoVersion);
+            }
         };
         (ask, listed)
     }

@@ -3,7 +3,7 @@
 //! Most changes of an object change nothing for the agent: its status, its managed fields. Every agent receives them, and none
 //! must do further work for them. No clock and no connection; `Follower` hands over the events of a watch.
 
-use std::fmt::Debug;
+use std::{collections::BTreeMap, fmt::Debug};
 
 use kube::{
     Resource,
@@ -13,6 +13,10 @@ use kube::{
     },
 };
 use tracing::warn;
+
+/// What the objects of one kind of a namespace may take in memory: some thousands of usual resources. Their authors are
+/// strangers, and each agent of the cluster keeps them.
+const MOST: usize = 4 << 20;
 
 /// An object of the API of which a part is kept.
 pub(super) trait Keep: Resource<DynamicType = ()> + Clone + Debug + 'static {
@@ -24,33 +28,62 @@ pub(super) trait Keep: Resource<DynamicType = ()> + Clone + Debug + 'static {
 
     /// Whether the other one, trimmed as well, is the same.
     fn is_same(&self, other: &Self) -> bool;
+
+    /// What it takes of the room of its namespace.
+    fn size(&self) -> usize {
+        0
+    }
+
+    /// Leaves its name, because its namespace has no room for more.
+    fn empty(&mut self) {}
 }
 
 /// A store and its writer.
 pub(super) struct Kept<K: Keep> {
     store: Store<K>,
     writer: Writer<K>,
+    /// What the objects of each namespace take.
+    taken: BTreeMap<String, usize>,
+    has_emptied: bool,
 }
 
 impl<K: Keep> Kept<K> {
     /// Without objects, with its reader.
     pub(super) fn new() -> (Store<K>, Self) {
         let (reader, writer) = store();
-        (reader.clone(), Self { store: reader, writer })
+        (reader.clone(), Self { store: reader, writer, taken: BTreeMap::new(), has_emptied: false })
     }
 
     /// Takes in an event of a watch. Returns whether it may change the agent's work: a complete list and a deletion
     /// always may, an object only if it has changed.
     pub(super) fn take_in(&mut self, event: Event<K>) -> bool {
-        let event = event.modify(K::trim);
-        let changes = match &event {
-            Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)
-                if object.meta().name.is_none() =>
-            {
-                warn!(kind = %K::kind(&()), "an object from the Kubernetes API has no name, and is left out");
-                // The store cannot take it.
-                return false;
+        let mut event = event.modify(K::trim);
+        if let Event::Apply(object) | Event::InitApply(object) | Event::Delete(object) = &event
+            && object.meta().name.is_none()
+        {
+            warn!(kind = %K::kind(&()), "an object from the Kubernetes API has no name, and is left out");
+            // The store cannot take it.
+            return false;
+        }
+        match &mut event {
+            Event::Init => {
+                self.taken.clear();
+                self.has_emptied = false;
             }
+            Event::InitApply(object) => self.make_room(object, 0),
+            Event::Apply(object) => {
+                let before = self.kept_size(object);
+                self.make_room(object, before);
+            }
+            Event::Delete(object) => {
+                let before = self.kept_size(object);
+                if let Some(taken) = object.meta().namespace.as_ref().and_then(|of| self.taken.get_mut(of)) {
+                    *taken = taken.saturating_sub(before);
+                }
+            }
+            Event::InitDone => {}
+        }
+        let changes = match &event {
             Event::Apply(object) => self.is_new(object),
             Event::InitApply(object) => {
                 self.is_new(object);
@@ -61,6 +94,28 @@ impl<K: Keep> Kept<K> {
         };
         self.writer.apply_watcher_event(&event);
         changes
+    }
+
+    /// Whether an object was emptied since the last list. A new list finds out whether there is room now.
+    pub(super) const fn has_emptied(&self) -> bool {
+        self.has_emptied
+    }
+
+    /// What the stored form of an object takes.
+    fn kept_size(&self, object: &K) -> usize {
+        self.store.get(&object.to_object_ref(())).map_or(0, |kept| kept.size())
+    }
+
+    /// Empties the object if its namespace has no room for it. Before, it took so much.
+    fn make_room(&mut self, object: &mut K, before: usize) {
+        let Some(namespace) = object.meta().namespace.clone() else { return };
+        let taken = self.taken.entry(namespace).or_default();
+        *taken = taken.saturating_sub(before);
+        if *taken + object.size() > MOST {
+            object.empty();
+            self.has_emptied = true;
+        }
+        *taken += object.size();
     }
 
     /// Whether the object differs from the stored one. Logs an object that differs and cannot be used.

@@ -17,10 +17,16 @@ use mirror_api::{ClusterMirror, ClusterMirrorSpec, Direction, Mirror, MirrorSpec
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::kept::Keep;
+use super::{
+    bounded::{Bounded, TOO_LARGE},
+    kept::Keep,
+};
 use crate::model::{
     Directions, Name, Operator, Request, Requirement, Resource, ResourceId, Selector, Stream,
 };
+
+/// Why a Mirror is refused for which the agent keeps no room.
+const NO_ROOM: &str = "spec: the Mirrors of this namespace have more than 4 MiB, counting 32 bytes for each value: delete some of them";
 
 /// A kind of resource.
 pub(crate) trait Kind: kube::Resource<DynamicType = ()> + Clone + Debug + 'static {
@@ -28,10 +34,13 @@ pub(crate) trait Kind: kube::Resource<DynamicType = ()> + Clone + Debug + 'stati
     type Read: Clone + Debug + PartialEq + Send + Sync;
 
     /// Reads an object. An error says why its name cannot be one.
-    fn read(object: &Value) -> Result<Self::Read, String>;
+    fn read(object: &Bounded) -> Result<Self::Read, String>;
 
     /// What cannot be used of an object that was read, for the log.
     fn problem(read: &Self::Read) -> Option<String>;
+
+    /// Leaves its name, because its namespace has no room for more.
+    fn empty(_: &mut Self::Read) {}
 }
 
 /// A kind of resource that asks for mirrors.
@@ -62,19 +71,24 @@ impl Asks for ClusterMirror {
 impl Kind for Mirror {
     type Read = Resource;
 
-    fn read(object: &Value) -> Result<Resource, String> {
+    fn read(object: &Bounded) -> Result<Resource, String> {
         resource::<Self>(object)
     }
 
     fn problem(read: &Resource) -> Option<String> {
         problem(read)
     }
+
+    fn empty(read: &mut Resource) {
+        read.pods = nothing();
+        read.request = Err(NO_ROOM.to_owned());
+    }
 }
 
 impl Kind for ClusterMirror {
     type Read = Resource;
 
-    fn read(object: &Value) -> Result<Resource, String> {
+    fn read(object: &Bounded) -> Result<Resource, String> {
         resource::<Self>(object)
     }
 
@@ -95,6 +109,8 @@ fn problem(resource: &Resource) -> Option<String> {
 pub(super) struct ResourceObject<K: Kind> {
     metadata: ObjectMeta,
     read: Result<K::Read, String>,
+    /// What it takes in memory, about.
+    size: usize,
 }
 
 impl<K: Kind> ResourceObject<K> {
@@ -119,12 +135,23 @@ impl<K: Kind> Keep for ResourceObject<K> {
     fn is_same(&self, other: &Self) -> bool {
         self.read == other.read
     }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn empty(&mut self) {
+        self.size = 0;
+        if let Ok(read) = &mut self.read {
+            K::empty(read);
+        }
+    }
 }
 
 impl<'de, K: Kind> Deserialize<'de> for ResourceObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let object = Value::deserialize(deserializer)?;
-        let text = |field: &str| object["metadata"][field].as_str().map(str::to_owned);
+        let bounded = Bounded::deserialize(deserializer)?;
+        let text = |field: &str| bounded.object["metadata"][field].as_str().map(str::to_owned);
         let metadata = ObjectMeta {
             name: text("name"),
             namespace: text("namespace"),
@@ -132,26 +159,33 @@ impl<'de, K: Kind> Deserialize<'de> for ResourceObject<K> {
             uid: text("uid"),
             ..ObjectMeta::default()
         };
-        Ok(Self { read: K::read(&object), metadata })
+        Ok(Self { read: K::read(&bounded), metadata, size: bounded.size })
     }
 }
 
 /// What the rest of the agent needs of an object; or why its name cannot be one.
 pub(crate) fn read<K: Kind + Serialize>(object: &K) -> Result<K::Read, String> {
-    K::read(&serde_json::to_value(object).map_err(|error| error.to_string())?)
+    let object = serde_json::to_value(object).and_then(Bounded::deserialize);
+    K::read(&object.map_err(|error| error.to_string())?)
 }
 
-fn resource<K: Asks>(object: &Value) -> Result<Resource, String> {
+fn resource<K: Asks>(Bounded { object, is_too_large, .. }: &Bounded) -> Result<Resource, String> {
     let (metadata, spec) = (&object["metadata"], without_nulls(&object["spec"]));
     let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
     let namespace = metadata["namespace"].as_str().map(str::to_owned);
     let name = Name::of_resource(&text("name"))?;
     let created = Time::deserialize(&metadata["creationTimestamp"]);
-    let mut request = understood::<K::Spec>(&spec).and_then(|spec| request(K::mirror(spec)));
+    let mut request = match is_too_large {
+        true => Err(TOO_LARGE.to_owned()),
+        false => understood::<K::Spec>(&spec).and_then(|spec| request(K::mirror(spec))),
+    };
     if namespace.is_none() && request.as_ref().is_ok_and(|request| request.stream.is_some()) {
         request = Err("spec.stream: only a Mirror can have a stream".to_owned());
     }
     let mut select = |field: &str| {
+        if *is_too_large {
+            return nothing();
+        }
         selector(&spec[field]).unwrap_or_else(|problem| {
             request = Err(format!("spec.{field}: {problem}"));
             nothing()

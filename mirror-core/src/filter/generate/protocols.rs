@@ -13,8 +13,11 @@ use super::{
 
 /// The greatest value of the field after the addresses that is a length, not a type.
 const MAX_ETHERNET_LENGTH: u32 = 1500;
-/// How many headers `protochain` follows. libpcap follows any number with a loop, which a kernel does not run.
+/// How many headers `protochain` follows. libpcap follows any number with a loop, which a kernel does not run. A longer
+/// chain rejects the packet, as a chain that does not end in the packet does with libpcap.
 const MAX_CHAIN: usize = 8;
+/// A place that no packet has.
+const NOWHERE: u32 = i32::MAX as u32;
 
 impl Generator {
     /// Whether the link-layer header announces this Ethernet type or service access point.
@@ -185,14 +188,17 @@ impl Generator {
             let length = Value::binary(Operator::Multiply, units, Value::Constant(bytes));
             [Tree::Set(NextHeader, field(0)), Tree::Set(NextHeaderAt, length.plus(Value::Slot(NextHeaderAt)))]
         };
-        let mut tree = next().equals(wanted);
+        let is_ah = || next().equals(names::AH);
+        let is_extension = || Tree::Any(names::EXTENSIONS.map(|number| next().equals(number)).into());
+        let is_header = if is_ip6 { Tree::Any(vec![is_ah(), is_extension()]) } else { is_ah() };
+        let is_longer = Tree::All(vec![is_header, Value::fixed(NOWHERE, 1).equals(0)]);
+        let mut tree = Tree::Any(vec![next().equals(wanted), is_longer]);
         for _ in 0..MAX_CHAIN {
             let [next_header, at] = advance(4, 2);
-            let mut headers = vec![Tree::All(vec![next().equals(names::AH), next_header, at])];
+            let mut headers = vec![Tree::All(vec![is_ah(), next_header, at])];
             if is_ip6 {
-                let extension = Tree::Any(names::EXTENSIONS.map(|number| next().equals(number)).into());
                 let [next_header, at] = advance(8, 1);
-                headers.push(Tree::All(vec![extension, next_header, at]));
+                headers.push(Tree::All(vec![is_extension(), next_header, at]));
             }
             let end = next().equals(names::NO_NEXT_HEADER).negated();
             let behind = Tree::All(vec![end, Tree::Any(headers), tree]);

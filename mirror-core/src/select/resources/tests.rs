@@ -317,6 +317,60 @@ fn the_node_stands_above_resources() {
     assert_eq!(refusals(&choice), ["web mirror/own NamespaceNotAllowed"]);
 }
 
+/// The choice, and how many parts it took.
+fn whole<'a>(pods: &'a [Pod], resources: &[Resource], filters: &mut Filters) -> (Choice<'a>, u32) {
+    let mut parts = 0;
+    loop {
+        parts += 1;
+        let choice = choose(pods, resources, &[], &Policy::default(), filters);
+        if !filters.is_behind() {
+            return (choice, parts);
+        }
+        assert!(!choice.refused.is_empty(), "what is missing is not wanted without its filter");
+    }
+}
+
+/// Of 50 Mirrors with 50 filters, the filters of 8 are compiled, and none where no pod is selected.
+#[test]
+fn only_filters_of_mirrors_with_a_place_are_compiled() {
+    let filters_of = |namespace: &str| -> Vec<Resource> {
+        let of = |number: i64| Resource {
+            created: number,
+            ..resource(Some(namespace), &format!("m{number}"), &[("filter", &format!("port {number}"))])
+        };
+        (1..=50).map(of).collect()
+    };
+    let pods = [pod("shop", "web", &[]), pod("shop", "db", &[])];
+    let resources = [filters_of("shop"), filters_of("aaa")].concat();
+    let mut filters = Filters::default();
+    let (choice, _) = whole(&pods, &resources, &mut filters);
+    assert_eq!(choice.wanted.iter().map(|wanted| wanted.mirrors.len()).collect::<Vec<_>>(), [8, 8]);
+    let compiled = |number: i64| filters.knows(&format!("port {number}"));
+    assert_eq!((1..=50).filter(|number| compiled(*number)).collect::<Vec<_>>(), Vec::from_iter(1..=8));
+    assert!(choice.refused.iter().all(|skipped| skipped.why == Why::TooManyMirrors));
+    assert_eq!((choice.refused.len(), filters.is_behind()), (2 * 42, false));
+}
+
+/// The loop compiles a few filters at a time, and the parts together make the choice.
+#[test]
+fn very_many_new_filters_are_compiled_in_parts() {
+    let mut pods: Vec<_> = (0..10).map(|number| pod("shop", &format!("p{number}"), &[])).collect();
+    for (number, pod) in pods.iter_mut().enumerate() {
+        let keys = |mirror: usize| {
+            let filter = format!("port {number}{mirror}");
+            [
+                (format!("{MIRROR}.m{mirror}"), "true".to_owned()),
+                (format!("podmirror.io/filter.m{mirror}"), filter),
+            ]
+        };
+        pod.annotations = (0..8).flat_map(keys).collect();
+    }
+    let mut filters = Filters::default();
+    let (choice, parts) = whole(&pods, &[], &mut filters);
+    assert_eq!((parts, choice.refused.len()), (20, 0));
+    assert_eq!(choice.wanted.iter().map(|wanted| wanted.mirrors.len()).sum::<usize>(), 80);
+}
+
 fn any_selector(key: &'static str, values: [&'static str; 2]) -> impl Strategy<Value = Selector> {
     let labels = option::of(sample::select(values.to_vec()));
     let requirement = (sample::select(Operator::ALL.to_vec()), sample::subsequence(values.to_vec(), 0..=2));
@@ -412,7 +466,7 @@ proptest! {
             let (mirrors, before) = (of(&choice), of(&alone));
             prop_assert!(mirrors.len() <= MAX_SESSIONS_PER_TAP);
             let selecting: Vec<_> = resources.iter().filter(|resource| resource.selects(pod)).collect();
-            let is_good = |resource: &&&Resource| {
+            let is_good = |resource: &Resource| {
                 let bad = Ok(vec![("filter", "tpc".to_owned())]);
                 resource.request.clone().map(|request| request.settings) != bad
             };
@@ -443,26 +497,31 @@ proptest! {
                     _ => prop_assert!(ours.contains(mirror)),
                 }
             }
-            // Enforced ones first, the oldest of them first.
-            let mut first: Vec<_> = selecting.iter().filter(|resource| resource.is_enforced).filter(is_good).collect();
-            first.sort_by_key(|resource| (resource.created, resource.id.mirror()));
-            for (place, resource) in first.iter().enumerate() {
-                let is_there = mirrors.contains_key(&resource.id.mirror());
-                prop_assert_eq!(is_there, place < MAX_SESSIONS_PER_TAP);
+            // Enforced ones first, then the node's policy; and of each kind the oldest first. Then come annotations.
+            let of_kind = |is_enforced: bool| {
+                let of_kind = selecting.iter().filter(|resource| resource.is_enforced == is_enforced);
+                let mut of_kind: Vec<_> = of_kind.filter(|_| is_enforced || !is_out).copied().collect();
+                of_kind.sort_by_key(|resource| (resource.created, resource.id.mirror()));
+                of_kind
+            };
+            let (first, others) = (of_kind(true), of_kind(false));
+            let of_policy = before.values().filter(|session| session.origin == Origin::Policy).count();
+            let of_annotations = before.len() - of_policy;
+            let resources = first.iter().copied().map(Some).chain((0..of_policy).map(|_| None));
+            let in_queue: Vec<_> = resources.chain(others.into_iter().map(Some)).collect();
+            let mut bad = 0;
+            for (place, resource) in in_queue.iter().enumerate() {
+                let Some(resource) = resource else { continue };
+                let has_place = place < MAX_SESSIONS_PER_TAP;
+                prop_assert_eq!(mirrors.contains_key(&resource.id.mirror()), has_place && is_good(resource));
+                if !has_place {
+                    prop_assert_eq!(reason(&resource.id.mirror()), Some(Why::TooManyMirrors));
+                }
+                // A filter that is wrong is found out when the places are taken, and keeps its place.
+                bad += usize::from(has_place && !is_good(resource));
             }
-            // Where not all fit, an older one is never left out for a younger one, nor a resource for an annotation.
-            let others = selecting.iter().filter(|resource| !resource.is_enforced).filter(is_good);
-            let mut others: Vec<_> = others.filter(|_| !is_out).collect();
-            others.sort_by_key(|resource| (resource.created, resource.id.mirror()));
-            let there: Vec<_> = others.iter().map(|resource| mirrors.contains_key(&resource.id.mirror())).collect();
-            prop_assert!(there.is_sorted_by(|a, b| a >= b), "{:?}", there);
-            let is_annotation = |session: &Session| matches!(session.origin, Origin::Annotation(_));
-            if there.contains(&false) {
-                prop_assert!(!mirrors.values().any(is_annotation));
-                prop_assert_eq!(mirrors.len(), MAX_SESSIONS_PER_TAP);
-            }
-            let wants = first.len() + others.len() + before.len();
-            prop_assert_eq!(mirrors.len(), wants.min(MAX_SESSIONS_PER_TAP));
+            let wants = in_queue.len() + of_annotations;
+            prop_assert_eq!(mirrors.len(), wants.min(MAX_SESSIONS_PER_TAP) - bad);
             if choice.unasked.contains_key(&pod.id) {
                 prop_assert!(mirrors.is_empty());
                 prop_assert_eq!(alone.unasked.get(&pod.id), choice.unasked.get(&pod.id));

@@ -167,6 +167,89 @@ fn mirrors(pods: &KubePods) -> Vec<String> {
     pods.resources().iter().map(|resource| resource.id.to_string()).collect()
 }
 
+/// A server that predates the bounds of the CRD and streams no list, with so many Mirrors. Returns the sizes of the pages
+/// too.
+fn crowded(
+    mirrors: usize,
+    spec: impl Fn(usize) -> Value + Send + Sync + 'static,
+) -> (Client, Arc<Mutex<Vec<usize>>>) {
+    let pages = Arc::new(Mutex::new(Vec::new()));
+    let asked = Arc::clone(&pages);
+    let client = fake::client(move |request| {
+        let query = request.uri().query().unwrap_or_default();
+        let word = |key: &str| query.split('&').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        let number = |key: &str| word(key).and_then(|text| text.parse::<usize>().ok());
+        let list =
+            |metadata: Value, items: Vec<Value>| Reply::Object(json!({"metadata": metadata, "items": items}));
+        match request.uri().path() {
+            _ if word("sendInitialEvents").is_some() => Reply::Status(422),
+            _ if word("watch").is_some() => Reply::Watch(Vec::new(), 10 * WATCH),
+            "/api/v1/pods" | "/api/v1/namespaces" => list(json!({"resourceVersion": "7"}), Vec::new()),
+            "/apis/podmirror.io/v1alpha1/mirrors" => {
+                let from = number("continue").unwrap_or(0);
+                let to = (from + number("limit").unwrap_or(mirrors)).min(mirrors);
+                asked.lock().unwrap().push(to - from);
+                let mirror = |number: usize| {
+                    let name = format!("m{number}");
+                    json!({"metadata": {"name": name, "namespace": "shop", "uid": name}, "spec": spec(number)})
+                };
+                let token = if to < mirrors { to.to_string() } else { String::new() };
+                list(json!({"resourceVersion": "7", "continue": token}), (from..to).map(mirror).collect())
+            }
+            _ => Reply::Status(404),
+        }
+    });
+    (client, pages)
+}
+
+/// A selector with so many values of 9 bytes.
+fn selector(values: usize) -> Value {
+    let values: Vec<_> = (0..values).map(|number| format!("{number:09}")).collect();
+    json!({"podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": values}]}})
+}
+
+/// Mirrors of up to 1.3 MB come in pages, and of each only its name stays and the reason why it is refused.
+#[tokio::test(start_paused = true)]
+async fn hostile_mirrors_come_in_pages_and_leave_their_names() {
+    let spec = |number| match number {
+        0 => json!({"podSelector": {}}),
+        1 => selector(100_000),
+        _ => selector(4000),
+    };
+    let (client, pages) = crowded(40, spec);
+    let pods = KubePods::watch(client, "one", |_| {});
+    seconds(20).await;
+    let resources = pods.resources();
+    assert_eq!((resources.len(), pages.lock().unwrap().iter().max()), (40, Some(&16)));
+    let (good, hostile): (Vec<_>, Vec<_>) = resources.iter().partition(|resource| resource.request.is_ok());
+    assert_eq!((good.len(), hostile.len()), (1, 39));
+    for resource in hostile {
+        let why = resource.request.as_ref().unwrap_err();
+        assert!(why.starts_with("spec: it has more than 128 KiB"), "{why}");
+        assert_eq!(resource.uid, resource.id.name.to_string());
+        let kept = format!("{resource:?}").len();
+        assert!(kept < 1000, "{kept} bytes are kept");
+    }
+}
+
+/// Mirrors that the CRD allows, and very many of them: their namespace has 4 MiB.
+#[tokio::test(start_paused = true)]
+async fn the_mirrors_of_a_namespace_have_a_bound_together() {
+    // 41 bytes for each value, about.
+    let large = selector(2000);
+    let (client, _) = crowded(100, move |_| large.clone());
+    let pods = KubePods::watch(client, "one", |_| {});
+    seconds(20).await;
+    let resources = pods.resources();
+    let (good, refused): (Vec<_>, Vec<_>) = resources.iter().partition(|resource| resource.request.is_ok());
+    assert_eq!((good.len(), refused.len()), (50, 50));
+    for resource in refused {
+        let why = resource.request.as_ref().unwrap_err();
+        assert!(why.starts_with("spec: the Mirrors of this namespace have more than 4 MiB"), "{why}");
+        assert!(format!("{resource:?}").len() < 1000);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_cluster_without_mirrors_is_followed_all_the_same() {
     let server = Server::new(World { version: 7, pods: vec!["web"], streams: true, ..World::default() });

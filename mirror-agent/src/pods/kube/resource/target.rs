@@ -9,9 +9,8 @@ use mirror_api::{
 };
 use mirror_core::destination::{Destination, device_name};
 use serde::Deserialize as _;
-use serde_json::Value;
 
-use super::{Kind, nothing, selector, understood, without_nulls};
+use super::{Bounded, Kind, TOO_LARGE, nothing, selector, understood, without_nulls};
 use crate::{
     model::{Name, Selector, TargetName, TargetResource},
     settings::parse_rate,
@@ -20,11 +19,14 @@ use crate::{
 impl Kind for MirrorTarget {
     type Read = TargetResource;
 
-    fn read(object: &Value) -> Result<TargetResource, String> {
+    fn read(Bounded { object, is_too_large, .. }: &Bounded) -> Result<TargetResource, String> {
         let (metadata, spec) = (&object["metadata"], without_nulls(&object["spec"]));
         let name = metadata["name"].as_str().unwrap_or_default().parse::<Name>()?;
         let created = Time::deserialize(&metadata["creationTimestamp"]);
-        let mut destination = understood::<MirrorTargetSpec>(&spec).and_then(destination);
+        let mut destination = match is_too_large {
+            true => Err(TOO_LARGE.to_owned()),
+            false => understood::<MirrorTargetSpec>(&spec).and_then(destination),
+        };
         if name.is_default() {
             destination =
                 Err("the target default is the device of --mirror-iface: use another name".to_owned());
@@ -179,12 +181,13 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests panic")]
 
     use proptest::prelude::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     fn read(spec: &Value) -> TargetResource {
-        MirrorTarget::read(&json!({ "metadata": { "name": "ids" }, "spec": spec })).unwrap()
+        let object = json!({ "metadata": { "name": "ids" }, "spec": spec });
+        MirrorTarget::read(&Bounded { object, is_too_large: false, size: 0 }).unwrap()
     }
 
     #[test]
@@ -267,11 +270,12 @@ mod tests {
             let why = read(&spec).destination.unwrap_err();
             assert!(why.contains(part), "{spec}: {why}");
         }
-        let metadata =
-            |name: &str| json!({ "metadata": { "name": name }, "spec": { "device": { "name": "a" } } });
-        let default = MirrorTarget::read(&metadata("default")).unwrap();
-        assert!(default.destination.unwrap_err().contains("use another name"));
-        assert!(MirrorTarget::read(&metadata("a.b")).is_err());
+        let named = |name: &str| {
+            let object = json!({ "metadata": { "name": name }, "spec": { "device": { "name": "a" } } });
+            MirrorTarget::read(&Bounded { object, is_too_large: false, size: 0 })
+        };
+        assert!(named("default").unwrap().destination.unwrap_err().contains("use another name"));
+        assert!(named("a.b").is_err());
     }
 
     #[test]

@@ -54,6 +54,43 @@ fn every_field_reaches_the_request() {
 }
 
 #[test]
+fn what_is_too_large_selects_nothing_and_says_why() {
+    let values: Vec<_> = (0..5000).map(|number| number.to_string()).collect();
+    let selector = json!({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": values}]});
+    let Resource { id, uid, generation, pods, request, .. } = mirror(&json!({"podSelector": selector}));
+    assert_eq!((id.to_string().as_str(), uid.as_str(), generation), ("Mirror shop/checkout", "1", 3));
+    assert_eq!((pods, request), (nothing(), Err(TOO_LARGE.to_owned())));
+    let of_cluster = json!({"namespaceSelector": selector, "podSelector": {}, "enforced": true});
+    let Resource { namespaces, request, .. } = cluster_mirror(&of_cluster);
+    assert_eq!((namespaces, request), (nothing(), Err(TOO_LARGE.to_owned())));
+    // The controller says so, too.
+    let object = serde_json::from_value::<Mirror>(json!({
+        "apiVersion": "podmirror.io/v1alpha1", "kind": "Mirror", "metadata": {"name": "a", "namespace": "shop"},
+        "spec": {"podSelector": selector},
+    }));
+    assert_eq!(read(&object.unwrap()).unwrap().request, Err(TOO_LARGE.to_owned()));
+}
+
+/// The agent takes every Mirror that the API server lets through.
+#[test]
+fn what_the_crd_allows_is_not_too_large() {
+    let text = |bytes: usize, number: usize| format!("{number:0bytes$}");
+    let values = |key: usize| json!({"key": text(317, key), "operator": "In", "values": (0..64).map(|number| text(63, number)).collect::<Vec<_>>()});
+    let labels: BTreeMap<_, _> = (0..16).map(|number| (text(317, number), text(63, number))).collect();
+    let selector = json!({"matchLabels": labels, "matchExpressions": (0..8).map(values).collect::<Vec<_>>()});
+    let nics: Vec<_> = (0..32).map(|number| text(15, number)).collect();
+    let pods: Vec<_> = (0..64).map(|number| text(253, number)).collect();
+    let stream = json!({"keySha256": "0a".repeat(32), "pods": pods});
+    let filter = format!("tcp{}", " ".repeat(1021));
+    mirror(&json!({"podSelector": selector, "nics": nics, "filter": filter, "stream": stream}))
+        .request
+        .unwrap();
+    let both =
+        json!({"podSelector": selector, "namespaceSelector": selector, "nics": nics, "filter": filter});
+    cluster_mirror(&both).request.unwrap();
+}
+
+#[test]
 fn a_mirror_can_have_a_stream_and_a_cluster_mirror_cannot() {
     let spec = json!({
         "podSelector": {}, "stream": {"keySha256": "0aff".repeat(16), "pods": ["web"]}, "namespaceSelector": {},
