@@ -20,6 +20,7 @@ mod lexer;
 mod names;
 mod optimise;
 mod parse;
+mod segments;
 mod tree;
 mod value;
 
@@ -76,6 +77,13 @@ pub fn compile(text: &str) -> Result<Program, FilterError> {
          than the kernel has"
     );
     Err(FilterError::at(text, too_much(text, &expr).span.clone(), reason))
+}
+
+/// Whether an expression can say something else of a TCP or UDP super-frame than of one of its segments: it looks at a
+/// length, a sequence number, a checksum, the payload, or the flags of TCP that not all segments have. An expression with
+/// `protochain` counts as one that cannot, because it takes a reader long to compile.
+pub fn differs_on_segments(text: &str) -> bool {
+    parse::parse(text).is_ok_and(|expr| segments::differs(&expr))
 }
 
 /// The program of an expression; `None`: it does not fit.
