@@ -72,7 +72,7 @@ static FILTER_HASHES: Array<u64, { FILTER_PLACES as usize }> = Array::new();
 
 /// The counters of each session. The agent sets the size of the map from the number of CPUs.
 #[btf_map(pin_by_name)]
-static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCpuArray::new();
+pub(crate) static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCpuArray::new();
 
 /// The ifindex of the tap that last copied a packet on this CPU; 0 for a tap inside a pod, because it has an index of
 /// another namespace. Its value matters only while one packet crosses the node. The map is pinned because the programs
@@ -154,6 +154,12 @@ impl Kernel for Skb {
     #[inline(always)]
     fn filter(&mut self, session: &Session) -> u32 {
         filter(self.skb, session.filter)
+    }
+
+    #[inline(always)]
+    fn is_super_frame(&mut self) -> bool {
+        // SAFETY: the context is valid for the whole program.
+        unsafe { (*self.skb).gso_size != 0 }
     }
 
     #[inline(always)]

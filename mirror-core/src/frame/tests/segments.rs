@@ -166,13 +166,9 @@ fn cut(payload: usize, gso_size: u16, captured: usize) -> (usize, usize) {
 /// frame, the smallest MTU of IPv6, the MTU that every IPv4 host takes, and Linux's smallest segment.
 #[test]
 fn segments_of_real_connections_come_out() {
-    for (gso_size, captured, segments) in [
-        (1448, 65_568, 42),
-        (8948, 96, 7),
-        (1220, 96, 50),
-        (536, 65_568, 112),
-        (36, 65_568, 1667),
-    ] {
+    for (gso_size, captured, segments) in
+        [(1448, 65_568, 42), (8948, 96, 7), (1220, 96, 50), (536, 65_568, 112), (36, 65_568, 1667)]
+    {
         assert_eq!(cut(60_000, gso_size, captured).0, segments, "{gso_size} {captured}");
     }
     assert_eq!(cut(500_000, 1448, 65_568).0, 346, "BIG TCP");
