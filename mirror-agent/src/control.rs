@@ -97,13 +97,15 @@ impl Control {
         self.readers.send_replace(Arc::default());
     }
 
-    /// Returns when no ring of an earlier program is at the target of a request any more.
+    /// Returns when no ring of an earlier program is at the target of a request any more. A program that has ended a
+    /// moment ago may still have the room for a ring, so that room is waited for, too, for a short time.
     async fn vacancy(&self, request: &Request) {
+        let mut left = self.left.subscribe();
+        // The sender is in `self`.
         if let Subject::Target(name) = &request.of {
-            let is_free = |left: &BTreeSet<TargetName>| left.iter().all(|target| target.0.as_str() != name);
-            // The sender is in `self`.
-            let _ = self.left.subscribe().wait_for(is_free).await;
+            let _ = left.wait_for(|left| left.iter().all(|target| target.0.as_str() != name)).await;
         }
+        let _ = timeout(PATIENCE, left.wait_for(|_| self.rings.have_room(request.ring_bytes))).await;
     }
 
     /// The ring of a program that has ended is used no more.
@@ -268,12 +270,13 @@ async fn admit(
     reports: &mut Reports,
     deadline: Instant,
 ) -> anyhow::Result<(Live, OwnedFd)> {
-    // Before that, what an earlier agent has left is still in the maps.
-    let ready = timeout_at(deadline, reports.wait_for(|report| report.is_reconciled)).await;
-    if !ready.is_ok_and(|ready| ready.is_ok()) {
+    let request: Request = serde_json::from_str(request).context("the request is not one of this version")?;
+    // Before that, the pods are not known. What an earlier agent has left still copies to the targets.
+    let is_ready = |report: &Arc<Report>| report.is_reconciled || matches!(request.of, Subject::Target(_));
+    let ready = timeout_at(deadline, reports.wait_for(is_ready)).await.is_ok_and(|ready| ready.is_ok());
+    if !ready {
         bail!("the agent is not ready yet; `mirror-agent status` shows what it waits for");
     }
-    let request: Request = serde_json::from_str(request).context("the request is not one of this version")?;
     if timeout_at(deadline, control.vacancy(&request)).await.is_err() {
         bail!(
             "the agent has not taken the ring of the last reader away yet; `mirror-agent status` shows its failures"

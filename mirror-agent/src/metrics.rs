@@ -13,14 +13,14 @@ use std::{
     time::Duration,
 };
 
-use mirror_common::verdict::Direction;
+use mirror_common::verdict::{Direction, Misfit};
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
 };
 
 use crate::{
-    dataplane::readout::{Reader, Readout, SessionReadout, TapReadout, drops},
+    dataplane::readout::{MisfitCount, Reader, Readout, SessionReadout, TapReadout, drops},
     model::Op,
     report::{NicCoverage, Report, Reports},
 };
@@ -152,6 +152,22 @@ fn gauge(registry: &Registry, name: &str, help: &str, value: usize) -> prometheu
     register(registry, &gauge)
 }
 
+/// The counters of copies that are not as asked for: packets, and the bytes by which they differ.
+fn misfit_counters(misfit: Misfit) -> prometheus::Result<[IntCounterVec; 2]> {
+    let (copies, bytes) = match misfit {
+        Misfit::Cut => {
+            ("Copies that have less of the packet than was asked for.", "Bytes that these copies lack.")
+        }
+        Misfit::Long => ("Copies that are longer than the snap length.", "Bytes of these copies beyond it."),
+    };
+    let counters = |unit, help| {
+        let name = format!("podmirror_{}_{unit}_total", misfit.name());
+        let labels = PACKET_LABELS.split_last().map_or(&[][..], |(_, labels)| labels);
+        IntCounterVec::new(Opts::new(name, help), labels)
+    };
+    Ok([counters("packets", copies)?, counters("bytes", bytes)?])
+}
+
 /// The values from the maps, and what the devices of the targets have dropped. `drops`: of each device, by name.
 fn register_state(
     registry: &Registry,
@@ -167,6 +183,8 @@ fn register_state(
         Opts::new("podmirror_bytes_total", "Bytes of those packets, with their link-layer headers."),
         &PACKET_LABELS,
     )?;
+    let [cut, long] = Misfit::ALL.map(misfit_counters);
+    let misfits = BTreeMap::from([(Misfit::Cut, cut?), (Misfit::Long, long?)]);
     let mut ended = 0;
     let mut networks = BTreeMap::new();
     for TapReadout { owner, sessions, .. } in taps {
@@ -176,7 +194,7 @@ fn register_state(
         if let (Some(network), Some(_)) = (&owner.network, mirrors.peek()) {
             networks.insert([namespace, pod, &owner.nic], network);
         }
-        for SessionReadout { mirror, session, ended: budget, counts, .. } in mirrors {
+        for SessionReadout { mirror, session, ended: budget, counts, misfits: of, .. } in mirrors {
             ended += usize::from(budget.is_some());
             let (mirror, target) = (mirror.0.as_str(), session.target.0.as_str());
             for count in counts {
@@ -186,6 +204,12 @@ fn register_state(
                 let labels = [namespace, pod, &owner.nic, mirror, target, direction, verdict];
                 packets.with_label_values(&labels).inc_by(count.packets);
                 bytes.with_label_values(&labels).inc_by(count.bytes);
+            }
+            for MisfitCount { direction, misfit, packets, bytes } in of {
+                let labels = [namespace, pod, &owner.nic, mirror, target, direction.name()];
+                for (counters, by) in misfits.get(misfit).into_iter().flatten().zip([packets, bytes]) {
+                    counters.with_label_values(&labels).inc_by(*by);
+                }
             }
         }
     }
@@ -197,6 +221,7 @@ fn register_state(
     )?;
     again.inc_by(*copied_again);
     register(registry, &again)?;
+    misfits.values().flatten().try_for_each(|counters| register(registry, counters))?;
     // Most NICs have none, so it is no label of the counters.
     let info = IntGaugeVec::new(
         Opts::new("podmirror_nic_info", "1, and the network of a NIC, as the pod's annotation says."),

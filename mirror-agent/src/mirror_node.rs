@@ -7,7 +7,7 @@
 
 mod summary;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::authentication::v1::SelfSubjectReview, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp,
@@ -75,7 +75,7 @@ async fn write_with(
         if !report.is_listed {
             continue;
         }
-        let bare = summary(&report, &BTreeMap::new());
+        let bare = summary(&report, &Counts::default());
         let now = Instant::now();
         let is_news = written.as_ref().is_none_or(|written| written.bare != bare);
         if !is_news && written.as_ref().is_some_and(|written| now < written.at + COUNTS_PACE) {

@@ -343,7 +343,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let skipped = skipped.chain(hidden).chain(without_exit).chain(bypassed).chain(removed);
         report.skipped = self.told.skipped(skipped);
         report.coverage = self.coverage.report(&self.routes);
-        if report.is_listed && !self.is_behind {
+        if !self.is_behind {
             report.rings = readers.rings();
         }
         let keyed = |resource: &Resource| {

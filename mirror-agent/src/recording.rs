@@ -18,16 +18,23 @@
 //! The memory of a recorder is bounded: by [`Kept`], by some MiB of descriptions, and by 64 KiB of blocks that are not
 //! written yet, with the segments of one record.
 
-use std::{collections::TryReserveError, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
+use std::{collections::TryReserveError, fmt, io, os::fd::BorrowedFd, path::PathBuf, time::Duration};
 
-use mirror_common::{stream::RecordHead, verdict};
+use mirror_common::{
+    stream::{MAX_CAPTURE, RecordHead},
+    verdict,
+};
 use mirror_core::{
     frame::{Frame, VlanTag, Wire},
     pcapng::{Direction, Packet},
 };
 use nix::time::{ClockId, clock_gettime};
 
-use self::{interfaces::Interfaces, output::Output, store::Store};
+use self::{
+    interfaces::Interfaces,
+    output::Output,
+    store::{Finished, Store},
+};
 
 mod interfaces;
 mod memory;
@@ -131,7 +138,8 @@ pub struct Source {
     pub name: String,
     /// What it is.
     pub description: String,
-    /// The filter of the session.
+    /// The filter of the session. What becomes of a super-frame is left out if it does not match, where the filter can say
+    /// something else of the super-frame itself ([`mirror_core::filter::differs_on_segments`]).
     pub filter: Option<String>,
     /// Anything else.
     pub comment: Option<String>,
@@ -148,6 +156,47 @@ pub struct Counters {
     pub limited: u64,
 }
 
+/// Super-frames that are not in the file as they were on the wire.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Flaws {
+    /// Those that are longer than a record, and the bytes of them that are missing.
+    pub cut: (u64, u64),
+    /// Those that stay whole, because they would have too many segments.
+    pub whole: u64,
+}
+
+impl Flaws {
+    /// What is wrong with the frames of a record, for the file; nothing with most of them. A length that was asked for is
+    /// no flaw.
+    fn of(head: &RecordHead, too_many: Option<usize>) -> (Self, Option<String>) {
+        let missing =
+            if head.captured >= MAX_CAPTURE { u64::from(head.len - head.captured.min(head.len)) } else { 0 };
+        let flaws = Self { cut: (u64::from(missing > 0), missing), whole: too_many.is_some().into() };
+        let cut = (missing > 0)
+            .then(|| format!("the last {missing} of the {} bytes of its super-frame are missing", head.len));
+        let whole = too_many
+            .map(|segments| format!("a super-frame of {segments} segments of {} bytes", head.gso_size));
+        (flaws, cut.or(whole))
+    }
+
+    fn add(&mut self, more: Self) {
+        self.cut.0 += more.cut.0;
+        self.cut.1 += more.cut.1;
+        self.whole += more.whole;
+    }
+}
+
+impl fmt::Display for Flaws {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cut: (cut, bytes), whole } = self;
+        write!(
+            f,
+            "{cut} super-frames were longer than a record and lack {bytes} bytes, and {whole} are whole because of their \
+             many segments"
+        )
+    }
+}
+
 /// Whether a recording takes more packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
@@ -161,12 +210,14 @@ pub enum Progress {
 /// What has become of a recording.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Packets that were recorded. The segments of a super-frame count.
+    /// Packets that were recorded. The segments of a super-frame count, and what a full disk did not take does not.
     pub packets: u64,
     /// Those of them that have not made room for newer ones.
     pub kept: u64,
     /// Records of sessions that have no [`Source`]. They are in no file.
     pub unknown: u64,
+    /// Super-frames that are not in the file as they were on the wire.
+    pub flawed: Flaws,
     /// The files, the oldest first. Standard output is none.
     pub files: Vec<PathBuf>,
 }
@@ -318,12 +369,12 @@ impl Recorder {
     /// `ended_ns` is the end of the recording on `CLOCK_MONOTONIC`. After a failure nothing more is written: the failure is told here, if
     /// [`end_batch`](Self::end_batch) has not told it.
     pub fn finish(self, ended_ns: u64) -> Result<Summary, RecordingError> {
+        let finished = self.store.finish(&self.interfaces, self.packets, self.started.wall_at(ended_ns));
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        let (kept, files) = self.store.finish(&self.interfaces, self.started.wall_at(ended_ns))?;
-        let Self { packets, unknown, .. } = self;
-        Ok(Summary { packets, kept: kept.unwrap_or(packets), unknown, files })
+        let Finished { packets, kept, files } = finished?;
+        Ok(Summary { packets, kept, unknown: self.unknown, flawed: self.interfaces.flaws(), files })
     }
 
     fn keep(&mut self, head: &RecordHead, bytes: &[u8]) -> Result<Progress, RecordingError> {
@@ -341,10 +392,20 @@ impl Recorder {
         let time_ns = self.started.wall_at(head.time_ns);
         let direction = direction(head.direction);
         let mut frames = if self.super_frames { self.wire.tagged(&frame) } else { self.wire.frames(&frame) };
+        let (flaws, mut comment) = Flaws::of(head, frames.too_many());
+        if flaws != Flaws::default() {
+            self.interfaces.note_flaws(interface, flaws);
+        }
+        let filter = if head.gso_size > 0 { self.interfaces.filter(interface) } else { None };
         while let Some(frame) = frames.next_frame() {
-            self.block.clear();
             let (bytes, len) = (frame.bytes, frame.len);
-            Packet { interface, time_ns, bytes, len, direction, lost: None, comment: None }
+            if filter.as_ref().is_some_and(|filter| !filter.matches(bytes, len)) {
+                continue;
+            }
+            self.block.clear();
+            // At the first frame alone: a comment can be as long as a short frame.
+            let comment = comment.take();
+            Packet { interface, time_ns, bytes, len, direction, lost: None, comment: comment.as_deref() }
                 .write(&mut self.block);
             if self.store.keep(&self.block, time_ns, &self.interfaces)? == Progress::Complete {
                 return Ok(Progress::Complete);

@@ -22,8 +22,8 @@ pub use self::{
         ClusterMirror, ClusterMirrorSpec, Direction, Limits, MAX_NAME, Mirror, MirrorSpec, Stream, TargetRef,
     },
     node::{
-        MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal,
-        TargetSummary,
+        Cut, MirrorNode, MirrorNodeFields, MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods,
+        Refusal, TargetSummary,
     },
     status::{MirrorStatus, MirrorTargetStatus, NotReady, TargetNodes, Worst},
     target::{

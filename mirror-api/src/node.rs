@@ -74,6 +74,19 @@ pub struct TargetSummary {
     /// Why nothing can be copied to it now, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down: Option<String>,
+    /// Copies that had to be cut for it, as the mirrors that stand now have counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut: Option<Cut>,
+}
+
+/// Copies that have less of a packet than was asked for, because a target has no room for more.
+#[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Cut {
+    /// How many copies.
+    pub packets: i64,
+    /// The bytes that they lack.
+    pub bytes: i64,
 }
 
 /// A Mirror or ClusterMirror, as this node sees it.

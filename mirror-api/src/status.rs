@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{NotCovered, Packets, Pods};
+use crate::{Cut, NotCovered, Packets, Pods};
 
 /// What came of it on all nodes together. The controller sums it up from the MirrorNodes.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Default, PartialEq)]
@@ -66,6 +66,9 @@ pub struct MirrorTargetStatus {
     /// How many more there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_not_ready: Option<i64>,
+    /// Copies that had to be cut for it, on all nodes together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut: Option<Cut>,
 }
 
 /// The nodes that report on a MirrorTarget.

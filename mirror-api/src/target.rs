@@ -65,7 +65,8 @@ pub struct MirrorTargetSpec {
     /// An ERSPAN tunnel to another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub erspan: Option<TargetErspan>,
-    /// What becomes of a copy that does not fit into one packet of a tunnel. Without it, Truncate.
+    /// What becomes of a copy that does not fit into one packet of a tunnel. Without it, Segment where
+    /// the kernel can do that, and otherwise Truncate: ERSPAN over IPv6, and GRE and ERSPAN with a device of others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oversize: Option<TargetOversize>,
     /// The namespaces whose Mirrors and annotations may name this target, by the labels of the namespaces. Without it,
@@ -189,7 +190,7 @@ pub struct TargetErspan {
 /// What becomes of a copy that does not fit into one packet of a tunnel.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TargetOversize {
-    /// It is cut.
+    /// It is cut, a super-frame as one frame.
     Truncate,
     /// A super-frame is segmented, any other copy is cut.
     Segment,

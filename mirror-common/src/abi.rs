@@ -73,6 +73,10 @@ pub const SESSION_METERED: u32 = 2;
 /// those limits are for mirrors.
 pub const SESSION_POD_METERED: u32 = 4;
 
+/// Bit of [`Session::flags`]: the filter can say something else of a super-frame than of its segments. So if the target is
+/// a stream, super-frames pass, and its reader filters what it makes of them.
+pub const SESSION_SEGMENTS: u32 = 8;
+
 /// Bit of [`Target::flags`]: the device is up and has a carrier.
 pub const TARGET_UP: u32 = 1;
 /// Bit of [`Target::flags`]: the device has no queue (dummy, veth, bridge), or a queue that never answers `NET_XMIT_CN`
@@ -168,7 +172,7 @@ pub struct Session {
     pub target: u32,
     /// The directions that the session copies: a bit each, see [`Direction::bit`].
     pub directions: u32,
-    /// [`SESSION_FILTERED`], [`SESSION_METERED`], [`SESSION_POD_METERED`].
+    /// [`SESSION_FILTERED`], [`SESSION_METERED`], [`SESSION_POD_METERED`], [`SESSION_SEGMENTS`].
     pub flags: u32,
     /// Index of the session's filter in `FILTERS`; valid with [`SESSION_FILTERED`].
     pub filter: u32,
@@ -359,6 +363,10 @@ pub struct Delivery {
     pub hub: u32,
     /// The return code of the clone that the hub has made for the target; valid with [`HUB_PASSED`].
     pub code: i32,
+    /// Bytes that the copy lacks of what the session asks for, because the target has no room for them.
+    pub missing: u32,
+    /// Bytes that the copy has beyond the snap length, because the kernel cuts no packet within its headers.
+    pub excess: u32,
 }
 
 /// [`Delivery::uncut`]: the copy could not be cut or addressed.
@@ -407,7 +415,8 @@ pub struct Counter {
 }
 
 /// Value of the per-CPU array map `COUNTERS`, indexed by [`Session::id`]: one [`Counter`] for each direction and
-/// verdict since the session began.
+/// verdict since the session began, and one for each direction and [`Misfit`](crate::verdict::Misfit): copies, and the
+/// bytes by which they differ.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SessionCounters {

@@ -15,8 +15,9 @@
 use crate::{
     abi::{
         FILTER_DIFFERS, FILTER_MATCHES, MAX_SESSIONS_PER_TAP, SESSION_FILTERED, SESSION_METERED,
-        SESSION_POD_METERED, Session, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS, TARGET_GUARDED,
-        TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TARGET_WHEN_READ, Tap,
+        SESSION_POD_METERED, SESSION_SEGMENTS, Session, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_CUTS,
+        TARGET_GUARDED, TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP,
+        TARGET_WHEN_READ, Tap,
     },
     limit::charge::Paid,
     marks,
@@ -59,6 +60,8 @@ pub trait Kernel {
     /// Step 2 for a session that has a filter: runs the filter's program. Returns its answer, or any other number if
     /// there is no such program.
     fn filter(&mut self, session: &Session) -> u32;
+    /// Step 2 for a session with [`SESSION_SEGMENTS`]: whether the packet is a super-frame.
+    fn is_super_frame(&mut self) -> bool;
     /// Step 2 for a session that has a sample: [`in_sample`](crate::sample::in_sample) on the packet's header. `None`:
     /// the header cannot be read.
     fn sample(&mut self, session: &Session) -> Option<bool>;
@@ -165,7 +168,7 @@ fn run<K: Kernel>(
     copies: Copies,
 ) -> Result<(), Verdict> {
     screen(packet, direction, session)?;
-    sift(kernel, session)?;
+    sift(kernel, tap, session)?;
     spare(session, copies)?;
     let target = kernel.target(tap, session.target).ok_or(Verdict::Failed)?;
     aim(packet, session, target)?;
@@ -212,10 +215,11 @@ const fn screen(packet: Packet, direction: Direction, session: &Session) -> Resu
 
 /// Step 2: whether the packet passes the session's filter and sample, as far as the session has them.
 #[inline(always)]
-fn sift<K: Kernel>(kernel: &mut K, session: &Session) -> Result<(), Verdict> {
+fn sift<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> Result<(), Verdict> {
     if session.flags & SESSION_FILTERED != 0 {
         match kernel.filter(session) {
             FILTER_MATCHES => {}
+            FILTER_DIFFERS if is_left_to_reader(kernel, tap, session) => {}
             FILTER_DIFFERS => return Err(Verdict::Filtered),
             // A filter that cannot be asked lets nothing pass.
             _ => return Err(Verdict::Failed),
@@ -229,6 +233,14 @@ fn sift<K: Kernel>(kernel: &mut K, session: &Session) -> Result<(), Verdict> {
         }
     }
     Ok(())
+}
+
+/// Whether the filter's answer is that of a super-frame for a stream, whose reader asks again for each segment.
+#[inline(always)]
+fn is_left_to_reader<K: Kernel>(kernel: &mut K, tap: &Tap, session: &Session) -> bool {
+    session.flags & SESSION_SEGMENTS != 0
+        && kernel.is_super_frame()
+        && kernel.target(tap, session.target).is_some_and(|target| target.flags & TARGET_STREAM != 0)
 }
 
 /// Step 3: whether there is no copy in the session's form yet.

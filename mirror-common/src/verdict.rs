@@ -182,3 +182,28 @@ impl Verdict {
         }
     }
 }
+
+/// How a copy differs from what its session asks for. Counted besides the verdict [`Verdict::Copied`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum Misfit {
+    /// The copy has less of the packet: it did not fit into a packet of the tunnel, or into a record of a stream.
+    Cut = 14,
+    /// The copy is longer than the snap length: the kernel cuts no packet within its headers.
+    Long = 15,
+}
+
+impl Misfit {
+    /// Each of them. The number is its place among a session's counters, behind those of the verdicts.
+    pub const ALL: [Self; 2] = [Self::Cut, Self::Long];
+
+    /// The word for status and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cut => "cut",
+            Self::Long => "long",
+        }
+    }
+}
+
+const _: () = assert!(Verdict::ALL.len() <= Misfit::Cut as usize && (Misfit::Long as usize) < Verdict::SLOTS);

@@ -20,6 +20,7 @@ mod lexer;
 mod names;
 mod optimise;
 mod parse;
+mod segments;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -146,6 +147,13 @@ pub fn fields_over_ipv4(text: &str) -> BTreeSet<(&'static str, u8)> {
         of(&expr, &mut found);
     }
     found
+}
+
+/// Whether an expression can say something else of a TCP or UDP super-frame than of one of its segments: it looks at a
+/// length, a sequence number, a checksum, the payload, or the flags of TCP that not all segments have. An expression with
+/// `protochain` counts as one that cannot, because it takes a reader long to compile.
+pub fn differs_on_segments(text: &str) -> bool {
+    parse::parse(text).is_ok_and(|expr| segments::differs(&expr))
 }
 
 /// The program of an expression; `None`: it does not fit, or is too much work.

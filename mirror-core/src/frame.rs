@@ -46,8 +46,10 @@
 //!
 //! * it is neither TCP nor UDP right behind the IP header and its extension headers: SCTP, ESP, tunnels (also VXLAN and
 //!   GENEVE, which are UDP);
-//! * its segments would be shorter than [`MIN_SEGMENT`], longer than IP allows, or it has more than [`MAX_PAYLOAD`] or
-//!   [`MAX_HEADERS`];
+//! * its segments would be longer than IP allows;
+//! * its segments would have too many headers. The sender of a super-frame chooses how long the segments are, and each
+//!   repeats the headers. These, with the blocks of a file, are at most 4 times what was captured, and 8 KiB more
+//!   ([`Frames::too_many`]);
 //! * its headers are not all in the capture, it has a fragment header, or its lengths contradict each other.
 //!
 //! # What is not handled
@@ -70,15 +72,6 @@ mod checksum;
 mod cut;
 mod headers;
 mod tunnel;
-
-/// Shortest segments that a super-frame is cut into, in bytes of payload: `TCP_MIN_GSO_SIZE` of include/net/tcp.h.
-pub const MIN_SEGMENT: u16 = 8;
-/// Largest payload of a super-frame that is cut, in bytes: 65535 segments of [`MIN_SEGMENT`], which is `GSO_MAX_SIZE`
-/// of include/linux/netdevice.h. So no frame becomes more than 65535 segments.
-pub const MAX_PAYLOAD: usize = 65_535 * MIN_SEGMENT as usize;
-/// Longest headers of a super-frame that is cut, in bytes, without the VLAN tag in metadata. Each segment repeats them,
-/// so a sender must not be able to make them long and the segments short.
-pub const MAX_HEADERS: usize = 512;
 
 /// A frame as tc sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,8 +116,8 @@ impl Wire {
     /// The wire frames of `frame`, in their order: one, or one for each segment of a super-frame.
     pub fn frames<'a>(&'a mut self, frame: &Frame<'a>) -> Frames<'a> {
         let len = whole(frame);
-        let step = first_step(&Frame { len, ..*frame }, &mut self.buffer);
-        Frames { bytes: frame.bytes, buffer: &mut self.buffer, step }
+        let (step, too_many) = first_step(&Frame { len, ..*frame }, &mut self.buffer);
+        Frames { bytes: frame.bytes, buffer: &mut self.buffer, step, too_many }
     }
 
     /// The frame as the kernel has it, with the VLAN tag of its metadata in its bytes: always one. A super-frame stays
@@ -132,7 +125,7 @@ impl Wire {
     pub fn tagged<'a>(&'a mut self, frame: &Frame<'a>) -> Frames<'a> {
         let len = whole(frame);
         let step = tag_and_finish(&Frame { len, ..*frame }, None, &mut self.buffer);
-        Frames { bytes: frame.bytes, buffer: &mut self.buffer, step }
+        Frames { bytes: frame.bytes, buffer: &mut self.buffer, step, too_many: None }
     }
 }
 
@@ -142,6 +135,7 @@ pub struct Frames<'a> {
     bytes: &'a [u8],
     buffer: &'a mut Vec<u8>,
     step: Step,
+    too_many: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -160,6 +154,11 @@ enum Step {
 }
 
 impl Frames<'_> {
+    /// The segments of a super-frame that comes out whole because there would be too many of them.
+    pub fn too_many(&self) -> Option<usize> {
+        self.too_many
+    }
+
     /// The next wire frame. `None`: there is no further one.
     pub fn next_frame(&mut self) -> Option<WireFrame<'_>> {
         match std::mem::replace(&mut self.step, Step::End) {
@@ -183,18 +182,19 @@ fn whole(frame: &Frame<'_>) -> u32 {
 }
 
 /// Decides what becomes of a frame, and begins with it.
-fn first_step(frame: &Frame<'_>, buffer: &mut Vec<u8>) -> Step {
+fn first_step(frame: &Frame<'_>, buffer: &mut Vec<u8>) -> (Step, Option<usize>) {
     let (bytes, len) = (frame.bytes, frame.len as usize);
-    let may_finish = match frame.gso_size {
-        0 => true,
+    let (may_finish, too_many) = match frame.gso_size {
+        0 => (true, None),
         gso_size => match cut::plan(bytes, len, gso_size) {
-            Some(Super::Cut(headers)) => return Step::Segment(headers.begin(frame, buffer), 0),
-            Some(Super::OneSegment) => true,
-            None => false,
+            Some(Super::Cut(headers)) => return (Step::Segment(headers.begin(frame, buffer), 0), None),
+            Some(Super::OneSegment) => (true, None),
+            Some(Super::TooMany(segments)) => (false, Some(segments)),
+            None => (false, None),
         },
     };
     let finished = if may_finish { unfinished(bytes, len, frame.gso_size > 0) } else { None };
-    tag_and_finish(frame, finished, buffer)
+    (tag_and_finish(frame, finished, buffer), too_many)
 }
 
 /// The frame as one, with its tag and with its finished checksum: the offset of the field in the bytes, and the value.

@@ -101,7 +101,7 @@ pub struct Packet<'a> {
 
 /// What was counted at an interface from the beginning of its capture on. An absent field is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Statistics {
+pub struct Statistics<'a> {
     /// Where it was counted.
     pub interface: InterfaceId,
     /// When the counters were read.
@@ -118,6 +118,8 @@ pub struct Statistics {
     pub accepted: Option<u64>,
     /// Packets that the kernel was told to leave out, by a rate or a budget (`isb_osdrop`).
     pub limited: Option<u64>,
+    /// Anything else.
+    pub comment: Option<&'a str>,
 }
 
 /// Counts the interfaces of a file.
@@ -194,13 +196,14 @@ impl Packet<'_> {
     }
 }
 
-impl Statistics {
+impl Statistics<'_> {
     /// Appends the counters: an interface statistics block.
     pub fn write(&self, out: &mut Vec<u8>) {
         block(out, 5, |out| {
             number(out, self.interface.0.to_le_bytes());
             number(out, time(self.time_ns));
             options(out, |out| {
+                text(out, COMMENT, self.comment);
                 for (code, time_ns) in [(2, self.start_ns), (3, self.end_ns)] {
                     if let Some(time_ns) = time_ns {
                         option(out, code, &[&time(time_ns)]);

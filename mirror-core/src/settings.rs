@@ -60,6 +60,11 @@ impl CaptureFilter {
         ebpf::length(self.hash)
     }
 
+    /// Whether it can say something else of a super-frame than of its segments.
+    pub fn differs_on_segments(&self) -> bool {
+        crate::filter::differs_on_segments(&self.text)
+    }
+
     /// The program for the kernel, which the dataplane needs only when it loads the program.
     pub fn instructions(&self) -> Result<Vec<Insn>, String> {
         values::instructions(&self.text)

@@ -6,7 +6,7 @@
 mod explain;
 mod table;
 
-use mirror_common::verdict::Verdict;
+use mirror_common::verdict::{Misfit, Verdict};
 use serde::{Deserialize, Serialize};
 
 pub use self::table::{columns, printable};
@@ -116,6 +116,9 @@ pub struct SessionStatus {
     pub left: LeftStatus,
     /// The counters that are not zero.
     pub counters: Vec<CounterStatus>,
+    /// The copies that are not as asked for, where there are any.
+    #[serde(default)]
+    pub misfits: Vec<MisfitStatus>,
 }
 
 /// The settings besides the direction; `None`: not set.
@@ -226,6 +229,29 @@ pub struct CounterStatus {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+}
+
+/// Copies of a session in one direction that are not as it asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MisfitStatus {
+    /// The direction, seen from the pod.
+    pub direction: String,
+    /// `cut`: the copies lack bytes. `long`: they have more than the snap length.
+    pub kind: String,
+    /// How many.
+    pub packets: u64,
+    /// The bytes by which they differ.
+    pub bytes: u64,
+}
+
+impl SessionStatus {
+    /// The copies that differ in this way, and the bytes by which they do.
+    pub fn misfit(&self, kind: Misfit) -> (u64, u64) {
+        let of_kind = self.misfits.iter().filter(|misfit| misfit.kind == kind.name());
+        of_kind.fold((0, 0), |(packets, bytes), of| {
+            (u64::saturating_add(packets, of.packets), u64::saturating_add(bytes, of.bytes))
+        })
+    }
 }
 
 impl CounterStatus {

@@ -124,10 +124,9 @@ impl Keys {
 }
 
 /// What becomes of a copy that does not fit into one packet to the other end.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Oversize {
-    /// It is cut.
-    #[default]
+    /// It is cut, a super-frame as one frame.
     Truncate,
     /// A super-frame is segmented, any other copy is cut.
     Segment,

@@ -15,13 +15,14 @@ use aya_ebpf::{
 };
 use mirror_common::{
     abi::{
-        DROPPED_DOWN, DROPPED_UNCUT, Delivery, HUB_EXPECTED, HUB_NONE, HUB_PASSED, OVERSIZE_DROP,
+        Counter, DROPPED_DOWN, DROPPED_UNCUT, Delivery, HUB_EXPECTED, HUB_NONE, HUB_PASSED, OVERSIZE_DROP,
         OVERSIZE_FRAGMENT, OVERSIZE_SEGMENT, Session, TARGET_TUNNEL, TARGET_UP, Tunnel,
     },
-    verdict::Direction,
+    packet::MAX_SNAPLEN,
+    verdict::{Direction, Misfit},
 };
 
-use crate::{TARGETS, tunnel};
+use crate::{COUNTERS, TARGETS, tunnel};
 
 /// The announcement of a tap to `deliver`, and the answer, for the copy that is being made on this CPU.
 #[btf_map(pin_by_name)]
@@ -29,6 +30,11 @@ pub(crate) static DELIVERY: PerCpuArray<Delivery, 1> = PerCpuArray::new();
 
 /// The code of a clone that has not come to the hub: the device is down. Any program in the pod may have taken it.
 const ENETDOWN: i64 = 100;
+
+/// Bytes of an Ethernet header, without which a device takes no packet.
+const ETHERNET: u32 = 14;
+/// Halvings of a range of [`MAX_SNAPLEN`] bytes until one is left.
+const HALVINGS: u32 = MAX_SNAPLEN.ilog2() + 1;
 
 /// Announces a copy of a session's packet while `clone` makes it. Returns the code of the clone to the target, and
 /// whether the second stage could not cut or address the copy. `by_exit`: the copy leaves a pod by its exit.
@@ -49,6 +55,8 @@ pub(crate) fn announcing(
         direction: direction as u32,
         hub: if by_exit { HUB_EXPECTED } else { HUB_NONE },
         code: 0,
+        missing: 0,
+        excess: 0,
     };
     // The map always has element 0. Without it `deliver` could not learn the length, so no copy is made.
     let Some(delivery) = DELIVERY.get_ptr_mut(0) else { return (0, true) };
@@ -72,7 +80,38 @@ pub(crate) fn announcing(
         (_, true, HUB_PASSED) => i64::from(passed),
         (_, true, _) => -ENETDOWN,
     };
+    count_misfit(session.id, direction as u32, code as u32 | uncut);
     (code, uncut == DROPPED_UNCUT)
+}
+
+/// Counts the copy that was announced last on this CPU, if the target took it (`failure` is 0) and it is shorter or longer
+/// than its session asks for.
+///
+/// A global function, so that the verifier goes through it once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn count_misfit(session: u32, direction: u32, failure: u32) -> u32 {
+    if failure == 0
+        && let Some(delivery) = DELIVERY.get(0)
+    {
+        count(session, direction, Misfit::Cut, delivery.missing);
+        count(session, direction, Misfit::Long, delivery.excess);
+    }
+    0
+}
+
+/// Counts a copy that differs by so many bytes from what its session asks for.
+#[inline(always)]
+pub(crate) fn count(session: u32, direction: u32, misfit: Misfit, by: u32) {
+    if by == 0 {
+        return;
+    }
+    let Some(counters) = COUNTERS.get_ptr_mut(session) else { return };
+    let direction = core::hint::black_box(direction) as usize & (Direction::COUNT - 1);
+    // SAFETY: the element belongs to this CPU, and nothing interrupts this program on it.
+    let Counter { packets, bytes } = unsafe { &mut (*counters).counters[direction][misfit as usize] };
+    *packets += 1;
+    *bytes += u64::from(by);
 }
 
 /// Cuts an announced copy, and addresses it if its target is a tunnel. Drops the copy if the kernel cannot do that. All
@@ -93,12 +132,22 @@ fn deliver(ctx: TcContext) -> i32 {
     if unsafe { (*skb).ifindex } != target.ifindex {
         return TC_ACT_UNSPEC;
     }
+    let (len, _) = wire_len(skb);
+    let asked = len.min(wanted);
     let done = match target.flags & TARGET_TUNNEL {
-        0 => cut(skb, wanted),
+        0 => cut(skb, wanted, u32::MAX),
         _ => send(skb, wanted, &target.tunnel, &announced),
     };
     match done {
-        Done::Passes => TC_ACT_UNSPEC,
+        Done::Passes => {
+            let (kept, _) = wire_len(skb);
+            // SAFETY: as above.
+            unsafe {
+                (*delivery).missing = asked.saturating_sub(kept);
+                (*delivery).excess = kept.saturating_sub(asked);
+            }
+            TC_ACT_UNSPEC
+        }
         // Only a copy of our tap is dropped here, because only a tap announces anything. The tap sees it by the code of
         // the clone.
         Done::TooLong => TC_ACT_SHOT,
@@ -132,17 +181,41 @@ fn wire_len(skb: *mut __sk_buff) -> (u32, u32) {
     (len + tag, tag)
 }
 
-/// Cuts a copy to `wanted` bytes, a VLAN tag included.
+/// Cuts a copy to `wanted` bytes, a VLAN tag included, or to the least that the kernel cuts it to: a sender of long headers
+/// must not be able to keep its packets from the reader. Refuses a copy that has more than `most` bytes then.
 #[inline(always)]
-fn cut(skb: *mut __sk_buff, wanted: u32) -> Done {
+fn cut(skb: *mut __sk_buff, wanted: u32, most: u32) -> Done {
     let (len, tag) = wire_len(skb);
     if len <= wanted {
         return Done::Passes;
     }
-    let kept = wanted.saturating_sub(tag);
-    // Refused for a copy of a tunnel's packet, for less than the headers, for more than four pages, and without memory.
+    let kept = wanted.saturating_sub(tag).clamp(ETHERNET, MAX_SNAPLEN);
+    // Refused for a copy of a tunnel's packet, for less than the headers, and without memory.
     // SAFETY: no packet pointer is held.
-    if unsafe { bpf_skb_change_tail(skb, kept, 0) } == 0 { Done::Passes } else { Done::Refused }
+    let is_cut = unsafe { bpf_skb_change_tail(skb, kept, 0) } == 0 || cut_to_least(skb, kept) != 0;
+    if is_cut && wire_len(skb).0 <= most { Done::Passes } else { Done::Refused }
+}
+
+/// Cuts a copy to the least that the kernel allows, which is more than `refused` bytes. Returns 0 if the copy is as it was.
+///
+/// The kernel refuses a length that is less than the headers, and says no more. So this halves the range between a length
+/// that is refused and one that is not. A global function, so that the verifier knows nothing of its numbers.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cut_to_least(skb: *mut __sk_buff, refused: u32) -> u32 {
+    let (mut refused, mut is_cut) = (refused, 0);
+    // SAFETY: the context is valid for the whole program.
+    let mut allowed = unsafe { (*skb).len }.min(MAX_SNAPLEN);
+    for _ in 0..HALVINGS {
+        let length = refused + (allowed.saturating_sub(refused) >> 1);
+        // SAFETY: no packet pointer is held.
+        if unsafe { bpf_skb_change_tail(skb, length, 0) } == 0 {
+            (allowed, is_cut) = (length, 1);
+        } else {
+            refused = length;
+        }
+    }
+    is_cut
 }
 
 /// Makes a copy fit into the tunnel, and addresses it.
@@ -159,7 +232,7 @@ fn send(skb: *mut __sk_buff, wanted: u32, tunnel: &Tunnel, announced: &Delivery)
     if tunnel.oversize == OVERSIZE_DROP && len.min(wanted) > room {
         return Done::TooLong;
     }
-    match cut(skb, wanted.min(room)) {
+    match cut(skb, wanted.min(room), room) {
         Done::Passes if tunnel::address(skb, tunnel, announced) => Done::Passes,
         _ => Done::Refused,
     }

@@ -73,7 +73,7 @@ static FILTER_HASHES: Array<u64, { FILTER_PLACES as usize }> = Array::new();
 
 /// The counters of each session. The agent sets the size of the map from the number of CPUs.
 #[btf_map(pin_by_name)]
-static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCpuArray::new();
+pub(crate) static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize }> = PerCpuArray::new();
 
 /// Not 0 in a program that runs inside a pod.
 #[unsafe(no_mangle)]
@@ -148,6 +148,12 @@ impl Kernel for Skb {
     #[inline(always)]
     fn filter(&mut self, session: &Session) -> u32 {
         filter(self.skb, session.filter)
+    }
+
+    #[inline(always)]
+    fn is_super_frame(&mut self) -> bool {
+        // SAFETY: the context is valid for the whole program.
+        unsafe { (*self.skb).gso_size != 0 }
     }
 
     #[inline(always)]

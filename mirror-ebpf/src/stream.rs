@@ -15,8 +15,10 @@ use core::{arch::asm, ffi::c_void, hint::black_box, ptr};
 use mirror_common::{
     abi::{MAX_SESSIONS, Session, TARGET_PLACES},
     stream::{self, HEAD, MAX_CAPTURE, RecordHead, SIZES},
-    verdict::{Direction, Verdict},
+    verdict::{Direction, Misfit, Verdict},
 };
+
+use crate::deliver;
 
 /// Bytes of the ring that describes the rings of `STREAMS` to the kernel. The agent makes each as large as it likes.
 const EXAMPLE: usize = 1 << 16;
@@ -79,12 +81,9 @@ extern "C" fn put_record(skb: *mut __sk_buff, ring: u32, session: u32, serial: u
     };
     let snaplen = form & !(1 << DIRECTION_SHIFT);
     // A VLAN tag in metadata is a part of what is kept.
-    let most = if snaplen == 0 {
-        MAX_CAPTURE
-    } else {
-        snaplen.saturating_sub(if tagged { 4 } else { 0 }).min(MAX_CAPTURE)
-    };
-    let captured = len.min(most);
+    let most = if snaplen == 0 { u32::MAX } else { snaplen.saturating_sub(if tagged { 4 } else { 0 }) };
+    let asked = len.min(most);
+    let captured = asked.min(MAX_CAPTURE);
     let head = RecordHead {
         // SAFETY: the helper has no preconditions.
         time_ns: unsafe { bpf_ktime_get_ns() },
@@ -113,6 +112,7 @@ extern "C" fn put_record(skb: *mut __sk_buff, ring: u32, session: u32, serial: u
     let answer = record.put();
     if answer == COPIED {
         add(taken, room);
+        deliver::count(session, form >> DIRECTION_SHIFT, Misfit::Cut, asked.saturating_sub(captured));
     }
     answer
 }

@@ -95,13 +95,18 @@ impl FrameSocket {
 
 /// A super-frame of TCP with an unfinished checksum, as a pod's own stack sends it, behind its `struct virtio_net_hdr`.
 ///
-/// `frame` has an Ethernet header without a tag, and IP and TCP headers without options. `segment` is the payload of a
-/// segment in bytes.
+/// `frame` has an Ethernet header without a tag, and IP and TCP headers without options, but for destination options of
+/// IPv6. `segment` is the payload of a segment in bytes.
 pub fn super_frame(frame: &[u8], segment: u16) -> Vec<u8> {
     const NEEDS_CHECKSUM: u8 = 1;
     const TCP_OVER_IPV4: u8 = 1;
     const TCP_OVER_IPV6: u8 = 4;
-    let (kind, tcp) = if frame[12..14] == [0x86, 0xdd] { (TCP_OVER_IPV6, 54) } else { (TCP_OVER_IPV4, 34) };
+    const DESTINATION_OPTIONS: u8 = 60;
+    let (kind, tcp) = match (&frame[12..14], frame[20]) {
+        ([0x86, 0xdd], DESTINATION_OPTIONS) => (TCP_OVER_IPV6, 62 + 8 * u16::from(frame[55])),
+        ([0x86, 0xdd], _) => (TCP_OVER_IPV6, 54),
+        _ => (TCP_OVER_IPV4, 34),
+    };
     // Lengths of the headers and of a segment, where the checksum begins and where it stands.
     let lengths = [tcp + 20, segment, tcp, 16].map(u16::to_ne_bytes).concat();
     [&[NEEDS_CHECKSUM, kind][..], &lengths, frame].concat()

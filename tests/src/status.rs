@@ -153,9 +153,31 @@ pub struct SessionStatus {
     pub left: serde_json::Value,
     /// The counters that are not zero.
     pub counters: Vec<Counts>,
+    /// The copies that are not as asked for.
+    pub misfits: Vec<Misfit>,
+}
+
+/// Copies of a session that are not as asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Misfit {
+    /// The direction.
+    pub direction: String,
+    /// `cut` or `long`.
+    pub kind: String,
+    /// How many.
+    pub packets: u64,
+    /// The bytes by which they differ.
+    pub bytes: u64,
 }
 
 impl SessionStatus {
+    /// Copies of both directions that were cut, and the bytes that they lack.
+    pub fn cut(&self) -> (u64, u64) {
+        let cut = self.misfits.iter().filter(|misfit| misfit.kind == "cut");
+        cut.fold((0, 0), |sum, misfit| (sum.0 + misfit.packets, sum.1 + misfit.bytes))
+    }
+
     /// Packets with this verdict in this direction.
     pub fn packets(&self, direction: &str, verdict: &str) -> u64 {
         self.counts(direction, verdict).map_or(0, |counts| counts.packets)

@@ -56,7 +56,7 @@ impl Packet {
 }
 
 /// What was counted at an interface.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Statistics {
     /// The interface, by its place in the stream.
     pub(crate) interface: u32,
@@ -71,6 +71,8 @@ pub(crate) struct Statistics {
     pub(crate) lost: Option<u64>,
     /// Those of them that a rate or a budget has kept out. An agent of an older version does not tell.
     pub(crate) limited: Option<u64>,
+    /// What the packets lack, in words.
+    pub(crate) comment: Option<String>,
 }
 
 /// The bytes of a stream cannot be understood.
@@ -154,6 +156,7 @@ fn parse(kind: u32, block: &[u8], body: &[u8]) -> Result<Option<Block>, Malforme
                 received: number(4),
                 lost: number(5),
                 limited: number(7),
+                comment: option(options, 1).map(text),
             })))
         }
         _ => Ok(None),
@@ -226,6 +229,7 @@ mod tests {
                 dropped: Some(2),
                 accepted: None,
                 limited: Some(4),
+                comment: Some("2 of its super-frames were cut"),
             };
             counters.write(&mut out);
         }
@@ -261,6 +265,7 @@ mod tests {
             received: Some(9),
             lost: Some(2),
             limited: Some(4),
+            comment: Some("2 of its super-frames were cut".into()),
         };
         assert_eq!(all[5], Block::Statistics(statistics));
     }

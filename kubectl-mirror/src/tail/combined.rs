@@ -93,8 +93,12 @@ impl Combined {
                 dropped: of.lost,
                 accepted: None,
                 limited: of.limited,
+                comment: of.comment.as_deref(),
             };
             block.write(out);
+            summary
+                .missing
+                .extend(of.comment.iter().map(|comment| format!("{name} on node {node}: {comment}")));
             let [received, lost, limited] = [of.received, of.lost, of.limited].map(Option::unwrap_or_default);
             summary.lost += lost;
             summary.limited += limited;
@@ -179,7 +183,8 @@ mod tests {
             limited,
             ..Statistics::default()
         };
-        combined.statistics(1, counted(0, 100, 0, None));
+        let comment = Some("5 of its super-frames were cut".to_owned());
+        combined.statistics(1, Statistics { comment: comment.clone(), ..counted(0, 100, 0, None) });
         combined.statistics(2, counted(0, 7, 2, Some(0)));
         combined.statistics(2, counted(0, 9, 3, Some(4)));
         combined.statistics(2, counted(5, 9, 3, Some(9)));
@@ -188,13 +193,14 @@ mod tests {
             summary.lines(106, 2),
             [
                 "106 packets; 3 interfaces; 2 nodes; 4 packets limited; 3 packets lost",
+                "shop/web eth0 on node a: 5 of its super-frames were cut",
                 "shop/db eth0 on node b: 3 of 9 packets were lost",
                 "shop/db eth0 on node b: a rate or a budget has kept 4 of 9 packets out",
                 "shop/web eth1 on node a: how many packets are missing is not known",
             ]
         );
         let statistics = all(&out).into_iter().filter(|block| matches!(block, Block::Statistics(_)));
-        let expected = [counted(0, 100, 0, None), counted(1, 9, 3, Some(4))];
+        let expected = [Statistics { comment, ..counted(0, 100, 0, None) }, counted(1, 9, 3, Some(4))];
         let expected = expected.map(|counted| Block::Statistics(Statistics { time_ns: 7, ..counted }));
         assert!(statistics.eq(expected));
     }

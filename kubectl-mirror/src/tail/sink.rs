@@ -107,5 +107,40 @@ fn create(path: &Path) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt as _;
         options.mode(0o600);
     }
-    options.open(path)
+    let file = options.open(path)?;
+    // A file that was there has kept its mode. Pipes and devices stay what they are.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        if file.metadata()?.is_file() {
+            file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+        }
+    }
+    Ok(file)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt as _,
+    };
+
+    use super::*;
+
+    /// Packets are secrets, also in a file that everybody could read before.
+    #[test]
+    fn a_file_that_is_replaced_is_for_its_owner_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("web.pcapng");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        create(&path).unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!((metadata.permissions().mode() & 0o777, metadata.len()), (0o600, 0));
+        create(Path::new("/dev/null")).unwrap();
+        assert_ne!(fs::metadata("/dev/null").unwrap().permissions().mode() & 0o777, 0o600);
+    }
 }

@@ -8,17 +8,23 @@ use super::print;
 use crate::{
     cli::{FilterArgs, FilterCommand},
     filter::{
-        FilterError, Program, compile,
+        FilterError, Program, compile, differs_on_segments,
         ebpf::{Access, translate},
         fields_over_ipv4,
     },
 };
 
+/// Stands behind the program of a filter that can say something else of a super-frame than of its segments.
+const SEGMENTS: &str = "note: this looks at what the segments of a super-frame do not share, such as a length. Where copies go to a \
+                        device or a tunnel, it is asked for super-frames of up to 64 KiB. Streams and captures ask it for \
+                        each segment that they write\n";
+
 /// Runs the command that was typed.
 pub fn filter(args: FilterArgs) -> anyhow::Result<()> {
     let FilterCommand::Check { expression } = args.command;
     let program = compile(&expression).map_err(|error| anyhow!("{}", pointed(&expression, &error)))?;
-    print(&(described(&program)? + &notes(&expression)))
+    let segments = if differs_on_segments(&expression) { SEGMENTS } else { "" };
+    print(&format!("{}{}{segments}", described(&program)?, notes(&expression)))
 }
 
 /// What the filter does not match, perhaps against what its author thinks.

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use anyhow::bail;
 use mirror_core::status::{
-    AttachedStatus, CounterStatus, NodeStatus, PodSideStatus, PodStatus, SessionStatus, TapStatus,
-    TargetStatus,
+    AttachedStatus, CounterStatus, MisfitStatus, NodeStatus, PodSideStatus, PodStatus, SessionStatus,
+    TapStatus, TargetStatus,
 };
 
 use super::print;
@@ -16,7 +16,7 @@ use crate::{
     dataplane::{
         hooks::{Hooks, programs_of},
         pins::Pins,
-        readout::{Count, Reader, Readout, SessionReadout, TapReadout, drops},
+        readout::{Count, MisfitCount, Reader, Readout, SessionReadout, TapReadout, drops},
     },
     links::{LinkTable as _, netlink::Netlink},
     mirror_iface::MirrorIface,
@@ -140,7 +140,7 @@ async fn attached(pins: &Pins, devices: Vec<Device>) -> anyhow::Result<BTreeMap<
 }
 
 fn session(readout: SessionReadout) -> SessionStatus {
-    let SessionReadout { mirror, session, serial, ended, left, counts } = readout;
+    let SessionReadout { mirror, session, serial, ended, left, counts, misfits } = readout;
     SessionStatus {
         mirror: mirror.to_string(),
         target: session.target.to_string(),
@@ -153,7 +153,12 @@ fn session(readout: SessionReadout) -> SessionStatus {
         ended: ended.map(|budget| budget.name().to_owned()),
         left: left.into(),
         counters: counts.into_iter().map(counter).collect(),
+        misfits: misfits.into_iter().map(misfit).collect(),
     }
+}
+
+fn misfit(MisfitCount { direction, misfit, packets, bytes }: MisfitCount) -> MisfitStatus {
+    MisfitStatus { direction: direction.name().to_owned(), kind: misfit.name().to_owned(), packets, bytes }
 }
 
 fn counter(Count { direction, verdict, packets, bytes }: Count) -> CounterStatus {

@@ -48,11 +48,23 @@ impl Agent {
 
     /// A program asks for the stream.
     fn ask(&self) -> Asking {
+        self.ask_for(Request { of: Subject::Target("live".into()), ring_bytes: 1 << 16 })
+    }
+
+    /// A program asks for a capture, with a ring of so many bytes.
+    fn ask_for_capture(&self, ring_bytes: u32) -> Asking {
+        let of = Subject::Capture {
+            pods: BTreeSet::new(),
+            interfaces: ["eth0".to_owned()].into(),
+            direction: Directions::Both.name().to_owned(),
+            settings: BTreeMap::new(),
+        };
+        self.ask_for(Request { of, ring_bytes })
+    }
+
+    fn ask_for(&self, request: Request) -> Asking {
         let connection = self.connect();
-        tokio::spawn(async move {
-            let request = Request { of: Subject::Target("live".into()), ring_bytes: 1 << 16 };
-            ask(connection, &request).await
-        })
+        tokio::spawn(async move { ask(connection, &request).await })
     }
 
     /// Waits until this many programs read.
@@ -136,17 +148,48 @@ async fn a_ring_that_cannot_be_written_is_told() {
     assert_eq!(answer.problems, [told]);
 }
 
+/// Without a list of pods, what an earlier agent has left copies to the target, and a recorder must not miss it.
+#[tokio::test]
+async fn a_target_is_read_before_there_is_a_list_of_pods() {
+    let agent = Agent::new();
+    let asking = agent.ask();
+    agent.readers(1).await;
+    let rings = agent.control.watch().borrow().rings();
+    agent.reports.send_modify(|report| *report = Arc::new(Report { rings, ..Report::clone(report) }));
+    let (_, _, answer) = asking.await.unwrap().unwrap();
+    assert_eq!(answer, Answer { target: "live".into(), problems: Vec::new() });
+}
+
+/// The room of a program that has ended a moment ago is free for the next one.
+#[tokio::test]
+async fn all_room_for_rings_goes_from_one_program_to_the_next() {
+    let agent = Agent::ready();
+    let first = agent.ask_for_capture(64 << 20);
+    agent.readers(1).await;
+    agent.round();
+    let first = first.await.unwrap().unwrap();
+    drop(first);
+    let second = agent.ask_for_capture(64 << 20);
+    agent.readers(0).await;
+    agent.round();
+    agent.readers(1).await;
+    agent.round();
+    let (_second, ..) = second.await.unwrap().unwrap();
+    let refused = agent.ask_for_capture(1 << 16).await.unwrap().unwrap_err().to_string();
+    assert!(refused.contains("64 MiB are in use"), "{refused}");
+}
+
 /// The program waits as long as the agent, so it gets the reason.
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_is_slow_says_so_before_the_program_gives_up() {
     let (agent, began) = (Agent::new(), Instant::now());
-    let refused = agent.ask().await.unwrap().unwrap_err().to_string();
+    let refused = agent.ask_for_capture(1 << 16).await.unwrap().unwrap_err().to_string();
     assert!(refused.contains("the agent is not ready yet"), "{refused}");
     assert!((ROUND..ANSWER).contains(&began.elapsed()), "{:?}", began.elapsed());
 
     // Ready late, and then there is no round that knows the program.
     let (agent, began) = (Agent::new(), Instant::now());
-    let asking = agent.ask();
+    let asking = agent.ask_for_capture(1 << 16);
     tokio::time::sleep(ROUND - Duration::from_secs(1)).await;
     agent.round();
     let (_, _, answer) = asking.await.unwrap().unwrap();

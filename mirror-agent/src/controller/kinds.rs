@@ -87,8 +87,8 @@ impl Summed for Targets {
         sum::target::sum(&sum::target::Asked { left_out, ..asked.clone() }, reports, before, now)
     }
 
-    fn are_counts(_: &MirrorTargetStatus, _: &MirrorTargetStatus) -> bool {
-        false
+    fn are_counts(before: &MirrorTargetStatus, now: &MirrorTargetStatus) -> bool {
+        MirrorTargetStatus { cut: before.cut, ..now.clone() } == *before
     }
 }
 

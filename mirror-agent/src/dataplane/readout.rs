@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use mirror_common::{
-    abi::SessionCounters,
-    verdict::{Direction, Verdict},
+    abi::{Counter, SessionCounters},
+    verdict::{Direction, Misfit, Verdict},
 };
 
 use super::{
@@ -66,6 +66,8 @@ pub struct SessionReadout {
     pub left: Budget,
     /// The counts of its packets that are not zero.
     pub counts: Vec<Count>,
+    /// The copies that are not as the session asks for, where there are any.
+    pub misfits: Vec<MisfitCount>,
 }
 
 /// Packets of one session that left in one direction with one verdict.
@@ -78,6 +80,19 @@ pub struct Count {
     /// How many packets.
     pub packets: u64,
     /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Copies of one session in one direction that differ in one way from what it asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MisfitCount {
+    /// The direction.
+    pub direction: Direction,
+    /// How they differ.
+    pub misfit: Misfit,
+    /// How many copies.
+    pub packets: u64,
+    /// The bytes by which they differ.
     pub bytes: u64,
 }
 
@@ -110,8 +125,9 @@ impl Reader {
             for (mirror, SessionEntry { session, ended, left, id, serial }) in
                 entries.into_iter().filter(|(_, entry)| is_wanted(entry.serial, &entry.session))
             {
-                let counts = counts(&self.maps.counters(id)?);
-                sessions.push(SessionReadout { mirror, session, serial, ended, left, counts });
+                let counters = self.maps.counters(id)?;
+                let (counts, misfits) = (counts(&counters), misfits(&counters));
+                sessions.push(SessionReadout { mirror, session, serial, ended, left, counts, misfits });
             }
             let pod_side = head.pod_side().filter(|_| head.pod_side.is_some_and(|side| side.sees));
             taps.push(TapReadout { device, pod_side, owner: head.owner, sessions });
@@ -132,4 +148,17 @@ fn counts(sum: &SessionCounters) -> Vec<Count> {
         }
     }
     counts
+}
+
+fn misfits(sum: &SessionCounters) -> Vec<MisfitCount> {
+    let mut misfits = Vec::new();
+    for direction in Direction::ALL {
+        for misfit in Misfit::ALL {
+            let Counter { packets, bytes } = sum.counters[direction as usize][misfit as usize];
+            if packets > 0 {
+                misfits.push(MisfitCount { direction, misfit, packets, bytes });
+            }
+        }
+    }
+    misfits
 }

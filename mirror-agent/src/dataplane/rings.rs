@@ -42,12 +42,11 @@ impl Rings {
     ///
     /// All rings together would have more than [`MAX_RINGS`], or the kernel has no memory for it.
     pub fn make(&self, bytes: u32) -> anyhow::Result<(RingId, OwnedFd)> {
-        let taken: u32 = self.all().values().map(|(_, bytes)| *bytes).sum();
-        if taken.saturating_add(bytes) > MAX_RINGS {
+        if !self.have_room(bytes) {
             bail!(
                 "the rings of all `tail` and `capture` on this node have {} MiB together, and {} MiB are in use",
                 MAX_RINGS >> 20,
-                taken >> 20
+                self.taken() >> 20
             );
         }
         let ring = RingBuf::create(bytes, 0)
@@ -57,6 +56,16 @@ impl Rings {
         let id = RingId(data.info().context("the id of the ring buffer")?.id());
         self.all().insert(id, (ring, bytes));
         Ok((id, fd))
+    }
+
+    /// Whether there is room for a ring of so many bytes.
+    pub fn have_room(&self, bytes: u32) -> bool {
+        self.taken().saturating_add(bytes) <= MAX_RINGS
+    }
+
+    /// Bytes of all rings.
+    fn taken(&self) -> u32 {
+        self.all().values().map(|(_, bytes)| *bytes).sum()
     }
 
     /// Forgets a ring. Its memory is free when no program and no reader has it.

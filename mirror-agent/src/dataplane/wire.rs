@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use mirror_common::{
     abi::{
         self, DeviceKey, MAX_DESTINATION, MAX_NAME, SESSION_FILTERED, SESSION_METERED, SESSION_POD_METERED,
-        SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_BRIDGED, TARGET_CUTS, TARGET_GUARDED,
+        SESSION_SEGMENTS, SessionInfo, TAP_CAPTURES_ONLY, TAP_SEEN_INSIDE, TARGET_BRIDGED, TARGET_CUTS, TARGET_GUARDED,
         TARGET_METERED, TARGET_QUEUELESS, TARGET_STREAM, TARGET_TUNNEL, TARGET_UP, TARGET_WHEN_READ,
         TUNNEL_CHECKSUM, TUNNEL_IDENTITY, TUNNEL_IPV6, TUNNEL_UDP, TapOwner,
     },
@@ -86,6 +86,10 @@ fn encode_session(placed: &Placed, alike: u32, is_limited: bool) -> abi::Session
         target: *target,
         directions: directions.bits(),
         flags: flag(filter.is_some(), SESSION_FILTERED)
+            | flag(
+                settings.filter.as_ref().is_some_and(CaptureFilter::differs_on_segments),
+                SESSION_SEGMENTS,
+            )
             | flag(settings.is_metered(), SESSION_METERED)
             | flag(is_limited && *origin != Origin::Capture, SESSION_POD_METERED),
         filter: filter.unwrap_or(0),

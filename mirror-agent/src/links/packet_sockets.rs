@@ -2,8 +2,9 @@
 //!
 //! A mirror interface sends copies. Of the packet sockets (packet(7)), the kernel shows what a device sends to those for all
 //! protocols alone (`dev_queue_xmit_nit()` in net/core/dev.c), as tcpdump and every IDS opens them, and what a device
-//! receives to those for one protocol too. `/proc/net/packet` has the packet sockets of a network namespace, of all
-//! processes. `when_read` reads it.
+//! receives to those for one protocol too. Of these, a socket for a protocol that copies do not have gets nothing, such as
+//! that of a daemon for LLDP or EAPOL, and so does one whose device is down. `/proc/net/packet` has the packet sockets of a
+//! network namespace, of all processes. `when_read` reads it.
 
 use std::{collections::BTreeSet, fs};
 
@@ -17,8 +18,10 @@ const PATH: &str = "/proc/thread-self/net/packet";
 const PROTOCOL: usize = 3;
 /// `ETH_P_ALL`, as the kernel writes it.
 const ALL: &str = "0003";
-/// The protocol of a socket that receives nothing.
-const NONE: &str = "0000";
+/// The protocols of nearly all that pods send and receive: IPv4, ARP and IPv6.
+const USUAL: [&str; 3] = ["0800", "0806", "86dd"];
+/// The mark of a socket that receives: its device is up.
+const RUNS: &str = "1";
 /// Stands for all devices.
 const ANY: IfIndex = IfIndex(0);
 
@@ -27,7 +30,7 @@ const ANY: IfIndex = IfIndex(0);
 pub struct PacketSockets {
     /// By sockets for all protocols.
     all: BTreeSet<IfIndex>,
-    /// By these and by sockets for one protocol.
+    /// By these and by sockets for one of the protocols that copies have.
     some: BTreeSet<IfIndex>,
 }
 
@@ -48,13 +51,15 @@ impl PacketSockets {
         // The heading has a word in the place of a device.
         for line in text.lines() {
             let mut fields = line.split_whitespace().skip(PROTOCOL);
-            let (Some(protocol), Some(Ok(device))) = (fields.next(), fields.next().map(str::parse)) else {
+            let (Some(protocol), Some(Ok(device)), Some(RUNS)) =
+                (fields.next(), fields.next().map(str::parse), fields.next())
+            else {
                 continue;
             };
             if protocol == ALL {
                 sockets.all.insert(IfIndex(device));
             }
-            if protocol != NONE {
+            if protocol == ALL || USUAL.contains(&protocol) {
                 sockets.some.insert(IfIndex(device));
             }
         }
@@ -88,7 +93,11 @@ mod tests {
         assert_eq!(read(&[("0003", 0)]), [true, true], "tcpdump -i any");
         assert_eq!(read(&[("0800", 7), ("0800", 8)]), [false, false], "what is sent is not for one protocol");
         assert_eq!(read(&[("0800", 9)]), [false, true], "what is received is");
-        assert_eq!(read(&[("0000", 7), ("0000", 9), ("0000", 0)]), [false, false]);
+        for nothing in ["0000", "88cc", "888e"] {
+            assert_eq!(read(&[(nothing, 7), (nothing, 9), (nothing, 0)]), [false, false], "{nothing}");
+        }
         assert_eq!(read(&[("88cc", 5), ("0003", 12345), ("0003", 7)]), [true, false]);
+        let down = format!("{HEAD}{}", line(&("0003", 9)).replace(" 1 0 ", " 0 0 "));
+        assert!(PacketSockets::parse(&down).some.is_empty(), "its device is down");
     }
 }

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use mirror_common::verdict::{Direction, Verdict};
+use mirror_common::verdict::Verdict;
 use mirror_core::coverage::{Doubt, State, Way};
 use tokio::time::Instant;
 
@@ -33,6 +33,7 @@ fn pod(name: &str, uid: &str) -> PodId {
 fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
     let owner = Owner { pod, nic: "eth0".into(), ..Owner::default() };
     let (direction, verdict) = (Direction::Egress, Verdict::Copied);
+    let cut = MisfitCount { direction, misfit: Misfit::Cut, packets: 3, bytes: 4000 };
     let session = |mirror: &str, packets| SessionReadout {
         mirror: MirrorId(mirror.parse().unwrap()),
         session: Session {
@@ -46,6 +47,7 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
         left: Budget::default(),
         serial: 0,
         counts: vec![Count { direction, verdict, packets, bytes: packets * 60 }],
+        misfits: if packets > 100 { vec![cut] } else { Vec::new() },
     };
     let mut sessions = vec![session("default", packets)];
     if packets == 7 {
@@ -78,6 +80,7 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
              target=\"default\",verdict=\"copied\"}}"
         )
     };
+    let cut = |namespace, pod| labels(namespace, pod, "default").replace(",verdict=\"copied\"", "");
     assert_eq!(
         lines(
             |registry| register_state(registry, &Readout { targets, taps, copied_again: 3 }, &drops).unwrap()
@@ -87,6 +90,8 @@ fn a_pod_and_its_successor_are_one_series_and_an_interface_has_no_pod() {
             format!("podmirror_bytes_total{} 60420", labels("shop", "web", "default")),
             format!("podmirror_bytes_total{} 4200", labels("shop", "web", "ids")),
             "podmirror_copied_again_total 3".into(),
+            format!("podmirror_cut_bytes_total{} 4000", cut("shop", "web")),
+            format!("podmirror_cut_packets_total{} 3", cut("shop", "web")),
             "podmirror_ended_mirrors 1".into(),
             "podmirror_mirror_interface_dropped_total{device=\"mirror0\",target=\"default\"} 5".into(),
             "podmirror_mirror_interface_up{device=\"ids0\",target=\"ids\"} 0".into(),

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mirror_api::{MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, TargetSummary};
-use mirror_common::verdict::Verdict;
+use mirror_api::{Cut, MirrorNodeStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, TargetSummary};
+use mirror_common::verdict::{Misfit, Verdict};
 use mirror_core::{
     fair::shares,
     status::LOSSES,
@@ -11,8 +11,8 @@ use mirror_core::{
 };
 
 use crate::{
-    dataplane::readout::{Count, Reader},
-    model::{MirrorId, Origin, PodId, ResourceId},
+    dataplane::readout::{Count, Reader, SessionReadout},
+    model::{MirrorId, Origin, PodId, ResourceId, TargetName},
     report::Report,
     select::{self, Coverage},
 };
@@ -26,8 +26,14 @@ const MOST_TARGETS: usize = 64;
 /// Most bytes of a message. With the numbers above, a status has some 340 KiB at most.
 const MOST_BYTES: usize = 512;
 
-/// The counts of the mirrors, by namespace (none: of a ClusterMirror) and name.
-pub(super) type Counts = BTreeMap<(Option<String>, MirrorId), OfMirror>;
+/// The counts of this node.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Counts {
+    /// Those of the mirrors, by namespace (none: of a ClusterMirror) and name.
+    pub(super) mirrors: BTreeMap<(Option<String>, MirrorId), OfMirror>,
+    /// The copies of all mirrors that were cut, by their target.
+    pub(super) cut: BTreeMap<TargetName, Cut>,
+}
 
 /// The counts of one mirror.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -39,19 +45,26 @@ pub(super) struct OfMirror {
     pub(super) ended: i64,
 }
 
-/// Reads the counts of all mirrors that are of resources.
+/// Reads the counts of all mirrors that are of resources, and what was cut of the copies of any mirror.
 pub(super) fn counts(reader: &mut Reader) -> anyhow::Result<Counts> {
-    let mut counts = Counts::new();
+    let mut counts = Counts::default();
     // A capture may be that of the stream of a Mirror.
     let is_ours = |origin| {
         matches!(origin, Origin::Mirror | Origin::ClusterMirror | Origin::Enforced | Origin::Capture)
     };
-    for tap in reader.read_sessions(|_, session| is_ours(session.origin))?.taps {
+    for tap in reader.read()?.taps {
         let namespace = tap.owner.pod.map(|pod| pod.namespace);
-        for session in tap.sessions {
-            let namespace = namespace.clone().filter(|_| !session.mirror.0.is_of_cluster_mirror());
-            let of = counts.entry((namespace, session.mirror)).or_default();
-            of.add(&session.counts, session.ended.is_some());
+        for SessionReadout { mirror, session, counts: of_verdicts, misfits, ended, .. } in tap.sessions {
+            if is_ours(session.origin) {
+                let namespace = namespace.clone().filter(|_| !mirror.0.is_of_cluster_mirror());
+                let of = counts.mirrors.entry((namespace, mirror)).or_default();
+                of.add(&of_verdicts, ended.is_some());
+            }
+            for misfit in misfits.iter().filter(|misfit| misfit.misfit == Misfit::Cut) {
+                let cut = counts.cut.entry(session.target.clone()).or_default();
+                cut.packets += number(misfit.packets);
+                cut.bytes += number(misfit.bytes);
+            }
         }
     }
     Ok(counts)
@@ -92,7 +105,7 @@ pub(super) fn summary(report: &Report, counts: &Counts) -> MirrorNodeStatus {
         },
         mirrors: mirrors.iter().zip(room).map(|((of, _), most)| of_mirror(of, counts, most)).collect(),
         more_mirrors: more(report.resources.len(), MOST_MIRRORS),
-        targets: report.targets.iter().take(MOST_TARGETS).map(of_target).collect(),
+        targets: report.targets.iter().take(MOST_TARGETS).map(|of| of_target(of, counts)).collect(),
         more_targets: more(report.targets.len(), MOST_TARGETS),
     }
 }
@@ -123,7 +136,7 @@ fn reasons(of: &Coverage) -> BTreeSet<&select::NotCovered> {
     if of.of.refused.is_some() { BTreeSet::new() } else { of.not_covered.iter().collect() }
 }
 
-fn of_target(Standing { name, uid, generation, state }: &Standing) -> TargetSummary {
+fn of_target(Standing { name, uid, generation, state }: &Standing, counts: &Counts) -> TargetSummary {
     let (refused, down) = match state {
         State::Ready => (None, None),
         State::Refused(why) => (Some(cut(why)), None),
@@ -135,13 +148,14 @@ fn of_target(Standing { name, uid, generation, state }: &Standing) -> TargetSumm
         observed_generation: *generation,
         refused,
         down,
+        cut: counts.cut.get(name).copied(),
     }
 }
 
 fn of_mirror(coverage: &Coverage, counts: &Counts, most: usize) -> MirrorSummary {
     let Coverage { of, covered, .. } = coverage;
     let ResourceId { namespace, name } = &of.id;
-    let counts = of.mirror.clone().and_then(|mirror| counts.get(&(namespace.clone(), mirror)));
+    let counts = of.mirror.clone().and_then(|mirror| counts.mirrors.get(&(namespace.clone(), mirror)));
     let counts = counts.copied().unwrap_or_default();
     let reasons = reasons(coverage);
     MirrorSummary {

@@ -67,7 +67,10 @@ fn a_pod_is_covered_if_all_its_mirrors_cover_it() {
     let report = report(vec![with("a", &[&web, &db]), with("b", &[&web]), refused]);
     let packets = Packets { copied: 7, lost: 1 };
     let of_a = (Some("shop".to_owned()), report.resources[0].of.id.mirror());
-    let status = summary(&report, &[(of_a, OfMirror { packets, nics: 2, ended: 1 })].into());
+    let status = summary(
+        &report,
+        &Counts { mirrors: [(of_a, OfMirror { packets, nics: 2, ended: 1 })].into(), ..Counts::default() },
+    );
     assert_eq!((status.mirror_count, status.refused_count, status.more_mirrors), (3, 1, None));
     assert_eq!((status.pods.selected, status.pods.covered), (2, 1));
     let [a, b, c] = &status.mirrors[..] else { panic!("{status:?}") };
@@ -84,7 +87,7 @@ fn a_mirror_target_is_told_with_its_state() {
         target("up", State::Ready),
     ];
     let report = Report { targets, ..Report::default() };
-    let status = summary(&report, &Counts::new());
+    let status = summary(&report, &Counts::default());
     let [bad, down, up] = &status.targets[..] else { panic!("{status:?}") };
     assert_eq!((bad.refused.as_deref(), bad.down.as_deref()), (Some("it has no address"), None));
     assert_eq!((down.refused.as_deref(), down.down.as_ref().map(String::len)), (None, Some(512)));
@@ -98,7 +101,7 @@ fn a_status_has_a_bounded_size() {
     let resources = (0..300).map(|number| mirror(&format!("{number}{}", "m".repeat(40)), 250)).collect();
     let down = |number| target(&format!("{number}{}", "t".repeat(40)), State::Down("é".repeat(1000)));
     let report = Report { targets: (0..100).map(down).collect(), ..Report::clone(&report(resources)) };
-    let status = summary(&report, &Counts::new());
+    let status = summary(&report, &Counts::default());
     assert_eq!((status.targets.len(), status.more_targets), (64, Some(36)));
     assert_eq!((status.mirror_count, status.mirrors.len(), status.more_mirrors), (300, 200, Some(100)));
     assert_eq!((status.mirrors[0].not_covered.len(), status.mirrors[0].more_not_covered), (20, Some(230)));
@@ -167,7 +170,7 @@ async fn what_changes_is_written_and_not_too_often() {
     let counts = move || {
         let packets = Packets { copied: *counted.lock().unwrap(), lost: 0 };
         let of = (Some("shop".to_owned()), mirror("a", 0).of.id.mirror());
-        Ok([(of, OfMirror { packets, nics: 1, ended: 0 })].into())
+        Ok(Counts { mirrors: [(of, OfMirror { packets, nics: 1, ended: 0 })].into(), ..Counts::default() })
     };
     tokio::spawn(write_with(client, "one".into(), reader, counts));
     let writes = async |seconds| {
@@ -209,7 +212,7 @@ async fn a_server_that_takes_nothing_is_asked_less_and_less() {
     let client = server(&sent, |_| Some(Reply::Status(403)));
     let (reports, reader) = watch::channel(report(vec![mirror("a", 1)]));
     reports.send_replace(report(vec![mirror("a", 2)]));
-    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::new())));
+    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::default())));
     sleep(Duration::from_secs(3600)).await;
     let tries = paths(&sent).len();
     assert!((10..=20).contains(&tries), "{tries} in an hour");

@@ -691,6 +691,18 @@ async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
     assert!(report.unwritten.is_empty() && report.failures.is_empty(), "{report:?}");
 }
 
+/// The taps of an earlier agent copy on while there is no list of pods, so a program can read their target.
+#[tokio::test(start_paused = true)]
+async fn a_stream_is_read_before_there_is_a_list_of_pods() {
+    let streams = [(live(), RingId(4))].into();
+    let reading = watch::Sender::new(Arc::new(Readers { streams, ..Readers::default() }));
+    let mut world = world_with(reading.subscribe());
+    world.own_targets.insert(live(), Destination::Stream);
+    run_for(&mut world, Duration::from_millis(500)).await.unwrap();
+    assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(Some(RingId(4))));
+    assert_eq!(world.report.borrow().rings, [RingId(4)].into());
+}
+
 /// What a killed agent has left is taken away before there is a list of pods.
 #[tokio::test(start_paused = true)]
 async fn a_ring_of_an_earlier_agent_gets_no_more_copies() {

@@ -3,17 +3,25 @@
 //! All files of a recording describe the interfaces in the same order. So an interface has the same number in each of
 //! them, and a packet's block fits into any. [`recording`](super) and its stores call it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
-use mirror_core::pcapng::{Interface, InterfaceId, Section, Statistics, Writer};
+use mirror_core::{
+    filter::{self, Program},
+    pcapng::{Interface, InterfaceId, Section, Statistics, Writer},
+};
 
-use super::{Counters, Source};
+use super::{Counters, Flaws, Source};
 
 /// How many bytes all descriptions together take, in memory and at the beginning of each file, before no further one is
 /// added. The 4096 sessions that a node can have at a time fit in with the longest filters.
 const MAX_PREAMBLE: usize = 8 << 20;
 /// Most bytes of the statistics of an interface: a block with two times and three counters.
 const STATISTICS: usize = 88;
+/// Most bytes of the comment that says what is wrong with its packets: a text with three numbers of 20 digits.
+const COMMENT: usize = 192;
 
 /// The interfaces so far.
 #[derive(Debug)]
@@ -26,6 +34,9 @@ pub(super) struct Interfaces {
     described: BTreeMap<InterfaceId, Described>,
     /// Bytes of all descriptions.
     bytes: usize,
+    flaws: Flaws,
+    /// By their texts.
+    filters: BTreeMap<String, Arc<Program>>,
     /// The interface of a session.
     places: HashMap<u32, InterfaceId>,
 }
@@ -39,6 +50,11 @@ pub(super) struct Described {
     pub(super) block: Vec<u8>,
     /// Its counters, as far as they are known.
     counters: Option<Counters>,
+    /// What is wrong with its packets.
+    flaws: Flaws,
+    /// Its filter, if that can say something else of a super-frame than of its segments. The tap has let all super-frames
+    /// pass then.
+    filter: Option<Arc<Program>>,
 }
 
 impl Interfaces {
@@ -47,7 +63,16 @@ impl Interfaces {
         let mut header = Vec::new();
         let section = Section { application: Some(application), ..Section::default() };
         let writer = Writer::begin(&mut header, &section);
-        Self { started_ns, writer, header, described: BTreeMap::new(), bytes: 0, places: HashMap::new() }
+        Self {
+            started_ns,
+            writer,
+            header,
+            described: BTreeMap::new(),
+            bytes: 0,
+            flaws: Flaws::default(),
+            filters: BTreeMap::new(),
+            places: HashMap::new(),
+        }
     }
 
     /// Adds an interface, and returns its description for a file that has begun. It is empty if the session has an
@@ -68,10 +93,29 @@ impl Interfaces {
         };
         let mut block = Vec::new();
         let id = self.writer.interface(&mut block, &interface);
+        let filter = source.filter.as_deref().and_then(|text| self.filter_of_segments(text));
         self.bytes += block.len();
         self.places.insert(source.serial, id);
-        let described = Described { name: source.name.clone(), block, counters: None };
+        let described =
+            Described { name: source.name.clone(), block, counters: None, flaws: Flaws::default(), filter };
         &self.described.entry(id).or_insert(described).block
+    }
+
+    /// The program of a filter that is asked for each segment. Equal ones are one.
+    fn filter_of_segments(&mut self, text: &str) -> Option<Arc<Program>> {
+        self.filters.retain(|_, program| Arc::strong_count(program) > 1);
+        if let Some(program) = self.filters.get(text) {
+            return Some(Arc::clone(program));
+        }
+        let program = filter::differs_on_segments(text).then(|| filter::compile(text).ok()).flatten()?;
+        let program = Arc::new(program);
+        self.filters.insert(text.to_owned(), Arc::clone(&program));
+        Some(program)
+    }
+
+    /// The filter that what becomes of an interface's super-frame has to pass.
+    pub(super) fn filter(&self, interface: InterfaceId) -> Option<Arc<Program>> {
+        self.described.get(&interface)?.filter.clone()
     }
 
     /// The interface of a session.
@@ -85,6 +129,19 @@ impl Interfaces {
         if let Some(described) = described {
             described.counters = Some(counters);
         }
+    }
+
+    /// Notes what is wrong with a packet of an interface.
+    pub(super) fn note_flaws(&mut self, interface: InterfaceId, flaws: Flaws) {
+        if let Some(described) = self.described.get_mut(&interface) {
+            described.flaws.add(flaws);
+            self.flaws.add(flaws);
+        }
+    }
+
+    /// What is wrong with the packets of all interfaces.
+    pub(super) fn flaws(&self) -> Flaws {
+        self.flaws
     }
 
     /// No more packets come from these sessions: their numbers can come again for others.
@@ -132,13 +189,15 @@ impl Interfaces {
 
     /// Most bytes of a file that has no packets: its beginning and its end.
     pub(super) fn file_bytes(&self) -> u64 {
-        (self.header.len() + self.bytes + self.described.len() * STATISTICS) as u64
+        let comment = if self.flaws == Flaws::default() { 0 } else { COMMENT };
+        (self.header.len() + self.bytes + self.described.len() * (STATISTICS + comment)) as u64
     }
 }
 
 impl Described {
     /// Appends its statistics, from the beginning of the recording to the end of the file. It has this number there.
     pub(super) fn count(&self, id: InterfaceId, begun_ns: u64, end_ns: u64, out: &mut Vec<u8>) {
+        let comment = (self.flaws != Flaws::default()).then(|| self.flaws.to_string());
         let statistics = Statistics {
             interface: id,
             time_ns: end_ns,
@@ -148,6 +207,7 @@ impl Described {
             dropped: self.counters.map(|counters| counters.lost),
             accepted: None,
             limited: self.counters.map(|counters| counters.limited),
+            comment: comment.as_deref(),
         };
         statistics.write(out);
     }

@@ -19,7 +19,7 @@ use super::{Destination, Progress, RecordingError, pipe};
 /// Packets are secrets: the files are for their owner alone.
 const MODE: u32 = 0o600;
 /// How many bytes are collected before they are written, if the batch does not end before. A batch has no bound that is
-/// known here: a record can become 65535 segments.
+/// known here: a record can become some thousand segments.
 const MOST_PENDING: usize = 64 << 10;
 /// How long the reader of a pipe may take nothing at the end of a recording.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -27,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const STDOUT: &str = "standard output";
 /// Where a block has its length, in 4 bytes.
 const LENGTH: usize = 4;
+/// The type of the block of a packet.
+const PACKET: u32 = 6;
 
 /// A file that is open, or was. At first it is empty.
 #[derive(Debug)]
@@ -41,6 +43,10 @@ pub(super) struct Output {
     /// A pipe: how long its reader may take nothing. 0: for ever, and meanwhile the blocks are collected here.
     pipe: Option<Duration>,
     is_open: bool,
+    /// It has refused a part of what was written.
+    has_failed: bool,
+    /// Packets that were taken and are not in the file, because it takes no more.
+    unwritten: u64,
 }
 
 impl Output {
@@ -79,12 +85,31 @@ impl Output {
 
     fn new(file: File, path: Option<&Path>, written: Option<u64>) -> io::Result<Self> {
         let pipe = pipe::is_pipe(&file)?.then_some(Duration::ZERO);
-        Ok(Self { file, path: path.map(Path::to_owned), pending: Vec::new(), written, pipe, is_open: true })
+        Ok(Self {
+            file,
+            path: path.map(Path::to_owned),
+            pending: Vec::new(),
+            written,
+            pipe,
+            is_open: true,
+            has_failed: false,
+            unwritten: 0,
+        })
     }
 
     /// Its path. `None`: standard output.
     pub(super) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Whether it has refused a part of what was written.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// Packets that were taken and are not in the file, because it takes no more.
+    pub(super) fn unwritten(&self) -> u64 {
+        self.unwritten
     }
 
     /// The pipe or socket that it is, to wait until its reader takes more.
@@ -115,7 +140,15 @@ impl Output {
             return Ok(Progress::Complete);
         }
         self.pending.extend_from_slice(blocks);
-        if self.pending.len() < MOST_PENDING { Ok(Progress::GoesOn) } else { self.flush() }
+        if self.pending.len() < MOST_PENDING {
+            return Ok(Progress::GoesOn);
+        }
+        let flushed = self.flush();
+        if !matches!(flushed, Ok(Progress::GoesOn)) {
+            // These were not taken.
+            self.unwritten = self.unwritten.saturating_sub(packets_in(blocks));
+        }
+        flushed
     }
 
     /// Writes what was added, or as much of it as the reader of a pipe takes. Finds out if that reader is gone.
@@ -159,7 +192,9 @@ impl Output {
             }
             Err(failed) => failed,
         };
-        self.is_open = false;
+        (self.is_open, self.has_failed) = (false, true);
+        let whole = whole_blocks(blocks, count);
+        self.unwritten += packets_in(blocks.get(whole..).unwrap_or_default());
         let error = match error.kind() {
             // The reader has seen enough, as in `| head`.
             ErrorKind::BrokenPipe => return Ok(blocks.len()),
@@ -168,7 +203,7 @@ impl Output {
             }
             _ => error,
         };
-        self.cut(whole_blocks(blocks, count));
+        self.cut(whole);
         let place = self.path().map_or(STDOUT.to_owned(), |path| path.display().to_string());
         Err(RecordingError::Write { place, error })
     }
@@ -201,6 +236,17 @@ fn write_all(file: &mut File, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
         }
     }
     Ok(())
+}
+
+/// How many of these blocks are packets.
+fn packets_in(mut blocks: &[u8]) -> u64 {
+    let mut packets = 0;
+    while let Some(([kind, length], _)) = blocks.as_chunks::<4>().0.split_first_chunk::<2>() {
+        packets += u64::from(u32::from_le_bytes(*kind) == PACKET);
+        let length = (u32::from_le_bytes(*length) as usize).max(8);
+        blocks = blocks.get(length..).unwrap_or_default();
+    }
+    packets
 }
 
 /// The length of those blocks that are whole within the first `count` bytes.

@@ -10,7 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Progress, RecordingError, interfaces::Interfaces, names::Names, output::Output};
+use super::{
+    Progress, RecordingError, interfaces::Interfaces, names::Names, output::Output, store::Finished,
+};
 
 /// How many numbers in a row are tried if there are files with these names. Only another recording that began a file
 /// within the same second can have made them.
@@ -82,15 +84,32 @@ impl Rotation {
         Ok(progress)
     }
 
-    /// Ends the current file. Returns how many packets are kept, and in which files.
+    /// Ends the current file. The recording has taken so many packets.
     pub(super) fn finish(
         mut self,
         interfaces: &Interfaces,
+        packets: u64,
         ended_ns: u64,
-    ) -> Result<(u64, Vec<PathBuf>), RecordingError> {
-        self.end_file(interfaces, ended_ns)?;
-        let kept = self.files.iter().map(|file| file.packets).sum();
-        Ok((kept, self.files.into_iter().map(|file| file.path).collect()))
+    ) -> Result<Finished, RecordingError> {
+        let ended = self.end_file(interfaces, ended_ns);
+        let unwritten = self.output.unwritten();
+        self.leave_out(unwritten)?;
+        ended?;
+        Ok(Finished {
+            packets: packets.saturating_sub(unwritten),
+            kept: self.files.iter().map(|file| file.packets).sum(),
+            files: self.files.into_iter().map(|file| file.path).collect(),
+        })
+    }
+
+    /// Packets that the current file did not take do not count, and without any other packet the file goes.
+    fn leave_out(&mut self, unwritten: u64) -> Result<(), RecordingError> {
+        let Some(current) = self.files.back_mut().filter(|_| self.output.has_failed()) else { return Ok(()) };
+        current.packets = current.packets.saturating_sub(unwritten);
+        if current.packets > 0 || self.files.len() == 1 {
+            return Ok(());
+        }
+        self.files.pop_back().map_or(Ok(()), |empty| remove(empty.path))
     }
 
     /// Ends the current file, and begins the next one. The oldest file goes first, so that there are never more files

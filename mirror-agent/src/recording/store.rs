@@ -26,6 +26,17 @@ pub(super) enum Store {
     Files(Rotation),
 }
 
+/// What a recording has become.
+#[derive(Debug)]
+pub(super) struct Finished {
+    /// The packets that it has taken, without those that a full disk has not.
+    pub(super) packets: u64,
+    /// Those of them that are in the files.
+    pub(super) kept: u64,
+    /// The files, the oldest first.
+    pub(super) files: Vec<PathBuf>,
+}
+
 /// Which times are new enough.
 #[derive(Debug)]
 pub(super) struct Newest {
@@ -138,28 +149,31 @@ impl Store {
         }
     }
 
-    /// Writes the rest. Returns how many packets are kept, if not all are, and the files.
+    /// Writes the rest.
     pub(super) fn finish(
         mut self,
         interfaces: &Interfaces,
+        packets: u64,
         ended_ns: u64,
-    ) -> Result<(Option<u64>, Vec<PathBuf>), RecordingError> {
+    ) -> Result<Finished, RecordingError> {
         self.wait_for_reader();
         let (mut output, kept) = match self {
-            Self::All(output) => (output, None),
+            Self::All(output) => (output, packets),
             Self::First { mut output, mut memory, .. } | Self::Last { mut output, mut memory, .. } => {
                 output.write(&interfaces.preamble())?;
                 output.write(memory.as_blocks())?;
-                (output, Some(memory.packets()))
+                (output, memory.packets())
             }
-            Self::Files(rotation) => {
-                let (kept, files) = rotation.finish(interfaces, ended_ns)?;
-                return Ok((Some(kept), files));
-            }
+            Self::Files(rotation) => return rotation.finish(interfaces, packets, ended_ns),
         };
         output.append(&interfaces.statistics(ended_ns))?;
         output.close()?;
-        Ok((kept, output.path().map(Path::to_owned).into_iter().collect()))
+        let unwritten = output.unwritten();
+        Ok(Finished {
+            packets: packets.saturating_sub(unwritten),
+            kept: kept.saturating_sub(unwritten),
+            files: output.path().map(Path::to_owned).into_iter().collect(),
+        })
     }
 }
 

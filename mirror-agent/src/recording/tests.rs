@@ -176,7 +176,7 @@ fn a_file_says_what_was_where_when_and_which_way() {
     recorder.note_counters(1, Counters { matched: 20, lost: 3, limited: 5 });
     assert_eq!(recorder.end_batch().unwrap(), Progress::GoesOn);
     let summary = recorder.finish(9000).unwrap();
-    assert_eq!(summary, Summary { packets: 3, kept: 3, unknown: 0, files: vec![path.clone()] });
+    assert_eq!(summary, Summary { packets: 3, kept: 3, files: vec![path.clone()], ..Summary::default() });
 
     let contents = read(&path);
     let seen = |interface, time_ns, number, len, direction| Seen {
@@ -287,6 +287,75 @@ fn a_super_frame_is_cut_or_kept_as_asked() {
     assert_eq!(recorder.record(&record, &bytes), Progress::GoesOn);
     assert_eq!(recorder.finish(9000).unwrap().packets, 1);
     assert_eq!(read(&path).packets[0].bytes, bytes);
+}
+
+/// Who reads the file sees that it is not all that was on the wire.
+#[test]
+fn super_frames_that_are_not_as_on_the_wire_have_a_comment() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let (bytes, _) = super_frame(1600);
+    let mut recorder = begin_with_two(all(&path));
+    // BIG TCP: the record is full.
+    let captured = [&bytes[..], &vec![0; MAX_CAPTURE as usize - bytes.len()]].concat();
+    let cut = RecordHead { captured: MAX_CAPTURE, gso_size: 1000, ..head(1, 5000, 100_000) };
+    assert_eq!(recorder.record(&cut, &captured), Progress::GoesOn);
+    let tiny = RecordHead { gso_size: 8, ..head(2, 5000, bytes.len()) };
+    assert_eq!(recorder.record(&tiny, &bytes), Progress::GoesOn);
+    // A snap length is no flaw.
+    let short = RecordHead { captured: 60, gso_size: 1000, ..head(2, 5000, bytes.len()) };
+    assert_eq!(recorder.record(&short, &bytes), Progress::GoesOn);
+    let summary = recorder.finish(9000).unwrap();
+    assert_eq!(summary.flawed, Flaws { cut: (1, 34_432), whole: 1 });
+    let file = fs::read(&path).unwrap();
+    let comments = comments(&file);
+    assert_eq!(
+        comments,
+        [
+            "the last 34432 of the 100000 bytes of its super-frame are missing",
+            "a super-frame of 200 segments of 8 bytes",
+            "1 super-frames were longer than a record and lack 34432 bytes, and 0 are whole because of their many segments",
+            "0 super-frames were longer than a record and lack 0 bytes, and 1 are whole because of their many segments",
+        ]
+    );
+}
+
+/// The comments of all packets and statistics.
+fn comments(mut file: &[u8]) -> Vec<String> {
+    let mut comments = Vec::new();
+    while let Ok((rest, block)) = pcap_parser::parse_block_le(file) {
+        file = rest;
+        comments.extend(match block {
+            Block::EnhancedPacket(packet) => text(&packet.options, OptionCode::Comment),
+            Block::InterfaceStatistics(block) => text(&block.options, OptionCode::Comment),
+            _ => None,
+        });
+    }
+    comments
+}
+
+/// The tap lets a super-frame pass if its filter can say something else of the segments.
+#[test]
+fn a_filter_is_asked_for_what_is_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let (bytes, gso_size) = super_frame(2500);
+    let written = |filter: &str, super_frames: bool| {
+        let mut recorder = begin(Plan { super_frames, ..all(&path) });
+        recorder.add_source(&Source { filter: Some(filter.into()), ..source(1) });
+        let head = RecordHead { gso_size, ..head(1, 5000, bytes.len()) };
+        assert_eq!(recorder.record(&head, &bytes), Progress::GoesOn);
+        recorder.finish(9000).unwrap();
+        read(&path).packets.iter().map(|packet| packet.len).collect::<Vec<_>>()
+    };
+    assert_eq!(written("greater 1515", false), [0; 0]);
+    assert_eq!(written("less 1514", false), [1054, 1054, 554]);
+    assert_eq!(written("less 600", false), [554]);
+    assert_eq!(written("ip[2:2] = 1040", false), [1054, 1054]);
+    assert_eq!(written("greater 1515", true), [2554], "the super-frame is what is written");
+    assert_eq!(written("less 1514", true), [0; 0]);
+    // The tap has asked this one.
+    assert_eq!(written("udp", false), [1054, 1054, 554]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::{
     ACCEPTED, Value, condition, most_told, name, not_refused, number, observed, of_type, text, word,
 };
-use crate::{MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
+use crate::{Cut, MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
 
 /// Most nodes in [`MirrorTargetStatus::not_ready`].
 pub const MOST_NOT_READY: usize = 20;
@@ -55,6 +55,10 @@ pub fn sum<'r>(
         nodes,
         not_ready: not_ready.into_iter().take(MOST_NOT_READY).collect(),
         more_not_ready: (more > 0).then_some(more),
+        cut: reports.values().filter_map(|report| report.cut).reduce(|sum, cut| Cut {
+            packets: sum.packets.saturating_add(cut.packets.max(0)),
+            bytes: sum.bytes.saturating_add(cut.bytes.max(0)),
+        }),
     }
 }
 
@@ -161,6 +165,23 @@ mod tests {
         assert_eq!(value(&status, READY), told);
         let nodes: Vec<_> = status.not_ready.iter().map(|of| format!("{} {}", of.node, of.message)).collect();
         assert_eq!(nodes, ["six ids0 is taken", "two no pod a/b runs here"]);
+    }
+
+    #[test]
+    fn what_all_nodes_have_cut_is_summed_up() {
+        let cut = |packets| TargetSummary {
+            cut: Some(Cut { packets, bytes: packets * 1000 }),
+            ..report(None, None)
+        };
+        assert_eq!(
+            of(&[("one", cut(2)), ("two", report(None, None)), ("six", cut(5))]).cut,
+            Some(Cut { packets: 7, bytes: 7000 })
+        );
+        assert_eq!(of(&[("two", report(None, None))]).cut, None);
+        assert_eq!(
+            of(&[("one", cut(i64::MAX / 1000)), ("two", cut(i64::MAX / 1000))]).cut.map(|cut| cut.bytes),
+            Some(i64::MAX)
+        );
     }
 
     #[test]

@@ -28,6 +28,7 @@ struct Node {
     filtered: Vec<u32>,
     /// The answer of the other filters; `None`: they match.
     answer: Option<u32>,
+    is_super_frame: bool,
     /// Whether the packet is in a sample.
     sample: Option<bool>,
     limited: Vec<u32>,
@@ -49,6 +50,10 @@ impl Kernel for Node {
     fn filter(&mut self, session: &Session) -> u32 {
         let differs = self.filtered.contains(&session.id);
         if differs { FILTER_DIFFERS } else { self.answer.unwrap_or(FILTER_MATCHES) }
+    }
+
+    fn is_super_frame(&mut self) -> bool {
+        self.is_super_frame
     }
 
     fn sample(&mut self, _: &Session) -> Option<bool> {
@@ -540,4 +545,27 @@ fn a_tunnel_gets_copies_only_while_they_are_addressed() {
     assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::Copied]);
     node.targets[1].flags &= !TARGET_CUTS;
     assert_eq!(node.see(packet, &tap).0, [Verdict::Copied, Verdict::TargetDown]);
+}
+
+/// A filter that looks at the length, for example, says nothing of the segments that a reader makes of a super-frame. A
+/// device gets the super-frame itself.
+#[test]
+fn a_filter_of_segments_lets_super_frames_pass_into_streams() {
+    let stream = Reach { ifindex: 0, flags: TARGET_UP | TARGET_STREAM };
+    let device = Reach { ifindex: BRIDGE, flags: READY };
+    let of_segments = Session { flags: SESSION_FILTERED | SESSION_SEGMENTS, ..session(0, 0, 0) };
+    let plain = Session { flags: SESSION_FILTERED, ..session(0, 0, 0) };
+    for (target, session, is_super_frame, verdict) in [
+        (stream, of_segments, true, Verdict::Copied),
+        (stream, of_segments, false, Verdict::Filtered),
+        (stream, plain, true, Verdict::Filtered),
+        (device, of_segments, true, Verdict::Filtered),
+    ] {
+        let mut node = Node { targets: vec![target], filtered: vec![0], is_super_frame, ..Node::default() };
+        assert_eq!(
+            node.see(FROM_A, &tap(TapKind::HostVeth, &[session])).0,
+            [verdict],
+            "{session:?} {is_super_frame}"
+        );
+    }
 }

@@ -5,7 +5,7 @@
 //! gets is described there.
 
 use super::{
-    Frame, MAX_HEADERS, MAX_PAYLOAD, MIN_SEGMENT, begin_with_tag,
+    Frame, begin_with_tag,
     bytes::{be16, be32, put},
     checksum::Sum,
     headers::{self, Datagram, IPV6_HEADER, JUMBO_HEADER, TCP, UDP, Version},
@@ -17,12 +17,23 @@ const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;
 const CWR: u8 = 0x80;
 
+/// Bytes that a file has around each frame: an enhanced packet block of pcapng with a direction, rounded up.
+const BLOCK: usize = 48;
+/// How many times its captured bytes a super-frame may become in headers and blocks. TCP over IPv6 with timestamps stays
+/// below that down to segments of 33 bytes, and Linux's shortest have 36 (`tcp_min_snd_mss` less the timestamps).
+const GROWTH: usize = 4;
+/// What it may become in any case, as far as it is as long itself: a capture length leaves less of a super-frame than
+/// the headers of its segments.
+const FREE: usize = 8 << 10;
+
 /// What a frame with a `gso_size` is.
 pub(super) enum Super {
     /// The payload fits into one segment: it is a frame like any other.
     OneSegment,
     /// It can be cut.
     Cut(Headers),
+    /// It would become this many segments, which is more than [`may_become`].
+    TooMany(usize),
 }
 
 /// The headers of a super-frame.
@@ -47,15 +58,24 @@ pub(super) fn plan(bytes: &[u8], len: usize, gso_size: u16) -> Option<Super> {
         return Some(Super::OneSegment);
     }
     let ip_len = payload - datagram.network.start + usize::from(gso_size);
-    let can_be_cut = gso_size >= MIN_SEGMENT
-        && payload_len <= MAX_PAYLOAD
-        && ip_len <= usize::from(u16::MAX)
-        && payload <= bytes.len().min(MAX_HEADERS)
+    let can_be_cut = ip_len <= usize::from(u16::MAX)
+        && payload <= bytes.len()
         && end == len
         // `ipv6_gso_segment` knows no fragment header either.
         && !datagram.has_fragment_header
         && !(datagram.protocol == UDP && tunnel::is_in_udp(bytes, &datagram));
-    can_be_cut.then_some(Super::Cut(Headers { datagram, payload, gso_size }))
+    let segments = payload_len.div_ceil(gso_size.into());
+    match may_become(segments, payload, bytes.len(), len) {
+        _ if !can_be_cut => None,
+        true => Some(Super::Cut(Headers { datagram, payload, gso_size })),
+        false => Some(Super::TooMany(segments)),
+    }
+}
+
+/// Whether a frame of `len` bytes, with `captured` of them in the capture, may become this many segments. Each repeats
+/// `headers` bytes. The sender chooses all of these numbers, and the reader of the capture pays for the segments.
+fn may_become(segments: usize, headers: usize, captured: usize, len: usize) -> bool {
+    segments.saturating_mul(headers + BLOCK) <= captured.saturating_mul(GROWTH) + len.min(FREE)
 }
 
 /// The length of a TCP header with its options, in bytes.

@@ -2,7 +2,7 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use pcap_parser::{Block, Linktype, PcapNGOption, traits::PcapNGPacketBlock as _};
+use pcap_parser::{Block, Linktype, OptionCode, PcapNGOption, traits::PcapNGPacketBlock as _};
 use proptest::{collection::vec, option, prelude::*};
 
 use super::*;
@@ -145,7 +145,7 @@ proptest! {
         let (_, interface) = begin(&mut file);
         let (start_ns, end_ns) = times;
         let [received, dropped, accepted, limited] = counters;
-        Statistics { interface, time_ns, start_ns, end_ns, received, dropped, accepted, limited }.write(&mut file);
+        Statistics { interface, time_ns, start_ns, end_ns, received, dropped, accepted, limited, comment: Some("cut") }.write(&mut file);
         let blocks = blocks(&file);
         let Some(Block::InterfaceStatistics(block)) = blocks.last() else { panic!("{blocks:?}") };
         prop_assert_eq!((block.if_id, u64::from(block.ts_high) << 32 | u64::from(block.ts_low)), (0, time_ns));
@@ -156,6 +156,8 @@ proptest! {
         prop_assert_eq!(block.isb_ifdrop().transpose().unwrap(), dropped);
         prop_assert_eq!(block.isb_filteraccept().transpose().unwrap(), accepted);
         prop_assert_eq!(block.isb_osdrop().transpose().unwrap(), limited);
+        let comment = block.options.iter().find(|option| option.code == OptionCode::Comment);
+        prop_assert_eq!(comment.and_then(|option| option.as_str().ok()), Some("cut"));
     }
 }
 
@@ -228,6 +230,7 @@ fn a_file_is_the_same_as_ever() {
         dropped: Some(3),
         accepted: Some(2),
         limited: None,
+        comment: None,
     }
     .write(&mut file);
     assert!(file == GOLDEN, "{}", file.escape_ascii());

@@ -1,5 +1,7 @@
 //! The status as a table for people.
 
+use mirror_common::verdict::Misfit;
+
 use super::{BAD_ANNOTATION, NicCoverage, NodeStatus, NotMirrored, Notes, TargetStatus, Unreached};
 use crate::model::Name;
 
@@ -88,6 +90,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
     for (tap, session) in sessions() {
         let mut words = session.words.clone();
         words.extend(session.ended.as_ref().map(|budget| format!("ENDED: {budget} used up")));
+        words.extend(Misfit::ALL.into_iter().filter_map(|kind| misfit(kind, session.misfit(kind))));
         if !words.is_empty() {
             let mirror =
                 if session.mirror == Name::DEFAULT { String::new() } else { format!(" {}", session.mirror) };
@@ -103,6 +106,15 @@ pub(super) fn table(status: &NodeStatus) -> String {
         text.push_str(&told(notes));
     }
     text
+}
+
+/// The copies that are not as asked for, if there are any.
+fn misfit(kind: Misfit, (packets, bytes): (u64, u64)) -> Option<String> {
+    let by = match kind {
+        Misfit::Cut => "lack",
+        Misfit::Long => "exceed the snap length by",
+    };
+    (packets > 0).then(|| format!("{}: {packets} copies {by} {bytes} bytes", kind.name().to_uppercase()))
 }
 
 /// For each NIC and direction: whether the tap sees what the NIC carries.
@@ -185,7 +197,8 @@ mod tests {
     use crate::{
         settings::Settings,
         status::{
-            AttachedStatus, DirectionCoverage, LeftStatus, PodSideStatus, PodStatus, SessionStatus, TapStatus,
+            AttachedStatus, DirectionCoverage, LeftStatus, MisfitStatus, PodSideStatus, PodStatus,
+            SessionStatus, TapStatus,
         },
     };
 
@@ -203,6 +216,7 @@ mod tests {
             ended: None,
             left: LeftStatus::default(),
             counters: Vec::new(),
+            misfits: Vec::new(),
         };
         TapStatus {
             ifindex: 7,
@@ -215,6 +229,32 @@ mod tests {
             pod_side: None,
             sessions: vec![session],
         }
+    }
+
+    #[test]
+    fn copies_that_are_not_as_asked_for_have_a_line() {
+        let misfit = |direction: &str, kind: Misfit, packets| MisfitStatus {
+            direction: direction.into(),
+            kind: kind.name().into(),
+            packets,
+            bytes: packets * 1000,
+        };
+        let mut tap = tap("eth0", None);
+        tap.sessions[0].misfits = vec![
+            misfit("ingress", Misfit::Cut, 2),
+            misfit("egress", Misfit::Cut, 3),
+            misfit("egress", Misfit::Long, 1),
+        ];
+        let status = NodeStatus {
+            version: "1".into(),
+            agent_running: true,
+            targets: Vec::new(),
+            taps: vec![tap],
+            notes: None,
+        };
+        let expected =
+            "veth-eth0: CUT: 5 copies lack 5000 bytes, LONG: 1 copies exceed the snap length by 1000 bytes";
+        assert_eq!(table(&status).lines().last(), Some(expected));
     }
 
     #[test]

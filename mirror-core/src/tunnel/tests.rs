@@ -58,7 +58,10 @@ fn a_tunnel_has_an_address_and_a_number() {
         ("vxlan:[fd00::5]:8472/vni=16777215", "vxlan:[fd00::5]:8472/vni=16777215"),
         ("vxlan:[fd00::5]:4789/vni=1-1", "vxlan:[fd00::5]:4789/vni=1"),
         ("vxlan:10.9.0.5:4789/oversize=fragment/vni=77", "vxlan:10.9.0.5:4789/vni=77/oversize=fragment"),
-        ("vxlan:10.9.0.5:4789/oversize=truncate/vni=77", "vxlan:10.9.0.5:4789/vni=77"),
+        ("vxlan:10.9.0.5:4789/oversize=segment/vni=77", "vxlan:10.9.0.5:4789/vni=77"),
+        ("vxlan:10.9.0.5:4789/oversize=truncate/vni=77", "vxlan:10.9.0.5:4789/vni=77/oversize=truncate"),
+        ("erspan:fd00::5/session=7/oversize=truncate", "erspan:fd00::5/session=7"),
+        ("gre:10.9.0.5/key=7/device=cni0/oversize=truncate", "gre:10.9.0.5/key=7/device=cni0"),
         (
             "geneve:10.9.0.5:6081/vni=4096-8191/identity=true",
             "geneve:10.9.0.5:6081/vni=4096-8191/identity=true",
@@ -110,6 +113,20 @@ fn a_tunnel_has_an_address_and_a_number() {
     ] {
         let error = parse(text).map_err(|error| error.contains(part));
         assert_eq!(error, Err(true), "{text}: {:?}", parse(text));
+    }
+}
+
+/// A super-frame is most of a bulk transfer: as one frame it would be lost but for its beginning.
+#[test]
+fn super_frames_are_segmented_where_the_kernel_can() {
+    let of = |text: &str| parse(text).map(|tunnel| tunnel.oversize);
+    for text in
+        [TEXT, "vxlan:[fd00::5]:4789/vni=7", "geneve:10.9.0.5:6081/vni=7/device=cni0", "gre:fd00::5/key=7"]
+    {
+        assert_eq!(of(text), Ok(Oversize::Segment), "{text}");
+    }
+    for text in ["erspan:fd00::5/session=7", "gre:10.9.0.5/key=7/device=cni0"] {
+        assert_eq!(of(text), Ok(Oversize::Truncate), "{text}");
     }
 }
 

@@ -22,7 +22,7 @@ impl Tunnel {
         let mut parts = text.split('/');
         let (remote, port) = address(kind, parts.next().unwrap_or_default())?;
         let (word, most) = kind.key();
-        let (mut keys, mut oversize, mut identity, mut existing) = (None, Oversize::default(), false, None);
+        let (mut keys, mut oversize, mut identity, mut existing) = (None, None, false, None);
         for option in parts {
             match option.split_once('=') {
                 Some((of, numbers)) if of == word => {
@@ -36,9 +36,9 @@ impl Tunnel {
                 }
                 Some(("oversize", word)) => {
                     let found = Oversize::ALL.into_iter().find(|oversize| oversize.name() == word);
-                    oversize = found.ok_or_else(|| {
+                    oversize = Some(found.ok_or_else(|| {
                         format!("{option:?}: use {}", Oversize::ALL.map(Oversize::name).join(", "))
-                    })?;
+                    })?);
                 }
                 Some(("version", "1")) if kind.name() == "erspan" => kind = Kind::Erspan2,
                 Some(("version", "2")) if kind.name() == "erspan" => kind = Kind::Erspan3,
@@ -50,26 +50,35 @@ impl Tunnel {
                 _ => return Err(format!("{option:?} is no option of this tunnel: use {}", options(kind))),
             }
         }
-        if oversize == Oversize::Fragment && remote.is_ipv6() {
-            return Err(format!(
-                "{text:?}: the kernel makes no fragments of tunnel packets over IPv6: use truncate"
-            ));
-        }
-        let is_erspan = matches!(kind, Kind::Erspan2 | Kind::Erspan3);
-        if oversize == Oversize::Segment && is_erspan && remote.is_ipv6() {
-            return Err(format!(
-                "{text:?}: segments that do not fit would make the kernel send ICMP errors to the pod: use truncate"
-            ));
-        }
-        let leaves_to_kernel = matches!(oversize, Oversize::Segment | Oversize::Fragment);
-        if leaves_to_kernel && existing.is_some() && kind.usual_port().is_none() {
-            return Err(format!(
-                "{text:?}: copies longer than the MTU of that device would make the kernel send ICMP errors to the pod: \
-                 use truncate"
-            ));
-        }
         let keys = keys.ok_or_else(|| format!("{text:?} has no {word}: add one, as in {text}/{word}=77"))?;
+        let oversize = oversize.unwrap_or_else(|| usual(kind, remote, existing.is_some()));
+        if let Some(why) = refusal(kind, remote, existing.is_some(), oversize) {
+            return Err(format!("{text:?}: {why}: use truncate"));
+        }
         Ok(Self { kind, remote, port, keys, oversize, identity, existing })
+    }
+}
+
+/// Why a tunnel cannot have this option.
+fn refusal(kind: Kind, remote: IpAddr, is_others: bool, oversize: Oversize) -> Option<&'static str> {
+    let is_erspan = matches!(kind, Kind::Erspan2 | Kind::Erspan3);
+    let leaves_to_kernel = matches!(oversize, Oversize::Segment | Oversize::Fragment);
+    if oversize == Oversize::Fragment && remote.is_ipv6() {
+        Some("the kernel makes no fragments of tunnel packets over IPv6")
+    } else if oversize == Oversize::Segment && is_erspan && remote.is_ipv6() {
+        Some("segments that do not fit would make the kernel send ICMP errors to the pod")
+    } else if leaves_to_kernel && is_others && kind.usual_port().is_none() {
+        Some("copies longer than the MTU of that device would make the kernel send ICMP errors to the pod")
+    } else {
+        None
+    }
+}
+
+/// The choice for a tunnel without the option: super-frames are segmented, where that is possible.
+fn usual(kind: Kind, remote: IpAddr, is_others: bool) -> Oversize {
+    match refusal(kind, remote, is_others, Oversize::Segment) {
+        None => Oversize::Segment,
+        Some(_) => Oversize::Truncate,
     }
 }
 
@@ -104,7 +113,10 @@ impl fmt::Display for Tunnel {
         if let Some(name) = existing {
             write!(f, "/device={name}")?;
         }
-        if *oversize != Oversize::default() { write!(f, "/oversize={}", oversize.name()) } else { Ok(()) }
+        match usual(*kind, *remote, existing.is_some()) {
+            usual if usual == *oversize => Ok(()),
+            _ => write!(f, "/oversize={}", oversize.name()),
+        }
     }
 }
 

@@ -1,11 +1,11 @@
-//! Snap lengths: no copy is longer. A copy that the kernel cannot cut is dropped and counted.
+//! Snap lengths: no copy is longer than the kernel can help. A copy that it cannot cut at all is dropped and counted.
 
 use mirror_common::{
     abi::{DROPPED_DOWN, DROPPED_UNCUT, Delivery, Session, TARGET_CUTS, TARGET_TUNNEL, TARGET_UP},
     packet::MAX_SNAPLEN,
     verdict::{
         Direction::{Egress, Ingress},
-        Hook, Verdict,
+        Hook, Misfit, Verdict,
     },
 };
 use mirror_tests::{Frame, SOON, check, eventually};
@@ -78,32 +78,67 @@ fn a_vlan_tag_is_a_part_of_what_is_kept() {
 }
 
 #[test]
-fn the_largest_snap_length_is_kept_and_a_longer_one_delivers_nothing() {
+fn no_more_is_kept_than_every_kernel_can_cut_to() {
     let mut bench = bench("largest", MAX_SNAPLEN);
     let frame = Frame::new(ROUTER, POD).filled(65_000, 1).bytes();
-    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [&frame[..MAX_SNAPLEN as usize]]);
-    // More than every kernel does with pages of 4 KiB, which is what all of x86-64 has; the agent does not ask for it.
-    put_snaplen(&mut bench, if cfg!(target_arch = "x86_64") { 16_384 } else { 1 << 18 });
-    if cfg!(target_arch = "x86_64") {
-        assert_eq!(delivered_of(&mut bench, &frame, Verdict::Uncut), Vec::<Vec<u8>>::new());
-    }
+    let largest = &frame[..MAX_SNAPLEN as usize];
+    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [largest]);
+    assert_eq!(bench.misfit(0, Misfit::Cut), (0, 0));
+    // The agent does not ask for more, but a tunnel can have room for more.
+    put_snaplen(&mut bench, 16_384);
+    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [largest]);
+    assert_eq!(bench.misfit(0, Misfit::Cut), (1, u64::from(16_384 - MAX_SNAPLEN)));
     let short = Frame::new(ROUTER, POD).filled(16_384, 1).bytes();
     assert_eq!(delivered_of(&mut bench, &short, Verdict::Copied), [short], "it is no longer than asked for");
 }
 
 #[test]
-fn less_than_the_headers_cannot_be_kept() {
+fn the_headers_are_kept_whatever_the_snap_length() {
     let mut bench = bench("headers", 13);
     let frame = Frame::new(ROUTER, POD).filled(100, 1).bytes();
-    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Uncut), Vec::<Vec<u8>>::new());
+    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [&frame[..14]]);
+    assert_eq!(bench.misfit(0, Misfit::Long), (1, 1));
     put_snaplen(&mut bench, 14);
     assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [&frame[..14]]);
+    assert_eq!(bench.misfit(0, Misfit::Long), (0, 0));
     // Nothing but the tag could be kept.
     put_snaplen(&mut bench, 4);
     let frame = Frame::new(ROUTER, POD).vlan(7).filled(104, 1).bytes();
+    let untagged = [&frame[..12], &frame[16..]].concat();
     let copies =
-        delivered(&mut bench, 100, Verdict::Uncut, |bench| bench.lab.node().send_frame("tapp", &frame));
-    assert_eq!(copies, Vec::<Vec<u8>>::new());
+        delivered(&mut bench, 100, Verdict::Copied, |bench| bench.lab.node().send_frame("tapp", &frame));
+    assert_eq!(copies, [&untagged[..14]]);
+    assert_eq!(bench.misfit(0, Misfit::Long), (1, 14));
+}
+
+/// A sender of long headers does not keep its packets from the reader: they are cut behind the headers, byte for byte where
+/// the kernel allows it.
+#[test]
+fn long_headers_hide_no_packet() {
+    let mut bench = bench("options", 96);
+    for words in [0, 31, 131] {
+        // Destination options of 8 bytes and more ahead of TCP.
+        let mut frame = tcp_over_ipv6(4000);
+        let options = [&[6, words][..], &vec![0; 6 + usize::from(words) * 8]].concat();
+        let headers = 54 + options.len() + 18;
+        frame.splice(54..54, options);
+        let length = (frame.len() as u16 - 54).to_be_bytes();
+        frame.splice(18..21, [length[0], length[1], 60]);
+        let copies = delivered(&mut bench, frame.len(), Verdict::Copied, |bench| {
+            send_super_frame(bench, "tapp", &frame)
+        });
+        // Some kernels keep the end of the checksum's field, and others the headers ahead of it alone.
+        let [copy] = &copies[..] else { panic!("{} copies", copies.len()) };
+        let most = headers.max(96);
+        assert!(
+            copy.len() <= most && copy.len() + 18 >= most && *copy == frame[..copy.len()],
+            "{}",
+            copy.len()
+        );
+        let excess = (copy.len() - 96) as u64;
+        assert_eq!(bench.misfit(0, Misfit::Long), (u64::from(excess > 0), excess));
+        assert_eq!(bench.misfit(0, Misfit::Cut), (0, 0));
+    }
 }
 
 /// The agent takes a tunnel down after the tap has read that it is up. Then the tunnel's room and address are zeros.
@@ -140,18 +175,12 @@ fn a_super_frame_is_cut_behind_its_unfinished_checksum_only() {
     let copies =
         delivered(&mut bench, frame.len(), Verdict::Copied, |bench| send_super_frame(bench, "tapp", &frame));
     assert_eq!(copies, [&frame[..72]]);
-    // A byte less is refused by Linux 5.10 and 6.18, and not by all between them. No kernel delivers more.
+    // A byte less is refused by Linux 5.10 and 6.18, and not by all between them.
     put_snaplen(&mut bench, 71);
-    bench.reset(0);
-    let target = bench.listen("target0");
-    send_super_frame(&bench, "tapp", &frame);
-    let is_cut = eventually(SOON, || {
-        let now = bench.counted(0);
-        let is = |verdict| now == counted(frame.len(), &[(Egress, verdict, 1)]);
-        check(is(Verdict::Copied) || is(Verdict::Uncut), || format!("{now:?}")).map(|()| is(Verdict::Copied))
-    });
-    let expected = if is_cut { vec![frame[..71].to_vec()] } else { Vec::new() };
-    assert_eq!(target.arrived(), expected);
+    let copies =
+        delivered(&mut bench, frame.len(), Verdict::Copied, |bench| send_super_frame(bench, "tapp", &frame));
+    let (long, _) = bench.misfit(0, Misfit::Long);
+    assert_eq!(copies, [&frame[..71 + long as usize]]);
 }
 
 /// The kernel cuts no super-frame of a pod's tunnel, because it notes where the inner packet begins.
@@ -187,12 +216,12 @@ fn without_a_second_stage_nothing_is_cut_and_nothing_delivered() {
     assert_eq!(target.arrived(), [frame]);
 }
 
-/// The second stage does not change packets of other senders, even right after a copy that was dropped.
+/// The second stage does not change packets of other senders, even right after a copy that was cut.
 #[test]
 fn the_second_stage_leaves_other_packets_alone() {
-    let mut bench = bench("others", 13);
+    let mut bench = bench("others", 14);
     let frame = Frame::new(ROUTER, POD).filled(1000, 1).bytes();
-    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Uncut), Vec::<Vec<u8>>::new());
+    assert_eq!(delivered_of(&mut bench, &frame, Verdict::Copied), [&frame[..14]]);
     let target = bench.listen("target0");
     bench.lab.node().send_frame("target0", &frame);
     assert_eq!(target.arrived(), [frame]);

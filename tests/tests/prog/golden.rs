@@ -11,7 +11,7 @@ use mirror_common::{
     abi::*,
     limit::TICKS_PER_NS,
     stream::{HEAD, RecordHead, SIZES},
-    verdict::{Direction, TapKind, Verdict},
+    verdict::{Direction, Misfit, TapKind, Verdict},
 };
 use mirror_core::model::Origin;
 
@@ -114,6 +114,7 @@ fn describe() -> String {
         SESSION_FILTERED,
         SESSION_METERED,
         SESSION_POD_METERED,
+        SESSION_SEGMENTS,
         TARGET_UP,
         TARGET_QUEUELESS,
         TARGET_CUTS,
@@ -155,6 +156,9 @@ fn describe() -> String {
     }
     for (number, origin) in Origin::ALL.iter().enumerate() {
         writeln!(text, "  origin of a session {number} {}", origin.name()).unwrap();
+    }
+    for misfit in Misfit::ALL {
+        writeln!(text, "  misfit {} {}", misfit as u32, misfit.name()).unwrap();
     }
     for verdict in Verdict::ALL {
         writeln!(text, "  verdict {} {}", verdict as u32, verdict.name()).unwrap();

@@ -126,6 +126,10 @@ impl Kernel for Model<'_> {
         unreachable!("no session has a filter")
     }
 
+    fn is_super_frame(&mut self) -> bool {
+        unreachable!("no session has a filter")
+    }
+
     fn sample(&mut self, _: &Session) -> Option<bool> {
         unreachable!("no session has a sample")
     }

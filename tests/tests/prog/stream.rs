@@ -6,7 +6,7 @@ use mirror_common::{
     stream::{HEAD, MAX_CAPTURE, RecordHead, SIZES, room},
     verdict::{
         Direction::{self, Egress, Ingress},
-        Hook, Verdict,
+        Hook, Misfit, Verdict,
     },
 };
 use mirror_tests::{Frame, SOON, check, eventually};
@@ -108,6 +108,28 @@ fn a_record_is_cut_to_the_snap_length() {
         check(!records.is_empty(), || "no record".into()).map(|()| records)
     });
     assert_eq!((records[0].0.len, &records[0].1[..]), (60_000, &frame[..40_000]));
+    assert_eq!(bench.misfit(0, Misfit::Cut), (0, 0), "it was asked for");
+}
+
+/// BIG TCP: the record has no room for all of the packet, which is counted.
+#[test]
+fn what_a_record_has_no_room_for_is_counted() {
+    let (bench, mut reader) = bench("recordbig", 0, 1 << 20);
+    // Before Linux 5.19 there are no such super-frames.
+    if !bench.lab.node().try_run("ip link set tapp gso_max_size 131072").status.success() {
+        return;
+    }
+    let mut frame = tcp_over_ipv6(60_000);
+    frame.resize(100_000, 7);
+    frame.splice(18..20, [0, 0]);
+    send_super_frame(&bench, "tapp", &frame);
+    let records = eventually(SOON, || {
+        let records = reader.records();
+        check(!records.is_empty(), || "no record".into()).map(|()| records)
+    });
+    let kept = MAX_CAPTURE as usize;
+    assert_eq!((records[0].0.len, &records[0].1[..]), (100_000, &frame[..kept]));
+    assert_eq!(bench.misfit(0, Misfit::Cut), (1, 100_000 - kept as u64));
 }
 
 #[test]

@@ -54,6 +54,7 @@ fn file(packets: &[Drawn]) -> Vec<u8> {
             dropped: Some(1),
             accepted: None,
             limited: Some(0),
+            comment: None,
         };
         counters.write(&mut out);
     }

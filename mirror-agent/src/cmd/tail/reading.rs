@@ -16,7 +16,7 @@ use super::{pipe::Pipe, sessions::Sessions};
 use crate::{
     control,
     dataplane::rings::RingReader,
-    recording::{Clock, Progress, Recorder, Snapshot},
+    recording::{Clock, Flaws, Progress, Recorder, Snapshot},
 };
 
 /// How often the ring is read while it is not filled far enough to wake this command: packets are seen after this time
@@ -191,6 +191,9 @@ impl Reading {
         let summary = recorder.finish(end_ns)?;
         if summary.unknown > 0 {
             warn!(packets = summary.unknown, "packets of sessions that ended at once are not in the file");
+        }
+        if summary.flawed != Flaws::default() {
+            warn!("{}", summary.flawed);
         }
         info!(packets = summary.packets, kept = summary.kept, files = summary.files.len(), "done");
         Ok(())

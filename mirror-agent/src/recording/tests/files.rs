@@ -226,9 +226,11 @@ fn a_full_disk_is_one_error_and_what_was_written_is_readable() {
         let packets = read(&path).packets;
         assert!(packets.len() > 50, "{}", packets.len());
         assert!(packets.iter().zip(0..).all(|(packet, number)| packet.bytes == frame(number, 999)));
-        // The end of the recording changes nothing more.
-        recorder.finish(9000).unwrap();
+        // The end of the recording changes nothing more, and counts what is in the file.
+        let summary = recorder.finish(9000).unwrap();
         assert_eq!(read(&path).packets, packets);
+        let count = packets.len() as u64;
+        assert_eq!((summary.packets, summary.kept), (count, count));
     });
 }
 
@@ -244,6 +246,27 @@ fn a_full_disk_at_the_end_leaves_what_fits() {
         assert!(error.contains("No space"), "{error}");
         assert!(read(&path).packets.len() > 50);
     });
+}
+
+/// A disk can be full at each step: within a packet, at the end of a file, and at the beginning of the next one.
+#[test]
+fn a_rotation_on_a_full_disk_counts_what_its_files_hold() {
+    for length in (500..1500).step_by(47) {
+        on_a_small_disk(move |directory| {
+            let mut recorder = begin_with_two(rotation(&directory.join("web"), 20_000, 10));
+            let mut goes_on = true;
+            while goes_on {
+                goes_on = record(&mut recorder, &frame(1, length)) == Progress::GoesOn;
+                goes_on &= recorder.end_batch().is_ok();
+            }
+            let summary = recorder.finish(9000).unwrap();
+            let counts: Vec<_> = summary.files.iter().map(|file| read(file).packets.len() as u64).collect();
+            assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+            let sum = counts.iter().sum();
+            assert_eq!((summary.packets, summary.kept), (sum, sum));
+            assert_eq!(files_in(directory), summary.files);
+        });
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use mirror_common::verdict::{Direction, Verdict};
+use mirror_common::verdict::{Direction, Misfit, Verdict};
 
 use super::{Subject, Text, coverage, is_attached, target, verb, verdicts};
 use crate::{
@@ -145,6 +145,12 @@ fn counters(status: &NodeStatus, tap: &TapStatus, session: &SessionStatus, text:
     for ((_, verdict), counts) in verdicts {
         text.line(3, &format!("{verdict}: {}", counts.join(", ")));
         text.line(4, verdicts::words(verdict));
+    }
+    for (kind, (packets, bytes)) in Misfit::ALL.map(|kind| (kind, session.misfit(kind))) {
+        if packets > 0 {
+            text.line(3, &format!("{}: {packets} of these copies, by {bytes} bytes", kind.name()));
+            text.line(4, verdicts::of_misfit(kind));
+        }
     }
     // With readings of the NIC's counters, the NIC says more.
     let is_silent = |direction: &Direction| seen(*direction) == 0 && is_attached(tap, *direction);

@@ -51,6 +51,7 @@ fn session(mirror: &str, target: &str, settings: &[(&'static str, &str)]) -> Ses
         ended: None,
         left,
         counters: Vec::new(),
+        misfits: Vec::new(),
     }
 }
 

@@ -2,12 +2,25 @@
 //!
 //! Words alone, a part of [`explain`](super). docs/metrics.md has the same in a table.
 
-use mirror_common::verdict::Verdict;
+use mirror_common::verdict::{Misfit, Verdict};
 
 /// The meaning and the remedy of a verdict, by its name.
 pub(super) fn words(name: &str) -> &'static str {
     let verdict = Verdict::ALL.into_iter().find(|verdict| verdict.name() == name);
     verdict.map_or("This version of mirror-agent does not know this verdict.", of)
+}
+
+/// The meaning and the remedy of copies that are not as asked for.
+pub(super) const fn of_misfit(misfit: Misfit) -> &'static str {
+    match misfit {
+        Misfit::Cut => {
+            "They did not fit into a packet of the tunnel, or into a record of the stream, and were cut. oversize=segment and \
+             a larger MTU on the way leave tunnels more room."
+        }
+        Misfit::Long => {
+            "They are longer than the snap length, because the kernel cuts no packet within its headers."
+        }
+    }
 }
 
 const fn of(verdict: Verdict) -> &'static str {

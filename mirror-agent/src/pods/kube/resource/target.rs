@@ -214,8 +214,8 @@ mod tests {
                 "vxlan:[fd00::5]:14789/vni=100-199/device=vx0",
             ),
             (
-                tunnel("geneve", json!({ "port": 16081, "vni": "7", "identity": true }), Some("Segment")),
-                "geneve:10.9.0.5:16081/vni=7/identity=true/oversize=segment",
+                tunnel("geneve", json!({ "port": 16081, "vni": "7", "identity": true }), Some("Truncate")),
+                "geneve:10.9.0.5:16081/vni=7/identity=true/oversize=truncate",
             ),
             (tunnel("gre", json!({ "key": 77 }), Some("Fragment")), "gre:10.9.0.5/key=77/oversize=fragment"),
             (
@@ -315,7 +315,7 @@ mod tests {
                 let tunnel = destination.tunnel().unwrap();
                 prop_assert_eq!(Ok(tunnel.remote), remote.parse::<IpAddr>());
                 prop_assert_eq!(tunnel.existing.as_deref(), Some(device.as_str()));
-                prop_assert_eq!(tunnel.oversize, Default::default());
+                prop_assert_eq!(tunnel.oversize, mirror_core::tunnel::Oversize::Segment);
             }
         }
     }
