@@ -1,8 +1,8 @@
 //! The node's `MirrorNode`: what came of the Mirrors, ClusterMirrors and MirrorTargets on this node.
 //!
 //! This module reads the loop's reports and the counters, and changes nothing on the node. The loop does not wait for it.
-//! A change is written after at most [`PACE`], and counters alone once in [`COUNTS_PACE`]: so a cluster of 5000 nodes with
-//! busy mirrors writes 83 objects a second. A report on a Mirror or MirrorTarget is written again once in [`REPEAT`] without
+//! A change is written at once on a quiet node, and after at most [`PACE`] on any other; counters alone once in
+//! [`COUNTS_PACE`]: so a cluster of 5000 nodes with busy mirrors writes 83 objects a second. A report on a Mirror or MirrorTarget is written again once in [`REPEAT`] without
 //! news, so that the controller can tell it from the report of a node whose agent is gone. Called by `cmd::run`.
 
 mod summary;
@@ -22,10 +22,12 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
 use self::summary::{Counts, summary};
-use crate::{dataplane::readout::Reader, report::Reports};
+use crate::{dataplane::readout::Reader, pace::Pace, report::Reports};
 
-/// The shortest time between two writes, and the first pause after a write that has failed.
+/// The time between two writes if something changes all the time, and the first pause after a write that has failed.
 const PACE: Duration = Duration::from_secs(10);
+/// The shortest time between two writes: changes seldom come alone.
+const SETTLE: Duration = Duration::from_secs(1);
 /// The shortest time between two writes if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
 /// After so long without a write, a report on a Mirror or MirrorTarget is written again. A third of the time after which
@@ -64,7 +66,7 @@ async fn write_with(
     mut counts: impl FnMut() -> anyhow::Result<Counts>,
 ) {
     let (mut written, mut pause, mut has_failed) = (None::<Written>, PACE, false);
-    let mut next = Instant::now();
+    let (mut next, mut pace) = (Instant::now(), Pace::new(PACE));
     loop {
         tokio::select! {
             changed = reports.changed(), if !has_failed => if changed.is_err() { return },
@@ -92,17 +94,22 @@ async fn write_with(
         }
         let answer = timeout(PATIENCE, put(&client, &node, &status)).await;
         has_failed = !matches!(answer, Ok(Ok(())));
+        next = Instant::now() + SETTLE;
         match answer {
             Ok(Ok(())) => {
                 written = Some(Written { at: now, sent: now, status, bare });
                 pause = PACE;
+                if is_news {
+                    pace.take(now);
+                }
+                next = pace.next().map_or(next, |turn| turn.max(next));
             }
             // The cluster may lack the CRD, or the agent the right: both are logged where Mirrors are read.
             Ok(Err(error)) => debug!(node, %error, "cannot write the MirrorNode"),
             Err(_) => debug!(node, "cannot write the MirrorNode: no answer"),
         }
-        next = Instant::now() + pause;
         if has_failed {
+            next = Instant::now() + pause;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }

@@ -156,7 +156,7 @@ async fn what_changes_is_written_and_not_too_often() {
         sleep(Duration::from_secs(1)).await;
     }
     let many = paths(&sent).len();
-    assert!((4..=5).contains(&many), "{many} in 50 s");
+    assert!((7..=9).contains(&many), "{many} in 50 s, of which three had been saved up");
     assert!(writes(20).await <= 1);
     let many = writes(3600).await;
     assert!((10..=12).contains(&many), "{many} in an hour without news");
@@ -175,6 +175,22 @@ async fn what_changes_is_written_and_not_too_often() {
     reports.send_replace(Arc::new(Report { targets, ..Report::clone(&report(vec![])) }));
     let many = writes(3600).await;
     assert!((10..=13).contains(&many), "{many} in an hour with a MirrorTarget");
+}
+
+/// A Mirror comes, and a second later another one.
+#[tokio::test(start_paused = true)]
+async fn the_first_changes_of_a_quiet_node_are_written_within_two_seconds() {
+    let sent = Sent::default();
+    let client = server(&sent, |_| None);
+    let (reports, reader) = watch::channel(report(vec![]));
+    reports.send_replace(report(vec![mirror("a", 1)]));
+    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::new())));
+    for mirrors in [2, 3, 4] {
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(paths(&sent).len(), 1, "{mirrors}");
+        let all = (0..mirrors).map(|number| mirror(&format!("m{number}"), 1)).collect();
+        reports.send_replace(report(all));
+    }
 }
 
 #[tokio::test(start_paused = true)]
