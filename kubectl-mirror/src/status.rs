@@ -1,12 +1,14 @@
 //! `kubectl mirror status`: the Mirrors and ClusterMirrors, with what the MirrorNodes of all nodes say about them.
 //!
-//! [`rows`] is pure: objects in, rows out. The user needs the right to list MirrorNodes, which belong to no namespace.
+//! [`rows`] is pure: objects in, rows out. A report that is too old counts no more here than in the controller
+//! ([`is_current`]). The user needs the right to list MirrorNodes, which belong to no namespace.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Context as _;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{Api, ResourceExt as _, api::ListParams, core::NamespaceResourceScope};
-use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorSpec, MirrorSummary};
+use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorSpec, MirrorSummary, sum::is_current};
 use serde::Serialize;
 use tokio::time::sleep;
 
@@ -77,7 +79,7 @@ async fn read(args: &StatusArgs, cluster: &Cluster) -> anyhow::Result<Vec<Row>> 
     let nodes = Api::<MirrorNode>::all(client.clone()).list(&all).await;
     let nodes = nodes
         .context("cannot list the MirrorNodes, where the nodes say what they have made of the Mirrors")?;
-    Ok(rows(&mirrors.items, &of_cluster, &nodes.items))
+    Ok(rows(&mirrors.items, &of_cluster, &nodes.items, Timestamp::now()))
 }
 
 fn namespaced<K>(cluster: &Cluster) -> Api<K>
@@ -112,6 +114,8 @@ struct Row {
     refused: Option<String>,
     /// The nodes with pods that it selects.
     nodes: Vec<String>,
+    /// Nodes whose reports on it do not count: they are too old, or from the future.
+    stale_nodes: Vec<String>,
     /// Pods that are not covered, with the node and the reason.
     not_covered: Vec<String>,
     /// How many more there are.
@@ -148,7 +152,7 @@ impl Row {
 }
 
 /// The rows, in the order of kinds, namespaces and names. What a node says about an object that is no more is left out.
-fn rows(mirrors: &[Mirror], of_cluster: &[ClusterMirror], nodes: &[MirrorNode]) -> Vec<Row> {
+fn rows(mirrors: &[Mirror], of_cluster: &[ClusterMirror], nodes: &[MirrorNode], now: Timestamp) -> Vec<Row> {
     let mut rows = BTreeMap::new();
     for mirror in of_cluster {
         let row = Row::new("ClusterMirror", None, mirror.name_any(), &mirror.spec.mirror);
@@ -163,10 +167,14 @@ fn rows(mirrors: &[Mirror], of_cluster: &[ClusterMirror], nodes: &[MirrorNode]) 
     }
     for node in nodes {
         let name = node.name_any();
-        for of in node.status.iter().flat_map(|status| &status.mirrors) {
+        let Some(status) = &node.status else { continue };
+        let counts = is_current(status.reported.as_ref().map(|Time(at)| *at), now);
+        for of in &status.mirrors {
             let kind = if of.namespace.is_some() { "Mirror" } else { "ClusterMirror" };
-            if let Some(row) = rows.get_mut(&(kind, of.namespace.clone(), of.name.clone(), of.uid.clone())) {
-                row.add(&name, of);
+            match rows.get_mut(&(kind, of.namespace.clone(), of.name.clone(), of.uid.clone())) {
+                Some(row) if counts => row.add(&name, of),
+                Some(row) => row.stale_nodes.push(name.clone()),
+                None => {}
             }
         }
     }
@@ -210,6 +218,14 @@ fn table(rows: &[Row], is_wide: bool) -> String {
             None => format!("{} {}", row.kind, row.name),
         };
         text.extend(row.refused.iter().map(|why| format!("{subject} is refused: {why}\n")));
+        if let Some(first) = row.stale_nodes.first() {
+            let nodes = match row.stale_nodes.len() {
+                1 => format!("node {first}"),
+                _ if is_wide => format!("the nodes {}", row.stale_nodes.join(", ")),
+                count => format!("{count} nodes, as {first}"),
+            };
+            text += &format!("{subject}: no report that counts from {nodes} (too old, or from the future)\n");
+        }
         if is_wide {
             text.extend(row.not_covered.iter().map(|why| format!("{subject} does not cover {why}\n")));
             if row.more_not_covered > 0 {
@@ -236,8 +252,9 @@ mod tests {
             }))
             .unwrap()
         };
-        let node = |name: &str, mirrors: serde_json::Value| -> MirrorNode {
+        let node = |name: &str, reported: &str, mirrors: serde_json::Value| -> MirrorNode {
             let status = json!({
+                "reported": reported,
                 "mirrorCount": 1, "refusedCount": 0, "pods": { "selected": 0, "covered": 0 }, "mirrors": mirrors,
             });
             from_value(json!({
@@ -262,9 +279,10 @@ mod tests {
             mirror("tail-1", json!({ "podSelector": {}, "stream": { "keySha256": "0".repeat(64) } })),
         ];
         let nodes = vec![
-            node("a", json!([of("checkout", "uid-checkout", 3, 3, &[])])),
+            node("a", "2026-01-01T11:50:00Z", json!([of("checkout", "uid-checkout", 3, 3, &[])])),
             node(
                 "b",
+                "2026-01-01T11:59:00Z",
                 json!([
                     of("checkout", "uid-checkout", 2, 1, &["web"]),
                     of("checkout", "an-earlier-one", 9, 9, &[])
@@ -274,10 +292,12 @@ mod tests {
         (mirrors, Vec::new(), nodes)
     }
 
+    const NOW: &str = "2026-01-01T11:59:30Z";
+
     #[test]
     fn a_row_sums_up_what_all_nodes_say_about_the_present_object() {
         let (mirrors, of_cluster, nodes) = objects();
-        let rows = rows(&mirrors, &of_cluster, &nodes);
+        let rows = rows(&mirrors, &of_cluster, &nodes, NOW.parse().unwrap());
         assert_eq!(
             table(&rows, false),
             "KIND    NAMESPACE  NAME      TARGET  PODS  COVERED  COPIED  LOST  ENDED  NODES\n\
@@ -293,5 +313,24 @@ mod tests {
         let json = serde_json::to_value(&rows).unwrap();
         assert_eq!((&json[0]["covered"], &json[0]["nodes"]), (&json!(4), &json!(["a", "b"])));
         assert_eq!(table(&[], false), "no Mirrors\n");
+    }
+
+    /// Its agent is gone, or the whole of podmirror.
+    #[test]
+    fn a_report_that_is_too_old_does_not_count_and_is_told() {
+        let (mirrors, of_cluster, nodes) = objects();
+        let at = |now: &str| table(&rows(&mirrors[..1], &of_cluster, &nodes, now.parse().unwrap()), false);
+        assert_eq!(
+            at("2026-01-01T12:10:00Z"),
+            "KIND    NAMESPACE  NAME      TARGET  PODS  COVERED  COPIED  LOST  ENDED  NODES\n\
+             Mirror  shop       checkout  ids     2     1        100     1     0      1\n\
+             Mirror shop/checkout: no report that counts from node a (too old, or from the future)\n"
+        );
+        assert_eq!(
+            at("2026-01-01T16:30:00Z"),
+            "KIND    NAMESPACE  NAME      TARGET  PODS  COVERED  COPIED  LOST  ENDED  NODES\n\
+             Mirror  shop       checkout  ids     0     0        0       0     0      0\n\
+             Mirror shop/checkout: no report that counts from 2 nodes, as a (too old, or from the future)\n"
+        );
     }
 }

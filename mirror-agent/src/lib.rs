@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod mirror_node;
 pub mod netns;
 pub mod notes;
+mod pace;
 pub mod pod_condition;
 pub mod pods;
 pub mod reconcile;

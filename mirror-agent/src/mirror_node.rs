@@ -1,9 +1,11 @@
 //! The node's `MirrorNode`: what came of the Mirrors, ClusterMirrors and MirrorTargets on this node.
 //!
 //! This module reads the loop's reports and the counters, and changes nothing on the node. The loop does not wait for it.
-//! A change is written after at most [`PACE`], and counters alone once in [`COUNTS_PACE`]: so a cluster of 5000 nodes with
-//! busy mirrors writes 83 objects a second. A report on a Mirror or MirrorTarget is written again once in [`REPEAT`] without
-//! news, so that the controller can tell it from the report of a node whose agent is gone. Called by `cmd::run`.
+//! A change is written at once on a quiet node, and after at most [`PACE`] on any other; counters alone once in
+//! [`COUNTS_PACE`]: so a cluster of 5000 nodes with busy mirrors writes 83 objects a second. A report on a Mirror or
+//! MirrorTarget is written again once in [`REPEAT`] without news, so that the controller can tell it from the report of a
+//! node whose agent is gone. The object goes with its Node, and is written again if the Node comes back. Called by
+//! `cmd::run`.
 
 mod summary;
 
@@ -14,7 +16,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Resource as _,
-    api::{Patch, PatchParams, PostParams},
+    api::{GetParams, Patch, PatchParams, PostParams},
 };
 use mirror_api::{MirrorNode, MirrorNodeStatus};
 use serde_json::{Value, json};
@@ -22,15 +24,19 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
 use self::summary::{Counts, summary};
-use crate::{dataplane::readout::Reader, report::Reports};
+use crate::{dataplane::readout::Reader, pace::Pace, report::Reports};
 
-/// The shortest time between two writes, and the first pause after a write that has failed.
+/// The time between two writes if something changes all the time, and the first pause after a write that has failed.
 const PACE: Duration = Duration::from_secs(10);
+/// The shortest time between two writes: changes seldom come alone.
+const SETTLE: Duration = Duration::from_secs(1);
 /// The shortest time between two writes if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
 /// After so long without a write, a report on a Mirror or MirrorTarget is written again. A third of the time after which
 /// the controller does not count it any more.
 const REPEAT: Duration = Duration::from_secs(300);
+/// How often it is asked whether the object is still there. The server answers out of its memory.
+const LOOK: Duration = Duration::from_secs(30);
 /// The longest pause after a write that has failed.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// How long to wait for the API server.
@@ -64,52 +70,94 @@ async fn write_with(
     mut counts: impl FnMut() -> anyhow::Result<Counts>,
 ) {
     let (mut written, mut pause, mut has_failed) = (None::<Written>, PACE, false);
-    let mut next = Instant::now();
+    let (mut next, mut pace) = (Instant::now(), Pace::new(PACE));
+    let (mut looked, mut owner) = (Instant::now(), Owner::default());
     loop {
         tokio::select! {
             changed = reports.changed(), if !has_failed => if changed.is_err() { return },
-            () = sleep_until(if has_failed { next } else { Instant::now() + COUNTS_PACE }) => {}
+            () = sleep_until(if has_failed { next } else { looked + LOOK }) => {}
         }
         sleep_until(next).await;
+        let now = Instant::now();
+        if now >= looked + LOOK {
+            looked = now;
+            let is_worth_it = written.as_ref().is_some_and(|written| !is_empty(&written.status));
+            if is_worth_it && is_missing(&client, &node).await {
+                written = None;
+            }
+        }
         let report = Arc::clone(&reports.borrow_and_update());
         if !report.is_listed {
             continue;
         }
         let bare = summary(&report, &Counts::default());
-        let now = Instant::now();
         let is_news = written.as_ref().is_none_or(|written| written.bare != bare);
         if !is_news && written.as_ref().is_some_and(|written| now < written.at + COUNTS_PACE) {
             continue;
         }
         // Without counters the rest is still worth telling.
         let status = summary(&report, &counts().unwrap_or_default());
-        let is_empty = status.mirrors.is_empty() && status.targets.is_empty();
-        let is_told =
-            |written: &Written| written.status == status && (is_empty || now < written.sent + REPEAT);
+        let is_told = |written: &Written| {
+            written.status == status && (is_empty(&status) || now < written.sent + REPEAT)
+        };
         if let Some(written) = written.as_mut().filter(|written| is_told(written)) {
             written.at = now;
             continue;
         }
-        let answer = timeout(PATIENCE, put(&client, &node, &status)).await;
+        let answer = timeout(PATIENCE, put(&client, &node, &status, &mut owner)).await;
         has_failed = !matches!(answer, Ok(Ok(())));
+        next = Instant::now() + SETTLE;
         match answer {
             Ok(Ok(())) => {
                 written = Some(Written { at: now, sent: now, status, bare });
                 pause = PACE;
+                if is_news {
+                    pace.take(now);
+                }
+                next = pace.next().map_or(next, |turn| turn.max(next));
             }
             // The cluster may lack the CRD, or the agent the right: both are logged where Mirrors are read.
             Ok(Err(error)) => debug!(node, %error, "cannot write the MirrorNode"),
             Err(_) => debug!(node, "cannot write the MirrorNode: no answer"),
         }
-        next = Instant::now() + pause;
         if has_failed {
+            next = Instant::now() + pause;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 }
 
+fn is_empty(status: &MirrorNodeStatus) -> bool {
+    status.mirrors.is_empty() && status.targets.is_empty()
+}
+
+/// Whether somebody has deleted the object. If that cannot be told, the next write will.
+async fn is_missing(client: &Client, node: &str) -> bool {
+    let api = Api::<MirrorNode>::all(client.clone());
+    let answer = timeout(PATIENCE, api.get_metadata_with(node, &GetParams::any())).await;
+    matches!(answer, Ok(Err(kube::Error::Api(error))) if error.code == 404)
+}
+
+/// The Node that owns the object, so that it goes with the Node.
+#[derive(Default)]
+struct Owner {
+    /// The UID of the Node, in the object that was made.
+    uid: Option<String>,
+    /// The same in the object that has gone: perhaps with its Node, which has another UID when it comes back. The agent's
+    /// token has the old one until it is renewed, and Kubernetes deletes an object with such an owner at once. So until then
+    /// the object has no owner.
+    gone: Option<String>,
+}
+
+impl Owner {
+    /// The owner of an object that is made now.
+    async fn now(&self, client: &Client, node: &str) -> Option<String> {
+        node_uid(client, node).await.filter(|uid| self.gone.as_ref() != Some(uid))
+    }
+}
+
 /// Writes the status with the time, and makes the object first if there is none.
-async fn put(client: &Client, node: &str, status: &MirrorNodeStatus) -> kube::Result<()> {
+async fn put(client: &Client, node: &str, status: &MirrorNodeStatus, owner: &mut Owner) -> kube::Result<()> {
     let api = Api::<MirrorNode>::all(client.clone());
     let apply = PatchParams::apply(MANAGER).force();
     let object = |metadata: Value| {
@@ -121,28 +169,41 @@ async fn put(client: &Client, node: &str, status: &MirrorNodeStatus) -> kube::Re
     with_status["status"] = json!(status);
     with_status["status"]["reported"] = json!(Time(Timestamp::now()));
     let with_status = Patch::Apply(with_status);
-    match api.patch_status(node, &apply, &with_status).await {
-        Err(kube::Error::Api(error)) if error.code == 404 => {}
-        answer => return answer.map(drop),
+    let is_there = match api.patch_status(node, &apply, &with_status).await {
+        Err(kube::Error::Api(error)) if error.code == 404 => false,
+        answer => answer.map(|_| true)?,
+    };
+    if is_there && owner.gone.is_none() {
+        return Ok(());
     }
-    let metadata = json!({ "name": node, "ownerReferences": owner(client, node).await });
+    if !is_there {
+        owner.gone = owner.uid.take().or_else(|| owner.gone.take());
+    }
+    let uid = owner.now(client, node).await;
+    if is_there && uid.is_none() {
+        return Ok(());
+    }
+    let reference = |uid: &String| json!({"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid});
+    let owners: Vec<_> = uid.iter().map(reference).collect();
+    let metadata = json!({ "name": node, "ownerReferences": owners });
     api.patch(node, &apply, &Patch::Apply(object(metadata))).await?;
-    api.patch_status(node, &apply, &with_status).await.map(drop)
+    if uid.is_some() {
+        *owner = Owner { uid, gone: None };
+    }
+    match is_there {
+        true => Ok(()),
+        false => api.patch_status(node, &apply, &with_status).await.map(drop),
+    }
 }
 
-/// The node, as the owner of the object: so the object goes when the node goes. The token of the agent's pod says the
-/// UID of the node. An agent with another way to prove itself writes an object without an owner.
-async fn owner(client: &Client, node: &str) -> Vec<Value> {
+/// The UID of the Node: the token of the agent's pod has it. An agent with another way to prove itself writes an object
+/// without an owner.
+async fn node_uid(client: &Client, node: &str) -> Option<String> {
     let api = Api::<SelfSubjectReview>::all(client.clone());
     let review = api.create(&PostParams::default(), &SelfSubjectReview::default()).await;
     let extra = review.ok().and_then(|review| review.status?.user_info?.extra).unwrap_or_default();
     let claim = |word: &str| extra.get(&format!("{NODE_CLAIM}{word}"))?.first().cloned();
-    match (claim("name"), claim("uid")) {
-        (Some(name), Some(uid)) if name == node => {
-            vec![json!({"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid})]
-        }
-        _ => Vec::new(),
-    }
+    claim("uid").filter(|_| claim("name").is_some_and(|name| name == node))
 }
 
 #[cfg(test)]

@@ -352,7 +352,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         };
         report.streams = resources.iter().filter_map(keyed).collect();
         report.resources = match pods {
-            Some(_) => coverage(selected, &standing(&desired, &incomplete), &report.skipped),
+            Some(_) => coverage(selected, &standing(&desired, &actual, &incomplete), &report.skipped),
             None => Vec::new(),
         };
         report.mirrors = mirrored(&wanted, &desired, &actual, &incomplete, &misfits);

@@ -35,7 +35,8 @@ pub struct MirrorNodeFields {}
 #[serde(rename_all = "camelCase")]
 pub struct MirrorNodeStatus {
     /// When the agent wrote this, by the clock of the node. As long as there is a Mirror here or a MirrorTarget, the agent
-    /// writes it again every 5 minutes at least. An older report does not count after 15 minutes.
+    /// writes it again every 5 minutes at least. A report does not count if it is older than 15 minutes, if its time is more
+    /// than 5 minutes ahead, or if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported: Option<Time>,
     /// How many Mirrors and ClusterMirrors select pods of the node.

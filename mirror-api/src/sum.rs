@@ -10,9 +10,22 @@ pub mod target;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::{SignedDuration, Timestamp},
+};
 
 use crate::{MirrorSpec, MirrorStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, Worst};
+
+/// A report that is older does not count. Agents repeat their reports three times as often.
+pub const STALE: SignedDuration = SignedDuration::from_mins(15);
+/// How far the clock of a node may be ahead. A report from a later time does not count: it would do so for too long.
+pub const AHEAD: SignedDuration = SignedDuration::from_mins(5);
+
+/// Whether the report of a node counts at the time `now`. The rule of everyone who reads MirrorNodes.
+pub fn is_current(reported: Option<Timestamp>, now: Timestamp) -> bool {
+    reported.is_some_and(|reported| (-AHEAD..=STALE).contains(&now.duration_since(reported)))
+}
 
 /// Most pods in [`MirrorStatus::worst`].
 pub const MOST_WORST: usize = 20;
@@ -147,12 +160,20 @@ fn accepted(asked: &Asked, reports: &BTreeMap<&str, &MirrorSummary>) -> (Value, 
     });
     match most_told(refusals, reports.len()) {
         Some((reason, message)) => refused(reason, message),
-        None => (not_refused(), None),
+        None => (not_refused(reports.len()), None),
     }
 }
 
-fn not_refused() -> Value {
-    ("True", "Accepted".to_owned(), "no node refuses it".to_owned())
+/// Nobody has refused it. Without a report on it, nobody has judged it either.
+fn not_refused(reports: usize) -> Value {
+    match reports {
+        0 => no_nodes(),
+        _ => ("True", "Accepted".to_owned(), "no node refuses it".to_owned()),
+    }
+}
+
+fn no_nodes() -> Value {
+    ("Unknown", "NoNodes".to_owned(), "no node reports on it".to_owned())
 }
 
 /// The refusal of most nodes, with how many of `all` nodes these are.

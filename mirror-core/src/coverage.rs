@@ -7,7 +7,7 @@
 //!  the NIC, inside the pod ── the node's end of its veth ── our program at the hook
 //!      Reading::nic                Reading::end                 Reading::seen
 //!           └── around: exact ──────────┘
-//!           └── share: half, nearly all ────────────────────────────┘
+//!           └── share: half, nearly all; gap: exact ────────────────┘
 //! ```
 //!
 //! * **Around the node's end.** Both ends of a veth count the same packets, and `bpf_redirect_peer` adds to the NIC's
@@ -15,6 +15,8 @@
 //! * **Share.** A super-frame is one packet at one place and many at another (GRO, segmentation), and between two places
 //!   packets are dropped or wait in a queue. So the share of the packets that were seen says little, but the packets and
 //!   the bytes do not both fall below a half for these reasons.
+//! * **Gap.** What a macvlan or an ipvlan counts as a packet is one packet at the hook. So a gap between the two numbers that
+//!   grows again and again is a bypass, also a small one: `gap` says why queues and drops make no such gap.
 //! * **Nearly all** was seen if it is 7/8 of the bytes *and* of the packets. Where super-frames can make the packets
 //!   differ ([`Kind`]), as many may be missing as the bytes that were seen can be segments.
 //!
@@ -26,6 +28,7 @@
 //! Pure: the loop brings the readings and the state of the hook, and reports the result. It knows no clock: a moment is
 //! the time since any fixed one.
 
+mod gap;
 mod judge;
 mod route;
 #[cfg(test)]
@@ -99,10 +102,10 @@ pub struct Reading {
 /// What the kind of a NIC says of its counters and of the hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Each packet that it counts is one packet at the hook (macvlan, ipvlan).
+    /// Each packet that it counts is one packet at the hook (macvlan, ipvlan): they take super-frames, whatever is set.
     Plain,
     /// A super-frame at the hook can be many packets in its counters: segments on a wire (a physical NIC), or what the kernel
-    /// makes of them between the hook and the NIC (a veth without offloads).
+    /// makes of them between the hook and the NIC (a veth without offloads, and any other kind).
     Segments,
     /// As [`Self::Plain`], but what comes from outside the node does not pass the hook: an ipvlan in mode l3s.
     L3s,

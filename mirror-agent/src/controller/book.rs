@@ -12,19 +12,21 @@ use std::{
 };
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use mirror_api::sum::is_current;
 use tokio::time::Instant;
+
+use crate::pace::Pace;
 
 /// How long a change waits for others, as when a Mirror is new and its nodes begin to report.
 const SETTLE: Duration = Duration::from_secs(1);
-/// The shortest time between two sums, and so between two writes, of one status; and the pause after a write that has failed.
+/// The time between two sums, and so between two writes, of one status, if it changes all the time: news are summed up
+/// earlier where they are rare. Also the pause after a write that has failed.
 const PACE: Duration = Duration::from_secs(10);
 /// The shortest time between two writes of one status if only counters have changed.
 const COUNTS_PACE: Duration = Duration::from_secs(60);
 /// Every agent watches the objects, so each write goes out once for each node. Writes of counters become rarer, so that
 /// no more than this number goes out in a second.
 const MOST_SENT_A_SECOND: usize = 10_000;
-/// A report that is older does not count. Agents repeat their reports three times as often.
-const STALE: Duration = Duration::from_secs(15 * 60);
 
 /// The objects of a book, and how one of them is summed up.
 pub(super) trait Summed {
@@ -51,6 +53,9 @@ pub(super) trait Summed {
     ) -> Self::Status
     where
         Self::Report: 'r;
+
+    /// Whether two reports differ in more than counters.
+    fn is_news(before: &Self::Report, now: &Self::Report) -> bool;
 
     /// Whether two statuses differ in nothing but counters.
     fn are_counts(before: &Self::Status, now: &Self::Status) -> bool;
@@ -114,6 +119,9 @@ struct Entry<S: Summed> {
     looked: Option<Instant>,
     written: Option<Instant>,
     due: Option<Instant>,
+    /// It is to be summed up for more than counters, and how soon that may be.
+    has_news: bool,
+    pace: Pace,
 }
 
 impl<S: Summed> Book<S> {
@@ -138,9 +146,9 @@ impl<S: Summed> Book<S> {
         let nothing = OfNode { reported: None, reports: Vec::new(), has_more: false };
         let OfNode { reported, reports, has_more } = report.unwrap_or(nothing);
         let keys: BTreeSet<_> = reports.iter().map(S::key).collect();
-        let is_stale = is_stale(reported, at);
+        let is_stale = !is_current(reported, at);
         let last = keys.last().filter(|_| has_more).cloned();
-        let mut changed = BTreeSet::new();
+        let (mut changed, mut counted) = (BTreeSet::new(), BTreeSet::new());
         if let Some(before) = &before {
             for key in before.keys.difference(&keys) {
                 if let Some(reports) = self.reports.get_mut(key) {
@@ -155,9 +163,11 @@ impl<S: Summed> Book<S> {
         for report in reports {
             let key = S::key(&report);
             let of = self.reports.entry(key.clone()).or_default();
-            if of.get(node) != Some(&report) {
+            let before = of.get(node);
+            if before != Some(&report) {
+                let is_news = before.is_none_or(|before| S::is_news(before, &report));
+                if is_news { &mut changed } else { &mut counted }.insert(key);
                 of.insert(node.to_owned(), report);
-                changed.insert(key);
             }
         }
         let was = before.as_ref();
@@ -170,7 +180,8 @@ impl<S: Summed> Book<S> {
         if is_there {
             self.nodes.insert(node.to_owned(), Node { reported, is_stale, keys, last });
         }
-        changed.iter().for_each(|key| self.mark(key, now));
+        counted.iter().for_each(|key| self.mark(key, false, now));
+        changed.iter().for_each(|key| self.mark(key, true, now));
     }
 
     /// Takes in an object. `asked` reads what it asks for, if that is new.
@@ -193,11 +204,22 @@ impl<S: Summed> Book<S> {
             _ => {
                 let due = self.objects.get(&key).and_then(|entry| entry.due);
                 let (uid, asked) = (uid.to_owned(), asked());
-                let entry = Entry { uid, generation, asked, status, looked: None, written: None, due };
+                let (has_news, pace) = (false, Pace::new(PACE));
+                let entry = Entry {
+                    uid,
+                    generation,
+                    asked,
+                    status,
+                    looked: None,
+                    written: None,
+                    due,
+                    has_news,
+                    pace,
+                };
                 self.objects.insert(key.clone(), entry);
             }
         }
-        self.mark(&key, now);
+        self.mark(&key, true, now);
     }
 
     /// Takes in that an object has gone.
@@ -226,14 +248,14 @@ impl<S: Summed> Book<S> {
     pub(super) fn expire(&mut self, now: Instant, at: Timestamp) {
         let mut changed = BTreeSet::new();
         for node in self.nodes.values_mut() {
-            if std::mem::replace(&mut node.is_stale, is_stale(node.reported, at)) != node.is_stale {
+            if std::mem::replace(&mut node.is_stale, !is_current(node.reported, at)) != node.is_stale {
                 changed.extend(node.keys.iter().cloned());
                 if node.last.is_some() {
                     changed.extend(self.objects.keys().cloned());
                 }
             }
         }
-        changed.iter().for_each(|key| self.mark(key, now));
+        changed.iter().for_each(|key| self.mark(key, true, now));
     }
 
     /// When a status is to be looked at next.
@@ -249,6 +271,9 @@ impl<S: Summed> Book<S> {
             let Some(status) = self.sum(&key, at) else { continue };
             let Some(entry) = self.objects.get_mut(&key) else { continue };
             (entry.due, entry.looked) = (None, Some(now));
+            if std::mem::take(&mut entry.has_news) {
+                entry.pace.take(now);
+            }
             if entry.status.as_ref() == Some(&status) {
                 continue;
             }
@@ -284,11 +309,15 @@ impl<S: Summed> Book<S> {
         COUNTS_PACE.max(Duration::from_secs(seconds as u64))
     }
 
-    /// A change may concern this object.
-    fn mark(&mut self, key: &S::Key, now: Instant) {
-        if let Some(entry) = self.objects.get(key) {
-            let earliest = entry.looked.map_or(now, |looked| looked + PACE);
-            self.set_due(key, earliest.max(now + SETTLE));
+    /// A change may concern this object. `is_news`: not of counters alone.
+    fn mark(&mut self, key: &S::Key, is_news: bool, now: Instant) {
+        if let Some(entry) = self.objects.get_mut(key) {
+            entry.has_news |= is_news;
+            let earliest = match is_news {
+                true => entry.pace.next(),
+                false => entry.looked.map(|looked| looked + PACE),
+            };
+            self.set_due(key, earliest.unwrap_or(now).max(now + SETTLE));
         }
     }
 
@@ -317,11 +346,6 @@ impl<S: Summed> Book<S> {
         let now = Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
         Some(S::sum(&entry.asked, left_out, reports, entry.status.as_ref(), &now))
     }
-}
-
-/// Whether a report is too old.
-fn is_stale(reported: Option<Timestamp>, at: Timestamp) -> bool {
-    reported.is_some_and(|reported| at.duration_since(reported).as_secs() > STALE.as_secs().cast_signed())
 }
 
 #[cfg(test)]

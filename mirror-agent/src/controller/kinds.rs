@@ -58,6 +58,10 @@ impl Summed for Mirrors {
         sum::sum(&sum::Asked { left_out, ..asked.clone() }, reports, before, now)
     }
 
+    fn is_news(before: &MirrorSummary, now: &MirrorSummary) -> bool {
+        MirrorSummary { packets: before.packets, ..now.clone() } != *before
+    }
+
     fn are_counts(before: &MirrorStatus, now: &MirrorStatus) -> bool {
         MirrorStatus { packets: before.packets, ..now.clone() } == *before
     }
@@ -85,6 +89,10 @@ impl Summed for Targets {
         now: &Time,
     ) -> MirrorTargetStatus {
         sum::target::sum(&sum::target::Asked { left_out, ..asked.clone() }, reports, before, now)
+    }
+
+    fn is_news(before: &TargetSummary, now: &TargetSummary) -> bool {
+        TargetSummary { cut: before.cut, ..now.clone() } != *before
     }
 
     fn are_counts(before: &MirrorTargetStatus, now: &MirrorTargetStatus) -> bool {

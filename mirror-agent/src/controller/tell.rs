@@ -45,9 +45,11 @@ fn said_of<'s>(before: Option<&MirrorStatus>, status: &'s MirrorStatus) -> Vec<S
     if covered == 0 && status.pods.covered > 0 {
         said.push((false, "Started", "pods are mirrored"));
     }
-    // A Mirror that is refused covers nothing, and that was said. Numbers change too often for a series.
+    // A Mirror that is refused covers nothing, and that was said. One that its limits end has done what it was to do. Numbers
+    // change too often for a series.
     let is_refused = condition_of(status, ACCEPTED).is_some_and(|accepted| accepted.status == "False");
-    if turned(COVERED, "False").is_some() && !is_refused {
+    let has_ended = !status.worst.is_empty() && status.worst.iter().all(|worst| worst.of.reason == ENDED);
+    if turned(COVERED, "False").is_some() && !is_refused && !has_ended {
         said.push((
             true,
             "NotCovered",
@@ -79,7 +81,7 @@ fn about(Write { key: Key { namespace, name }, uid, .. }: &Write<Mirrors>) -> Ob
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-    use mirror_api::{MirrorSummary, Pods, Refusal, sum};
+    use mirror_api::{MirrorSummary, NotCovered, Pods, Refusal, sum};
 
     use super::*;
 
@@ -91,7 +93,10 @@ mod tests {
         let refused =
             refused.then(|| Refusal { reason: "InvalidFilter".into(), message: "spec.filter".into() });
         let pods = Pods { selected, covered };
-        let report = MirrorSummary { pods, nics: covered, ended, refused, ..MirrorSummary::default() };
+        let of = NotCovered { reason: ENDED.into(), ..NotCovered::default() };
+        let not_covered = vec![of; usize::from(ended > 0)];
+        let nics = selected;
+        let report = MirrorSummary { pods, nics, ended, refused, not_covered, ..MirrorSummary::default() };
         let now = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
         sum::sum(&sum::Asked::default(), [("one", &report)], before, &now)
     }
@@ -110,10 +115,14 @@ mod tests {
         assert_eq!(words(Some(&refused), &some), ["Started"], "it was not covered before either");
         let all = status(Some(&some), (2, 2, 0), false);
         assert_eq!(words(Some(&some), &all), Vec::<String>::new());
-        let less = status(Some(&all), (3, 2, 1), false);
+        let less = status(Some(&all), (3, 2, 0), false);
         assert_eq!(words(Some(&all), &less), ["NotCovered"]);
-        let ended = status(Some(&less), (3, 3, 3), false);
-        assert_eq!(words(Some(&less), &ended), ["Ended"]);
-        assert_eq!(words(None, &ended), ["Started", "Ended"], "nobody was there to tell it");
+        // Its limits end it, here and there.
+        let some = status(Some(&all), (3, 2, 1), false);
+        assert_eq!(words(Some(&all), &some), Vec::<String>::new());
+        let ended = status(Some(&some), (3, 0, 3), false);
+        assert_eq!(words(Some(&some), &ended), ["Ended"]);
+        assert_eq!(condition_of(&ended, COVERED).unwrap().status, "False", "nothing is copied any more");
+        assert_eq!(words(None, &ended), ["Ended"], "nobody was there to tell it");
     }
 }

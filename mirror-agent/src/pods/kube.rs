@@ -17,11 +17,12 @@ mod kept;
 mod object;
 mod resource;
 mod seen;
+mod static_pods;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     ops::RangeInclusive,
     sync::{Arc, Mutex, PoisonError},
@@ -40,7 +41,6 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
-use tracing::warn;
 
 pub use self::connection::connect;
 pub(crate) use self::resource::{Kind, read};
@@ -51,9 +51,10 @@ use self::{
     object::{PodObject, TOO_LONG},
     resource::ResourceObject,
     seen::Seen,
+    static_pods::StaticPods,
 };
 use super::{PodSource, SourceState};
-use crate::model::{Pod, PodId, Resource, TargetResource};
+use crate::model::{Pod, Resource, TargetResource};
 
 /// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: otherwise all
 /// agents that were cut off at the same moment would begin their watches again at the same moments, for ever. What ends
@@ -104,8 +105,7 @@ pub struct KubePods {
     cluster_mirrors: Store<ResourceObject<ClusterMirror>>,
     targets: Store<ResourceObject<MirrorTarget>>,
     shared: Arc<Shared>,
-    /// The pods with the same UID that were logged.
-    twins: Mutex<BTreeSet<PodId>>,
+    static_pods: Mutex<StaticPods>,
     /// They end with this value.
     _watches: JoinSet<()>,
 }
@@ -128,7 +128,7 @@ impl KubePods {
             cluster_mirrors: watches.follow(Watched::ClusterMirrors, None),
             targets: watches.follow(Watched::MirrorTargets, None),
             shared: watches.shared,
-            twins: Mutex::default(),
+            static_pods: Mutex::default(),
             _watches: watches.tasks,
         }
     }
@@ -205,15 +205,13 @@ impl PodSource for KubePods {
             let OfNamespace { annotations, labels, unread } = of_namespace.as_ref()?;
             (pod.inherited, pod.namespace_labels) = (Arc::clone(annotations), Arc::clone(labels));
             pod.unread = pod.unread.or_else(|| unread.clone());
-            Some(pod)
+            Some((pod, object.hash().cloned()))
         };
         let pods = self.pods.state().into_iter().filter_map(with_inherited).collect();
-        let (pods, twins) = without_twins(pods);
-        let mut told = self.twins.lock().unwrap_or_else(PoisonError::into_inner);
-        for PodId { uid, namespace, name } in twins.difference(&told) {
-            warn!(pod = %format_args!("{namespace}/{name}"), uid, "not mirrored: another pod says that it has the same UID");
-        }
-        *told = twins;
+        let mut static_pods = self.static_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pods = static_pods.settle(pods);
+        // The store has no order, and the first of two claims to a device wins.
+        pods.sort_by(|a, b| a.id.cmp(&b.id));
         Some(pods.into())
     }
 
@@ -235,19 +233,6 @@ impl PodSource for KubePods {
     fn state(&self) -> watch::Receiver<SourceState> {
         self.shared.state.subscribe()
     }
-}
-
-/// The pods in a fixed order, and apart from them the pods that share a UID. The order matters because the store has
-/// none, and the first of two claims to a device wins. Of two pods with one UID, one claims falsely to be the picture
-/// of a static pod, and the agent cannot tell which.
-fn without_twins(mut pods: Vec<Pod>) -> (Vec<Pod>, BTreeSet<PodId>) {
-    let mut times = BTreeMap::<_, u32>::new();
-    for pod in &pods {
-        *times.entry(pod.id.uid.clone()).or_default() += 1;
-    }
-    let twins = pods.extract_if(.., |pod| times.get(&pod.id.uid) != Some(&1)).map(|pod| pod.id).collect();
-    pods.sort_by(|a, b| a.id.cmp(&b.id));
-    (pods, twins)
 }
 
 /// How many seconds a watch of the agent of `node` lasts.

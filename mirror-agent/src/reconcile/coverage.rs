@@ -270,18 +270,18 @@ fn place(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<NicPlace> {
 
 /// What the kind of a tap's NIC says of its counters, by direction; `None`: it is not known now.
 fn kinds(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<[Kind; Direction::COUNT]> {
-    let mut kinds = [Kind::Plain; Direction::COUNT];
+    let mut kinds = [Kind::Segments; Direction::COUNT];
     if device.is_on_node() {
         // A veth.
-        kinds.fill(Kind::Segments);
         return Some(kinds);
     }
     let inside = links.pods.get(&tap.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
     match &inside.links.iter().find(|nic| nic.ifindex == device.ifindex)?.kind {
-        LinkKind::IpvlanL3s => kinds[INGRESS] = Kind::L3s,
-        LinkKind::Veth => kinds.fill(Kind::Segments),
-        // A physical NIC.
-        LinkKind::Other(kind) if kind.is_empty() => kinds.fill(Kind::Segments),
+        LinkKind::IpvlanL3s => {
+            kinds.fill(Kind::Plain);
+            kinds[INGRESS] = Kind::L3s;
+        }
+        LinkKind::Other(kind) if kind == "macvlan" || kind == "ipvlan" => kinds.fill(Kind::Plain),
         _ => {}
     }
     Some(kinds)

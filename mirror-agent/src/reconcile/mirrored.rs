@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    model::{Actual, ActualTap, Desired, Device, MirrorId, Origin, PodId, Session, Tap},
+    model::{Actual, ActualTap, Desired, Device, Ended, MirrorId, Origin, PodId, Session, Tap},
     report::{Mirrored, Mirrors, Stage},
     select::Wanted,
 };
@@ -15,7 +15,7 @@ pub(super) fn found(actual: &Actual) -> Mirrors {
         let Some(tap) = &installed.tap else { continue };
         let Some(pod) = &tap.owner.pod else { continue };
         for (mirror, session) in &tap.sessions {
-            let stage = installed.ended.get(mirror).map_or(Stage::Stands, |limit| Stage::Ended(*limit));
+            let stage = stage_of(installed.ended.get(mirror).copied());
             let Some(new) = of_session(session, stage) else { continue };
             let of_pod = found.entry(pod.clone()).or_default();
             let at_all = of_pod.entry(mirror.clone()).or_insert(new);
@@ -39,8 +39,11 @@ pub(super) fn mirrored(
         let Some(pod) = &tap.owner.pod else { continue };
         for mirror in tap.sessions.keys() {
             let is_missing = incomplete.contains(device) || misfits.contains(&(*device, mirror.clone()));
-            let stage =
-                if is_missing { Stage::Coming } else { installed(tap, mirror, actual.taps.get(device)) };
+            let stage = if is_missing {
+                Stage::Coming
+            } else {
+                stage_of(ended(tap, mirror, actual.taps.get(device)))
+            };
             stages.entry((pod, mirror)).and_modify(|of| *of = stage.min(*of)).or_insert(stage);
         }
     }
@@ -55,11 +58,15 @@ pub(super) fn mirrored(
     wanted.iter().map(of_pod).filter(|(_, mirrors)| !mirrors.is_empty()).collect()
 }
 
-/// The stage of a session for which nothing is left to do.
-fn installed(tap: &Tap, mirror: &MirrorId, before: Option<&ActualTap>) -> Stage {
-    let of_this = before.filter(|before| before.tap.as_ref().is_some_and(|of| tap.owner.is_same(&of.owner)));
-    let limit = of_this.and_then(|before| before.ended.get(mirror));
-    limit.map_or(Stage::Stands, |limit| Stage::Ended(*limit))
+/// The limit that has ended a session for which nothing is left to do.
+pub(super) fn ended(tap: &Tap, mirror: &MirrorId, before: Option<&ActualTap>) -> Option<Ended> {
+    let of_this =
+        before.filter(|before| before.tap.as_ref().is_some_and(|of| tap.owner.is_same(&of.owner)))?;
+    of_this.ended.get(mirror).copied()
+}
+
+fn stage_of(ended: Option<Ended>) -> Stage {
+    ended.map_or(Stage::Stands, Stage::Ended)
 }
 
 /// `None`: a program reads the packets itself, and knows when that begins and ends.

@@ -1,27 +1,33 @@
 //! Which mirrors stand after a round, pod by pod. Pure; the loop asks for its report.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use crate::model::{Desired, Device, MirrorId, PodId};
+use super::mirrored::ended;
+use crate::{
+    model::{Actual, Desired, Device},
+    select::Standing,
+};
 
 /// The mirrors of each pod that stand on all its devices for which they are wanted.
-pub(super) fn standing(
-    desired: &Desired,
-    incomplete: &BTreeSet<Device>,
-) -> BTreeMap<PodId, BTreeSet<MirrorId>> {
-    let mut standing = BTreeMap::<_, BTreeSet<_>>::new();
+pub(super) fn standing(desired: &Desired, actual: &Actual, incomplete: &BTreeSet<Device>) -> Standing {
+    let mut standing = Standing::new();
     let mut missing = BTreeSet::new();
     for (device, tap) in &desired.taps {
         let Some(pod) = &tap.owner.pod else { continue };
-        let mirrors = tap.sessions.keys().cloned();
-        match incomplete.contains(device) {
-            true => missing.extend(mirrors.map(|mirror| (pod.clone(), mirror))),
-            false => standing.entry(pod.clone()).or_default().extend(mirrors),
+        for mirror in tap.sessions.keys() {
+            if incomplete.contains(device) {
+                missing.insert((pod, mirror));
+                continue;
+            }
+            let limit = ended(tap, mirror, actual.taps.get(device));
+            let of_pod = standing.entry(pod.clone()).or_default();
+            let at_all = of_pod.entry(mirror.clone()).or_default();
+            *at_all = at_all.or(limit);
         }
     }
     for (pod, mirror) in missing {
-        if let Some(mirrors) = standing.get_mut(&pod) {
-            mirrors.remove(&mirror);
+        if let Some(mirrors) = standing.get_mut(pod) {
+            mirrors.remove(mirror);
         }
     }
     standing

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{
-    ACCEPTED, Value, condition, most_told, name, not_refused, number, observed, of_type, text, word,
+    ACCEPTED, Value, condition, most_told, name, no_nodes, not_refused, number, observed, of_type, text, word,
 };
 use crate::{Cut, MirrorTargetStatus, NotReady, Refusal, TargetNodes, TargetSummary};
 
@@ -85,8 +85,7 @@ fn accepted(asked: &Asked, reports: &BTreeMap<&str, &TargetSummary>) -> Value {
         .filter_map(|(node, report)| Some((*node, (TARGET_REFUSED, report.refused.as_deref()?))));
     match most_told(refusals, reports.len()) {
         Some((reason, message)) => ("False", reason.to_owned(), message),
-        None if reports.is_empty() => no_nodes(),
-        None => not_refused(),
+        None => not_refused(reports.len()),
     }
 }
 
@@ -111,10 +110,6 @@ fn ready(asked: &Asked, nodes: TargetNodes, not_ready: &[NotReady]) -> Value {
         return no_nodes();
     }
     is("True", "AllReady", format!("{ready} of {of} nodes can copy to it"))
-}
-
-fn no_nodes() -> Value {
-    ("Unknown", "NoNodes".to_owned(), "no node reports on it".to_owned())
 }
 
 #[cfg(test)]

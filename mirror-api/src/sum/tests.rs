@@ -55,7 +55,7 @@ fn two_nodes_are_summed_up() {
 fn without_a_report_nothing_is_claimed() {
     let status = of(&[]);
     assert_eq!((status.nodes, status.pods, status.observed_generation), (0, Pods::default(), 3));
-    assert_eq!(value(&status, ACCEPTED).0, "True");
+    assert_eq!(value(&status, ACCEPTED), ("Unknown", "NoNodes", "no node reports on it"));
     assert_eq!(value(&status, COVERED), ("Unknown", "NoPods", "no node reports a pod that it selects"));
     assert_eq!(value(&status, ENDED), ("False", "NotBegun", "it stands on no NIC"));
     // A node that has more to report than it can may have left it out.
@@ -148,6 +148,15 @@ fn a_node_cannot_make_the_sums_wrong_but_by_its_own_share() {
         assert!(of.message.len() <= MOST_BYTES && !of.message.contains(char::is_control), "{of:?}");
         assert_eq!(of.reason, "Other");
     }
+}
+
+#[test]
+fn a_report_counts_for_a_while_only() {
+    let now = at(100_000).0;
+    let counts = |age: i64| is_current(Some(at(100_000 - age).0), now);
+    let expected = [(0, true), (900, true), (901, false), (16_200, false), (-300, true), (-301, false)];
+    assert_eq!(expected.map(|(age, _)| (age, counts(age))), expected);
+    assert!(!is_current(None, now), "it may be of any age");
 }
 
 prop_compose! {

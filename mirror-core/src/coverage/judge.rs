@@ -5,7 +5,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{AtHook, Carried, Count, Doubt, Kind, Reading, State, Way};
+use super::{AtHook, Carried, Count, Doubt, Kind, Reading, State, Way, gap::Gap};
 
 /// The steps between readings whose sum is judged by the share that was seen.
 const WINDOW: usize = 4;
@@ -33,6 +33,8 @@ pub struct Judge {
     window: VecDeque<Step>,
     /// The window of the reading before lacked packets, too.
     lacked: bool,
+    /// Of a NIC that counts packets as the hook does.
+    gap: Gap,
     /// What the counters say.
     counted: State,
     /// When there was evidence for it last.
@@ -100,6 +102,7 @@ impl Judge {
             last: None,
             window: VecDeque::with_capacity(WINDOW),
             lacked: false,
+            gap: Gap::default(),
             counted: State::Unknown(Doubt::Idle),
             proven: at,
             read: at,
@@ -166,7 +169,7 @@ impl Judge {
         match step {
             // A counter has begun again: the NIC is another one.
             None => self.change(reading.at, Self::begin_again),
-            Some(step) => self.change(reading.at, |judge| judge.take(step, reading.at)),
+            Some(step) => self.change(reading.at, |judge| judge.take(step, &reading)),
         }
     }
 
@@ -175,6 +178,12 @@ impl Judge {
         if at.saturating_sub(self.read) >= QUIET {
             self.change(at, |judge| judge.counted = State::Unknown(Doubt::Unread));
         }
+    }
+
+    /// A small part of the packets gets around the hook.
+    #[cfg(test)]
+    pub(super) const fn gap_grows(&self) -> bool {
+        self.gap.is_growing()
     }
 
     fn change(&mut self, at: Duration, change: impl FnOnce(&mut Self)) {
@@ -188,10 +197,12 @@ impl Judge {
     fn begin_again(&mut self) {
         self.window.clear();
         self.lacked = false;
+        self.gap = Gap::default();
         self.counted = State::Unknown(Doubt::Idle);
     }
 
-    fn take(&mut self, step: Step, at: Duration) {
+    fn take(&mut self, step: Step, reading: &Reading) {
+        let at = reading.at;
         if self.window.len() == WINDOW {
             self.window.pop_front();
         }
@@ -199,9 +210,10 @@ impl Judge {
         let sum = self.window.iter().fold(Step::default(), |sum, step| sum.plus(step));
         let is_enough = sum.carried.packets >= FEW;
         let lacks = is_enough && !sum.has_seen(1, 2);
+        let grows = self.kind != Kind::Segments && self.gap.take(reading);
         let way = match step.around {
             // A queue behind the hook can hold packets up from one step to the next.
-            0 => (lacks && self.lacked).then_some(self.past()),
+            0 => (grows || lacks && self.lacked).then_some(self.past()),
             _ => Some(Way::Peer),
         };
         self.lacked = lacks;
@@ -223,11 +235,12 @@ impl Judge {
     /// Takes a step that proves no bypass. Returns whether the one that was told has ended.
     ///
     /// The node's end of a veth counts each packet that gets around it. Any other bypass was told by a share of less than a
-    /// half. Such a one ends with nearly all: else a share of about a half would come and go.
+    /// half, or by a gap that grew. Such a one ends with nearly all: else a share of about a half would come and go. It does
+    /// not end before the gap was looked at again.
     fn is_over(&mut self, told: Way, step: &Step, sum: &Step, at: Duration) -> bool {
         let is_clean = if told == Way::Peer { sum.has_seen(1, 2) } else { sum.has_seen(7, 8) };
         self.clean = self.clean.saturating_add(if is_clean { step.carried.packets } else { 0 });
-        self.clean >= FEW && at.saturating_sub(self.proven) >= CLEAR
+        !self.gap.is_growing() && self.clean >= FEW && at.saturating_sub(self.proven) >= CLEAR
     }
 
     /// Whether what was proven holds without new evidence: for a shorter time if packets pass and seem to be missing.

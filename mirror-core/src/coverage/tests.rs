@@ -4,6 +4,7 @@ use proptest::{collection::vec, prelude::*, sample};
 
 use super::*;
 
+mod gap;
 mod share;
 
 /// Something that happens between two readings, or during one.

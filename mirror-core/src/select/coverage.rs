@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Selected, Skipped};
-use crate::model::{MirrorId, PodId};
+use crate::model::{Ended, MirrorId, PodId};
 
 /// What came of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +42,12 @@ impl NotCovered {
         Self { pod: pod.clone(), nic: None, reason: "NoReader", message: message.to_owned() }
     }
 
+    /// A limit has ended it on a NIC of the pod.
+    fn ended(pod: &PodId, limit: Ended) -> Self {
+        let message = format!("a limit has ended it: its budget of {} is used up", limit.name());
+        Self { pod: pod.clone(), nic: None, reason: "Ended", message }
+    }
+
     /// Nothing speaks against the mirror, and it is not there.
     fn not_yet(pod: &PodId) -> Self {
         let message = "the agent has not installed it yet; if that fails, the log of the agent says why";
@@ -49,13 +55,12 @@ impl NotCovered {
     }
 }
 
-/// The coverage of each resource. `standing` has the mirrors of each pod of which at least one session stands, and no
-/// session is missing; `skipped` has what does not stand, and why.
-pub fn coverage(
-    selected: Vec<Selected>,
-    standing: &BTreeMap<PodId, BTreeSet<MirrorId>>,
-    skipped: &BTreeSet<Skipped>,
-) -> Vec<Coverage> {
+/// The mirrors of each pod of which at least one session stands, and no session is missing; with the limit that has ended
+/// one of the sessions.
+pub type Standing = BTreeMap<PodId, BTreeMap<MirrorId, Option<Ended>>>;
+
+/// The coverage of each resource. `skipped` has what does not stand, and why.
+pub fn coverage(selected: Vec<Selected>, standing: &Standing, skipped: &BTreeSet<Skipped>) -> Vec<Coverage> {
     let mut reasons = BTreeMap::<_, Vec<_>>::new();
     for skipped in skipped {
         reasons.entry(skipped.pod.as_ref()).or_default().push(skipped);
@@ -71,13 +76,14 @@ pub fn coverage(
             let of_mirror = of_pod.filter(|skipped| skipped.concerns(&mirror));
             let of_nics = of_mirror.filter(|skipped| skipped.nic.as_ref().is_none_or(|nic| of.nics.has(nic)));
             let reasons: Vec<_> = of_nics.map(|skipped| NotCovered::of(pod, skipped)).collect();
-            let stands = standing.get(pod).is_some_and(|mirrors| mirrors.contains(&mirror));
             if !reasons.is_empty() {
                 not_covered.extend(reasons);
-            } else if stands {
-                covered.insert(pod.clone());
-            } else {
-                not_covered.insert(NotCovered::not_yet(pod));
+                continue;
+            }
+            match standing.get(pod).and_then(|mirrors| mirrors.get(&mirror)) {
+                Some(None) => drop(covered.insert(pod.clone())),
+                Some(Some(limit)) => drop(not_covered.insert(NotCovered::ended(pod, *limit))),
+                None => drop(not_covered.insert(NotCovered::not_yet(pod))),
             }
         }
         Coverage { of, covered, not_covered }

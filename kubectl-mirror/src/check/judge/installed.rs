@@ -10,7 +10,7 @@ use k8s_openapi::{
 use kube::ResourceExt as _;
 use mirror_api::{
     MirrorNode, MirrorTarget,
-    sum::{ACCEPTED, target},
+    sum::{ACCEPTED, is_current, target},
 };
 
 use super::{Facts, Finding, MOST_NAMED, count, is_fit, is_installed, is_whole, named};
@@ -19,9 +19,6 @@ use crate::{
     nodes::Answer,
     save::recorders::{self, CONTAINER, Lack},
 };
-
-/// A report with news to repeat that is older does not count for the controller either.
-const STALE_SECONDS: i64 = 15 * 60;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let Facts { agents: namespace, installed, pods, .. } = facts;
@@ -177,7 +174,10 @@ fn reports(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
         ));
     }
     if !stale.is_empty() {
-        let found = format!("the MirrorNodes of these nodes are older than 15 minutes: {}", named(stale));
+        let found = format!(
+            "the reports of these nodes do not count, because they are too old or from the future: {}",
+            named(stale)
+        );
         findings.push(Finding::warn("reports", found, format!("look at the clocks of these nodes; {log}")));
     }
     if !refusing.is_empty() {
@@ -194,8 +194,7 @@ fn reports(facts: &Facts, by_node: &Agents) -> Vec<Finding> {
 fn is_stale(report: &MirrorNode, facts: &Facts) -> bool {
     let Some(status) = &report.status else { return false };
     let is_repeated = !status.mirrors.is_empty() || !status.targets.is_empty();
-    let Some(Time(reported)) = &status.reported else { return false };
-    is_repeated && facts.now.duration_since(*reported).as_secs() > STALE_SECONDS
+    is_repeated && !is_current(status.reported.as_ref().map(|Time(at)| *at), facts.now)
 }
 
 fn controller(facts: &Facts) -> Finding {

@@ -34,12 +34,19 @@ pub(super) struct PodObject {
     metadata: ObjectMeta,
     /// `Ok(None)`: it has ended, and has no processes any more.
     pod: Result<Option<Pod>, String>,
+    /// The hash of the static pod that it says it is the picture of.
+    hash: Option<String>,
 }
 
 impl PodObject {
     /// The pod, if it can be read and has not ended.
     pub(super) fn pod(&self) -> Option<&Pod> {
         self.pod.as_ref().ok()?.as_ref()
+    }
+
+    /// The hash that the cgroups of the pod have, by its own words, instead of its UID.
+    pub(super) fn hash(&self) -> Option<&String> {
+        self.hash.as_ref()
     }
 }
 
@@ -70,9 +77,10 @@ impl<'de> Deserialize<'de> for PodObject {
             uid: text("uid"),
             ..ObjectMeta::default()
         };
+        let hash = static_hash(&object["metadata"]["annotations"]);
         let has_ended = matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
         let pod = pod(object).map(|pod| (!has_ended).then_some(pod));
-        Ok(Self { metadata, pod })
+        Ok(Self { metadata, pod, hash })
     }
 }
 
@@ -81,9 +89,6 @@ fn pod(object: Value) -> Result<Pod, String> {
     let is_told = conditions.is_some_and(|of| of.iter().any(|condition| condition["type"] == POD_CONDITION));
     let mut pod = parse::pod_from_json(object)?;
     pod.is_told = is_told;
-    if let Some(uid) = static_uid(&pod) {
-        pod.id.uid = uid;
-    }
     // An author of a pod must not be able to have any namespace of the node mirrored.
     pod.netns = None;
     if let Err(problem) = keep_ours(&mut pod.annotations) {
@@ -114,13 +119,12 @@ fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), &'static 
     if bytes > MOST_KEPT { Err(TOO_LONG) } else { Ok(()) }
 }
 
-/// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too. So the value must not look
-/// like the UID of a pod of the API, or a pod could have another pod mirrored. (Of two pods with the same hash neither
-/// is believed: `without_twins`.)
-fn static_uid(pod: &Pod) -> Option<String> {
-    let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
-    let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
-    hash.filter(|hash| mirror == Some(hash)).filter(is_hash).cloned()
+/// The hash of a static pod, in 32 digits. Authors can write these annotations too: [`StaticPods`](super::static_pods)
+/// asks for a proof. And the value must not look like the UID of a pod of the API.
+fn static_hash(annotations: &Value) -> Option<String> {
+    let [hash, mirror] = STATIC_UID.map(|key| annotations[key].as_str());
+    let is_hash = |uid: &&str| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
+    hash.filter(|hash| mirror == Some(*hash)).filter(is_hash).map(str::to_owned)
 }
 
 impl Keep for PartialObjectMeta<Namespace> {

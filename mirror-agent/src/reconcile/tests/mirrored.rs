@@ -68,6 +68,10 @@ async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
     installed.ended.insert(mirror_all(None).id.mirror(), Ended::Packets);
     run_for(&mut world, SOON).await.unwrap();
     assert_eq!(reported(&world), [with_all("Ended(Packets)"), stands]);
+    let of_all = world.report.borrow().resources[0].clone();
+    let covered: Vec<_> = of_all.covered.iter().map(|pod| pod.name.as_str()).collect();
+    let others: Vec<_> = of_all.not_covered.iter().map(|of| (of.pod.name.as_str(), of.reason)).collect();
+    assert_eq!((covered, others), (vec!["pod-1"], vec![("pod-2", "Ended")]));
     world.found = None;
     run_for(&mut world, SOON).await.unwrap();
     let both = with_all("Ended(Packets)");

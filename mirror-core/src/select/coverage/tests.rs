@@ -33,8 +33,12 @@ fn a_stream_that_nobody_reads_covers_nothing_and_says_why() {
 
 /// The reasons about each pod, and `covered`.
 fn told(of: &Selected, standing: &[&str], skipped: &[Skipped]) -> Vec<(String, String)> {
-    let standing = standing.iter().map(|name| (pod(name), [of.id.mirror()].into())).collect();
-    let all = coverage(vec![of.clone()], &standing, &skipped.iter().cloned().collect());
+    let standing = standing.iter().map(|name| (pod(name), [(of.id.mirror(), None)].into())).collect();
+    of_standing(of, &standing, skipped)
+}
+
+fn of_standing(of: &Selected, standing: &Standing, skipped: &[Skipped]) -> Vec<(String, String)> {
+    let all = coverage(vec![of.clone()], standing, &skipped.iter().cloned().collect());
     let mut told = Vec::new();
     for Coverage { covered, not_covered, .. } in &all {
         told.extend(covered.iter().map(|pod| (pod.name.clone(), "covered".to_owned())));
@@ -42,6 +46,15 @@ fn told(of: &Selected, standing: &[&str], skipped: &[Skipped]) -> Vec<(String, S
     }
     told.sort();
     told
+}
+
+#[test]
+fn a_mirror_that_a_limit_has_ended_covers_its_pod_no_more() {
+    let of = selected("x", Nics::default(), &["a", "b"]);
+    let standing = [("a", Some(Ended::Packets)), ("b", None)];
+    let standing = standing.map(|(name, ended)| (pod(name), [(of.id.mirror(), ended)].into())).into();
+    let expected = [("a", "Ended"), ("b", "covered")].map(|(pod, told)| (pod.to_owned(), told.to_owned()));
+    assert_eq!(of_standing(&of, &standing, &[]), expected);
 }
 
 #[test]

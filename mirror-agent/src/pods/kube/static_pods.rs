@@ -1,0 +1,129 @@
+//! [`StaticPods`]: which pods of the API are the pictures of static pods of this node.
+//!
+//! The processes of a static pod are in cgroups of a hash, and two annotations of its picture name the hash. Whoever may make
+//! pods can write these annotations, into any namespace. So they prove nothing. The kubelet makes a directory for the logs
+//! of each pod that it runs, with the namespace, the name and the UID of the pod, and only root of the node can make
+//! another one. Without this proof, a pod has the UID of the API, of which there is no process.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::model::{Pod, PodId};
+
+/// Where the kubelet has the logs of pods.
+const LOGS: &str = "/var/log/pods";
+/// The kubelet makes the picture of a static pod a moment before the directory.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The pods that say that they are static pods.
+pub(super) struct StaticPods {
+    logs: PathBuf,
+    claims: BTreeMap<PodId, Claim>,
+}
+
+/// What a pod says, with its hash in the place of the UID.
+struct Claim {
+    is_proven: bool,
+    since: Instant,
+    is_told: bool,
+}
+
+impl Default for StaticPods {
+    fn default() -> Self {
+        Self { logs: LOGS.into(), claims: BTreeMap::new() }
+    }
+}
+
+impl StaticPods {
+    /// The pods, each with the hash that it names, if it names one and that is proven to be its own. What was proven stays
+    /// so for as long as the pod is there.
+    pub(super) fn settle(&mut self, pods: Vec<(Pod, Option<String>)>) -> Vec<Pod> {
+        let (mut before, now) = (std::mem::take(&mut self.claims), Instant::now());
+        let settled = pods.into_iter().map(|(mut pod, hash)| {
+            let Some(uid) = hash else { return pod };
+            let id = PodId { uid, ..pod.id.clone() };
+            let mut claim =
+                before.remove(&id).unwrap_or(Claim { is_proven: false, since: now, is_told: false });
+            claim.is_proven |= self.has_logs(&id);
+            if claim.is_proven {
+                pod.id = id.clone();
+            } else if !claim.is_told && now.saturating_duration_since(claim.since) >= PATIENCE {
+                claim.is_told = true;
+                let PodId { namespace, name, uid } = &id;
+                warn!(
+                    pod = %format_args!("{namespace}/{name}"), uid,
+                    "not mirrored: it says that it is a static pod, and the kubelet has no logs of it in {LOGS}"
+                );
+            }
+            self.claims.insert(id, claim);
+            pod
+        });
+        settled.collect()
+    }
+
+    fn has_logs(&self, PodId { namespace, name, uid }: &PodId) -> bool {
+        self.logs.join(format!("{namespace}_{name}_{uid}")).is_dir()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
+    use std::fs;
+
+    use super::*;
+
+    const HASH: &str = "f1d2d2f924e986ac86fdf7b36c94bcdf";
+
+    fn pod(namespace: &str, name: &str, uid: &str) -> Pod {
+        let id = PodId { uid: uid.into(), namespace: namespace.into(), name: name.into() };
+        Pod { id, ..Pod::default() }
+    }
+
+    /// A tenant writes the annotations of a static pod on a pod of its own, before the picture of the static pod is there,
+    /// beside it, and after it: the static pod keeps its identity, and the tenant's pod never gets it.
+    #[test]
+    fn a_static_pod_is_who_the_kubelet_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let of_etcd = directory.path().join(format!("kube-system_etcd-one_{HASH}"));
+        fs::create_dir(&of_etcd).unwrap();
+        let mut of = StaticPods { logs: directory.path().to_owned(), ..StaticPods::default() };
+        let hash = || Some(HASH.to_owned());
+        let real = || (pod("kube-system", "etcd-one", "api-1"), hash());
+        let settled = |of: &mut StaticPods, pods| {
+            of.settle(pods).into_iter().map(|pod| (pod.id.namespace, pod.id.uid)).collect::<Vec<_>>()
+        };
+        let system = ("kube-system".to_owned(), HASH.to_owned());
+        for name in ["etcd-one", "mine"] {
+            let of_tenant = || (pod("shop", name, "api-2"), hash());
+            let tenant = ("shop".to_owned(), "api-2".to_owned());
+            assert_eq!(settled(&mut of, vec![of_tenant()]), [tenant.clone()]);
+            assert_eq!(settled(&mut of, vec![of_tenant(), real()]), [tenant.clone(), system.clone()]);
+            assert_eq!(settled(&mut of, vec![real(), of_tenant()]), [system.clone(), tenant]);
+        }
+        // A pod of the API is none of this.
+        let web = (pod("shop", "web", "api-3"), None);
+        assert_eq!(settled(&mut of, vec![web, real()]), [("shop".into(), "api-3".into()), system.clone()]);
+        // The logs are cleared away, and the pod is there all the time.
+        fs::remove_dir(&of_etcd).unwrap();
+        assert_eq!(settled(&mut of, vec![real()]), [system]);
+        assert_eq!(settled(&mut of, vec![]), []);
+        assert_eq!(settled(&mut of, vec![real()]), [("kube-system".into(), "api-1".into())]);
+    }
+
+    /// The picture is there before the directory, so nothing is told at once.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_proven_is_told_once_and_not_at_once() {
+        let mut of = StaticPods { logs: "/nowhere".into(), ..StaticPods::default() };
+        let mut told = Vec::new();
+        for _ in 0..4 {
+            of.settle(vec![(pod("shop", "mine", "api-2"), Some(HASH.to_owned()))]);
+            told.extend(of.claims.values().map(|claim| claim.is_told));
+            tokio::time::sleep(PATIENCE / 2).await;
+        }
+        assert_eq!(told, [false, false, true, true]);
+    }
+}
