@@ -7,7 +7,6 @@
 //! a list shows it. This module selects nothing, and writes nothing to the API: `crate::events` and
 //! `crate::mirror_node` do that.
 
-mod connection;
 #[cfg(test)]
 pub(crate) mod fake;
 mod follow;
@@ -41,7 +40,6 @@ use tokio::{
 };
 use tracing::warn;
 
-pub use self::connection::connect;
 pub(crate) use self::resource::{Kind, read};
 use self::{
     follow::Follower,
@@ -56,7 +54,7 @@ use crate::model::{Pod, PodId, Resource, TargetResource};
 
 /// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: otherwise all
 /// agents that were cut off at the same moment would begin their watches again at the same moments, for ever. What ends
-/// a dead watch is not its length: see `connection` and `follow`.
+/// a dead watch is not its length: see `mirror_client` and `follow`.
 const WATCH_TIMEOUT: RangeInclusive<u32> = 420..=540;
 
 /// The watched kind of object.
