@@ -18,10 +18,6 @@ use crate::{
     pods::parse,
 };
 
-/// On the API's picture of a static pod, with the same value: the UID that the kubelet uses for the pod and that the
-/// pod's cgroups carry.
-const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
-
 /// Most bytes of the annotations of an object that are kept: twice the most that the mirrors of a pod can need, with
 /// filters. And most bytes of the labels of a pod.
 const MOST_KEPT: usize = 32 << 10;
@@ -70,18 +66,17 @@ impl<'de> Deserialize<'de> for PodObject {
             uid: text("uid"),
             ..ObjectMeta::default()
         };
-        let has_ended = matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-        let pod = pod(object).map(|pod| (!has_ended).then_some(pod));
-        Ok(Self { metadata, pod })
+        Ok(Self { metadata, pod: pod(object) })
     }
 }
 
-fn pod(object: Value) -> Result<Pod, String> {
+fn pod(object: Value) -> Result<Option<Pod>, String> {
     let conditions = object["status"]["conditions"].as_array();
     let is_told = conditions.is_some_and(|of| of.iter().any(|condition| condition["type"] == POD_CONDITION));
-    let mut pod = parse::pod_from_json(object)?;
+    let Some(mut pod) = parse::pod_from_json(object)? else { return Ok(None) };
     pod.is_told = is_told;
-    if let Some(uid) = static_uid(&pod) {
+    // Of two pods with the same hash neither is believed: `without_twins`.
+    if let Some(uid) = parse::static_uid(&pod) {
         pod.id.uid = uid;
     }
     // An author of a pod must not be able to have any namespace of the node mirrored.
@@ -95,7 +90,7 @@ fn pod(object: Value) -> Result<Pod, String> {
         // Such a pod is no collector. Else it is like a pod without labels.
         pod.labels.clear();
     }
-    Ok(pod)
+    Ok(Some(pod))
 }
 
 /// What is wrong with annotations of which too much stands there.
@@ -112,15 +107,6 @@ fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), &'static 
     }
     let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
     if bytes > MOST_KEPT { Err(TOO_LONG) } else { Ok(()) }
-}
-
-/// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too. So the value must not look
-/// like the UID of a pod of the API, or a pod could have another pod mirrored. (Of two pods with the same hash neither
-/// is believed: `without_twins`.)
-fn static_uid(pod: &Pod) -> Option<String> {
-    let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
-    let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
-    hash.filter(|hash| mirror == Some(hash)).filter(is_hash).cloned()
 }
 
 impl Keep for PartialObjectMeta<Namespace> {
