@@ -12,10 +12,13 @@ mod proxy;
 #[cfg(feature = "tls")]
 mod tls;
 mod token;
+mod words;
 
 use std::{collections::BTreeMap, env, path::PathBuf};
 
 use kube::Client;
+
+pub use self::words::in_words;
 
 /// What the command line says about the cluster.
 #[derive(Debug, Default, Clone)]
