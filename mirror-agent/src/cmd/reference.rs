@@ -241,8 +241,8 @@ mod tests {
             ("--pod-condition", "run --node-name n"),
             ("--when-read", "attach eth0"),
             ("--super-frames", "tail eth0"),
-            ("--super-frames", "capture eth0 --keep 1MiB"),
-            ("--super-frames", "recorder --target t --ring 1MiB"),
+            ("--super-frames", "capture eth0 --ring 64MiB -w x.pcapng"),
+            ("--super-frames", "recorder --target t --ring 64MiB"),
         ] {
             let name = command.split(' ').next().unwrap();
             let section =
