@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use mirror_core::settings::{Settings, parse_duration};
 
 use crate::{
@@ -115,7 +115,10 @@ pub(crate) struct TailArgs {
     #[arg(long, value_name = "N", value_parser = snaplen)]
     pub(crate) snaplen: Option<u32>,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
-    #[arg(long)]
+    #[arg(
+        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true"
+    )]
     pub(crate) super_frames: bool,
     /// The port of the agents' stream endpoint (--stream-listen).
     #[arg(long, value_name = "PORT", default_value_t = 10707)]
@@ -135,7 +138,10 @@ pub(crate) struct SaveArgs {
     pub(crate) selector: Option<selector::Labels>,
     /// Ask all nodes: a pod can have been on another one before [default: the nodes where the pods are, and all nodes for
     /// pods that have gone].
-    #[arg(long)]
+    #[arg(
+        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true"
+    )]
     pub(crate) all_nodes: bool,
     /// The file for the packets, in pcapng, which is replaced when the new one is whole; `-` is standard output.
     #[arg(long, short, value_name = "FILE", default_value = "-")]
@@ -189,13 +195,19 @@ pub(crate) struct OffArgs {
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     /// All namespaces, and the ClusterMirrors.
-    #[arg(long, short = 'A')]
+    #[arg(
+        long, short = 'A', value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true"
+    )]
     pub(crate) all_namespaces: bool,
     /// Form of the output.
     #[arg(long, short, value_enum, default_value = "table")]
     pub(crate) output: Output,
     /// Show it again every 2 s, until Ctrl-C: on a terminal in the same place, else below.
-    #[arg(long)]
+    #[arg(
+        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true"
+    )]
     pub(crate) watch: bool,
 }
 
@@ -211,7 +223,10 @@ pub(crate) struct ExplainArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CoverageArgs {
     /// All namespaces.
-    #[arg(long, short = 'A')]
+    #[arg(
+        long, short = 'A', value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true"
+    )]
     pub(crate) all_namespaces: bool,
     /// Form of the output.
     #[arg(long, short, value_enum, default_value = "table")]
@@ -222,10 +237,16 @@ pub(crate) struct CoverageArgs {
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     /// All namespaces.
-    #[arg(long, short = 'A')]
+    #[arg(
+        long, short = 'A', value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true"
+    )]
     pub(crate) all_namespaces: bool,
     /// Show it once, after 2 s, and end.
-    #[arg(long)]
+    #[arg(
+        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true"
+    )]
     pub(crate) once: bool,
     /// Show at most so many NICs: those that carry most.
     #[arg(long, value_name = "N", default_value_t = 40)]
@@ -347,6 +368,8 @@ mod tests {
             "coverage -A -o json",
             "top -n shop",
             "top -A --once --rows 10",
+            "top -A=false --once=true",
+            "status -Ao json --watch=false",
             "check",
             "check -n shop --agents tools -o json",
             "completion bash",

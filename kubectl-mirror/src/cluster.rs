@@ -1,12 +1,8 @@
 //! The connection to the API server, the names of the namespaces, and whether a right is missing. The commands call it.
 
-use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api, Client, Config,
-    client::UpgradeConnectionError,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use kube::{Api, Client, client::UpgradeConnectionError};
+use mirror_client::{Environment, Options};
 
 use crate::cli::Connection;
 
@@ -24,19 +20,9 @@ impl Cluster {
     /// Finds the cluster. Sends no request yet.
     pub(crate) async fn connect(connection: &Connection) -> anyhow::Result<Self> {
         let Connection { kubeconfig, context, namespace, agents } = connection;
-        let options = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
-        let config = match kubeconfig {
-            Some(file) => {
-                let file = Kubeconfig::read_from(file).context("--kubeconfig")?;
-                Config::from_custom_kubeconfig(file, &options).await.context("--kubeconfig")?
-            }
-            None if context.is_some() => Config::from_kubeconfig(&options).await.context("--context")?,
-            None => Config::infer().await.context(
-                "cannot find the Kubernetes API; use --kubeconfig, or set KUBECONFIG as for kubectl",
-            )?,
-        };
-        let namespace = namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).context("cannot use the Kubernetes API of the kubeconfig")?;
+        let options = Options { kubeconfig: kubeconfig.clone(), context: context.clone() };
+        let client = mirror_client::connect(&options, &Environment::of_process()).await?;
+        let namespace = namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         Ok(Self { client, namespace, agents: agents.clone() })
     }
 

@@ -80,9 +80,5 @@ async fn facts(pod: Pod, cluster: &Cluster) -> Facts {
 }
 
 fn readable<T>(what: &str, read: kube::Result<T>) -> Option<T> {
-    let tell_why = |error| match error {
-        kube::Error::Api(status) => tell(&format!("cannot read {what}: {}", status.message)),
-        error => tell(&format!("cannot read {what}: {error}")),
-    };
-    read.map_err(tell_why).ok()
+    read.map_err(|error| tell(&format!("cannot read {what}: {}", mirror_client::in_words(&error)))).ok()
 }

@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         _ => ExitCode::FAILURE,
     };
     execute(cli).unwrap_or_else(|error| {
-        tell(&format!("{error:#}"));
+        tell(&mirror_client::in_words(error.as_ref()));
         failure
     })
 }

@@ -117,7 +117,7 @@ async fn ask_one(cluster: &Cluster, node: String, agent: Option<String>) -> anyh
         None => Err(agents::missing(&cluster.agents)),
         Some(agent) => match status(cluster, &agent).await {
             Err(error) if lacks_right(&error) => return Err(error),
-            status => status.map_err(|error| format!("{error:#}")),
+            status => status.map_err(|error| mirror_client::in_words(error.as_ref())),
         },
     };
     Ok(Answer { node, at: Instant::now(), status })

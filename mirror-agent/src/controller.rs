@@ -217,7 +217,7 @@ where
                 Some(event)
             }
             Err(error) => {
-                let error = error.to_string();
+                let error = mirror_client::in_words(&error);
                 if told.as_ref() != Some(&error) {
                     warn!(kind = %K::kind(&()), error, "cannot watch these; it is tried again");
                     told = Some(error);
@@ -371,7 +371,7 @@ where
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {
             (Outcome::Refused, status.message)
         }
-        Ok(Err(error)) => (Outcome::Away, error.to_string()),
+        Ok(Err(error)) => (Outcome::Away, mirror_client::in_words(&error)),
         Err(_) => (Outcome::Away, "no answer".to_owned()),
     };
     let (kind, key) = (K::kind(&()), &write.key);
@@ -385,7 +385,13 @@ async fn tell(client: &Client, write: &Write<Mirrors>, holder: &str) {
         let by = Reporter { controller: REPORTER, instance: holder };
         match timeout(PATIENCE, message.post(client, by)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => debug!(reason = message.reason, %error, "cannot post an Event"),
+            Ok(Err(error)) => {
+                debug!(
+                    reason = message.reason,
+                    error = mirror_client::in_words(&error),
+                    "cannot post an Event"
+                );
+            }
             Err(_) => debug!(reason = message.reason, "cannot post an Event: no answer"),
         }
     }

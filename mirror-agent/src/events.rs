@@ -149,7 +149,8 @@ async fn post_one(client: &Client, fact: &Fact, post: Post, node: &str) -> Outco
         Err(_) => return Outcome::Away,
     };
     let answer = answer(&error, post);
-    debug!(pod = %fact.pod, reason = fact.reason, %error, ?answer, "cannot post an Event");
+    let error = mirror_client::in_words(&error);
+    debug!(pod = %fact.pod, reason = fact.reason, error, ?answer, "cannot post an Event");
     answer
 }
 

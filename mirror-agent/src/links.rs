@@ -6,6 +6,7 @@
 pub mod netlink;
 pub mod packet_sockets;
 
+mod addresses;
 mod cache;
 mod cgroup;
 mod counters;

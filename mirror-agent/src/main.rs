@@ -23,7 +23,7 @@ fn main() -> ExitCode {
             // Not through the log, because the error may be that the log could not be set up.
             #[expect(clippy::print_stderr, reason = "the one message of a failed command")]
             {
-                eprintln!("mirror-agent: {error:#}");
+                eprintln!("mirror-agent: {}", mirror_client::in_words(error.as_ref()));
             }
             ExitCode::FAILURE
         }

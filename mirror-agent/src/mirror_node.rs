@@ -117,7 +117,9 @@ async fn write_with(
                 next = pace.next().map_or(next, |turn| turn.max(next));
             }
             // The cluster may lack the CRD, or the agent the right: both are logged where Mirrors are read.
-            Ok(Err(error)) => debug!(node, %error, "cannot write the MirrorNode"),
+            Ok(Err(error)) => {
+                debug!(node, error = mirror_client::in_words(&error), "cannot write the MirrorNode");
+            }
             Err(_) => debug!(node, "cannot write the MirrorNode: no answer"),
         }
         if has_failed {

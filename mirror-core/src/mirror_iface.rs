@@ -152,6 +152,11 @@ impl MirrorIface {
         }
         changes.extend(link.and_then(|link| self.switch(link, first)));
         changes.extend(link.and_then(|link| self.queue(link, first)));
+        // With an address, the node would send packets of its own there, which look like copies.
+        let peer = link.and_then(|link| links.host.get(&IfIndex(link.peer?.ifindex)));
+        let ours = link.into_iter().chain(peer).filter(|link| is_ours(link));
+        let addressed = ours.filter(|link| links.addresses.contains_key(&link.ifindex));
+        changes.extend(addressed.map(|link| LinkChange::RemoveAddresses(link.ifindex)));
         changes
     }
 

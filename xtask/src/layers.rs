@@ -218,8 +218,8 @@ const RESERVED: &[Reserved] = &[
     },
     Reserved {
         paths: &["hyper*", "http_body_util"],
-        files: &["mirror-agent/src/admin.rs", "mirror-agent/src/pods/kube/connection.rs"],
-        why: "only the edge to HTTP clients knows HTTP, and what connects to the API server",
+        files: &["mirror-agent/src/admin.rs"],
+        why: "only the edge to HTTP clients knows HTTP",
     },
 ];
 

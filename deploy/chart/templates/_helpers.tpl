@@ -58,9 +58,60 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- /* Whether agents write MirrorNodes: only where a policy keeps each to its own. Kubernetes has the policies, and the
-node's name in the tokens of pods, since 1.30. */ -}}
+node's name in the tokens of pods, since 1.30. The policies do not depend on who makes the roles. */ -}}
 {{- define "podmirror.mirrorNodes" -}}
-{{- if and .Values.rbac.create (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
+{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version }}yes{{ end }}
+{{- end }}
+
+{{- /* Refuses values that the agent would refuse on each node, and that the schema cannot check. */ -}}
+{{- define "podmirror.check" -}}
+{{- with .Values.sample }}
+{{- $parts := splitList "/" (trimSuffix "%" .) }}
+{{- $whole := ternary 100.0 (last $parts | trim | float64) (hasSuffix "%" .) }}
+{{- $part := first $parts | trim | float64 }}
+{{- if or (le $part 0.0) (gt $part $whole) }}
+{{- fail (printf "sample: %q is nothing, or more than everything; use a share as in 1/100 or 10%%" .) }}
+{{- end }}
+{{- end }}
+{{- $default := .Values.mirrorTarget }}
+{{- if not (or (eq $default "default") (hasKey .Values.targets $default) (and .Values.recorder.enabled (eq $default .Values.recorder.target))) }}
+{{- fail (printf "mirrorTarget: there is no target %q; name one of targets, or \"default\", which is mirrorIface" $default) }}
+{{- end }}
+{{- if eq .Values.listen .Values.streamListen }}
+{{- fail (printf "listen and streamListen are both %s: each needs a port of its own" .Values.listen) }}
+{{- end }}
+{{- with .Values.filter }}
+{{- $known := $.Files.Get "files/filter-words.txt" | trim | splitList "\n" }}
+{{- $addresses := "\\b0x[0-9a-fA-F]+|\\b[0-9a-fA-F]{2}([-:.][0-9a-fA-F]{2}){5}\\b|\\b[0-9a-fA-F]{4}([.][0-9a-fA-F]{4}){2}\\b|\\b[0-9a-fA-F]{12}\\b|(\\b[0-9a-fA-F]+)?:[0-9a-fA-F:.]*" }}
+{{- $rest := regexReplaceAll $addresses . " " }}
+{{- range regexFindAll "[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?" $rest -1 }}
+{{- if not (has . $known) }}
+{{- fail (printf "filter: the filter language has no word %q; `mirror-agent filter check` tells more" .) }}
+{{- end }}
+{{- end }}
+{{- range $open, $close := dict "(" ")" "[" "]" }}
+{{- if ne (len (splitList $open $rest)) (len (splitList $close $rest)) }}
+{{- fail (printf "filter: a %q or a %q is missing in %q" $open $close $.Values.filter) }}
+{{- end }}
+{{- end }}
+{{- if regexMatch "(^|\\s)(and|or|not|src|dst|host|net|port|portrange|proto|protochain)\\s*$|[!&|<>=]\\s*$" . }}
+{{- fail (printf "filter: %q ends where something must follow" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Refuses to replace the DaemonSet of the release by one of another name: its agents would clean up each node, and the
+new ones would begin anew. Nothing is known where no cluster is asked, as in `helm template`. */ -}}
+{{- define "podmirror.keepName" -}}
+{{- $name := include "podmirror.fullname" . }}
+{{- range (lookup "apps/v1" "DaemonSet" .Release.Namespace "").items }}
+{{- $labels := .metadata.labels | default dict }}
+{{- $isAgents := eq (get $labels "app.kubernetes.io/component") "agent" }}
+{{- $isOurs := eq (get $labels "app.kubernetes.io/instance") $.Release.Name }}
+{{- if and $isAgents $isOurs (hasPrefix (printf "%s-" $.Chart.Name) (get $labels "helm.sh/chart")) (ne .metadata.name $name) }}
+{{- fail (printf "the DaemonSet of this release is %s, and these values call it %s: all mirrors would stop and begin anew. Keep it with --set fullnameOverride=%s, or uninstall the release first" .metadata.name $name .metadata.name) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* The condition of a policy: the request is an agent's. And a variable of it: the node that the agent's token names. */ -}}

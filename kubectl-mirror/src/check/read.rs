@@ -87,27 +87,13 @@ fn none<T>() -> Read<Vec<T>> {
 async fn within<T>(answer: impl Future<Output = kube::Result<T>>) -> Read<T> {
     match timeout(PATIENCE, answer).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(Unread { is_refused: is_refusal(&error), why: why(&error) }),
+        Ok(Err(error)) => {
+            Err(Unread { is_refused: is_refusal(&error), why: mirror_client::in_words(&error) })
+        }
         Err(_) => {
             Err(Unread { is_refused: false, why: format!("no answer within {} s", PATIENCE.as_secs()) })
         }
     }
-}
-
-/// The error with its causes: the outermost one says only that something has failed.
-fn why(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
-        return status.message.clone();
-    }
-    let (mut text, mut cause) = (error.to_string(), std::error::Error::source(error));
-    while let Some(of) = cause {
-        let of_it = of.to_string();
-        if !text.contains(&of_it) {
-            text += &format!(": {of_it}");
-        }
-        cause = of.source();
-    }
-    text
 }
 
 /// The objects of a kind. A kind that the server does not have has no objects.

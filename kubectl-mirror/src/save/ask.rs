@@ -103,7 +103,9 @@ impl<F> Answers<F> {
                 }
                 Err(Failure::Here(error)) => return Err(error),
                 Err(Failure::There(error)) if lacks_right(&error) => return Err(error),
-                Err(Failure::There(error)) => self.lacks(&node, &Lack::Silent(format!("{error:#}"))),
+                Err(Failure::There(error)) => {
+                    self.lacks(&node, &Lack::Silent(mirror_client::in_words(error.as_ref())))
+                }
             }
         }
         Ok(())

@@ -115,7 +115,10 @@ impl Pods {
                     return Err(error).context("cannot list the pods");
                 }
                 Some(Err(error)) => {
-                    let error = format!("cannot follow the pods: {error}; it is tried again");
+                    let error = format!(
+                        "cannot follow the pods: {}; it is tried again",
+                        mirror_client::in_words(&error)
+                    );
                     if self.told.as_ref() != Some(&error) {
                         tell(&error);
                         self.told = Some(error);

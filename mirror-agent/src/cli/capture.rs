@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::bail;
-use clap::{ArgGroup, Args};
+use clap::{ArgAction, ArgGroup, Args};
 use mirror_core::destination::device_name;
 
 use super::{StateArgs, directions, settings::value_of, target_name};
@@ -56,7 +56,10 @@ pub struct SubjectArgs {
     #[arg(long, value_name = "N", value_parser = value_of("snaplen"))]
     pub snaplen: Option<String>,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
-    #[arg(long)]
+    #[arg(
+        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true"
+    )]
     pub super_frames: bool,
     /// End after so many packets, as they are in the file.
     #[arg(long, short = 'c', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -152,7 +155,10 @@ pub struct RecorderArgs {
     #[arg(long, value_name = "SIZE|TIME", value_parser = bound)]
     pub ring: Bound,
     /// Keep super-frames and unfinished checksums as the kernel has them. Otherwise frames are as on a wire.
-    #[arg(long)]
+    #[arg(
+        long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
+        default_value_t = false, default_missing_value = "true"
+    )]
     pub super_frames: bool,
     /// Room for packets on their way from the kernel to this command, as in 16MiB; rounded up to a power of two.
     #[arg(long, value_name = "SIZE", value_parser = ring, default_value_t = RING)]

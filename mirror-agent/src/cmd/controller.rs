@@ -1,5 +1,6 @@
 //! `mirror-agent controller`: sums up the MirrorNodes of the cluster until stopped.
 
+use mirror_client::{Environment, Options};
 use tokio::sync::watch;
 use tracing::info;
 
@@ -9,13 +10,12 @@ use crate::{
     cli::{ControllerArgs, Listen},
     controller::{self, Health, Identity},
     metrics::controller::ControllerMetrics,
-    pods::kube::connect,
 };
 
 /// Runs until SIGINT or SIGTERM.
 pub(super) async fn controller(args: ControllerArgs) -> anyhow::Result<()> {
     let stop = stop_signal()?;
-    let client = connect().await?;
+    let client = mirror_client::connect(&Options::default(), &Environment::of_process()).await?;
     let (health, metrics) = (Health::default(), ControllerMetrics::new()?);
     info!(version = env!("PODMIRROR_VERSION"), pod = args.pod_name, "controller started");
     if let Listen::At(address) = args.listen {

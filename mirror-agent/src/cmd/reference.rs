@@ -144,10 +144,16 @@ fn section(text: &mut String, command: &Command, title: &str, about: &str) {
     }
 }
 
-/// `--flag VALUE`, or the value alone of an argument without a flag.
+/// `--flag VALUE`, `--flag[=VALUE]` where it may be left out, or the value alone of an argument without a flag.
 fn usage(arg: &Arg) -> String {
     let mut words = Vec::new();
     words.extend(arg.get_short().map(|short| format!("-{short},")));
+    if let (Some(flag), Some([name]), true) =
+        (arg.get_long(), arg.get_value_names(), arg.is_require_equals_set())
+    {
+        words.push(format!("--{flag}[={name}]"));
+        return words.join(" ");
+    }
     words.extend(arg.get_long().map(|long| format!("--{long}")));
     if arg.get_action().takes_values() {
         match arg.get_value_names() {
@@ -184,6 +190,10 @@ fn row(text: &mut String, cells: &[&str]) {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use clap::ArgAction;
+
     use super::*;
     use crate::annotations::OVN_ATTACHMENT;
 
@@ -218,6 +228,39 @@ mod tests {
         ] {
             assert!(text.contains(line), "no {line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn every_boolean_is_read_in_the_forms_that_stand_in_it() {
+        let text = reference();
+        let mut number = 0;
+        for (flag, command) in [
+            ("--when-read", "run --node-name n"),
+            ("--annotations", "run --node-name n"),
+            ("--enable-mirror", "run --node-name n"),
+            ("--pod-condition", "run --node-name n"),
+            ("--when-read", "attach eth0"),
+            ("--super-frames", "tail eth0"),
+            ("--super-frames", "capture eth0 --ring 64MiB -w x.pcapng"),
+            ("--super-frames", "recorder --target t --ring 64MiB"),
+        ] {
+            let name = command.split(' ').next().unwrap();
+            let section =
+                text.split("\n## ").find(|section| section.starts_with(&format!("`mirror-agent {name}`")));
+            let row = format!("| `{flag}[=BOOL]` |");
+            assert!(section.is_some_and(|section| section.contains(&row)), "{name} without {row}");
+            number += 1;
+            for (form, expected) in [("", true), ("=true", true), ("=false", false)] {
+                let words = format!("mirror-agent {command} {flag}{form}");
+                let matches = Cli::command().try_get_matches_from(words.split(' ')).unwrap();
+                let id = flag.trim_start_matches('-').replace('-', "_");
+                assert_eq!(matches.subcommand().unwrap().1.get_one(&id), Some(&expected), "{words}");
+            }
+        }
+        assert_eq!(text.matches("[=BOOL]").count(), number, "a flag that this test does not know");
+        assert!(!text.contains(" BOOL`"));
+        let is_plain = |arg: &Arg| matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse);
+        assert!(!arguments(&Cli::command()).iter().any(is_plain), "--flag=false must work too");
     }
 
     #[test]

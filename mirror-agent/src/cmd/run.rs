@@ -2,6 +2,7 @@
 
 use std::{io, process, thread};
 
+use mirror_client::{Environment, Options};
 use tokio::{sync::watch, time::Instant};
 use tracing::{error, info};
 
@@ -18,7 +19,7 @@ use crate::{
     pods::{
         PodSource,
         file::PodFile,
-        kube::{KubePods, Watched, connect, installation::Installation},
+        kube::{KubePods, Watched, installation::Installation},
     },
     reconcile::{Reconciler, TICK},
     report::Reports,
@@ -36,7 +37,7 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
         }
         (None, node) => {
             let node = node.unwrap_or_default();
-            let client = connect().await?;
+            let client = mirror_client::connect(&Options::default(), &Environment::of_process()).await?;
             let restarts = metrics.clone();
             let restarted = move |watched: Watched| restarts.watch_restart(watched.name());
             let pods = KubePods::watch(client.clone(), &node, restarted);

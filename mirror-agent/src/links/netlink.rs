@@ -17,13 +17,13 @@ use rtnetlink::LinkUnspec;
 use tokio::{sync::Notify, task::JoinSet};
 
 use super::{
-    LinkTable, NicPlace, PodNetns, counters, create, exit,
+    LinkTable, NicPlace, PodNetns, addresses, counters, create, exit,
     inside::Inside,
     offloads, queue, route,
     socket::{connect, dump, listen, os_error, serve, watch},
 };
 use crate::{
-    model::{LinkChange, LinkSnapshot, TargetName},
+    model::{IfIndex, LinkChange, LinkSnapshot, TargetName},
     netns::{Namespaces, Netns},
 };
 
@@ -90,7 +90,11 @@ impl LinkTable for Netlink {
             for remote in &self.remotes {
                 routes.insert(*remote, route::to(handle, *remote).await?);
             }
-            Ok(LinkSnapshot { host, pods, routes })
+            let mirrors = host.values().filter(|link| self.mirrors.contains(&link.name));
+            let ends = mirrors.flat_map(|link| [Some(link.ifindex.0), link.peer.map(|peer| peer.ifindex)]);
+            let ends: BTreeSet<_> = ends.flatten().map(IfIndex).collect();
+            let addresses = addresses::read(handle, &ends).await?;
+            Ok(LinkSnapshot { host, pods, addresses, routes })
         })
         .await
         .context("cannot read the network devices")
@@ -126,6 +130,7 @@ impl LinkTable for Netlink {
                     format!("cannot set the MTU of the device with index {ifindex} to {mtu}")
                 })
             }
+            LinkChange::RemoveAddresses(ifindex) => addresses::remove(handle, *ifindex).await,
             LinkChange::SetOffloads(ifindex, on) => match dump(handle).await?.get(ifindex) {
                 Some(link) => offloads::switch(&link.name, *on),
                 None => Ok(()),

@@ -32,8 +32,14 @@ use super::{decode, text::Mended};
 use crate::model::{IfIndex, Link};
 use crate::netns::Netns;
 
-/// Devices, tc filters and qdiscs, and ids of namespaces.
-const EVENTS: [MulticastGroup; 3] = [MulticastGroup::Link, MulticastGroup::Tc, MulticastGroup::Nsid];
+/// Devices, tc filters and qdiscs, ids of namespaces, and addresses.
+const EVENTS: [MulticastGroup; 5] = [
+    MulticastGroup::Link,
+    MulticastGroup::Tc,
+    MulticastGroup::Nsid,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+];
 
 /// How long to wait before an event socket that could not be opened is tried again.
 const REOPEN_AFTER: Duration = Duration::from_secs(1);

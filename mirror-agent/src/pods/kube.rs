@@ -8,7 +8,6 @@
 //! `crate::mirror_node` do that.
 
 mod bounded;
-mod connection;
 #[cfg(test)]
 pub(crate) mod fake;
 mod follow;
@@ -42,7 +41,6 @@ use tokio::{
     time::Instant,
 };
 
-pub use self::connection::connect;
 pub(crate) use self::resource::{Kind, read};
 use self::{
     follow::Follower,
@@ -58,7 +56,7 @@ use crate::model::{Pod, Resource, TargetResource};
 
 /// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: otherwise all
 /// agents that were cut off at the same moment would begin their watches again at the same moments, for ever. What ends
-/// a dead watch is not its length: see `connection` and `follow`.
+/// a dead watch is not its length: see `mirror_client` and `follow`.
 const WATCH_TIMEOUT: RangeInclusive<u32> = 420..=540;
 
 /// The watched kind of object.

@@ -1,7 +1,8 @@
 //! From Kubernetes objects in YAML or JSON to [`Pod`]s. Pure; `file` and `kube` call it.
 //!
 //! The parser reads the few fields that the agent needs and ignores all others, so that the output of `kubectl get pod
-//! -o yaml` is valid input at any version. The phase of a pod does not matter: a pod that has ended has no devices.
+//! -o yaml` is valid input at any version. A pod that has ended is none: what is in its cgroup or its namespace is not its
+//! own any more.
 
 mod networks;
 
@@ -20,6 +21,10 @@ use crate::{
 
 /// The annotation that names a pod's network namespace.
 pub const NETNS_ANNOTATION: &str = "podmirror.io/netns";
+
+/// On the API's picture of a static pod, with the same value: the UID that the kubelet uses for the pod and that the
+/// pod's cgroups carry.
+const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
 
 /// Most bytes of `metadata.uid`, as in [`TapOwner::pod_uid`](mirror_common::abi::TapOwner::pod_uid).
 const UID_MAX: usize = 64;
@@ -60,6 +65,7 @@ struct Object {
     kind: Option<String>,
     metadata: Option<Metadata>,
     spec: Option<Spec>,
+    status: Option<Status>,
     items: Option<Vec<Spanned<Object>>>,
 }
 
@@ -76,6 +82,11 @@ struct Metadata {
 #[serde(rename_all = "camelCase")]
 struct Spec {
     host_network: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct Status {
+    phase: Option<String>,
 }
 
 /// The pods in `text`: documents that are each a `Pod`, a `List` or a `PodList`.
@@ -114,7 +125,7 @@ pub fn parse(text: &str) -> Result<Vec<Pod>, ParseError> {
             None => return Err(at(&referenced, "the object has no kind".into())),
         }
     }
-    Ok(pods.list)
+    Ok(pods.of_the_node())
 }
 
 impl Object {
@@ -146,7 +157,7 @@ struct Pods {
 
 impl Pods {
     fn add(&mut self, object: Object, location: &Location) -> Result<(), ParseError> {
-        let pod = pod(object).map_err(|problem| at(location, problem))?;
+        let Some(pod) = pod(object).map_err(|problem| at(location, problem))? else { return Ok(()) };
         let PodId { uid, namespace, name } = pod.id.clone();
         if !self.names.insert((namespace, name)) {
             return Err(at(location, format!("there is a second pod {}", pod.id)));
@@ -158,14 +169,39 @@ impl Pods {
         self.list.push(pod);
         Ok(())
     }
+
+    /// The pods with the UIDs that they have on the node. Of two pods with one hash, one claims falsely to be the picture
+    /// of a static pod: both keep the UIDs that they have in the API.
+    fn of_the_node(mut self) -> Vec<Pod> {
+        let mut times = BTreeMap::<_, u32>::new();
+        for uid in self.list.iter().filter_map(static_uid).chain(self.uids) {
+            *times.entry(uid).or_default() += 1;
+        }
+        for pod in &mut self.list {
+            if let Some(uid) = static_uid(pod).filter(|uid| times.get(uid) == Some(&1)) {
+                pod.id.uid = uid;
+            }
+        }
+        self.list
+    }
 }
 
-/// One pod as the API sends it.
-pub(super) fn pod_from_json(object: serde_json::Value) -> Result<Pod, String> {
+/// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too. So the value must not look
+/// like the UID of a pod of the API, or a pod could have another pod mirrored.
+pub(super) fn static_uid(pod: &Pod) -> Option<String> {
+    let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
+    let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
+    hash.filter(|hash| mirror == Some(hash)).filter(is_hash).cloned()
+}
+
+/// One pod as the API sends it; `None` if it has ended.
+pub(super) fn pod_from_json(object: serde_json::Value) -> Result<Option<Pod>, String> {
     pod(serde_json::from_value(object).map_err(|error| error.to_string())?)
 }
 
-fn pod(object: Object) -> Result<Pod, String> {
+fn pod(object: Object) -> Result<Option<Pod>, String> {
+    let has_ended = object.status.and_then(|status| status.phase);
+    let has_ended = has_ended.is_some_and(|phase| ["Succeeded", "Failed"].contains(&phase.as_str()));
     let metadata = object.metadata.ok_or("the pod has no metadata")?;
     let name = metadata.name.ok_or("the pod has no metadata.name")?;
     let name = text("metadata.name", name, NAME_MAX)?;
@@ -182,7 +218,7 @@ fn pod(object: Object) -> Result<Pod, String> {
         }
     };
     let mut annotations = metadata.annotations.unwrap_or_default();
-    Ok(Pod {
+    let pod = Pod {
         labels: metadata.labels.unwrap_or_default(),
         id: PodId { uid, namespace, name },
         host_network: object.spec.and_then(|spec| spec.host_network).unwrap_or(false),
@@ -194,7 +230,8 @@ fn pod(object: Object) -> Result<Pod, String> {
         inherited: Arc::default(),
         namespace_labels: Arc::default(),
         unread: None,
-    })
+    };
+    Ok((!has_ended).then_some(pod))
 }
 
 /// Checks a text for the BPF maps, where texts have a fixed size and end with a zero, and for log lines.

@@ -54,6 +54,26 @@ fn a_missing_one_is_made_again_and_again() {
 }
 
 #[test]
+fn one_of_ours_and_its_other_end_keep_no_address() {
+    let veth = |ifindex, name, peer| Link {
+        alias: Some(ALIAS.into()),
+        peer: Some(Peer { ifindex: peer, nsid: None }),
+        ..link(ifindex, name, LinkKind::Veth)
+    };
+    let addressed = |links: &[Link]| LinkSnapshot {
+        addresses: links.iter().map(|link| (link.ifindex, ["169.254.7.7".parse().unwrap()].into())).collect(),
+        ..world(links.iter().cloned())
+    };
+    let changes = |links: &LinkSnapshot| MirrorIface::new("mirror0", None).changes(links);
+    let remove = |ifindex| LinkChange::RemoveAddresses(IfIndex(ifindex));
+    assert_eq!(changes(&addressed(&[ours()])), [remove(9)]);
+    let pair = [veth(9, "mirror0", 10), veth(10, "mirror0p", 9)];
+    assert_eq!(changes(&addressed(&pair)), [remove(9), remove(10)]);
+    // A device of other software may need its address, as a NIC or a bridge does.
+    assert_eq!(changes(&addressed(&[dummy()])), []);
+}
+
+#[test]
 fn its_mtu_is_what_the_user_told() {
     let mut mirror = MirrorIface::new("mirror0", Some(9000));
     assert_eq!(mirror.changes(&world([])), [create(9000)]);

@@ -118,6 +118,8 @@ pub struct LinkSnapshot {
     pub host: BTreeMap<IfIndex, Link>,
     /// By pod UID: the devices inside, or why they could not be read.
     pub pods: BTreeMap<String, Result<PodLinks, String>>,
+    /// The IP addresses of the devices of targets, and of the other ends of their veths, where they have any.
+    pub addresses: BTreeMap<IfIndex, BTreeSet<IpAddr>>,
     /// The routes to the other ends of tunnels, or why there is none.
     pub routes: BTreeMap<IpAddr, Result<Route, String>>,
 }
@@ -169,6 +171,8 @@ pub enum LinkChange {
     SetUp(IfIndex),
     /// Changes the MTU of a device, in bytes.
     SetMtu(IfIndex, u32),
+    /// Takes all IP addresses from a device.
+    RemoveAddresses(IfIndex),
     /// Switches all of a device's changeable offloads (see [`Offloads`]) on or off. An error if one of them does not
     /// follow.
     SetOffloads(IfIndex, bool),

@@ -12,7 +12,7 @@ use super::{Capture, Filters, Nics, Policy, Why};
 use crate::{
     destination::Destination,
     model::{MirrorId, Origin, Place, Pod, PodId, Request, Resource, ResourceId, Session, TargetName},
-    settings::{FILTER, SettingError},
+    settings::{FILTER, SettingError, Settings},
 };
 
 /// The order in which the mirrors of a pod get a place: the rank of the origin, then when the request was made where
@@ -274,7 +274,9 @@ fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -
     let refuse = |reason, message| Why::Refused(Refusal { resource: resource.id.clone(), reason, message });
     let Request { nics, directions, settings: texts, target, stream } =
         resource.request.as_ref().map_err(|problem| refuse(Refusal::INVALID_SPEC, problem.clone()))?;
-    let mut settings = policy.settings.clone();
+    // Not the node's defaults: no spec could say "no limit", and an enforced mirror would be what a node's flags make of
+    // it. The seed of samples is the same on all nodes.
+    let mut settings = Settings { seed: policy.settings.seed, ..Settings::default() };
     let (filters, others): (Vec<_>, Vec<_>) = texts.iter().partition(|(key, _)| *key == FILTER);
     for (key, value) in others {
         let set = settings.set(key, value);

@@ -87,9 +87,10 @@ fn an_agent_writes_the_mirror_node_of_its_own_node_alone() {
     agent.stop();
 
     // With the same token, the node of another agent.
-    let apply = |name: &str| {
+    let apply = |name: &str, finalizers: &[&str]| {
         let object = json!({
-            "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode", "metadata": { "name": name },
+            "apiVersion": "podmirror.io/v1alpha1", "kind": "MirrorNode",
+            "metadata": { "name": name, "finalizers": finalizers },
         });
         let path = lab.files().join("node.json");
         fs::write(&path, object.to_string()).unwrap();
@@ -100,9 +101,11 @@ fn an_agent_writes_the_mirror_node_of_its_own_node_alone() {
     };
     // The server takes a moment to read a new policy.
     eventually(2 * SOON, || {
-        let told = apply(&other);
+        let told = apply(&other, &[]);
         check(told.contains("the MirrorNode of its own node alone"), || told.clone())
     });
-    let own = apply(lab.node().name());
+    let own = apply(lab.node().name(), &[]);
     assert!(own.contains("serverside-applied"), "{own}");
+    let finalized = apply(lab.node().name(), &["example.org/stay"]);
+    assert!(finalized.contains("an agent sets no finalizers on a MirrorNode"), "{finalized}");
 }

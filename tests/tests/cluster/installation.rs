@@ -133,6 +133,11 @@ fn with_helm_it_is_installed_upgraded_and_uninstalled() {
     );
     assert_eq!(told.matches("its architecture").count(), 1, "{told}");
     host.wait_taps(&[&web.device]);
+    // Another name would be another DaemonSet, and the end of all mirrors for as long as its first agent takes.
+    let renamed = cluster
+        .try_helm(&format!("upgrade {AGENT} {chart} {all} {values}=false --set fullnameOverride=other"));
+    let why = renamed.unwrap_err();
+    assert!(why.contains(&format!("Keep it with --set fullnameOverride={AGENT}")), "{why}");
     let sent = pinging.stop();
     assert_eq!(comparison.is_equal().len(), 2 * sent);
     assert_eq!(host.ifindex(MIRROR), ifindex, "an upgrade is not an uninstallation");

@@ -1,13 +1,15 @@
 //! The mirror interface as `Netlink` makes, changes and deletes it.
 
-use std::net::UdpSocket;
+use std::net::{IpAddr, UdpSocket};
 
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkFlags, LinkMessage,
 };
 
+use mirror_core::destination::Destination;
+
 use super::*;
-use crate::model::ALIAS;
+use crate::model::{ALIAS, TargetName};
 
 #[test]
 fn the_mirror_interface_is_made_silent_and_ours() {
@@ -120,6 +122,36 @@ fn no_ipv6_address(link: &LinkMessage) -> bool {
         matches!(family, AfSpecUnspec::Inet6(settings)
             if settings.contains(&AfSpecInet6::AddrGenMode(In6AddrGenMode::None)))
     })
+}
+
+#[test]
+fn addresses_of_a_mirror_interface_are_shown_and_taken_away() {
+    on_a_node(|| async {
+        let (mut netlink, handle) = (Netlink::new().unwrap(), handle());
+        let device = Destination::Device("mirror0".into());
+        netlink.follow(&[(TargetName::default(), device)].into());
+        let create = LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: true };
+        netlink.apply(&create).await.unwrap();
+        let mirror = by_name(&mut netlink, "mirror0").await.unwrap().ifindex;
+        let other_end = by_name(&mut netlink, "mirror0p").await.map(|link| link.ifindex);
+        let addresses =
+            ["169.254.7.7", "10.1.2.3", "fe80::7"].map(|address| address.parse::<IpAddr>().unwrap());
+        let devices: Vec<_> = [Some(mirror), other_end].into_iter().flatten().collect();
+        netlink.changed().await;
+        for device in &devices {
+            for address in addresses {
+                handle.address().add(device.0, address, 16).execute().await.unwrap();
+            }
+        }
+        netlink.changed().await;
+        let there = netlink.snapshot(&[]).await.unwrap().addresses;
+        assert_eq!(there, devices.iter().map(|device| (*device, addresses.into())).collect());
+        for device in devices {
+            netlink.apply(&LinkChange::RemoveAddresses(device)).await.unwrap();
+        }
+        assert!(netlink.snapshot(&[]).await.unwrap().addresses.is_empty());
+        netlink.apply(&LinkChange::RemoveAddresses(IfIndex(4711))).await.expect("it has none");
+    });
 }
 
 #[test]

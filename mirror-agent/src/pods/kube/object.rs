@@ -18,10 +18,6 @@ use crate::{
     pods::parse,
 };
 
-/// On the API's picture of a static pod, with the same value: the UID that the kubelet uses for the pod and that the
-/// pod's cgroups carry.
-const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
-
 /// Most bytes of the annotations of an object that are kept: twice the most that the mirrors of a pod can need, with
 /// filters. And most bytes of the labels of a pod.
 const MOST_KEPT: usize = 32 << 10;
@@ -77,18 +73,23 @@ impl<'de> Deserialize<'de> for PodObject {
             uid: text("uid"),
             ..ObjectMeta::default()
         };
-        let hash = static_hash(&object["metadata"]["annotations"]);
-        let has_ended = matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-        let pod = pod(object).map(|pod| (!has_ended).then_some(pod));
+        let (pod, hash) = match pod(object) {
+            Ok(Some((pod, hash))) => (Ok(Some(pod)), hash),
+            Ok(None) => (Ok(None), None),
+            Err(problem) => (Err(problem), None),
+        };
         Ok(Self { metadata, pod, hash })
     }
 }
 
-fn pod(object: Value) -> Result<Pod, String> {
+/// The pod, if it has not ended, and the hash that it claims as a static pod. Authors can write such a hash, too:
+/// [`StaticPods`](super::static_pods) asks for a proof.
+fn pod(object: Value) -> Result<Option<(Pod, Option<String>)>, String> {
     let conditions = object["status"]["conditions"].as_array();
     let is_told = conditions.is_some_and(|of| of.iter().any(|condition| condition["type"] == POD_CONDITION));
-    let mut pod = parse::pod_from_json(object)?;
+    let Some(mut pod) = parse::pod_from_json(object)? else { return Ok(None) };
     pod.is_told = is_told;
+    let hash = parse::static_uid(&pod);
     // An author of a pod must not be able to have any namespace of the node mirrored.
     pod.netns = None;
     if let Err(problem) = keep_ours(&mut pod.annotations) {
@@ -100,7 +101,7 @@ fn pod(object: Value) -> Result<Pod, String> {
         // Such a pod is no collector. Else it is like a pod without labels.
         pod.labels.clear();
     }
-    Ok(pod)
+    Ok(Some((pod, hash)))
 }
 
 /// What is wrong with annotations of which too much stands there.
@@ -117,14 +118,6 @@ fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), &'static 
     }
     let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
     if bytes > MOST_KEPT { Err(TOO_LONG) } else { Ok(()) }
-}
-
-/// The hash of a static pod, in 32 digits. Authors can write these annotations too: [`StaticPods`](super::static_pods)
-/// asks for a proof. And the value must not look like the UID of a pod of the API.
-fn static_hash(annotations: &Value) -> Option<String> {
-    let [hash, mirror] = STATIC_UID.map(|key| annotations[key].as_str());
-    let is_hash = |uid: &&str| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
-    hash.filter(|hash| mirror == Some(*hash)).filter(is_hash).map(str::to_owned)
 }
 
 impl Keep for PartialObjectMeta<Namespace> {

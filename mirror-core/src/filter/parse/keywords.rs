@@ -102,3 +102,29 @@ fn unsupported(word: &str) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The chart refuses a filter with any other word when it is rendered.
+    #[test]
+    fn the_chart_knows_every_word_of_the_language_and_no_other() {
+        let of_chart =
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/files/filter-words.txt"));
+        let of_chart: BTreeSet<_> = of_chart.lines().collect();
+        let quoted = |source: &'static str| source.split('"').skip(1).step_by(2);
+        let source = include_str!("keywords.rs").split("fn unsupported").next().unwrap_or_default();
+        let mut words: BTreeSet<_> = quoted(source).filter(|word| keyword(word).is_some()).collect();
+        let llc = include_str!("words.rs").split("let (mask, bits)").nth(1).unwrap_or_default();
+        words.extend(quoted(llc).take_while(|word| !word.contains(' ')));
+        let names = include_str!("../names.rs");
+        words.extend(quoted(names).filter(|word| !word.is_empty() && !word.contains(' ')));
+        words.extend(["and", "not", "or"]);
+        let is_word = |word: &&str| word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        words.retain(|word| is_word(word));
+        assert_eq!(of_chart, words);
+    }
+}

@@ -68,6 +68,32 @@ fn what_no_node_can_use_is_refused_without_a_node() {
     assert_eq!(with(&[("rate", "fast")], None), Some("InvalidSpec"));
 }
 
+#[test]
+fn resources_inherit_no_default_of_a_node() {
+    let mut policy = Policy { enable_mirror: true, ..Policy::default() };
+    for (key, value) in [
+        ("filter", "udp"),
+        ("sample", "1/7"),
+        ("rate", "1pps"),
+        ("snaplen", "96"),
+        ("duration", "1s"),
+        ("packets", "9"),
+        ("bytes", "1k"),
+    ] {
+        policy.settings.set(key, value).unwrap();
+    }
+    policy.settings.seed = 77;
+    let defaults = policy.settings.clone();
+    let pods = [pod("shop", "web", &[])];
+    let resources = [enforced("all"), resource(Some("shop"), "mine", &[("snaplen", "80")])];
+    let choice = chosen(&pods, &resources, &policy);
+    let settings: Vec<_> =
+        choice.wanted[0].mirrors.values().map(|session| session.settings.clone()).collect();
+    let none = Settings { seed: 77, ..Settings::default() };
+    let cut = Settings { snaplen: Some(80), ..none.clone() };
+    assert_eq!(settings, [none, defaults, cut], "the enforced one, that of the flag, and the Mirror");
+}
+
 fn chosen<'a>(pods: &'a [Pod], resources: &[Resource], policy: &Policy) -> Choice<'a> {
     choose(pods, resources, &[], policy, &mut Filters::default())
 }

@@ -7,11 +7,11 @@ use super::{LIST_DEADLINE, Lacking};
 /// Why a watch failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
-    #[error("cannot list: {0}")]
+    #[error("cannot list: {}", mirror_client::in_words(.0))]
     List(kube::Error),
-    #[error("cannot begin to watch: {0}")]
+    #[error("cannot begin to watch: {}", mirror_client::in_words(.0))]
     Begin(kube::Error),
-    #[error("the watch failed: {0}")]
+    #[error("the watch failed: {}", mirror_client::in_words(.0))]
     Watch(kube::Error),
     #[error("the watch was ended by an error: {}", .0.message)]
     Told(Box<Status>),

@@ -1,0 +1,172 @@
+//! [`load`]: which cluster, and as whom, by the rules of client-go. kube's own loader refuses a KUBECONFIG with a file
+//! that is not there, hides a broken one behind the API of the pod, takes empty texts for values, and reads a server
+//! without a scheme as a path.
+
+use std::{
+    env, io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use http::Uri;
+use kube::{
+    Config,
+    config::{AuthInfo, Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+use serde_json::Value;
+
+use crate::{Environment, Options, proxy, token};
+
+/// A cluster, and the way to it.
+#[derive(Debug)]
+pub(crate) struct Access {
+    pub(crate) config: Config,
+    pub(crate) proxy: Option<Uri>,
+}
+
+/// Finds the cluster: `--kubeconfig`, the files of `KUBECONFIG`, `~/.kube/config`, or the API of the cluster that this
+/// process is a pod of.
+pub(crate) async fn load(options: &Options, environment: &Environment) -> anyhow::Result<Access> {
+    let mut merged = Kubeconfig::default();
+    let files = files(options, environment);
+    for file in &files {
+        let read = match Kubeconfig::read_from(file) {
+            Err(KubeconfigError::ReadConfig(why, _))
+                if why.kind() == io::ErrorKind::NotFound && options.kubeconfig.is_none() =>
+            {
+                continue;
+            }
+            Err(KubeconfigError::ReadConfig(why, _)) => {
+                bail!("cannot read the kubeconfig {}: {why}", file.display())
+            }
+            Err(why) => bail!("the kubeconfig {}: {}", file.display(), first_line(&why)),
+            Ok(read) => without_empty(read, file)?,
+        };
+        merged = merged.merge(read).with_context(|| format!("the kubeconfig {}", file.display()))?;
+    }
+    let Some(context) = options.context.clone().or_else(|| merged.current_context.clone()) else {
+        let config = Config::incluster().with_context(|| nothing(&files))?;
+        let proxy = proxy::of(&config.cluster_url, None, environment)?;
+        return Ok(Access { config, proxy });
+    };
+    let proxy_url = prepare(&mut merged, &context)?;
+    let of_context = KubeConfigOptions { context: Some(context), ..KubeConfigOptions::default() };
+    // Its errors say what their sources say.
+    let mut config =
+        Config::from_custom_kubeconfig(merged, &of_context).await.map_err(|why| anyhow!("{why}"))?;
+    let proxy = proxy::of(&config.cluster_url, proxy_url.as_deref(), environment)?;
+    config.proxy_url = None;
+    Ok(Access { config, proxy })
+}
+
+/// What is wrong, without the lines of the file.
+fn first_line(error: &KubeconfigError) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+/// The files that may say which cluster.
+fn files(options: &Options, environment: &Environment) -> Vec<PathBuf> {
+    if let Some(file) = &options.kubeconfig {
+        return vec![file.clone()];
+    }
+    let named = environment.first(&["KUBECONFIG"]).unwrap_or_default();
+    let named: Vec<PathBuf> = env::split_paths(named).filter(|path| *path != Path::new("")).collect();
+    if !named.is_empty() {
+        return named;
+    }
+    environment.home.iter().map(|home| home.join(".kube").join("config")).collect()
+}
+
+fn nothing(files: &[PathBuf]) -> String {
+    let files: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
+    format!(
+        "cannot find the Kubernetes API: no current context in {}, and this is no pod with a service account; \
+         set KUBECONFIG or use --kubeconfig",
+        files.join(", ")
+    )
+}
+
+/// A kubeconfig without its empty texts, which client-go takes for absent values. An empty path was made absolute.
+fn without_empty(kubeconfig: Kubeconfig, file: &Path) -> anyhow::Result<Kubeconfig> {
+    fn drop_empty(value: &mut Value, directory: &str) {
+        match value {
+            Value::Object(fields) => {
+                fields.retain(|_, field| field != "" && field != directory);
+                fields.values_mut().for_each(|field| drop_empty(field, directory));
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| drop_empty(item, directory)),
+            _ => {}
+        }
+    }
+    let directory = file.parent().map(|parent| parent.join("").display().to_string()).unwrap_or_default();
+    let mut value = serde_json::to_value(kubeconfig)?;
+    drop_empty(&mut value, &directory);
+    Ok(serde_json::from_value(value)?)
+}
+
+/// Applies client-go's defaults to the context's cluster and user, and refuses what it refuses. Returns `proxy-url`.
+fn prepare(kubeconfig: &mut Kubeconfig, context: &str) -> anyhow::Result<Option<String>> {
+    let named = kubeconfig.contexts.iter().find(|named| named.name == context);
+    let named = named.and_then(|named| named.context.clone());
+    let named = named.with_context(|| format!("the kubeconfig has no context {context:?}"))?;
+    let cluster = kubeconfig.clusters.iter_mut().find(|cluster| cluster.name == named.cluster);
+    let cluster = cluster.and_then(|cluster| cluster.cluster.as_mut());
+    let cluster = cluster.with_context(|| format!("the kubeconfig has no cluster {:?}", named.cluster))?;
+    let is_encrypted =
+        complete(cluster).with_context(|| format!("the cluster {:?} of the kubeconfig", named.cluster))?;
+    // It is kept from kube's loader, which has rules of its own.
+    let proxy_url = cluster.proxy_url.take();
+    let users = kubeconfig.auth_infos.iter_mut().filter(|user| Some(&user.name) == named.user.as_ref());
+    for auth_info in users.filter_map(|user| user.auth_info.as_mut()) {
+        if is_encrypted {
+            check_user(auth_info).with_context(|| {
+                format!("the user {:?} of the kubeconfig", named.user.as_deref().unwrap_or_default())
+            })?;
+        } else {
+            // Everyone on the way would see the rest.
+            *auth_info = AuthInfo {
+                impersonate: auth_info.impersonate.take(),
+                impersonate_uid: auth_info.impersonate_uid.take(),
+                impersonate_groups: auth_info.impersonate_groups.take(),
+                impersonate_user_extra: auth_info.impersonate_user_extra.take(),
+                ..AuthInfo::default()
+            };
+        }
+    }
+    Ok(proxy_url)
+}
+
+/// client-go prefers the file with a token, because the newest token is in it.
+fn check_user(user: &mut AuthInfo) -> anyhow::Result<()> {
+    if user.token_file.is_some() {
+        user.token = None;
+    }
+    // kube's client panics with what no header may have.
+    if let Some(token) = serde_json::to_value(&*user)?["token"].as_str() {
+        token::header(token)?;
+    }
+    Ok(())
+}
+
+/// Completes `server` as client-go does: without a scheme it is HTTP. Returns whether the connection is encrypted.
+fn complete(cluster: &mut Cluster) -> anyhow::Result<bool> {
+    let has_authority =
+        cluster.certificate_authority.is_some() || cluster.certificate_authority_data.is_some();
+    if cluster.insecure_skip_tls_verify == Some(true) && has_authority {
+        bail!("insecure-skip-tls-verify and a certificate-authority exclude each other");
+    }
+    let Some(server) = &cluster.server else { bail!("it has no server") };
+    let whole = |text: &str| {
+        let uri = text.parse::<Uri>().ok().filter(|uri| uri.host().is_some_and(|host| !host.is_empty()));
+        uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")))
+    };
+    if let Some(uri) = whole(server) {
+        return Ok(uri.scheme_str() == Some("https"));
+    }
+    let completed = format!("http://{server}");
+    if server.contains("://") || whole(&completed).is_none_or(|uri| uri.path() != "/") {
+        bail!("server {server:?} is neither a URL nor a host and a port, as in https://10.0.0.1:6443");
+    }
+    cluster.server = Some(completed);
+    Ok(false)
+}
