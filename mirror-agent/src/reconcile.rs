@@ -11,6 +11,7 @@ mod exits;
 mod expected;
 mod held;
 mod mirrored;
+mod pace;
 mod refused;
 mod removed;
 mod routes;
@@ -32,6 +33,7 @@ use exits::Exits;
 use expected::Expected;
 use held::Held;
 use mirrored::{found, mirrored};
+use pace::{Pace, cpu_time};
 use refused::{Refused, refuse_mirrors, refuse_selection};
 use removed::Removed;
 use routes::Routes;
@@ -101,6 +103,7 @@ pub struct Reconciler<P, L, D> {
     not_made: NotMade,
     exits: Exits,
     removed: Removed,
+    pace: Pace,
     /// How soon to look again for pods that come without an event.
     look_again: Option<Duration>,
     /// The last round has left something for the next one.
@@ -144,6 +147,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             not_made: NotMade::default(),
             exits: Exits::default(),
             removed: Removed::default(),
+            pace: Pace::default(),
             look_again: None,
             is_behind: false,
             woken: None,
@@ -169,7 +173,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         tokio::pin!(stop);
         let mut backoff = RETRY.0;
         loop {
+            let began = cpu_time();
             let is_blocked = self.round().await.map_err(|Refused(error)| error)?;
+            self.pace.note(cpu_time().saturating_sub(began), Instant::now());
             let wait = if is_blocked {
                 let doubled = (backoff * 2).min(RETRY.1);
                 std::mem::replace(&mut backoff, doubled)
@@ -222,7 +228,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             }
             tokio::select! {
                 () = &mut stop => return Ok(()),
-                () = tokio::time::sleep(COALESCE) => {}
+                () = tokio::time::sleep_until(self.pace.next(Instant::now() + COALESCE)) => {}
             }
         }
     }
