@@ -46,7 +46,7 @@ use mirror_core::{destination::Destination, exit, hidden};
 
 use crate::{
     dataplane::Dataplane,
-    links::LinkTable,
+    links::{LinkTable, PodNetns},
     metrics::LoopMetrics,
     mirror_iface::MirrorIfaces,
     model::{
@@ -56,7 +56,10 @@ use crate::{
     plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Keyed, Mirrors, Report, Reports},
-    select::{Capture, Choice, Filters, Policy, Readers, Selection, Skipped, Wanted, Why, choose, coverage},
+    select::{
+        Capture, Choice, Filters, Policy, Readers, Selection, Skipped, Wanted, Why, choose, coverage,
+        keep_installed,
+    },
     settings::{Budget, Rate},
 };
 
@@ -381,12 +384,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let installed = self.dataplane.observe().await.context("cannot read what is installed")?;
             self.take_installed_targets(&installed);
         }
-        let mut links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+        let mut links = self.snapshot(&to_read, &BTreeMap::new()).await?;
         if let Some(pods) = pods.filter(|pods| self.exits.begin(pods, &links)) {
             to_read = self.pods_to_read(wanted, pods);
-            links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+            links = self.snapshot(&to_read, &BTreeMap::new()).await?;
         }
         let actual = self.dataplane.observe().await.context("cannot read what is installed")?;
+        keep_installed(&mut links, &actual.taps);
         if !self.started {
             refuse_mirrors(&self.own_targets, &links)?;
         }
@@ -400,7 +404,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let mut needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
         let keeps_hub = pods.is_none() || !needed.is_empty() || exit::pods_with_exit(&links).next().is_some();
         if self.change_links(pods.is_some(), keeps_hub, &links, &actual, failures, left).await {
-            links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+            links = self.snapshot(&to_read, &actual.taps).await?;
             selection = self.selection(wanted, captures, &links, &actual).await;
         }
         // The hub, then the exits over it.
@@ -408,12 +412,23 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             if pods.is_none() || !self.change_exits(&needed, &links).await {
                 break;
             }
-            links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+            links = self.snapshot(&to_read, &actual.taps).await?;
             selection = self.selection(wanted, captures, &links, &actual).await;
             needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
         }
         self.exits.note(&links, &actual);
         Ok(Seen { links, actual, selection })
+    }
+
+    /// Reads the devices, and keeps those of installed taps whose namespace cannot be read.
+    async fn snapshot(
+        &mut self,
+        pods: &[PodNetns],
+        installed: &BTreeMap<Device, ActualTap>,
+    ) -> anyhow::Result<LinkSnapshot> {
+        let mut links = self.links.snapshot(pods).await.context("cannot read the network devices")?;
+        keep_installed(&mut links, installed);
+        Ok(links)
     }
 
     /// The wanted state, and the ops that lead to it.

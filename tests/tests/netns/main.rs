@@ -35,6 +35,7 @@ mod devices;
 mod explained;
 mod far;
 mod filters;
+mod floods;
 mod harness;
 mod hidden;
 mod intruders;
