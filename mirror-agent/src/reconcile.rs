@@ -33,7 +33,7 @@ use exits::Exits;
 use expected::Expected;
 use held::Held;
 use mirrored::{found, mirrored};
-use pace::{Pace, cpu_time};
+use pace::Pace;
 use refused::{Refused, refuse_mirrors, refuse_selection};
 use removed::Removed;
 use routes::Routes;
@@ -45,6 +45,7 @@ use told::Told;
 use mirror_core::{destination::Destination, exit, hidden};
 
 use crate::{
+    cpu,
     dataplane::Dataplane,
     links::{LinkTable, PodNetns},
     metrics::LoopMetrics,
@@ -176,9 +177,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         tokio::pin!(stop);
         let mut backoff = RETRY.0;
         loop {
-            let began = cpu_time();
+            let began = cpu::time();
             let is_blocked = self.round().await.map_err(|Refused(error)| error)?;
-            self.pace.note(cpu_time().saturating_sub(began), Instant::now());
+            self.pace.note(cpu::time().saturating_sub(began), Instant::now());
             let wait = if is_blocked {
                 let doubled = (backoff * 2).min(RETRY.1);
                 std::mem::replace(&mut backoff, doubled)

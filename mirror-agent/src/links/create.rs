@@ -267,12 +267,12 @@ mod tests {
     #[test]
     fn the_peer_has_a_free_name_that_fits() {
         let taken = |names: &'static [&str]| |name: &str| names.contains(&name);
-        assert_eq!(peer_name("mirror0", &taken(&[])), "mirror0p");
-        assert_eq!(peer_name("mirror0", &taken(&["mirror0p"])), "mirror0p1");
-        assert_eq!(peer_name("mirror0", &taken(&["mirror0p", "mirror0p1"])), "mirror0p2");
-        assert_eq!(peer_name("fifteen-bytes-x", &taken(&[])), "fifteen-bytes-p");
-        assert_eq!(peer_name("fifteen-bytes-p", &taken(&[])), "fifteen-bytesp1");
-        assert_eq!(peer_name("mirror-spiegelä", &taken(&[])).len(), 15);
-        assert_eq!(peer_name("aaaaaaaaaaaaaää", &taken(&[])), "aaaaaaaaaaaaap");
+        assert_eq!(peer_name("mirror0", taken(&[])), "mirror0p");
+        assert_eq!(peer_name("mirror0", taken(&["mirror0p"])), "mirror0p1");
+        assert_eq!(peer_name("mirror0", taken(&["mirror0p", "mirror0p1"])), "mirror0p2");
+        assert_eq!(peer_name("fifteen-bytes-x", taken(&[])), "fifteen-bytes-p");
+        assert_eq!(peer_name("fifteen-bytes-p", taken(&[])), "fifteen-bytesp1");
+        assert_eq!(peer_name("mirror-spiegelä", taken(&[])).len(), 15);
+        assert_eq!(peer_name("aaaaaaaaaaaaaää", taken(&[])), "aaaaaaaaaaaaap");
     }
 }

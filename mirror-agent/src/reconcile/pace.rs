@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
 
 /// Rounds take this part of a CPU, while events keep coming.
@@ -32,12 +31,6 @@ impl Pace {
     pub(super) fn next(&self, now: Instant) -> Instant {
         self.0.map_or(now, |until| until.max(now))
     }
-}
-
-/// What the calling thread has taken of the CPU so far.
-pub(super) fn cpu_time() -> Duration {
-    // The kernel has this clock for each thread. Without it, there are no pauses.
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -86,13 +79,5 @@ mod tests {
         let later = start + KEPT + LONGEST;
         pace.note(Duration::from_millis(400), later);
         assert_eq!(pace.next(later), later);
-    }
-
-    #[test]
-    fn work_takes_time_of_the_cpu() {
-        let before = cpu_time();
-        while cpu_time() == before {
-            std::hint::spin_loop();
-        }
     }
 }
