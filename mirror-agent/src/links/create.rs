@@ -21,7 +21,9 @@ use tracing::{info, warn};
 
 use super::{
     list::{Named, one},
-    offloads, queue,
+    offloads,
+    procfs::since_boot,
+    queue,
     sink::drop_received,
     socket::os_error,
 };
@@ -57,7 +59,7 @@ async fn make(
     drops_received: bool,
 ) -> anyhow::Result<()> {
     let mut dummy = silent(LinkMessageBuilder::<LinkDummy>::new(name), mtu).build();
-    dummy.header.index = free_index(exit::FIRST_IFINDEX)?.0;
+    dummy.header.index = new_index()?.0;
     let peer = match add(handle, dummy).await {
         Ok(()) => None,
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Some(veth(handle, name, mtu).await?),
@@ -133,7 +135,7 @@ pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Res
         format!("cannot make the tunnel's device {name}: {hint}")
     };
     let mut link = silent(link, TUNNEL_MTU).build();
-    link.header.index = free_index(exit::FIRST_IFINDEX)?.0;
+    link.header.index = new_index()?.0;
     add(handle, link).await.with_context(is_taken)?;
     let made = async {
         // First, so that an agent that comes later knows a half-made device for ours.
@@ -178,7 +180,7 @@ async fn veth(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<String> {
     // If the kernel does not answer, it refuses a name that is taken.
     let is_taken = |peer: &str| one(&Named::Name(peer.to_owned())).is_ok_and(|link| link.is_some());
     let peer = peer_name(name, is_taken);
-    let ifindex = free_index(exit::FIRST_IFINDEX)?;
+    let ifindex = new_index()?;
     let mut other_end = silent(LinkUnspec::new_with_name(&peer), mtu).build();
     other_end.header.index = free_index(IfIndex(ifindex.0 + 1))?.0;
     let mut pair = silent(LinkMessageBuilder::<LinkVeth>::new(name, &peer), mtu)
@@ -189,6 +191,16 @@ async fn veth(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<String> {
         format!("the kernel has no dummy driver, and the veth pair {name} and {peer} cannot be created")
     })?;
     Ok(peer)
+}
+
+/// An index for a device of ours that no device of the node has or has had a moment ago.
+///
+/// The kernel uses no index again soon. What still knows a device that was deleted must not take the next one for it.
+fn new_index() -> io::Result<IfIndex> {
+    /// As many milliseconds as there are indexes from the first one on: 37 hours.
+    const INDEXES: u128 = 1 << 27;
+    let place = u32::try_from(since_boot()?.as_millis() % INDEXES).map_err(io::Error::other)?;
+    free_index(IfIndex(exit::FIRST_IFINDEX.0 + place))
 }
 
 /// The lowest index from `from` on that no device of the node has.
