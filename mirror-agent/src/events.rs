@@ -214,6 +214,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::TargetRefused(..)
         | Why::TargetNotAllowed(_)
         | Why::NoSuchNic
+        | Why::Loopback
         | Why::NotEthernet
         | Why::TooManyMirrors
         | Why::NoRoom(_)

@@ -13,6 +13,7 @@ pub mod cli;
 pub mod cmd;
 pub mod control;
 pub mod controller;
+mod cpu;
 pub mod dataplane;
 pub mod events;
 pub mod health;

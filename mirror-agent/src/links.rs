@@ -15,6 +15,7 @@ mod decode;
 mod drops;
 mod exit;
 mod inside;
+mod list;
 mod offloads;
 mod procfs;
 mod queue;
@@ -25,7 +26,12 @@ mod socket;
 mod tests;
 mod text;
 
-use std::{collections::BTreeMap, future::Future, io, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    io,
+    path::PathBuf,
+};
 
 use mirror_common::verdict::Direction;
 use mirror_core::{coverage::Carried, destination::Destination};
@@ -45,6 +51,8 @@ pub struct PodNetns {
     pub uid: String,
     /// Path of its network namespace; `None`: it is found by the pod's processes.
     pub path: Option<PathBuf>,
+    /// The names of the NICs that annotations name. The others are not looked at in a namespace with too many devices.
+    pub nics: BTreeSet<String>,
 }
 
 /// A NIC of a pod whose counters are asked for.

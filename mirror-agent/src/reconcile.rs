@@ -11,6 +11,7 @@ mod exits;
 mod expected;
 mod held;
 mod mirrored;
+mod pace;
 mod refused;
 mod removed;
 mod routes;
@@ -32,6 +33,7 @@ use exits::Exits;
 use expected::Expected;
 use held::Held;
 use mirrored::{found, mirrored};
+use pace::Pace;
 use refused::{Refused, refuse_mirrors, refuse_selection};
 use removed::Removed;
 use routes::Routes;
@@ -43,8 +45,9 @@ use told::Told;
 use mirror_core::{destination::Destination, exit, hidden};
 
 use crate::{
+    cpu,
     dataplane::Dataplane,
-    links::LinkTable,
+    links::{LinkTable, PodNetns},
     metrics::LoopMetrics,
     mirror_iface::MirrorIfaces,
     model::{
@@ -54,7 +57,10 @@ use crate::{
     plan::{Misfit, Plan, Unfit, plan, retarget},
     pods::PodSource,
     report::{Keyed, Mirrors, Report, Reports},
-    select::{Capture, Choice, Filters, Policy, Readers, Selection, Skipped, Wanted, Why, choose, coverage},
+    select::{
+        Capture, Choice, Filters, Policy, Readers, Selection, Skipped, Wanted, Why, choose, coverage,
+        keep_installed,
+    },
     settings::{Budget, Rate},
 };
 
@@ -101,6 +107,7 @@ pub struct Reconciler<P, L, D> {
     not_made: NotMade,
     exits: Exits,
     removed: Removed,
+    pace: Pace,
     /// How soon to look again for pods that come without an event.
     look_again: Option<Duration>,
     /// The last round has left something for the next one.
@@ -144,6 +151,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             not_made: NotMade::default(),
             exits: Exits::default(),
             removed: Removed::default(),
+            pace: Pace::default(),
             look_again: None,
             is_behind: false,
             woken: None,
@@ -169,7 +177,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         tokio::pin!(stop);
         let mut backoff = RETRY.0;
         loop {
+            let began = cpu::time();
             let is_blocked = self.round().await.map_err(|Refused(error)| error)?;
+            self.pace.note(cpu::time().saturating_sub(began), Instant::now());
             let wait = if is_blocked {
                 let doubled = (backoff * 2).min(RETRY.1);
                 std::mem::replace(&mut backoff, doubled)
@@ -222,7 +232,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             }
             tokio::select! {
                 () = &mut stop => return Ok(()),
-                () = tokio::time::sleep(COALESCE) => {}
+                () = tokio::time::sleep_until(self.pace.next(Instant::now() + COALESCE)) => {}
             }
         }
     }
@@ -382,12 +392,13 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let installed = self.dataplane.observe().await.context("cannot read what is installed")?;
             self.take_installed_targets(&installed);
         }
-        let mut links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+        let mut links = self.snapshot(&to_read, &BTreeMap::new()).await?;
         if let Some(pods) = pods.filter(|pods| self.exits.begin(pods, &links)) {
             to_read = self.pods_to_read(wanted, pods);
-            links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+            links = self.snapshot(&to_read, &BTreeMap::new()).await?;
         }
         let actual = self.dataplane.observe().await.context("cannot read what is installed")?;
+        keep_installed(&mut links, &actual.taps);
         if !self.started {
             refuse_mirrors(&self.own_targets, &links)?;
         }
@@ -401,7 +412,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let mut needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
         let keeps_hub = pods.is_none() || !needed.is_empty() || exit::pods_with_exit(&links).next().is_some();
         if self.change_links(pods.is_some(), keeps_hub, &links, &actual, failures, left).await {
-            links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+            links = self.snapshot(&to_read, &actual.taps).await?;
             selection = self.selection(wanted, captures, &links, &actual).await;
         }
         // The hub, then the exits over it.
@@ -409,12 +420,23 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             if pods.is_none() || !self.change_exits(&needed, &links).await {
                 break;
             }
-            links = self.links.snapshot(&to_read).await.context("cannot read the network devices")?;
+            links = self.snapshot(&to_read, &actual.taps).await?;
             selection = self.selection(wanted, captures, &links, &actual).await;
             needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
         }
         self.exits.note(&links, &actual);
         Ok(Seen { links, actual, selection })
+    }
+
+    /// Reads the devices, and keeps those of installed taps whose namespace cannot be read.
+    async fn snapshot(
+        &mut self,
+        pods: &[PodNetns],
+        installed: &BTreeMap<Device, ActualTap>,
+    ) -> anyhow::Result<LinkSnapshot> {
+        let mut links = self.links.snapshot(pods).await.context("cannot read the network devices")?;
+        keep_installed(&mut links, installed);
+        Ok(links)
     }
 
     /// The wanted state, and the ops that lead to it.

@@ -27,6 +27,9 @@ pub const NAME: &str = "podmirror";
 /// No other device has so great an index, because the kernel counts from 1. So a clone that happens in another namespace,
 /// because a NIC was moved there with its programs, meets no device.
 pub const IFINDEX: IfIndex = IfIndex(0x706d_0000);
+/// The lowest index of the devices of the node that we make. A tapped device that is moved into a pod while no agent runs takes
+/// its programs along too.
+pub const FIRST_IFINDEX: IfIndex = IfIndex(IFINDEX.0 + 1);
 /// MTU in bytes of the hub and the exits: the largest one, so that no packet is too long.
 pub const MTU: u32 = 65535;
 
@@ -125,7 +128,9 @@ pub fn changes(needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) -> Vec<LinkChan
         Some(hub) if !needed.is_empty() && !hub.up => changes.push(LinkChange::SetUp(hub.ifindex)),
         _ => {}
     }
-    for pod in links.pods.values().filter_map(|pod| pod.as_ref().ok()).filter(|pod| !pod.is_host) {
+    // Where not even loopback was seen, the namespace could not be read.
+    let is_read = |pod: &&PodLinks| !pod.is_host && !pod.links.is_empty();
+    for pod in links.pods.values().filter_map(|pod| pod.as_ref().ok()).filter(is_read) {
         let exit = pod.links.iter().find(|link| is_exit(link));
         match (exit, needed.contains(&pod.netns)) {
             (Some(exit), true) if !hub(links).is_some_and(|hub| is_sound(exit, hub)) => {

@@ -17,6 +17,7 @@ mod resources;
 #[cfg(test)]
 mod tests;
 mod unasked;
+mod unread;
 mod why;
 
 use std::collections::BTreeMap;
@@ -31,14 +32,12 @@ pub use self::coverage::{Coverage, NotCovered, Standing, coverage};
 pub use self::filters::Filters;
 pub use self::inside::{see_inside, with_two_sides};
 pub use self::nics::Nics;
-use self::{
-    inside::leads_out,
-    nics::{is_inner, is_nic},
-};
+use self::{inside::leads_out, nics::is_nic};
 pub use self::{
     policy::{Policy, TapsInside},
     resources::{Refusal, Selected, refusal},
     unasked::Unasked,
+    unread::keep_installed,
     why::Why,
 };
 use crate::{
@@ -46,6 +45,10 @@ use crate::{
     exit, mirror_iface,
     model::{Device, Link, LinkKind, LinkSnapshot, MirrorId, Origin, Owner, PodId, Session, Tap},
 };
+
+/// Most NICs of a pod that are tapped: those that annotations name, and then those of the lowest indexes. Root in a pod can
+/// make any number, and the node's tables are for all pods.
+const MOST_NICS: usize = 16;
 
 /// A pod, a NIC or an interface that is selected but not tapped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -165,24 +168,50 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
         Some(Ok(inside)) => inside,
     };
     if let Some(error) = &inside.stale {
-        let error = format!("{error}; what was mirrored before stays mirrored");
-        skip(None, Why::NetnsUnreadable(error), selection);
+        skip(None, Why::NetnsUnreadable(error.clone()), selection);
     }
-    let nics = inside.links.iter().filter(|nic| is_nic(nic));
-    let nics: Vec<_> = nics.map(|nic| (nic, inside.host_end(nic, &links.host))).collect();
-    if nics.is_empty() {
-        skip(None, Why::NoNic, selection);
-    }
-    for (mirror, name) in wanted.named_nics() {
-        if !nics.is_empty() && !nics.iter().any(|(nic, _)| nic.name == name) {
-            let (pod, mirror, nic) = (Some(pod.id.clone()), Some(mirror.clone()), Some(name.to_owned()));
-            selection.skipped.push(Skipped { pod, nic, mirror, why: Why::NoSuchNic });
+    let mut nics = Vec::new();
+    for nic in &inside.links {
+        let is_named = wanted.expected_nics().any(|(_, name)| nic.name == name);
+        if is_nic(nic, is_named) {
+            nics.push((!is_named, nic, inside.host_end(nic, &links.host)));
         }
     }
-    let leads_to_node = nics.iter().any(|(_, host_end)| host_end.is_some());
-    for (nic, host_end) in nics {
+    if nics.is_empty() && inside.stale.is_none() {
+        skip(None, Why::NoNic, selection);
+    }
+    for (mirror, name) in wanted.expected_nics().filter(|_| !nics.is_empty()) {
+        let why = match inside.links.iter().find(|link| link.name == name && !exit::is_exit(link)) {
+            Some(link) if link.kind == LinkKind::Loopback => Why::Loopback,
+            Some(_) => continue,
+            None => Why::NoSuchNic,
+        };
+        let (pod, mirror, nic) = (Some(pod.id.clone()), Some(mirror.clone()), Some(name.to_owned()));
+        selection.skipped.push(Skipped { pod, nic, mirror, why });
+    }
+    nics.sort_by_key(|(is_unnamed, nic, _)| (*is_unnamed, nic.ifindex));
+    let leads_to_node = nics.iter().any(|(_, _, host_end)| host_end.is_some());
+    let has_way_out = leads_to_node || nics.iter().any(|(_, nic, _)| leads_out(nic));
+    let mut count = 0;
+    for (_, nic, host_end) in nics {
         let sessions = wanted.mirrors_of(&nic.name);
         let is_named = wanted.named_nics().any(|(_, name)| nic.name == name);
+        let is_tapped_inside = host_end.is_none() && (is_named || leads_out(nic));
+        // What it sends leaves by another NIC of the pod, or stays in the pod.
+        let is_inner = match nic.kind {
+            // One of a network is no device of a container.
+            LinkKind::Veth => leads_to_node && pod.networks.of_nic(&nic.name).is_none(),
+            LinkKind::Dummy | LinkKind::Ifb => has_way_out,
+            _ => has_way_out && pod.networks.of_nic(&nic.name).is_none(),
+        };
+        if sessions.is_empty() || host_end.is_none() && !is_tapped_inside && is_inner {
+            continue;
+        }
+        count += 1;
+        if count > MOST_NICS {
+            skip(None, Why::TooManyNics, selection);
+            break;
+        }
         let tap = |kind, link: &Link| Tap {
             owner: Owner {
                 pod: Some(pod.id.clone()),
@@ -198,18 +227,14 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
             sessions: sessions.clone(),
         };
         let result = match host_end {
-            _ if sessions.is_empty() => continue,
             Some(link) => claim(link, tap(TapKind::HostVeth, link), links, policy, selection),
-            None if is_named || leads_out(nic) => {
+            None if is_tapped_inside => {
                 let device = Device::in_pod(inside.netns, nic.ifindex);
                 let tap = tap(TapKind::PodNic, nic);
                 let exit = exit::of(inside, links).filter(|_| exit::needs_exit(&tap, policy));
                 let tap = Tap { exit, ..tap };
-                inside::refusal(nic, &tap, pod, policy, selection)
-                    .map_or_else(|| take(device, tap, selection), Err)
+                inside::refusal(nic, &tap, pod, policy).map_or_else(|| take(device, tap, selection), Err)
             }
-            // One of a network is no device of a container.
-            None if leads_to_node && is_inner(nic) && pod.networks.of_nic(&nic.name).is_none() => continue,
             None => Err(Why::NoHostInterface(kind_name(&nic.kind).to_owned())),
         };
         if let Err(why) = result {

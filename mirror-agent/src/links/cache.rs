@@ -5,7 +5,7 @@
 //! renamed, a macvlan is added) is noticed when the reading is too old. Called by `inside`.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -44,27 +44,37 @@ struct Reading {
     links: PodLinks,
     nsid: i32,
     veths: Veths,
+    /// The NICs that annotations named.
+    nics: BTreeSet<String>,
     read: Instant,
     is_wanted: bool,
 }
 
 impl Reading {
-    /// Whether the reading still holds: the same veths lead there, and it is not too old.
+    /// Whether the reading still holds: the same veths lead there, it is not too old, and no annotation names a NIC by now
+    /// that is not in it. Multus names a NIC after it has made it.
     ///
     /// When a namespace has gone, another namespace can get its identity, its id and the indexes of its veths (a veth
     /// that is moved to the node brings its index from the namespace, where each namespace counts from 1). But a CNI
     /// gives each pod's veth a name of its own on the node. So a reading without veths does not hold.
-    fn holds(&self, veths: &HashMap<i32, Veths>, age: Duration) -> bool {
+    fn holds(&self, veths: &HashMap<i32, Veths>, nics: &BTreeSet<String>, age: Duration) -> bool {
+        let is_in = |name: &&String| self.links.links.iter().any(|link| link.name == **name);
+        let is_new = nics.difference(&self.nics).any(|name| !is_in(&name));
         let max_age = if self.links.links.iter().any(is_exit) { MAX_AGE_WITH_EXIT } else { MAX_AGE };
-        !self.veths.is_empty() && veths.get(&self.nsid) == Some(&self.veths) && age < max_age
+        !is_new && !self.veths.is_empty() && veths.get(&self.nsid) == Some(&self.veths) && age < max_age
     }
 }
 
 impl Cache {
     /// The reading of a namespace, if it holds.
-    pub(super) fn get(&mut self, netns: NetnsId, veths: &HashMap<i32, Veths>) -> Option<&PodLinks> {
+    pub(super) fn get(
+        &mut self,
+        netns: NetnsId,
+        veths: &HashMap<i32, Veths>,
+        nics: &BTreeSet<String>,
+    ) -> Option<&PodLinks> {
         let reading = self.readings.get_mut(&netns)?;
-        reading.is_wanted = reading.holds(veths, reading.read.elapsed());
+        reading.is_wanted = reading.holds(veths, nics, reading.read.elapsed());
         reading.is_wanted.then_some(&reading.links)
     }
 
@@ -84,11 +94,12 @@ impl Cache {
     }
 
     /// Keeps a new reading. Without an id of the namespace a change could not be noticed.
-    pub(super) fn put(&mut self, links: &PodLinks, veths: &HashMap<i32, Veths>) {
+    pub(super) fn put(&mut self, links: &PodLinks, veths: &HashMap<i32, Veths>, nics: &BTreeSet<String>) {
         let Some(nsid) = links.nsid else { return };
         let reading = Reading {
             links: links.clone(),
             nsid,
+            nics: nics.clone(),
             veths: veths.get(&nsid).cloned().unwrap_or_default(),
             read: Instant::now(),
             is_wanted: true,
@@ -139,6 +150,10 @@ mod tests {
         PodLinks { netns: NETNS, is_host: false, nsid, links: Vec::new(), stale: None }
     }
 
+    fn none() -> BTreeSet<String> {
+        BTreeSet::new()
+    }
+
     /// A node with a bridge, and veths into namespaces.
     fn node(veths_of: &[(u32, u32, Option<i32>)]) -> HashMap<i32, Veths> {
         let mut host: BTreeMap<_, _> =
@@ -152,8 +167,8 @@ mod tests {
     async fn a_reading_holds_while_the_same_veths_lead_there() {
         let before = node(&[(10, 2, Some(1)), (11, 3, Some(1)), (12, 2, Some(2))]);
         let mut cache = Cache::default();
-        assert_eq!(cache.get(NETNS, &before), None, "nothing was read");
-        cache.put(&inside(Some(1)), &before);
+        assert_eq!(cache.get(NETNS, &before, &none()), None, "nothing was read");
+        cache.put(&inside(Some(1)), &before, &none());
         for (what, now, holds) in [
             ("nothing has changed", node(&[(10, 2, Some(1)), (11, 3, Some(1)), (12, 2, Some(2))]), true),
             ("another pod has gone", node(&[(10, 2, Some(1)), (11, 3, Some(1))]), true),
@@ -164,15 +179,32 @@ mod tests {
             ("a NIC was moved to the node", node(&[(10, 2, Some(1)), (11, 3, None)]), false),
             ("all have gone", node(&[(12, 2, Some(2))]), false),
         ] {
-            assert_eq!(cache.get(NETNS, &now).is_some(), holds, "{what}");
+            assert_eq!(cache.get(NETNS, &now, &none()).is_some(), holds, "{what}");
         }
-        assert_eq!(cache.get(NetnsId { dev: 4, ino: 8 }, &before), None, "another namespace");
+        assert_eq!(cache.get(NetnsId { dev: 4, ino: 8 }, &before, &none()), None, "another namespace");
 
         tokio::time::advance(MAX_AGE - Duration::from_millis(1)).await;
-        assert_eq!(cache.get(NETNS, &before), Some(&inside(Some(1))));
+        assert_eq!(cache.get(NETNS, &before, &none()), Some(&inside(Some(1))));
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(cache.last(NETNS, &before), Some(inside(Some(1))), "it is still there");
-        assert_eq!(cache.get(NETNS, &before), None, "too old");
+        assert_eq!(cache.get(NETNS, &before, &none()), None, "too old");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_nic_that_an_annotation_names_since_is_looked_for_once() {
+        let (node, names) = (node(&[(10, 2, Some(1))]), |names: &[&str]| {
+            names.iter().map(|name| (*name).to_owned()).collect()
+        });
+        let mut cache = Cache::default();
+        let read = PodLinks { links: vec![veth(2, 10, Some(0)).1], ..inside(Some(1)) };
+        cache.put(&read, &node, &names(&["absent"]));
+        for (nics, holds) in
+            [(&["absent"][..], true), (&[], true), (&["veth2"], true), (&["absent", "net1"], false)]
+        {
+            assert_eq!(cache.get(NETNS, &node, &names(nics)).is_some(), holds, "{nics:?}");
+        }
+        cache.put(&read, &node, &names(&["net1"]));
+        assert!(cache.get(NETNS, &node, &names(&["net1"])).is_some(), "it is still absent");
     }
 
     #[tokio::test(start_paused = true)]
@@ -184,11 +216,11 @@ mod tests {
         };
         let with_exit = PodLinks { links: vec![exit], ..inside(Some(1)) };
         let mut cache = Cache::default();
-        cache.put(&with_exit, &node);
+        cache.put(&with_exit, &node, &none());
         tokio::time::advance(MAX_AGE_WITH_EXIT - Duration::from_millis(1)).await;
-        assert_eq!(cache.get(NETNS, &node), Some(&with_exit));
+        assert_eq!(cache.get(NETNS, &node, &none()), Some(&with_exit));
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert_eq!(cache.get(NETNS, &node), None);
+        assert_eq!(cache.get(NETNS, &node, &none()), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -199,7 +231,7 @@ mod tests {
         let links = [(1, lo), (2, LinkKind::Veth), (3, LinkKind::Veth), (4, macvlan)];
         let links = links.map(|(ifindex, kind)| of_kind(ifindex, kind)).to_vec();
         let mut cache = Cache::default();
-        cache.put(&PodLinks { links, ..inside(Some(1)) }, &before);
+        cache.put(&PodLinks { links, ..inside(Some(1)) }, &before, &none());
         for (what, now, left) in [
             ("nothing has changed", before.clone(), Some(vec![1, 2, 3, 4])),
             ("a NIC has gone", node(&[(10, 2, Some(1))]), Some(vec![1, 2, 4])),
@@ -222,21 +254,21 @@ mod tests {
     async fn what_no_veth_leads_to_is_read_each_time() {
         let node = node(&[(10, 2, Some(1))]);
         let mut cache = Cache::default();
-        cache.put(&inside(None), &node);
-        assert_eq!(cache.get(NETNS, &node), None);
-        cache.put(&inside(Some(5)), &node);
-        assert_eq!(cache.get(NETNS, &node), None);
+        cache.put(&inside(None), &node, &none());
+        assert_eq!(cache.get(NETNS, &node, &none()), None);
+        cache.put(&inside(Some(5)), &node, &none());
+        assert_eq!(cache.get(NETNS, &node, &none()), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_nobody_asks_for_is_forgotten() {
         let node = node(&[(10, 2, Some(1))]);
         let mut cache = Cache::default();
-        cache.put(&inside(Some(1)), &node);
+        cache.put(&inside(Some(1)), &node, &none());
         cache.forget_unwanted();
-        assert!(cache.get(NETNS, &node).is_some(), "it was read in this round");
+        assert!(cache.get(NETNS, &node, &none()).is_some(), "it was read in this round");
         cache.forget_unwanted();
-        assert!(cache.get(NETNS, &node).is_some(), "it was asked for in this round");
+        assert!(cache.get(NETNS, &node, &none()).is_some(), "it was asked for in this round");
         cache.forget_unwanted();
         cache.forget_unwanted();
         assert!(cache.readings.is_empty());

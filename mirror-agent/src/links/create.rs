@@ -3,7 +3,7 @@
 //!
 //! This module does not choose the name or decide when (`mirror_iface` and `tunnel` do). `netlink` calls it.
 
-use std::{collections::BTreeSet, io};
+use std::io;
 
 use anyhow::Context;
 use mirror_core::{
@@ -20,9 +20,12 @@ use rtnetlink::{
 use tracing::{info, warn};
 
 use super::{
-    offloads, queue,
+    list::{Named, one},
+    offloads,
+    procfs::since_boot,
+    queue,
     sink::drop_received,
-    socket::{dump, os_error},
+    socket::os_error,
 };
 use crate::model::{ALIAS, IfIndex};
 
@@ -55,7 +58,8 @@ async fn make(
     keeps_offloads: bool,
     drops_received: bool,
 ) -> anyhow::Result<()> {
-    let dummy = silent(LinkMessageBuilder::<LinkDummy>::new(name), mtu).build();
+    let mut dummy = silent(LinkMessageBuilder::<LinkDummy>::new(name), mtu).build();
+    dummy.header.index = new_index()?.0;
     let peer = match add(handle, dummy).await {
         Ok(()) => None,
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Some(veth(handle, name, mtu).await?),
@@ -71,7 +75,7 @@ async fn make(
         if !keeps_offloads {
             // The device is still down: so every copy leaves it in the requested form.
             offloads::switch(name, false)?;
-            let ifindex = index_of(handle, name).await?;
+            let ifindex = index_of(name)?;
             queue::give(handle, ifindex).await.with_context(|| format!("cannot give {name} a queue"))?;
         }
         for device in [Some(name), peer.as_deref()].into_iter().flatten() {
@@ -130,11 +134,13 @@ pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Res
         };
         format!("cannot make the tunnel's device {name}: {hint}")
     };
-    add(handle, silent(link, TUNNEL_MTU).build()).await.with_context(is_taken)?;
+    let mut link = silent(link, TUNNEL_MTU).build();
+    link.header.index = new_index()?.0;
+    add(handle, link).await.with_context(is_taken)?;
     let made = async {
         // First, so that an agent that comes later knows a half-made device for ours.
         change(handle, LinkUnspec::new_with_name(name).alias(ALIAS).build()).await.with_context(is_taken)?;
-        let ifindex = index_of(handle, name).await?;
+        let ifindex = index_of(name)?;
         // The address of a copy is one object for all copies of a CPU, so it must be read before the next copy is made.
         queue::none(handle, ifindex).await.with_context(|| format!("cannot take the queue of {name}"))?;
         drop_received(handle, ifindex.0)
@@ -171,28 +177,50 @@ fn tunnel_info(device: TunnelDevice) -> (InfoKind, InfoData) {
 
 /// Creates a veth pair and returns the name of the other end.
 async fn veth(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<String> {
-    let taken = dump(handle).await?.into_values().map(|link| link.name).collect();
-    let peer = peer_name(name, &taken);
-    let other_end = silent(LinkUnspec::new_with_name(&peer), mtu).build();
-    let pair = silent(LinkMessageBuilder::<LinkVeth>::new(name, &peer), mtu)
+    // If the kernel does not answer, it refuses a name that is taken.
+    let is_taken = |peer: &str| one(&Named::Name(peer.to_owned())).is_ok_and(|link| link.is_some());
+    let peer = peer_name(name, is_taken);
+    let ifindex = new_index()?;
+    let mut other_end = silent(LinkUnspec::new_with_name(&peer), mtu).build();
+    other_end.header.index = free_index(IfIndex(ifindex.0 + 1))?.0;
+    let mut pair = silent(LinkMessageBuilder::<LinkVeth>::new(name, &peer), mtu)
         .set_info_data(InfoData::Veth(InfoVeth::Peer(other_end)))
         .build();
+    pair.header.index = ifindex.0;
     add(handle, pair).await.with_context(|| {
         format!("the kernel has no dummy driver, and the veth pair {name} and {peer} cannot be created")
     })?;
     Ok(peer)
 }
 
+/// An index for a device of ours that no device of the node has or has had a moment ago.
+///
+/// The kernel uses no index again soon. What still knows a device that was deleted must not take the next one for it.
+fn new_index() -> io::Result<IfIndex> {
+    /// As many milliseconds as there are indexes from the first one on: 37 hours.
+    const INDEXES: u128 = 1 << 27;
+    let place = u32::try_from(since_boot()?.as_millis() % INDEXES).map_err(io::Error::other)?;
+    free_index(IfIndex(exit::FIRST_IFINDEX.0 + place))
+}
+
+/// The lowest index from `from` on that no device of the node has.
+fn free_index(from: IfIndex) -> io::Result<IfIndex> {
+    let mut free = from;
+    while one(&Named::Index(free))?.is_some() {
+        free.0 += 1;
+    }
+    Ok(free)
+}
+
 /// Makes a device drop what it receives, before anything can be received.
 async fn swallow(handle: &Handle, name: &str) -> anyhow::Result<()> {
-    let ifindex = index_of(handle, name).await?;
+    let ifindex = index_of(name)?;
     Ok(drop_received(handle, ifindex.0).await?)
 }
 
 /// The index of a device that was just made.
-async fn index_of(handle: &Handle, name: &str) -> anyhow::Result<IfIndex> {
-    let links = dump(handle).await?;
-    let link = links.values().find(|link| link.name == name);
+fn index_of(name: &str) -> anyhow::Result<IfIndex> {
+    let link = one(&Named::Name(name.to_owned()))?;
     link.map(|link| link.ifindex).with_context(|| format!("{name} has gone"))
 }
 
@@ -234,13 +262,13 @@ async fn delete(handle: &Handle, name: &str) -> io::Result<()> {
 }
 
 /// A free name for the other end: `name` and a "p", and a number if need be, shortened to what a name can hold.
-fn peer_name(name: &str, taken: &BTreeSet<String>) -> String {
+fn peer_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let with = |suffix: String| {
         let end = name.floor_char_boundary(NAME_MAX - suffix.len());
         format!("{}{suffix}", &name[..end])
     };
     let numbered = (1..).map(|n: u32| with(format!("p{n}")));
-    let free = |peer: &String| peer != name && !taken.contains(peer);
+    let free = |peer: &String| peer != name && !is_taken(peer);
     std::iter::once(with("p".into())).chain(numbered).find(free).unwrap_or_default()
 }
 
@@ -250,13 +278,13 @@ mod tests {
 
     #[test]
     fn the_peer_has_a_free_name_that_fits() {
-        let taken = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        assert_eq!(peer_name("mirror0", &taken(&[])), "mirror0p");
-        assert_eq!(peer_name("mirror0", &taken(&["mirror0p"])), "mirror0p1");
-        assert_eq!(peer_name("mirror0", &taken(&["mirror0p", "mirror0p1"])), "mirror0p2");
-        assert_eq!(peer_name("fifteen-bytes-x", &taken(&[])), "fifteen-bytes-p");
-        assert_eq!(peer_name("fifteen-bytes-p", &taken(&[])), "fifteen-bytesp1");
-        assert_eq!(peer_name("mirror-spiegelä", &taken(&[])).len(), 15);
-        assert_eq!(peer_name("aaaaaaaaaaaaaää", &taken(&[])), "aaaaaaaaaaaaap");
+        let taken = |names: &'static [&str]| |name: &str| names.contains(&name);
+        assert_eq!(peer_name("mirror0", taken(&[])), "mirror0p");
+        assert_eq!(peer_name("mirror0", taken(&["mirror0p"])), "mirror0p1");
+        assert_eq!(peer_name("mirror0", taken(&["mirror0p", "mirror0p1"])), "mirror0p2");
+        assert_eq!(peer_name("fifteen-bytes-x", taken(&[])), "fifteen-bytes-p");
+        assert_eq!(peer_name("fifteen-bytes-p", taken(&[])), "fifteen-bytesp1");
+        assert_eq!(peer_name("mirror-spiegelä", taken(&[])).len(), 15);
+        assert_eq!(peer_name("aaaaaaaaaaaaaää", taken(&[])), "aaaaaaaaaaaaap");
     }
 }

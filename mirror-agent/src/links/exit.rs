@@ -13,7 +13,8 @@ use rtnetlink::{Handle, LinkMacVlan, LinkUnspec, packet_route::link::MacVlanMode
 
 use super::{
     create::{finish, silent},
-    socket::{connect, dump, os_error, serve},
+    list::{Named, one},
+    socket::{connect, os_error, serve},
 };
 use crate::{
     model::{IfIndex, NetnsId},
@@ -52,9 +53,9 @@ pub(super) async fn delete(namespaces: &Namespaces, netns: NetnsId) -> anyhow::R
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         inside => inside?,
     };
+    let exit = inside.inside(|| one(&Named::Index(IFINDEX))).await?;
+    let Some(exit) = exit.filter(is_exit) else { return Ok(()) };
     serve(inside.inside(connect).await?, async |handle| {
-        let links = dump(handle).await?;
-        let Some(exit) = links.values().find(|link| is_exit(link)) else { return Ok(()) };
         let message = LinkUnspec::new_with_index(exit.ifindex.0).build();
         match handle.link().del_with_message(message).execute().await.map_err(os_error) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),

@@ -6,23 +6,33 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    path::Path,
+    fmt,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail};
+use mirror_core::exit;
 use rtnetlink::Handle;
 
 use super::{
     PodNetns,
     cache::{Cache, Veths, veths},
     is_momentary,
+    list::{Listed, Named, list},
     procfs::Processes,
-    socket::{connect, dump, give_nsid, nsid, serve},
+    socket::{give_nsid, nsid},
 };
 use crate::{
     model::{IfIndex, Link, NetnsId, PodLinks},
     netns::{Namespaces, Netns, netns_id},
 };
+
+/// Most devices of a pod that are looked at. Root in the pod can make any number.
+const MOST: usize = 512;
+/// Most NICs of a pod that are asked for because a veth of the node leads to them, where it has more devices.
+const MOST_VETHS: usize = 64;
+/// The NIC of the pod's first network, as nearly all CNIs name it.
+const FIRST: &str = "eth0";
 
 /// The devices inside each pod, by UID, or why they could not be read.
 type Found = BTreeMap<String, Result<PodLinks, String>>;
@@ -83,13 +93,13 @@ impl Inside {
         let mut found = Found::new();
         for pod in pods {
             let inside = match &pod.path {
-                Some(path) => self.at(&node, path).await.map(Some),
-                None => self.by_process(&node, &pod.uid).await,
+                Some(path) => self.at(&node, path, pod).await.map(Some),
+                None => self.by_process(&node, pod).await,
             };
             match inside.transpose() {
                 Some(Err(error)) if passes_by_itself(&error) => return Err(error),
                 Some(inside) => {
-                    found.insert(pod.uid.clone(), inside.map_err(|error| format!("{error:#}")));
+                    found.insert(pod.uid.clone(), inside.or_else(|error| self.unread(&error)));
                 }
                 None => {}
             }
@@ -107,13 +117,14 @@ impl Inside {
     ///
     /// Some runtimes (CRI-O) keep no process between two runs of a container. So without a process the pod is still in
     /// its last namespace, as long as one of its veths is unchanged: a sandbox is not removed without its veths.
-    async fn by_process(&mut self, node: &Node<'_>, uid: &str) -> anyhow::Result<Option<PodLinks>> {
+    async fn by_process(&mut self, node: &Node<'_>, pod: &PodNetns) -> anyhow::Result<Option<PodLinks>> {
+        let uid = pod.uid.as_str();
         let (candidates, mut oldest) = match self.processes.namespaces(uid, self.host) {
             Ok(candidates) => (candidates, None),
             Err(error) => (Vec::new(), Some(Err(error))),
         };
         for candidate in candidates {
-            let inside = self.at(node, &candidate.path()).await;
+            let inside = self.at(node, &candidate.path(), pod).await;
             let inside = match Processes::is_of(candidate.pid, uid) {
                 Ok(true) => inside,
                 // It has ended since the scan, and its pid may be another process's now.
@@ -141,52 +152,84 @@ impl Inside {
 
     /// The devices of the namespace whose file is at `path`. If they cannot be read: those of the last reading that
     /// still exist.
-    async fn at(&mut self, node: &Node<'_>, path: &Path) -> anyhow::Result<PodLinks> {
-        let of = || format!("network namespace {}", path.display());
-        let id = netns_id(path).with_context(of)?;
-        self.namespaces.note(id, path);
-        if let Some(links) = self.cache.get(id, &node.veths) {
+    async fn at(&mut self, node: &Node<'_>, path: &Path, pod: &PodNetns) -> anyhow::Result<PodLinks> {
+        let netns = netns_id(path).with_context(|| format!("network namespace {}", path.display()))?;
+        self.namespaces.note(netns, path);
+        if let Some(links) = self.cache.get(netns, &node.veths, &pod.nics) {
             return Ok(links.clone());
         }
-        match self.enter(node, path).await.with_context(of) {
+        match self.enter(node, path, pod).await.context(Place { netns, path: path.to_owned() }) {
             Ok(links) => {
-                self.cache.put(&links, &node.veths);
+                self.cache.put(&links, &node.veths, &pod.nics);
                 Ok(links)
             }
             Err(error) if passes_by_itself(&error) => Err(error),
-            Err(error) => match self.cache.last(id, &node.veths) {
+            Err(error) => match self.cache.last(netns, &node.veths) {
                 Some(last) => Ok(stale(last, &error)),
                 None => Err(error),
             },
         }
     }
 
-    async fn enter(&self, node: &Node<'_>, path: &Path) -> anyhow::Result<PodLinks> {
+    async fn enter(&self, node: &Node<'_>, path: &Path, pod: &PodNetns) -> anyhow::Result<PodLinks> {
         let netns = Netns::open(path)?;
-        let links = serve(netns.inside(connect).await?, async |handle| Ok(dump(handle).await?)).await?;
         let nsid = match nsid(node.handle, &netns).await? {
             None if netns.id() != self.host => give_nsid(node.handle, &netns).await?,
             nsid => nsid,
         };
-        let lead_here =
-            |veths: &HashMap<i32, Veths>| nsid.and_then(|nsid| veths.get(&nsid)).cloned().unwrap_or_default();
+        let lead_here = |veths: &HashMap<i32, Veths>| {
+            let veths = nsid.and_then(|nsid| veths.get(&nsid)).into_iter().flatten();
+            veths.take(MOST_VETHS).cloned().collect::<Veths>()
+        };
         let before = lead_here(&node.veths);
+        let indexes = before.iter().map(|(_, peer, _)| IfIndex(*peer)).chain([exit::IFINDEX]);
+        let names = pod.nics.iter().map(String::as_str).chain([FIRST]);
+        let names = names.map(|name| Named::Name(name.to_owned()));
+        let named = indexes.map(Named::Index).chain(names).collect();
+        let is_host = netns.id() == self.host;
+        let most = if is_host { usize::MAX } else { MOST };
+        let Listed { links, is_cut } = netns.inside(move || list(most, &named)).await?;
         if unread(&links, &before, &before).is_some() {
             // It may have gone since the node's devices were listed.
-            let now = lead_here(&veths(&dump(node.handle).await?));
+            let now = lead_here(&veths(&list(usize::MAX, &Default::default())?.links));
             if let Some(device) = unread(&links, &before, &now) {
                 bail!(
                     "the interface at the other end of {device} cannot be read: what the kernel says of it is not understood"
                 );
             }
         }
+        let too_many = format!(
+            "the pod has more than {MOST} interfaces, so only {FIRST}, those that annotations name, and the first {MOST_VETHS} \
+             with a veth on the node are looked at"
+        );
         Ok(PodLinks {
             netns: netns.id(),
-            is_host: netns.id() == self.host,
+            is_host,
             nsid,
             links: links.into_values().collect(),
-            stale: None,
+            stale: is_cut.then_some(too_many),
         })
+    }
+
+    /// A namespace that is known, and cannot be read; or else the reason.
+    fn unread(&self, error: &anyhow::Error) -> Result<PodLinks, String> {
+        let why = format!("{error:#}");
+        let Some(Place { netns, .. }) = error.downcast_ref() else { return Err(why) };
+        let (netns, is_host) = (*netns, *netns == self.host);
+        Ok(PodLinks { netns, is_host, nsid: None, links: Vec::new(), stale: Some(why) })
+    }
+}
+
+/// The namespace that an error is about.
+#[derive(Debug)]
+struct Place {
+    netns: NetnsId,
+    path: PathBuf,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "network namespace {}", self.path.display())
     }
 }
 
@@ -204,7 +247,7 @@ fn unread<'a>(links: &BTreeMap<IfIndex, Link>, before: &'a Veths, after: &Veths)
 
 /// The last reading, with the reason why the namespace could not be read again.
 fn stale(last: PodLinks, error: &anyhow::Error) -> PodLinks {
-    PodLinks { stale: Some(format!("{error:#}")), ..last }
+    PodLinks { stale: Some(format!("{error:#}; what was mirrored before stays mirrored")), ..last }
 }
 
 /// Whether the reason is a momentary one.

@@ -19,8 +19,9 @@ use tokio::{sync::Notify, task::JoinSet};
 use super::{
     LinkTable, NicPlace, PodNetns, addresses, counters, create, exit,
     inside::Inside,
+    list::{Named, list, one},
     offloads, queue, route,
-    socket::{connect, dump, listen, os_error, serve, watch},
+    socket::{connect, listen, os_error, serve, watch},
 };
 use crate::{
     model::{IfIndex, LinkChange, LinkSnapshot, TargetName},
@@ -30,6 +31,8 @@ use crate::{
 /// The devices of the network namespace that it was made in.
 pub struct Netlink {
     inside: Inside,
+    /// The devices of the last snapshot.
+    known: BTreeSet<Named>,
     /// The devices whose offloads a snapshot includes.
     mirrors: BTreeSet<String>,
     /// The addresses to which a snapshot includes the routes.
@@ -51,6 +54,7 @@ impl Netlink {
         events.spawn(watch(first, Arc::clone(&changed)));
         Ok(Self {
             inside: Inside::new(host),
+            known: BTreeSet::new(),
             mirrors: BTreeSet::new(),
             remotes: BTreeSet::new(),
             shows_redirects: None,
@@ -74,7 +78,8 @@ impl LinkTable for Netlink {
     async fn snapshot(&mut self, pods: &[PodNetns]) -> anyhow::Result<LinkSnapshot> {
         serve(connect()?, async |handle| {
             // First, because the kernel gives a pod's namespace its id when it describes the host end of its veth.
-            let mut host = dump(handle).await?;
+            let mut host = list(usize::MAX, &self.known)?.links;
+            self.known = host.keys().copied().map(Named::Index).collect();
             host.retain(|_, link| {
                 if !self.mirrors.contains(&link.name) {
                     return true;
@@ -131,7 +136,7 @@ impl LinkTable for Netlink {
                 })
             }
             LinkChange::RemoveAddresses(ifindex) => addresses::remove(handle, *ifindex).await,
-            LinkChange::SetOffloads(ifindex, on) => match dump(handle).await?.get(ifindex) {
+            LinkChange::SetOffloads(ifindex, on) => match one(&Named::Index(*ifindex))? {
                 Some(link) => offloads::switch(&link.name, *on),
                 None => Ok(()),
             },

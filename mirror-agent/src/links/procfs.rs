@@ -186,7 +186,7 @@ fn started(stat: &str) -> Option<Duration> {
     Some(Duration::from_millis(ticks.saturating_mul(TICK.as_millis() as u64)))
 }
 
-fn since_boot() -> io::Result<Duration> {
+pub(super) fn since_boot() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_BOOTTIME)?.into())
 }
 

@@ -1,10 +1,8 @@
 //! The rtnetlink sockets: connections, requests and events.
 //!
-//! Knows how to ask and to listen, and nothing of what is asked for: `netlink` and `inside` decide which devices are
-//! read, `create`, `queue` and `sink` change them.
+//! Knows how to ask and to listen, and nothing of what is asked for: `create`, `queue` and `sink` change them.
 
 use std::{
-    collections::BTreeMap,
     io,
     os::fd::{AsFd, AsRawFd},
     sync::Arc,
@@ -13,14 +11,11 @@ use std::{
 
 use anyhow::anyhow;
 use futures_util::StreamExt;
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use rtnetlink::{
     Error, Handle, MulticastGroup,
     packet_route::{
         RouteNetlinkMessage,
-        link::{LinkAttribute, LinkExtentMask, LinkMessage},
         nsid::{NsidAttribute, NsidMessage},
     },
     proto::Connection,
@@ -28,8 +23,7 @@ use rtnetlink::{
 use tokio::sync::Notify;
 use tracing::error;
 
-use super::{decode, text::Mended};
-use crate::model::{IfIndex, Link};
+use super::text::Mended;
 use crate::netns::Netns;
 
 /// Devices, tc filters and qdiscs, ids of namespaces, and addresses.
@@ -43,9 +37,6 @@ const EVENTS: [MulticastGroup; 5] = [
 
 /// How long to wait before an event socket that could not be opened is tried again.
 const REOPEN_AFTER: Duration = Duration::from_secs(1);
-
-/// How often a dump is tried, when devices change while it runs.
-const DUMP_ATTEMPTS: u32 = 16;
 
 /// A connection that does the work while it is polled, and the handle to ask through.
 type Connected = (Connection<RouteNetlinkMessage, Mended>, Handle);
@@ -102,34 +93,6 @@ pub(super) async fn watch(first: impl Future<Output = ()>, changed: Arc<Notify>)
             }
         }
     }
-}
-
-/// All devices of the handle's namespace.
-pub(super) async fn dump(handle: &Handle) -> io::Result<BTreeMap<IfIndex, Link>> {
-    let mut question = LinkMessage::default();
-    question.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-    for _ in 0..DUMP_ATTEMPTS {
-        let question = RouteNetlinkMessage::GetLink(question.clone());
-        let replies = ask(handle, question, NLM_F_DUMP).await?;
-        // Kernels before 6.10 can leave out a device when others come or go while they list them. A tap would be
-        // removed for it.
-        if replies.iter().any(|reply| reply.header.flags & NLM_F_DUMP_INTR != 0) {
-            continue;
-        }
-        return Ok(replies
-            .into_iter()
-            .filter_map(|reply| match reply.payload {
-                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => {
-                    Some(decode::link(message))
-                }
-                _ => None,
-            })
-            .map(|link| (link.ifindex, link))
-            .collect());
-    }
-    Err(io::Error::other(format!(
-        "devices came or went during each of {DUMP_ATTEMPTS} attempts to list them"
-    )))
 }
 
 /// The id that the handle's namespace has for another one.

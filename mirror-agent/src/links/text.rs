@@ -23,7 +23,7 @@ const TYPE: u16 = 0x3fff;
 pub(super) struct Mended(TokioSocket);
 
 /// Mends the messages about devices in what was received.
-fn mend(mut received: &mut [u8]) {
+pub(super) fn mend(mut received: &mut [u8]) {
     while let Some((length, kind)) = number(received).zip(u16_at(received, 4)) {
         let Some((message, rest)) = received.split_at_mut_checked(length.max(HEADERS)) else { return };
         if matches!(kind, libc::RTM_NEWLINK | libc::RTM_DELLINK) {
@@ -51,6 +51,13 @@ fn mend_text(text: &mut [u8]) {
     if str::from_utf8(text).is_err() {
         text.iter_mut().filter(|byte| !byte.is_ascii()).for_each(|byte| *byte = b'?');
     }
+}
+
+/// The first of the messages that were received, and the others.
+pub(super) fn split_first(received: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = number(received)?;
+    let message = received.get(..length).filter(|message| !message.is_empty())?;
+    Some((message, received.get(aligned(length)..).unwrap_or_default()))
 }
 
 const fn aligned(length: usize) -> usize {

@@ -31,6 +31,11 @@ use crate::{
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// The pods whose devices must be read: those that are wanted, and the collectors.
     pub(super) fn pods_to_read(&self, wanted: &[Wanted<'_>], pods: &[Pod]) -> Vec<PodNetns> {
+        let mut nics = BTreeMap::<_, BTreeSet<String>>::new();
+        for wanted in wanted {
+            let names = wanted.expected_nics().map(|(_, name)| name.to_owned());
+            nics.entry(&wanted.pod.id.uid).or_default().extend(names);
+        }
         let wanted = wanted.iter().map(|wanted| wanted.pod);
         // What is ours inside a pod must go when its mirrors have gone.
         let with_exits = pods.iter().filter(|pod| self.exits.may_be_in(&pod.id.uid));
@@ -38,7 +43,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let (mut uids, mut to_read) = (BTreeSet::new(), Vec::new());
         for pod in wanted.chain(collectors).chain(with_exits).filter(|pod| !pod.host_network) {
             if uids.insert(&pod.id.uid) {
-                to_read.push(PodNetns { uid: pod.id.uid.clone(), path: pod.netns.clone() });
+                to_read.push(PodNetns {
+                    uid: pod.id.uid.clone(),
+                    path: pod.netns.clone(),
+                    nics: nics.remove(&pod.id.uid).unwrap_or_default(),
+                });
             }
         }
         to_read

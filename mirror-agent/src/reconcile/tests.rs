@@ -571,7 +571,11 @@ async fn a_pod_whose_process_is_not_there_yet_is_looked_for() {
     let inside = world.links.links.pods.remove("uid-1").unwrap();
     run_for(&mut world, Duration::from_secs(2)).await.unwrap();
     assert_eq!(tapped(&world), [12]);
-    let asked = |uid: &str, path: Option<&str>| PodNetns { uid: uid.into(), path: path.map(Into::into) };
+    let asked = |uid: &str, path: Option<&str>| PodNetns {
+        uid: uid.into(),
+        path: path.map(Into::into),
+        nics: BTreeSet::new(),
+    };
     assert_eq!(
         world.links.asked.last().unwrap().as_slice(),
         [asked("uid-1", None), asked("uid-2", Some("/run/netns/x"))],

@@ -93,9 +93,10 @@ pub struct PodLinks {
     /// The id that the node's namespace has for this namespace (`RTM_GETNSID`); `None`: none yet, so no device of it
     /// has its peer on the node.
     pub nsid: Option<i32>,
-    /// Its devices, loopback included.
+    /// Its devices, loopback included; none, if they could not be read.
     pub links: Vec<Link>,
-    /// Why the devices could not be read again. Then `links` holds those of the last reading that still exist.
+    /// Why not all devices are in `links`: the namespace could not be read now, and `links` holds those of the last reading
+    /// that still exist, or it has too many devices.
     pub stale: Option<String>,
 }
 

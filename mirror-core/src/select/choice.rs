@@ -52,6 +52,17 @@ impl Wanted<'_> {
     pub(super) fn named_nics(&self) -> impl Iterator<Item = (&MirrorId, &str)> {
         self.nics.iter().flat_map(|(mirror, nics)| nics.named().map(move |name| (mirror, name)))
     }
+
+    /// The NICs that must be there, each with a mirror that it is for: those that the mirror names, or else those that Multus
+    /// names.
+    pub fn expected_nics(&self) -> impl Iterator<Item = (&MirrorId, &str)> {
+        let of_networks = self.mirrors.keys().flat_map(move |mirror| {
+            let of = self.nics.get(mirror);
+            let is_for = move |nic: &&str| of.is_none_or(|of| of.named().next().is_none() && of.has(nic));
+            self.pod.networks.iter().map(|(nic, _)| nic).filter(is_for).map(move |nic| (mirror, nic))
+        });
+        self.named_nics().chain(of_networks)
+    }
 }
 
 /// The result of the resources, the annotations and the policy for all pods.

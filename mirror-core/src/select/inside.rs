@@ -7,18 +7,12 @@ use std::{collections::BTreeMap, slice};
 
 use mirror_common::verdict::{Direction, TapKind};
 
-use super::{
-    Policy, Selection, TapsInside, Wanted, Why, is_to_tunnel, is_tunnels, kind_name, nics::is_inner,
-};
+use super::{Policy, Selection, TapsInside, Wanted, Why, is_to_tunnel, is_tunnels, kind_name};
 use crate::{
     annotations::{POD_SIDE_TAPS, POD_SIDE_TAPS_WORDS},
     collector, exit,
     model::{Device, Link, LinkKind, LinkSnapshot, Origin, Pod, PodLinks, PodSide, Tap},
 };
-
-/// Most taps inside one pod, and most veths with a side inside. A pod can make any number of devices, and the node's table
-/// of taps is for all pods.
-pub(super) const MOST_INSIDE: usize = 16;
 
 /// Whether a device that is no veth leads out of the pod: its lower device or peer is in another namespace (macvlan,
 /// ipvlan, VLAN), or it is physical (a VF, or a NIC of the node that was moved into the pod). Any other device
@@ -27,20 +21,13 @@ pub(super) fn leads_out(link: &Link) -> bool {
     let is_over_another = link.peer.is_some_and(|lower| lower.nsid.is_some());
     match &link.kind {
         LinkKind::Loopback | LinkKind::Veth | LinkKind::Dummy | LinkKind::Ifb => false,
-        _ if is_inner(link) => false,
         LinkKind::IpvlanL3s => is_over_another,
-        LinkKind::Other(kind) => kind.is_empty() || is_over_another,
+        LinkKind::Other(kind) => kind.is_empty() || kind != "bridge" && is_over_another,
     }
 }
 
 /// Why a NIC cannot be tapped inside its pod.
-pub(super) fn refusal(
-    nic: &Link,
-    tap: &Tap,
-    pod: &Pod,
-    policy: &Policy,
-    selection: &Selection,
-) -> Option<Why> {
+pub(super) fn refusal(nic: &Link, tap: &Tap, pod: &Pod, policy: &Policy) -> Option<Why> {
     match policy.taps_inside {
         TapsInside::Off => return Some(Why::TapsInsideOff),
         TapsInside::On if !lets_in(pod, tap, policy) => return Some(Why::TapsInsideOff),
@@ -53,9 +40,7 @@ pub(super) fn refusal(
     if is_tunnels(nic) && tap.sessions.values().any(|session| is_to_tunnel(session, policy)) {
         return Some(Why::TunnelInTunnel(kind_name(&nic.kind).to_owned()));
     }
-    let netns = Device::in_pod(tap.owner.netns, nic.ifindex).netns;
-    let is_full = selection.taps.keys().filter(|device| device.netns == netns).count() >= MOST_INSIDE;
-    is_full.then_some(Why::TooManyNics)
+    None
 }
 
 /// The node's ends of veths whose taps can see what reaches the pod at the NIC instead: a session copies that direction,
@@ -72,29 +57,24 @@ pub fn with_two_sides(
         let pod = tap.owner.pod.as_ref().and_then(|pod| pods.get(pod.uid.as_str()));
         let (Some(pod), true) = (pod, copies && tap.kind == TapKind::HostVeth) else { return false };
         let Some((_, nic)) = nic_of(device, tap, links) else { return false };
-        !is_collector(pod, nic, policy) && refusal(nic, tap, pod, policy, selection).is_none()
+        !is_collector(pod, nic, policy) && refusal(nic, tap, pod, policy).is_none()
     };
     let taps = selection.taps.iter().filter(|(device, tap)| has_two(**device, tap));
     taps.map(|(device, _)| *device).collect()
 }
 
-/// Lets the taps at these node's ends see what reaches the pod at the NIC. At most [`MOST_INSIDE`] of a pod change.
+/// Lets the taps at these node's ends see what reaches the pod at the NIC.
 pub fn see_inside(
     devices: impl IntoIterator<Item = Device>,
     selection: &mut Selection,
     links: &LinkSnapshot,
     policy: &Policy,
 ) {
-    let mut inside_of = BTreeMap::<_, usize>::new();
     for device in devices {
         let Some(tap) = selection.taps.get_mut(&device) else { continue };
         let Some((inside, nic)) = nic_of(device, tap, links) else { continue };
-        let count = inside_of.entry(inside.netns).or_default();
-        *count += 1;
-        if *count <= MOST_INSIDE {
-            tap.pod_side = Some(PodSide::seeing(nic.ifindex));
-            tap.exit = exit::of(inside, links).filter(|_| exit::needs_exit(tap, policy));
-        }
+        tap.pod_side = Some(PodSide::seeing(nic.ifindex));
+        tap.exit = exit::of(inside, links).filter(|_| exit::needs_exit(tap, policy));
     }
 }
 

@@ -63,24 +63,14 @@ impl Nics {
     }
 }
 
-/// Whether a device inside a pod is a NIC. A veth is, in any state; another device is if it is up: every namespace has
-/// unused fallback tunnel devices (`tunl0`, `sit0` and so on).
-pub(super) fn is_nic(link: &Link) -> bool {
+/// Whether a device inside a pod is a NIC. A veth is, in any state, and so is what an annotation names; another device is
+/// if it is up: every namespace has unused fallback tunnel devices (`tunl0`, `sit0` and so on).
+pub(super) fn is_nic(link: &Link, is_named: bool) -> bool {
     match link.kind {
         _ if is_exit(link) => false,
         LinkKind::Loopback => false,
         LinkKind::Veth => true,
-        LinkKind::Dummy | LinkKind::Ifb | LinkKind::IpvlanL3s | LinkKind::Other(_) => link.up,
-    }
-}
-
-/// Whether a device that leads to no device of the node may serve containers inside the pod (docker, kind). These
-/// containers reach the node by another NIC, and there can be many such devices, with random names.
-pub(super) fn is_inner(link: &Link) -> bool {
-    match &link.kind {
-        LinkKind::Veth => true,
-        LinkKind::Other(kind) => kind == "bridge",
-        LinkKind::Loopback | LinkKind::Dummy | LinkKind::Ifb | LinkKind::IpvlanL3s => false,
+        LinkKind::Dummy | LinkKind::Ifb | LinkKind::IpvlanL3s | LinkKind::Other(_) => link.up || is_named,
     }
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 
 use mirror_common::{abi::MAX_SESSIONS_PER_TAP, verdict::Direction};
 
-use super::{Attachment, PREFIX, Refusal, inside::MOST_INSIDE};
+use super::{Attachment, MOST_NICS, PREFIX, Refusal};
 use crate::{
     coverage::Way,
     mirror_iface::Conflict,
@@ -29,15 +29,17 @@ pub enum Why {
     NetnsUnreadable(String),
     /// It has no NIC yet.
     NoNic,
-    /// It has no NIC of this name, which the mirror is for.
+    /// It has no NIC of this name, which the mirror, or the annotation of Multus, names.
     NoSuchNic,
+    /// The mirror is for the loopback interface.
+    Loopback,
     /// An annotation of Kube-OVN asks for the NICs of a network that none of the pod's NICs is in.
     NoSuchNetwork(Attachment),
     /// The NIC, of this kind, has no veth end on the node.
     NoHostInterface(String),
     /// The NIC can be tapped inside the pod only, and the administrator or the pod does not want that.
     TapsInsideOff,
-    /// The pod has as many taps inside as fit before it.
+    /// The pod has more NICs than are tapped.
     TooManyNics,
     /// The pod has no exit for the copies of this NIC, and why.
     NoExit(String),
@@ -109,6 +111,7 @@ impl Why {
                 | Self::TargetRefused(..)
                 | Self::TargetNotAllowed(_)
                 | Self::NoSuchNic
+                | Self::Loopback
                 | Self::NoSuchNetwork(_)
                 | Self::NamespaceExcluded
                 | Self::NamespaceNotAllowed
@@ -123,7 +126,7 @@ impl Why {
     pub const fn effect(&self) -> &'static str {
         match self {
             Self::Hidden(_, Hidden::Program(_) | Hidden::AtExit(_)) => "perhaps partly mirrored",
-            Self::Hidden(..) | Self::Bypassed(..) | Self::Removed(_) => "partly mirrored",
+            Self::Hidden(..) | Self::Bypassed(..) | Self::Removed(_) | Self::TooManyNics => "partly mirrored",
             why if why.is_passing() => "not mirrored yet",
             _ => "not mirrored",
         }
@@ -137,6 +140,7 @@ impl Why {
             Self::NetnsUnreadable(_) => "NetnsUnreadable",
             Self::NoNic => "NoNic",
             Self::NoSuchNic => "NoSuchNic",
+            Self::Loopback => "Loopback",
             Self::NoSuchNetwork(_) => "NoSuchNetwork",
             Self::NoHostInterface(_) => "NoHostInterface",
             Self::TapsInsideOff => "TapsInsideOff",
@@ -184,8 +188,10 @@ impl Why {
                 "Wait until the CNI has connected the pod. If it does not, look at the Events of the pod."
             }
             Self::NoSuchNic => {
-                "Correct podmirror.io/nics. `ip link` inside the pod shows the names of its NICs."
+                "Correct podmirror.io/nics, if it has the name. Else look for what has taken the NIC away. `ip link` inside \
+                 the pod shows the names of its NICs."
             }
+            Self::Loopback => "Take the name out of podmirror.io/nics.",
             Self::NoSuchNetwork(_) => {
                 "Wait until Multus has written its annotation. If it has, correct the name in the annotation of Kube-OVN."
             }
@@ -297,8 +303,12 @@ impl fmt::Display for Why {
             Self::NetnsUnreadable(error) => write!(f, "its network namespace cannot be read: {error}"),
             Self::NoNic => write!(f, "its network namespace has no interface but loopback yet"),
             Self::NoSuchNic => {
-                write!(f, "the pod has no interface of this name, which a mirror asks for")
+                write!(
+                    f,
+                    "the pod has no interface of this name, which the mirror or Multus' annotation names"
+                )
             }
+            Self::Loopback => write!(f, "the loopback interface of a pod cannot be mirrored"),
             Self::NoSuchNetwork(attachment) => attachment.fmt(f),
             Self::NoHostInterface(kind) => {
                 write!(f, "an interface of kind {kind:?} has no veth end on the node to tap")
@@ -309,7 +319,7 @@ impl fmt::Display for Why {
                  podmirror.io/pod-side-taps of the pod)"
             ),
             Self::TooManyNics => {
-                write!(f, "at most {MOST_INSIDE} NICs are tapped inside one pod, and others come first")
+                write!(f, "at most {MOST_NICS} NICs of a pod are tapped, and it has more")
             }
             Self::NoExit(why) => {
                 write!(f, "no device of ours inside the pod, through which copies leave it: {why}")

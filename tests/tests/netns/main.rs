@@ -36,6 +36,7 @@ mod devices;
 mod explained;
 mod far;
 mod filters;
+mod floods;
 mod harness;
 mod hidden;
 mod intruders;

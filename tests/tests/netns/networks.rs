@@ -189,3 +189,29 @@ fn a_network_with_a_new_name_keeps_its_mirror() {
     assert_eq!(status.tap(hosts[1]).network.as_deref(), Some("shop/quick"));
     assert_eq!(hosts.map(|host| status.tap(host).sessions.len()), [1, 1]);
 }
+
+/// A macvlan: nothing on the node changes when it is plugged in.
+#[test]
+fn a_nic_that_multus_names_is_looked_for_at_once() {
+    let lab = Lab::new("plugged");
+    lab.bridge("br0");
+    for line in ["add up0 type veth peer name up1", "set up0 up", "set up1 up"] {
+        lab.node().ip(&format!("link {line}"));
+    }
+    let mut web = lab.pod("web", "br0");
+    let pods = PodsFile::new(&lab, &[PodSpec::of(&web).mirror("true")]);
+    let agent = Agent::run(&lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[&web]);
+    web.add_nic_over(&lab, "macvlan mode bridge", "up0");
+    let of_web = || with_network(PodSpec::of(&web).mirror("true"), "shop/fast");
+    pods.write(&[of_web()]);
+    let status = lab.wait_taps(&[web.veth_host(), "eth1"]);
+    assert_eq!(status.tap("eth1").network.as_deref(), Some("shop/fast"));
+    wait_reasons(&lab, &[]);
+
+    // What it names and is not there is told.
+    let absent = serde_json::json!([{"name": "shop/slow", "interface": "net9"}]).to_string();
+    pods.write(&[PodSpec::of(&web).mirror("true").annotated(NETWORK_STATUS, &absent)]);
+    wait_reasons(&lab, &["NoSuchNic"]);
+    agent.stop();
+}

@@ -16,7 +16,7 @@ use super::*;
 use crate::links::{
     LinkTable as _, NicPlace,
     netlink::Netlink,
-    socket::ask,
+    socket::{ask, connect, serve},
     tests::{DEADLINE, PodNs, add, add_nic, handle, on_a_node, snapshot_of},
 };
 use crate::model::LinkKind;

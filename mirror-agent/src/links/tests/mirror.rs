@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, UdpSocket};
 
+use mirror_core::{exit, tunnel::TunnelDevice};
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkFlags, LinkMessage,
 };
@@ -64,6 +65,23 @@ fn the_mirror_interface_is_made_silent_and_ours() {
 }
 
 /// A DHCP request of a pod is a broadcast, and the node may have a DHCP server.
+/// A tap that is moved into a pod, while no agent runs, would clone to what has the index of its target there.
+#[test]
+fn no_device_of_ours_has_an_index_that_a_pod_may_have() {
+    on_a_node(|| async {
+        let mut netlink = Netlink::new().unwrap();
+        for name in ["mirror0", "mirror1"] {
+            let made = LinkChange::CreateMirror { name: name.into(), mtu: 1500, offloads: true };
+            netlink.apply(&made).await.unwrap();
+        }
+        netlink.apply(&LinkChange::CreateHub).await.unwrap();
+        netlink.apply(&LinkChange::CreateTunnel(TunnelDevice::Vxlan(4789))).await.unwrap();
+        let host = netlink.snapshot(&[]).await.unwrap().host;
+        let ours: Vec<_> = host.values().filter(|link| link.kind != LinkKind::Loopback).collect();
+        assert!(ours.len() >= 4 && ours.iter().all(|link| link.ifindex > exit::IFINDEX), "{ours:?}");
+    });
+}
+
 #[test]
 fn a_copied_broadcast_does_not_reach_the_node_itself() {
     on_a_node(|| async {

@@ -14,6 +14,7 @@ use crate::{
     model::{
         ALIAS, ActualTap, HookState, IfIndex, LinkChange, LinkSnapshot, NetnsId, Peer, PodLinks, TargetName,
     },
+    networks::{Entry, Networks},
     select::{Filters, MIRROR, NICS, choose, select, tests::mk_pod},
 };
 
@@ -81,8 +82,8 @@ fn what_leads_out_is_tapped_and_the_rest_where_it_is_named() {
     let policy = Policy::default();
     let (taps, why) = selected(&[(MIRROR, "true")], &links, &policy);
     assert_eq!(taps, ["eth0", "net1", "vf0", "net2"]);
-    let none = ["eth0.5", "wg0", "lost", "br0"].map(|nic| format!("{nic} NoHostInterface"));
-    assert_eq!(why, none);
+    // The others send through these.
+    assert_eq!(why, ["lost NoHostInterface"]);
     let (taps, why) = selected(&[(MIRROR, "true"), (NICS, "eth0.5,lost,br0")], &links, &policy);
     assert_eq!((taps, why), (vec!["eth0.5".to_owned(), "lost".to_owned(), "br0".to_owned()], vec![]));
 }
@@ -127,8 +128,77 @@ fn a_pod_with_many_devices_does_not_take_the_places_of_others() {
     let many = (2..40).map(|index| mk_link(index, &format!("net{index}"), kind("macvlan"), Some(LOWER)));
     let links = node_of(&mk_pod("web", &[]), many.collect());
     let (taps, why) = selected(&[(MIRROR, "true")], &links, &Policy::default());
-    assert_eq!((taps.len(), why.len()), (MOST_INSIDE, 38 - MOST_INSIDE));
-    assert!(why.iter().all(|why| why.ends_with("TooManyNics")), "{why:?}");
+    let first: Vec<_> = (2..18).map(|index| format!("net{index}")).collect();
+    assert_eq!((taps, why), (first, vec![" TooManyNics".to_owned()]));
+    // Those that are named come first.
+    let (taps, why) = selected(
+        &[(MIRROR, "true"), ("podmirror.io/mirror.two", "true"), ("podmirror.io/nics.two", "net39")],
+        &links,
+        &Policy::default(),
+    );
+    assert!(
+        taps.len() == 16 && taps.contains(&"net39".to_owned()) && !taps.contains(&"net17".to_owned()),
+        "{taps:?} {why:?}"
+    );
+}
+
+/// By the devices of pods with a VPN, VMs (Kata, KubeVirt), VRRP, a tunnel and a shaper.
+#[test]
+fn what_sends_through_another_nic_of_the_pod_is_not_told_of() {
+    let over_eth0 = Some(Peer { ifindex: 2, nsid: None });
+    let inner = [
+        ("tun0", "tun", None),
+        ("tap0", "tun", None),
+        ("tap0_kata", "tun", None),
+        ("vrrp.51", "macvlan", over_eth0),
+        ("vxlan7", "vxlan", over_eth0),
+        ("br0", "bridge", None),
+    ];
+    let mut devices: Vec<_> = inner
+        .iter()
+        .zip(10..)
+        .map(|((name, of, lower), index)| Link {
+            is_ethernet: *name != "tun0",
+            ..mk_link(index, name, kind(of), *lower)
+        })
+        .collect();
+    devices.push(mk_link(20, "ifb0", LinkKind::Ifb, None));
+    devices.push(mk_link(21, "k6t-eth0", LinkKind::Dummy, None));
+    let eth0 = mk_link(2, "eth0", kind("macvlan"), Some(LOWER));
+    let web = mk_pod("web", &[]);
+    let with_nic = node_of(&web, [vec![eth0], devices.clone()].concat());
+    assert_eq!(
+        selected(&[(MIRROR, "true")], &with_nic, &Policy::default()),
+        (vec!["eth0".to_owned()], vec![])
+    );
+    // A pod of which nothing leads out is told of.
+    let (taps, why) = selected(&[(MIRROR, "true")], &node_of(&web, devices), &Policy::default());
+    assert_eq!((taps, why.len()), (vec![], 8), "{why:?}");
+}
+
+#[test]
+fn a_nic_that_is_down_or_absent_or_loopback_is_told_of_as_what_it_is() {
+    let down = Link { up: false, ..mk_link(3, "net1", kind("macvlan"), Some(LOWER)) };
+    let mut devices =
+        vec![mk_link(1, "lo", LinkKind::Loopback, None), mk_link(2, "eth0", kind("macvlan"), Some(LOWER))];
+    devices.push(down);
+    let links = node_of(&mk_pod("web", &[]), devices);
+    let (taps, why) = selected(&[(MIRROR, "true"), (NICS, "lo,eth0,net1,net2")], &links, &Policy::default());
+    assert_eq!(taps, ["eth0", "net1"]);
+    assert_eq!(why, ["lo Loopback", "net2 NoSuchNic"]);
+    // Multus names them.
+    let entries = ["net1", "net2"].map(|nic| Entry { network: Some("shop/fast"), nic: Some(nic) });
+    let of_multus = |nics: &[(&str, &str)]| {
+        let annotations = [&[(MIRROR, "true")], nics].concat();
+        selected_of(
+            Pod { networks: Networks::of(entries), ..mk_pod("web", &annotations) },
+            &links,
+            &Policy::default(),
+        )
+    };
+    let two = vec!["eth0".to_owned(), "net1".to_owned()];
+    assert_eq!(of_multus(&[]), (two, vec!["net2 NoSuchNic".to_owned()]));
+    assert_eq!(of_multus(&[(NICS, "eth0")]), (vec!["eth0".to_owned()], vec![]), "it is for another NIC");
 }
 
 /// The effect of a change on the devices, as the kernel has it.

@@ -1,0 +1,249 @@
+//! Lists devices: those of the calling thread's network namespace, or single ones of them.
+//!
+//! Anybody who may make devices decides how long a list is, and root in a pod may. So a list is decoded one message at a
+//! time, ends after a number of devices, and is not begun again and again because devices come and go meanwhile. A request
+//! never waits: the kernel answers while it is asked. `netlink` and `inside` call this module, and `create` and `exit` ask for
+//! the one device that they have made.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
+
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use rtnetlink::{
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{LinkAttribute, LinkExtentMask, LinkMessage},
+    },
+    sys::{Socket, protocols::NETLINK_ROUTE},
+};
+
+use super::{
+    decode,
+    text::{mend, split_first},
+};
+use crate::model::{IfIndex, Link};
+
+/// How often a list is tried, when devices change while it is made.
+const ATTEMPTS: u32 = 3;
+/// Bytes of the longest datagram: of a device with as many alternative names as the kernel takes (64 KiB), and more.
+const DATAGRAM: usize = 256 << 10;
+
+/// The devices that were found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Listed {
+    /// By index.
+    pub(super) links: BTreeMap<IfIndex, Link>,
+    /// There are more devices than were allowed. Then only those that were named are in it.
+    pub(super) is_cut: bool,
+}
+
+/// A device that is asked for by itself.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Named {
+    Index(IfIndex),
+    Name(String),
+}
+
+/// All devices, if they are `most` at most; else those that are `named`, as far as they are there.
+///
+/// If devices come and go during each attempt, the last list counts. Kernels before 6.10 can leave out a device then, and a
+/// tap would be removed for it. So each device that is `named`, or that another attempt has found, is asked for by itself.
+pub(super) fn list(most: usize, named: &BTreeSet<Named>) -> io::Result<Listed> {
+    let mut asked: BTreeSet<_> = named.clone();
+    let mut last = BTreeMap::new();
+    for _ in 0..ATTEMPTS {
+        match attempt(most)? {
+            Attempt::Whole(links) => return Ok(Listed { links, is_cut: false }),
+            Attempt::TooMany => {
+                let links = named.iter().map(one).filter_map(Result::transpose);
+                let links = links.map(|link| link.map(|link| (link.ifindex, link)));
+                return Ok(Listed { links: links.collect::<io::Result<_>>()?, is_cut: true });
+            }
+            Attempt::Interrupted(links) => {
+                asked.extend(last.keys().copied().map(Named::Index));
+                last = links;
+            }
+        }
+    }
+    let is_there = |of: &Named| match of {
+        Named::Index(ifindex) => last.contains_key(ifindex),
+        Named::Name(name) => last.values().any(|link| link.name == *name),
+    };
+    asked.retain(|of| !is_there(of));
+    for of in &asked {
+        last.extend(one(of)?.map(|link| (link.ifindex, link)));
+    }
+    Ok(Listed { links: last, is_cut: false })
+}
+
+/// One device; `None`: there is none.
+pub(super) fn one(of: &Named) -> io::Result<Option<Link>> {
+    let mut question = LinkMessage::default();
+    match of {
+        Named::Index(ifindex) => question.header.index = ifindex.0,
+        Named::Name(name) => question.attributes.push(LinkAttribute::IfName(name.clone())),
+    }
+    let mut found = None;
+    let asked = ask(question, 0, |reply| {
+        found = device(reply);
+        false
+    });
+    match asked {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        asked => asked.map(|()| found),
+    }
+}
+
+/// What one dump has shown.
+enum Attempt {
+    Whole(BTreeMap<IfIndex, Link>),
+    /// Devices have changed meanwhile.
+    Interrupted(BTreeMap<IfIndex, Link>),
+    TooMany,
+}
+
+fn attempt(most: usize) -> io::Result<Attempt> {
+    let (mut links, mut is_interrupted) = (BTreeMap::new(), false);
+    ask(LinkMessage::default(), NLM_F_DUMP, |reply| {
+        is_interrupted |= reply.header.flags & NLM_F_DUMP_INTR != 0;
+        links.extend(device(reply).map(|link| (link.ifindex, link)));
+        links.len() <= most
+    })?;
+    Ok(match is_interrupted {
+        _ if links.len() > most => Attempt::TooMany,
+        true => Attempt::Interrupted(links),
+        false => Attempt::Whole(links),
+    })
+}
+
+fn device(reply: NetlinkMessage<RouteNetlinkMessage>) -> Option<Link> {
+    match reply.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => Some(decode::link(message)),
+        _ => None,
+    }
+}
+
+/// Hands over each reply, until there is no more or `take` returns false. A reply that cannot be decoded is left out.
+fn ask(
+    mut question: LinkMessage,
+    flags: u16,
+    mut take: impl FnMut(NetlinkMessage<RouteNetlinkMessage>) -> bool,
+) -> io::Result<()> {
+    question.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetLink(question));
+    request.header.flags = NLM_F_REQUEST | flags;
+    request.finalize();
+    let mut bytes = vec![0; request.buffer_len()];
+    request.serialize(&mut bytes);
+
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    socket.send(&bytes, 0)?;
+    let mut received = Vec::with_capacity(DATAGRAM);
+    loop {
+        received.clear();
+        let length = socket.recv(&mut received, libc::MSG_TRUNC)?;
+        if length > received.len() {
+            return Err(io::Error::other(format!(
+                "the kernel's answer has {length} bytes, more than {DATAGRAM}"
+            )));
+        }
+        mend(&mut received);
+        let mut rest = received.as_slice();
+        while let Some((message, after)) = split_first(rest) {
+            rest = after;
+            let Ok(reply) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else { continue };
+            let is_last = match &reply.payload {
+                NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+                NetlinkPayload::Done(done) if done.code < 0 => {
+                    return Err(io::Error::from_raw_os_error(-done.code));
+                }
+                NetlinkPayload::Done(_) => true,
+                _ => false,
+            };
+            if !take(reply) || is_last {
+                return Ok(());
+            }
+        }
+        if flags & NLM_F_DUMP == 0 {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
+
+    use rtnetlink::{LinkUnspec, LinkVeth};
+
+    use super::*;
+    use crate::links::tests::{add, handle, on_a_node};
+
+    fn names(listed: &Listed) -> Vec<&str> {
+        listed.links.values().map(|link| link.name.as_str()).collect()
+    }
+
+    #[test]
+    fn of_too_many_devices_those_are_found_that_are_named() {
+        on_a_node(|| async {
+            let handle = handle();
+            for n in 0..4 {
+                add(&handle, LinkVeth::new(&format!("a{n}"), &format!("b{n}")).build()).await;
+            }
+            let all = list(9, &BTreeSet::new()).unwrap();
+            assert_eq!((all.links.len(), all.is_cut), (9, false), "with loopback");
+            let a1 = all.links.values().find(|link| link.name == "a1").unwrap();
+            let named = [Named::Index(a1.ifindex), Named::Name("b3".into()), Named::Name("lo".into())];
+            let absent = [Named::Index(IfIndex(999)), Named::Name("eth0".into())];
+            let cut = list(8, &named.into_iter().chain(absent).collect()).unwrap();
+            let mut found = names(&cut);
+            found.sort_unstable();
+            assert_eq!((found, cut.is_cut), (vec!["a1", "b3", "lo"], true));
+            assert_eq!(cut.links.get(&a1.ifindex), Some(a1), "as in the list");
+        });
+    }
+
+    /// The devices are more than the kernel puts into one datagram.
+    #[test]
+    fn devices_that_come_and_go_keep_nobody_from_a_list() {
+        on_a_node(|| async {
+            let adding = handle();
+            for n in 0..60 {
+                add(&adding, LinkVeth::new(&format!("a{n}"), &format!("b{n}")).build()).await;
+            }
+            let before = list(usize::MAX, &BTreeSet::new()).unwrap().links;
+            let named = before.keys().copied().map(Named::Index).collect();
+            let stop = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                    runtime.block_on(async {
+                        let handle = handle();
+                        while !stop.load(Ordering::Relaxed) {
+                            add(&handle, LinkVeth::new("c", "d").build()).await;
+                            let c = LinkUnspec::new_with_name("c").build();
+                            handle.link().del_with_message(c).execute().await.unwrap();
+                        }
+                    });
+                });
+                let lists: Vec<_> = (0..100).map(|_| list(usize::MAX, &named)).collect();
+                stop.store(true, Ordering::Relaxed);
+                for listed in lists {
+                    let listed = listed.unwrap();
+                    let mut rest = listed.links.clone();
+                    rest.retain(|ifindex, _| !before.contains_key(ifindex));
+                    assert!(rest.len() <= 4, "{rest:?}");
+                    assert_eq!((listed.links.len() - rest.len(), listed.is_cut), (before.len(), false));
+                }
+            });
+        });
+    }
+}

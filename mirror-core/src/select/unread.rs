@@ -1,0 +1,72 @@
+//! Namespaces that a new agent cannot read: the taps there stay.
+//!
+//! Pure. The loop calls [`keep_installed`] for each snapshot, before it selects.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    exit,
+    model::{ActualTap, Device, IfIndex, Link, LinkKind, LinkSnapshot, Peer, Tap},
+};
+
+/// Puts the NICs of installed taps into the readings of namespaces that cannot be read, so that they stay tapped. A tap must
+/// be this pod's, in this namespace, and its veth must lead to another namespace as before.
+pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, ActualTap>) {
+    let hub = exit::hub(links).map(|hub| hub.ifindex.0);
+    let LinkSnapshot { host, pods, .. } = links;
+    let unread = pods.iter_mut().filter_map(|(uid, inside)| Some((uid, inside.as_mut().ok()?)));
+    for (uid, inside) in unread.filter(|(_, inside)| inside.links.is_empty()) {
+        let taps =
+            installed.iter().filter_map(|(device, installed)| Some((*device, installed.tap.as_ref()?)));
+        let netns = inside.netns;
+        let is_its =
+            |tap: &Tap| tap.owner.netns == netns && tap.owner.pod.as_ref().is_some_and(|pod| pod.uid == *uid);
+        for (device, tap) in taps.filter(|(_, tap)| is_its(tap)) {
+            if !device.is_on_node() {
+                inside.links.push(link(device.ifindex, &tap.owner.nic, LinkKind::Other(String::new()), None));
+            } else if let Some((nic, nsid)) = host.get(&device.ifindex).and_then(|end| nic(end, tap)) {
+                if inside.nsid.is_some_and(|of| of != nsid) {
+                    continue;
+                }
+                inside.nsid = Some(nsid);
+                inside.links.push(nic);
+            }
+        }
+        let has_exit = |of: &ActualTap| of.tap.as_ref().is_some_and(|tap| is_its(tap) && tap.exit.is_some());
+        if let Some(hub) = hub.filter(|_| installed.values().any(has_exit)) {
+            let lower = Peer { ifindex: hub, nsid: Some(0) };
+            let exit = link(exit::IFINDEX, exit::NAME, LinkKind::Other("macvlan".into()), Some(lower));
+            inside.links.push(Link { mtu: exit::MTU, is_private: true, ..exit });
+        }
+        if let Some(why) = inside.stale.as_mut().filter(|_| !inside.links.is_empty()) {
+            why.push_str("; what was mirrored before stays mirrored");
+        }
+    }
+}
+
+/// The NIC at the other end of a veth, as its tap has known it, and the id of its namespace.
+fn nic(end: &Link, tap: &Tap) -> Option<(Link, i32)> {
+    let peer = end.peer.filter(|_| end.kind == LinkKind::Veth && end.name == tap.owner.device)?;
+    let back = Peer { ifindex: end.ifindex.0, nsid: Some(0) };
+    Some((link(IfIndex(peer.ifindex), &tap.owner.nic, LinkKind::Veth, Some(back)), peer.nsid?))
+}
+
+fn link(ifindex: IfIndex, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link {
+    Link {
+        ifindex,
+        name: name.to_owned(),
+        kind,
+        up: true,
+        carrier: true,
+        master: None,
+        peer,
+        queueless: true,
+        is_ethernet: true,
+        address: None,
+        mtu: 0,
+        alias: None,
+        external: None,
+        is_private: false,
+        offloads: None,
+    }
+}

@@ -1,0 +1,115 @@
+//! Root inside a pod makes more devices than a pod needs, and changes them as fast as it can. Its own mirror goes on, the
+//! reason is told of that pod alone, and nobody waits for it.
+
+use std::{fs, process::Stdio, time::Instant};
+
+use mirror_tests::{
+    Agent, Frame, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, Status, TapStatus, check, eventually,
+};
+
+use crate::{MIRROR, Node, any_mode};
+
+/// More than are looked at (512), two of a pair.
+const PAIRS: usize = 300;
+/// More veths between the pod and the node than are tapped (16).
+const VETHS: usize = 20;
+
+/// Runs commands of `ip`, one a line.
+fn batch(lab: &Lab, netns: &Netns, lines: impl Iterator<Item = String>) -> std::process::Child {
+    let file = lab.files().join(format!("{}.batch", netns.name()));
+    fs::write(&file, lines.collect::<Vec<_>>().join("\n")).unwrap();
+    let mut ip = netns.command("ip");
+    ip.arg("-batch").arg(&file).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// The reasons that are told, by pod.
+fn reasons(status: &Status) -> Vec<(String, String)> {
+    let notes = status.notes.as_ref().and_then(|notes| notes["not_mirrored"].as_array().cloned());
+    let word = |note: &serde_json::Value, key: &str| note[key].as_str().unwrap_or_default().to_owned();
+    notes.unwrap_or_default().iter().map(|note| (word(note, "pod"), word(note, "reason"))).collect()
+}
+
+#[test]
+fn a_pod_that_floods_its_namespace_keeps_its_mirror_and_delays_nobody() {
+    let Node { web, db, lab } = &Node::bridged("flood");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let before = lab.wait_mirrored(&[web]);
+    let tap = before.tap(web.veth_host());
+
+    let inside = (0..PAIRS).map(|n| format!("link add a{n} type veth peer name b{n}"));
+    assert!(batch(lab, web.netns(), inside).wait().unwrap().success());
+    let name = web.netns().name();
+    let to_node = (0..VETHS).map(|n| format!("link add f{n} type veth peer name g{n} netns {name}"));
+    assert!(batch(lab, lab.node(), to_node).wait().unwrap().success());
+    // It ends by itself.
+    let loop_of = ["link add c type veth peer name d", "link delete c"].map(str::to_owned);
+    let mut churn = batch(lab, web.netns(), loop_of.into_iter().cycle().take(4_000));
+    let expected = ["NetnsUnreadable", "TooManyNics"].map(|why| ("default/web".to_owned(), why.to_owned()));
+    let is_bounded = |status: &Status, of_db: usize| {
+        let of = |pod: &PodNs| {
+            let is_of = |of: &TapStatus| of.pod.as_ref().is_some_and(|of| of.name == pod.name());
+            status.taps.iter().filter(|tap| is_of(tap) && tap.is_attached()).count()
+        };
+        let mut told = reasons(status);
+        told.sort();
+        check((of(web), of(db)) == (16, of_db) && told == expected, || format!("{} {told:?}", of(web)))
+    };
+    lab.wait_status(|status| is_bounded(status, 0));
+
+    // Another pod does not wait, neither with this agent nor with the next one, and the tap stays.
+    let both = [PodSpec::of(web).mirror("true"), PodSpec::of(db).mirror("true")];
+    let began = Instant::now();
+    pods.write(&both);
+    lab.wait_status(|status| is_bounded(status, 1));
+    eprintln!("flood: a tap of another pod after {:?}", began.elapsed());
+    agent.stop();
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let after = lab.wait_status(|status| is_bounded(status, 1));
+    let same = after.tap(web.veth_host());
+    assert_eq!((same.ifindex, same.sessions[0].serial), (tap.ifindex, tap.sessions[0].serial));
+    let _ = churn.kill();
+    churn.wait().unwrap();
+    let warnings = agent.log_with(&["\"WARN\""]);
+    assert!(warnings.iter().all(|line| line.contains("default/web")), "{warnings:#?}");
+    agent.stop();
+}
+
+/// Each namespace counts its devices from 1. So where the tap comes to, there may be devices of any small index. (A filter of
+/// clsact does not come along.)
+#[test]
+fn a_tap_that_moves_away_while_no_agent_runs_copies_to_nobody() {
+    let Node { web, db: _db, lab } = &Node::bridged("moved");
+    let cell = Netns::new(&format!("{}-cell", lab.node().name()));
+    cell.keep_quiet();
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let (host, own) = (web.veth_host(), lab.ifindex(web.veth_host()));
+    agent.kill();
+    lab.node().ip(&format!("link set {host} netns {}", cell.name()));
+    cell.ip(&format!("link set {host} up"));
+    let others = (2..40).step_by(2).filter(|index| ![own, own - 1].contains(index));
+    for index in others {
+        cell.ip(&format!("link add t{index} index {index} type veth peer name u{index} index {}", index + 1));
+        cell.ip(&format!("link set t{index} up"));
+        cell.ip(&format!("link set u{index} up"));
+    }
+    let sent = || {
+        let links = cell.ip("-json -stats link show");
+        let links: Vec<serde_json::Value> = serde_json::from_str(&links).unwrap();
+        let packets = |name: &str, way: &str| {
+            let of = links.iter().filter(|link| link["ifname"].as_str().unwrap().starts_with(name));
+            of.map(|link| link["stats64"][way]["packets"].as_u64().unwrap()).sum::<u64>()
+        };
+        (packets(host, "rx"), packets("t", "tx") + packets("u", "tx"))
+    };
+    let (received, before) = sent();
+    for _ in 0..10 {
+        web.send_frame(&Frame::new([2, 0, 0, 0, 0, 99], web.eth0().mac).bytes());
+    }
+    eventually(SOON, || check(sent().0 >= received + 10, || format!("{:?}", sent())));
+    assert_eq!(sent().1, before, "copies in another namespace");
+    assert!(lab.ifindex(MIRROR) > 0x706d_0000);
+    lab.cleanup();
+}
