@@ -124,7 +124,7 @@ fn namespaces_share_the_room_of_a_status() {
         .chain(many(Some("aaa"), 300))
         .chain(many(Some("bank"), 2))
         .chain(many(Some("shop"), 40));
-    let status = summary(&report(resources.collect()), &Counts::new());
+    let status = summary(&report(resources.collect()), &Counts::default());
     let told = |namespace: Option<&str>| {
         let of = status.mirrors.iter().filter(|mirror| mirror.namespace.as_deref() == namespace);
         let reasons = of.clone().map(|mirror| mirror.not_covered.len()).sum::<usize>();
@@ -215,7 +215,7 @@ async fn the_first_changes_of_a_quiet_node_are_written_within_two_seconds() {
     let client = server(&sent, |_| None);
     let (reports, reader) = watch::channel(report(vec![]));
     reports.send_replace(report(vec![mirror("a", 1)]));
-    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::new())));
+    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::default())));
     for mirrors in [2, 3, 4] {
         sleep(Duration::from_secs(2)).await;
         assert_eq!(paths(&sent).len(), 1, "{mirrors}");
@@ -312,7 +312,7 @@ async fn a_node_that_comes_back_has_its_report_soon() {
     let client =
         fake::client_with_bodies(move |request, body| of_server.lock().unwrap().answer(request, body));
     let (reports, reader) = watch::channel(Arc::<Report>::default());
-    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::new())));
+    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::default())));
     reports.send_replace(report(vec![mirror("a", 1)]));
     let after = async |seconds| {
         sleep(Duration::from_secs(seconds)).await;
@@ -337,6 +337,6 @@ async fn a_node_that_comes_back_has_its_report_soon() {
     let client =
         fake::client_with_bodies(move |request, body| of_server.lock().unwrap().answer(request, body));
     drop(reports);
-    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::new())));
+    tokio::spawn(write_with(client, "one".into(), reader, || Ok(Counts::default())));
     assert_eq!(after(2 * LOOK.as_secs() + 61).await, Some(vec![]));
 }

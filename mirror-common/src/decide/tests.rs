@@ -552,7 +552,7 @@ fn a_tunnel_gets_copies_only_while_they_are_addressed() {
 #[test]
 fn a_filter_of_segments_lets_super_frames_pass_into_streams() {
     let stream = Reach { ifindex: 0, flags: TARGET_UP | TARGET_STREAM };
-    let device = Reach { ifindex: BRIDGE, flags: READY };
+    let device = Reach { ifindex: 20, flags: READY };
     let of_segments = Session { flags: SESSION_FILTERED | SESSION_SEGMENTS, ..session(0, 0, 0) };
     let plain = Session { flags: SESSION_FILTERED, ..session(0, 0, 0) };
     for (target, session, is_super_frame, verdict) in [

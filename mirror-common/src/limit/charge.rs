@@ -135,19 +135,25 @@ pub fn give_back<M: Meters>(meters: &mut M, bill: Bill, paid: Paid) {
 #[inline(always)]
 fn charge_each<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64, paid: &mut Paid) -> Result<(), Verdict> {
     let Bill { session, target, namespace, pod, len } = bill;
-    let take = |limits: &Limits, meter: &mut Meter| meter.take(limits, now_ns, len);
+    // A closure for each meter: one that several shared would be a function of its own, and before Linux 6.14 a program
+    // calls none while it holds a lock.
+    macro_rules! take {
+        () => {
+            |limits: &Limits, meter: &mut Meter| meter.take(limits, now_ns, len)
+        };
+    }
     if let Some(id) = session {
-        meters.session(id, take).unwrap_or(Err(Verdict::Failed))?;
+        meters.session(id, take!()).unwrap_or(Err(Verdict::Failed))?;
         paid.bits |= Paid::SESSION;
     }
     if let Some(place) = target {
-        meters.target(place, take).unwrap_or(Err(Verdict::Failed))?;
+        meters.target(place, take!()).unwrap_or(Err(Verdict::Failed))?;
         paid.bits |= Paid::TARGET;
     }
     let Some(index) = pod else { return Ok(()) };
     // The ceiling, and the share if anything is left of it.
     let take_pod = |[ceiling, share]: [&Limits; 2], meter: &mut PodMeter| {
-        take(ceiling, &mut meter.ceiling)?;
+        meter.ceiling.take(ceiling, now_ns, len)?;
         Ok(share.has_rate() && meter.share.take(share, now_ns, len).is_ok())
     };
     let is_within = meters.pod(index, take_pod).unwrap_or(Err(Verdict::Failed))?;
@@ -155,7 +161,7 @@ fn charge_each<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64, paid: &mut Pa
     if let Some(index) = namespace
         && meters.has_namespace_rate()
     {
-        meters.namespace(index, take).unwrap_or(Err(Verdict::Failed))?;
+        meters.namespace(index, take!()).unwrap_or(Err(Verdict::Failed))?;
         paid.bits |= Paid::NAMESPACE;
     }
     if meters.has_node_rate() {

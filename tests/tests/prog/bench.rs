@@ -342,6 +342,25 @@ impl Bench {
         Ok(())
     }
 
+    /// Makes `tap` and `idle` ports of a bridge, with the tap programs where each of them meets a packet from `tapp`.
+    /// Returns the index of `idle`.
+    #[track_caller]
+    pub(crate) fn bridged(&mut self) -> u32 {
+        self.attach("tap_ingress", "tap", Hook::Ingress);
+        self.attach("tap_egress", "idle", Hook::Egress);
+        self.lab.bridge("br0");
+        let node = self.lab.node();
+        for port in ["tap", "idle"] {
+            node.ip(&format!("link set {port} up master br0"));
+        }
+        node.ip("link set idlep up");
+        // A bridge that asks iptables drops packets whose headers are not right.
+        for family in ["ip", "ip6"] {
+            node.try_run(&format!("sysctl -q net.bridge.bridge-nf-call-{family}tables=0"));
+        }
+        self.lab.ifindex("idle")
+    }
+
     /// Listens on a device for the copies that arrive there. When a test run returns, all its copies are there: a veth
     /// sends in the sender's context, and a packet socket gets the packet at once.
     pub(crate) fn listen(&self, device: &str) -> FrameSocket {

@@ -197,9 +197,9 @@ fn the_longest_filters_are_loaded() {
         format!("host {}", list(70, |host| format!("10.0.0.{host}"))),
         format!("geneve and {}", list(40, |port| format!("tcp[{port}] > tcp[{port} + 1]"))),
         list(40, |port| format!("ip[ip[{port}]] = {port}")),
-        list(12, |number| format!("protochain {number}")),
+        list(9, |number| format!("protochain {number}")),
         list(90, |number| format!("vlan {number}")),
-        list(45, |port| format!("(port {port} or vlan)")).replace(") or (", ") and ("),
+        list(30, |port| format!("(port {port} or vlan)")).replace(") or (", ") and ("),
         list(28, |number| format!("not geneve {number} and not port {number}")),
     ] {
         let forms = Forms::new(&text, compile(&text).unwrap());

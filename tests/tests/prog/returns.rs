@@ -92,19 +92,8 @@ fn a_mark_that_was_made_at_this_hook_is_of_an_earlier_packet() {
 #[test]
 fn an_unchanged_packet_of_any_kind_is_copied_once() {
     let mut bench = bench("kinds");
-    let other = bench.lab.ifindex("idle");
+    let other = bench.bridged();
     bench.put_entry_of(other, &tap(at(true), &[session(1, 0, BOTH)]));
-    bench.attach("tap_ingress", "tap", Hook::Ingress);
-    bench.attach("tap_egress", "idle", Hook::Egress);
-    bench.lab.bridge("br0");
-    for port in ["tap", "idle"] {
-        bench.lab.node().ip(&format!("link set {port} up master br0"));
-    }
-    bench.lab.node().ip("link set idlep up");
-    // A bridge that asks iptables drops such headers.
-    for family in ["ip", "ip6"] {
-        bench.lab.node().try_run(&format!("sysctl -q net.bridge.bridge-nf-call-{family}tables=0"));
-    }
     let target = bench.listen("target0");
     let ipv4 = |fields: &[(usize, u8)]| (0x0800, [&[(14, 0x45)], fields].concat());
     let ipv6 = |fields: &[(usize, u8)]| (0x86dd, [&[(14, 0x60)], fields].concat());

@@ -7,9 +7,9 @@ use mirror_common::{
         Hook, Verdict,
     },
 };
-use mirror_tests::Frame;
+use mirror_tests::{Frame, SOON, check, eventually};
 
-use crate::bench::{BOTH, Bench, Counted, READY, at, counted, session};
+use crate::bench::{BOTH, Bench, Counted, READY, at, counted, session, tap};
 
 const LEN: usize = 600;
 
@@ -72,15 +72,29 @@ fn a_form_is_copied_once_also_of_what_leaves_a_pod() {
 fn a_mark_holds_for_its_form_alone() {
     let mut bench = bench("forms");
     let target = bench.listen("target0");
-    // Not towards a pod from elsewhere: the second run meets the marks of the first.
-    let whole = session(0, 0, BOTH);
-    let cut = Session { snaplen: 100, mark: 0x400, ..session(1, 0, BOTH) };
-    let unmarked = Session { snaplen: 200, mark: 0, ..session(2, 0, BOTH) };
-    bench.put_tap(at(true), &[whole, cut, unmarked]);
-    bench.run(Hook::Egress, &packet(), 2);
-    let once = counted(LEN, &[(Ingress, Verdict::Copied, 1), (Ingress, Verdict::Duplicate, 1)]);
-    assert_eq!([bench.counted(0), bench.counted(1)], [once.clone(), once]);
-    assert_eq!(bench.counted(2), counted(LEN, &[(Ingress, Verdict::Copied, 2)]), "its form has no bit");
+    // Two taps on the way of the packet, with the same forms.
+    let forms = |first| {
+        let cut = Session { snaplen: 100, mark: 0x400, ..session(first + 1, 0, BOTH) };
+        let unmarked = Session { snaplen: 200, mark: 0, ..session(first + 2, 0, BOTH) };
+        [session(first, 0, BOTH), cut, unmarked]
+    };
+    bench.put_tap(at(true), &forms(0));
+    let other = bench.bridged();
+    bench.put_entry_of(other, &tap(at(true), &forms(3)));
+    bench.lab.node().send_frame("tapp", &packet());
+    let expected = [
+        (Egress, Verdict::Copied),
+        (Egress, Verdict::Copied),
+        (Egress, Verdict::Copied),
+        (Ingress, Verdict::Duplicate),
+        (Ingress, Verdict::Duplicate),
+        (Ingress, Verdict::Copied), // its form has no bit
+    ]
+    .map(|(direction, verdict)| counted(LEN, &[(direction, verdict, 1)]));
+    eventually(SOON, || {
+        let counted: Vec<_> = (0..6).map(|id| bench.counted(id)).collect();
+        check(counted == expected, || format!("{counted:?}"))
+    });
     let lengths: Vec<usize> = target.arrived().iter().map(Vec::len).collect();
     assert_eq!(lengths, [LEN, 100, 200, 200]);
 }
@@ -99,7 +113,7 @@ fn a_session_that_fails_leaves_the_others_alone() {
             // There is no filter at this place.
             Session { flags: SESSION_FILTERED, filter: 9, ..session(2, 0, BOTH) },
             session(3, 3, BOTH),
-            // Less than the headers cannot be kept.
+            // Less than the headers cannot be kept, so these are.
             Session { snaplen: 10, mark: 0, ..session(4, 1, BOTH) },
             session(5, 0, BOTH),
             session(6, 99, BOTH),
@@ -112,7 +126,7 @@ fn a_session_that_fails_leaves_the_others_alone() {
         Verdict::OtherDirection,
         Verdict::Failed,
         Verdict::TargetDown,
-        Verdict::Uncut,
+        Verdict::Copied,
         Verdict::Copied,
         Verdict::Failed,
         Verdict::Copied,
@@ -120,7 +134,8 @@ fn a_session_that_fails_leaves_the_others_alone() {
     for (id, verdict) in (0..).zip(expected) {
         assert_eq!(bench.counted(id), counted(LEN, &[(Egress, verdict, 1)]), "session {id}");
     }
-    assert_eq!(targets.map(|target| target.arrived()), [[packet()], [packet()]]);
+    let arrived = targets.map(|target| target.arrived());
+    assert_eq!(arrived, [vec![packet()], vec![packet()[..14].to_vec(), packet()]]);
 }
 
 /// The verifier processes at most a million instructions of a program, and each instruction once for every path to it.

@@ -83,21 +83,6 @@ fn a_direction_that_is_not_wanted_is_counted_and_not_copied() {
 }
 
 #[test]
-fn a_packet_that_has_been_copied_to_the_target_is_a_duplicate() {
-    // The second and third run see the mark of the first.
-    for (peer, hook, direction) in
-        [(false, Hook::Ingress, Ingress), (false, Hook::Egress, Egress), (true, Hook::Egress, Ingress)]
-    {
-        let bench = one_session("duplicate", peer);
-        let target = bench.listen("target0");
-        bench.run(hook, &packet(), 3);
-        let expected = counted(&[(direction, Verdict::Copied, 1), (direction, Verdict::Duplicate, 2)]);
-        assert_eq!(bench.counted(0), expected, "{hook:?}, peer: {peer}");
-        assert_eq!(target.arrived(), [packet()], "{hook:?}, peer: {peer}");
-    }
-}
-
-#[test]
 fn what_leaves_a_pod_is_never_a_duplicate() {
     let bench = one_session("leaves-pod", true);
     let target = bench.listen("target0");
