@@ -110,11 +110,12 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
         return;
     }
     let before = packet.tc_index;
-    let leaves_pod = tap.kind().leaves_pod(packet.hook);
-    let packet = marks::standing(kernel, packet, leaves_pod);
-    let standing = marks::forms(packet.tc_index);
+    // Numbers that live on behind the sessions are unknown to the verifier, see `Kernel::zero`.
+    let leaves_pod = tap.kind().leaves_pod(packet.hook) as u32 | zero;
+    let packet = marks::standing(kernel, packet, leaves_pod != 0);
+    let standing = marks::forms(packet.tc_index) | zero;
     // The sessions are a bit each, by their places.
-    let mut copies = Copies { forms: (standing | zero) as u64, sessions: zero as u64 };
+    let mut copies = Copies { forms: standing as u64, sessions: zero as u64 };
     for place in 0..MAX_SESSIONS_PER_TAP {
         if place as u64 >= tap.session_count as u64 {
             break;
@@ -134,7 +135,7 @@ pub fn mirror<K: Kernel>(kernel: &mut K, packet: Packet, tap: &Tap) {
     // A packet with a mark that holds keeps the identity that the first hook has noted.
     if standing == 0 && forms != 0 {
         kernel.note_copy(packet);
-        if !leaves_pod && marks::forms(before) & forms != 0 {
+        if leaves_pod == 0 && marks::forms(before) & forms != 0 {
             kernel.count_again();
         }
     }
