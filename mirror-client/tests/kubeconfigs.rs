@@ -2,7 +2,7 @@
 //! request as kubectl, on the same way, or refuses where kubectl does.
 //!
 //! Servers and proxies are this process. Without kubectl on PATH the requests are compared with the table alone.
-#![expect(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 use std::{
     fs, io,

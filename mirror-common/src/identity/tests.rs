@@ -43,7 +43,7 @@ struct Packet {
 }
 
 impl Packet {
-    fn identity(&self) -> u32 {
+    fn identity(&self) -> Option<u32> {
         let Self { is_v6, protocol, from, to, transport, options, fragment, ttl } = self;
         let mut bytes = Vec::new();
         if *is_v6 {
@@ -66,7 +66,7 @@ impl Packet {
             bytes.extend(vec![1; options * 4]);
         }
         bytes.extend(transport);
-        of(if *is_v6 { IPV6 } else { IPV4 }, &bytes).unwrap()
+        of(if *is_v6 { IPV6 } else { IPV4 }, &bytes)
     }
 }
 

@@ -61,7 +61,10 @@ fn one_of_ours_and_its_other_end_keep_no_address() {
         ..link(ifindex, name, LinkKind::Veth)
     };
     let addressed = |links: &[Link]| LinkSnapshot {
-        addresses: links.iter().map(|link| (link.ifindex, ["169.254.7.7".parse().unwrap()].into())).collect(),
+        addresses: links
+            .iter()
+            .map(|link| (link.ifindex, [std::net::Ipv4Addr::new(169, 254, 7, 7).into()].into()))
+            .collect(),
         ..world(links.iter().cloned())
     };
     let changes = |links: &LinkSnapshot| MirrorIface::new("mirror0", None).changes(links);

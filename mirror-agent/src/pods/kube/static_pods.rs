@@ -100,7 +100,7 @@ mod tests {
         for name in ["etcd-one", "mine"] {
             let of_tenant = || (pod("shop", name, "api-2"), hash());
             let tenant = ("shop".to_owned(), "api-2".to_owned());
-            assert_eq!(settled(&mut of, vec![of_tenant()]), [tenant.clone()]);
+            assert_eq!(settled(&mut of, vec![of_tenant()]), std::slice::from_ref(&tenant));
             assert_eq!(settled(&mut of, vec![of_tenant(), real()]), [tenant.clone(), system.clone()]);
             assert_eq!(settled(&mut of, vec![real(), of_tenant()]), [system.clone(), tenant]);
         }
