@@ -118,6 +118,7 @@ fn metrics_tell_of_every_packet_what_status_tells() {
         (UP, 1.0),
         (DROPPED, 0.0),
         ("podmirror_ended_mirrors", 1.0),
+        ("podmirror_copied_again_total", 0.0),
         ("podmirror_failures", 0.0),
     ]);
     let failures = OPS.map(|op| format!("podmirror_op_failures_total{{op=\"{op}\"}}"));
