@@ -151,16 +151,18 @@ fn the_packets_of_a_stream_are_for_the_program_that_has_the_key() {
     agent.stop();
 }
 
-/// A flag of the agent for a setting holds where the Mirror says nothing.
+/// A resource inherits no setting of the agent's flags: the sample of one packet in many does not count.
 #[test]
-fn what_the_rate_of_the_agent_keeps_out_of_a_stream_is_counted() {
+fn what_the_rate_of_a_mirror_keeps_out_of_its_stream_is_counted() {
     let story = &Story::new("limited");
     let node @ Node { api, lab } = &story.node;
     let pods = node.pods(["web", "db"]);
     let _containers = run(node, &pods, &[]);
     let [web, db] = &pods;
-    let agent = api.agent(lab, &["--rate", "10pps,burst=100ms"]);
-    story.mirror("live", "web", &json!({ "filter": "icmp", "stream": { "keySha256": KEY_SHA256 } }));
+    let agent = api.agent(lab, &["--sample", "1/1000000"]);
+    let spec =
+        json!({ "filter": "icmp", "rate": "10pps,burst=100ms", "stream": { "keySha256": KEY_SHA256 } });
+    story.mirror("live", "web", &spec);
     let reading = Program::admitted(lab, &format!("{}/live", api.namespace())).reading();
     wait_read(lab, &[web]);
     web.ping(db.v4(), 20, 56);
