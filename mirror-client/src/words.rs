@@ -53,7 +53,6 @@ mod tests {
         assert_eq!(in_words(with_context.as_ref()), "cannot list the pods: pods is forbidden");
         let unreachable = kube::Error::Service("no route to host".into());
         assert_eq!(in_words(&unreachable), "no route to host");
-        assert_eq!(in_words(&std::io::Error::other(unreachable)), "no route to host");
         let plain = anyhow::anyhow!("nobody").context("nobody is there");
         assert_eq!(in_words(plain.as_ref()), "nobody is there: nobody");
     }
