@@ -135,8 +135,8 @@ pub fn give_back<M: Meters>(meters: &mut M, bill: Bill, paid: Paid) {
 #[inline(always)]
 fn charge_each<M: Meters>(meters: &mut M, bill: Bill, now_ns: u64, paid: &mut Paid) -> Result<(), Verdict> {
     let Bill { session, target, namespace, pod, len } = bill;
-    // A closure for each meter: one that several shared would be a function of its own, and before Linux 6.14 a program
-    // calls none while it holds a lock.
+    // A closure for each meter: one that several shared would be a function of its own, and Linux 5.10 lets no program
+    // call a function while it holds a lock.
     macro_rules! take {
         () => {
             |limits: &Limits, meter: &mut Meter| meter.take(limits, now_ns, len)
