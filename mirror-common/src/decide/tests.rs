@@ -15,6 +15,8 @@ const READY: u32 = TARGET_UP | TARGET_CUTS;
 /// Two pods' devices.
 const A: u32 = 11;
 const B: u32 = 12;
+/// A NIC in a pod's namespace.
+const INSIDE: u32 = 13;
 
 /// A node: its targets, its meters, and what each clone would become.
 #[derive(Debug, Clone, Default)]
@@ -302,7 +304,7 @@ proptest! {
     fn a_packet_that_both_sides_see_is_copied_once(packet in any_packet(), tap in any_tap(), mut node in any_node()) {
         let [at_node, inside] = [TapKind::HostVeth, TapKind::PodNic].map(|kind| Tap { kind: kind.wire(), ..tap });
         let (first, passed) = node.see(Packet { hook: Hook::Egress, ..packet }, &at_node);
-        let (second, _) = node.see(Packet { hook: Hook::Ingress, ..passed }, &inside);
+        let (second, _) = node.see(Packet { hook: Hook::Ingress, ifindex: INSIDE, ..passed }, &inside);
         for (session, verdicts) in tap.sessions.iter().zip(first.into_iter().zip(second)) {
             let copies = [verdicts.0, verdicts.1].into_iter().filter(|verdict| *verdict == Verdict::Copied).count();
             prop_assert!(copies <= 1 || session.mark == 0, "{verdicts:?}");
