@@ -1,6 +1,6 @@
 //! The commands: each wires the parts together and does one thing.
 //!
-//! Called by `main` with the parsed arguments. This module decides nothing about pods or packets.
+//! This module decides nothing about pods or packets.
 
 pub mod attach;
 pub mod cleanup;

@@ -1,10 +1,10 @@
 //! The controller: sums up the MirrorNodes in the status of each Mirror, ClusterMirror and MirrorTarget.
 //!
-//! It watches these four kinds, and writes the statuses and the Events on Mirrors. It runs once in a cluster, touches no
-//! node, and decides nothing about packets: without it, everything but the summed status works. It keeps nothing but what
-//! it reads, so a controller that starts anew goes on at once. `kube::runtime::watcher` brings the objects; a list from
-//! the past does no harm here, because the next change replaces the sums. Of several controllers one works, the holder of
-//! the [`lease`]. Called by `cmd::controller`.
+//! It watches these four kinds, and writes the statuses and the Events on Mirrors. It runs once in a cluster, touches
+//! no node, and decides nothing about packets: without it, everything but the summed status works. It keeps nothing but
+//! what it reads, so a controller that starts anew goes on at once. `kube::runtime::watcher` brings the objects; a list
+//! from the past does no harm here, because the next change replaces the sums. Of several controllers one works, the
+//! holder of the [`lease`].
 
 mod book;
 mod kinds;

@@ -1,10 +1,10 @@
 //! Kubernetes Events on pods: that they are not mirrored, or not as they ask, and that a mirror has begun or ended.
 //!
 //! This module reads the loop's reports and nothing else, and decides nothing about pods. An Event that cannot be
-//! posted delays nothing else. The Event of a problem is refreshed, as a series, as long as the problem holds: API servers
-//! forget Events after an hour by default. `kube::runtime::events` is not used: its Recorder names an Event by the time, so
-//! that each agent would post its own, and it forgets a series after six minutes. Called by `cmd::run`. [`message`] is
-//! shared with `controller`.
+//! posted delays nothing else. The Event of a problem is refreshed, as a series, as long as the problem holds: API
+//! servers forget Events after an hour by default. `kube::runtime::events` is not used: its Recorder names an Event by
+//! the time, so that each agent would post its own, and it forgets a series after six minutes. [`message`] is shared
+//! with `controller`.
 
 pub(crate) mod message;
 mod news;

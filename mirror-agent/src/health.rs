@@ -1,7 +1,7 @@
 //! Whether the agent is ready, and whether its loop lives.
 //!
-//! Pure, but for [`until_hung`], which sleeps: the newest report, the state of the source and the time in; the answer out.
-//! Called by `admin` and by `cmd::run`.
+//! Pure, but for [`until_hung`], which sleeps: the newest report, the state of the source and the time in; the answer
+//! out.
 
 use std::{thread, time::Duration};
 

@@ -2,8 +2,7 @@
 //!
 //! Packets, bytes and the state of the mirror are read from the pinned maps and the newest report at each scrape. Only
 //! events without a lasting state (durations, failures) are counted as they happen, by the loop and the source of pods.
-//! This module cannot change the mirror. Called by `admin`; made by `cmd::run`. Those of the controller are in
-//! [`controller`].
+//! This module cannot change the mirror. Those of the controller are in [`controller`].
 
 pub mod controller;
 

@@ -1,11 +1,10 @@
 //! The node's `MirrorNode`: what came of the Mirrors, ClusterMirrors and MirrorTargets on this node.
 //!
-//! This module reads the loop's reports and the counters, and changes nothing on the node. The loop does not wait for it.
-//! A change is written at once on a quiet node, and after at most [`PACE`] on any other; counters alone once in
+//! This module reads the loop's reports and the counters, and changes nothing on the node. The loop does not wait for
+//! it. A change is written at once on a quiet node, and after at most [`PACE`] on any other; counters alone once in
 //! [`COUNTS_PACE`]: so a cluster of 5000 nodes with busy mirrors writes 83 objects a second. A report on a Mirror or
-//! MirrorTarget is written again once in [`REPEAT`] without news, so that the controller can tell it from the report of a
-//! node whose agent is gone. The object goes with its Node, and is written again if the Node comes back. Called by
-//! `cmd::run`.
+//! MirrorTarget is written again once in [`REPEAT`] without news, so that the controller can tell it from the report of
+//! a node whose agent is gone. The object goes with its Node, and is written again if the Node comes back.
 
 mod summary;
 

@@ -1,7 +1,7 @@
 //! The condition `podmirror.io/Mirrored` of the node's pods: whether what their mirrors ask for is done.
 //!
-//! This module reads the loop's reports and nothing else. It writes one pod at a time, and the loop does not wait for it. A
-//! pod that asks for no mirror has no such condition. Called by `cmd::run`.
+//! This module reads the loop's reports and nothing else. It writes one pod at a time, and the loop does not wait for
+//! it. A pod that asks for no mirror has no such condition.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

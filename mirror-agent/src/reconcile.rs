@@ -2,7 +2,7 @@
 //!
 //! Level-triggered, and the only owner of the dataplane. An event means only that something may have changed; each
 //! round looks at everything and makes the changes that are missing, so a lost or doubled event does no harm. The loop
-//! knows the three edges by their traits and decides nothing itself. Called by `cmd::run` and `cmd::attach`.
+//! knows the three edges by their traits and decides nothing itself.
 
 mod carry_out;
 mod coverage;
@@ -411,7 +411,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         let mut needed = exit::needed(&selection.taps, &actual.taps, &self.policy);
         let keeps_hub = pods.is_none() || !needed.is_empty() || exit::pods_with_exit(&links).next().is_some();
-        if self.change_links(pods.is_some(), keeps_hub, &links, &actual, failures, left).await {
+        if self.change_links(pods.is_some(), keeps_hub, &links, failures, left).await {
             links = self.snapshot(&to_read, &actual.taps).await?;
             selection = self.selection(wanted, captures, &links, &actual).await;
         }

@@ -1,16 +1,16 @@
 //! The wire types: the contents of the pinned BPF maps.
 //!
 //! No padding, no `bool`, no `enum`, no `Option`: every bit pattern is valid, and `zerocopy` proves it at compile
-//! time. A change of anything here raises [`ABI_VERSION`], which is part of the path of the pins, so that an agent
-//! never reads maps of another layout. `abi-v<version>.txt` beside the crate describes every pinned map and every type
-//! in it; a test compares that file with the eBPF object.
+//! time. [`ABI_VERSION`] is part of the path of the pins, so that an agent never reads maps of another layout. Between two
+//! releases, a change of anything here raises it. `abi.txt` beside the crate describes every pinned map and every type in it;
+//! a test compares that file with the eBPF object.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::verdict::{Direction, TapKind, Verdict};
 
 /// Version of everything that is pinned: the maps, and the types in this module, `limit` and `stream`.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 1;
 
 /// Sessions that one tap can have.
 pub const MAX_SESSIONS_PER_TAP: usize = 8;

@@ -9,9 +9,7 @@ use std::{
 
 use crate::{
     destination::Destination,
-    model::{
-        ALIAS, DeviceTarget, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Readable, Target, TargetName,
-    },
+    model::{ALIAS, DeviceTarget, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Readable, TargetName},
 };
 
 /// MTU in bytes of a mirror interface that we make: the largest MTU, so that no packet is too long for it.
@@ -281,19 +279,6 @@ impl MirrorIfaces {
     }
 }
 
-/// The devices of ours that no target needs any more: renamed devices, and devices made for a target that is gone or
-/// has another device now. `previous` are the installed targets, `names` the mirror interfaces.
-pub fn abandoned(
-    names: &BTreeSet<&str>,
-    links: &LinkSnapshot,
-    previous: &BTreeMap<TargetName, Target>,
-) -> Vec<LinkChange> {
-    let installed: BTreeSet<_> = previous.values().filter_map(Target::ifindex).collect();
-    let links = installed.iter().filter_map(|ifindex| links.host.get(ifindex));
-    let abandoned = links.filter(|link| is_ours(link) && !names.contains(link.name.as_str()));
-    abandoned.map(|link| LinkChange::Delete(link.ifindex)).collect()
-}
-
 /// The devices of ours. The alias alone does not tell: root in a pod can give it to a NIC, and the kernel moves a physical
 /// NIC back to the node when the pod ends, as some CNIs do with others. Both ends of a veth pair of ours are on the node; the
 /// other end has the alias, or has not come up yet.
@@ -307,7 +292,6 @@ pub fn ours(links: &LinkSnapshot) -> impl Iterator<Item = &Link> {
 }
 
 /// The devices of ours that are no mirror interface (`names` are the mirror interfaces) any more, made by any agent.
-/// Used when no tap of another version runs, because such a tap may still copy to one of these devices.
 pub fn left_behind(names: &BTreeSet<&str>, links: &LinkSnapshot) -> Vec<LinkChange> {
     let is_mirror = |link: &Link| names.contains(link.name.as_str());
     // The other end of a veth pair that is a mirror interface has our alias too.

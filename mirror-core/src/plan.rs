@@ -105,7 +105,7 @@ pub fn retarget(targets: &BTreeMap<TargetName, Target>, actual: &Actual) -> Vec<
 }
 
 /// Whether copies to a target can be cut, with the programs attached now. The program of an earlier agent cuts if that
-/// agent has written so. The program of another version of the maps would not know of our copies.
+/// agent has written so.
 fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
     let Some(ifindex) = target.ifindex() else { return false };
     let before = actual.targets.get(name).and_then(Target::device);

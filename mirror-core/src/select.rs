@@ -1,8 +1,8 @@
 //! Which devices are tapped, for which pods, and why the others are not.
 //!
-//! Pure: pods, resources, devices and policy in; taps, skips and complaints out. Called by the reconcile loop once a round:
-//! [`choose`] reads resources and annotations, [`select`] finds the devices, [`coverage`] says what came of the resources. It does not know the installed state (`plan` does) and
-//! reads nothing itself.
+//! Pure: pods, resources, devices and policy in; taps, skips and complaints out. [`choose`] reads resources and
+//! annotations, [`select`] finds the devices, [`coverage`] judges the resources. This module does not know the installed
+//! state (`plan` does) and reads nothing itself.
 
 mod attachments;
 mod bad;

@@ -1,9 +1,9 @@
 //! Tunnels: targets whose copies leave the node inside packets of another protocol.
 //!
-//! Pure. [`Tunnel`] is what the administrator named (`text` reads it), [`changes`] makes the device (`device` says which), [`target`]
-//! says whether copies can go now. The device is one for all tunnels of a kind and port, because the kernel lets only one
-//! device of a kind listen at a port in this mode. Where a copy goes is decided for each copy, by `deliver`. Called by
-//! `destination` and the reconcile loop.
+//! Pure. [`Tunnel`] is what the administrator named (`text` reads it), [`changes`] makes the device (`device` says
+//! which), [`target`] says whether copies can go now. The device is one for all tunnels of a kind and port, because the
+//! kernel lets only one device of a kind listen at a port in this mode. Where a copy goes is decided for each copy, by
+//! `deliver`.
 
 mod device;
 mod text;

@@ -1,6 +1,6 @@
 //! Copied packets: the identities of the packets that were copied last, on any CPU.
 //!
-//! The rules are `mirror_common::identity`; here are the maps and the helpers. Called by the tap programs.
+//! The rules are `mirror_common::identity`; here are the maps and the helpers.
 
 use aya_ebpf::{
     bindings::{__sk_buff, bpf_hdr_start_off::BPF_HDR_START_NET},

@@ -89,11 +89,6 @@ fn netns() -> u32 {
     if INSIDE.load() == 0 { 0 } else { unsafe { core::ptr::read_volatile(&raw const NETNS) } }
 }
 
-/// Not 0 in a program that runs behind another tap program of ours at the same hook, while the agent changes the way to
-/// attach. Such a program ignores every packet that carries a mark, also a packet that leaves a pod.
-#[unsafe(no_mangle)]
-static STANDS_BEHIND: Global<u32> = Global::new(0);
-
 /// 0 on a kernel that refuses a tail call beside functions. There the tap programs run without filters.
 #[unsafe(no_mangle)]
 static CALLS_FILTERS: Global<u32> = Global::new(1);
@@ -121,9 +116,6 @@ fn mirror(ctx: &TcContext, hook: Hook) {
     let Some(tap) = tap(ifindex) else { return };
     // SAFETY: as above.
     let (tc_index, len) = unsafe { ((*skb).tc_index as u16, (*skb).len) };
-    if marks::forms(tc_index) != 0 && STANDS_BEHIND.load() != 0 {
-        return;
-    }
     let packet = Packet { hook, ifindex, tc_index };
     decide::mirror(&mut Skb { skb, tc_index, len }, packet, tap);
 }

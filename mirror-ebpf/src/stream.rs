@@ -1,6 +1,6 @@
 //! Records of streams: writes a packet into the ring of a session's target.
 //!
-//! The format and the rules are `mirror_common::stream`; here are the maps and the helpers. Called by the tap programs.
+//! The format and the rules are `mirror_common::stream`; here are the maps and the helpers.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE},

@@ -1,8 +1,7 @@
 //! Checks which modules may name which crates and modules, where the manifests and the compiler do not.
 //!
-//! It also checks the dependencies of `mirror-common`, `mirror-core` and `mirror-api`. It parses the sources, so it finds grouped
-//! imports, paths in code and paths in macros, and it ignores comments. Test modules may name everything. Called by
-//! `lint`.
+//! It also checks the dependencies of `mirror-common`, `mirror-core` and `mirror-api`. It parses the sources, so it
+//! finds grouped imports, paths in code and paths in macros, and it ignores comments. Test modules may name everything.
 
 use std::{fs, path::Path};
 

@@ -26,6 +26,13 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
+    if let Some(other) = pins.other_versions()?.first() {
+        bail!(
+            "an agent of another version has left its mirror on this node ({}); `mirror-agent cleanup` ends that, if \
+             nothing is to run here any more",
+            other.maps().display()
+        );
+    }
     let (socket, control) = (lock.socket()?, lock.control()?);
     let links = Netlink::new()?;
     let mut dataplane = Bpf::load(pins.clone(), lock, mirror.attach, links.namespaces())?;
@@ -33,12 +40,6 @@ pub async fn attach(args: AttachArgs) -> anyhow::Result<()> {
     if installed.taps.values().any(|tap| tap.tap.as_ref().is_some_and(|tap| tap.owner.pod.is_some())) {
         bail!(
             "pods are mirrored on this node; `mirror-agent cleanup` ends that, if nothing is to run here any more"
-        );
-    }
-    if let Some(version) = installed.other_versions.first() {
-        bail!(
-            "an agent of another version (v{version}) has left its mirror on this node; `mirror-agent cleanup` ends \
-             that, if nothing is to run here any more"
         );
     }
     let mirrors = mirrors(&mirror);

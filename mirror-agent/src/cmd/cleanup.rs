@@ -5,7 +5,11 @@ use tracing::info;
 
 use crate::{
     cli::{CleanupArgs, StateArgs},
-    dataplane::{hooks::Hooks, maps::Maps, pins::Pins},
+    dataplane::{
+        hooks::{Hooks, end_other_versions},
+        maps::Maps,
+        pins::Pins,
+    },
     links::{LinkTable, netlink::Netlink},
     mirror_iface::ours,
     model::LinkChange,
@@ -25,35 +29,23 @@ pub async fn cleanup(args: CleanupArgs) -> anyhow::Result<()> {
 /// the lock.
 pub async fn remove_everything(pins: &Pins, links: &mut impl LinkTable) -> anyhow::Result<()> {
     let mut errors = Vec::new();
-    let mut done = |result: anyhow::Result<bool>| match result {
-        Ok(did) => did,
-        Err(error) => {
-            errors.push(error);
-            false
-        }
-    };
     // Copying ends here, even if a later step fails. Maps that cannot be read are no reason to skip the other steps.
     if let Ok(mut maps) = Maps::open(pins) {
         for device in maps.taps().unwrap_or_default().into_keys() {
-            done(maps.remove_tap(device).map(|()| true));
+            errors.extend(maps.remove_tap(device).err());
         }
     }
-    // The hooks of all versions. Filters are not pinned, and outlive lost pins.
-    let mut hooks = Hooks::new(pins.clone(), Namespaces::default())?;
-    let mut detached = 0;
-    let (taps, others): (Vec<_>, Vec<_>) =
-        hooks.survey(true).await?.hooks().into_iter().partition(|(_, program)| program.is_tap());
-    // The taps first: without the second stage, the taps of another version would go on with whole copies.
-    for (device, program) in taps.into_iter().chain(others) {
-        detached += usize::from(done(hooks.detach_all(device, program).await));
-    }
+    errors.extend(end_other_versions(pins, &Namespaces::default()).await.err());
+    let (detached, failed) = Hooks::new(pins.clone(), Namespaces::default())?.detach_all().await?;
+    errors.extend(failed);
     // The exits inside pods go with the hub, which is one of these.
     let found = links.snapshot(&[]).await?;
     let half_made = found.by_name(exit::HUB).filter(|link| exit::is_half_made(link));
     for link in ours(&found).chain(half_made) {
         // The other end of a veth pair goes with the first.
-        if done(links.apply(&LinkChange::Delete(link.ifindex)).await.map(|()| true)) {
-            info!(device = link.name, "deleted a device of ours");
+        match links.apply(&LinkChange::Delete(link.ifindex)).await {
+            Ok(()) => info!(device = link.name, "deleted a device of ours"),
+            Err(error) => errors.push(error),
         }
     }
     if let Some(error) = errors.into_iter().next() {

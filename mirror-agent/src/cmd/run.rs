@@ -4,14 +4,14 @@ use std::{io, process, thread};
 
 use mirror_client::{Environment, Options};
 use tokio::{sync::watch, time::Instant};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::{cleanup::remove_everything, mirrors, stop_signal};
 use crate::{
     admin::{self, Admin},
     cli::{Listen, PodSideTaps, RunArgs, SettingArgs, StateArgs},
     control::{self, Control},
-    dataplane::{bpf::Bpf, pins::Pins, readout::Reader},
+    dataplane::{bpf::Bpf, hooks::end_other_versions, pins::Pins, readout::Reader},
     events, health,
     links::netlink::Netlink,
     metrics::{LoopMetrics, Metrics},
@@ -101,6 +101,10 @@ async fn follow(
     let pins = Pins::new(&bpffs);
     let lock = pins.claim()?;
     let (socket, control) = (lock.socket()?, lock.control()?);
+    // Their taps would copy beside ours. Without an end to them, the mirrors of this version are more than nothing.
+    if let Err(error) = end_other_versions(&pins, &links.namespaces()).await {
+        warn!("{error:#}");
+    }
     let dataplane = Bpf::load(pins.clone(), lock, mirror.attach, links.namespaces())?;
     let method = dataplane.method().name();
     let taps_inside = taps_inside(args.pod_side_taps);

@@ -40,11 +40,11 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
 pub(super) async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
     let pins = Pins::new(&state.bpffs);
     if !pins.exist() {
-        if let Some(version) = pins.other_versions()?.last() {
+        if let Some(other) = pins.other_versions()?.last() {
             bail!(
                 "the mirror on this node is that of another version of the agent: its maps are in {}; ask that agent, \
-                 or start this one, which takes the mirror over",
-                pins.maps_of(*version).display()
+                 or start this one, which ends that mirror and begins anew",
+                other.maps().display()
             );
         }
         bail!(

@@ -121,7 +121,7 @@ async fn with_own_loop(
     let (socket, control) = (lock.socket()?, lock.control()?);
     let mut dataplane = Bpf::load(pins.clone(), lock, AttachMode::Auto, Namespaces::default())?;
     let installed = dataplane.observe().await?;
-    if installed != Actual::empty(installed.capacity) {
+    if installed != Actual::empty(installed.capacity) || !pins.other_versions()?.is_empty() {
         bail!(
             "no agent runs on this node, but one has left its mirror here; start it again, or end that mirror with \
              `mirror-agent cleanup`"

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, bail};
 use mirror_common::{abi::MAX_FILTERS, verdict::Hook};
 use tokio::time::Instant;
-use tracing::debug;
 
 use super::{
     Dataplane, TapCount,
@@ -38,8 +37,6 @@ pub struct Bpf {
     refused: BTreeMap<CaptureFilter, String>,
     /// A search for filters that no pin refers to has found none.
     has_no_filters: bool,
-    /// Other versions of the agent whose taps may still run.
-    other_versions: BTreeSet<u32>,
     _lock: PinsLock,
 }
 
@@ -64,7 +61,6 @@ impl Bpf {
             rings: Rings::default(),
             refused: BTreeMap::new(),
             has_no_filters: false,
-            other_versions: BTreeSet::new(),
             _lock: lock,
         })
     }
@@ -82,14 +78,6 @@ impl Bpf {
     /// The rings of the captures.
     pub fn rings(&self) -> Rings {
         self.rings.clone()
-    }
-
-    /// Removes the remains of the versions that have no running taps. A removal that fails is tried again.
-    async fn retire_versions(&mut self) {
-        match self.hooks.retire_versions().await {
-            Ok(left) => self.other_versions = left,
-            Err(error) => debug!("the pins of other versions: {error:#}"),
-        }
     }
 }
 
@@ -131,7 +119,6 @@ impl Dataplane for Bpf {
         let with_filters = self.method == Method::Clsact || !self.has_no_filters;
         let survey = self.hooks.survey(with_filters).await?;
         self.has_no_filters = survey.has_no_filters();
-        self.retire_versions().await;
         let mut current = BTreeMap::new();
         for which in Program::ALL {
             current.insert(which, self.programs.id(which)?);
@@ -150,7 +137,6 @@ impl Dataplane for Bpf {
             targets: self.maps.targets(),
             ceilings: self.maps.meters.ceilings()?,
             refused: self.refused.clone(),
-            other_versions: self.other_versions.clone(),
             ..Actual::empty(self.maps.capacity())
         };
         for device in entries.keys().copied().chain(hooked).collect::<BTreeSet<_>>() {
@@ -220,24 +206,15 @@ impl Dataplane for Bpf {
             }
             Op::RemoveSession(device, mirror) => self.maps.remove_session(*device, mirror),
             Op::Attach(device, which) => {
-                let pair = &mut self.programs.of(*device, *which);
-                let attached = self.hooks.attach(pair, self.method, *device, *which).await;
-                if !self.other_versions.is_empty() {
-                    self.retire_versions().await;
-                }
+                let program = &mut self.programs.of(*device, *which);
+                let attached = self.hooks.attach(program, self.method, *device, *which).await;
                 attached.with_context(|| format!("{} at device {device}", which.name()))?;
                 if *which == Program::Deliver {
                     self.check_second_stage(*device).await?;
                 }
                 Ok(())
             }
-            Op::Detach(device, which) => {
-                let detached = self.hooks.detach(*device, *which).await;
-                if !self.other_versions.is_empty() {
-                    self.retire_versions().await;
-                }
-                detached.map(drop)
-            }
+            Op::Detach(device, which) => self.hooks.detach(*device, *which).await.map(drop),
         }
     }
 }

@@ -8,22 +8,16 @@
 //! how all hooks stand                                                                                   survey
 //! ```
 //!
-//! A packet passes the TCX chain of a hook first, then its filters. Where an earlier agent attached in the other way,
-//! the link and the filter both exist for a moment. The filter is then a program of the second set, which makes no copy
-//! that the link's program ahead of it has made already. So each packet is copied by exactly one of them.
-//!
-//! ```text
-//! filter to TCX:  filter := second set    attach the link         remove the filter
-//! TCX to filter:  add a filter of the second set    detach the link         filter := the program
-//! ```
+//! A packet passes the TCX chain of a hook first, then its filters. Where an earlier agent attached in the other way, its
+//! program is detached first, so for a moment nothing is copied there. That is rare: only `--attach` or another kernel
+//! changes the way, and a boot leaves no pins.
 //!
 //! Inside a pod it is the same, in the pod's network namespace: a thread enters it to attach, and to look. A link is pinned
 //! on the node. A filter has no pin, so a trace of it is left before it is attached, and goes after it (`pins`). Root in
 //! the pod can remove a filter, and put programs and filters ahead of ours: `inside` looks again and again. No event tells
 //! of a change of a chain on the node either: `chains` looks there.
 //!
-//! It touches what is ours and nothing else: no qdisc is ever deleted, no other program moved. Called by `bpf` for
-//! the programs of this agent, and by `cleanup` and `status` without any.
+//! It touches what is ours and nothing else: no qdisc is ever deleted, no other program moved.
 
 mod chains;
 mod clsact;
@@ -35,34 +29,30 @@ mod tcx;
 #[cfg(test)]
 mod tests;
 
-mod versions;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    fs, io,
+    path::PathBuf,
     time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use aya::programs::{SchedClassifier, TcAttachType, tc::TcHandle};
+use aya::{
+    maps::MapInfo,
+    programs::{ProgramError, SchedClassifier, TcAttachType, loaded_programs, tc::TcHandle},
+};
 use mirror_common::verdict::Hook;
 use tokio::time::Instant;
+use tracing::info;
 
+pub use self::survey::{Attached, Survey};
 use self::{
     chains::Chains,
     filters::{AllFilters, AtHook, Filters},
     inside::{Inside, Places, view},
-    survey::{inside_by_links, on_node, seen_inside},
-    versions::Others,
+    survey::{inside_by_link, on_node, seen_inside},
 };
-pub use self::{
-    survey::{Attached, Survey},
-    versions::programs_of,
-};
-use super::{
-    pins::{LinkPin, Pins},
-    programs::Pair,
-};
+use super::{pins::Pins, programs::HookProgram};
 use crate::{
     model::{Device, Hidden, IfIndex, NetnsId, Program},
     netns::{Namespaces, Netns},
@@ -173,25 +163,25 @@ impl Hooks {
     /// The pins or the qdiscs cannot be listed. A device that cannot be read makes nothing else fail.
     pub async fn survey(&mut self, filters: bool) -> anyhow::Result<Survey> {
         let filters = if filters { self.filters.all().await? } else { AllFilters::default() };
-        let mut pins = BTreeMap::<_, Vec<_>>::new();
+        let pinned = self.pins.pinned_links().context("cannot list the pinned links")?;
+        let pins: BTreeMap<_, _> = pinned
+            .into_iter()
+            .map(|(device, which)| ((device, which), self.pins.link(device, which)))
+            .collect();
         let mut places = Places::new();
-        for pin in self.pins.pinned_links().context("cannot list the pinned links")? {
-            if !pin.device.is_on_node() {
-                places.entry(pin.device.netns).or_default().0.insert((pin.device.ifindex, pin.program));
-            }
-            pins.entry((pin.device, pin.program)).or_default().push(pin);
+        for (device, which) in pins.keys().filter(|(device, _)| !device.is_on_node()) {
+            places.entry(device.netns).or_default().0.insert((device.ifindex, *which));
         }
-        let mut traces = BTreeSet::new();
-        for trace in self.pins.traces().context("cannot list the traces of filters")? {
-            let (hooks, hint) = places.entry(trace.device.netns).or_default();
-            hooks.insert((trace.device.ifindex, trace.program));
-            *hint = Some(trace.netns);
-            traces.insert((trace.device, trace.program));
+        let traces = self.pins.traces().context("cannot list the traces of filters")?;
+        for (device, which) in &traces {
+            let (hooks, hint) = places.entry(device.netns).or_default();
+            hooks.insert((device.ifindex, *which));
+            *hint = self.pins.trace(*device, *which);
         }
         self.attached.retain(|hook, _| pins.contains_key(hook) || traces.contains(hook));
         let inside = self.inside.see(&self.namespaces, places).await;
         let attached = self.attached.clone();
-        let survey = Survey { pins, filters, traces, inside, attached, others: Others::look(&self.pins)? };
+        let survey = Survey { pins, filters, traces, inside, attached };
         let of_node = survey.hooks().into_iter().filter(|(device, _)| device.is_on_node());
         self.chains.follow(&of_node.map(|(device, which)| (device.ifindex, which)).collect());
         Ok(survey)
@@ -228,30 +218,26 @@ impl Hooks {
         }
         match self.place(device, which) {
             Ok(place) => self.attached_at(&place, device, which).await,
-            Err(_) => Ok(inside_by_links(self.links_at(device, which)?, device)),
+            Err(_) => Ok(inside_by_link(self.pins.pinned_link(device, which), device)),
         }
     }
 
     async fn attached_at(&self, place: &Place, device: Device, which: Program) -> anyhow::Result<Attached> {
-        let mut pins = self.links_at(device, which)?;
+        let pin = self.pins.pinned_link(device, which);
         let ifindex = device.ifindex;
         if let Some(netns) = &place.0 {
-            let has_trace = !self.pins.traces_at(device, which)?.is_empty();
+            let has_trace = self.pins.trace(device, which).is_some();
             let view = match view(netns, &[(ifindex, which)].into()).await {
-                // Links do without, however many filters there are.
-                Err(_) if !has_trace => return Ok(inside_by_links(pins, device)),
+                // A link does without, however many filters there are.
+                Err(_) if !has_trace => return Ok(inside_by_link(pin, device)),
                 view => view?,
             };
             if let Some(error) = view.filters.unread.get(&ifindex).filter(|_| has_trace) {
                 bail!("{error}");
             }
-            return Ok(seen_inside(pins, &view, has_trace, ifindex, which));
+            return Ok(seen_inside(pin, &view, has_trace, ifindex, which));
         }
-        let mut filters = self.filters.of(ifindex, which).await?;
-        if which == Program::Deliver {
-            Others::look(&self.pins)?.leave_out(&mut pins, &mut filters);
-        }
-        on_node(pins, filters, ifindex, which)
+        on_node(pin, self.filters.of(ifindex, which).await?, ifindex, which)
     }
 
     /// The namespace of a hook.
@@ -259,9 +245,8 @@ impl Hooks {
         if device.is_on_node() {
             return Ok(Place(None));
         }
-        let traces = self.pins.traces_at(device, which)?;
-        let hint = traces.first().map(|trace| trace.netns.as_path());
-        self.namespaces.find(device.netns, hint).map(Some).map(Place)
+        let hint = self.pins.trace(device, which);
+        self.namespaces.find(device.netns, hint.as_deref()).map(Some).map(Place)
     }
 
     /// The word for status, of a method by which a program of ours runs at a hook.
@@ -283,34 +268,30 @@ impl Hooks {
         Ok(names)
     }
 
-    fn links_at(&self, device: Device, which: Program) -> anyhow::Result<Vec<LinkPin>> {
-        self.pins.links_at(device, which).context("cannot list the pinned links")
-    }
-
-    /// Attaches the program at a hook by `method`. It takes the place of our program there, of any version and attached
-    /// by any method, without a gap and without a second copy of a packet.
+    /// Attaches the program at a hook by `method`. It takes the place of our program there without a gap and without a second
+    /// copy of a packet; one that is attached by the other method is detached first.
     ///
     /// A missing egress hook of a tap is no error: [`Survey::look`] reports it as [`Hidden::NoHook`].
     ///
     /// # Errors
     ///
-    /// The kernel refuses. Then the old program still runs, or the new one does, or both do.
+    /// The kernel refuses. Then the old program still runs, or the new one does, or none does.
     pub async fn attach(
         &mut self,
-        pair: &mut impl Pair,
+        program: &mut HookProgram<'_>,
         method: Method,
         device: Device,
         which: Program,
     ) -> anyhow::Result<()> {
         if device.is_on_node() {
-            let attached = self.attach_at(&Place(None), pair, method, device, which).await;
+            let attached = self.attach_at(&Place(None), program, method, device, which).await;
             self.chains.touched((device.ifindex, which));
             return attached.map(drop);
         }
         self.inside.touched(device, which);
         self.attached.insert((device, which), false);
         let place = self.place(device, which)?;
-        let is_attached = self.attach_at(&place, pair, method, device, which).await?;
+        let is_attached = self.attach_at(&place, program, method, device, which).await?;
         self.attached.insert((device, which), is_attached);
         Ok(())
     }
@@ -319,37 +300,32 @@ impl Hooks {
     async fn attach_at(
         &self,
         place: &Place,
-        pair: &mut impl Pair,
+        program: &mut HookProgram<'_>,
         method: Method,
         device: Device,
         which: Program,
     ) -> anyhow::Result<bool> {
-        let Attached { pins, filters: AtHook { ours, .. }, .. } =
-            self.attached_at(place, device, which).await?;
-        let own = self.pins.link(device, which);
+        let Attached { filters: AtHook { ours, .. }, .. } = self.attached_at(place, device, which).await?;
+        let pin = self.pins.link(device, which);
         let ifindex = device.ifindex;
         // Loaded here: it starts a thread, which must not begin in the pod's namespace and keep that alive.
-        pair.program()?;
+        let program = program.get()?;
         match method {
             Method::Tcx => {
                 place.run(|| {
-                    if ours.is_empty() {
-                        return tcx::attach(pair.program()?, &pins, &own, ifindex, which);
-                    }
-                    let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
-                    tcx::attach(pair.program()?, &pins, &own, ifindex, which)?;
-                    clsact::remove(&[behind], ifindex, which)
+                    clsact::remove(&ours, ifindex, which)?;
+                    tcx::attach(program, &pin, ifindex, which)
                 })?;
                 if !device.is_on_node() {
-                    self.pins.erase_traces(device, which)?;
+                    self.pins.erase_trace(device, which)?;
                 }
             }
             Method::Clsact => {
+                tcx::remove(&pin)?;
                 if ours.is_empty() {
                     place.run(|| clsact::add_qdisc(ifindex))?;
                     // A filter at the egress of an ingress qdisc would run at its ingress.
                     if which.hook() == Hook::Egress && self.is_ingress_only(place, ifindex).await? {
-                        remove_links(&pins)?;
                         return match which {
                             Program::Deliver | Program::Hub => Err(anyhow!("{}", Hidden::NoHook)),
                             Program::TapIngress | Program::TapEgress => Ok(false),
@@ -361,14 +337,7 @@ impl Hooks {
                     let left = self.pins.leave_trace(device, which, &netns);
                     left.context("cannot leave the trace of a filter")?;
                 }
-                place.run(|| {
-                    if !tcx::take_over(pair.program()?, &pins, &own, ifindex, which)? {
-                        return clsact::attach(pair.program()?, &ours, ifindex, which).map(drop);
-                    }
-                    let behind = clsact::attach(pair.behind()?, &ours, ifindex, which)?;
-                    tcx::remove(&own)?;
-                    clsact::attach(pair.program()?, &[behind], ifindex, which).map(drop)
-                })?;
+                place.run(|| clsact::attach(program, &ours, ifindex, which))?;
             }
         }
         Ok(true)
@@ -384,54 +353,51 @@ impl Hooks {
         }
     }
 
-    /// Removes our programs of every version from a hook, also when the device has gone. Returns whether there was one.
+    /// Removes our program from a hook, also when the device is gone. Returns whether there was one.
     ///
     /// # Errors
     ///
     /// A program cannot be read or removed. All others are removed.
     pub async fn detach(&mut self, device: Device, which: Program) -> anyhow::Result<bool> {
-        let others = if which == Program::Deliver { Others::look(&self.pins)? } else { Others::default() };
-        self.detach_but(&others, device, which).await
+        let pin = self.pins.pinned_link(device, which);
+        let unlinked = pin.as_deref().map_or(Ok(()), tcx::remove);
+        let has_filters = if device.is_on_node() {
+            self.chains.left((device.ifindex, which));
+            let AtHook { ours, .. } = self.filters.of(device.ifindex, which).await?;
+            clsact::remove(&ours, device.ifindex, which)?;
+            !ours.is_empty()
+        } else {
+            self.inside.left(device, which);
+            self.attached.remove(&(device, which));
+            self.remove_inside(device, which).await?
+        };
+        unlinked?;
+        Ok(pin.is_some() || has_filters)
     }
 
-    /// As [`Self::detach`], and also a second stage that the taps of another version may still need: for the end of
-    /// the mirror, when those taps have been detached.
+    /// Detaches every program from the hooks of the node and inside pods. Goes on after a failure. Returns the number of
+    /// hooks that had one, and the failures.
     ///
     /// # Errors
     ///
-    /// As above.
-    pub async fn detach_all(&mut self, device: Device, which: Program) -> anyhow::Result<bool> {
-        self.detach_but(&Others::default(), device, which).await
-    }
-
-    async fn detach_but(&mut self, others: &Others, device: Device, which: Program) -> anyhow::Result<bool> {
-        let mut filters = AtHook::default();
-        let mut pins = self.links_at(device, which)?;
-        others.leave_out(&mut pins, &mut filters);
-        let unlinked = remove_links(&pins);
-        if device.is_on_node() {
-            self.chains.left((device.ifindex, which));
+    /// The hooks cannot be listed.
+    pub async fn detach_all(&mut self) -> anyhow::Result<(usize, Vec<anyhow::Error>)> {
+        let (taps, others): (Vec<_>, Vec<_>) =
+            self.survey(true).await?.hooks().into_iter().partition(|(_, program)| program.is_tap());
+        let (mut detached, mut errors) = (0, Vec::new());
+        // The taps first: without the second stage, a tap would go on with whole copies.
+        for (device, program) in taps.into_iter().chain(others) {
+            match self.detach(device, program).await {
+                Ok(was_there) => detached += usize::from(was_there),
+                Err(error) => errors.push(error),
+            }
         }
-        let has_filters = match device.is_on_node() {
-            true => {
-                filters = self.filters.of(device.ifindex, which).await?;
-                others.leave_out(&mut Vec::new(), &mut filters);
-                clsact::remove(&filters.ours, device.ifindex, which)?;
-                !filters.ours.is_empty()
-            }
-            false => {
-                self.inside.left(device, which);
-                self.attached.remove(&(device, which));
-                self.remove_inside(device, which).await?
-            }
-        };
-        unlinked?;
-        Ok(!pins.is_empty() || has_filters)
+        Ok((detached, errors))
     }
 
     /// Removes our filter from a hook inside a pod, and then its trace. Returns whether there was a trace.
     async fn remove_inside(&self, device: Device, which: Program) -> anyhow::Result<bool> {
-        if self.pins.traces_at(device, which)?.is_empty() {
+        if self.pins.trace(device, which).is_none() {
             return Ok(false);
         }
         match self.place(device, which) {
@@ -444,12 +410,12 @@ impl Hooks {
                     None => Vec::new(),
                 };
                 // Namespaces get the numbers of others that have gone: it could be the filter of another node's agent.
-                let programs = Others::with_own(&self.pins)?;
-                ours.retain(|filter| programs.have(filter.program));
+                let programs = programs_of(&self.pins)?;
+                ours.retain(|filter| programs.contains(&filter.program));
                 place.run(|| clsact::remove(&ours, device.ifindex, which))?;
             }
         }
-        self.pins.erase_traces(device, which).context("cannot remove the trace of a filter")?;
+        self.pins.erase_trace(device, which).context("cannot remove the trace of a filter")?;
         Ok(true)
     }
 }
@@ -459,12 +425,57 @@ fn rest(took: Duration) -> Duration {
     (took * REST).clamp(EVERY.0, EVERY.1)
 }
 
-/// Detaches these links. Goes on after a failure.
-fn remove_links(pins: &[LinkPin]) -> anyhow::Result<()> {
-    let mut outcome = Ok(());
-    for pin in pins {
-        let removed = tcx::remove(&pin.path);
-        outcome = outcome.and(removed);
+/// Ends the mirrors of agents of other versions, whose maps this version cannot read: detaches their programs and removes
+/// their pins. Nothing is copied from then on until this agent has attached its programs. Pins whose programs cannot be
+/// detached stay for the next attempt.
+///
+/// # Errors
+///
+/// The pins or hooks cannot be listed, or a program cannot be detached.
+pub async fn end_other_versions(pins: &Pins, namespaces: &Namespaces) -> anyhow::Result<()> {
+    for other in pins.other_versions()? {
+        let dir = other.maps();
+        let (hooks, errors) = Hooks::new(other.clone(), namespaces.clone())?.detach_all().await?;
+        if let Some(error) = errors.into_iter().next() {
+            return Err(
+                error.context(format!("cannot end the mirror of another version in {}", dir.display()))
+            );
+        }
+        other.remove_version()?;
+        info!(hooks, dir = %dir.display(), "ended the mirror of another version of the agent");
     }
-    outcome
+    Ok(())
+}
+
+/// Ids of the loaded programs that use a pinned map: the proof that a filter is ours.
+///
+/// # Errors
+///
+/// The pins cannot be listed, or a program cannot be read.
+pub fn programs_of(pins: &Pins) -> anyhow::Result<BTreeSet<u32>> {
+    let paths = match fs::read_dir(pins.maps()) {
+        // `cleanup` makes no directory.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        entries => {
+            entries.and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>())
+        }
+    };
+    let paths = paths.context("cannot list the pinned maps")?;
+    let is_file = |path: &PathBuf| !path.is_dir();
+    let maps = paths.into_iter().filter(is_file).filter_map(|path| MapInfo::from_pin(path).ok());
+    let maps: BTreeSet<_> = maps.map(|map| map.id()).collect();
+    let mut users = BTreeSet::new();
+    for program in loaded_programs() {
+        let (ids, id) = match program.and_then(|program| Ok((program.map_ids()?, program.id()))) {
+            // The program was unloaded meanwhile.
+            Err(ProgramError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {
+                continue;
+            }
+            read => read.context("cannot read a loaded program")?,
+        };
+        if ids.is_some_and(|ids| ids.iter().any(|map| maps.contains(map))) {
+            users.insert(id);
+        }
+    }
+    Ok(users)
 }

@@ -212,12 +212,7 @@ impl Ledger {
         let others = self.placed().filter(|placed| Some(placed.id) != own.map(|own| own.id));
         let taken = others.map(|placed| placed.mark).collect();
         let lowest = FORM_BITS.trailing_zeros();
-        let bits = (0..MAX_FORMS as u32).map(|number| 1 << (lowest + number));
-        // Version 3 had one target, and the first bit said that a packet was copied to it. While taps of that version
-        // still run, whole copies to the default target are known to both by that bit. Other forms take it last.
-        let is_plain = self.target(&TargetName::default()) == Some(target) && snaplen.is_none();
-        if is_plain { free(taken, bits) } else { free(taken, bits.clone().skip(1).chain(bits.take(1))) }
-            .unwrap_or(0)
+        free(taken, (0..MAX_FORMS as u32).map(|number| 1 << (lowest + number))).unwrap_or(0)
     }
 }
 
@@ -328,28 +323,17 @@ mod tests {
             put(&mut ledger, number + 1, number, "default", 0, session(Some(64 + number), None));
         }
         let marks: Vec<_> = ledger.placed().map(|placed| placed.mark).collect();
-        assert_eq!(marks, [0x200, 0x400, 0x800, 0x100, 0]);
+        assert_eq!(marks, [0x100, 0x200, 0x400, 0x800, 0]);
         put(&mut ledger, 9, 9, "default", 0, session(Some(65), None));
-        assert_eq!(ledger.placed().last().unwrap().mark, 0x400, "as at the other tap");
+        assert_eq!(ledger.placed().last().unwrap().mark, 0x200, "as at the other tap");
         ledger.taps.remove(&Device::on_node(IfIndex(1)));
         let mark = |ifindex, snaplen| {
             ledger.mark(Device::on_node(IfIndex(ifindex)), &MirrorId::default(), 0, Some(snaplen))
         };
-        assert_eq!(mark(20, 70), 0x200);
+        assert_eq!(mark(20, 70), 0x100);
         assert_eq!(mark(20, 68), 0, "the sessions of that form have none");
-        assert_eq!(mark(3, 66), 0x800, "a session that keeps its form keeps its bit");
-        assert_eq!(mark(1, 70), 0x200);
-    }
-
-    #[test]
-    fn whole_copies_to_the_default_target_have_the_bit_of_version_3() {
-        let mut ledger = Ledger::default();
-        ledger.targets.insert(1, (TargetName::default(), Target::Stream(None)));
-        put(&mut ledger, 1, 1, "default", 1, session(Some(96), None));
-        put(&mut ledger, 2, 2, "default", 0, session(None, None));
-        put(&mut ledger, 3, 3, "default", 1, session(None, None));
-        let marks: Vec<_> = ledger.placed().map(|placed| placed.mark).collect();
-        assert_eq!(marks, [0x200, 0x400, 0x100]);
+        assert_eq!(mark(3, 66), 0x400, "a session that keeps its form keeps its bit");
+        assert_eq!(mark(1, 70), 0x100);
     }
 
     #[test]

@@ -2,23 +2,20 @@
 //!
 //! ```text
 //! DIR/podmirror/                 root's alone, and locked by the one agent that changes anything below it (`lock`)
-//!   v4/                          version 4 of the wire types: its maps, by name, and its links
+//!   v1/                          version 1 of the wire types: its maps, by name, and its links
 //!     TAPS, COUNTERS, ...        every map of the eBPF object that is declared `pin_by_name`
 //!     links/<ifindex>-<program>  TCX links; of a device in a pod, links/<ifindex>@<inode of its namespace>-<program>
 //!     filters/<ifindex>@<inode>-<program>   a trace of a filter in a pod, which has no pin: a symbolic link to the file
 //!                                of its namespace
-//!   v3/                          left by an agent of another version, older or newer
+//!   v2/                          left by an agent of another version, older or newer
 //! ```
 //!
-//! An agent opens the maps of its own version only, because the maps of another version have another layout. Links have
-//! no layout: `hooks` takes over the links of every version, and the dataplane removes a version's directory when
-//! nothing runs with its maps any more.
+//! An agent opens the maps of its own version only, because the maps of another version have another layout. Before it
+//! starts, it detaches the programs of the other versions and removes their directories (`hooks`).
 //!
-//! Paths, names and the lock. This module attaches nothing and reads no map: `maps` reads the maps, `hooks` deals with
-//! the links. Called by both, and by the commands.
+//! Paths and names. This module attaches nothing and reads no map: `maps` reads the maps, `hooks` deals with the links.
 
 use std::{
-    cmp::Reverse,
     collections::BTreeSet,
     fs::{self, DirBuilder},
     io::{self, ErrorKind},
@@ -39,49 +36,17 @@ use crate::model::{Device, IfIndex, NetnsId, Program};
 /// Where a BPF file system is mounted by convention.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 
-/// The pins below one `--bpffs` directory.
+/// The pins of one version below one `--bpffs` directory.
 #[derive(Debug, Clone)]
 pub struct Pins {
     root: PathBuf,
-}
-
-/// The pin of a TCX link.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkPin {
-    /// Version of the agent that made the link, or took it over last.
-    pub version: u32,
-    /// The device that the link was made for. The device may be gone, and another device may have the index now.
-    pub device: Device,
-    /// The program that runs there, by its name. A program of another version has that version's meaning.
-    pub program: Program,
-    /// Where it is pinned.
-    pub path: PathBuf,
-}
-
-impl LinkPin {
-    /// Whether this version of the agent made it or took it over.
-    pub fn is_of_this_version(&self) -> bool {
-        self.version == ABI_VERSION
-    }
-}
-
-/// The trace of a filter inside a pod: it was left before the filter was attached, and goes after it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trace {
-    /// The device that the filter was attached to.
-    pub device: Device,
-    /// The program that runs there, by its name.
-    pub program: Program,
-    /// Where the network namespace of the device was then.
-    pub netns: PathBuf,
-    /// The trace itself.
-    path: PathBuf,
+    version: u32,
 }
 
 impl Pins {
-    /// The pins below `bpffs`. Looks at nothing yet.
+    /// The pins of this version below `bpffs`. Looks at nothing yet.
     pub fn new(bpffs: &Path) -> Self {
-        Self { root: bpffs.join("podmirror") }
+        Self { root: bpffs.join("podmirror"), version: ABI_VERSION }
     }
 
     /// Directory of everything of ours, of all versions.
@@ -89,150 +54,111 @@ impl Pins {
         &self.root
     }
 
-    /// Directory of the maps of this version.
+    /// Directory of the maps.
     pub fn maps(&self) -> PathBuf {
-        self.maps_of(ABI_VERSION)
+        self.root.join(format!("v{}", self.version))
     }
 
-    /// Directory of the maps of any version.
-    pub fn maps_of(&self, version: u32) -> PathBuf {
-        self.root.join(format!("v{version}"))
-    }
-
-    /// Directory of the links of this version.
+    /// Directory of the links.
     fn links(&self) -> PathBuf {
-        self.links_of(ABI_VERSION)
+        self.maps().join("links")
     }
 
-    /// Directory of the links of any version.
-    fn links_of(&self, version: u32) -> PathBuf {
-        self.maps_of(version).join("links")
+    /// Directory of the traces.
+    fn traces_directory(&self) -> PathBuf {
+        self.maps().join("filters")
     }
 
-    /// Directory of the traces of any version.
-    fn traces_of(&self, version: u32) -> PathBuf {
-        self.maps_of(version).join("filters")
+    fn trace_path(&self, device: Device, program: Program) -> PathBuf {
+        self.traces_directory().join(link_name(device, program))
     }
 
-    /// Where this version pins the link of a program.
+    /// The pin of the link of a program at a device.
     pub fn link(&self, device: Device, program: Program) -> PathBuf {
         self.links().join(link_name(device, program))
     }
 
-    /// The pinned links of all versions.
-    ///
-    /// # Errors
-    ///
-    /// A directory cannot be read.
-    pub fn pinned_links(&self) -> io::Result<Vec<LinkPin>> {
-        let mut pins = Vec::new();
-        for version in self.versions()? {
-            for name in names(&self.links_of(version))? {
-                if let Some((device, program)) = parse_link(&name) {
-                    let path = self.links_of(version).join(name);
-                    pins.push(LinkPin { version, device, program, path });
-                }
-            }
-        }
-        Ok(pins)
-    }
-
-    /// The pinned links of one program at one device: the link of this version first, then those of others, newest
-    /// first.
+    /// The hooks with a pinned link. The device may be gone, and another device may have the index now.
     ///
     /// # Errors
     ///
     /// The directory cannot be read.
-    pub fn links_at(&self, device: Device, program: Program) -> io::Result<Vec<LinkPin>> {
-        let pin = |version| {
-            let path = self.links_of(version).join(link_name(device, program));
-            LinkPin { version, device, program, path }
-        };
-        let mut pins: Vec<_> =
-            self.versions()?.into_iter().map(pin).filter(|pin| pin.path.exists()).collect();
-        pins.sort_by_key(|pin| (!pin.is_of_this_version(), Reverse(pin.version)));
-        Ok(pins)
+    pub fn pinned_links(&self) -> io::Result<BTreeSet<(Device, Program)>> {
+        self.hooks_in(&self.links())
     }
 
-    /// The traces of filters inside pods, of all versions.
+    /// The pin of the link of a program at a device, if there is one.
+    pub fn pinned_link(&self, device: Device, program: Program) -> Option<PathBuf> {
+        Some(self.link(device, program)).filter(|path| self.is_roots() && path.exists())
+    }
+
+    /// The hooks inside pods with a trace of a filter.
     ///
     /// # Errors
     ///
-    /// A directory cannot be read.
-    pub fn traces(&self) -> io::Result<Vec<Trace>> {
-        let mut traces = Vec::new();
-        for directory in self.versions()?.into_iter().map(|version| self.traces_of(version)) {
-            for name in names(&directory)? {
-                if let Some((device, program)) = parse_link(&name) {
-                    let path = directory.join(name);
-                    let netns = fs::read_link(&path).unwrap_or_default();
-                    traces.push(Trace { device, program, netns, path });
-                }
-            }
-        }
-        Ok(traces)
+    /// The directory cannot be read.
+    pub fn traces(&self) -> io::Result<BTreeSet<(Device, Program)>> {
+        self.hooks_in(&self.traces_directory())
     }
 
-    /// The traces of one filter.
-    ///
-    /// # Errors
-    ///
-    /// A directory cannot be read.
-    pub fn traces_at(&self, device: Device, program: Program) -> io::Result<Vec<Trace>> {
-        let is_there = |trace: &Trace| (trace.device, trace.program) == (device, program);
-        Ok(self.traces()?.into_iter().filter(is_there).collect())
+    /// The place of the pod's network namespace when the filter was attached; `None`: there is no trace of it.
+    pub fn trace(&self, device: Device, program: Program) -> Option<PathBuf> {
+        fs::read_link(self.trace_path(device, program)).ok().filter(|_| self.is_roots())
     }
 
-    /// Leaves the trace of a filter that is to be attached inside a pod, whose namespace file is at `netns`. The traces that
-    /// other versions have left of it go.
+    /// Leaves the trace of a filter that is to be attached inside a pod, whose namespace file is at `netns`. It stays until
+    /// the filter is detached.
     ///
     /// # Errors
     ///
     /// It cannot be made.
     pub fn leave_trace(&self, device: Device, program: Program, netns: &Path) -> io::Result<()> {
-        let path = self.traces_of(ABI_VERSION).join(link_name(device, program));
-        let new = self.traces_of(ABI_VERSION).join("new");
+        let new = self.traces_directory().join("new");
         erase(&new)?;
         symlink(netns, &new)?;
-        fs::rename(&new, &path)?;
-        let others = self.traces_at(device, program)?.into_iter().filter(|trace| trace.path != path);
-        others.into_iter().try_for_each(|trace| erase(&trace.path))
+        fs::rename(&new, self.trace_path(device, program))
     }
 
-    /// Removes the traces of a filter.
-    ///
-    /// # Errors
-    ///
-    /// One cannot be removed.
-    pub fn erase_traces(&self, device: Device, program: Program) -> io::Result<()> {
-        self.traces_at(device, program)?.iter().try_for_each(|trace| erase(&trace.path))
-    }
-
-    /// The versions of which there is a directory.
-    fn versions(&self) -> io::Result<Vec<u32>> {
-        // A directory that another user has made is not evidence of an agent.
-        if !self.is_roots() {
-            return Ok(Vec::new());
-        }
-        Ok(names(&self.root)?.iter().filter_map(|name| parse_version(name)).collect())
-    }
-
-    /// The other versions of which there is a directory.
-    ///
-    /// # Errors
-    ///
-    /// The directory of all versions cannot be read.
-    pub fn other_versions(&self) -> io::Result<BTreeSet<u32>> {
-        Ok(self.versions()?.into_iter().filter(|version| *version != ABI_VERSION).collect())
-    }
-
-    /// Removes the directory of a version, and with it the maps that nothing else uses.
+    /// Removes the trace of a filter.
     ///
     /// # Errors
     ///
     /// It cannot be removed.
-    pub fn remove_version(&self, version: u32) -> anyhow::Result<()> {
-        remove_all(&self.maps_of(version))
+    pub fn erase_trace(&self, device: Device, program: Program) -> io::Result<()> {
+        erase(&self.trace_path(device, program))
+    }
+
+    /// The hooks that the files in a directory are named after.
+    fn hooks_in(&self, directory: &Path) -> io::Result<BTreeSet<(Device, Program)>> {
+        // A directory that another user has made is not evidence of an agent.
+        if !self.is_roots() {
+            return Ok(BTreeSet::new());
+        }
+        Ok(names(directory)?.iter().filter_map(|name| parse_link(name)).collect())
+    }
+
+    /// The pins of the other versions, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// The directory of all versions cannot be read.
+    pub fn other_versions(&self) -> io::Result<Vec<Self>> {
+        if !self.is_roots() {
+            return Ok(Vec::new());
+        }
+        let versions: BTreeSet<_> =
+            names(&self.root)?.iter().filter_map(|name| parse_version(name)).collect();
+        let others = versions.into_iter().filter(|version| *version != self.version);
+        Ok(others.map(|version| Self { version, ..self.clone() }).collect())
+    }
+
+    /// Removes the directory of this version alone, and with it the maps that nothing else uses.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be removed.
+    pub fn remove_version(&self) -> anyhow::Result<()> {
+        remove_all(&self.maps())
     }
 
     /// Whether maps of this version are pinned.
@@ -261,7 +187,7 @@ impl Pins {
             info!(dir = DEFAULT_BPFFS, "mounted a BPF file system");
         }
         self.make_root()?;
-        for directory in [self.links(), self.traces_of(ABI_VERSION)] {
+        for directory in [self.links(), self.traces_directory()] {
             DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
@@ -350,79 +276,59 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let pins = Pins::new(directory.path());
         for version in versions {
-            fs::create_dir_all(pins.links_of(*version)).unwrap();
-            links.iter().for_each(|name| fs::write(pins.links_of(*version).join(name), "").unwrap());
+            let of_version = Pins { version: *version, ..pins.clone() };
+            fs::create_dir_all(of_version.links()).unwrap();
+            links.iter().for_each(|name| fs::write(of_version.links().join(name), "").unwrap());
         }
         (directory, pins)
     }
 
     #[test]
-    fn links_of_all_versions_are_found_and_those_of_this_one_come_first() {
-        let versions = [ABI_VERSION - 1, ABI_VERSION, ABI_VERSION + 1];
-        let (_directory, pins) = pins(&versions, &["7-tap_ingress", "7-deliver", "other", "x-tap_egress"]);
+    fn each_version_has_its_own_links() {
+        let (_directory, pins) =
+            pins(&[ABI_VERSION, ABI_VERSION + 1], &["7-tap_ingress", "other", "x-deliver"]);
         fs::create_dir(pins.root().join("v01")).unwrap();
-        let at = |program| -> Vec<u32> {
-            pins.links_at(Device::on_node(IfIndex(7)), program)
-                .unwrap()
-                .iter()
-                .map(|pin| pin.version)
-                .collect()
-        };
-        assert_eq!(at(Program::TapIngress), [ABI_VERSION, ABI_VERSION + 1, ABI_VERSION - 1]);
-        assert_eq!(at(Program::TapEgress), Vec::<u32>::new());
-        let all = pins.pinned_links().unwrap();
-        assert_eq!(all.len(), 6);
-        assert!(
-            all.iter()
-                .all(|pin| pin.device == Device::on_node(IfIndex(7)) && pin.program != Program::TapEgress)
-        );
-        assert_eq!(pins.other_versions().unwrap(), [versions[0], versions[2]].into());
+        let other = pins.other_versions().unwrap().remove(0);
+        assert_eq!(other.maps(), pins.root().join(format!("v{}", ABI_VERSION + 1)));
+        let (node, tap) = (Device::on_node(IfIndex(7)), Program::TapIngress);
+        for pins in [&pins, &other] {
+            assert_eq!(pins.pinned_links().unwrap(), [(node, tap)].into());
+            assert_eq!(pins.pinned_link(node, tap), Some(pins.maps().join("links/7-tap_ingress")));
+            assert_eq!(pins.pinned_link(node, Program::TapEgress), None);
+        }
+        for _ in 0..2 {
+            other.remove_version().unwrap();
+            assert!(pins.other_versions().unwrap().is_empty());
+        }
+        assert!(pins.maps().is_dir());
     }
 
     #[test]
     fn a_trace_says_where_the_namespace_is_and_is_there_once() {
-        let (_directory, pins) = pins(&[ABI_VERSION, ABI_VERSION - 1], &[]);
-        for version in [ABI_VERSION, ABI_VERSION - 1] {
-            fs::create_dir(pins.traces_of(version)).unwrap();
-        }
+        let (_directory, pins) = pins(&[ABI_VERSION], &[]);
+        fs::create_dir(pins.traces_directory()).unwrap();
         let device = |ino| Device::in_pod(NetnsId { dev: 4, ino }, IfIndex(2));
-        let old = pins.traces_of(ABI_VERSION - 1).join(link_name(device(7), Program::TapEgress));
-        symlink("/old", old).unwrap();
-        let all = || {
-            let of = |trace: Trace| (trace.device, trace.program, trace.netns.to_str().unwrap().to_owned());
-            let mut all: Vec<_> = pins.traces().unwrap().into_iter().map(of).collect();
-            all.sort();
-            all
-        };
-        assert_eq!(all(), [(device(7), Program::TapEgress, "/old".to_owned())]);
+        let hook = (device(7), Program::TapEgress);
         for path in ["/proc/1/ns/net", "/run/netns/web"] {
             pins.leave_trace(device(7), Program::TapEgress, Path::new(path)).unwrap();
-            assert_eq!(all(), [(device(7), Program::TapEgress, path.to_owned())]);
+            assert_eq!(pins.traces().unwrap(), [hook].into());
+            assert_eq!(pins.trace(hook.0, hook.1), Some(path.into()));
         }
         pins.leave_trace(device(8), Program::TapIngress, Path::new("/db")).unwrap();
         for _ in 0..2 {
-            pins.erase_traces(device(7), Program::TapEgress).unwrap();
-            assert_eq!(all(), [(device(8), Program::TapIngress, "/db".to_owned())]);
+            pins.erase_trace(hook.0, hook.1).unwrap();
+            assert_eq!(pins.trace(hook.0, hook.1), None);
+            assert_eq!(pins.traces().unwrap().len(), 1);
         }
         assert!(pins.pinned_links().unwrap().is_empty());
-    }
-
-    #[test]
-    fn a_version_can_be_removed_alone() {
-        let (_directory, pins) = pins(&[ABI_VERSION, ABI_VERSION + 1], &[]);
-        assert_eq!(pins.other_versions().unwrap(), [ABI_VERSION + 1].into());
-        pins.remove_version(ABI_VERSION + 1).unwrap();
-        pins.remove_version(ABI_VERSION + 1).unwrap();
-        assert_eq!(pins.other_versions().unwrap(), BTreeSet::new());
-        assert!(pins.maps().is_dir());
     }
 
     #[test]
     fn without_a_directory_there_is_nothing() {
         let (_directory, pins) = pins(&[], &[]);
         assert!(pins.pinned_links().unwrap().is_empty());
-        assert!(pins.links_at(Device::on_node(IfIndex(1)), Program::Deliver).unwrap().is_empty());
-        assert_eq!(pins.other_versions().unwrap(), BTreeSet::new());
+        assert_eq!(pins.pinned_link(Device::on_node(IfIndex(1)), Program::Deliver), None);
+        assert!(pins.other_versions().unwrap().is_empty());
     }
 
     proptest! {

@@ -2,13 +2,11 @@
 //!
 //! ```text
 //! the programs      as they run at hooks
-//! a second set      for the time in which two programs of ours stand behind each other at one hook: it copies
-//!                   nothing that the first has copied; loaded when it is needed, with the same maps
-//! those of a pod    as they run inside one pod, and its second set: they have to know its network namespace. The kernel
-//!                   takes some tenths of a second to load them, so those for the next pod are loaded beforehand
+//! those of a pod    as they run inside one pod: they have to know its network namespace. The kernel takes some tenths of a
+//!                   second to load them, so those for the next pod are loaded beforehand
 //! ```
 //!
-//! Attaches nothing: `hooks` does. Called by `bpf`.
+//! Attaches nothing: `hooks` does.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,8 +29,7 @@ use crate::model::{Device, NetnsId, Program};
 /// The eBPF object, built by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
 
-/// The names of variables of the programs; see `mirror-ebpf`. The first makes a program part of the second set.
-const STANDS_BEHIND: &str = "STANDS_BEHIND";
+/// The names of variables of the programs; see `mirror-ebpf`.
 const CALLS_FILTERS: &str = "CALLS_FILTERS";
 const INSIDE: &str = "INSIDE";
 /// The map with the only variable that is written after the programs are loaded: their network namespace.
@@ -50,29 +47,17 @@ const MIN_SESSIONS: u32 = 64;
 pub struct Programs {
     pins: Pins,
     ebpf: Ebpf,
-    second: Option<Ebpf>,
     calls_filters: bool,
     /// Those of the pod that got the last tap inside: a tap has two programs.
     inside: Option<(NetnsId, Ebpf)>,
-    /// Its second set.
-    second_inside: Option<(NetnsId, Ebpf)>,
     /// Those for the next pod, which a thread loads.
     next: Option<JoinHandle<anyhow::Result<Ebpf>>>,
     /// The kernel's ids of the programs that this agent has loaded for hooks inside pods.
     inside_ids: BTreeMap<(Device, Program), u32>,
 }
 
-/// The two programs for one hook.
-pub trait Pair: Send {
-    /// The program.
-    fn program(&mut self) -> anyhow::Result<&mut SchedClassifier>;
-
-    /// The same program from the second set, which may run behind another program of ours.
-    fn behind(&mut self) -> anyhow::Result<&mut SchedClassifier>;
-}
-
-/// The first and the second form of one program.
-pub struct Of<'a> {
+/// The program for one hook.
+pub struct HookProgram<'a> {
     programs: &'a mut Programs,
     device: Device,
     which: Program,
@@ -99,14 +84,12 @@ impl Programs {
     }
 
     fn try_load(pins: &Pins, calls_filters: bool) -> anyhow::Result<Self> {
-        let ebpf = open(pins, false, calls_filters, false)?;
+        let ebpf = open(pins, calls_filters, false)?;
         let mut programs = Self {
             pins: pins.clone(),
             ebpf,
-            second: None,
             calls_filters,
             inside: None,
-            second_inside: None,
             next: None,
             inside_ids: BTreeMap::new(),
         };
@@ -145,12 +128,11 @@ impl Programs {
     pub fn keep_inside(&mut self, netns: &BTreeSet<NetnsId>) {
         self.inside_ids.retain(|(of, _), _| netns.contains(&of.netns));
         self.inside = self.inside.take().filter(|(of, _)| netns.contains(of));
-        self.second_inside = None;
     }
 
-    /// The programs for one hook of a device.
-    pub fn of(&mut self, device: Device, which: Program) -> Of<'_> {
-        Of { programs: self, device, which }
+    /// The program for one hook of a device.
+    pub fn of(&mut self, device: Device, which: Program) -> HookProgram<'_> {
+        HookProgram { programs: self, device, which }
     }
 
     fn load_inside(&mut self, device: Device, which: Program) -> anyhow::Result<&mut SchedClassifier> {
@@ -169,7 +151,7 @@ impl Programs {
     /// Programs for a pod with this namespace: those that were loaded beforehand, if the kernel has taken them.
     fn next(&mut self, netns: NetnsId) -> anyhow::Result<Ebpf> {
         let next = self.next.take().and_then(|thread| thread.join().ok()).and_then(Result::ok);
-        let mut ebpf = next.map_or_else(|| open(&self.pins, false, self.calls_filters, true), Ok)?;
+        let mut ebpf = next.map_or_else(|| open(&self.pins, self.calls_filters, true), Ok)?;
         put_into(&mut ebpf, netns)?;
         self.prepare_next();
         Ok(ebpf)
@@ -178,7 +160,7 @@ impl Programs {
     /// Begins to load the programs for the next pod: that of what reaches it, which most taps inside pods have alone.
     fn prepare_next(&mut self) {
         // Opened here, because that makes pins that are missing: a thread could do it while they are removed.
-        let opened = open(&self.pins, false, self.calls_filters, true);
+        let opened = open(&self.pins, self.calls_filters, true);
         self.next = opened.ok().and_then(|mut ebpf| {
             let load = move || {
                 loaded(&mut ebpf, Program::TapIngress)?;
@@ -189,35 +171,18 @@ impl Programs {
     }
 }
 
-impl Pair for Of<'_> {
-    fn program(&mut self) -> anyhow::Result<&mut SchedClassifier> {
+impl HookProgram<'_> {
+    /// The program, loaded.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses it.
+    pub fn get(&mut self) -> anyhow::Result<&mut SchedClassifier> {
         if self.device.is_on_node() {
             loaded(&mut self.programs.ebpf, self.which)
         } else {
             self.programs.load_inside(self.device, self.which)
         }
-    }
-
-    fn behind(&mut self) -> anyhow::Result<&mut SchedClassifier> {
-        let Programs { pins, second, second_inside, calls_filters, .. } = &mut *self.programs;
-        if !self.device.is_on_node() {
-            let netns = self.device.netns;
-            let ebpf = match second_inside.take() {
-                Some((of, ebpf)) if of == netns => ebpf,
-                _ => {
-                    let mut ebpf = open(pins, true, *calls_filters, true)?;
-                    put_into(&mut ebpf, netns)?;
-                    ebpf
-                }
-            };
-            let (_, ebpf) = second_inside.insert((netns, ebpf));
-            return loaded(ebpf, self.which);
-        }
-        let second = match second {
-            Some(second) => second,
-            None => second.insert(open(pins, true, *calls_filters, false)?),
-        };
-        loaded(second, self.which)
     }
 }
 
@@ -228,14 +193,13 @@ fn put_into(ebpf: &mut Ebpf, netns: NetnsId) -> anyhow::Result<()> {
 }
 
 /// Opens the object, and with it the pinned maps. `inside`: for programs inside pods.
-fn open(pins: &Pins, stands_behind: bool, calls_filters: bool, inside: bool) -> anyhow::Result<Ebpf> {
+fn open(pins: &Pins, calls_filters: bool, inside: bool) -> anyhow::Result<Ebpf> {
     let cpus = nr_cpus().map_err(|(what, error)| anyhow!("cannot read {what}: {error}"))?.get();
     // A map that is pinned keeps the size that an earlier agent gave it.
     let pinned = MapInfo::from_pin(pins.maps().join("COUNTERS")).ok().map(|info| info.max_entries());
     EbpfLoader::new()
         .default_map_pin_directory(pins.maps())
         .map_max_entries("COUNTERS", pinned.unwrap_or_else(|| sessions_that_fit(cpus)))
-        .override_global(STANDS_BEHIND, &u32::from(stands_behind), true)
         .override_global(CALLS_FILTERS, &u32::from(calls_filters), true)
         .override_global(INSIDE, &u32::from(inside), true)
         .load(OBJECT)
@@ -254,7 +218,7 @@ fn program(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifi
     Ok(program.try_into()?)
 }
 
-/// The program, loaded now if it was not yet loaded: few agents need the second stage, and fewer the second set.
+/// The program, loaded now if it was not yet loaded: few agents need the second stage.
 fn loaded(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifier> {
     let program = program(ebpf, which)?;
     if program.fd().is_err() {

@@ -2,7 +2,7 @@
 //!
 //! To read a namespace takes a thread that enters it: too much for each pod in each round. A NIC that comes or goes
 //! does so at both ends of its veth, and the node's end is in every snapshot. A change that is only inside (a NIC is
-//! renamed, a macvlan is added) is noticed when the reading is too old. Called by `inside`.
+//! renamed, a macvlan is added) is noticed when the reading is too old.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

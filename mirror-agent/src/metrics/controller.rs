@@ -1,4 +1,4 @@
-//! The metrics of the controller. Called by `admin` and `controller`; made by `cmd::controller`.
+//! The metrics of the controller.
 
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 

@@ -11,7 +11,7 @@ use crate::{
     dataplane::Dataplane,
     links::LinkTable,
     mirror_iface,
-    model::{Actual, LinkChange, LinkSnapshot},
+    model::{LinkChange, LinkSnapshot},
     pods::PodSource,
 };
 
@@ -24,7 +24,6 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         is_listed: bool,
         keeps_hub: bool,
         links: &LinkSnapshot,
-        actual: &Actual,
         failures: &mut BTreeSet<String>,
         left: &mut BTreeSet<String>,
     ) -> bool {
@@ -33,12 +32,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             names.insert(exit::HUB.to_owned());
         }
         let names = names.iter().map(String::as_str).collect();
-        let mut changes = match is_listed {
-            false => Vec::new(),
-            true if actual.other_versions.is_empty() => mirror_iface::left_behind(&names, links),
-            // Taps of another version may still copy to a device that this version has made.
-            true => mirror_iface::abandoned(&names, links, &actual.targets),
-        };
+        let mut changes = if is_listed { mirror_iface::left_behind(&names, links) } else { Vec::new() };
         changes.extend(self.mirrors.changes(links));
         changes.extend(self.not_made.leave_out(tunnel::changes(self.policy.tunnels(), links)));
         for change in &changes {

@@ -1,7 +1,7 @@
 //! [`Judge`]: one direction of one NIC, reading by reading.
 //!
 //! An alarm needs few readings, and the end of an alarm needs time: traffic that takes a way around the hook now and
-//! then must not make a state that comes and goes. Called by the loop of the agent.
+//! then must not make a state that comes and goes.
 
 use std::{collections::VecDeque, time::Duration};
 

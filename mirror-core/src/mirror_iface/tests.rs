@@ -36,11 +36,6 @@ fn world(links: impl IntoIterator<Item = Link>) -> LinkSnapshot {
     LinkSnapshot { host, ..LinkSnapshot::default() }
 }
 
-fn installed(link: &Link) -> Target {
-    let (device, ifindex) = (link.name.clone(), Some(link.ifindex));
-    Target::Device(DeviceTarget { device, ifindex, up: true, queueless: true, ..DeviceTarget::default() })
-}
-
 fn create(mtu: u32) -> LinkChange {
     LinkChange::CreateMirror { name: "mirror0".into(), mtu, offloads: true }
 }
@@ -98,20 +93,19 @@ fn one_that_was_there_is_brought_up_once_and_its_return_is_waited_for() {
 fn ours_is_deleted_when_it_was_renamed_or_is_not_wanted_any_more() {
     let renamed = Link { name: "other0".into(), ..ours() };
     let foreign = Link { alias: None, ..renamed.clone() };
-    let installed = [(TargetName::default(), installed(&ours()))].into();
     let delete = [LinkChange::Delete(IfIndex(9))];
     let names = BTreeSet::from(["mirror0"]);
-    assert_eq!(abandoned(&names, &world([renamed.clone()]), &installed), delete);
-    assert_eq!(abandoned(&names, &world([foreign]), &installed), [], "it is not ours");
-    assert_eq!(abandoned(&names, &world([ours()]), &installed), []);
-    assert_eq!(abandoned(&[].into(), &world([ours()]), &installed), delete, "no target has it any more");
+    assert_eq!(left_behind(&names, &world([renamed.clone()])), delete);
+    assert_eq!(left_behind(&names, &world([foreign])), [], "it is not ours");
+    assert_eq!(left_behind(&names, &world([ours()])), []);
+    assert_eq!(left_behind(&[].into(), &world([ours()])), delete, "no target has it any more");
     let names = BTreeSet::from(["mirror0", "other0"]);
-    assert_eq!(abandoned(&names, &world([renamed]), &installed), [], "it is another target's now");
+    assert_eq!(left_behind(&names, &world([renamed])), [], "it is another target's now");
     assert_eq!(MirrorIface::new("mirror0", None).changes(&world([])), [create(65535)]);
 }
 
 #[test]
-fn what_another_version_has_made_is_deleted_but_no_end_of_a_mirror_interface() {
+fn what_another_agent_has_made_is_deleted_but_no_end_of_a_mirror_interface() {
     let peer = |ifindex| Some(Peer { ifindex, nsid: None });
     let left = Link { ifindex: IfIndex(3), name: "old0".into(), ..ours() };
     let foreign = Link { ifindex: IfIndex(4), name: "other0".into(), alias: None, ..ours() };

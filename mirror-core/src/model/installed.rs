@@ -2,10 +2,7 @@
 //!
 //! Data only, like the rest of [`model`](super). The dataplane reads it back, `plan` compares it with the wanted state.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::{collections::BTreeMap, fmt};
 
 use mirror_common::verdict::Hook;
 
@@ -254,9 +251,6 @@ pub struct Actual {
     pub capacity: Capacity,
     /// The filters whose programs the kernel refuses, and why.
     pub refused: BTreeMap<CaptureFilter, String>,
-    /// The other versions of the agent whose taps may still run. Their hooks are `Stale`. The pods and targets of these
-    /// taps are not known, because the maps of these versions are not read.
-    pub other_versions: BTreeSet<u32>,
 }
 
 impl Actual {
@@ -271,7 +265,6 @@ impl Actual {
             passed_by: BTreeMap::new(),
             capacity,
             refused: BTreeMap::new(),
-            other_versions: BTreeSet::new(),
         }
     }
 }

@@ -62,7 +62,6 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
         passed_by: passed_by.clone(),
         capacity: before.capacity,
         refused: before.refused.clone(),
-        other_versions: before.other_versions.clone(),
     }
 }
 

@@ -1,9 +1,8 @@
 //! `kill-at STEP FILE PROGRAM ARGUMENT...` runs a program, and kills it by SIGKILL on the way into one of its steps.
 //!
-//! A step is a system call that changes something outside of the program: BPF objects, pins, devices. STEP counts from 1,
-//! over all threads; with 0 the program lives. `map:STEP` counts only the system calls that change an element of a map, and
-//! only while there is no file `FILE.wait`. FILE gets the number of steps. SIGTERM goes on to the program. Called by the
-//! stories `crashes`.
+//! A step is a system call that changes something outside of the program: BPF objects, pins, devices. STEP counts from
+//! 1, over all threads; with 0 the program lives. `map:STEP` counts only the system calls that change an element of a
+//! map, and only while there is no file `FILE.wait`. FILE gets the number of steps. SIGTERM goes on to the program.
 
 use std::{
     env,

@@ -1,5 +1,5 @@
 //! Debian's packages, unpacked into the cache: a private apt configuration, so that the system's sources and packages
-//! stay as they are. Called by the levels `vm` and `readers`, and by the clusters of the tests.
+//! stay as they are.
 
 use std::{
     env, fs,

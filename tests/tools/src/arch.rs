@@ -1,5 +1,4 @@
-//! The architectures that the agent is built for, by their names in images and to Rust. Called by the tasks that make
-//! images.
+//! The architectures that the agent is built for, by their names in images and to Rust.
 
 use std::str::FromStr;
 

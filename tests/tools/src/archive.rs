@@ -1,8 +1,7 @@
 //! Container images without a container engine: a docker-archive, which containerd, Docker and Podman import. And the
 //! archives that such an image is made of.
 //!
-//! One layer, written in the order given, with owner root and time zero: the same files make the same bytes. Called by
-//! the tasks that need an image.
+//! One layer, written in the order given, with owner root and time zero: the same files make the same bytes.
 
 use std::{fs::File, io::Write as _, path::Path};
 

@@ -1,8 +1,8 @@
 //! What tests and tasks need of the machine that they run on.
 //!
 //! Runs programs (`process`), finds and installs them (`programs`), unpacks Debian's packages into the cache (`apt`),
-//! among them programs that read copies (`readers`), and writes container images (`archive`). Brings no Rust toolchain: `xtask` does. Called by `xtask` and by the
-//! clusters of the tests (`mirror-test-cluster`).
+//! among them programs that read copies (`readers`), and writes container images (`archive`). Brings no Rust toolchain:
+//! `xtask` does.
 
 #![expect(clippy::print_stdout, reason = "says what it installs, on a command line tool's output")]
 

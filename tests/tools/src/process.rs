@@ -1,4 +1,4 @@
-//! Running other programs, and telling what is done. Called by the tasks.
+//! Running other programs, and telling what is done.
 
 use std::{
     env,

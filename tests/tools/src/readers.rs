@@ -1,8 +1,7 @@
 //! Programs that read copies, as Debian 13 has them: Suricata, softflowd, nfdump, Open vSwitch.
 //!
 //! They are unpacked into the cache with everything that they need, and nothing is installed. They run in that tree by
-//! chroot, because the libraries of this machine may be older. Called by the level `readers`, whose stories know the
-//! tree by an environment variable.
+//! chroot, because the libraries of this machine may be older.
 
 use std::{
     fs,

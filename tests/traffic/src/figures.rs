@@ -1,4 +1,4 @@
-//! Averages, and ratios with their intervals. Called by the report and the plots.
+//! Averages, and ratios with their intervals.
 //!
 //! A run is noisy, so a contestant is compared with `off` within the same round only, and the median is over the
 //! rounds. The interval is a bootstrap over the rounds: it says what other medians the same rounds could have given.

@@ -1,5 +1,4 @@
-//! What is measured: contestants, scenarios, and the order of the turns. Called by the binary, and by the report for the
-//! names.
+//! What is measured: contestants, scenarios, and the order of the turns.
 
 mod contestant;
 mod kind;

@@ -1,4 +1,4 @@
-//! The plots of a run, as SVG. Called by the binary.
+//! The plots of a run, as SVG.
 //!
 //! One plot for each table: a line for each contestant, with its ratio to `off` for each size of a message, and the
 //! interval. One plot shows of all what says most. The texts are left to the viewer's fonts, so that no font has to be here.

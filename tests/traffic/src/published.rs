@@ -1,5 +1,4 @@
-//! Ratios that others have published, from `published.csv`, which names their sources. Called by the report and the
-//! plots.
+//! Ratios that others have published, from `published.csv`, which names their sources.
 
 use crate::plan::{Kind, Scenario, Way};
 

@@ -1,4 +1,4 @@
-//! The report of a run, as Markdown. Called by the binary.
+//! The report of a run, as Markdown.
 
 mod goals;
 

@@ -1,4 +1,4 @@
-//! Reads what the tools print. Called by the binary. Each function is tested with real output (`fixtures/`).
+//! Reads what the tools print. Each function is tested with real output (`fixtures/`).
 
 use std::collections::BTreeMap;
 

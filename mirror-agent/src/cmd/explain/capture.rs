@@ -1,7 +1,7 @@
 //! The packets of a capture file, one after the other: pcap and pcapng, of either byte order.
 //!
-//! Called by [`explain`](super). It holds one block of the file at a time, so that a file may be larger than the
-//! memory; `pcap-parser` knows the formats. It decides nothing about a packet.
+//! It holds one block of the file at a time, so that a file may be larger than the memory; `pcap-parser` knows the
+//! formats. It decides nothing about a packet.
 
 use std::io::{self, ErrorKind, Read};
 

@@ -1,7 +1,7 @@
 //! The sessions whose packets come into the ring of `tail` or `capture`: their names and counters for the file.
 //!
-//! It reads the agent's maps, and knows nothing of the ring. What a session has matched are the packets that were read and
-//! those that [did not come](super::losses). Called by `tail` for each packet, and once a second.
+//! It reads the agent's maps, and knows nothing of the ring. What a session has matched are the packets that were read
+//! and those that [did not come](super::losses).
 
 use std::collections::{BTreeMap, BTreeSet};
 

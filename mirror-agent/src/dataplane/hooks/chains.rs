@@ -1,8 +1,7 @@
 //! [`Chains`]: which programs stand in the TCX and netkit chains of the node's hooks.
 //!
-//! The kernel announces no change of a chain. So the agent reads the ids of the programs again and again: each second, or
-//! less often where that takes more than a hundredth of the time. A round judges a changed chain. Called by
-//! [`Hooks`](super::Hooks) only.
+//! The kernel announces no change of a chain. So the agent reads the ids of the programs again and again: each second,
+//! or less often where that takes more than a hundredth of the time. A round judges a changed chain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

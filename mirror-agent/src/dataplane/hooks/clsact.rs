@@ -1,7 +1,7 @@
 //! Filters of the clsact qdisc: put under our handle at the lowest free priority, replaced under it, removed.
 //!
 //! The kernel replaces a filter in one step: each packet passes either the old program or the new one. `filters` lists
-//! the existing filters. Called by [`Hooks`](super::Hooks) only.
+//! the existing filters.
 
 use std::{io, ops::RangeInclusive};
 
@@ -18,22 +18,20 @@ use crate::model::{IfIndex, Program};
 const PRIORITIES: RangeInclusive<u16> = 1..=8;
 
 /// Puts `program` at a hook: in the place of the first of these filters of ours, else at a free priority. The other
-/// filters of ours are removed. The device must have the qdisc. Returns the filter that holds the program now.
+/// filters of ours are removed. The device must have the qdisc.
 pub(super) fn attach(
     program: &mut SchedClassifier,
     filters: &[Filter],
     ifindex: IfIndex,
     which: Program,
-) -> anyhow::Result<Filter> {
-    let id = program.info()?.id();
+) -> anyhow::Result<()> {
     if let Some((filter, extra)) = filters.split_first() {
         let link = link(filter, ifindex, which)?;
         let attached =
             program.attach_to_link(link).context("cannot put the new program in the old one's place")?;
         // aya detaches a filter when its link is dropped; ours outlives the agent.
         std::mem::forget(program.take_link(attached)?);
-        remove(extra, ifindex, which)?;
-        return Ok(Filter { program: id, ..*filter });
+        return remove(extra, ifindex, which);
     }
     let mut refused = None;
     for priority in PRIORITIES {
@@ -41,9 +39,9 @@ pub(super) fn attach(
         match program.attach(ifindex.0, TcAttach::Netlink { parent: attach_type(which).into(), options }) {
             Ok(attached) => {
                 std::mem::forget(program.take_link(attached)?);
-                return Ok(Filter { priority, program: id });
+                return Ok(());
             }
-            // A filter of another kind or protocol has this priority, or the second stage of another version.
+            // A filter of another kind or protocol has this priority.
             Err(ProgramError::TcError(tc::TcError::NetlinkError(error)))
                 if matches!(os_error(&error), Some(libc::EINVAL | libc::ENOSPC | libc::EEXIST)) =>
             {

@@ -1,8 +1,7 @@
 //! The filters at a device's clsact or ingress qdisc, read by netlink: aya attaches and detaches filters, but cannot
 //! list them.
 //!
-//! This module finds our filters, and the filters that others have put ahead of them. Changes nothing. Called by
-//! `hooks`.
+//! This module finds our filters, and the filters that others have put ahead of them. Changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,10 +1,10 @@
 //! [`Inside`]: what is at the hooks inside pods.
 //!
-//! The kernel lists the filters and the TCX chain of a device in the network namespace of the device only, so a look takes
-//! a thread that enters the pod. And it announces no change of a chain, and a change of a filter only to those that may
-//! listen in the pod. So the agent looks again and again: each second, or less often where the looks take more than a
-//! hundredth of the time. A look is at one pod, so that events do not wait for the looks at all of them. A round uses what
-//! was seen last. Called by [`Hooks`](super::Hooks) only.
+//! The kernel lists the filters and the TCX chain of a device in the network namespace of the device only, so a look
+//! takes a thread that enters the pod. And it announces no change of a chain, and a change of a filter only to those
+//! that may listen in the pod. So the agent looks again and again: each second, or less often where the looks take more
+//! than a hundredth of the time. A look is at one pod, so that events do not wait for the looks at all of them. A round
+//! uses what was seen last.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -2,7 +2,10 @@
 //!
 //! Judges what was read, and reads the TCX chains of the node's devices. Changes nothing. `Hooks` fills it; `bpf` asks it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use anyhow::bail;
 use mirror_common::verdict::Hook;
@@ -13,18 +16,14 @@ use super::{
     filters::{AllFilters, AtHook},
     inside::{Seen, View},
     tcx::{self, InChain},
-    versions::Others,
 };
-use crate::{
-    dataplane::pins::LinkPin,
-    model::{Device, Hidden, HookState, IfIndex, NetnsId, Program},
-};
+use crate::model::{Device, Hidden, HookState, IfIndex, NetnsId, Program};
 
 /// Our programs at one hook, and the programs and filters of others ahead of them.
 #[derive(Debug, Clone, Default)]
 pub struct Attached {
-    /// The pinned links for it, of all versions.
-    pub(super) pins: Vec<LinkPin>,
+    /// The pin of the link for it.
+    pub(super) pin: Option<PathBuf>,
     /// The TCX chain, where something of ours may be.
     pub(super) chain: Vec<InChain>,
     /// The filters.
@@ -43,17 +42,15 @@ pub struct Attached {
 
 impl Attached {
     /// The state for an agent whose program has the id `current`, if it is loaded, and that attaches by `method`. The
-    /// hook is `Current` only if it has exactly one link or filter of ours, which runs that program, is of this version
-    /// and is attached by that method.
+    /// hook is `Current` only if it has exactly one link or filter of ours, which runs that program and is attached by that
+    /// method.
     pub(super) fn state(&self, method: Method, current: Option<u32>) -> HookState {
-        let Self { pins, chain, filters, is_dead, is_untraced, .. } = self;
+        let Self { pin, chain, filters, is_dead, is_untraced, .. } = self;
         let runs = |id| chain.iter().any(|program| program.id == id);
-        match (method, &pins[..], &filters.ours[..]) {
-            (_, [], []) if !is_dead => HookState::Absent,
-            (Method::Tcx, [pin], []) if pin.is_of_this_version() && current.is_some_and(runs) => {
-                HookState::Current
-            }
-            (Method::Clsact, [], [filter]) if Some(filter.program) == current && !is_untraced => {
+        match (method, pin, &filters.ours[..]) {
+            (_, None, []) if !is_dead => HookState::Absent,
+            (Method::Tcx, Some(_), []) if current.is_some_and(runs) => HookState::Current,
+            (Method::Clsact, None, [filter]) if Some(filter.program) == current && !is_untraced => {
                 HookState::Current
             }
             (_, _, []) if *is_dead => HookState::Dead,
@@ -76,7 +73,7 @@ impl Attached {
 
     /// The method by which a program of ours (one of `ours`, by id) runs there.
     pub fn method(&self, ours: &BTreeSet<u32>) -> Option<Method> {
-        if !self.pins.is_empty() && self.chain.iter().any(|program| ours.contains(&program.id)) {
+        if self.pin.is_some() && self.chain.iter().any(|program| ours.contains(&program.id)) {
             Some(Method::Tcx)
         } else if self.filters.ours.iter().any(|filter| ours.contains(&filter.program)) {
             Some(Method::Clsact)
@@ -89,7 +86,7 @@ impl Attached {
 /// The state of all hooks of the node and inside pods, read at one moment.
 #[derive(Default)]
 pub struct Survey {
-    pub(super) pins: BTreeMap<(Device, Program), Vec<LinkPin>>,
+    pub(super) pins: BTreeMap<(Device, Program), PathBuf>,
     /// Those of the node.
     pub(super) filters: AllFilters,
     /// The hooks inside pods that have a trace of a filter.
@@ -97,7 +94,6 @@ pub struct Survey {
     pub(super) inside: BTreeMap<NetnsId, Seen>,
     /// The hooks inside pods where this agent has tried to attach, and whether it has succeeded.
     pub(super) attached: BTreeMap<(Device, Program), bool>,
-    pub(super) others: Others,
 }
 
 impl Survey {
@@ -134,7 +130,7 @@ impl Survey {
 
     fn at(&self, device: Device, which: Program, method: Method) -> anyhow::Result<Attached> {
         let hook = (device, which);
-        let mut pins = self.pins.get(&hook).cloned().unwrap_or_default();
+        let pin = self.pins.get(&hook).cloned();
         let ifindex = device.ifindex;
         let has_trace = self.traces.contains(&hook);
         let view = match self.inside.get(&device.netns) {
@@ -142,7 +138,7 @@ impl Survey {
             Some(Ok(view)) => Some(view),
             Some(Err(error)) if has_trace => bail!("{error}"),
             // Its links say whether they still run.
-            Some(Err(_)) | None => return Ok(inside_by_links(pins, device)),
+            Some(Err(_)) | None => return Ok(inside_by_link(pin, device)),
         };
         let filters = view.map_or(&self.filters, |view| &view.filters);
         // A link runs ahead of all filters, so it does without knowing them.
@@ -154,31 +150,28 @@ impl Survey {
             && which.hook() == Hook::Egress
             && filters.ingress_only.contains(&ifindex);
         let attached = match view {
-            Some(view) => seen_inside(pins, view, has_trace, ifindex, which),
+            Some(view) => seen_inside(pin, view, has_trace, ifindex, which),
             None => {
-                let mut filters = filters.hooks.get(&(ifindex, which)).cloned().unwrap_or_default();
-                if which == Program::Deliver {
-                    self.others.leave_out(&mut pins, &mut filters);
-                }
-                on_node(pins, filters, ifindex, which)?
+                let filters = filters.hooks.get(&(ifindex, which)).cloned().unwrap_or_default();
+                on_node(pin, filters, ifindex, which)?
             }
         };
         Ok(Attached { lacks_hook, ..attached })
     }
 }
 
-/// Our programs at a hook inside a pod, as their links say. A link whose device has gone, or is elsewhere now, runs
-/// nothing there.
-pub(super) fn inside_by_links(pins: Vec<LinkPin>, device: Device) -> Attached {
-    let carried = pins.iter().filter_map(|pin| tcx::carried(&pin.path));
-    let there = carried.filter(|carried| carried.ifindex == device.ifindex.0);
+/// Our program at a hook inside a pod, as its link says. A link whose device is gone, or is elsewhere now, runs nothing
+/// there.
+pub(super) fn inside_by_link(pin: Option<PathBuf>, device: Device) -> Attached {
+    let carried = pin.as_deref().and_then(tcx::carried);
+    let there = carried.into_iter().filter(|carried| carried.ifindex == device.ifindex.0);
     let chain = there.map(|carried| InChain { id: carried.program, name: String::new() }).collect();
-    Attached { pins, chain, ..Attached::default() }
+    Attached { pin, chain, ..Attached::default() }
 }
 
 /// Our programs at a hook inside a pod, as they were seen there.
 pub(super) fn seen_inside(
-    pins: Vec<LinkPin>,
+    pin: Option<PathBuf>,
     view: &View,
     has_trace: bool,
     ifindex: IfIndex,
@@ -189,24 +182,23 @@ pub(super) fn seen_inside(
     let filters = view.filters.hooks.get(&hook).cloned().unwrap_or_default();
     let is_dead = has_trace && filters.ours.is_empty();
     let at_exit = view.at_exit.clone();
-    Attached { pins, chain, filters, is_dead, is_untraced: !has_trace, at_exit, ..Attached::default() }
+    Attached { pin, chain, filters, is_dead, is_untraced: !has_trace, at_exit, ..Attached::default() }
 }
 
 /// Completes the information from netlink and the pins: reads the TCX chain, where a program of ours may be in it.
 pub(super) fn on_node(
-    pins: Vec<LinkPin>,
+    pin: Option<PathBuf>,
     mut filters: AtHook,
     ifindex: IfIndex,
     which: Program,
 ) -> anyhow::Result<Attached> {
-    let mut chain = match pins.is_empty() && filters.ours.is_empty() {
+    let mut chain = match pin.is_none() && filters.ours.is_empty() {
         true => Vec::new(),
         false => tcx::chain(ifindex, which)?,
     };
     leave_out_siblings(which, &mut chain, &mut filters);
-    let is_dead =
-        which == Program::Deliver && !pins.is_empty() && !pins.iter().any(|pin| tcx::runs(&pin.path, &chain));
-    Ok(Attached { pins, chain, filters, is_dead, ..Attached::default() })
+    let is_dead = which == Program::Deliver && pin.as_deref().is_some_and(|pin| !tcx::runs(pin, &chain));
+    Ok(Attached { pin, chain, filters, is_dead, ..Attached::default() })
 }
 
 /// Leaves out our other program of the same hook. A collector's device can have both: the tap of the collector and the

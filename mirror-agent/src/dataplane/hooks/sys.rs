@@ -1,7 +1,7 @@
 //! Calls of bpf(2) that aya does not have: links of netkit, of links what aya does not show or do, and of a chain the ids
 //! alone.
 //!
-//! Called by `tcx` alone. The structures are the parts of `union bpf_attr` that each call reads (linux/bpf.h).
+//! The structures are the parts of `union bpf_attr` that each call reads (linux/bpf.h).
 
 use std::{
     ffi::CString,

@@ -4,9 +4,8 @@
 //! and a program of the CNI there may send it elsewhere. So the tap is first in that chain, which is attached to by the
 //! device at the node's end. All else is as with TCX.
 //!
-//! A link carries a program at a hook. The links of every version of the agent are alike, so the link of an earlier
-//! agent gets the new program in one step (`bpf_link_update`), and its pin moves to this version's directory. That is
-//! why an upgrade neither misses a packet nor copies one twice. Called by [`Hooks`](super::Hooks) only.
+//! A link carries a program at a hook. The link of an earlier agent gets the new program in one step
+//! (`bpf_link_update`), so an upgrade neither misses a packet nor copies one twice.
 
 use std::{fs, io, path::Path};
 
@@ -22,10 +21,7 @@ use super::{
     attach_type,
     sys::{self, Carried},
 };
-use crate::{
-    dataplane::pins::LinkPin,
-    model::{IfIndex, Program},
-};
+use crate::model::{IfIndex, Program};
 
 /// A program can go between the list of a chain and the look at it.
 const LOOKS: usize = 4;
@@ -79,27 +75,30 @@ const fn tcx_chain(which: Program) -> u32 {
     }
 }
 
-/// Puts `program` at a hook: in the place of the first of these links that still exists, else first in the chain. The
-/// other links are detached. `own` is the path where this version pins the link.
+/// Puts `program` at a hook: into the link that is pinned at `pin`, if it still exists, else first in the chain, with a new
+/// link there.
 pub(super) fn attach(
     program: &mut SchedClassifier,
-    pins: &[LinkPin],
-    own: &Path,
+    pin: &Path,
     ifindex: IfIndex,
     which: Program,
 ) -> anyhow::Result<()> {
-    if take_over(program, pins, own, ifindex, which)? {
+    let replaced = replace(program, pin)
+        .with_context(|| format!("cannot put the new program in the old one's place at {}", pin.display()))?;
+    // The program runs elsewhere if the device is in another namespace now, and another device has the index.
+    if replaced && runs_at(program, ifindex, which)? {
         return Ok(());
     }
+    remove(pin)?;
     if is_netkit(ifindex, which)? {
         let link = sys::attach_first(program.fd()?, ifindex, sys::NETKIT_PEER)
             .context("cannot attach a netkit link")?;
-        return sys::pin(&link, own).with_context(|| format!("cannot pin {}", own.display()));
+        return sys::pin(&link, pin).with_context(|| format!("cannot pin {}", pin.display()));
     }
     let attach = TcAttach::Tcx { attach_type: attach_type(which), order: LinkOrder::first() };
     let id = program.attach(ifindex.0, attach).context("cannot attach a TCX link")?;
     let link = FdLink::try_from(program.take_link(id)?)?;
-    link.pin(own).with_context(|| format!("cannot pin {}", own.display()))?;
+    link.pin(pin).with_context(|| format!("cannot pin {}", pin.display()))?;
     Ok(())
 }
 
@@ -125,42 +124,13 @@ fn netkit_chain(ifindex: IfIndex) -> anyhow::Result<Option<Vec<u32>>> {
     }
 }
 
-/// Puts `program` in the place of the first of these links that still exists, and detaches the others. Returns whether
-/// one exists.
-pub(super) fn take_over(
-    program: &mut SchedClassifier,
-    pins: &[LinkPin],
-    own: &Path,
-    ifindex: IfIndex,
-    which: Program,
-) -> anyhow::Result<bool> {
-    let mut stands = false;
-    for pin in pins {
-        let path = &pin.path;
-        let replaced = !stands
-            && replace(program, path)
-                .with_context(|| format!("cannot put the new program in the old one's place at {}", path.display()))?
-            // Otherwise the device is in another namespace now, and another device has the index.
-            && runs_at(program, ifindex, which)?;
-        if !replaced {
-            remove(path)?;
-            continue;
-        }
-        stands = true;
-        if path != own {
-            fs::rename(path, own)
-                .with_context(|| format!("cannot move {} to {}", path.display(), own.display()))?;
-        }
-    }
-    Ok(stands)
-}
-
-/// Replaces the program of a pinned link by `program`; `false`: the link's device has gone, or other software has
-/// detached the link.
+/// Replaces the program of a pinned link by `program`; `false`: there is no such pin, the link's device is gone, or other
+/// software has detached the link.
 fn replace(program: &SchedClassifier, pin: &Path) -> anyhow::Result<bool> {
-    match sys::update(&sys::open(pin)?, program.fd()?) {
+    let program = program.fd()?;
+    match sys::open(pin).and_then(|link| sys::update(&link, program)) {
         Ok(()) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => Ok(false),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOLINK)) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

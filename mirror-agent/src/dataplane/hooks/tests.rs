@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
-use mirror_common::abi::ABI_VERSION;
 use mirror_core::hidden::{Ahead, Matches};
 use netlink_packet_core::DefaultNla;
 use netlink_packet_route::tc::{
@@ -16,16 +15,11 @@ use crate::model::{HookState, NetnsId};
 
 const CURRENT: u32 = 100;
 
-fn pin(version: u32) -> LinkPin {
-    let path = format!("/v{version}/links/7-tap_ingress").into();
-    LinkPin { version, device: Device::on_node(IfIndex(7)), program: Program::TapIngress, path }
-}
-
 fn in_chain(id: u32) -> InChain {
     InChain { id, name: format!("program{id}") }
 }
 
-/// Any hook: links of this and other versions, programs of ours and of others, filters.
+/// Any hook: a link, programs of ours and of others, filters.
 fn hook() -> impl Strategy<Value = Attached> {
     let id = || prop_oneof![Just(CURRENT), 1..4u32];
     let filter = || id().prop_map(|program| Filter { priority: 1, program });
@@ -33,14 +27,14 @@ fn hook() -> impl Strategy<Value = Attached> {
         let program = (1..4u32).prop_map(|id| Ahead::Program { name: String::new(), id });
         prop::collection::vec(program, 0..2)
     };
-    let pins = prop::collection::vec((ABI_VERSION - 1..=ABI_VERSION + 1).prop_map(pin), 0..3);
+    let pin = prop::option::of(Just(PathBuf::from("/v1/links/7-tap_ingress")));
     let chain = prop::collection::vec(id().prop_map(in_chain), 0..3);
     let filters = prop::collection::vec(filter(), 0..3);
-    (pins, chain, filters, ahead(), any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
-        |(pins, chain, ours, ahead, lacks_hook, is_dead, is_untraced)| {
+    (pin, chain, filters, ahead(), any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+        |(pin, chain, ours, ahead, lacks_hook, is_dead, is_untraced)| {
             let is_dead = is_dead && chain.iter().all(|program| program.id != CURRENT);
             let filters = AtHook { ours, ahead };
-            Attached { pins, chain, filters, lacks_hook, is_dead, is_untraced, at_exit: Vec::new() }
+            Attached { pin, chain, filters, lacks_hook, is_dead, is_untraced, at_exit: Vec::new() }
         },
     )
 }
@@ -54,7 +48,7 @@ proptest! {
     /// program and maps.
     #[test]
     fn a_hook_is_current_only_where_one_thing_of_ours_stands(hook in hook(), method in methods()) {
-        let things = hook.pins.len() + hook.filters.ours.len();
+        let things = usize::from(hook.pin.is_some()) + hook.filters.ours.len();
         match hook.state(method, Some(CURRENT)) {
             HookState::Absent => prop_assert!(things == 0 && !hook.is_dead),
             HookState::Unknown => prop_assert!(false, "it was read"),
@@ -62,10 +56,9 @@ proptest! {
             HookState::Stale => prop_assert!(things > 0),
             HookState::Current => {
                 prop_assert_eq!(things, 1);
-                prop_assert!(hook.pins.iter().all(LinkPin::is_of_this_version));
                 prop_assert!(hook.filters.ours.iter().all(|filter| filter.program == CURRENT));
                 prop_assert!(hook.filters.ours.is_empty() || !hook.is_untraced, "cleanup has to find it");
-                let expected = if hook.pins.is_empty() { Method::Clsact } else { Method::Tcx };
+                let expected = if hook.pin.is_none() { Method::Clsact } else { Method::Tcx };
                 prop_assert_eq!(method, expected);
             }
         }
@@ -99,7 +92,7 @@ fn every_tcx_program_is_ahead_of_a_filter() {
 #[test]
 fn a_program_behind_ours_hides_nothing() {
     let chain = vec![in_chain(CURRENT), in_chain(7)];
-    let hook = Attached { pins: vec![pin(ABI_VERSION)], chain, ..Attached::default() };
+    let hook = Attached { pin: Some("/pin".into()), chain, ..Attached::default() };
     assert_eq!(hook.state(Method::Tcx, Some(CURRENT)), HookState::Current);
     assert_eq!(hook.hidden(Method::Tcx, Some(CURRENT)), None);
 }
@@ -158,12 +151,11 @@ fn a_filter_of_this_agent_that_is_not_there_any_more_was_removed() {
     }
 }
 
-/// `cleanup` of this version makes no directory, where only agents of other versions were.
+/// `cleanup` makes no directory.
 #[test]
-fn without_a_directory_of_this_version_no_program_is_ours() {
+fn without_a_directory_no_program_is_ours() {
     let directory = tempfile::tempdir().unwrap();
-    let others = Others::with_own(&Pins::new(directory.path())).unwrap();
-    assert!(!others.have(1));
+    assert!(programs_of(&Pins::new(directory.path())).unwrap().is_empty());
 }
 
 /// A message as the kernel lists a filter of this kind.

@@ -1,4 +1,4 @@
-//! A small HTTP server, for wrk. Called by `stage`.
+//! A small HTTP server, for wrk.
 //!
 //! It answers each request with the same kilobyte and keeps connections open, with a thread for each: there is nothing
 //! in it that a mirror could change.

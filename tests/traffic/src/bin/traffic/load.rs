@@ -1,4 +1,4 @@
-//! Takes one sample: the messages of a scenario with a contestant. Called by `main`.
+//! Takes one sample: the messages of a scenario with a contestant.
 //!
 //! Each sample of a scenario has the same number of messages, so that all contestants have the same to do. Latency is
 //! measured here, with blocking sockets: sockperf and qperf need seconds for a sample. iperf3 measures bandwidth.

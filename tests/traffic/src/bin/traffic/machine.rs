@@ -1,4 +1,4 @@
-//! What the run runs on. Called by `main`.
+//! What the run runs on.
 
 use std::{collections::BTreeMap, env, fs, process::Command};
 

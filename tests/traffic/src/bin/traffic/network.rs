@@ -1,5 +1,4 @@
-//! The network of a contestant: its node, the pods, and the other node where a scenario needs it. Called by `stage`, and by
-//! `load` for who sends from where to where.
+//! The network of a contestant: its node, the pods, and the other node where a scenario needs it.
 //!
 //! ```text
 //!             node                                   other node

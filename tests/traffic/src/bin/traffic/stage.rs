@@ -1,4 +1,4 @@
-//! A node for one contestant: its network, the servers, and what copies the packets. Called by `main` and `load`.
+//! A node for one contestant: its network, the servers, and what copies the packets.
 
 use std::{
     collections::BTreeSet,
