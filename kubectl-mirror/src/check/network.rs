@@ -1,6 +1,6 @@
 //! Which CNI a cluster has, as far as the names and images of DaemonSets tell, and what is known of it. Pure.
 //!
-//! The sentences are those of the table in README.md. `judge` calls it.
+//! The sentences are those of the table in docs/choosing.md. `judge` calls it.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ pub(super) struct Network {
     pub(super) name: &'static str,
     /// A part of the name or of an image of its DaemonSet.
     word: &'static str,
-    /// What podmirror sees there; `None`: README.md does not name it.
+    /// What podmirror sees there; `None`: docs/choosing.md does not name it.
     pub(super) covered: Option<&'static str>,
 }
 
