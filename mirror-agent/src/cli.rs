@@ -14,7 +14,6 @@ use clap::{
     ArgAction, Args, Parser, Subcommand, ValueEnum,
     builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
-use mirror_common::sample::DEFAULT_SEED;
 use mirror_core::{
     destination::{Destination, device_name, parse_target},
     targets::objection,
@@ -199,13 +198,6 @@ pub struct RunArgs {
     /// off: these packets are not mirrored.
     #[arg(long, env = "MIRROR_POD_SIDE_TAPS", value_enum, default_value = "auto")]
     pub pod_side_taps: PodSideTaps,
-    /// Write the condition podmirror.io/Mirrored of the pods that are to be mirrored: True, False or Unknown, with the
-    /// reason. It needs the right to patch pods/status.
-    #[arg(
-        long, env = "MIRROR_POD_CONDITION", value_name = "BOOL", action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true"
-    )]
-    pub pod_condition: bool,
     /// Where /healthz, /readyz and /metrics are served, as in 127.0.0.1:10706 or [::]:10706; empty: nowhere.
     #[arg(
         long, env = "MIRROR_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN, value_parser = listen
@@ -324,6 +316,9 @@ pub enum FilterCommand {
         /// The filter, in tcpdump's language (pcap-filter(7)).
         #[arg(value_name = "EXPR")]
         expression: String,
+        /// Count the packets that match in a pcap or pcapng file of Ethernet frames.
+        #[arg(long, value_name = "FILE")]
+        pcap: Option<PathBuf>,
     },
 }
 
@@ -332,26 +327,8 @@ pub enum FilterCommand {
 pub struct ExplainArgs {
     /// A pod of this node, by namespace and name: is it mirrored, who asks for it, how is it done, what is counted, what
     /// is missing, and what can be done. Works with or without a running agent.
-    #[arg(
-        long, value_name = "NAMESPACE/NAME", value_parser = pod, required_unless_present = "pcap",
-        conflicts_with_all = ["pcap", "filter", "sample", "sample_seed"]
-    )]
-    pub pod: Option<(String, String)>,
-    /// The capture: a pcap or pcapng file of Ethernet frames, as tcpdump and Wireshark write them.
-    #[arg(long, value_name = "FILE")]
-    pub pcap: Option<PathBuf>,
-    /// The filter, in tcpdump's language (pcap-filter(7)) [default: every packet].
-    #[arg(long, value_name = "EXPR")]
-    pub filter: Option<String>,
-    /// A share of the flows, as in 1/100 or 10% [default: all].
-    #[arg(long, value_name = "SHARE", value_parser = settings::value_of("sample"))]
-    pub sample: Option<String>,
-    /// The seed of the sample.
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED)]
-    pub sample_seed: u32,
-    /// Form of the output about a capture. About a pod there is no JSON: `status -o json` has the same facts.
-    #[arg(short, long, env = "MIRROR_OUTPUT", value_enum, default_value = "table")]
-    pub output: OutputFormat,
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = pod)]
+    pub pod: (String, String),
     #[command(flatten)]
     #[expect(missing_docs, reason = "as above")]
     pub state: StateArgs,
@@ -366,7 +343,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Form of `status` and `explain`.
+/// Form of `status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
     /// For people.

@@ -6,7 +6,6 @@ pub mod attach;
 pub mod cleanup;
 mod controller;
 mod crds;
-pub mod explain;
 pub mod filter;
 mod reference;
 pub mod run;
@@ -47,7 +46,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<()> {
             Command::Status(args) => status::status(args).await,
             Command::Cleanup(args) => cleanup::cleanup(args).await,
             Command::Filter(args) => filter::filter(args),
-            Command::Explain(args) => explain::explain(args).await,
+            Command::Explain(args) => status::explain(args).await,
             Command::Reference => print(&reference::reference()),
             Command::Crds => print(&crds::crds()?),
         }

@@ -23,7 +23,6 @@ pub mod mirror_node;
 pub mod netns;
 pub mod notes;
 mod pace;
-pub mod pod_condition;
 pub mod pods;
 pub mod reconcile;
 pub mod recording;

@@ -278,7 +278,6 @@ fn register_report(registry: &Registry, report: &Report) -> prometheus::Result<(
         coverage,
         resources: _,
         targets: _,
-        told: _,
         streams: _,
         mirrors: _,
         found: _,

@@ -302,8 +302,6 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         report.bad = self.told.bad(bad);
         let asked = |pod: &Pod| (pod.id.clone(), unasked.get(&pod.id).copied());
         report.pods = pods.as_deref().map(|pods| pods.iter().map(asked).collect());
-        let told = pods.iter().flat_map(|pods| pods.iter()).filter(|pod| pod.is_told);
-        report.told = told.map(|pod| pod.id.clone()).collect();
         let mut left = BTreeSet::new();
         let Seen { links, actual, mut selection } =
             self.look(pods.as_deref(), &wanted, captures, &mut report.failures, &mut left).await?;

@@ -52,8 +52,6 @@ pub struct Report {
     pub down: BTreeMap<TargetName, String>,
     /// The pods of the list, and why no mirror of a pod is asked for; `None`: there was no complete list.
     pub pods: Option<BTreeMap<PodId, Option<Unasked>>>,
-    /// Those of them that have the condition `podmirror.io/Mirrored`.
-    pub told: BTreeSet<PodId>,
     /// The tapped NICs of pods, and whether their taps see what they carry. Newer than the round: it follows the counters.
     pub coverage: BTreeMap<Device, NicCoverage>,
     /// The Mirrors and ClusterMirrors that select pods of this node, and what came of each.
@@ -149,7 +147,6 @@ impl Default for Report {
             unwritten: BTreeMap::new(),
             down: BTreeMap::new(),
             pods: None,
-            told: BTreeSet::new(),
             coverage: BTreeMap::new(),
             resources: Vec::new(),
             mirrors: Mirrors::new(),

@@ -124,14 +124,9 @@ pub struct Pod {
     pub unread: Option<String>,
     /// `spec.hostNetwork`: it has no NIC of its own.
     pub host_network: bool,
-    /// It has the condition [`POD_CONDITION`].
-    pub is_told: bool,
     /// Path of its network namespace, where the source knows it.
     pub netns: Option<PathBuf>,
 }
-
-/// The type of the condition in `status.conditions` of a pod that tells whether the pod is mirrored.
-pub const POD_CONDITION: &str = "podmirror.io/Mirrored";
 
 /// A set of directions, seen from the pod or, without a pod, from the tapped interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -102,7 +102,6 @@ const TAKEN_BY_NEWER: &[(&[&str], &str)] = &[
     (&["controller.serviceAccount.create=false"], "serviceAccountName: default"),
     (&["rbac.create=false"], "kind: Deployment"),
     (&["rbac.create=false"], "name: podmirror-mirrornodes"),
-    (&["rbac.create=false", "podCondition=true"], "name: podmirror-podcondition"),
     (&[], "an agent sets no finalizers on a MirrorNode"),
     (&["maxMirrorDuration=1h30m"], "<= duration('1h30m')"),
 ];
@@ -157,8 +156,6 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["controller.listen=127.0.0.1:10706"], "listen"),
     (&["controller.listen=[::1]:10706"], "listen"),
     (&["maxMirrorDuration=0s"], "maxMirrorDuration"),
-    (&["podCondition=true", "rbac.create=false"], "podCondition needs Kubernetes 1.30"),
-    (&["podCondition=true"], "podCondition needs Kubernetes 1.30"),
     (&["controller.listen=localhost:1"], "listen"),
     (&["maxMirrorDuration=1d"], "maxMirrorDuration"),
     (&["maxMirrorDuration=1h"], "maxMirrorDuration needs Kubernetes 1.30"),

@@ -146,7 +146,6 @@ const FORBIDDEN: &[Forbidden] = &[
             "mirror-agent/src/report.rs",
             "mirror-agent/src/notes.rs",
             "mirror-agent/src/events",
-            "mirror-agent/src/pod_condition",
             "mirror-agent/src/mirror_node",
         ],
         paths: &[
@@ -172,7 +171,6 @@ const RESERVED: &[Reserved] = &[
         files: &[
             "mirror-agent/src/pods/kube",
             "mirror-agent/src/events",
-            "mirror-agent/src/pod_condition",
             "mirror-agent/src/mirror_node",
             "mirror-agent/src/controller",
         ],

@@ -13,7 +13,6 @@ use kube::{
 use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorSpec, MirrorStatus, MirrorSummary};
 use mirror_core::{
     annotations::{OVN_ATTACHMENT, OVN_MIRROR, PREFIX},
-    model::POD_CONDITION,
     status::printable,
 };
 use serde_json::Value;
@@ -89,23 +88,6 @@ fn about_pod(Facts { pod, namespace, .. }: &Facts, text: &mut String) {
         for (key, value) in annotations.into_iter().flatten().filter(|(key, _)| is_ours(key)) {
             line(text, 0, &format!("Annotation of {whose}: {key} is {value:?}."));
         }
-    }
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    match conditions.into_iter().find(|condition| condition.type_ == POD_CONDITION) {
-        Some(condition) => {
-            let [reason, message] =
-                [&condition.reason, &condition.message].map(|text| text.as_deref().unwrap_or_default());
-            line(text, 0, &format!("Condition {POD_CONDITION}: {} ({reason})", condition.status));
-            line(text, 1, message);
-        }
-        None => line(
-            text,
-            0,
-            &format!(
-                "It has no condition {POD_CONDITION}. Agents with --pod-condition write it, of pods that a mirror is \
-                 asked for."
-            ),
-        ),
     }
 }
 

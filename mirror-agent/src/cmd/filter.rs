@@ -1,9 +1,17 @@
-//! `mirror-agent filter check`: compiles a filter and prints its program, or the place of its error.
+//! `mirror-agent filter check`: compiles a filter and prints its program, or the place of its error. With a capture file, it
+//! also prints the number of packets that the filter matches.
 //!
 //! Needs no kernel and changes nothing.
 
-use anyhow::anyhow;
+mod capture;
+#[cfg(test)]
+mod tests;
 
+use std::{fs::File, io::Read};
+
+use anyhow::{Context as _, anyhow, bail};
+
+use self::capture::Packet;
 use super::print;
 use crate::{
     cli::{FilterArgs, FilterCommand},
@@ -19,12 +27,45 @@ const SEGMENTS: &str = "note: this looks at what the segments of a super-frame d
                         device or a tunnel, it is asked for super-frames of up to 64 KiB. Streams and captures ask it for \
                         each segment that they write\n";
 
+/// The link type of Ethernet.
+const ETHERNET: i32 = 1;
+
 /// Runs the command that was typed.
 pub fn filter(args: FilterArgs) -> anyhow::Result<()> {
-    let FilterCommand::Check { expression } = args.command;
+    let FilterCommand::Check { expression, pcap } = args.command;
     let program = compile(&expression).map_err(|error| anyhow!("{}", pointed(&expression, &error)))?;
     let segments = if differs_on_segments(&expression) { SEGMENTS } else { "" };
-    print(&format!("{}{}{segments}", described(&program)?, notes(&expression)))
+    print(&format!("{}{}{segments}", described(&program)?, notes(&expression)))?;
+    if let Some(path) = pcap {
+        let name = path.display();
+        let file = File::open(&path).with_context(|| format!("cannot read {name}"))?;
+        let mut matched = 0_u64;
+        let packets =
+            matches(file, &program, |_| matched += 1).with_context(|| format!("cannot read {name}"))?;
+        print(&format!("{name}: {matched} of {packets} packets match\n"))?;
+    }
+    Ok(())
+}
+
+/// Calls `visit` with the number, from 1, of each Ethernet frame of a capture file that the filter matches. Returns the number
+/// of packets. `len` is the length on the wire, and bytes that are not in the file match nothing, as in tcpdump.
+///
+/// # Errors
+///
+/// The file cannot be read, or has packets of another link type.
+pub fn matches(file: impl Read + Send, filter: &Program, mut visit: impl FnMut(u64)) -> anyhow::Result<u64> {
+    let mut number = 0;
+    capture::each(file, |Packet { bytes, length, link_type }| {
+        number += 1;
+        if link_type != ETHERNET {
+            bail!("packet {number} is no Ethernet frame (link type {link_type})");
+        }
+        if filter.matches(bytes, length) {
+            visit(number);
+        }
+        Ok(())
+    })?;
+    Ok(number)
 }
 
 /// What the filter does not match, perhaps against what its author thinks.
@@ -56,31 +97,4 @@ pub fn pointed(expression: &str, error: &FilterError) -> String {
     let before = expression.get(..error.position).unwrap_or(expression).chars().count();
     let length = error.part.chars().count().max(1);
     format!("{error}\n  {line}\n  {:before$}{}", "", "^".repeat(length))
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::expect_used, reason = "tests")]
-
-    use super::*;
-
-    #[test]
-    fn a_field_that_only_ipv4_has_gets_a_note() {
-        let note = notes("tcp[tcpflags] & tcp-syn != 0 or not (tcp[2:2] = ip[udp[0]] and len > 60)");
-        assert_eq!(note.lines().count(), 2, "{note}");
-        assert!(note.starts_with("note: tcp[...] is a field of packets over IPv4 alone"), "{note}");
-        assert!(note.contains("ip6[6] = 6 and ip6[40+...]") && note.contains("ip6[6] = 17 "), "{note}");
-        for text in ["tcp port 80", "ip[0] = 0x45", "ip6[53] & 2 != 0", "icmp[icmptype] = icmp-echo"] {
-            assert_eq!(notes(text), "", "{text}");
-        }
-    }
-
-    #[test]
-    fn the_caret_stands_under_the_part() {
-        let text = "tcp port 80 or\thost ä";
-        let error = compile(text).expect_err("the language has no such character");
-        let message = pointed(text, &error);
-        let lines: Vec<&str> = message.lines().collect();
-        assert_eq!(lines[1..], ["  tcp port 80 or host ä", "                      ^"]);
-    }
 }

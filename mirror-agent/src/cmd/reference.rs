@@ -238,7 +238,6 @@ mod tests {
             ("--when-read", "run --node-name n"),
             ("--annotations", "run --node-name n"),
             ("--enable-mirror", "run --node-name n"),
-            ("--pod-condition", "run --node-name n"),
             ("--when-read", "attach eth0"),
             ("--super-frames", "tail eth0"),
             ("--super-frames", "capture eth0 --ring 64MiB -w x.pcapng"),

@@ -15,7 +15,7 @@ use crate::{
     events, health,
     links::netlink::Netlink,
     metrics::{LoopMetrics, Metrics},
-    mirror_node, notes, pod_condition,
+    mirror_node, notes,
     pods::{
         PodSource,
         file::PodFile,
@@ -42,7 +42,6 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
             let restarted = move |watched: Watched| restarts.watch_restart(watched.name());
             let pods = KubePods::watch(client.clone(), &node, restarted);
             info!(node, "following the pods of this node through the Kubernetes API");
-            let has_condition = args.pod_condition;
             let own = args.daemonset.take().zip(args.namespace.take());
             let own = own.map(|(name, namespace)| pods.installation(client.clone(), namespace, name));
             let (stream_listen, bpffs) = (args.stream_listen, args.state.bpffs.clone());
@@ -52,9 +51,6 @@ pub async fn run(mut args: RunArgs) -> anyhow::Result<()> {
                     tokio::spawn(streams::run(address, reports.clone(), bpffs));
                 }
                 tokio::spawn(events::post(client.clone(), node.clone(), reports.clone()));
-                if has_condition {
-                    tokio::spawn(pod_condition::write(client.clone(), reports.clone()));
-                }
                 tokio::spawn(mirror_node::write(client, node, reports, reader));
                 Ok(())
             };

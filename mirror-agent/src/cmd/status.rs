@@ -1,6 +1,6 @@
 //! `mirror-agent status`: taps, sessions and counters, read from the pinned maps; and what the running agent adds.
 //!
-//! Needs no running agent and changes nothing. `explain --pod` reads the same.
+//! Needs no running agent and changes nothing. `mirror-agent explain` tells the same about one pod in sentences.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use mirror_core::status::{
 
 use super::print;
 use crate::{
-    cli::{OutputFormat, StateArgs, StatusArgs},
+    cli::{ExplainArgs, OutputFormat, StateArgs, StatusArgs},
     dataplane::{
         hooks::{Hooks, programs_of},
         pins::Pins,
@@ -36,8 +36,15 @@ pub async fn status(args: StatusArgs) -> anyhow::Result<()> {
     print(&text)
 }
 
+/// Prints whether and how a pod is mirrored.
+pub async fn explain(args: ExplainArgs) -> anyhow::Result<()> {
+    let ExplainArgs { pod: (namespace, name), state } = args;
+    let status = of_node(&state).await?;
+    print(&status.explain(&format!("{namespace}/{name}")).map_err(anyhow::Error::msg)?)
+}
+
 /// What this node mirrors.
-pub(super) async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
+async fn of_node(state: &StateArgs) -> anyhow::Result<NodeStatus> {
     let pins = Pins::new(&state.bpffs);
     if !pins.exist() {
         if let Some(other) = pins.other_versions()?.last() {

@@ -222,7 +222,6 @@ fn pod(object: Object) -> Result<Option<Pod>, String> {
         labels: metadata.labels.unwrap_or_default(),
         id: PodId { uid, namespace, name },
         host_network: object.spec.and_then(|spec| spec.host_network).unwrap_or(false),
-        is_told: false,
         netns: annotations.get(NETNS_ANNOTATION).map(Into::into),
         // It can be long, and little of it is needed.
         networks: annotations.remove(NETWORK_STATUS).map(|text| networks::read(&text)).unwrap_or_default(),

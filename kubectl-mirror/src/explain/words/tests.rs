@@ -5,11 +5,10 @@ use serde_json::{Value, from_value, json};
 
 use super::*;
 
-fn pod(labels: Value, annotations: Value, conditions: Value) -> Pod {
+fn pod(labels: Value, annotations: Value) -> Pod {
     from_value(json!({
         "metadata": { "namespace": "shop", "name": "web", "labels": labels, "annotations": annotations },
         "spec": { "containers": [], "nodeName": "a" },
-        "status": { "conditions": conditions },
     }))
     .unwrap()
 }
@@ -62,10 +61,6 @@ fn facts(pod: Pod) -> Facts {
 
 #[test]
 fn a_pod_has_its_mirrors_with_what_all_say_of_them() {
-    let condition = json!([
-        { "type": "Ready", "status": "True" },
-        { "type": POD_CONDITION, "status": "False", "reason": "Hidden", "message": "another program is ahead" },
-    ]);
     let annotations = json!({ "podmirror.io/rate": "1kpps", "other.io/x": "y" });
     let mut of_node = summary("mine");
     of_node["notCovered"] = json!([
@@ -89,15 +84,13 @@ fn a_pod_has_its_mirrors_with_what_all_say_of_them() {
         ],
         of_cluster: vec![of_cluster(json!({ "matchLabels": { "team": "red" } }))],
         node: Some(node(json!([of_node]))),
-        ..facts(pod(json!({ "app": "web" }), annotations, condition))
+        ..facts(pod(json!({ "app": "web" }), annotations))
     };
     assert_eq!(
         words(&facts),
         "shop/web is on node a. This is what the API server knows of it.\n\
          Annotation of the pod: podmirror.io/rate is \"1kpps\".\n\
          Annotation of the namespace: podmirror.io/mirror is \"true\".\n\
-         Condition podmirror.io/Mirrored: False (Hidden)\n  \
-           another program is ahead\n\
          \n\
          ClusterMirror all selects it. Target: ids\n  \
            Node a has not reported on it.\n  \
@@ -114,14 +107,12 @@ fn a_pod_has_its_mirrors_with_what_all_say_of_them() {
 
 #[test]
 fn a_pod_that_nobody_selects_is_told_so() {
-    let mut facts = facts(pod(json!({}), json!({}), json!([])));
+    let mut facts = facts(pod(json!({}), json!({})));
     // A ClusterMirror counts only where the labels of the namespace are known.
     facts.of_cluster = vec![of_cluster(json!({}))];
     assert_eq!(
         words(&facts),
         "shop/web is on node a. This is what the API server knows of it.\n\
-         It has no condition podmirror.io/Mirrored. Agents with --pod-condition write it, of pods that a mirror is asked \
-         for.\n\
          \n\
          No Mirror and no ClusterMirror that you may read selects it.\n"
     );
@@ -135,7 +126,7 @@ fn a_pod_that_nobody_selects_is_told_so() {
 #[test]
 fn a_node_that_names_no_reason_says_what_it_leaves_out() {
     let said = |summary: Value| {
-        let mut facts = facts(pod(json!({}), json!({}), json!([])));
+        let mut facts = facts(pod(json!({}), json!({})));
         facts.mirrors = vec![mirror("mine", json!({ "podSelector": {} }))];
         facts.node = Some(node(json!([summary])));
         words(&facts).lines().rev().nth(1).unwrap().trim().to_owned()
@@ -158,7 +149,7 @@ fn a_node_that_names_no_reason_says_what_it_leaves_out() {
 fn a_stream_selects_the_pods_that_it_names() {
     let selected = |names: &[&str]| {
         let stream = json!({ "keySha256": "0".repeat(64), "pods": names });
-        let mut facts = facts(pod(json!({}), json!({}), json!([])));
+        let mut facts = facts(pod(json!({}), json!({})));
         facts.mirrors = vec![mirror("tail-1", json!({ "podSelector": {}, "stream": stream }))];
         words(&facts).contains("Mirror shop/tail-1 selects it. Target: a program that has its key")
     };
@@ -168,13 +159,12 @@ fn a_stream_selects_the_pods_that_it_names() {
 proptest! {
     #[test]
     fn what_users_write_is_bounded_and_has_no_control_characters(
-        value in prop_oneof![any::<String>(), Just("x".repeat(2 * MOST))], message in any::<String>(),
+        value in prop_oneof![any::<String>(), Just("x".repeat(2 * MOST))],
     ) {
-        let conditions = json!([{ "type": POD_CONDITION, "status": "True", "message": message }]);
-        let pod = pod(json!({}), json!({ "podmirror.io/filter": value }), conditions);
+        let pod = pod(json!({}), json!({ "podmirror.io/filter": value }));
         let text = words(&facts(pod));
-        // The pod, its annotation, its condition of two lines, and that nobody selects it.
-        prop_assert_eq!(text.lines().count(), 6, "{}", text);
+        // The pod, its annotation, an empty line, and that nobody selects it.
+        prop_assert_eq!(text.lines().count(), 4, "{}", text);
         prop_assert!(text.chars().all(|char| char == '\n' || !char.is_control()), "{:?}", text);
         // An escape has 10 characters at most.
         prop_assert!(text.lines().all(|line| line.chars().count() <= 10 * MOST + 4));

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::kept::Keep;
 use crate::{
     annotations::{OVN_ATTACHMENT, OVN_MIRROR, PREFIX},
-    model::{POD_CONDITION, Pod},
+    model::Pod,
     pods::parse,
 };
 
@@ -85,10 +85,7 @@ impl<'de> Deserialize<'de> for PodObject {
 /// The pod, if it has not ended, and the hash that it claims as a static pod. Authors can write such a hash, too:
 /// [`StaticPods`](super::static_pods) asks for a proof.
 fn pod(object: Value) -> Result<Option<(Pod, Option<String>)>, String> {
-    let conditions = object["status"]["conditions"].as_array();
-    let is_told = conditions.is_some_and(|of| of.iter().any(|condition| condition["type"] == POD_CONDITION));
     let Some(mut pod) = parse::pod_from_json(object)? else { return Ok(None) };
-    pod.is_told = is_told;
     let hash = parse::static_uid(&pod);
     // An author of a pod must not be able to have any namespace of the node mirrored.
     pod.netns = None;

@@ -1,9 +1,8 @@
 //! The packets of a capture file, one after the other: pcap and pcapng, of either byte order.
 //!
-//! It holds one block of the file at a time, so that a file may be larger than the memory; `pcap-parser` knows the
-//! formats. It decides nothing about a packet.
+//! A file may be larger than the memory, because one buffer is read at a time; `pcap-parser` knows the formats.
 
-use std::io::{self, ErrorKind, Read};
+use std::io::Read;
 
 use anyhow::{Context as _, anyhow, bail};
 use pcap_parser::{
@@ -11,10 +10,9 @@ use pcap_parser::{
     traits::PcapNGPacketBlock as _,
 };
 
-/// How much of the file is read at once, in bytes.
-const BUFFER: usize = 1 << 20;
-/// Longest block that is read, in bytes. A packet is far shorter; a block of names or secrets may be this long.
-const LONGEST_BLOCK: usize = 16 << 20;
+/// Bytes of the file that are read at once, and of the longest block: a packet is far shorter, a block of names or secrets
+/// may be as long.
+const BUFFER: usize = 16 << 20;
 /// Most interfaces that one section of a pcapng file may describe.
 const MAX_INTERFACES: usize = 1 << 16;
 /// The type of a pcapng block that files have not had since 2009, and the same in the other byte order.
@@ -35,57 +33,40 @@ pub(super) fn each(
     file: impl Read + Send,
     mut visit: impl FnMut(Packet<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut reader = create_reader(BUFFER, Filling(file)).map_err(|error| match error {
+    let mut reader = create_reader(BUFFER, file).map_err(|error| match error {
         PcapError::Eof => anyhow!("it is empty"),
         PcapError::Incomplete(_) | PcapError::UnexpectedEof => anyhow!("it is shorter than its header"),
         PcapError::ReadError => anyhow!("it cannot be read"),
         _ => anyhow!("it is neither a pcap nor a pcapng file"),
     })?;
-    let (mut capacity, mut count) = (BUFFER, 0_u64);
+    let mut count = 0_u64;
     let mut links = Links::default();
     loop {
-        let step = match reader.next() {
+        match reader.next() {
             Ok((length, block)) => {
                 if let Some(packet) = links.packet(block).with_context(|| format!("packet {}", count + 1))? {
                     count += 1;
                     visit(packet)?;
                 }
-                Step::Next(length)
+                reader.consume(length);
             }
             Err(PcapError::Eof) => return Ok(()),
-            Err(PcapError::Incomplete(_)) => Step::Refill,
-            Err(PcapError::BufferTooSmall) => Step::Grow,
-            Err(PcapError::UnexpectedEof) => bail!("it ends in the middle, behind packet {count}"),
-            Err(PcapError::ReadError) => bail!("it cannot be read, behind packet {count}"),
-            Err(_) => bail!("it is broken, behind packet {count}"),
-        };
-        match step {
-            Step::Next(length) => reader.consume(length),
-            Step::Grow if capacity < LONGEST_BLOCK => {
-                capacity *= 2;
-                reader.grow(capacity);
-            }
-            Step::Grow => {
-                bail!("behind packet {count} a block is broken, or longer than {LONGEST_BLOCK} bytes")
-            }
-            Step::Refill => {
+            Err(PcapError::Incomplete(_)) => {
                 let before = reader.data().len();
-                reader.refill().map_err(|_| anyhow!("it cannot be read, behind packet {count}"))?;
+                reader.refill().map_err(|_| anyhow!("it cannot be read after packet {count}"))?;
                 // A broken block may need more bytes than its stated length.
                 if reader.data().len() == before && !reader.reader_exhausted() {
-                    bail!("it is broken, behind packet {count}");
+                    bail!("it is broken after packet {count}");
                 }
             }
+            Err(PcapError::BufferTooSmall) => {
+                bail!("it has a block of more than {BUFFER} bytes after packet {count}")
+            }
+            Err(PcapError::UnexpectedEof) => bail!("it ends in the middle of a block after packet {count}"),
+            Err(PcapError::ReadError) => bail!("it cannot be read after packet {count}"),
+            Err(_) => bail!("it is broken after packet {count}"),
         }
     }
-}
-
-/// The step that is necessary before the next block can be read.
-enum Step {
-    /// Go behind this many bytes.
-    Next(usize),
-    Refill,
-    Grow,
 }
 
 /// The interfaces that the file has described so far.
@@ -128,7 +109,7 @@ impl Links {
                 return Ok(Some(Packet { bytes, length: packet.origlen, link_type }));
             }
             PcapBlockOwned::NG(Block::Unknown(block)) if OLD_PACKET_BLOCK.contains(&block.block_type) => {
-                bail!("it is in a form that pcapng has given up; `editcap FILE NEW` writes the present one")
+                bail!("it has packet blocks of an obsolete kind; `editcap FILE NEW` converts it")
             }
             PcapBlockOwned::NG(_) => {}
         }
@@ -137,26 +118,6 @@ impl Links {
 
     fn interface(&self, number: u32) -> anyhow::Result<(i32, u32)> {
         let interface = self.interfaces.get(number as usize).copied();
-        interface.with_context(|| format!("the file does not say what interface {number} is"))
-    }
-}
-
-/// Reads until the buffer is full or the file ends: a pipe can give fewer bytes at a time than a header has.
-struct Filling<R>(R);
-
-impl<R: Read> Read for Filling<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut filled = 0;
-        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match self.0.read(rest) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if filled == 0 => return Err(error),
-                // It comes again with the next read.
-                Err(_) => break,
-            }
-        }
-        Ok(filled)
+        interface.with_context(|| format!("interface {number} is not described"))
     }
 }
