@@ -2,10 +2,12 @@
 //!
 //! The rules are `mirror_common::identity`; here are the maps and the helpers.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::{
-    bindings::{__sk_buff, bpf_hdr_start_off::BPF_HDR_START_NET},
+    bindings::__sk_buff,
     btf_maps::{Array, PerCpuArray},
-    helpers::{bpf_jiffies64, bpf_skb_load_bytes, bpf_skb_load_bytes_relative},
+    helpers::{bpf_jiffies64, bpf_skb_load_bytes},
     macros::btf_map,
 };
 use mirror_common::{
@@ -57,9 +59,11 @@ pub(crate) fn count_again() {
 #[inline(never)]
 extern "C" fn look(skb: *mut __sk_buff, how: u32) -> u32 {
     // SAFETY: the context is valid for the whole program.
-    let (ifindex, protocol) = unsafe { ((*skb).ifindex, u16::from_be((*skb).protocol as u16)) };
+    let (ifindex, protocol) = unsafe { ((*skb).ifindex, (*skb).protocol as u16) };
     // An identity that cannot be read is never noted, so such a packet is never a duplicate.
-    let Some(identity) = identity::identity(&mut Skb(skb), protocol) else { return 0 };
+    let Some(identity) = identity::identity(&mut Skb::new(skb, protocol), u16::from_be(protocol)) else {
+        return 0;
+    };
     let Some(noted) = COPIES.get_ptr_mut(identity::slot(identity)) else { return 0 };
     let place = identity::place(netns(), ifindex, how & 1 != 0);
     // SAFETY: the helper has no preconditions.
@@ -78,28 +82,52 @@ extern "C" fn look(skb: *mut __sk_buff, how: u32) -> u32 {
 }
 
 /// The bytes of a packet.
-struct Skb(*mut __sk_buff);
+struct Skb {
+    skb: *mut __sk_buff,
+    /// Offset of the network header.
+    network: u32,
+}
 
 impl Bytes for Skb {
     #[inline(always)]
-    fn network<const N: usize>(&mut self, offset: u32) -> Option<[u8; N]> {
-        let mut bytes = [0_u8; N];
-        let to = bytes.as_mut_ptr().cast();
-        // This helper reads the linear part alone. The other one reads all of the packet, but does not know where the
-        // network header is; where it is elsewhere, the packet is copied once more.
-        // SAFETY: the context is valid for the whole program, and the buffer has this length.
-        let is_loaded = unsafe {
-            bpf_skb_load_bytes_relative(self.0.cast(), offset, to, N as u32, BPF_HDR_START_NET) == 0
-                || bpf_skb_load_bytes(self.0.cast(), ETHERNET + offset, to, N as u32) == 0
-        };
-        is_loaded.then_some(bytes)
+    fn network<const N: usize>(&mut self, offset: u32) -> Option<[u32; N]> {
+        self.words(self.network + offset)
     }
 
     #[inline(always)]
-    fn macs(&mut self) -> Option<[u8; 12]> {
-        let mut bytes = [0_u8; 12];
-        // SAFETY: as above.
-        let code = unsafe { bpf_skb_load_bytes(self.0.cast(), 0, bytes.as_mut_ptr().cast(), 12) };
-        (code == 0).then_some(bytes)
+    fn macs(&mut self) -> Option<[u32; 3]> {
+        self.words(0)
     }
+}
+
+impl Skb {
+    /// A packet whose frame, unless it begins with the network header, has this ethertype in network order.
+    #[inline(always)]
+    fn new(skb: *mut __sk_buff, ethertype: u16) -> Self {
+        let is_frame = direct(skb, ETHERNET - 2).is_none_or(|there: u16| there == ethertype);
+        Self { skb, network: if is_frame { ETHERNET } else { 0 } }
+    }
+
+    #[inline(always)]
+    fn words<const N: usize>(&self, offset: u32) -> Option<[u32; N]> {
+        direct(self.skb, offset).or_else(|| {
+            let mut words = MaybeUninit::<[u32; N]>::uninit();
+            let (to, len) = (words.as_mut_ptr().cast(), 4 * N as u32);
+            // SAFETY: the context is valid for the whole program, and the buffer has this length. It is filled if the
+            // helper says so.
+            unsafe {
+                (bpf_skb_load_bytes(self.skb.cast(), offset, to, len) == 0).then(|| words.assume_init())
+            }
+        })
+    }
+}
+
+/// The value at this offset, if it is in the linear part of the packet. A helper takes twice as long.
+#[inline(always)]
+fn direct<T: Copy>(skb: *mut __sk_buff, offset: u32) -> Option<T> {
+    // SAFETY: the context is valid for the whole program.
+    let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
+    let start = data + offset as usize;
+    // SAFETY: the verifier checks the bounds, and the alignment for a CPU that needs one.
+    (start + size_of::<T>() <= end).then(|| unsafe { (start as *const T).read() })
 }

@@ -9,13 +9,20 @@ use super::*;
 /// A frame with an Ethernet header.
 struct Frame(Vec<u8>);
 
+impl Frame {
+    fn words<const N: usize>(&self, at: usize) -> Option<[u32; N]> {
+        let (words, _) = self.0.get(at..)?.as_chunks();
+        Some(words.first_chunk::<N>()?.map(u32::from_ne_bytes))
+    }
+}
+
 impl Bytes for Frame {
-    fn network<const N: usize>(&mut self, offset: u32) -> Option<[u8; N]> {
-        self.0.get(14 + offset as usize..)?.first_chunk().copied()
+    fn network<const N: usize>(&mut self, offset: u32) -> Option<[u32; N]> {
+        self.words(14 + offset as usize)
     }
 
-    fn macs(&mut self) -> Option<[u8; 12]> {
-        self.0.first_chunk().copied()
+    fn macs(&mut self) -> Option<[u32; 3]> {
+        self.words(0)
     }
 }
 

@@ -320,7 +320,7 @@ fn a_sample_takes_whole_flows() {
 }
 
 /// The number of packets of each UDP flow, by its two ends in a fixed order.
-fn flows(frames: &Frames) -> BTreeMap<[Vec<u8>; 2], usize> {
+pub(crate) fn flows(frames: &Frames) -> BTreeMap<[Vec<u8>; 2], usize> {
     let mut flows = BTreeMap::new();
     for (frame, times) in frames.iter() {
         let (address, length, udp) = match frame[12..14] {

@@ -3,14 +3,20 @@
 //!
 //! The kinds differ in where their taps are. All pods are in one network.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    process::Command,
+    thread,
+};
 
 use mirror_tests::{
-    Agent, AttachMode, Capture, Lab, Neighbour, Netns, PodNs, PodSpec, PodsFile, TapStatus, check, has_kind,
+    Agent, AttachMode, Capture, Lab, Neighbour, Netns, OneCpu, PodNs, PodSpec, PodsFile, SOON, TapStatus,
+    check, eventually, has_kind,
 };
 
 use crate::{
-    MIRROR,
+    MIRROR, any_mode,
     pod_side::{sent, switch, talk, up},
     shows,
 };
@@ -164,4 +170,57 @@ fn are_mirrored_once(lab: &Lab, pods: &PodsFile, both: [(Kind, &PodNs); 2]) {
     }
     pods.write(&[web, db].map(PodSpec::of));
     lab.wait_taps(&[]);
+}
+
+/// Another CPU takes the packets over between the two taps, as behind a NIC with receive packet steering. The notes of
+/// copies are for all CPUs. A packet whose note is missing is copied twice, and counted.
+#[test]
+fn no_packet_is_lost_that_changes_its_cpu_between_two_taps() {
+    let cpus = OneCpu::usable();
+    let lab = &Lab::new("cpus");
+    let node = lab.node();
+    node.ip("link add left type veth peer name right");
+    for (bridge, port) in [("br0", "left"), ("br1", "right")] {
+        lab.bridge(bridge);
+        node.sysctl(&format!("ipv6/conf/{port}/disable_ipv6"), "1");
+        node.ip(&format!("link set {port} master {bridge} up"));
+        // The mask is in words of 32 bits.
+        let mask = format!("{:x}{}", 1 << (cpus[1] % 32), ",00000000".repeat(cpus[1] / 32));
+        let steer = format!("echo {mask} > /sys/class/net/{port}/queues/rx-0/rps_cpus");
+        let exec = ["netns", "exec", node.name(), "sh", "-c", &steer];
+        assert!(Command::new("ip").args(exec).status().unwrap().success(), "{steer}");
+    }
+    let (web, db) = (&lab.pod("web", "br0"), &lab.pod("db", "br1"));
+    let pods = PodsFile::new(lab, &[web, db].map(|pod| PodSpec::of(pod).mirror("true")));
+    let _agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web, db]);
+    let inside = [web, db].map(|pod| (pod, Capture::of_headers(pod.netns(), "eth0")));
+    let mirror = Capture::of_headers(node, MIRROR);
+    let before = steered();
+    {
+        let _cpu = OneCpu::numbered(cpus[0]);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| web.udp_echo(db, db.v4(), &[20; 100]));
+                scope.spawn(|| db.udp_echo(web, web.v6(), &[20; 100]));
+            }
+        });
+    }
+    let packets = eventually(SOON, || {
+        let [sent, more] = inside.each_ref().map(|(pod, inside)| sent(pod.eth0(), &inside.frames()));
+        let (sent, copies) = (sent.and(&more), mirror.frames());
+        let again = copies.less(&sent);
+        check(sent.less(&copies).is_empty(), || format!("not copied: {}", sent.less(&copies)))?;
+        check(again.less(&sent).is_empty(), || format!("copied three times: {}", again.less(&sent)))?;
+        let counted = lab.metrics()["podmirror_copied_again_total"];
+        check(counted == again.len() as f64, || format!("{counted} copied again, and not {}", again.len()))?;
+        Ok(sent.len())
+    });
+    assert!(packets >= 1600 && steered() > before, "{packets} packets");
+}
+
+/// How often CPUs have got packets from other CPUs, each time one or more.
+fn steered() -> u64 {
+    let lines = fs::read_to_string("/proc/net/softnet_stat").unwrap();
+    lines.lines().map(|line| u64::from_str_radix(line.split(' ').nth(9).unwrap(), 16).unwrap()).sum()
 }

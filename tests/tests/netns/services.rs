@@ -2,14 +2,19 @@
 //! both views, each complete, so that an IDS can follow either connection.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread,
 };
 
+use mirror_common::{
+    packet::header,
+    sample::{DEFAULT_SEED, in_sample},
+};
 use mirror_tests::{Agent, Capture, Frames, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, scaled};
 
-use crate::{MIRROR, Node, any_mode, shows};
+use crate::{MIRROR, Node, any_mode, choice::flows, shows};
 
 /// The addresses and ports of the services, and the port of their endpoints.
 const V4: &str = "10.96.0.10";
@@ -104,32 +109,49 @@ fn has_connections(mirror: &Capture, expected: &[(IpAddr, IpAddr, u16)]) {
     }
 }
 
-/// The captures of both pods and of the mirror interface. Both pods are mirrored.
+/// The captures of the mirrored pods and of the mirror interface.
 struct Service<'a> {
     lab: &'a Lab,
-    inside: [Capture; 2],
+    inside: Vec<Capture>,
     mirror: Capture,
     _agent: Agent,
 }
 
 impl<'a> Service<'a> {
-    fn mirrored(lab: &'a Lab, [client, server]: [&PodNs; 2]) -> Self {
-        let pods = PodsFile::new(lab, &[client, server].map(|pod| PodSpec::of(pod).mirror("true")));
-        let agent = Agent::run(lab, any_mode(), &pods, &[]);
-        lab.wait_mirrored(&[client, server]);
-        let inside = [client, server].map(|pod| Capture::start(pod.netns(), "eth0"));
+    fn mirrored(lab: &'a Lab, pods: &[&PodNs]) -> Self {
+        Self::annotated(lab, pods, &[])
+    }
+
+    fn annotated(lab: &'a Lab, pods: &[&PodNs], annotations: &[(&str, &str)]) -> Self {
+        let spec = |pod: &&PodNs| {
+            let annotate = |spec: PodSpec, (key, value): &(&str, &str)| spec.annotated(key, value);
+            annotations.iter().fold(PodSpec::of(pod).mirror("true"), annotate)
+        };
+        let file = PodsFile::new(lab, &pods.iter().map(spec).collect::<Vec<_>>());
+        let agent = Agent::run(lab, any_mode(), &file, &[]);
+        lab.wait_mirrored(pods);
+        let inside = pods.iter().map(|pod| Capture::start(pod.netns(), "eth0")).collect();
         Self { lab, inside, mirror: Capture::start(lab.node(), MIRROR), _agent: agent }
     }
 
-    /// Waits until the mirror interface has shown all packets of both pods, each once.
-    #[track_caller]
-    fn shows_both_views(&self) {
-        shows(&self.mirror, || self.inside.iter().fold(Frames::default(), |all, pod| all.and(&pod.frames())));
+    /// The packets of the mirrored pods.
+    fn frames(&self) -> Frames {
+        self.inside.iter().fold(Frames::default(), |all, pod| all.and(&pod.frames()))
     }
 
-    fn duplicates(&self, pods: [&PodNs; 2]) -> u64 {
+    /// Waits until the mirror interface has shown all packets of the mirrored pods, each once.
+    #[track_caller]
+    fn shows_all_views(&self) {
+        shows(&self.mirror, || self.frames());
+    }
+
+    fn duplicates(&self, pods: &[&PodNs]) -> u64 {
         let status = self.lab.status();
-        pods.map(|pod| status.tap(pod.veth_host()).total("duplicate")).iter().sum()
+        pods.iter().map(|pod| status.tap(pod.veth_host()).total("duplicate")).sum()
+    }
+
+    fn copied_again(&self) -> f64 {
+        self.lab.metrics()["podmirror_copied_again_total"]
     }
 }
 
@@ -137,11 +159,11 @@ impl<'a> Service<'a> {
 fn both_views_of_a_service_are_complete() {
     let Node { web, db, lab } = &Node::routed("service");
     service(lab.node(), db, false);
-    let service = Service::mirrored(lab, [web, db]);
+    let service = Service::mirrored(lab, &[web, db]);
     connects(web, db, V4, db.v4());
     connects(web, db, V6, db.v6());
     asks(web, db, 100);
-    service.shows_both_views();
+    service.shows_all_views();
     let service_of = |text: &str| text.parse().unwrap();
     has_connections(
         &service.mirror,
@@ -152,7 +174,7 @@ fn both_views_of_a_service_are_complete() {
             (web.v6(), db.v6(), ENDPOINT),
         ],
     );
-    assert_eq!(service.duplicates([web, db]), 0, "each packet was translated");
+    assert_eq!(service.duplicates(&[web, db]), 0, "each packet was translated");
     // Without a translation, the packet is the same behind the router: the mirror interface shows it as its sender sent it.
     let before = service.mirror.frames();
     web.ping(db.v4(), 20, 56);
@@ -160,9 +182,58 @@ fn both_views_of_a_service_are_complete() {
         let mac = pod.eth0().mac;
         inside.frames().only(|frame| frame[6..12] == mac && frame[12..14] == [8, 0] && frame[23] == 1)
     };
-    let [of_web, of_db] = &service.inside;
+    let [of_web, of_db] = &service.inside[..] else { unreachable!() };
     shows(&service.mirror, || before.and(&sent(web, of_web)).and(&sent(db, of_db)));
-    assert_eq!(service.duplicates([web, db]), 40);
+    assert_eq!(service.duplicates(&[web, db]), 40);
+}
+
+/// With one of the two pods mirrored, the reader gets the view of that pod, and nothing of the other one.
+#[test]
+fn the_view_of_one_pod_is_complete() {
+    for (name, is_client) in [("service-client", true), ("service-backend", false)] {
+        let Node { web, db, lab } = &Node::routed(name);
+        service(lab.node(), db, false);
+        let pod = if is_client { web } else { db };
+        let service = Service::mirrored(lab, &[pod]);
+        connects(web, db, V4, db.v4());
+        connects(web, db, V6, db.v6());
+        asks(web, db, 100);
+        service.shows_all_views();
+        let (servers, port) = match is_client {
+            true => ([V4, V6].map(|service| service.parse().unwrap()), PORT),
+            false => ([db.v4(), db.v6()], ENDPOINT),
+        };
+        let [v4, v6] = servers;
+        has_connections(&service.mirror, &[(web.v4(), v4, port), (web.v6(), v6, port)]);
+        assert_eq!((service.duplicates(&[pod]), service.copied_again()), (0, 0.0), "{name}");
+    }
+}
+
+/// Each view is a conversation with ends of its own, so a sample may have one of them and not the other one.
+#[test]
+fn a_sample_takes_each_view_whole_or_not_at_all() {
+    const CONVERSATIONS: usize = 100;
+    let Node { web, db, lab } = &Node::routed("service-sample");
+    service(lab.node(), db, false);
+    let service = Service::annotated(lab, &[web, db], &[("podmirror.io/sample", "50%")]);
+    for _ in 0..CONVERSATIONS {
+        asks(web, db, 3);
+    }
+    let taken = |frame: &[u8]| in_sample(&header(frame, frame.len() as u32), DEFAULT_SEED, 1 << 31);
+    shows(&service.mirror, || service.frames().only(taken));
+    let (all, kept) = (flows(&service.frames()), flows(&service.mirror.frames()));
+    for (flow, packets) in &kept {
+        assert_eq!(all[flow], *packets, "flow {flow:?}");
+    }
+    // The two views of a conversation have its client's address and port in common.
+    let mut views = BTreeMap::<Vec<u8>, Vec<bool>>::new();
+    for flow in all.keys() {
+        let client =
+            flow.iter().find(|end| IpAddr::from([end[0], end[1], end[2], end[3]]) == web.v4()).unwrap();
+        views.entry(client.clone()).or_default().push(kept.contains_key(flow));
+    }
+    let kinds: BTreeSet<Vec<bool>> = views.into_values().filter(|of_both| of_both.len() == 2).collect();
+    assert_eq!(kinds.len(), 4, "none, one, the other, both: {kinds:?}");
 }
 
 /// The client's own pod is the endpoint: the node masquerades, and sends each packet back to the pod that it comes from.
@@ -172,11 +243,11 @@ fn a_pod_that_calls_itself_through_a_service_is_seen_both_ways() {
     lab.node().ip("address add 192.0.2.1/32 dev lo");
     lab.node().ip(&format!("address add 192.0.2.1/32 dev {}", web.veth_host()));
     service(lab.node(), web, true);
-    let service = Service::mirrored(lab, [web, db]);
+    let service = Service::mirrored(lab, &[web, db]);
     connects(web, web, V4, web.v4());
     asks(web, web, 20);
-    service.shows_both_views();
+    service.shows_all_views();
     let node = "192.0.2.1".parse().unwrap();
     has_connections(&service.mirror, &[(web.v4(), V4.parse().unwrap(), PORT), (node, web.v4(), ENDPOINT)]);
-    assert_eq!(service.duplicates([web, db]), 0);
+    assert_eq!(service.duplicates(&[web, db]), 0);
 }
