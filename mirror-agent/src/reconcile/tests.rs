@@ -3,12 +3,13 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 
 mod coverage;
+mod gone;
 mod mirrored;
 mod routes;
 mod targets;
 
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicU32, Ordering},
 };
 
@@ -20,8 +21,8 @@ use crate::{
     dataplane::fake::Fake,
     links::{NicPlace, PodNetns},
     model::{
-        ALIAS, ActualTap, DeviceTarget, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId,
-        NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId, PodLinks, Program, Request, Resource,
+        ALIAS, ActualTap, DeviceTarget, Directions, HookState, IfIndex, Link, LinkChange, LinkKind,
+        MirrorId, NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId, PodLinks, Program, Request, Resource,
         ResourceId, RingId, Selector, Session, Tap, TargetResource,
     },
     select::MIRROR,
@@ -30,11 +31,15 @@ use crate::{
 
 /// Pods and resources by hand.
 #[derive(Default)]
-struct Pods(Option<Vec<Pod>>, Vec<Resource>, Vec<TargetResource>);
+struct Pods(Option<Vec<Pod>>, Vec<Resource>, Vec<TargetResource>, Mutex<Vec<Pod>>);
 
 impl PodSource for Pods {
     fn snapshot(&self) -> Option<Arc<[Pod]>> {
         self.0.clone().map(Arc::from)
+    }
+
+    fn deleted(&self) -> Vec<Pod> {
+        std::mem::take(&mut self.3.lock().unwrap())
     }
 
     fn resources(&self) -> Arc<[Resource]> {
@@ -75,6 +80,10 @@ impl LinkTable for Table {
         anyhow::ensure!(!self.is_broken, "injected failure");
         self.asked.push(pods.to_vec());
         Ok(self.links.clone())
+    }
+
+    fn running(&mut self, uids: BTreeSet<String>) -> anyhow::Result<BTreeSet<String>> {
+        Ok(uids.into_iter().filter(|uid| self.links.pods.contains_key(uid)).collect())
     }
 
     async fn counters(&mut self, nics: &[NicPlace]) -> anyhow::Result<Vec<Option<[Carried; 2]>>> {
