@@ -41,9 +41,12 @@ pub struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The mirrors of one NIC.
-    pub(super) fn mirrors_of(&self, nic: &str) -> BTreeMap<MirrorId, Session> {
-        let is_for = |mirror| self.nics.get(mirror).is_none_or(|nics| nics.has(nic));
+    /// The mirrors of one NIC, which may have a former name.
+    pub(super) fn mirrors_of(&self, nic: &str, former: Option<&str>) -> BTreeMap<MirrorId, Session> {
+        let is_for = |mirror| {
+            let Some(nics) = self.nics.get(mirror) else { return true };
+            nics.has(former.unwrap_or(nic)) || nics.has(nic) && nics.named().any(|name| name == nic)
+        };
         let mirrors = self.mirrors.iter().filter(|(mirror, _)| is_for(mirror));
         mirrors.map(|(mirror, session)| (mirror.clone(), session.clone())).collect()
     }
