@@ -56,7 +56,7 @@ use crate::{
         Actual, ActualTap, Desired, Device, IfIndex, LinkSnapshot, MirrorId, Pod, Program, Resource, Tap,
         Target, TargetName,
     },
-    plan::{Misfit, Plan, Unfit, plan, retarget},
+    plan::{Misfit, Plan, Unfit, plan, retarget, stay_ended},
     pods::PodSource,
     report::{Keyed, Mirrors, Report, Reports},
     select::{
@@ -324,6 +324,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.told.ended(&actual);
         let hub = exit::hub(&links).map(|hub| hub.ifindex);
         let without_exit = self.exits.missing(&selection.taps, &self.policy);
+        stay_ended(&mut selection.taps, &actual);
         exit::stay_without(&mut selection.taps, &actual.taps, &self.policy);
         let (desired, Plan { ops, unfit, coming }) =
             self.decide(targets, selection.taps, hub, &actual, report.is_listed);

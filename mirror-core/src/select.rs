@@ -139,6 +139,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
         settings: policy.settings.clone(),
         target: policy.target.clone(),
         origin: Origin::Interface,
+        asked: 0,
         key: None,
     };
     Tap {

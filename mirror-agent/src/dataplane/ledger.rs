@@ -256,6 +256,7 @@ mod tests {
             settings: Settings { snaplen, filter, ..Settings::default() },
             target: TargetName::default(),
             origin: Origin::Policy,
+            asked: 0,
             key: None,
         }
     }

@@ -315,7 +315,15 @@ impl<'a> PodChoice<'_, 'a> {
             };
         }
         let filter = said(FILTER).map(|(place, text)| (text, Author::Annotation(place)));
-        let session = Session { directions, settings, target, origin, key: None };
+        let asked = match origin {
+            // The node's flags are what its author has written.
+            Origin::Policy => 0,
+            _ => {
+                let written = KEYS.into_iter().chain(["target"]);
+                Session::asked(directions, written.filter_map(|key| Some((key, said(key)?.1))))
+            }
+        };
+        let session = Session { directions, settings, target, origin, asked, key: None };
         Ok(Draft { session, nics, filter })
     }
 
