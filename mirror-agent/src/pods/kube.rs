@@ -41,7 +41,10 @@ use tokio::{
     time::Instant,
 };
 
-pub(crate) use self::resource::{Kind, read};
+pub(crate) use self::{
+    bounded::{Bounded, WithStatus},
+    resource::{Kind, metadata},
+};
 use self::{
     follow::Follower,
     installation::Installation,
