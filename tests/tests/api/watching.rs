@@ -114,7 +114,7 @@ fn a_pod_is_mirrored_while_it_runs_without_an_object() {
 
     drop((of_web, of_shy));
     lab.wait_mirrored(&[db]);
-    assert_eq!(agent.log_with(&["not mirrored"]), Vec::<String>::new());
+    assert_eq!(agent.log_with(&["not mirrored", "/web\""]), Vec::<String>::new());
     agent.stop();
 }
 
