@@ -29,7 +29,7 @@ use kube::{
     core::DeserializeGuard,
     runtime::{
         WatchStreamExt as _,
-        watcher::{self, Event},
+        watcher::{self, Config, Event},
     },
 };
 use mirror_api::{ClusterMirror, Mirror, MirrorNode, MirrorTarget};
@@ -40,7 +40,7 @@ use tracing::{debug, info, warn};
 
 use self::{
     book::{Book, Summed, Write},
-    kinds::{Mirrors, Targets, Watched, of_node},
+    kinds::{Mirrors, Object, Targets, Watched, of_node},
     lease::Lease,
 };
 use crate::{events::message::Reporter, metrics::controller::ControllerMetrics};
@@ -56,6 +56,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 const TICK: Duration = Duration::from_secs(10);
 /// How many seconds a watch lasts.
 const WATCH_SECONDS: u32 = 290;
+/// Most objects of a page of a list of resources. An object has 1.5 MB at most.
+const PAGE: u32 = 16;
 /// The controller is unready if the API server has not answered for so long.
 const AWAY: Duration = Duration::from_secs(60);
 
@@ -127,10 +129,10 @@ pub async fn run(
 
 /// Watches, and writes, for ever.
 async fn sum_up(client: &Client, holder: &str, metrics: &ControllerMetrics) -> Infallible {
-    let mut nodes = pin!(watch::<MirrorNode>(client));
-    let mut mirrors = pin!(watch::<Mirror>(client));
-    let mut cluster_mirrors = pin!(watch::<ClusterMirror>(client));
-    let mut mirror_targets = pin!(watch::<MirrorTarget>(client));
+    let mut nodes = pin!(watch::<DeserializeGuard<MirrorNode>>(client, Config::default()));
+    let mut mirrors = pin!(watch::<Object<Mirror>>(client, of_strangers()));
+    let mut cluster_mirrors = pin!(watch::<Object<ClusterMirror>>(client, of_strangers()));
+    let mut mirror_targets = pin!(watch::<Object<MirrorTarget>>(client, of_strangers()));
     let (mut of_nodes, mut of_mirrors, mut of_cluster) = (Listed::new(), Listed::new(), Listed::new());
     let mut of_targets = Listed::new();
     let mut books = Books { mirrors: Book::new(), targets: Book::new() };
@@ -174,6 +176,11 @@ async fn sum_up(client: &Client, holder: &str, metrics: &ControllerMetrics) -> I
     }
 }
 
+/// A list of objects that strangers write comes in small pages, because the server answers with whole objects.
+fn of_strangers() -> Config {
+    Config::default().page_size(PAGE)
+}
+
 /// When the next write of a book may be.
 struct Pause {
     end: Instant,
@@ -202,13 +209,13 @@ struct Books {
     targets: Book<Targets>,
 }
 
-/// The objects of one kind, as the API server brings them. An object that cannot be read is left out alone.
-fn watch<K>(client: &Client) -> impl Stream<Item = Event<DeserializeGuard<K>>> + use<K>
+/// The objects of one kind, as the API server brings them.
+fn watch<K>(client: &Client, config: Config) -> impl Stream<Item = Event<K>> + use<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let api = Api::<DeserializeGuard<K>>::all(client.clone());
-    let config = watcher::Config::default().timeout(WATCH_SECONDS);
+    let api = Api::<K>::all(client.clone());
+    let config = config.timeout(WATCH_SECONDS);
     let mut told = None;
     watcher::watcher(api, config).default_backoff().filter_map(move |event| {
         let event = match event {
@@ -291,26 +298,16 @@ fn take_in_node(books: &mut Books, listed: &mut Listed<String>, event: Event<Des
 
 type Key<K> = <<K as Watched>::Book as Summed>::Key;
 
-fn take_in<K: Watched>(
-    book: &mut Book<K::Book>,
-    listed: &mut Listed<Key<K>>,
-    event: Event<DeserializeGuard<K>>,
-) {
+fn take_in<K: Watched>(book: &mut Book<K::Book>, listed: &mut Listed<Key<K>>, event: Event<Object<K>>) {
     match event {
         Event::Init => listed.begin(),
-        Event::InitApply(DeserializeGuard(object)) | Event::Apply(DeserializeGuard(object)) => match object {
-            Ok(object) => {
-                let (key, uid) = (K::key(object.meta()), object.uid().unwrap_or_default());
-                let generation = object.meta().generation.unwrap_or(0);
-                let (status, asked) = (object.status().cloned(), || object.asked());
-                book.set(key.clone(), &uid, generation, status, asked, Instant::now());
-                listed.add(key);
-            }
-            Err(error) => {
-                let (kind, name) = (K::kind(&()), error.metadata.name.clone());
-                warn!(%kind, name, %error, "an object cannot be read, and gets no status");
-            }
-        },
+        Event::InitApply(object) | Event::Apply(object) => {
+            let (key, uid) = (K::key(object.meta()), object.uid().unwrap_or_default());
+            let generation = object.meta().generation.unwrap_or(0);
+            let Object { asked, status, .. } = object;
+            book.set(key.clone(), &uid, generation, status, || asked, Instant::now());
+            listed.add(key);
+        }
         Event::Delete(object) => book.remove(&K::key(object.meta())),
         Event::InitDone => {
             let there = listed.end();

@@ -84,6 +84,9 @@ pub trait LinkTable {
     /// instead. A pod without a path and without a process is not in the snapshot.
     fn snapshot(&mut self, pods: &[PodNetns]) -> impl Future<Output = anyhow::Result<LinkSnapshot>>;
 
+    /// Those of these pods that have processes, by UID.
+    fn running(&mut self, uids: BTreeSet<String>) -> anyhow::Result<BTreeSet<String>>;
+
     /// What each of these NICs has carried, by direction. `None`: the NIC cannot be read, or is not there any more.
     fn counters(
         &mut self,

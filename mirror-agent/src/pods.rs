@@ -17,6 +17,12 @@ pub trait PodSource {
     /// The pods of the last complete and valid list; `None`: there was none yet, so nothing may be deleted.
     fn snapshot(&self) -> Option<Arc<[Pod]>>;
 
+    /// The pods whose objects were deleted since the last call, each as it was last. The processes of such a pod may run
+    /// on. Only the Kubernetes API has objects: a pod that a file no longer names is not to be mirrored.
+    fn deleted(&self) -> Vec<Pod> {
+        Vec::new()
+    }
+
     /// The Mirrors and ClusterMirrors, as of the same moment. Only the Kubernetes API has any.
     fn resources(&self) -> Arc<[Resource]> {
         Arc::new([])

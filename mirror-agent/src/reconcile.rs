@@ -9,6 +9,7 @@ mod coverage;
 mod devices;
 mod exits;
 mod expected;
+mod gone;
 mod held;
 mod mirrored;
 mod pace;
@@ -31,6 +32,7 @@ use carry_out::Carried;
 use coverage::Watch;
 use exits::Exits;
 use expected::Expected;
+use gone::Gone;
 use held::Held;
 use mirrored::{found, mirrored};
 use pace::Pace;
@@ -54,7 +56,7 @@ use crate::{
         Actual, ActualTap, Desired, Device, IfIndex, LinkSnapshot, MirrorId, Pod, Program, Resource, Tap,
         Target, TargetName,
     },
-    plan::{Misfit, Plan, Unfit, plan, retarget},
+    plan::{Misfit, Plan, Unfit, plan, retarget, stay_ended},
     pods::PodSource,
     report::{Keyed, Mirrors, Report, Reports},
     select::{
@@ -101,6 +103,7 @@ pub struct Reconciler<P, L, D> {
     /// Whether a session has a budget, and so may end without an event.
     may_end: bool,
     expected: Expected,
+    gone: Gone,
     coverage: Watch,
     routes: Routes,
     held: Held,
@@ -145,6 +148,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             started: false,
             may_end: false,
             expected: Expected::default(),
+            gone: Gone::default(),
             coverage: Watch::default(),
             routes: Routes::default(),
             held: Held::default(),
@@ -277,7 +281,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     /// The work of a round: look, decide, carry out. Failures are put into the report, except those that concern one
     /// device alone: these are returned.
     async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
-        let pods = self.pods.snapshot();
+        let listed = self.pods.snapshot();
+        let pods = listed.as_ref().map(|list| self.with_gone(list)).transpose()?;
         let readers = self.reading.borrow_and_update().clone();
         let captures = &readers.captures;
         report.is_listed = pods.is_some();
@@ -301,18 +306,23 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         };
         report.bad = self.told.bad(bad);
         let asked = |pod: &Pod| (pod.id.clone(), unasked.get(&pod.id).copied());
-        report.pods = pods.as_deref().map(|pods| pods.iter().map(asked).collect());
+        report.pods = listed.as_deref().map(|pods| pods.iter().map(asked).collect());
         let mut left = BTreeSet::new();
         let Seen { links, actual, mut selection } =
             self.look(pods.as_deref(), &wanted, captures, &mut report.failures, &mut left).await?;
         report.found = Arc::clone(self.found.get_or_insert_with(|| Arc::new(found(&actual))));
 
         let mut expected = expected::of(&wanted, &selection.skipped);
-        let targets = self.targets(pods.as_deref(), &links, &actual, &readers, &mut expected, report);
+        selection.skipped.retain(|skipped| {
+            let is_of_gone = skipped.pod.as_ref().is_some_and(|pod| self.gone.has(pod));
+            !(is_of_gone && skipped.why.is_passing())
+        });
+        let targets = self.targets(listed.as_deref(), &links, &actual, &readers, &mut expected, report);
         self.look_again = self.expected.wait(expected, links.host.keys().copied().collect(), Instant::now());
         self.told.ended(&actual);
         let hub = exit::hub(&links).map(|hub| hub.ifindex);
         let without_exit = self.exits.missing(&selection.taps, &self.policy);
+        stay_ended(&mut selection.taps, &actual);
         exit::stay_without(&mut selection.taps, &actual.taps, &self.policy);
         let (desired, Plan { ops, unfit, coming }) =
             self.decide(targets, selection.taps, hub, &actual, report.is_listed);
@@ -338,7 +348,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             self.look_again = Some(Duration::ZERO);
         }
         routes::complete(&desired, &mut incomplete);
-        for wait in self.exits.wait().into_iter().chain(self.routes.wait()) {
+        let tapped = desired.taps.values().filter_map(|tap| tap.owner.pod.as_ref());
+        if report.is_listed && self.gone.note(tapped) {
+            self.look_again = Some(Duration::ZERO);
+        }
+        for wait in self.exits.wait().into_iter().chain(self.routes.wait()).chain(self.gone.wait()) {
             self.look_again = Some(self.look_again.unwrap_or(wait).min(wait));
         }
         let lacks_hook = |tap: &ActualTap| Program::TAP.into_iter().any(|program| tap.lacks_hook(program));
@@ -373,6 +387,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             false => actual.taps.values().filter(|tap| tap.tap.is_some()).count(),
         };
         Ok(of_devices)
+    }
+
+    /// The pods of a list, and those whose objects were deleted while they run.
+    fn with_gone(&mut self, list: &Arc<[Pod]>) -> anyhow::Result<Arc<[Pod]>> {
+        let now = Instant::now();
+        self.gone.deleted(self.pods.deleted(), now);
+        let running = self.links.running(self.gone.uids())?;
+        Ok(self.gone.join(list, &running, now))
     }
 
     /// Reads the devices and the installed state, and selects. Changes the mirror interfaces where necessary.

@@ -47,12 +47,14 @@ pub struct MirrorNodeStatus {
     pub pods: Pods,
     /// The Mirrors and ClusterMirrors, in the order of their kinds, namespaces and names; at most 200. ClusterMirrors come
     /// first, and the namespaces share the rest alike.
+    #[schemars(length(max = 200))]
     pub mirrors: Vec<MirrorSummary>,
     /// How many more there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more_mirrors: Option<i64>,
     /// The MirrorTargets, in the order of their names; the first 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
     pub targets: Vec<TargetSummary>,
     /// How many more there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,16 +66,20 @@ pub struct MirrorNodeStatus {
 #[serde(rename_all = "camelCase")]
 pub struct TargetSummary {
     /// Its name.
+    #[schemars(length(max = 253))]
     pub name: String,
     /// Its UID.
+    #[schemars(length(max = 253))]
     pub uid: String,
     /// The generation of it that the agent has read.
     pub observed_generation: i64,
     /// Why it is no target of this node, in a sentence. Without it, it is accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
     pub refused: Option<String>,
     /// Why nothing can be copied to it now, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
     pub down: Option<String>,
     /// Copies that had to be cut for it, as the mirrors that stand now have counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -95,13 +101,17 @@ pub struct Cut {
 #[serde(rename_all = "camelCase")]
 pub struct MirrorSummary {
     /// Mirror or ClusterMirror.
+    #[schemars(length(max = 253))]
     pub kind: String,
     /// The namespace of a Mirror.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub namespace: Option<String>,
     /// Its name.
+    #[schemars(length(max = 253))]
     pub name: String,
     /// Its UID.
+    #[schemars(length(max = 253))]
     pub uid: String,
     /// The generation of it that the agent has read.
     pub observed_generation: i64,
@@ -119,6 +129,7 @@ pub struct MirrorSummary {
     pub ended: i64,
     /// Pods of this node that it selects and does not cover, with the reasons; some of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
     pub not_covered: Vec<NotCovered>,
     /// How many reasons more there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,8 +141,10 @@ pub struct MirrorSummary {
 #[serde(rename_all = "camelCase")]
 pub struct Refusal {
     /// A word for it, as in InvalidFilter.
+    #[schemars(length(max = 253))]
     pub reason: String,
     /// A sentence that says what is wrong, and where.
+    #[schemars(length(max = 512))]
     pub message: String,
 }
 
@@ -161,14 +174,19 @@ pub struct Packets {
 #[serde(rename_all = "camelCase")]
 pub struct NotCovered {
     /// The namespace of the pod.
+    #[schemars(length(max = 253))]
     pub namespace: String,
     /// The pod.
+    #[schemars(length(max = 253))]
     pub pod: String,
     /// The NIC, where the reason concerns one NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub nic: Option<String>,
     /// A word for the reason.
+    #[schemars(length(max = 253))]
     pub reason: String,
     /// The reason in a sentence.
+    #[schemars(length(max = 512))]
     pub message: String,
 }

@@ -15,7 +15,10 @@ pub struct MirrorStatus {
     /// controller has read.
     pub observed_generation: i64,
     /// Accepted, Covered and Ended: each is True, False or Unknown, with a reason in one word and in a sentence.
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(
+        length(max = 8),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
+    )]
     pub conditions: Vec<Condition>,
     /// How many nodes report pods that it selects.
     pub nodes: i64,
@@ -25,9 +28,11 @@ pub struct MirrorStatus {
     pub packets: Packets,
     /// The limits that end it, in short, or Ended. Without it, no limit ends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub ends: Option<String>,
     /// Pods that it selects and does not cover, with the reasons; the first 20, in the order of their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
     pub worst: Vec<Worst>,
     /// How many reasons more there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -45,6 +50,7 @@ pub struct Worst {
     )]
     pub of: NotCovered,
     /// The node of the pod.
+    #[schemars(length(max = 253))]
     pub node: String,
 }
 
@@ -56,12 +62,16 @@ pub struct MirrorTargetStatus {
     /// controller has read.
     pub observed_generation: i64,
     /// Accepted and Ready: each is True, False or Unknown, with a reason in one word and in a sentence.
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(
+        length(max = 8),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
+    )]
     pub conditions: Vec<Condition>,
     /// The nodes that report on it.
     pub nodes: TargetNodes,
     /// The nodes on which nothing can be copied to it, with the reasons; the first 20, in the order of their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
     pub not_ready: Vec<NotReady>,
     /// How many more there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,9 +96,12 @@ pub struct TargetNodes {
 #[serde(rename_all = "camelCase")]
 pub struct NotReady {
     /// The node.
+    #[schemars(length(max = 253))]
     pub node: String,
     /// TargetRefused: the node does not have this target. TargetDown: the node has it, and it takes nothing now.
+    #[schemars(length(max = 253))]
     pub reason: String,
     /// The reason in a sentence.
+    #[schemars(length(max = 512))]
     pub message: String,
 }

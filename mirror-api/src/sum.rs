@@ -15,7 +15,7 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 
-use crate::{MirrorSpec, MirrorStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, Worst};
+use crate::{Limits, MirrorStatus, MirrorSummary, NotCovered, Packets, Pods, Refusal, Worst};
 
 /// A report that is older does not count. Agents repeat their reports three times as often.
 pub const STALE: SignedDuration = SignedDuration::from_mins(15);
@@ -57,8 +57,8 @@ pub struct Asked {
 }
 
 /// The limits of a Mirror in short, as in `15m, 100k packets`.
-pub fn ends(spec: &MirrorSpec) -> Option<String> {
-    let limits = spec.limits.as_ref()?;
+pub fn ends(limits: Option<&Limits>) -> Option<String> {
+    let limits = limits?;
     let number = |number: &k8s_openapi::apimachinery::pkg::util::intstr::IntOrString| {
         use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::{Int, String};
         match number {
@@ -70,7 +70,7 @@ pub fn ends(spec: &MirrorSpec) -> Option<String> {
     let packets = limits.packets.as_ref().map(|packets| format!("{} packets", number(packets)));
     let bytes = limits.bytes.as_ref().map(|bytes| format!("{} bytes", number(bytes)));
     let limits: Vec<_> = [duration, packets, bytes].into_iter().flatten().collect();
-    (!limits.is_empty()).then(|| limits.join(", "))
+    (!limits.is_empty()).then(|| name(&limits.join(", ")))
 }
 
 /// The status of a Mirror or ClusterMirror. `reports` has the name of each node that reports on it, once, with the

@@ -261,8 +261,8 @@ pub struct SessionInfo {
     pub mirror: [u8; MAX_NAME],
     /// The origin of the request for the mirror; the agent's model gives the numbers their meaning.
     pub origin: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// A number for what the author of the mirror has written; 0: it has none. The agent's model gives it its meaning.
+    pub asked: u32,
     /// Rate in packets a second.
     pub rate_packets: u64,
     /// Rate in bits a second.

@@ -101,6 +101,7 @@ mod tests {
             },
             target: TargetName::default(),
             origin,
+            asked: 0,
             key: None,
         })
     }
@@ -199,6 +200,7 @@ mod tests {
             },
             target: TargetName::default(),
             origin: Origin::Annotation(Place::Pod),
+            asked: 0,
             key: None,
         };
         let (meter, old) = (Meter::default(), with(1, Directions::Both));

@@ -86,6 +86,23 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     Plan { ops, unfit, coming }
 }
 
+/// Leaves the budgets of ended sessions as they were, where their authors have written nothing else since: other defaults of
+/// the node begin no mirror again.
+pub fn stay_ended(wanted: &mut BTreeMap<Device, Tap>, actual: &Actual) {
+    for (device, tap) in wanted {
+        let Some(installed) = actual.taps.get(device) else { continue };
+        let before = installed.tap.as_ref().filter(|before| before.owner.is_same(&tap.owner));
+        for mirror in installed.ended.keys() {
+            let before = before.and_then(|before| before.sessions.get(mirror));
+            if let (Some(before), Some(session)) = (before, tap.sessions.get_mut(mirror))
+                && before.asks_the_same(session)
+            {
+                session.settings.budget = before.settings.budget;
+            }
+        }
+    }
+}
+
 /// The targets of the installed sessions, each with the devices of these sessions.
 fn targets_in_use(actual: &Actual) -> BTreeMap<TargetName, BTreeSet<Device>> {
     let mut in_use = BTreeMap::<_, BTreeSet<_>>::new();

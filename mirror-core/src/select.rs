@@ -32,7 +32,10 @@ pub use self::coverage::{Coverage, NotCovered, Standing, coverage};
 pub use self::filters::Filters;
 pub use self::inside::{see_inside, with_two_sides};
 pub use self::nics::Nics;
-use self::{inside::leads_out, nics::is_nic};
+use self::{
+    inside::leads_out,
+    nics::{former_name, is_nic},
+};
 pub use self::{
     policy::{Policy, TapsInside},
     resources::{Refusal, Selected, refusal},
@@ -136,6 +139,7 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
         settings: policy.settings.clone(),
         target: policy.target.clone(),
         origin: Origin::Interface,
+        asked: 0,
         key: None,
     };
     Tap {
@@ -171,8 +175,13 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
         skip(None, Why::NetnsUnreadable(error.clone()), selection);
     }
     let mut nics = Vec::new();
-    for nic in &inside.links {
-        let is_named = wanted.expected_nics().any(|(_, name)| nic.name == name);
+    let former_names: BTreeMap<_, _> =
+        inside.links.iter().filter_map(|nic| Some((nic.ifindex, former_name(nic, &inside.links)?))).collect();
+    let former = |nic: &Link| former_names.get(&nic.ifindex).copied();
+    let is_former = |nic: &Link| former_names.values().any(|name| *name == nic.name);
+    let has_name = |nic: &Link, name: &str| nic.name == name || former(nic) == Some(name);
+    for nic in inside.links.iter().filter(|nic| !is_former(nic)) {
+        let is_named = wanted.expected_nics().any(|(_, name)| has_name(nic, name));
         if is_nic(nic, is_named) {
             nics.push((!is_named, nic, inside.host_end(nic, &links.host)));
         }
@@ -194,15 +203,16 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
     let has_way_out = leads_to_node || nics.iter().any(|(_, nic, _)| leads_out(nic));
     let mut count = 0;
     for (_, nic, host_end) in nics {
-        let sessions = wanted.mirrors_of(&nic.name);
-        let is_named = wanted.named_nics().any(|(_, name)| nic.name == name);
+        let sessions = wanted.mirrors_of(&nic.name, former(nic));
+        let is_named = wanted.named_nics().any(|(_, name)| has_name(nic, name));
+        let network = pod.networks.of_nic(former(nic).unwrap_or(&nic.name));
         let is_tapped_inside = host_end.is_none() && (is_named || leads_out(nic));
         // What it sends leaves by another NIC of the pod, or stays in the pod.
         let is_inner = match nic.kind {
             // One of a network is no device of a container.
-            LinkKind::Veth => leads_to_node && pod.networks.of_nic(&nic.name).is_none(),
+            LinkKind::Veth => leads_to_node && network.is_none(),
             LinkKind::Dummy | LinkKind::Ifb => has_way_out,
-            _ => has_way_out && pod.networks.of_nic(&nic.name).is_none(),
+            _ => has_way_out && network.is_none(),
         };
         if sessions.is_empty() || host_end.is_none() && !is_tapped_inside && is_inner {
             continue;
@@ -217,7 +227,7 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
                 pod: Some(pod.id.clone()),
                 netns: inside.netns,
                 nic: nic.name.clone(),
-                network: pod.networks.of_nic(&nic.name).map(str::to_owned),
+                network: network.map(str::to_owned),
                 device: link.name.clone(),
             },
             kind,

@@ -33,10 +33,10 @@ pub(super) trait Summed {
     /// The name of an object. The order is that in which a MirrorNode has them.
     type Key: Clone + Ord + Debug;
     /// What an object asks for, as far as its status depends on it.
-    type Asked: Debug;
+    type Asked: Clone + Debug + Send + Sync + 'static;
     /// What a node reports on an object.
     type Report: PartialEq + Debug;
-    type Status: Clone + PartialEq + Debug;
+    type Status: Clone + PartialEq + Debug + Send + Sync + 'static;
 
     fn key(report: &Self::Report) -> Self::Key;
 

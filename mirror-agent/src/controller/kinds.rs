@@ -1,29 +1,31 @@
 //! The kinds that the controller sums up: what they ask for, what the nodes report on them, and where a status is written.
 //!
-//! Pure. [`book`](super::book) sums up by [`Summed`], [`controller`](super) reads and writes by [`Watched`].
+//! Pure. [`book`](super::book) sums up by [`Summed`], [`controller`](super) reads [`Object`]s and writes by [`Watched`].
+
+use std::borrow::Cow;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use kube::{Resource as _, core::ObjectMeta};
+use kube::core::ObjectMeta;
 use mirror_api::{
-    ClusterMirror, Mirror, MirrorNodeStatus, MirrorSpec, MirrorStatus, MirrorSummary, MirrorTarget,
-    MirrorTargetStatus, Refusal, TargetSummary,
+    ClusterMirror, Mirror, MirrorNodeStatus, MirrorStatus, MirrorSummary, MirrorTarget, MirrorTargetStatus,
+    Refusal, TargetSummary,
     sum::{self, ends},
 };
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 
 use super::book::{OfNode, Summed};
 use crate::{
     model,
-    pods::kube::{Kind, read},
+    pods::kube::{Bounded, Kind, WithStatus, metadata},
     select,
 };
 
 /// The book of Mirrors and ClusterMirrors.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Mirrors;
 
 /// The book of MirrorTargets.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Targets;
 
 /// The name of a Mirror or ClusterMirror, in the order in which a MirrorNode has them.
@@ -110,8 +112,11 @@ pub(super) fn of_node(status: MirrorNodeStatus) -> (OfNode<MirrorSummary>, OfNod
     )
 }
 
+/// Most bytes of the reason why an object is refused.
+const MOST_BYTES: usize = 512;
+
 /// A kind whose objects are watched and get a status.
-pub(super) trait Watched: Kind + Serialize {
+pub(super) trait Watched: Kind {
     /// Its book.
     type Book: Summed;
 
@@ -120,9 +125,64 @@ pub(super) trait Watched: Kind + Serialize {
     /// Whether an object of the book has this kind.
     fn is_of(key: &<Self::Book as Summed>::Key) -> bool;
 
-    fn asked(&self) -> <Self::Book as Summed>::Asked;
+    /// What an object with this metadata asks for.
+    fn asked(object: &Bounded, metadata: &ObjectMeta) -> <Self::Book as Summed>::Asked;
+}
 
-    fn status(&self) -> Option<&<Self::Book as Summed>::Status>;
+/// An object, as far as the controller needs it. Strangers write the `spec`, and a server may hold objects that are older than
+/// the bounds of the CRDs: so it is decoded within a bound, and not kept.
+///
+/// Any JSON can be decoded to this type, so that one strange object does not keep all others from being read.
+#[derive(Debug, Clone)]
+pub(super) struct Object<K: Watched> {
+    metadata: ObjectMeta,
+    pub(super) asked: <K::Book as Summed>::Asked,
+    /// `None`: it has none, or none that a controller has written.
+    pub(super) status: Option<<K::Book as Summed>::Status>,
+}
+
+impl<'de, K: Watched> Deserialize<'de> for Object<K>
+where
+    <K::Book as Summed>::Status: DeserializeOwned,
+{
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let WithStatus { object, status } = WithStatus::deserialize(deserializer)?;
+        let metadata = metadata(&object);
+        Ok(Self {
+            asked: K::asked(&object, &metadata),
+            status: Option::deserialize(status).ok().flatten(),
+            metadata,
+        })
+    }
+}
+
+impl<K: Watched> kube::Resource for Object<K> {
+    type DynamicType = ();
+    type Scope = K::Scope;
+
+    fn kind(_: &()) -> Cow<'_, str> {
+        K::kind(&())
+    }
+
+    fn group(_: &()) -> Cow<'_, str> {
+        K::group(&())
+    }
+
+    fn version(_: &()) -> Cow<'_, str> {
+        K::version(&())
+    }
+
+    fn plural(_: &()) -> Cow<'_, str> {
+        K::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
 }
 
 impl Watched for Mirror {
@@ -136,12 +196,8 @@ impl Watched for Mirror {
         key.namespace.is_some()
     }
 
-    fn asked(&self) -> sum::Asked {
-        asked(self, &self.spec)
-    }
-
-    fn status(&self) -> Option<&MirrorStatus> {
-        self.status.as_ref()
+    fn asked(object: &Bounded, metadata: &ObjectMeta) -> sum::Asked {
+        asked::<Self>(object, metadata)
     }
 }
 
@@ -156,12 +212,8 @@ impl Watched for ClusterMirror {
         key.namespace.is_none()
     }
 
-    fn asked(&self) -> sum::Asked {
-        asked(self, &self.spec.mirror)
-    }
-
-    fn status(&self) -> Option<&MirrorStatus> {
-        self.status.as_ref()
+    fn asked(object: &Bounded, metadata: &ObjectMeta) -> sum::Asked {
+        asked::<Self>(object, metadata)
     }
 }
 
@@ -176,26 +228,27 @@ impl Watched for MirrorTarget {
         true
     }
 
-    fn asked(&self) -> sum::target::Asked {
-        let destination = read(self).and_then(|target| target.destination);
-        let generation = self.meta().generation.unwrap_or(0);
+    fn asked(object: &Bounded, metadata: &ObjectMeta) -> sum::target::Asked {
+        let destination = Self::read(object).and_then(|target| target.destination);
+        let generation = metadata.generation.unwrap_or(0);
         sum::target::Asked { generation, refused: destination.err().map(invalid), left_out: 0 }
-    }
-
-    fn status(&self) -> Option<&MirrorTargetStatus> {
-        self.status.as_ref()
     }
 }
 
-/// What a Mirror or ClusterMirror asks for. `spec` is the part that both have.
-fn asked<K: Kind<Read = model::Resource> + Serialize>(mirror: &K, spec: &MirrorSpec) -> sum::Asked {
-    let refused = match read(mirror) {
-        Ok(resource) => {
-            select::refusal(&resource).map(|(reason, message)| Refusal { reason: reason.to_owned(), message })
-        }
+/// What a Mirror or ClusterMirror asks for.
+fn asked<K: Kind<Read = model::Resource>>(object: &Bounded, metadata: &ObjectMeta) -> sum::Asked {
+    let refused = match K::read(object) {
+        Ok(resource) => select::refusal(&resource).map(|(reason, message)| refusal(reason, message)),
         Err(problem) => Some(invalid(problem)),
     };
-    sum::Asked { generation: mirror.meta().generation.unwrap_or(0), ends: ends(spec), refused, left_out: 0 }
+    // Both kinds have the limits at this place.
+    let limits = Option::deserialize(&object.object["spec"]["limits"]).ok().flatten();
+    sum::Asked {
+        generation: metadata.generation.unwrap_or(0),
+        ends: ends(limits.as_ref()),
+        refused,
+        left_out: 0,
+    }
 }
 
 fn name(metadata: &ObjectMeta) -> String {
@@ -203,5 +256,54 @@ fn name(metadata: &ObjectMeta) -> String {
 }
 
 fn invalid(message: String) -> Refusal {
-    Refusal { reason: "InvalidSpec".to_owned(), message }
+    refusal("InvalidSpec", message)
+}
+
+fn refusal(reason: &str, mut message: String) -> Refusal {
+    message.truncate(message.floor_char_boundary(MOST_BYTES));
+    Refusal { reason: reason.to_owned(), message }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests panic")]
+
+    use kube::Resource as _;
+    use serde_json::json;
+
+    use super::*;
+
+    /// An object from before the bounds of the CRDs: it is refused as the agents refuse it, and nothing of its text is kept.
+    #[test]
+    fn an_object_that_is_too_large_is_refused_and_not_kept() {
+        let much = vec!["x".repeat(100); 13_000];
+        let status = sum::sum(&sum::Asked::default(), [], None, &Time(Timestamp::UNIX_EPOCH));
+        let object = json!({
+            "metadata": {"name": "old", "namespace": "shop", "uid": "1", "generation": 3, "annotations": {"a": "b"}},
+            "spec": {"nics": much, "limits": {"duration": "y".repeat(1_000_000)}},
+            "status": status,
+        });
+        let read: Object<Mirror> = serde_json::from_str(&object.to_string()).unwrap();
+        assert_eq!(Mirror::key(read.meta()), Key { namespace: Some("shop".into()), name: "old".into() });
+        let refused = read.asked.refused.clone().unwrap();
+        assert!(refused.message.contains("more than 128 KiB"), "{refused:?}");
+        assert_eq!((read.asked.generation, &read.status), (3, &Some(status)));
+        assert!(format!("{read:?}").len() < 4000, "{read:?}");
+    }
+
+    /// What is within the bound and no status can be long too.
+    #[test]
+    fn texts_are_cut_and_what_no_controller_has_written_is_no_status() {
+        for (spec, status) in [
+            (json!({"podSelector": {}, "limits": {"duration": "9".repeat(60_000)}}), json!("none")),
+            (json!({"podSelector": {}, "filter": "z".repeat(60_000)}), json!({"conditions": 7})),
+            (json!("none"), json!(vec!["x".repeat(100); 13_000])),
+        ] {
+            let object =
+                json!({"metadata": {"name": "old", "namespace": "shop"}, "spec": spec, "status": status});
+            let read: Object<Mirror> = serde_json::from_str(&object.to_string()).unwrap();
+            assert!(read.asked.refused.is_some() && read.status.is_none(), "{read:?}");
+            assert!(format!("{read:?}").len() < 4000, "{read:?}");
+        }
+    }
 }

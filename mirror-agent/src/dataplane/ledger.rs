@@ -251,6 +251,7 @@ mod tests {
             settings: Settings { snaplen, filter, ..Settings::default() },
             target: TargetName::default(),
             origin: Origin::Policy,
+            asked: 0,
             key: None,
         }
     }

@@ -105,14 +105,14 @@ fn encode_session(placed: &Placed, alike: u32, is_limited: bool) -> abi::Session
 
 /// The description of a session, for people and for the next agent: what cannot be read from what the programs use.
 pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
-    let Session { directions: _, settings, target: _, origin, key: _ } = session;
+    let Session { directions: _, settings, target: _, origin, asked, key: _ } = session;
     let Settings { filter, sample: _, seed: _, rate, snaplen: _, budget } = settings;
     let Budget { duration, packets, bytes } = budget;
     let ms = |time: Duration| time.as_millis() as u64;
     SessionInfo {
         mirror: fixed(mirror.0.as_str()),
         origin: Origin::ALL.iter().position(|of| of == origin).unwrap_or_default() as u32,
-        reserved: 0,
+        asked: *asked,
         rate_packets: rate.and_then(|rate| rate.packets).unwrap_or(0),
         rate_bits: rate.and_then(|rate| rate.bits).unwrap_or(0),
         burst_ms: rate.map_or(0, |rate| ms(rate.burst)),
@@ -166,6 +166,7 @@ pub(super) fn decode_session(wire: &abi::Session, places: &Places<'_>) -> Option
         settings,
         target: TargetName::clone(target),
         origin: *Origin::ALL.get(info.origin as usize)?,
+        asked: info.asked,
         key: (wire.key != 0).then_some(wire.key),
     };
     let abi::Session { id, settings, serial, target, mark, .. } = *wire;
@@ -386,11 +387,13 @@ mod tests {
     fn session() -> impl Strategy<Value = Session> {
         let directions = sample::select(Directions::ALL.to_vec());
         let (target, origin) = ("[a-z]{1,63}", sample::select(Origin::ALL.to_vec()));
-        (directions, settings(), target, origin).prop_map(|(directions, settings, target, origin)| Session {
+        let all = (directions, settings(), target, origin, any::<u32>());
+        all.prop_map(|(directions, settings, target, origin, asked)| Session {
             directions,
             settings,
             target: TargetName(target.parse().unwrap()),
             origin,
+            asked,
             key: None,
         })
     }

@@ -5,7 +5,7 @@
 //! each snapshot.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     path::{Path, PathBuf},
 };
@@ -33,6 +33,9 @@ const MOST: usize = 512;
 const MOST_VETHS: usize = 64;
 /// The NIC of the pod's first network, as nearly all CNIs name it.
 const FIRST: &str = "eth0";
+
+/// Why a look at the processes failed.
+const CANNOT_LIST: &str = "cannot list the processes";
 
 /// The devices inside each pod, by UID, or why they could not be read.
 type Found = BTreeMap<String, Result<PodLinks, String>>;
@@ -77,6 +80,15 @@ impl Inside {
         self.cache.forget(netns);
     }
 
+    /// Those of these pods that have processes, by UID.
+    pub(super) fn running(&mut self, uids: BTreeSet<String>) -> anyhow::Result<BTreeSet<String>> {
+        if uids.is_empty() {
+            return Ok(uids);
+        }
+        self.processes.scan().context(CANNOT_LIST)?;
+        Ok(uids.into_iter().filter(|uid| self.processes.is_running(uid)).collect())
+    }
+
     /// The devices inside `pods`, given those of the node, and a way to ask in the node's namespace.
     ///
     /// A problem of one pod is an error of that pod alone. A problem of the agent or the node fails the whole snapshot.
@@ -87,7 +99,7 @@ impl Inside {
         pods: &[PodNetns],
     ) -> anyhow::Result<Found> {
         if pods.iter().any(|pod| pod.path.is_none()) {
-            self.processes.scan().context("cannot list the processes")?;
+            self.processes.scan().context(CANNOT_LIST)?;
         }
         let node = Node { handle, links, veths: veths(links) };
         let mut found = Found::new();

@@ -105,6 +105,10 @@ impl LinkTable for Netlink {
         .context("cannot read the network devices")
     }
 
+    fn running(&mut self, uids: BTreeSet<String>) -> anyhow::Result<BTreeSet<String>> {
+        self.inside.running(uids)
+    }
+
     async fn counters(
         &mut self,
         nics: &[NicPlace],

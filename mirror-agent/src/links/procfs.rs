@@ -95,6 +95,11 @@ impl Processes {
         Ok(())
     }
 
+    /// Whether the pod had processes at the last scan.
+    pub(super) fn is_running(&self, uid: &str) -> bool {
+        self.pods.contains_key(uid)
+    }
+
     /// The network namespaces of a pod's processes that may be the pod's, as [`candidates`] orders them.
     pub(super) fn namespaces(&self, uid: &str, host: NetnsId) -> anyhow::Result<Vec<Candidate>> {
         let (mut processes, mut unreadable) = (Vec::new(), None);

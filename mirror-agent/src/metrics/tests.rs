@@ -41,6 +41,7 @@ fn tap(ifindex: u32, pod: Option<PodId>, packets: u64) -> TapReadout {
             settings: Settings::default(),
             target: TargetName::default(),
             origin: Origin::Policy,
+            asked: 0,
             key: None,
         },
         ended: (packets > 100).then_some(Ended::Packets),

@@ -41,11 +41,14 @@ use tokio::{
     time::Instant,
 };
 
-pub(crate) use self::resource::{Kind, read};
+pub(crate) use self::{
+    bounded::{Bounded, WithStatus},
+    resource::{Kind, metadata},
+};
 use self::{
     follow::Follower,
     installation::Installation,
-    kept::{Keep, Kept},
+    kept::{Deleted, Keep, Kept},
     object::{PodObject, TOO_LONG},
     resource::ResourceObject,
     seen::Seen,
@@ -98,6 +101,7 @@ impl Watched {
 /// A source of pods that follows the Kubernetes API.
 pub struct KubePods {
     pods: Store<PodObject>,
+    deleted: Deleted<PodObject>,
     namespaces: Store<PartialObjectMeta<Namespace>>,
     mirrors: Store<ResourceObject<Mirror>>,
     cluster_mirrors: Store<ResourceObject<ClusterMirror>>,
@@ -119,12 +123,16 @@ impl KubePods {
             restarted: Box::new(restarted),
         });
         let mut watches = Watches { client, shared, seconds: watch_seconds(node), tasks: JoinSet::new() };
+        let (pods, mut kept) = Kept::new();
+        let deleted = kept.keep_deleted();
+        watches.follow_into(kept, Watched::Pods, Some(format!("spec.nodeName={node}")));
         Self {
-            pods: watches.follow(Watched::Pods, Some(format!("spec.nodeName={node}"))),
-            namespaces: watches.follow(Watched::Namespaces, None),
-            mirrors: watches.follow(Watched::Mirrors, None),
-            cluster_mirrors: watches.follow(Watched::ClusterMirrors, None),
-            targets: watches.follow(Watched::MirrorTargets, None),
+            pods,
+            deleted,
+            namespaces: watches.follow(Watched::Namespaces),
+            mirrors: watches.follow(Watched::Mirrors),
+            cluster_mirrors: watches.follow(Watched::ClusterMirrors),
+            targets: watches.follow(Watched::MirrorTargets),
             shared: watches.shared,
             static_pods: Mutex::default(),
             _watches: watches.tasks,
@@ -134,6 +142,24 @@ impl KubePods {
     /// The DaemonSet `name` in `namespace` that this agent is a pod of.
     pub fn installation(&self, client: Client, namespace: String, name: String) -> Installation {
         Installation::new(client, self.namespaces.clone(), namespace, name)
+    }
+
+    /// The pods of these objects, with what they get from their namespaces, and the hashes that they name.
+    fn pods_of(&self, objects: Vec<Arc<PodObject>>) -> Vec<(Pod, Option<String>)> {
+        let mut inherited = BTreeMap::new();
+        let with_inherited = |object: Arc<PodObject>| {
+            let mut pod = object.pod()?.clone();
+            let of_namespace = inherited.entry(pod.id.namespace.clone()).or_insert_with(|| {
+                let namespace = self.namespaces.get(&ObjectRef::new(&pod.id.namespace))?;
+                Some(OfNamespace::new(&namespace))
+            });
+            // A namespace that is not known yet may say that its pods are not to be mirrored.
+            let OfNamespace { annotations, labels, unread } = of_namespace.as_ref()?;
+            (pod.inherited, pod.namespace_labels) = (Arc::clone(annotations), Arc::clone(labels));
+            pod.unread = pod.unread.or_else(|| unread.clone());
+            Some((pod, object.hash().cloned()))
+        };
+        objects.into_iter().filter_map(with_inherited).collect()
     }
 }
 
@@ -147,13 +173,20 @@ struct Watches {
 }
 
 impl Watches {
-    /// Starts to follow the objects of one kind, those with these fields.
-    fn follow<K: Keep + DeserializeOwned + Send + Sync>(
+    /// Starts to follow the objects of one kind.
+    fn follow<K: Keep + DeserializeOwned + Send + Sync>(&mut self, watched: Watched) -> Store<K> {
+        let (store, kept) = Kept::new();
+        self.follow_into(kept, watched, None);
+        store
+    }
+
+    /// Starts to follow the objects of one kind that have these fields.
+    fn follow_into<K: Keep + DeserializeOwned + Send + Sync>(
         &mut self,
+        kept: Kept<K>,
         watched: Watched,
         fields: Option<String>,
-    ) -> Store<K> {
-        let (store, kept) = Kept::new();
+    ) {
         let follower = Follower {
             watched,
             api: Api::<K>::all(self.client.clone()),
@@ -165,7 +198,6 @@ impl Watches {
             lacking: None,
         };
         self.tasks.spawn(follower.run());
-        store
     }
 }
 
@@ -192,25 +224,16 @@ impl PodSource for KubePods {
         if !self.shared.is_listed() {
             return None;
         }
-        let mut inherited = BTreeMap::new();
-        let with_inherited = |object: Arc<PodObject>| {
-            let mut pod = object.pod()?.clone();
-            let of_namespace = inherited.entry(pod.id.namespace.clone()).or_insert_with(|| {
-                let namespace = self.namespaces.get(&ObjectRef::new(&pod.id.namespace))?;
-                Some(OfNamespace::new(&namespace))
-            });
-            // A namespace that is not known yet may say that its pods are not to be mirrored.
-            let OfNamespace { annotations, labels, unread } = of_namespace.as_ref()?;
-            (pod.inherited, pod.namespace_labels) = (Arc::clone(annotations), Arc::clone(labels));
-            pod.unread = pod.unread.or_else(|| unread.clone());
-            Some((pod, object.hash().cloned()))
-        };
-        let pods = self.pods.state().into_iter().filter_map(with_inherited).collect();
-        let mut static_pods = self.static_pods.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut pods = static_pods.settle(pods);
+        let pods = self.pods_of(self.pods.state());
+        let mut pods = self.static_pods.lock().unwrap_or_else(PoisonError::into_inner).settle(pods);
         // The store has no order, and the first of two claims to a device wins.
         pods.sort_by(|a, b| a.id.cmp(&b.id));
         Some(pods.into())
+    }
+
+    fn deleted(&self) -> Vec<Pod> {
+        let pods = self.pods_of(self.deleted.take());
+        self.static_pods.lock().unwrap_or_else(PoisonError::into_inner).settle_deleted(pods)
     }
 
     fn resources(&self) -> Arc<[Resource]> {

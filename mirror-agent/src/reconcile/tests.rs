@@ -3,12 +3,13 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 
 mod coverage;
+mod gone;
 mod mirrored;
 mod routes;
 mod targets;
 
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicU32, Ordering},
 };
 
@@ -20,21 +21,25 @@ use crate::{
     dataplane::fake::Fake,
     links::{NicPlace, PodNetns},
     model::{
-        ALIAS, ActualTap, DeviceTarget, Directions, HookState, IfIndex, Link, LinkChange, LinkKind, MirrorId,
-        NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId, PodLinks, Program, Request, Resource,
+        ALIAS, ActualTap, DeviceTarget, Directions, Ended, HookState, IfIndex, Link, LinkChange, LinkKind,
+        MirrorId, NetnsId, Op, Origin, Owner, Peer, Place, Pod, PodId, PodLinks, Program, Request, Resource,
         ResourceId, RingId, Selector, Session, Tap, TargetResource,
     },
     select::MIRROR,
-    settings::{Settings, parse_filter},
+    settings::{KEYS, Settings, parse_filter},
 };
 
 /// Pods and resources by hand.
 #[derive(Default)]
-struct Pods(Option<Vec<Pod>>, Vec<Resource>, Vec<TargetResource>);
+struct Pods(Option<Vec<Pod>>, Vec<Resource>, Vec<TargetResource>, Mutex<Vec<Pod>>);
 
 impl PodSource for Pods {
     fn snapshot(&self) -> Option<Arc<[Pod]>> {
         self.0.clone().map(Arc::from)
+    }
+
+    fn deleted(&self) -> Vec<Pod> {
+        std::mem::take(&mut self.3.lock().unwrap())
     }
 
     fn resources(&self) -> Arc<[Resource]> {
@@ -75,6 +80,10 @@ impl LinkTable for Table {
         anyhow::ensure!(!self.is_broken, "injected failure");
         self.asked.push(pods.to_vec());
         Ok(self.links.clone())
+    }
+
+    fn running(&mut self, uids: BTreeSet<String>) -> anyhow::Result<BTreeSet<String>> {
+        Ok(uids.into_iter().filter(|uid| self.links.pods.contains_key(uid)).collect())
     }
 
     async fn counters(&mut self, nics: &[NicPlace]) -> anyhow::Result<Vec<Option<[Carried; 2]>>> {
@@ -247,6 +256,7 @@ async fn nothing_is_removed_before_the_first_complete_list() {
         settings: Settings::default(),
         target: TargetName::default(),
         origin: Origin::Policy,
+        asked: 0,
         key: None,
     };
     let sessions = [(MirrorId::default(), session)].into();
@@ -715,4 +725,92 @@ async fn a_ring_of_an_earlier_agent_gets_no_more_copies() {
     world.dataplane.actual.targets.insert(live(), Target::Stream(Some(RingId(3))));
     run_for(&mut world, Duration::from_secs(1)).await.unwrap();
     assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(None));
+}
+
+/// A new agent has other defaults. What its author has not written does not begin a mirror again; a change of the author's
+/// words does.
+#[tokio::test(start_paused = true)]
+async fn other_defaults_of_the_node_begin_no_ended_mirror_again() {
+    let second = Duration::from_secs(1);
+    let budget = |packets| Budget { duration: Some(3600 * second), packets, ..Budget::default() };
+    let rate = Rate { packets: Some(100), bits: None, burst: second };
+    for (what, own) in [("of the author", "40"), ("of the node", "")] {
+        let mut world = world();
+        world.policy.settings.budget = budget(Some(50));
+        add_pod(&mut world, 1);
+        if !own.is_empty() {
+            annotate(&mut world, "packets", own);
+        }
+        run_for(&mut world, second).await.unwrap();
+        let ended = [(MirrorId::default(), Ended::Packets)].into();
+        world.dataplane.actual.taps.get_mut(&device(11)).unwrap().ended = ended;
+
+        let change: [fn(&mut Policy, Rate, Budget); 3] = [
+            |policy, rate, _| policy.settings.rate = Some(rate),
+            |policy, _, budget| policy.settings.budget = budget,
+            |policy, _, _| policy.settings.budget = Budget::default(),
+        ];
+        for change in change {
+            change(&mut world.policy, rate, budget(Some(80)));
+            run_for(&mut world, second).await.unwrap();
+            let installed = &world.dataplane.actual.taps[&device(11)];
+            assert_eq!(installed.ended.len(), 1, "{what}");
+            let session = &installed.tap.as_ref().unwrap().sessions[&MirrorId::default()];
+            assert_eq!(session.settings.rate, Some(rate), "{what}: the rest is as the node has it");
+        }
+        annotate(&mut world, "packets", "41");
+        run_for(&mut world, second).await.unwrap();
+        assert_eq!(world.dataplane.actual.taps[&device(11)].ended, BTreeMap::new(), "{what}");
+    }
+}
+
+/// The write of a changed limit fails. The kernel has the former one then, and the next round sees that.
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_was_not_written_is_written_by_the_next_round() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    let installed = |world: &World| {
+        let tap = world.dataplane.actual.taps[&device(11)].tap.clone().unwrap();
+        tap.sessions[&MirrorId::default()].clone()
+    };
+    for (key, value) in [("rate", "100pps"), ("packets", "40"), ("bytes", "1000"), ("duration", "1h")] {
+        let before = installed(&world);
+        annotate(&mut world, key, value);
+        let mut wanted = before.clone();
+        wanted.settings.set(key, value).unwrap();
+        let asked = world.pods.0.as_ref().unwrap()[0].annotations.clone();
+        let written = KEYS
+            .into_iter()
+            .filter_map(|key| Some((key, asked.get(&format!("podmirror.io/{key}"))?.as_str())));
+        wanted.asked = Session::asked(Directions::Both, written);
+        let op = Op::ChangeSession(device(11), MirrorId::default(), Box::new(wanted.clone()));
+        world.dataplane.failures = [op.clone()].into();
+        let from = world.dataplane.tried.len();
+        run_for(&mut world, Duration::from_millis(50)).await.unwrap();
+        assert_eq!(installed(&world), before, "{key}: the kernel's state is the former one");
+        assert_eq!(world.report.borrow().failures.len(), 1, "{key}");
+        run_for(&mut world, Duration::from_millis(200)).await.unwrap();
+        assert_eq!((installed(&world), &world.dataplane.tried[from..]), (wanted, &[op.clone(), op][..]));
+        assert_eq!(world.report.borrow().failures, BTreeSet::new(), "{key}");
+    }
+}
+
+/// The same of the limits that all sessions share.
+#[tokio::test(start_paused = true)]
+async fn a_limit_of_the_node_that_was_not_written_is_written_by_the_next_round() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    let before = world.dataplane.actual.ceilings;
+    let rate = Rate { packets: Some(100), bits: None, burst: Duration::from_secs(1) };
+    world.policy.limits.max_rate = Some(rate);
+    let wanted = world.policy.limits.ceilings(1);
+    world.dataplane.failures = [Op::SetCeilings(Box::new(wanted))].into();
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(world.dataplane.actual.ceilings, before);
+    assert_eq!(world.report.borrow().failures.len(), 1);
+    run_for(&mut world, Duration::from_millis(200)).await.unwrap();
+    assert_eq!(world.dataplane.actual.ceilings, wanted);
+    assert_eq!(world.report.borrow().failures, BTreeSet::new());
 }

@@ -94,8 +94,7 @@ fn it_has_ended_when_its_limits_have_ended_it_everywhere() {
         packets: Some(k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::Int(9)),
         bytes: None,
     };
-    let spec = MirrorSpec { limits: Some(limits), ..MirrorSpec::default() };
-    let asked = Asked { ends: ends(&spec), ..asked() };
+    let asked = Asked { ends: ends(Some(&limits)), ..asked() };
     let with = |ended| MirrorSummary { ended, ..report(2, 2) };
     let status = |a, b| sum(&asked, [("one", &with(a)), ("two", &with(b))], None, &at(7));
     let (none, some, all) = (status(0, 0), status(1, 2), status(2, 2));
@@ -103,7 +102,7 @@ fn it_has_ended_when_its_limits_have_ended_it_everywhere() {
     assert_eq!(value(&some, ENDED).1, "PartlyEnded");
     assert_eq!(value(&some, ENDED).2, "limits have ended it on 3 of 4 NICs");
     assert_eq!((value(&all, ENDED).0, all.ends.as_deref()), ("True", Some("Ended")));
-    assert_eq!(ends(&MirrorSpec::default()), None);
+    assert_eq!(ends(None), None);
 }
 
 #[test]

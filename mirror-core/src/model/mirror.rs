@@ -15,6 +15,7 @@ use mirror_common::{
 use super::{Device, Directions, IfIndex, MirrorId, NetnsId, PodId, Program, TargetName};
 use crate::{
     destination::Destination,
+    fnv::fnv1a,
     settings::{NodeLimits, Settings},
 };
 
@@ -141,6 +142,8 @@ pub struct Session {
     pub target: TargetName,
     /// Where it was asked for.
     pub origin: Origin,
+    /// A number for what its author has written ([`Session::asked`]); 0: what it asks for is its settings.
+    pub asked: u32,
     /// The tunnel key of its copies; `None`: its target is no tunnel, or the session is not placed yet. `plan` decides it.
     pub key: Option<u32>,
 }
@@ -151,9 +154,24 @@ impl Session {
         Form { target: &self.target, snaplen: self.settings.snaplen }
     }
 
+    /// The number for what the author of a mirror has written: its directions and these settings, by their keys. What the
+    /// author leaves to the node's defaults has no part in it.
+    pub fn asked<'a>(directions: Directions, written: impl IntoIterator<Item = (&'a str, &'a str)>) -> u32 {
+        let mut text = directions.name().to_owned();
+        for (key, value) in written {
+            text.extend(["\0", key, "\0", value]);
+        }
+        let hash = fnv1a(text.as_bytes());
+        (hash ^ hash >> 32) as u32 | 1
+    }
+
     /// Whether two sessions are the same request, in the terms of the user. A filter that a newer compiler translates
-    /// in another way is the same request.
+    /// in another way is the same request, and so is a mirror whose author has written the same where the node has other
+    /// defaults now.
     pub fn asks_the_same(&self, other: &Self) -> bool {
+        if self.asked != 0 && other.asked != 0 {
+            return self.asked == other.asked;
+        }
         self.directions == other.directions
             && self.target == other.target
             && self.settings.asks_the_same(&other.settings)

@@ -118,6 +118,7 @@ fn crowd(wants: &[usize], enforced: usize) -> Desired {
         settings: Settings::default(),
         target: TargetName::default(),
         origin,
+        asked: 0,
         key: None,
     };
     let mut taps = BTreeMap::new();

@@ -80,6 +80,7 @@ impl Capture {
             settings: self.settings.clone(),
             target: self.target(),
             origin: Origin::Capture,
+            asked: 0,
             key: None,
         }
     }

@@ -41,9 +41,12 @@ pub struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The mirrors of one NIC.
-    pub(super) fn mirrors_of(&self, nic: &str) -> BTreeMap<MirrorId, Session> {
-        let is_for = |mirror| self.nics.get(mirror).is_none_or(|nics| nics.has(nic));
+    /// The mirrors of one NIC, which may have a former name.
+    pub(super) fn mirrors_of(&self, nic: &str, former: Option<&str>) -> BTreeMap<MirrorId, Session> {
+        let is_for = |mirror| {
+            let Some(nics) = self.nics.get(mirror) else { return true };
+            nics.has(former.unwrap_or(nic)) || nics.has(nic) && nics.named().any(|name| name == nic)
+        };
         let mirrors = self.mirrors.iter().filter(|(mirror, _)| is_for(mirror));
         mirrors.map(|(mirror, session)| (mirror.clone(), session.clone())).collect()
     }
@@ -312,7 +315,15 @@ impl<'a> PodChoice<'_, 'a> {
             };
         }
         let filter = said(FILTER).map(|(place, text)| (text, Author::Annotation(place)));
-        let session = Session { directions, settings, target, origin, key: None };
+        let asked = match origin {
+            // The node's flags are what its author has written.
+            Origin::Policy => 0,
+            _ => {
+                let written = KEYS.into_iter().chain(["target"]);
+                Session::asked(directions, written.filter_map(|key| Some((key, said(key)?.1))))
+            }
+        };
+        let session = Session { directions, settings, target, origin, asked, key: None };
         Ok(Draft { session, nics, filter })
     }
 

@@ -74,6 +74,18 @@ pub(super) fn is_nic(link: &Link, is_named: bool) -> bool {
     }
 }
 
+/// The name by which annotations and Multus know a NIC, where it has another one now. KubeVirt's bridge binding renames the NIC
+/// of a VM's pod, `eth0` to `eth0-nic` and `pod37a8eec1ce1` to `37a8eec1ce1-nic`, and leaves a dummy device under the former
+/// name, which carries none of the packets.
+pub(super) fn former_name<'a>(nic: &Link, links: &'a [Link]) -> Option<&'a str> {
+    let stem = nic.name.strip_suffix("-nic").filter(|_| nic.kind != LinkKind::Dummy)?;
+    let is_left = |link: &&Link| {
+        let name = link.name.as_str();
+        link.kind == LinkKind::Dummy && (name == stem || name.strip_prefix("pod") == Some(stem))
+    };
+    links.iter().find(is_left).map(|link| link.name.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -277,6 +277,8 @@ fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -
     // Not the node's defaults: no spec could say "no limit", and an enforced mirror would be what a node's flags make of
     // it. The seed of samples is the same on all nodes.
     let mut settings = Settings { seed: policy.settings.seed, ..Settings::default() };
+    let written = texts.iter().map(|(key, text)| (*key, text.as_str()));
+    let asked = Session::asked(*directions, written.chain(target.as_deref().map(|name| ("target", name))));
     let (filters, others): (Vec<_>, Vec<_>) = texts.iter().partition(|(key, _)| *key == FILTER);
     for (key, value) in others {
         let set = settings.set(key, value);
@@ -295,7 +297,7 @@ fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -
         Some(_) => (reader.map(Capture::target).unwrap_or_default(), Origin::Capture),
         None => (policy.target_named(target.as_deref())?, resource.origin()),
     };
-    let session = Session { directions: *directions, settings, target, origin, key: None };
+    let session = Session { directions: *directions, settings, target, origin, asked, key: None };
     Ok(Draft { session, nics, filter })
 }
 

@@ -25,6 +25,7 @@ fn wanted(pod: &Pod, directions: Directions) -> Wanted<'_> {
         settings: Settings::default(),
         target: TargetName::default(),
         origin: Origin::Annotation(Place::Pod),
+        asked: 0,
         key: None,
     };
     Wanted { pod, mirrors: [(MirrorId::default(), session)].into(), nics: BTreeMap::new(), is_asked: true }

@@ -21,7 +21,8 @@ fn what_happened_meanwhile_is_made_up_for() {
     let node = &Node::new("meanwhile");
     let Node { api, lab } = node;
     let [web, gone, late, new] = &node.pods(["web", "gone", "late", "new"]);
-    let _containers = [api.run(lab, web, &MIRROR), api.run(lab, gone, &MIRROR), api.run(lab, late, &[])];
+    let _containers = [api.run(lab, web, &MIRROR), api.run(lab, late, &[])];
+    let of_gone = api.run(lab, gone, &MIRROR);
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[web, gone]);
     let comparison = Comparison::of(web.netns(), lab);
@@ -41,6 +42,7 @@ fn what_happened_meanwhile_is_made_up_for() {
     assert_eq!(agent.log_with(&["no longer mirroring"]), Vec::<String>::new());
     assert_eq!(["/healthz", "/readyz"].map(|path| lab.get(path).status), [200, 200]);
 
+    drop(of_gone);
     api.set_way(Way::Open);
     eventually(UNREADY, || {
         check(!agent.log_with(&["API is back", "pods"]).is_empty(), || "it is away".into())

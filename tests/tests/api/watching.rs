@@ -1,6 +1,6 @@
 //! Pods that are created, changed and deleted at the API server.
 
-use mirror_tests::{SOON, check, eventually};
+use mirror_tests::{Comparison, SOON, check, eventually};
 
 use crate::Node;
 
@@ -71,7 +71,8 @@ fn a_pod_is_mirrored_until_it_has_ended_or_is_gone() {
     let mut object = api.object("stuck", &MIRROR);
     object["metadata"]["finalizers"] = serde_json::json!(["example.com/held"]);
     api.apply(&object);
-    let _containers = [api.run(lab, job, &MIRROR), api.start(lab, stuck), api.run(lab, web, &MIRROR)];
+    let _job = api.run(lab, job, &MIRROR);
+    let containers = [api.start(lab, stuck), api.run(lab, web, &MIRROR)];
     let agent = api.agent(lab, &[]);
     lab.wait_mirrored(&[job, stuck, web]);
 
@@ -81,11 +82,39 @@ fn a_pod_is_mirrored_until_it_has_ended_or_is_gone() {
     // A pod that is to be deleted may still say something.
     api.kubectl("delete pod stuck --wait=false");
     assert_ne!(api.kubectl("get pod stuck -o jsonpath={.metadata.deletionTimestamp}"), "");
+    let [of_stuck, of_web] = containers;
+    drop(of_web);
     api.kubectl("delete pod web");
     lab.wait_mirrored(&[stuck]);
     node.is_mirrored(stuck, web);
+    drop(of_stuck);
     api.kubectl("patch pod stuck --patch {\"metadata\":{\"finalizers\":null}}");
     lab.wait_mirrored(&[]);
+    agent.stop();
+}
+
+/// As after `kubectl delete --force`: the object goes at once, and the kubelet ends the processes when it can.
+#[test]
+fn a_pod_is_mirrored_while_it_runs_without_an_object() {
+    let node = &Node::new("forced");
+    let Node { api, lab } = node;
+    let [web, shy, db] = &node.pods(["web", "shy", "db"]);
+    let [of_web, of_shy] = [api.run(lab, web, &MIRROR), api.run(lab, shy, &MIRROR)];
+    let agent = api.agent(lab, &[]);
+    lab.wait_mirrored(&[web, shy]);
+    let comparison = Comparison::of(web.netns(), lab);
+    api.kubectl("annotate --overwrite pod shy podmirror.io/mirror=false");
+    api.kubectl("delete pod shy web --force --grace-period=0");
+    // The agent has heard of the deletion when it knows what came afterwards.
+    let _of_db = api.run(lab, db, &[("podmirror.io/mirror", "ingress")]);
+    lab.wait_mirrored(&[web, db]);
+    db.ping(web.v4(), 5, 56);
+    assert_eq!(comparison.is_equal().len(), 10);
+    assert_eq!(agent.log_with(&["no longer mirroring", "/web\""]), Vec::<String>::new());
+
+    drop((of_web, of_shy));
+    lab.wait_mirrored(&[db]);
+    assert_eq!(agent.log_with(&["not mirrored", "/web\""]), Vec::<String>::new());
     agent.stop();
 }
 
@@ -99,9 +128,9 @@ fn a_pod_that_comes_back_under_its_name_is_another_one() {
     lab.wait_mirrored(&[web]);
     // The former one's processes and veth stay for a while, as with a slow runtime.
     api.kubectl("delete pod web");
-    lab.wait_mirrored(&[]);
     api.apply(&api.object("web", &MIRROR));
     agent.wait_for_log(&["not mirrored", "/web\"", "\"NoNetns\""]);
+    lab.wait_mirrored(&[]);
     let uid = api.kubectl("get pod web -o jsonpath={.metadata.uid}");
     let _container = lab.container(next.netns(), &format!("kubepods/pod{uid}/1"));
     let status = lab.wait_mirrored(&[next]);

@@ -93,6 +93,28 @@ fn the_first_packet_of_a_new_pod_is_mirrored() {
     }
 }
 
+/// The kubelet ends the processes of a pod some time after its object was deleted by force.
+#[test]
+fn a_pod_that_is_deleted_by_force_is_mirrored_to_its_end() {
+    let cluster = &Cluster::new("forced");
+    let host = cluster.host();
+    let shell = format!("trap '' TERM; while :; do ping -c 1 {}; usleep 10000; done", cluster.address());
+    let mut object = pod_object("web", &shell);
+    object["spec"]["terminationGracePeriodSeconds"] = 30.into();
+    object["metadata"]["annotations"]["podmirror.io/mirror"] = "true".into();
+    cluster.apply(&object);
+    let web = cluster.running("web");
+    host.wait_taps(&[&web.device]);
+    let comparison = Comparison::of(&web.netns, host);
+    eventually(SOON, || check(!comparison.mirror().ipv4().is_empty(), || "no packet yet".into()));
+
+    cluster.kubectl("delete pod web --force --grace-period=0");
+    let before = comparison.mirror().ipv4().len();
+    host.wait_taps(&[]);
+    let frames = comparison.is_equal();
+    eprintln!("{before} packets before the object was gone, {} to the end", frames.len());
+}
+
 /// Both pods of a connection by a Service are mirrored, as with a whole namespace. The mirror interface shows the client's
 /// conversation with the Service and the backend's with the client, each whole.
 #[test]

@@ -96,9 +96,10 @@ fn a_budget_of_packets_is_exact() {
     assert_eq!(mirror.frames().len(), 100);
     agent.wait_for_log(&["has ended", "\"packets\"", "default/web"]);
 
-    // Ended it stays, over a restart too.
+    // Ended it stays, over a restart too, also where the node has other defaults then.
     agent.stop();
-    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    let defaults = ["--rate", "1Mpps", "--duration", "1h", "--packets", "1000", "--snaplen", "128"];
+    let agent = Agent::run(lab, any_mode(), &pods, &defaults);
     lab.wait_status(|status| check(status.agent_running, || "not running".into()));
     agent.wait_for_log(&["has ended", "\"packets\"", "default/web"]);
     web.ping(db.v4(), 10, 56);

@@ -65,7 +65,7 @@ fn the_object_and_this_host_agree_on_every_wire_type() {
         layout!(SessionInfo {
             mirror,
             origin,
-            reserved,
+            asked,
             rate_packets,
             rate_bits,
             burst_ms,

@@ -26,7 +26,7 @@ pub(super) const TOO_LARGE: &str = "spec: it has more than 128 KiB, counting 32 
 #[derive(Debug)]
 pub(crate) struct Bounded {
     /// Its `metadata`, as far as it is needed, and its `spec`.
-    pub(super) object: Value,
+    pub(crate) object: Value,
     /// The `spec` exceeds the bound, and is left out.
     pub(super) is_too_large: bool,
     /// What it takes in memory, about.
@@ -36,13 +36,39 @@ pub(crate) struct Bounded {
 /// Any JSON can be decoded.
 impl<'de> Deserialize<'de> for Bounded {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::decode(deserializer, None)
+    }
+}
+
+impl Bounded {
+    fn decode<'de, D: Deserializer<'de>>(
+        deserializer: D,
+        status: Option<&mut Value>,
+    ) -> Result<Self, D::Error> {
         let mut left = MOST;
-        let mut object = Part { of: Of::Object, left: &mut left }.deserialize(deserializer)?;
+        let mut object = Part { of: Of::Object, left: &mut left, status }.deserialize(deserializer)?;
         let is_too_large = left == 0;
         if let (true, Some(fields)) = (is_too_large, object.as_object_mut()) {
             fields.remove("spec");
         }
         Ok(Self { object, is_too_large, size: if is_too_large { 0 } else { MOST - left } })
+    }
+}
+
+/// The same parts, and the `status`, which has a bound of its own.
+#[derive(Debug)]
+pub(crate) struct WithStatus {
+    pub(crate) object: Bounded,
+    /// Null if it exceeds the bound.
+    pub(crate) status: Value,
+}
+
+/// Any JSON can be decoded.
+impl<'de> Deserialize<'de> for WithStatus {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut status = Value::Null;
+        let object = Bounded::decode(deserializer, Some(&mut status))?;
+        Ok(Self { object, status })
     }
 }
 
@@ -71,6 +97,8 @@ impl Of {
 struct Part<'b> {
     of: Of,
     left: &'b mut usize,
+    /// Where the `status` of the object is put, if it is asked for.
+    status: Option<&'b mut Value>,
 }
 
 impl Part<'_> {
@@ -129,7 +157,7 @@ impl<'de> Visitor<'de> for Part<'_> {
         let mut kept = Vec::new();
         self.take(0);
         while *self.left > 0 {
-            let part = Part { of: self.of, left: &mut *self.left };
+            let part = Part { of: self.of, left: &mut *self.left, status: None };
             let Some(value) = values.next_element_seed(part)? else { return Ok(kept.into()) };
             kept.push(value);
         }
@@ -141,9 +169,15 @@ impl<'de> Visitor<'de> for Part<'_> {
         let mut kept = Map::new();
         self.take(0);
         while let Some(key) = fields.next_key::<String>()? {
+            if let (Of::Object, "status", Some(status)) = (self.of, key.as_str(), &mut self.status) {
+                let mut left = MOST;
+                let value = fields.next_value_seed(Part { of: Of::Spec, left: &mut left, status: None })?;
+                **status = if left > 0 { value } else { Value::Null };
+                continue;
+            }
             match self.of.inside(&key) {
                 Some(of) if self.take(key.len()) => {
-                    let value = fields.next_value_seed(Part { of, left: &mut *self.left })?;
+                    let value = fields.next_value_seed(Part { of, left: &mut *self.left, status: None })?;
                     kept.insert(key, value);
                 }
                 _ => drop(fields.next_value::<IgnoredAny>()?),
@@ -176,6 +210,20 @@ mod tests {
         for text in ["7", "[1, [2]]", "\"x\"", "null", "{\"metadata\": 7, \"spec\": [[]]}"] {
             assert!(!serde_json::from_str::<Bounded>(text).unwrap().is_too_large, "{text}");
         }
+    }
+
+    #[test]
+    fn a_status_has_a_bound_of_its_own() {
+        let of = |values: usize, spec: usize| {
+            let (spec, status) = (vec!["x".repeat(100); spec], vec!["x".repeat(100); values]);
+            let object = json!({"metadata": {"name": "a"}, "status": status, "spec": {"nics": spec}});
+            let read: WithStatus = serde_json::from_str(&object.to_string()).unwrap();
+            (read.status == json!(status), read.status.is_null(), read.object.is_too_large)
+        };
+        assert_eq!(of(10, 10), (true, false, false));
+        assert_eq!(of(900, 900), (true, false, false));
+        assert_eq!(of(10_000, 900), (false, true, false));
+        assert_eq!(of(900, 10_000), (true, false, true));
     }
 
     proptest! {

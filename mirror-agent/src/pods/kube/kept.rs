@@ -3,12 +3,16 @@
 //! Most changes of an object change nothing for the agent: its status, its managed fields. Every agent receives them, and none
 //! must do further work for them. No clock and no connection; `Follower` hands over the events of a watch.
 
-use std::{collections::BTreeMap, fmt::Debug};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt::Debug,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use kube::{
     Resource,
     runtime::{
-        reflector::{Lookup as _, Store, store, store::Writer},
+        reflector::{Lookup as _, ObjectRef, Store, store, store::Writer},
         watcher::Event,
     },
 };
@@ -17,6 +21,28 @@ use tracing::warn;
 /// What the objects of one kind of a namespace may take in memory: some thousands of usual resources. Their authors are
 /// strangers, and each agent of the cluster keeps them.
 const MOST: usize = 4 << 20;
+
+/// Most deleted objects that wait for the next round: more than a node has pods.
+const MOST_DELETED: usize = 1024;
+
+/// The objects that were deleted since the last call of [`Deleted::take`], each as it was last.
+#[derive(Debug)]
+pub(super) struct Deleted<K: Keep>(Arc<Mutex<HashMap<ObjectRef<K>, Arc<K>>>>);
+
+impl<K: Keep> Deleted<K> {
+    /// Takes the objects out.
+    pub(super) fn take(&self) -> Vec<Arc<K>> {
+        let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *objects).into_values().collect()
+    }
+
+    fn note(&self, object: Arc<K>) {
+        let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if objects.len() < MOST_DELETED {
+            objects.insert(object.to_object_ref(()), object);
+        }
+    }
+}
 
 /// An object of the API of which a part is kept.
 pub(super) trait Keep: Resource<DynamicType = ()> + Clone + Debug + 'static {
@@ -45,13 +71,24 @@ pub(super) struct Kept<K: Keep> {
     /// What the objects of each namespace take.
     taken: BTreeMap<String, usize>,
     has_emptied: bool,
+    /// Where deleted objects are kept, if anybody asks for them.
+    deleted: Option<Deleted<K>>,
 }
 
 impl<K: Keep> Kept<K> {
     /// Without objects, with its reader.
     pub(super) fn new() -> (Store<K>, Self) {
         let (reader, writer) = store();
-        (reader.clone(), Self { store: reader, writer, taken: BTreeMap::new(), has_emptied: false })
+        let kept =
+            Self { store: reader.clone(), writer, taken: BTreeMap::new(), has_emptied: false, deleted: None };
+        (reader, kept)
+    }
+
+    /// Keeps deleted objects from now on.
+    pub(super) fn keep_deleted(&mut self) -> Deleted<K> {
+        let objects = Arc::default();
+        self.deleted = Some(Deleted(Arc::clone(&objects)));
+        Deleted(objects)
     }
 
     /// Takes in an event of a watch. Returns whether it may change the agent's work: a complete list and a deletion
@@ -92,7 +129,18 @@ impl<K: Keep> Kept<K> {
             Event::Delete(_) | Event::InitDone => true,
             Event::Init => false,
         };
+        let before = match (&self.deleted, &event) {
+            (Some(_), Event::InitDone) => self.store.state(),
+            _ => Vec::new(),
+        };
         self.writer.apply_watcher_event(&event);
+        if let Some(deleted) = &self.deleted {
+            let is_there = |object: &K| self.store.get(&object.to_object_ref(())).is_some();
+            before.into_iter().filter(|object| !is_there(object)).for_each(|object| deleted.note(object));
+            if let Event::Delete(object) = event {
+                deleted.note(Arc::new(object));
+            }
+        }
         changes
     }
 

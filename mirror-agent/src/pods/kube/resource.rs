@@ -151,22 +151,21 @@ impl<K: Kind> Keep for ResourceObject<K> {
 impl<'de, K: Kind> Deserialize<'de> for ResourceObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let bounded = Bounded::deserialize(deserializer)?;
-        let text = |field: &str| bounded.object["metadata"][field].as_str().map(str::to_owned);
-        let metadata = ObjectMeta {
-            name: text("name"),
-            namespace: text("namespace"),
-            resource_version: text("resourceVersion"),
-            uid: text("uid"),
-            ..ObjectMeta::default()
-        };
-        Ok(Self { read: K::read(&bounded), metadata, size: bounded.size })
+        Ok(Self { read: K::read(&bounded), metadata: metadata(&bounded), size: bounded.size })
     }
 }
 
-/// What the rest of the agent needs of an object; or why its name cannot be one.
-pub(crate) fn read<K: Kind + Serialize>(object: &K) -> Result<K::Read, String> {
-    let object = serde_json::to_value(object).and_then(Bounded::deserialize);
-    K::read(&object.map_err(|error| error.to_string())?)
+/// The metadata of an object, as far as it is needed.
+pub(crate) fn metadata(Bounded { object, .. }: &Bounded) -> ObjectMeta {
+    let text = |field: &str| object["metadata"][field].as_str().map(str::to_owned);
+    ObjectMeta {
+        name: text("name"),
+        namespace: text("namespace"),
+        resource_version: text("resourceVersion"),
+        uid: text("uid"),
+        generation: object["metadata"]["generation"].as_i64(),
+        ..ObjectMeta::default()
+    }
 }
 
 fn resource<K: Asks>(Bounded { object, is_too_large, .. }: &Bounded) -> Result<Resource, String> {

@@ -24,6 +24,7 @@ pub(super) struct StaticPods {
 }
 
 /// What a pod says, with its hash in the place of the UID.
+#[derive(Clone)]
 struct Claim {
     is_proven: bool,
     since: Instant,
@@ -61,6 +62,14 @@ impl StaticPods {
             pod
         });
         settled.collect()
+    }
+
+    /// The same for pods whose objects were deleted. What the others say stays as it is.
+    pub(super) fn settle_deleted(&mut self, pods: Vec<(Pod, Option<String>)>) -> Vec<Pod> {
+        let claims = self.claims.clone();
+        let settled = self.settle(pods);
+        self.claims = claims;
+        settled
     }
 
     fn has_logs(&self, PodId { namespace, name, uid }: &PodId) -> bool {
@@ -107,6 +116,9 @@ mod tests {
         // A pod of the API is none of this.
         let web = (pod("shop", "web", "api-3"), None);
         assert_eq!(settled(&mut of, vec![web, real()]), [("shop".into(), "api-3".into()), system.clone()]);
+        // The picture is deleted, and the static pod runs on.
+        let deleted = of.settle_deleted(vec![real()]).remove(0).id;
+        assert_eq!((deleted.namespace, deleted.uid), system.clone());
         // The logs are cleared away, and the pod is there all the time.
         fs::remove_dir(&of_etcd).unwrap();
         assert_eq!(settled(&mut of, vec![real()]), [system]);

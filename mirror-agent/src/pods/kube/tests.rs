@@ -241,6 +241,48 @@ fn of_a_pod_only_what_is_kept_wakes_the_loop() {
     assert!(kept.take_in(Event::InitDone));
 }
 
+/// A watch that was away learns of a deletion by the next list.
+#[test]
+fn a_deleted_pod_is_kept_as_it_was_last_until_the_next_round() {
+    let (_, mut kept) = Kept::new();
+    let deleted: Deleted<PodObject> = kept.keep_deleted();
+    let named = |name: &str, word: &str| {
+        web(|object| {
+            object["metadata"]["name"] = name.into();
+            object["metadata"]["annotations"]["podmirror.io/mirror"] = word.into();
+        })
+    };
+    let taken = || {
+        let objects = deleted.take();
+        let mut taken: Vec<_> = objects.iter().map(|object| object.pod().unwrap().clone()).collect();
+        taken.sort_by(|a, b| a.id.cmp(&b.id));
+        taken
+            .into_iter()
+            .map(|pod| (pod.id.name, pod.annotations["podmirror.io/mirror"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let is = |name: &str, word: &str| (name.to_owned(), word.to_owned());
+    let none: Vec<(String, String)> = Vec::new();
+    for event in [Event::Init, Event::InitApply(named("a", "true")), Event::InitApply(named("b", "true"))] {
+        kept.take_in(event);
+    }
+    kept.take_in(Event::InitDone);
+    assert_eq!(taken(), none);
+    kept.take_in(Event::Delete(named("a", "false")));
+    assert_eq!(taken(), [is("a", "false")], "with its last words");
+    assert_eq!(taken(), none);
+    kept.take_in(Event::Apply(named("c", "true")));
+    for event in [Event::Init, Event::InitApply(named("c", "true")), Event::InitDone] {
+        kept.take_in(event);
+    }
+    assert_eq!(taken(), [is("b", "true")]);
+    // Nobody asks for them: there is an end.
+    for number in 0..2000 {
+        kept.take_in(Event::Delete(named(&format!("pod-{number}"), "true")));
+    }
+    assert_eq!(taken().len(), 1024);
+}
+
 /// Multus writes the annotation after the pod was made, and may write it again.
 #[test]
 fn networks_that_come_later_wake_the_loop_and_their_addresses_do_not() {

@@ -71,6 +71,7 @@ fn wanted(nic: Option<IfIndex>) -> Desired {
         settings: Settings::default(),
         target: TargetName::default(),
         origin: Origin::Policy,
+        asked: 0,
         key: None,
     };
     let sessions = [(MirrorId::default(), session)].into();

@@ -49,6 +49,7 @@ pub(super) fn session() -> impl Strategy<Value = Session> {
             settings: Settings { snaplen, filter, ..Settings::default() },
             target,
             origin,
+            asked: 0,
             key: None,
         },
     )

@@ -176,6 +176,46 @@ fn what_sends_through_another_nic_of_the_pod_is_not_told_of() {
     assert_eq!((taps, why.len()), (vec![], 8), "{why:?}");
 }
 
+/// A pod of KubeVirt with the bridge binding: each NIC has another name, and a dummy device has its former one.
+#[test]
+fn a_nic_is_found_by_the_name_that_kubevirt_has_taken_from_it() {
+    let real = |index, name| mk_link(index, name, kind("macvlan"), Some(LOWER));
+    let left = |index, name| mk_link(index, name, LinkKind::Dummy, None);
+    let devices = vec![
+        real(2, "eth0-nic"),
+        left(3, "eth0"),
+        mk_link(4, "k6t-eth0", kind("bridge"), None),
+        mk_link(5, "tap0", kind("tun"), None),
+        left(6, "pod37a8eec1ce1"),
+        real(7, "37a8eec1ce1-nic"),
+    ];
+    let entries = ["eth0", "pod37a8eec1ce1"].map(|nic| Entry { network: Some("shop/fast"), nic: Some(nic) });
+    let networks = Networks::of(entries);
+    let both = ["eth0-nic", "37a8eec1ce1-nic"];
+    for (nics, expected) in [
+        (None, &both[..]),
+        (Some("eth0"), &both[..1]),
+        (Some("eth0-nic"), &both[..1]),
+        (Some("eth0,pod37a8eec1ce1"), &both[..]),
+        (Some("pod37a8eec1ce1"), &both[1..]),
+    ] {
+        let annotations: Vec<_> = [(MIRROR, "true")].into_iter().chain(nics.map(|of| (NICS, of))).collect();
+        let web = Pod { networks: networks.clone(), ..mk_pod("web", &annotations) };
+        let links = node_of(&web, devices.clone());
+        let (taps, why) = selected_of(web.clone(), &links, &Policy::default());
+        assert_eq!((taps.iter().map(String::as_str).collect::<Vec<_>>(), why), (expected.to_vec(), vec![]));
+        let pods = [web];
+        let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
+        let selection = select(&choice.wanted, &[], &links, &Policy::default());
+        let networks: Vec<_> = selection.taps.values().map(|tap| tap.owner.network.as_deref()).collect();
+        assert_eq!(networks, vec![Some("shop/fast"); expected.len()], "{nics:?}");
+    }
+    // A dummy device that nothing was renamed from stays what it is.
+    let alone = node_of(&mk_pod("web", &[]), vec![real(2, "net1"), left(3, "eth0")]);
+    let named = selected(&[(MIRROR, "true"), (NICS, "eth0")], &alone, &Policy::default());
+    assert_eq!(named, (vec!["eth0".to_owned()], vec![]));
+}
+
 #[test]
 fn a_nic_that_is_down_or_absent_or_loopback_is_told_of_as_what_it_is() {
     let down = Link { up: false, ..mk_link(3, "net1", kind("macvlan"), Some(LOWER)) };

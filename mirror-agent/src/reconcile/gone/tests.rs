@@ -1,0 +1,83 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// A pod by its number: two pods of each name.
+fn pod(number: usize) -> Pod {
+    let (uid, name) = (format!("uid-{number}"), format!("web-{}", number / 2));
+    Pod { id: PodId { uid, namespace: "shop".into(), name }, ..Pod::default() }
+}
+
+const PODS: usize = 4;
+
+/// A round: which pods have an object, run, and have a tap at its end; those whose object was deleted; and the minutes since
+/// the round before.
+#[derive(Debug, Clone)]
+struct Round {
+    listed: [bool; PODS],
+    running: [bool; PODS],
+    tapped: [bool; PODS],
+    deleted: [bool; PODS],
+    minutes: u64,
+}
+
+fn round() -> impl Strategy<Value = Round> {
+    let mostly = || prop::array::uniform4(prop::bool::weighted(0.8));
+    let seldom = || prop::array::uniform4(prop::bool::weighted(0.2));
+    (seldom(), mostly(), mostly(), seldom(), 1..25_u64).prop_map(
+        |(mut listed, running, tapped, deleted, minutes)| {
+            // No two objects have one name.
+            (0..PODS).step_by(2).for_each(|number| listed[number + 1] &= !listed[number]);
+            Round { listed, running, tapped, deleted, minutes }
+        },
+    )
+}
+
+proptest! {
+    /// A pod without an object counts exactly while all of this has held since the deletion: it was tapped before, it runs, it
+    /// is tapped, no other pod has its name, and an hour has not passed.
+    #[test]
+    fn a_deleted_pod_counts_while_it_runs(rounds in prop::collection::vec(round(), 1..20)) {
+        let (mut gone, mut now) = (Gone::default(), Instant::now());
+        // What is to be: since when each pod has been without an object.
+        let (mut since, mut before) = ([None; PODS], [false; PODS]);
+        for Round { listed, running, tapped, deleted, minutes } in rounds {
+            now += Duration::from_secs(minutes * 60);
+            let those = |of: [bool; PODS]| (0..PODS).filter(move |number| of[*number]);
+            gone.deleted(those(deleted).map(pod).collect(), now);
+            let list: Arc<[Pod]> = those(listed).map(pod).collect();
+            let run = those(running).map(|number| pod(number).id.uid).collect();
+            let joined = gone.join(&list, &run, now);
+
+            let mut expected = list.to_vec();
+            for number in 0..PODS {
+                if deleted[number] && before[number] {
+                    since[number] = Some(now);
+                }
+                let other = listed[number ^ 1];
+                let is_new = since[number] == Some(now);
+                since[number] = since[number].filter(|at| {
+                    running[number] && !other && now - *at < LONGEST && (!listed[number] || is_new)
+                });
+                if since[number].is_some() && !listed[number] {
+                    expected.push(pod(number));
+                }
+                since[number] = since[number].filter(|_| tapped[number]);
+            }
+            prop_assert_eq!(&joined[..], &expected[..]);
+            gone.note(those(tapped).map(|number| pod(number).id).collect::<Vec<_>>().iter());
+            prop_assert_eq!(gone.wait().is_some(), since.iter().any(Option::is_some));
+            before = tapped;
+        }
+    }
+}
+
+/// A source that names the namespace of a pod knows when the pod is no longer to be mirrored.
+#[test]
+fn only_a_pod_that_is_found_by_its_processes_counts_on() {
+    let (mut gone, now) = (Gone::default(), Instant::now());
+    let named = Pod { netns: Some("/run/netns/x".into()), ..pod(0) };
+    gone.note([named.id.clone()].iter());
+    gone.deleted(vec![named], now);
+    assert_eq!(gone.uids(), BTreeSet::new());
+}

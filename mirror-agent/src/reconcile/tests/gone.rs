@@ -1,0 +1,110 @@
+//! Pods whose objects were deleted, and whose processes run on.
+
+use super::*;
+
+const A_MINUTE: Duration = Duration::from_secs(60);
+
+/// Two tapped pods that are found by their processes. The object of the second one was deleted.
+async fn forced() -> World {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    add_pod(&mut world, 2);
+    for pod in world.pods.0.as_mut().unwrap() {
+        pod.netns = None;
+    }
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [11, 12]);
+    delete(&mut world);
+    world
+}
+
+/// Deletes the object of the newest pod.
+fn delete(world: &mut World) {
+    let pod = world.pods.0.as_mut().unwrap().pop().unwrap();
+    world.pods.3.lock().unwrap().push(pod);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_runs_without_an_object_stays_tapped() {
+    let mut world = forced().await;
+    run_for(&mut world, A_MINUTE).await.unwrap();
+    assert_eq!(tapped(&world), [11, 12]);
+    let report = world.report.borrow().clone();
+    assert_eq!((&report.skipped, &report.failures), (&BTreeSet::new(), &BTreeSet::new()));
+    let listed = report.pods.as_ref().unwrap().keys().map(|pod| pod.name.as_str()).collect::<Vec<_>>();
+    assert_eq!(listed, ["pod-1"], "there is no object to tell anything");
+
+    world.links.links.pods.remove("uid-2");
+    run_for(&mut world, 2 * gone_look()).await.unwrap();
+    assert_eq!(tapped(&world), [11], "its processes have ended");
+    let report = world.report.borrow().clone();
+    assert_eq!(report.skipped, BTreeSet::new());
+    assert!(report.mirrors.keys().all(|pod| pod.name == "pod-1"), "{report:?}");
+}
+
+fn gone_look() -> Duration {
+    super::super::gone::LOOK_AGAIN
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_never_ends_is_given_up_after_an_hour() {
+    let mut world = forced().await;
+    run_for(&mut world, 59 * A_MINUTE).await.unwrap();
+    assert_eq!(tapped(&world), [11, 12]);
+    run_for(&mut world, 2 * A_MINUTE).await.unwrap();
+    assert_eq!(tapped(&world), [11]);
+}
+
+/// The device of the NIC goes before the last process, as where a runtime removes the network first.
+#[tokio::test(start_paused = true)]
+async fn a_pod_without_a_nic_is_forgotten_and_nothing_is_told() {
+    let mut world = forced().await;
+    run_for(&mut world, A_MINUTE).await.unwrap();
+    world.links.links.host.remove(&IfIndex(12));
+    world.links.links.pods.get_mut("uid-2").unwrap().as_mut().unwrap().links.clear();
+    run_for(&mut world, 2 * gone_look()).await.unwrap();
+    let report = world.report.borrow().clone();
+    assert_eq!((tapped(&world), &report.skipped), (vec![11], &BTreeSet::new()));
+    assert!(report.mirrors.keys().all(|pod| pod.name == "pod-1"), "{report:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_pod_of_its_name_takes_its_place() {
+    let mut world = forced().await;
+    run_for(&mut world, A_MINUTE).await.unwrap();
+    add_pod(&mut world, 3);
+    world.pods.0.as_mut().unwrap()[1].id.name = "pod-2".into();
+    run_for(&mut world, 2 * gone_look()).await.unwrap();
+    assert_eq!(tapped(&world), [11, 13]);
+}
+
+/// The last words of the object count, also where they come together with its end.
+#[tokio::test(start_paused = true)]
+async fn an_opt_out_just_before_the_deletion_counts() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    world.pods.0.as_mut().unwrap()[0].netns = None;
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [11]);
+    annotate(&mut world, "mirror", "false");
+    delete(&mut world);
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    assert_eq!(tapped(&world), [0; 0]);
+}
+
+/// What selects the pod is looked at as ever.
+#[tokio::test(start_paused = true)]
+async fn a_mirror_that_is_deleted_ends_for_deleted_pods_too() {
+    let mut world = world();
+    add_pod(&mut world, 1);
+    let pod = &mut world.pods.0.as_mut().unwrap()[0];
+    (pod.netns, pod.annotations) = (None, BTreeMap::new());
+    world.pods.1 = vec![mirror_all(None)];
+    run_for(&mut world, Duration::from_millis(1)).await.unwrap();
+    delete(&mut world);
+    run_for(&mut world, A_MINUTE).await.unwrap();
+    assert_eq!(tapped(&world), [11]);
+    world.pods.1.clear();
+    run_for(&mut world, 2 * gone_look()).await.unwrap();
+    assert_eq!(tapped(&world), [0; 0]);
+}
