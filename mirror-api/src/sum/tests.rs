@@ -89,7 +89,7 @@ fn a_refusal_is_told_with_the_nodes_that_refuse() {
 
 #[test]
 fn it_has_ended_when_its_limits_have_ended_it_everywhere() {
-    let limits = crate::Limits {
+    let limits = Limits {
         duration: Some("15m".into()),
         packets: Some(k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::Int(9)),
         bytes: None,
