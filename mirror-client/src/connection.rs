@@ -28,17 +28,18 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use kube::{
-    Client, Config, Error,
-    client::{AuthError, Body, ConfigExt as _, middleware::AuthLayer, retry::RetryPolicy},
-    config::ExecConfig,
+    Client, Config,
+    client::{Body, ConfigExt as _, middleware::AuthLayer, retry::RetryPolicy},
+    config::AuthInfo,
 };
 use tower::{
     BoxError, Service, ServiceBuilder,
+    filter::AsyncFilterLayer,
     retry::RetryLayer,
     util::{MapFuture, MapRequestLayer},
 };
 
-use crate::{kubeconfig::Access, token::TokenFile};
+use crate::{helper::Helper, kubeconfig::Access, token::TokenFile};
 
 /// How long a connection may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -54,6 +55,7 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(50);
 struct Way {
     config: Config,
     credentials: Option<AuthLayer>,
+    helper: Option<Helper>,
     token_file: Option<TokenFile>,
     #[cfg(feature = "tls")]
     tls: Option<rustls::ClientConfig>,
@@ -61,13 +63,14 @@ struct Way {
 
 /// Makes the client. Runs the credential helper, and sends no request yet.
 pub(crate) fn client(Access { mut config, proxy }: Access) -> anyhow::Result<Client> {
-    // Before TLS: kube runs the helper again to see whether it brings a certificate, and ignores why it fails.
     let token_file =
         config.auth_info.token_file.take().map(|file| TokenFile::open(file.into())).transpose()?;
-    let credentials =
-        config.auth_layer().map_err(|error| unauthorized(error, config.auth_info.exec.as_ref()))?;
-    if credentials.is_some() {
-        config.auth_info.exec = None;
+    // Before TLS: kube runs the helper again if it brings a certificate, and ignores why it fails.
+    let exec = if has_other(&config.auth_info) { None } else { config.auth_info.exec.take() };
+    let helper = exec.as_ref().map(Helper::start).transpose()?.flatten();
+    let credentials = config.auth_layer().map_err(|error| anyhow!("{error}"))?;
+    if helper.is_none() {
+        config.auth_info.exec = exec;
     }
     let proxy = proxy.map(|proxy| proxy.to_string());
     // It takes the user and the password out of the URL.
@@ -89,6 +92,7 @@ pub(crate) fn client(Access { mut config, proxy }: Access) -> anyhow::Result<Cli
     let way = Way {
         config,
         credentials,
+        helper,
         token_file,
         #[cfg(feature = "tls")]
         tls,
@@ -129,21 +133,10 @@ fn tls(config: &Config) -> anyhow::Result<rustls::ClientConfig> {
     Ok(tls)
 }
 
-/// An error that names the credential helper, and how it is installed.
-fn unauthorized(error: Error, helper: Option<&ExecConfig>) -> anyhow::Error {
-    let Some(helper) = helper else { return anyhow!("{error}") };
-    let command = helper.command.as_deref().unwrap_or_default();
-    let why = match error {
-        Error::Auth(AuthError::AuthExecStart(why)) => format!("cannot be run: {why}"),
-        Error::Auth(AuthError::AuthExecRun { out, .. }) => {
-            let told = String::from_utf8_lossy(&out.stderr).trim().to_owned();
-            format!("failed ({}){}{told}", out.status, if told.is_empty() { "" } else { ": " })
-        }
-        why => format!("cannot be used: {why}"),
-    };
-    let hint =
-        helper.install_hint.as_deref().map(|hint| format!("\n\n{}", hint.trim_end())).unwrap_or_default();
-    anyhow!("the credential helper {command:?} of the kubeconfig {why}{hint}")
+/// Whether a user has credentials that count before those of a helper.
+fn has_other(user: &AuthInfo) -> bool {
+    let has_password = user.username.is_some() && user.password.is_some();
+    has_password || user.auth_provider.is_some() || user.token.is_some()
 }
 
 impl Way {
@@ -182,7 +175,7 @@ impl Way {
         C::Future: Send + Unpin + 'static,
         C::Error: Into<BoxError>,
     {
-        let Self { config, credentials, token_file, .. } = self;
+        let Self { config, credentials, helper, token_file, .. } = self;
         let http: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new()).build(connector);
         let retry = config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry()));
         let token = token_file.map(|file| MapRequestLayer::new(move |request| file.authorize(request)));
@@ -190,6 +183,7 @@ impl Way {
             .layer(config.base_uri_layer())
             .option_layer(retry)
             .option_layer(credentials)
+            .option_layer(helper.map(AsyncFilterLayer::new))
             .option_layer(token)
             .layer(config.extra_headers_layer()?)
             .map_err(BoxError::from)

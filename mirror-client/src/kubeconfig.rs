@@ -142,8 +142,9 @@ fn check_user(user: &mut AuthInfo) -> anyhow::Result<()> {
         user.token = None;
     }
     // kube's client panics with what no header may have.
-    if let Some(token) = serde_json::to_value(&*user)?["token"].as_str() {
-        token::header(token)?;
+    let value = serde_json::to_value(&*user)?;
+    for token in [&value["token"], &value["auth-provider"]["config"]["id-token"]] {
+        token.as_str().map(token::header).transpose()?;
     }
     Ok(())
 }

@@ -4,9 +4,10 @@
 //! * [`kubeconfig`]: which files, which cluster and user of them, and the defaults of client-go.
 //! * [`proxy`]: which proxy leads to the server, by the rules of Go. A pure function.
 //! * [`connection`]: connections that notice that the server is cut off, through that proxy.
-//! * [`token`] and [`tls`]: what kube's client lacks.
+//! * [`helper`], [`token`] and [`tls`]: what kube's client lacks.
 
 mod connection;
+mod helper;
 mod kubeconfig;
 mod proxy;
 #[cfg(feature = "tls")]

@@ -31,7 +31,7 @@ impl TokenFile {
     /// Reads the file.
     pub(crate) fn open(path: PathBuf) -> anyhow::Result<Self> {
         let text = fs::read_to_string(&path).with_context(|| format!("tokenFile {}", path.display()))?;
-        let token = header(&text).with_context(|| format!("tokenFile {}", path.display()))?;
+        let token = header(text.trim()).with_context(|| format!("tokenFile {}", path.display()))?;
         Ok(Self { path, read: Arc::new(Mutex::new((token, Instant::now()))) })
     }
 
@@ -40,7 +40,7 @@ impl TokenFile {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if read.1.elapsed() >= FRESH {
             let text = fs::read_to_string(&self.path).ok();
-            let token = text.and_then(|text| header(&text).ok()).unwrap_or_else(|| read.0.clone());
+            let token = text.and_then(|text| header(text.trim()).ok()).unwrap_or_else(|| read.0.clone());
             *read = (token, Instant::now());
         }
         request.headers_mut().insert(AUTHORIZATION, read.0.clone());
@@ -48,9 +48,8 @@ impl TokenFile {
     }
 }
 
-/// The header for a token, without the spaces around it.
+/// The header for a token.
 pub(crate) fn header(token: &str) -> anyhow::Result<HeaderValue> {
-    let token = token.trim();
     if token.is_empty() {
         bail!("the token is empty");
     }

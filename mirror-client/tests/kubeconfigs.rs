@@ -488,6 +488,32 @@ fn rows() -> Vec<Row> {
             Err("the token is no text for a header"),
         ),
         (
+            "a token with a newline at its end",
+            |at| at.config(&json!({}), &json!({ "token": "secret\n" })),
+            Err("the token is no text for a header"),
+        ),
+        (
+            "a helper with a newline in its token",
+            |at| {
+                at.config(&json!({}), &exec("./helper"))
+                    .file("helper", helper(&json!({ "token": "helped\n" })).replace("\\n", "\\\\n"))
+            },
+            Err("/helper\" of the kubeconfig cannot be used: the token is no text for a header"),
+        ),
+        (
+            "a helper with a token that ends",
+            |at| {
+                let ends = json!({ "token": "helped", "expirationTimestamp": "2999-01-01T00:00:00Z" });
+                at.config(&json!({}), &exec("./helper")).file("helper", helper(&ends))
+            },
+            Ok(with_token("helped")),
+        ),
+        (
+            "a helper with nothing",
+            |at| at.config(&json!({}), &exec("./helper")).file("helper", helper(&json!({}))),
+            Err("cannot be used: it gives neither a token nor a certificate"),
+        ),
+        (
             "a helper with a token",
             |at| {
                 at.config(&json!({}), &exec("./helper")).file("helper", helper(&json!({ "token": "helped" })))

@@ -66,11 +66,11 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
             // A tap with two sides has two entries.
             let new = usize::from(!fitting.contains_key(&device)) * (1 + usize::from(tap.pod_side.is_some()));
             match room.take(new, session) {
-                Ok(taken) => {
+                Ok(()) => {
                     let bare = || Tap { sessions: BTreeMap::new(), ..tap.clone() };
                     let sessions = &mut fitting.entry(device).or_insert_with(bare).sessions;
                     sessions.insert(mirror.clone(), session.clone());
-                    turns.took(namespace, taken, &actual.capacity);
+                    turns.took(namespace, new, session, &actual.capacity);
                 }
                 Err(why) => unfit.push(Unfit { device, mirror: mirror.clone(), why }),
             }
@@ -123,7 +123,7 @@ type Namespace<'a> = Option<&'a str>;
 
 /// The candidates of each namespace, and what the namespace has taken.
 #[derive(Default)]
-struct Turns<'a>(BTreeMap<Namespace<'a>, (Taken, VecDeque<Candidate<'a>>)>);
+struct Turns<'a>(BTreeMap<Namespace<'a>, (Taken<'a>, VecDeque<Candidate<'a>>)>);
 
 impl<'a> Turns<'a> {
     fn add(&mut self, candidate: Candidate<'a>) {
@@ -147,24 +147,28 @@ impl<'a> Turns<'a> {
         Some((namespace, candidate))
     }
 
-    fn took(&mut self, namespace: Namespace<'a>, more: [usize; 4], capacity: &Capacity) {
+    fn took(&mut self, namespace: Namespace<'a>, entries: usize, session: &'a Session, capacity: &Capacity) {
         if let Some((taken, _)) = self.0.get_mut(&namespace) {
-            taken.add(more, capacity);
+            taken.add(entries, session, capacity);
         }
     }
 }
 
-/// What a namespace has taken.
+/// What a namespace has taken. A filter counts for each namespace that has it: otherwise the first one would pay for all,
+/// and which one is the first can change from round to round.
 #[derive(Default)]
-struct Taken {
+struct Taken<'a> {
     /// Of each table: taps, sessions, filters and instructions of filters.
     of: [usize; 4],
+    filters: BTreeSet<&'a CaptureFilter>,
     /// The greatest of its shares of a table, in millionths.
     share: usize,
 }
 
-impl Taken {
-    fn add(&mut self, more: [usize; 4], capacity: &Capacity) {
+impl<'a> Taken<'a> {
+    fn add(&mut self, entries: usize, session: &'a Session, capacity: &Capacity) {
+        let filter = session.settings.filter.as_ref().filter(|filter| self.filters.insert(filter));
+        let more = [entries, 1, usize::from(filter.is_some()), filter.map_or(0, CaptureFilter::length)];
         let Capacity { taps, sessions, filters, instructions } = *capacity;
         for ((of, more), all) in self.of.iter_mut().zip(more).zip([taps, sessions, filters, instructions]) {
             *of += more;
@@ -196,8 +200,8 @@ struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// Takes room for a session, and for so many new entries of its tap. Returns what was taken of each table.
-    fn take(&mut self, entries: usize, session: &Session) -> Result<[usize; 4], Misfit> {
+    /// Takes room for a session, and for so many new entries of its tap.
+    fn take(&mut self, entries: usize, session: &Session) -> Result<(), Misfit> {
         let capacity = &self.actual.capacity;
         let filter = session.settings.filter.as_ref();
         if let Some(why) = filter.and_then(|filter| self.actual.refused.get(filter)) {
@@ -222,6 +226,6 @@ impl Room<'_> {
         self.sessions += 1;
         self.filters.extend(new_filter.cloned());
         self.instructions = instructions;
-        Ok([entries, 1, usize::from(new_filter.is_some()), length])
+        Ok(())
     }
 }

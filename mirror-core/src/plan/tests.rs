@@ -16,7 +16,7 @@ use super::*;
 use crate::{
     destination::Destination,
     model::{Capacity, DeviceTarget, Directions, Name, NoRoom, Origin, Owner, Place, PodId},
-    settings::{NodeLimits, Settings},
+    settings::{NodeLimits, Settings, parse_filter},
     tunnel::Keys,
 };
 
@@ -151,6 +151,25 @@ fn crowd(wants: &[usize], enforced: usize) -> Desired {
     }
     let target = Target::Device(DeviceTarget { ifindex: Some(IfIndex(9)), ..DeviceTarget::default() });
     Desired { targets: [(TargetName::default(), target)].into(), taps, ..Desired::default() }
+}
+
+/// Two namespaces share a filter, and there is room for one more. The second one had its session already, so it gets the
+/// shared filter first; in the next round the first one does. Neither round takes a place from the other.
+#[test]
+fn who_gets_a_shared_filter_first_does_not_matter() {
+    let capacity = Capacity { taps: 100, sessions: 100, filters: 2, instructions: 100_000 };
+    let mut desired = crowd(&[2, 2], 0);
+    let mut earlier = desired.clone();
+    earlier.taps.pop_first();
+    earlier.taps.values_mut().for_each(|tap| drop(tap.sessions.pop_last()));
+    let before = installed(&earlier, capacity);
+    let sessions = desired.taps.values_mut().flat_map(|tap| tap.sessions.values_mut());
+    for (session, filter) in sessions.zip(["tcp", "udp", "tcp", "icmp"]) {
+        session.settings.filter = Some(parse_filter(filter).unwrap());
+    }
+    let mut actual = before.clone();
+    carry_out_all(&desired, &mut actual).unwrap();
+    assert_eq!(actual, settled(&desired, &before));
 }
 
 proptest! {

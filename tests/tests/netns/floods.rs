@@ -1,10 +1,16 @@
 //! Root inside a pod makes more devices than a pod needs, and changes them as fast as it can. Its own mirror goes on, the
 //! reason is told of that pod alone, and nobody waits for it.
 
-use std::{fs, process::Stdio, time::Instant};
+use std::{
+    fs,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
 
 use mirror_tests::{
-    Agent, Frame, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, Status, TapStatus, check, eventually,
+    Agent, Comparison, Frame, Lab, Netns, PodNs, PodSpec, PodsFile, SOON, Status, TapStatus, check, cpu_time,
+    eventually, memory,
 };
 
 use crate::{MIRROR, Node, any_mode};
@@ -75,6 +81,33 @@ fn a_pod_that_floods_its_namespace_keeps_its_mirror_and_delays_nobody() {
     agent.stop();
 }
 
+/// The NIC of a pod goes down and up 40 times a second. The agent takes a part of a CPU, and mirrors the pod afterwards.
+#[test]
+fn a_nic_that_flaps_costs_a_part_of_a_cpu() {
+    const FLAPS: u32 = 400;
+    const EACH: Duration = Duration::from_millis(25);
+    const MOST: f64 = 0.3;
+    let Node { web, db, lab } = &Node::bridged("flaps");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let (before, began) = (cpu_time(agent.pid()), Instant::now());
+    for flap in 1..=FLAPS {
+        let both = ["link set eth0 down", "link set eth0 up"].map(str::to_owned);
+        assert!(batch(lab, web.netns(), both.into_iter()).wait().unwrap().success());
+        thread::sleep((EACH * flap).saturating_sub(began.elapsed()));
+    }
+    let took = began.elapsed();
+    let share = (cpu_time(agent.pid()) - before).as_secs_f64() / took.as_secs_f64();
+    eprintln!("flaps: {FLAPS} in {took:.1?}, {:.1} % of a CPU", 100.0 * share);
+    assert!(share < MOST, "{share} of a CPU");
+    lab.wait_mirrored(&[web]);
+    let comparison = Comparison::of(web.netns(), lab);
+    db.ping(web.v4(), 5, 56);
+    assert_eq!(comparison.is_equal().len(), 10);
+    agent.stop();
+}
+
 /// Each namespace counts its devices from 1. So where the tap comes to, there may be devices of any small index. (A filter of
 /// clsact does not come along.)
 #[test]
@@ -112,4 +145,39 @@ fn a_tap_that_moves_away_while_no_agent_runs_copies_to_nobody() {
     assert_eq!(sent().1, before, "copies in another namespace");
     assert!(lab.ifindex(MIRROR) > 0x706d_0000);
     lab.cleanup();
+}
+
+/// Root in a pod makes so many devices that a list of them has megabytes. Neither an agent that runs nor the next one needs
+/// more memory for that.
+#[test]
+fn twenty_thousand_devices_in_a_pod_take_no_memory() {
+    const PAIRS: usize = 10_000;
+    const MOST: f64 = 64.0;
+    let Node { web, lab, .. } = &Node::bridged("thousands");
+    let pods = PodsFile::new(lab, &[PodSpec::of(web).mirror("true")]);
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_mirrored(&[web]);
+    let (_, few) = memory(agent.pid());
+    let began = Instant::now();
+    let inside = (0..PAIRS).map(|n| format!("link add a{n} type veth peer name b{n}"));
+    assert!(batch(lab, web.netns(), inside).wait().unwrap().success());
+    let made = began.elapsed();
+    let is_told = |status: &Status| {
+        let told = reasons(status);
+        check(told == [("default/web".to_owned(), "NetnsUnreadable".to_owned())], || format!("{told:?}"))
+    };
+    // A new NIC of the pod is an event of the node. Devices inside are none.
+    lab.node().ip(&format!("link add f0 type veth peer name g0 netns {}", web.netns().name()));
+    lab.wait_status(is_told);
+    let (_, running) = memory(agent.pid());
+    agent.stop();
+    let agent = Agent::run(lab, any_mode(), &pods, &[]);
+    lab.wait_get("/readyz", 200);
+    lab.wait_status(is_told);
+    let (_, started) = memory(agent.pid());
+    eprintln!(
+        "thousands: made in {made:.1?}; at most {few:.1} MiB before, {running:.1} MiB with them, {started:.1} MiB of the next agent"
+    );
+    assert!(running < MOST && started < MOST, "{running} {started}");
+    agent.stop();
 }
