@@ -109,7 +109,7 @@ fn tcpdump(file: &Path, filter: &str, optimise: &[&str]) -> BTreeSet<u64> {
 /// The numbers of the packets that match the filter, by podmirror.
 fn matching(file: &Path, filter: &str) -> BTreeSet<u64> {
     let mut numbers = BTreeSet::new();
-    let visit = |number| drop(numbers.insert(number));
+    let visit = |number| assert!(numbers.insert(number));
     let packets = matches(File::open(file).unwrap(), &compile(filter).unwrap(), visit).unwrap();
     assert_eq!(packets, PACKETS as u64, "{}", file.display());
     numbers
