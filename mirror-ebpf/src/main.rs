@@ -26,7 +26,6 @@ use mirror_common::{
     },
     decide::{self, Cloned, Kernel, Packet, Reach},
     limit::charge::Paid,
-    marks,
     sample::in_sample,
     verdict::{Direction, Hook, Verdict},
 };
