@@ -26,8 +26,9 @@ fn another_way_to_attach_copies_no_packet_twice() {
     for mode in [AttachMode::Tcx, AttachMode::Clsact] {
         let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
         let agent = while_talking(web, db, || run(mode));
+        let copies = mirror.stop();
         let (sent, received) = inside.stop();
-        let twice = mirror.stop().less(&sent.and(&received));
+        let twice = copies.less(&sent.and(&received));
         assert!(twice.is_empty(), "{twice}");
 
         let (inside, mirror) = (Inside::of(web), Capture::start(lab.node(), MIRROR));
