@@ -121,7 +121,7 @@ impl Judge {
         }
     }
 
-    /// The time since when the state has had its name.
+    /// Time at which the state got its name.
     pub const fn since(&self) -> Duration {
         self.since
     }

@@ -1,4 +1,4 @@
-//! Tests: which devices may be the mirror interface, and who makes it.
+//! Tests: which devices may be the mirror interface, and when the agent creates it.
 
 use super::*;
 use crate::model::{ALIAS, Offloads, Peer};
