@@ -233,9 +233,9 @@ impl Judge {
 
     /// Takes a step that proves no bypass. Returns whether the reported bypass has ended.
     ///
-    /// The counters of a veth's node side count each packet that bypasses it. Any other bypass was found by a share of
-    /// less than a half, or by a growing gap. It ends only when nearly all packets are seen; otherwise a share of about
-    /// a half would flap. It does not end before the gap was checked again.
+    /// Packets that bypass the node side of a veth are counted exactly, as the difference between its two ends. Any
+    /// other bypass was found by a share of less than a half, or by a growing gap. It ends only when nearly all packets
+    /// are seen; otherwise a share of about a half would flap. It does not end before the gap was checked again.
     fn is_over(&mut self, told: Way, step: &Step, sum: &Step, at: Duration) -> bool {
         let is_clean = if told == Way::Peer { sum.has_seen(1, 2) } else { sum.has_seen(7, 8) };
         self.clean = self.clean.saturating_add(if is_clean { step.carried.packets } else { 0 });

@@ -24,8 +24,8 @@ const BLOCK: usize = 48;
 /// timestamps stays below it down to segments of 33 bytes, and Linux's shortest have 36 (`tcp_min_snd_mss` minus the
 /// timestamps).
 const GROWTH: usize = 4;
-/// Size that is allowed in any case, up to the super-frame's own length: with a short capture length, little more than
-/// the headers of a super-frame is captured.
+/// Additional size that is always allowed, up to the super-frame's own length: a short capture length leaves fewer
+/// bytes of a super-frame than the headers of its segments.
 const FREE: usize = 8 << 10;
 
 /// The result for a frame with a `gso_size`.

@@ -65,7 +65,7 @@ pub enum HookState {
     /// A podmirror program should run here, but none does: other software detached it, or an agent was killed before it
     /// could attach.
     Dead,
-    /// A program of an earlier agent, or the remains of an attempt to attach that failed.
+    /// A program of an earlier agent, or what is left after this agent failed to attach.
     Stale,
     /// The program of this agent.
     Current,

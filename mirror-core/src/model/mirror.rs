@@ -118,7 +118,8 @@ impl Tap {
     }
 
     /// All hooks of the tap, in the order in which their programs are attached: the NIC on the pod side first, then
-    /// both hooks of the tapped device. With ingress attached first, the reply to a copied packet is copied too.
+    /// both hooks of the tapped device. With a pod side, ingress is attached first, so that the reply to a copied
+    /// egress packet is copied too.
     pub fn hooks(&self, device: Device) -> impl Iterator<Item = (Device, Program)> {
         let of_device = Program::TAP.into_iter().map(move |program| (device, program));
         self.pod_side().map(|nic| (nic, Program::TapIngress)).into_iter().chain(of_device)

@@ -1,5 +1,5 @@
-//! The wanted pods and their packets, from Mirrors, ClusterMirrors, the pod's annotations, its namespace's annotations
-//! and the policy, in this order of evaluation.
+//! The wanted pods and their packets, as requested by Mirrors, ClusterMirrors and annotations. An annotation of the pod
+//! wins over one of its namespace, which wins over the policy.
 //!
 //! Pure, and the only reader of annotations. Devices are unknown here; [`select`](super::select) finds them.
 //! [`resources`](super::resources) parses the Mirrors and ClusterMirrors.
