@@ -1,7 +1,7 @@
-//! Which budgets of a session go on over a change, and which begin again.
+//! Decides which budgets of a session continue after a change, and which start again.
 //!
-//! Pure: the caller brings the clock and the value of the kernel's meter. The dataplane calls it when it writes a
-//! session.
+//! Pure: the caller passes the time and the value of the kernel's meter. The dataplane calls this module when it writes
+//! a session.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::{
 /// A session before a change.
 #[derive(Debug, Clone, Copy)]
 pub struct Before<'a> {
-    /// The session as it was.
+    /// The session before the change.
     pub session: &'a Session,
     /// The limits that were written for it.
     pub limits: Limits,
 }
 
-/// The limits of `session`, for a meter that shows `meter` at `now_ns` (`CLOCK_MONOTONIC`).
+/// Returns the limits of `session`, for a meter with the value `meter` at `now_ns` (`CLOCK_MONOTONIC`).
 ///
-/// * A new session has all its budgets ahead of it.
-/// * An unchanged budget goes on over a change of the session. A changed or new budget begins now.
-/// * A session that has ended begins all its budgets again with the next change of its settings. Nothing else begins
-///   them again: neither a new name of the NIC or of the device, nor a new agent, nor a new filter compiler.
+/// * A new session has its full budgets.
+/// * An unchanged budget continues after a change of the session. A changed or new budget starts now.
+/// * If a session has ended, the next change of its settings starts all its budgets again. Nothing else does: not a new
+///   name of the NIC or device, nor a new agent, nor a new filter compiler.
 pub fn limits(session: &Session, before: Option<Before<'_>>, meter: &Meter, now_ns: u64) -> Limits {
     let rate = session.settings.rate.map_or_else(Limits::default, |rate| rate.limits());
     let goes_on = before.filter(|before| {
@@ -50,7 +50,7 @@ pub fn limits(session: &Session, before: Option<Before<'_>>, meter: &Meter, now_
     }
 }
 
-/// Whether limits can be those of these settings: their rate, and an end for each of their budgets.
+/// Whether limits can result from these settings: the same rate, and an end for each budget.
 pub fn are_of(limits: &Limits, settings: &Settings) -> bool {
     let rate = settings.rate.map_or_else(Limits::default, |rate| rate.limits());
     let Budget { duration, packets, bytes } = settings.budget;
@@ -59,7 +59,7 @@ pub fn are_of(limits: &Limits, settings: &Settings) -> bool {
             == [packets.is_some(), bytes.is_some(), duration.is_some()]
 }
 
-/// The budget of these limits that is used up, if any.
+/// The used-up budget of these limits, if any.
 pub fn ended(limits: &Limits, meter: &Meter, now_ns: u64) -> Option<Ended> {
     if is_used_up(meter.packets, limits.packets) {
         Some(Ended::Packets)
@@ -72,7 +72,7 @@ pub fn ended(limits: &Limits, meter: &Meter, now_ns: u64) -> Option<Ended> {
     }
 }
 
-/// What these limits have left of each budget; `None`: there is no such budget.
+/// The remainder of each budget. `None`: there is no such budget.
 pub fn left(limits: &Limits, meter: &Meter, now_ns: u64) -> Budget {
     let left = |end: u64, used: u64| (end != 0).then(|| end.saturating_sub(used));
     Budget {
@@ -106,7 +106,7 @@ mod tests {
         })
     }
 
-    /// How many packets of 100 bytes a meter lets through at this time; at most ten.
+    /// Number of packets of 100 bytes, at most ten, that a meter passes at this time.
     fn copies(limits: &Limits, meter: &mut Meter, now_ns: u64) -> usize {
         (0..10).take_while(|_| meter.take(limits, now_ns, 100).is_ok()).count()
     }

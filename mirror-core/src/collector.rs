@@ -1,8 +1,9 @@
-//! Collectors: pods that are targets. Which device of the node leads to a collector now, and why there is none.
+//! Collectors: pods that are targets. Finds the device of the node that leads to a collector, or the reason why there
+//! is none.
 //!
-//! Pure. The reconcile loop calls it: [`of`] before it reads the devices inside the pods, [`target`] after that. The
-//! device is the node's end of the pod's veth. Whatever is sent there arrives at the pod's NIC. The agent makes, changes
-//! and deletes no such device.
+//! Pure. The reconcile loop calls [`of`] before it reads the devices inside the pods, and [`target`] after that. The
+//! device is the node side of the pod's veth: packets that are sent to it arrive at the pod's NIC. The agent does not
+//! create, change or delete such devices.
 
 use std::fmt;
 
@@ -14,26 +15,26 @@ use crate::{
 /// Why copies cannot go to a collector now.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Absent {
-    /// There was no list of pods yet.
+    /// There is no list of pods yet.
     NoList,
     /// This node has no such pod.
     NoPod,
-    /// It shares the node's network namespace.
+    /// The pod shares the node's network namespace.
     HostNetwork,
     /// No process of the pod runs on this node yet.
     NoNetns,
-    /// Its network namespace cannot be read, and why.
+    /// The pod's network namespace cannot be read, for this reason.
     NetnsUnreadable(String),
-    /// It has no such NIC, or no NIC yet.
+    /// The pod does not have this NIC, or has no NIC yet.
     NoNic(Option<String>),
     /// No veth leads from the node to this NIC.
     NoVeth(String),
-    /// The device that leads to it is down, or the NIC is.
+    /// The device that leads to the pod is down, or the NIC is.
     Down(String),
 }
 
 impl Absent {
-    /// Whether this is true for a moment only, while the agent or the pod starts.
+    /// Whether the reason is transient, while the agent or the pod starts.
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::NoList | Self::NoNetns | Self::NoNic(None))
     }
@@ -60,13 +61,14 @@ impl fmt::Display for Absent {
     }
 }
 
-/// The pods that are meant: their devices have to be read. Several pods can have a label, and in a file also a name.
+/// The candidate pods, whose devices must be read. Several pods can have a label. In a file, several can have the same
+/// name.
 pub fn of<'a>(nic: &'a PodNic, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> {
     pods.iter().filter(|pod| pod.id.namespace == nic.namespace && nic.which.is(pod))
 }
 
-/// The device that leads to a collector, and why nothing can be copied there. Of several pods, the first that can be
-/// reached counts.
+/// Returns the device that leads to a collector, and why nothing can be copied there. Of several pods, the first
+/// reachable one is used.
 pub fn target(nic: &PodNic, pods: &[Pod], links: &LinkSnapshot) -> (DeviceTarget, Option<Absent>) {
     let mut not_reached = None;
     for pod in of(nic, pods) {
@@ -80,7 +82,8 @@ pub fn target(nic: &PodNic, pods: &[Pod], links: &LinkSnapshot) -> (DeviceTarget
     not_reached.unwrap_or_else(|| (none(nic), Some(Absent::NoPod)))
 }
 
-/// What holds until there is a list of pods: the target that an earlier agent has written, if its device still exists.
+/// Returns the target to use until there is a list of pods: the one that an earlier agent wrote, if its device still
+/// exists.
 pub fn until_listed(
     nic: &PodNic,
     before: Option<&DeviceTarget>,
@@ -105,7 +108,7 @@ fn of_pod(nic: &PodNic, pod: &Pod, links: &LinkSnapshot) -> Result<DeviceTarget,
     Ok(with_state(target, link))
 }
 
-/// The NIC inside the pod, and the node's end of its veth.
+/// The NIC inside the pod, and the node side of its veth.
 fn nic_of<'a>(nic: &PodNic, pod: &Pod, links: &'a LinkSnapshot) -> Result<(&'a Link, &'a Link), Absent> {
     let inside = match links.pods.get(&pod.id.uid) {
         None => return Err(Absent::NoNetns),
@@ -147,7 +150,7 @@ fn with_state(target: DeviceTarget, link: &Link) -> DeviceTarget {
     }
 }
 
-/// Whether the other end of a veth is in another namespace.
+/// Whether the peer of a veth is in another namespace.
 fn leads_away(link: &Link) -> bool {
     link.kind == LinkKind::Veth && link.peer.is_some_and(|peer| peer.nsid.is_some())
 }

@@ -1,32 +1,34 @@
-//! Coverage: whether our programs meet the packets that a NIC carries, for each direction.
+//! Coverage: whether podmirror's programs see the packets that a NIC carries, for each direction.
 //!
-//! A packet that does not pass the hook of a tap is in none of our counters. But the NIC counts it. So the agent reads
-//! both from time to time, and a [`Judge`] compares what was added:
+//! A packet that does not pass the hook of a tap is in none of podmirror's counters, but the NIC counts it. So the
+//! agent reads both from time to time, and a [`Judge`] compares the differences:
 //!
 //! ```text
-//!  the NIC, inside the pod ── the node's end of its veth ── our program at the hook
+//!  the NIC, inside the pod ── node side of its veth ──── podmirror's program at the hook
 //!      Reading::nic                Reading::end                 Reading::seen
 //!           └── around: exact ──────────┘
 //!           └── share: half, nearly all; gap: exact ────────────────┘
 //! ```
 //!
-//! * **Around the node's end.** Both ends of a veth count the same packets, and `bpf_redirect_peer` adds to the NIC's
-//!   counter alone. So one packet that only the NIC has is a proof.
-//! * **Share.** A super-frame is one packet at one place and many at another (GRO, segmentation), and between two places
-//!   packets are dropped or wait in a queue. So the share of the packets that were seen says little, but the packets and
-//!   the bytes do not both fall below a half for these reasons.
-//! * **Gap.** What a macvlan or an ipvlan counts as a packet is one packet at the hook. So a gap between the two numbers that
-//!   grows again and again is a bypass, also a small one: `gap` says why queues and drops make no such gap.
-//! * **Nearly all** was seen if it is 7/8 of the bytes *and* of the packets. Where super-frames can make the packets
-//!   differ ([`Kind`]), as many may be missing as the bytes that were seen can be segments.
+//! * **Around the node side.** Both ends of a veth count the same packets, but `bpf_redirect_peer` increments only the
+//!   NIC's counter. So one packet that only the NIC counted is a proof.
+//! * **Share.** A super-frame is one packet at one place and many at another (GRO, segmentation), and between two
+//!   places packets are dropped or queued. So the share of the packets that were seen is not exact. But these effects
+//!   never bring both the packets and the bytes below a half.
+//! * **Gap.** A packet in the counters of a macvlan or an ipvlan is one packet at the hook. So a gap between the two
+//!   numbers that grows again and again is a bypass, even a small one. `gap` explains why queues and drops do not cause
+//!   such a gap.
+//! * **Nearly all** was seen if it is 7/8 of the bytes *and* of the packets. If super-frames can make the numbers of
+//!   packets differ ([`Kind`]), the tolerance for packets is the number of segments in the bytes that were seen.
 //!
-//! A reading takes time, and packets pass meanwhile. So the other counters are read both before and after that of the
-//! NIC. Of each pair the judge takes the number that lets more packets be seen: a flood raises no alarm.
+//! A reading takes time, and packets pass meanwhile. So the other counters are read both before and after the NIC's. Of
+//! each pair the judge uses the value with which more packets were seen, so a flood raises no alarm.
 //!
-//! What the tap misses at the node's end of a veth, it sees at the NIC: [`Route`] decides on which side it is.
+//! Packets that the tap misses on the node side of a veth can be seen at the NIC: [`Route`] decides on which side the
+//! tap is.
 //!
-//! Pure: the loop brings the readings and the state of the hook, and reports the result. It knows no clock: a moment is
-//! the time since any fixed one.
+//! Pure: the loop passes the readings and the state of the hook, and reports the result. There is no clock: a time is
+//! the duration since an arbitrary fixed moment.
 
 mod gap;
 mod judge;
@@ -42,133 +44,133 @@ pub use self::{
 };
 use crate::model::Hidden;
 
-/// Packets and their bytes.
+/// A number of packets and of their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
     /// How many packets.
     pub packets: u64,
-    /// Their bytes. The places of a reading count different headers, so these are compared roughly.
+    /// Their bytes. Each counter includes different headers, so bytes are compared with a tolerance.
     pub bytes: u64,
 }
 
-/// What a NIC has carried in one direction, since it was made.
+/// The packets of a NIC in one direction, since the NIC was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// By the NIC's own counters (`IFLA_STATS64`), inside the pod.
+    /// The NIC's own counters (`IFLA_STATS64`), read inside the pod.
     pub nic: Count,
-    /// The packets by the counters of the node's end of the veth, read just before and just after `nic`. `None`: the tap
-    /// is at the NIC itself, or it is in the chain of what a netkit device sends.
+    /// The packet counter of the node side of the veth, read just before and just after `nic`. `None`: the tap is at
+    /// the NIC itself, or in the egress chain of a netkit device.
     pub end: Option<[u64; 2]>,
 }
 
 impl Carried {
-    /// The packets that passed around the node's end between two readings, at least. `None`: a counter is less than
-    /// before.
+    /// The minimum number of packets that bypassed the node side between two readings. `None`: a counter decreased.
     fn around(then: &Self, now: &Self) -> Option<u64> {
         let (Some([old_before, old_after]), Some([before, after])) = (then.end, now.end) else {
             return Some(0);
         };
         now.nic.packets.checked_sub(then.nic.packets)?;
         before.checked_sub(old_after)?;
-        // At least so many had passed around the node's end now, and at most so many then.
+        // The minimum number of packets that had bypassed the node side now, and the maximum then.
         let least = i128::from(now.nic.packets) - i128::from(after);
         let most = i128::from(then.nic.packets) - i128::from(old_before);
         Some(u64::try_from(least - most).unwrap_or(0))
     }
 }
 
-/// What one session of the tap has seen of one direction: the sum over all verdicts.
+/// The packets that one session of the tap saw in one direction, over all verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// The number of the session. Counts of two sessions cannot be compared: each begins with its session.
+    /// The session's number. Counts of different sessions cannot be compared, because each starts at zero.
     pub serial: u32,
-    /// Its count before the NIC's counters were read.
+    /// The count before the NIC's counters were read.
     pub before: Count,
-    /// Its count after that.
+    /// The count after the NIC's counters were read.
     pub after: Count,
 }
 
 /// The counters of one direction of a NIC, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// When it was read.
+    /// Time of the reading.
     pub at: Duration,
-    /// What the NIC has carried.
+    /// The counters of the NIC.
     pub carried: Carried,
-    /// What a session of the tap has seen; `None`: there is no session that was there before and after.
+    /// The counters of a session. `None`: no session existed both before and after the NIC was read.
     pub seen: Option<Seen>,
 }
 
-/// What the kind of a NIC says of its counters and of the hook.
+/// How the packet counters of a NIC relate to the packets at the hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Each packet that it counts is one packet at the hook (macvlan, ipvlan): they take super-frames, whatever is set.
+    /// One packet in the NIC's counters is one packet at the hook (macvlan, ipvlan). These devices accept super-frames
+    /// whatever offloads are set.
     Plain,
-    /// A super-frame at the hook can be many packets in its counters: segments on a wire (a physical NIC), or what the kernel
-    /// makes of them between the hook and the NIC (a veth without offloads, and any other kind).
+    /// One super-frame at the hook can be many packets in the NIC's counters: segments on the wire (a physical NIC), or
+    /// packets that the kernel segments between the hook and the NIC (a veth without offloads, and any other kind).
     Segments,
-    /// As [`Self::Plain`], but what comes from outside the node does not pass the hook: an ipvlan in mode l3s.
+    /// As [`Self::Plain`], but packets from outside the node do not pass the hook: an ipvlan in mode l3s.
     L3s,
 }
 
 /// The state of the hook that sees a direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum AtHook {
-    /// Our program runs there, with no other program or filter ahead of it.
+    /// Podmirror's program runs there, and no other program or filter is ahead of it.
     #[default]
     First,
-    /// Other programs or filters are ahead of it, or there is no such hook.
+    /// Other programs or filters are ahead of it, or the hook does not exist.
     Behind(Hidden),
-    /// No program of ours runs there.
+    /// No podmirror program runs there.
     Absent,
 }
 
-/// Whether a direction of a NIC is covered.
+/// The coverage of one direction of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// Our program meets what the NIC carries.
+    /// Podmirror's program sees what the NIC carries.
     Covered,
     /// The NIC carries packets that do not pass the hook.
     Bypassed(Way),
-    /// Another program or filter is ahead of ours at the hook, and can end the way of a packet.
+    /// Another program or filter is ahead of podmirror's at the hook, and can end the processing of packets.
     Hidden(Hidden),
-    /// No program of ours runs at the hook.
+    /// No podmirror program runs at the hook.
     NoHook,
-    /// It cannot be told.
+    /// The coverage cannot be determined.
     Unknown(Doubt),
 }
 
-/// How packets get around the hook.
+/// How packets bypass the hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// Not as far as the counters tell.
+    /// Unknown: the counters do not show it.
     Unseen,
-    /// Behind the hooks of the NIC, which is an ipvlan in mode l3s.
+    /// After the hooks of the NIC, which is an ipvlan in mode l3s.
     L3s,
-    /// Around the node's end of the veth, by `bpf_redirect_peer`.
+    /// Past the node side of the veth, by `bpf_redirect_peer`.
     Peer,
 }
 
-/// Why it cannot be told.
+/// Why the coverage cannot be determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Doubt {
     /// The NIC carries too few packets.
     Idle,
     /// Much of the traffic was seen, but not nearly all.
     Differs,
-    /// The kernel does not count in the NIC what passes around the node's end of the veth.
+    /// On this kernel, the NIC's counters do not include packets that bypass the node side of the veth.
     Kernel,
-    /// All was seen, but the NIC is an ipvlan in mode l3s, and can get packets behind its hooks.
+    /// All packets were seen, but the NIC is an ipvlan in mode l3s, and can receive packets that do not pass its hooks.
     L3s,
     /// The counters cannot be read.
     Unread,
 }
 
 impl State {
-    /// Every [`Self::name`].
+    /// All values of [`Self::name`].
     pub const NAMES: [&str; 5] = ["Covered", "Bypassed", "Hidden", "NoHook", "Unknown"];
 
-    /// The word for status and metrics.
+    /// The name in status and metrics.
     pub const fn name(&self) -> &'static str {
         let index = match self {
             Self::Covered => 0,

@@ -1,7 +1,7 @@
-//! [`Destination`]: what the administrator says of a target, as in `--target NAME=DESTINATION`.
+//! [`Destination`]: the administrator's configuration of a target, as in `--target NAME=DESTINATION`.
 //!
-//! Pure: from text and back. `collector` and `mirror_iface` find the device that a destination has now. The command line
-//! calls [`parse_target`], and `dataplane/wire` keeps the text of a destination in the maps.
+//! Pure: parses and formats. `collector` and `mirror_iface` find the current device of a destination. The command line
+//! calls [`parse_target`], and `dataplane/wire` stores the text of a destination in the maps.
 
 use std::{fmt, str::FromStr};
 
@@ -10,41 +10,41 @@ use crate::{
     tunnel::Tunnel,
 };
 
-/// Where the copies of a target go.
+/// The destination of a target's copies.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Destination {
-    /// To a device of the node, the mirror interface, by its name. It is made if it is missing.
+    /// A device of the node, the mirror interface, by name. It is created if it is missing.
     Device(String),
-    /// To a pod of the node, the collector.
+    /// A pod of the node, the collector.
     Pod(PodNic),
-    /// To another node or machine, inside packets of another protocol.
+    /// Another node or machine, through a tunnel.
     Tunnel(Tunnel),
-    /// Into a ring buffer, for the one program that reads it: `mirror-agent tail --target`.
+    /// A ring buffer, for the one program that reads it: `mirror-agent tail --target`.
     Stream,
 }
 
-/// A pod by its name or a label, and a NIC of it.
+/// A NIC of a pod, with the pod given by name or label.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodNic {
     /// `metadata.namespace`.
     pub namespace: String,
-    /// Which pod of the namespace.
+    /// The pod in the namespace.
     pub which: Which,
-    /// The NIC's name inside the pod; `None`: the first NIC that leads to the node.
+    /// The NIC's name inside the pod. `None`: the first NIC that leads to the node.
     pub nic: Option<String>,
 }
 
-/// Which pod of a namespace.
+/// Selects a pod of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Which {
-    /// The one with this `metadata.name`.
+    /// The pod with this `metadata.name`.
     Named(String),
-    /// One with this label, by key and value: the pods of a DaemonSet have random names.
+    /// A pod with this label, as key and value: pods of a DaemonSet have random names.
     Labelled(String, String),
 }
 
 impl Which {
-    /// Whether a pod of the namespace is meant.
+    /// Whether this selects a pod of the namespace.
     pub fn is(&self, pod: &Pod) -> bool {
         match self {
             Self::Named(name) => pod.id.name == *name,
@@ -62,9 +62,9 @@ impl fmt::Display for Which {
     }
 }
 
-/// The beginning of the text of a pod. A name of a device has no colon.
+/// The prefix of a pod destination. The name of a device has no colon.
 const POD: &str = "pod:";
-/// The text of a stream. So no device of this name can be named as a target.
+/// The text of a stream. A device of this name cannot be configured as a target.
 const STREAM: &str = "stream";
 
 impl Default for Destination {
@@ -90,7 +90,7 @@ impl Destination {
         }
     }
 
-    /// Whether it is a tunnel, whose copies the second stage addresses.
+    /// Whether this is a tunnel, whose copies the second stage addresses.
     pub const fn is_tunnel(&self) -> bool {
         self.tunnel().is_some()
     }
@@ -141,14 +141,14 @@ impl FromStr for Destination {
     }
 }
 
-/// A target and its destination, as in `ids=ids0`, `ids=pod:security/suricata`, `ids=vxlan:10.9.0.5/vni=77` or
+/// Parses a target and its destination, as in `ids=ids0`, `ids=pod:security/suricata`, `ids=vxlan:10.9.0.5/vni=77` or
 /// `live=stream`.
 ///
-/// No destination has a comma, so a list of targets can be separated by commas.
+/// No destination contains a comma, so lists of targets can be separated by commas.
 ///
 /// # Errors
 ///
-/// A message for the user, with the part that is wrong.
+/// A message for the user, with the part that is invalid.
 pub fn parse_target(text: &str) -> Result<(TargetName, Destination), String> {
     let (name, destination) = text
         .split_once('=')
@@ -169,7 +169,7 @@ pub fn device_name(name: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// `NAMESPACE/NAME` or `NAMESPACE/KEY=VALUE`, and `/NIC` behind it or not.
+/// Parses `NAMESPACE/NAME` or `NAMESPACE/KEY=VALUE`, with an optional `/NIC` at the end.
 fn pod_nic(text: &str) -> Result<PodNic, String> {
     let (namespace, rest) = text.split_once('/').ok_or_else(|| {
         format!("{text:?} is no pod: use NAMESPACE/NAME or NAMESPACE/LABEL=VALUE, and /NIC behind it")
@@ -177,7 +177,7 @@ fn pod_nic(text: &str) -> Result<PodNic, String> {
     if !is_label(namespace) {
         return Err(format!("{namespace:?} is no namespace of Kubernetes"));
     }
-    // The key of a label can have a slash.
+    // The key of a label can contain a slash.
     let (key, rest) = rest.split_once('=').map_or((None, rest), |(key, rest)| (Some(key), rest));
     let (last, nic) = rest.split_once('/').map_or((rest, None), |(last, nic)| (last, Some(nic)));
     let which = match key {
@@ -190,26 +190,25 @@ fn pod_nic(text: &str) -> Result<PodNic, String> {
     Ok(PodNic { namespace: namespace.to_owned(), which, nic })
 }
 
-/// Whether a text is the key of a label: a name, and ahead of it a DNS name with a slash or nothing.
+/// Whether a text is the key of a label: a name, with an optional prefix of a DNS name and a slash.
 fn is_key(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     prefix.is_none_or(|prefix| prefix.len() <= 253 && prefix.split('.').all(is_label)) && is_qualified(name)
 }
 
-/// Whether a text is the name or the value of a label. A value may be empty for Kubernetes; here it would be a
-/// mistake.
+/// Whether a text is the name or the value of a label. Kubernetes allows empty values; here they would be a mistake.
 fn is_qualified(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     text.len() <= 63 && text.bytes().all(is_inner) && ends_with(text, |end| end.is_ascii_alphanumeric())
 }
 
-/// Whether a text is a DNS label. A part of a pod's name may be longer than 63 bytes.
+/// Whether a text is a DNS label. A part of a pod's name can be longer than 63 bytes.
 fn is_label(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     text.bytes().all(|byte| is_inner(byte) || byte == b'-') && ends_with(text, is_inner)
 }
 
-/// Whether a text has a first and a last byte of this kind.
+/// Whether the first and the last byte of a text satisfy `is_end`.
 fn ends_with(text: &str, is_end: impl Fn(u8) -> bool) -> bool {
     text.bytes().next().is_some_and(&is_end) && text.bytes().last().is_some_and(is_end)
 }
@@ -273,7 +272,7 @@ mod tests {
     }
 
     proptest! {
-        /// The text of a destination can be read back, so that it can be kept in a map.
+        /// The text of a destination can be parsed again, so it can be stored in a map.
         #[test]
         fn the_text_can_be_read_back(
             device in "[a-z0-9._-]{3,15}", namespace in "[a-z0-9]{1,63}", name in "[a-z0-9]{1,80}([.-][a-z0-9]{1,80}){0,2}",

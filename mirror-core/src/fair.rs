@@ -1,7 +1,7 @@
-//! [`shares`]: how those who want something share what is not enough for all. Pure.
+//! [`shares`]: max-min fair shares of a limited amount. Pure.
 
-/// What each gets of `room`, by what each wants (max-min): nobody gets more than it wants, and who gets less gets no less
-/// than any other, but for a rest that cannot be divided.
+/// Divides `room` by what each claimant wants (max-min). Nobody gets more than it wants. Who gets less than it wants
+/// gets no less than any other, except for an indivisible remainder.
 pub fn shares(wants: &[usize], mut room: usize) -> Vec<usize> {
     let mut by_want: Vec<_> = wants.iter().copied().enumerate().collect();
     by_want.sort_by_key(|(_, wants)| *wants);

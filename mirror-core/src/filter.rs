@@ -4,11 +4,11 @@
 //! text ─ lexer ─ parse ─► ast ─ generate ─► tree of tests ─► graph ─ optimise ─► graph ─ classic ─► Program ─ ebpf ─► eBPF
 //! ```
 //!
-//! Pure, called by `cmd`, by the readers of the mirrors' filters, and by the dataplane. [`compile`] makes classic BPF,
-//! which people read and the host evaluates. [`ebpf::translate`] makes the program of the kernel from it.
+//! Pure, called by `cmd`, by the parsers of mirrors' filters, and by the dataplane. [`compile`] generates classic BPF,
+//! which people can read and the host evaluates. [`ebpf::translate`] generates the kernel's program from it.
 //!
-//! No crate does this for us: the crates that compile the language (`pktbaffle` is the best of them, and young) bind
-//! filters less tightly.
+//! No crate is used for this: the crates that compile the language (`pktbaffle` is the best of them, and young) bound
+//! the cost of a filter less tightly.
 
 mod ast;
 pub mod classic;
@@ -42,9 +42,9 @@ pub use self::classic::Program;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{reason}: {} at byte {position} of the filter", if part.is_empty() { "the end".to_owned() } else { format!("{part:?}") })]
 pub struct FilterError {
-    /// Where the part begins, in bytes from the start of the expression.
+    /// Offset of the invalid part, in bytes from the start of the expression.
     pub position: usize,
-    /// The part that is wrong; empty: the end.
+    /// The invalid part. Empty: the end of the expression.
     pub part: String,
     /// The problem.
     pub reason: String,
@@ -56,28 +56,29 @@ impl FilterError {
         Self { position: span.start, part, reason: reason.into() }
     }
 
-    /// This one, unless the other is farther on in the expression.
+    /// Returns this error, or the other one if it is farther on in the expression.
     fn or_farther(self, other: Self) -> Self {
         if other.position > self.position { other } else { self }
     }
 }
 
-/// The largest number of tests that the compiler optimises: more than fit, because a test is at least one instruction.
+/// Maximum number of tests that the compiler optimises. It is more than fit, because a test is at least one
+/// instruction.
 const MAX_NODES: usize = 2 * MAX_INSTRUCTIONS;
 
-/// The work that one filter may cost, in facts that the optimiser looks at and tests that are laid out: some
-/// milliseconds. Filters come from authors who may not be trusted, and must not keep the agent busy. No clock decides, so
+/// Maximum work for one filter, counted in facts that the optimiser examines and tests that are laid out: some
+/// milliseconds. The authors of filters are not trusted, and must not keep the agent busy. The bound is not a time, so
 /// that every node decides alike.
 const MAX_WORK: usize = 250_000;
 
-/// The work that a test costs in each step, besides its facts.
+/// The work for a test in each step, in addition to its facts.
 const PER_TEST: usize = 8;
 
-/// The work that is left for a filter.
+/// The remaining work for a filter.
 struct Work(usize);
 
 impl Work {
-    /// Takes work for so many units; `None`: there is not so much left, and from then on there is none.
+    /// Takes an amount of work. `None`: less than that is left, and from then on nothing is.
     fn take(&mut self, units: usize) -> Option<()> {
         let left = self.0.checked_sub(units);
         self.0 = left.unwrap_or(0);
@@ -87,7 +88,7 @@ impl Work {
 
 /// Compiles an expression.
 ///
-/// The answers of the program are those of libpcap's program without its optimiser, also on truncated frames.
+/// The program gives the same answers as libpcap's unoptimised program, also on truncated frames.
 pub fn compile(text: &str) -> Result<Program, FilterError> {
     let expr = parse::parse(text)?;
     let mut work = Work(MAX_WORK);
@@ -105,8 +106,8 @@ pub fn compile(text: &str) -> Result<Program, FilterError> {
     Err(FilterError::at(text, expr.span, reason))
 }
 
-/// The protocols over IPv4 and IPv6 whose fields an expression reads, as in `tcp[13]`, with their numbers. As in libpcap,
-/// these are the fields over IPv4: no packet over IPv6 has them.
+/// The protocols over IPv4 and IPv6 whose fields an expression reads, as in `tcp[13]`, with their numbers. As in
+/// libpcap, these are the fields over IPv4: packets over IPv6 never have them.
 pub fn fields_over_ipv4(text: &str) -> BTreeSet<(&'static str, u8)> {
     fn of_arithmetic(arithmetic: &Arithmetic, found: &mut BTreeSet<(&'static str, u8)>) {
         match arithmetic {
@@ -149,14 +150,14 @@ pub fn fields_over_ipv4(text: &str) -> BTreeSet<(&'static str, u8)> {
     found
 }
 
-/// Whether an expression can say something else of a TCP or UDP super-frame than of one of its segments: it looks at a
-/// length, a sequence number, a checksum, the payload, or the flags of TCP that not all segments have. An expression with
-/// `protochain` counts as one that cannot, because it takes a reader long to compile.
+/// Whether an expression can give a different result for a TCP or UDP super-frame than for one of its segments: it
+/// reads a length, a sequence number, a checksum, the payload, or TCP flags that not all segments have. Always false
+/// for an expression with `protochain`, because compiling it takes a reader long.
 pub fn differs_on_segments(text: &str) -> bool {
     parse::parse(text).is_ok_and(|expr| segments::differs(&expr))
 }
 
-/// The program of an expression; `None`: it does not fit, or is too much work.
+/// Compiles a parsed expression. `None`: the program does not fit, or needs too much work.
 fn program(text: &str, expr: &Expr, work: &mut Work) -> Result<Option<Program>, FilterError> {
     let graph = Graph::of(&generate::generate(text, expr)?);
     if work.take(PER_TEST * graph.nodes.len()).is_none() || graph.nodes.len() > MAX_NODES {
@@ -166,7 +167,7 @@ fn program(text: &str, expr: &Expr, work: &mut Work) -> Result<Option<Program>, 
     if graph.entry == Next::Reject {
         return Err(FilterError::at(text, expr.span.clone(), "no packet can match this"));
     }
-    // To lay a test out and to translate it costs about as much as four rounds of the optimiser.
+    // Laying out and translating a test costs about as much as four rounds of the optimiser.
     if work.take(4 * PER_TEST * graph.nodes.len()).is_none() {
         return Ok(None);
     }

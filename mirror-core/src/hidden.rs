@@ -1,12 +1,12 @@
-//! The programs and filters ahead of our program at a tc hook, and the packets that they hide from it.
+//! The programs and filters ahead of podmirror's program at a tc hook, and the packets that they hide from it.
 //!
-//! A packet passes the programs and filters of a hook in order, and each of them may end the way of the packet: then
-//! those behind it do not see the packet. Two kinds can be ahead of ours: TCX programs (all of them run before any
-//! filter of the device), and filters of a lower priority number. Our program goes first where it can, and does not
-//! fight with others over the place. So the agent reports the programs and filters that are ahead as a reason.
+//! A packet passes the programs and filters of a hook in order. Each of them can end the processing, and then the later
+//! ones do not see the packet. Two kinds can be ahead of podmirror's program: TCX programs (all of them run before any
+//! filter of the device), and filters with a lower priority number. The agent attaches its program first where it can,
+//! but does not compete with other software for the first place. It reports the programs and filters that are ahead.
 //!
-//! Pure: the dataplane reads the [`Picture`] of a hook from the kernel, [`blindness`] judges it, and the loop reports
-//! the result. Only the kernel knows how many packets were hidden.
+//! Pure: the dataplane reads the [`Picture`] of a hook from the kernel, [`blindness`] evaluates it, and the loop
+//! reports the result. Only the kernel knows how many packets were hidden.
 
 use mirror_common::verdict::Direction;
 
@@ -15,20 +15,19 @@ use crate::{
     select::{Skipped, Why},
 };
 
-/// The facts about one hook of a device that decide whether our program there sees every packet.
+/// The facts about one hook of a device that decide whether podmirror's program there sees every packet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Picture {
-    /// Our method of attaching needs a hook that the device does not have: the device has an `ingress` qdisc, and so no
-    /// hook for the packets that it sends.
+    /// The device lacks the hook that the attach method needs: it has an `ingress` qdisc, and so no hook for egress.
     pub lacks_hook: bool,
-    /// The programs and filters of others ahead of ours, in the order in which a packet passes them.
+    /// Other software's programs and filters ahead of podmirror's, in the order in which packets pass them.
     pub ahead: Vec<Ahead>,
 }
 
-/// A program, a filter or a queue of other software, which packets pass ahead of a program of ours.
+/// A program, filter or queue of other software that packets pass before podmirror's program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ahead {
-    /// A program: it decides itself whose way it ends.
+    /// A program, which can end the processing of any packet.
     Program {
         /// Its name in the kernel; may be empty.
         name: String,
@@ -43,10 +42,10 @@ pub enum Ahead {
         priority: u16,
         /// Which packets it matches.
         matches: Matches,
-        /// The matched packets go on to the next filter: the filter's action is `continue`.
+        /// Matched packets continue with the next filter: the filter's action is `continue`.
         goes_on: bool,
     },
-    /// A queue of a device that has none from us. Packets pass it behind all hooks, so it hides none from a hook.
+    /// A qdisc that podmirror did not add. Packets pass it after all hooks, so it hides none from a hook.
     Queue {
         /// Its kind, as `tc` writes it: netem, fq and so on.
         kind: String,
@@ -62,17 +61,17 @@ pub enum Matches {
     Some,
 }
 
-/// The packets that a hook hides from our program there, by the worst reason; `None`: no packets.
+/// The most severe reason why packets are hidden from podmirror's program at a hook. `None`: no packets are hidden.
 pub fn blindness(picture: &Picture) -> Option<Hidden> {
     if picture.lacks_hook {
         return Some(Hidden::NoHook);
     }
-    // The variants are in the order of their severity, the worst first.
+    // The variants are declared in order of severity, the worst first.
     picture.ahead.iter().filter_map(Ahead::hides).min()
 }
 
-/// What root in a pod does to the copies at the exit, if any of this is there: each can change or take a copy, also a filter
-/// that lets it go on.
+/// The first program, filter or queue at a pod's relay device. Root in the pod can add them. Each of them can change or
+/// take copies, even a filter that lets them continue.
 pub fn at_exit(there: &[Ahead]) -> Option<Hidden> {
     there.first().map(|first| {
         Hidden::AtExit(match first {
@@ -98,8 +97,8 @@ impl Ahead {
     }
 }
 
-/// For each installed tap: why it does not see all packets of the directions that its sessions copy, and why copies of a
-/// session cannot be cut or addressed.
+/// For each installed tap: why it misses packets of a direction that its sessions copy, and why a session's copies
+/// cannot be cut or addressed.
 pub fn of_taps(desired: &Desired, actual: &Actual) -> Vec<Skipped> {
     let mut skipped = Vec::new();
     for (device, tap) in &desired.taps {
@@ -191,7 +190,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every program or filter ahead of ours that can end a packet's way gives a reason.
+        /// Each program or filter that is ahead and can end the processing of a packet gives a reason.
         #[test]
         fn there_is_a_reason_where_something_ahead_can_end_the_way(
             ahead in prop::collection::vec(ahead(), 0..4), lacks_hook: bool,
@@ -203,7 +202,7 @@ mod tests {
             prop_assert_eq!(blindness(&picture).is_some(), can_end || lacks_hook);
         }
 
-        /// The worst reason is reported: everything is hidden if one of them hides everything.
+        /// The most severe reason is reported: everything is hidden if one program or filter hides everything.
         #[test]
         fn everything_is_hidden_if_one_of_them_takes_everything(
             ahead in prop::collection::vec(ahead(), 0..4),
@@ -215,7 +214,6 @@ mod tests {
             prop_assert_eq!(hidden.is_some_and(|hidden| hidden.is_everything()), expected);
         }
 
-        /// The order of the programs and filters ahead of ours does not matter.
         #[test]
         fn the_order_of_what_is_ahead_does_not_matter(mut ahead in prop::collection::vec(ahead(), 0..4)) {
             let forwards = judge(ahead.clone());

@@ -3,14 +3,14 @@
 //! ```text
 //! pods, annotations, policy ─► select ─┐
 //! devices of the node and its pods ────┴► Desired ─► plan ─► ops
-//! what is installed ─────────────────────────────────┘
+//! installed state ───────────────────────────────────┘
 //! ```
 //!
-//! Two modules decide nothing, and make bytes: `frame` makes frames as on a wire of frames as the kernel has them, and
-//! `pcapng` makes capture files of these.
+//! Two modules make no decisions, but produce bytes: `frame` turns frames as the kernel has them into frames as on the
+//! wire, and `pcapng` writes these as capture files.
 //!
-//! No clock, no environment, no I/O and no logging: the manifest names no crate that could. The agent brings the data
-//! that it has read from the kernel and from Kubernetes, and carries the ops out.
+//! No clock, no environment, no I/O and no logging: the manifest lists no crate that could. The agent passes in the
+//! data that it reads from the kernel and from Kubernetes, and applies the ops.
 
 pub mod annotations;
 pub mod budget;

@@ -1,6 +1,6 @@
-//! The mirror interface: which device may be one, and what must be done so that there is one.
+//! The mirror interface: which devices can be one, and how the agent creates and configures it.
 //!
-//! Pure: devices in, changes and complaints out. The reconcile loop carries the changes out through `links`.
+//! Pure: takes devices, returns changes and refusals. The reconcile loop applies the changes through `links`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use crate::{
     model::{ALIAS, DeviceTarget, IfIndex, Link, LinkChange, LinkKind, LinkSnapshot, Readable, TargetName},
 };
 
-/// MTU in bytes of a mirror interface that we make: the largest MTU, so that no packet is too long for it.
+/// MTU in bytes of a mirror interface that the agent creates: the largest possible, so that every packet fits.
 const DEFAULT_MTU: u32 = 65535;
 
 /// Why a device cannot be tapped while another one is the mirror interface.
@@ -41,7 +41,7 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// Why `tapped` must not be tapped while `mirror` is the mirror interface: the copies would come back.
+/// Why `tapped` must not be tapped while `mirror` is the mirror interface. The copies would pass the tap again.
 pub fn conflict(mirror: &Link, tapped: &Link, links: &LinkSnapshot) -> Option<Conflict> {
     let name = || tapped.name.clone();
     let mirror_peer = mirror.peer.filter(|peer| peer.nsid.is_none()).map(|peer| IfIndex(peer.ifindex));
@@ -61,7 +61,7 @@ pub fn conflict(mirror: &Link, tapped: &Link, links: &LinkSnapshot) -> Option<Co
     }
 }
 
-/// Why a device can never be a mirror interface, for any set of taps.
+/// Why a device can never be a mirror interface, whatever is tapped.
 pub fn refusal(mirror: &Link) -> Option<String> {
     let why = match mirror.kind {
         LinkKind::Loopback => "the loopback device delivers what is sent to it on the node itself",
@@ -71,7 +71,7 @@ pub fn refusal(mirror: &Link) -> Option<String> {
     Some(format!("{} cannot be the mirror interface: {why}; choose another --mirror-iface", mirror.name))
 }
 
-/// The wanted mirror interface, and the facts learned about it.
+/// The wanted mirror interface, and what is known about its device.
 #[derive(Debug, Clone)]
 pub struct MirrorIface {
     name: String,
@@ -81,25 +81,26 @@ pub struct MirrorIface {
     origin: Origin,
 }
 
-/// Whose device it is.
+/// The owner of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
     /// Not read yet.
     Unknown,
-    /// The device is ours, or did not exist when the agent started: we make it whenever it is missing.
+    /// The agent's: podmirror created the device, or it did not exist when the agent started. The agent creates it
+    /// whenever it is missing.
     Ours,
-    /// It was there before us, so its return is waited for.
+    /// Other software's: the device existed before the agent. If it disappears, the agent waits until it exists again.
     Found,
 }
 
 impl MirrorIface {
-    /// A mirror interface of this name; `mtu` in bytes where the user gave one.
+    /// A mirror interface of this name. `mtu` in bytes, if the user set one.
     pub fn new(name: &str, mtu: Option<u32>) -> Self {
         Self { name: name.to_owned(), mtu, offloads: true, when_read: false, origin: Origin::Unknown }
     }
 
-    /// Whether the device takes super-frames and unfinished checksums. Otherwise the kernel segments the frames and
-    /// fills in the checksums, for each copy.
+    /// Whether the device gets super-frames and unfinished checksums. Otherwise the kernel segments each copy and
+    /// completes its checksum.
     #[must_use]
     pub fn offloads(self, offloads: bool) -> Self {
         Self { offloads, ..self }
@@ -111,17 +112,17 @@ impl MirrorIface {
         Self { when_read, ..self }
     }
 
-    /// Its name.
+    /// Name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The changes that are needed now.
     ///
-    /// When the agent starts, and never later, an existing device is brought up and given the MTU that the user set: a
-    /// user who takes it down afterwards wants it down. Unwanted offloads are switched off whenever they are on,
-    /// because they would make the copies differ from the documented form. Where the offloads are off, a device of ours
-    /// has our queue, so that copies keep their order.
+    /// Only when the agent starts is an existing device set up and given the MTU that the user configured. If a user
+    /// sets it down later, it stays down. Unwanted offloads are switched off whenever they are on, because they would
+    /// change the documented form of the copies. If offloads are off, a device of the agent gets podmirror's queue, so
+    /// that copies keep their order.
     pub fn changes(&mut self, links: &LinkSnapshot) -> Vec<LinkChange> {
         let link = links.by_name(&self.name);
         let first = self.origin == Origin::Unknown;
@@ -150,7 +151,7 @@ impl MirrorIface {
         }
         changes.extend(link.and_then(|link| self.switch(link, first)));
         changes.extend(link.and_then(|link| self.queue(link, first)));
-        // With an address, the node would send packets of its own there, which look like copies.
+        // With an address, the node would send packets of its own to the device, and they would look like copies.
         let peer = link.and_then(|link| links.host.get(&IfIndex(link.peer?.ifindex)));
         let ours = link.into_iter().chain(peer).filter(|link| is_ours(link));
         let addressed = ours.filter(|link| links.addresses.contains_key(&link.ifindex));
@@ -158,40 +159,40 @@ impl MirrorIface {
         changes
     }
 
-    /// The change of a device's offloads, if it needs one.
+    /// The change of a device's offloads, if one is needed.
     ///
-    /// Wanted offloads are switched on again on a device of ours alone, when the agent starts: an earlier agent may
-    /// have switched them off. The earlier state of a device of other software is not known.
+    /// Wanted offloads are switched on again only on the agent's own device and only when the agent starts, because an
+    /// earlier agent may have switched them off. For other software's devices the original setting is unknown.
     fn switch(&self, link: &Link, first: bool) -> Option<LinkChange> {
         let is_due = match (self.offloads, &link.offloads) {
             (false, Some(now)) => !now.on.is_empty(),
-            // Unknown offloads: the change is tried, so that there is an error to report.
+            // The offloads are unknown: try the change, so that there is an error to report.
             (false, None) => true,
             (true, now) => first && is_ours(link) && now.as_ref().is_some_and(|now| !now.off.is_empty()),
         };
         is_due.then_some(LinkChange::SetOffloads(link.ifindex, self.offloads))
     }
 
-    /// The change of a device's queue, if it needs one. Only a device of ours gets one: to give a device a queue takes
-    /// it out of service for some milliseconds, and a device of other software may carry more than copies.
+    /// The change of a device's queue, if one is needed. Only the agent's own devices get a queue: adding one takes the
+    /// device out of service for some milliseconds, and other software's device can carry more than copies.
     fn queue(&self, link: &Link, first: bool) -> Option<LinkChange> {
         let is_due = if self.offloads { first && !link.queueless } else { link.queueless };
         (is_due && is_ours(link)).then_some(LinkChange::SetQueue(link.ifindex, !self.offloads))
     }
 
-    /// Whether copies can overtake each other: the kernel segments them for a device that has no queue and is not ours.
+    /// Whether copies can be reordered: the kernel segments them, and the device is other software's and has no queue.
     pub fn loses_order(&self, links: &LinkSnapshot) -> bool {
         let link = links.by_name(&self.name);
         !self.offloads && link.is_some_and(|link| link.queueless && !is_ours(link))
     }
 
-    /// The offloads that are not wanted, and that the device cannot switch off.
+    /// The unwanted offloads that the device cannot switch off.
     pub fn fixed_offloads<'a>(&self, links: &'a LinkSnapshot) -> Option<&'a BTreeSet<String>> {
         let offloads = links.by_name(&self.name)?.offloads.as_ref();
         offloads.map(|offloads| &offloads.fixed).filter(|fixed| !self.offloads && !fixed.is_empty())
     }
 
-    /// The target with the present state of the device.
+    /// The target, with the current state of the device.
     pub fn target(&self, links: &LinkSnapshot) -> DeviceTarget {
         let (destination, device) = (Destination::Device(self.name.clone()), self.name.clone());
         let none = DeviceTarget { destination, device, ..DeviceTarget::default() };
@@ -211,8 +212,8 @@ impl MirrorIface {
         }
     }
 
-    /// Where readers of a device are to be looked for, if it gets copies only while it has one: a device of ours that only
-    /// packet sockets can read. A device of other software may send a copy somewhere.
+    /// The devices to check for readers, if copies are made only while there is one. This works only for the agent's
+    /// own devices, which nothing but a packet socket can read. Other software's device could forward a copy.
     fn readable(&self, link: &Link, links: &LinkSnapshot) -> Option<Readable> {
         if !self.when_read || !is_ours(link) {
             return None;
@@ -233,7 +234,7 @@ impl MirrorIface {
     }
 }
 
-/// The mirror interfaces of the targets of a node, and how those are made that are missing.
+/// The mirror interfaces of the targets of a node, and how missing ones are created.
 #[derive(Debug, Clone)]
 pub struct MirrorIfaces {
     mtu: Option<u32>,
@@ -243,7 +244,7 @@ pub struct MirrorIfaces {
 }
 
 impl MirrorIfaces {
-    /// Those of no target; for `mtu` and `offloads` see [`MirrorIface`].
+    /// Creates an empty set. For `mtu` and `offloads` see [`MirrorIface`].
     pub const fn new(mtu: Option<u32>, offloads: bool) -> Self {
         Self { mtu, offloads, when_read: false, of: BTreeMap::new() }
     }
@@ -254,7 +255,7 @@ impl MirrorIfaces {
         Self { when_read, ..self }
     }
 
-    /// Follows the targets. What is known of a mirror interface stays as long as its target has it.
+    /// Updates the set from the targets. The state of a mirror interface is kept while its target uses it.
     pub fn follow(&mut self, targets: &BTreeMap<TargetName, Destination>) {
         self.of.retain(|name, mirror| {
             targets.get(name).and_then(Destination::device).is_some_and(|device| device == mirror.name)
@@ -279,9 +280,9 @@ impl MirrorIfaces {
     }
 }
 
-/// The devices of ours. The alias alone does not tell: root in a pod can give it to a NIC, and the kernel moves a physical
-/// NIC back to the node when the pod ends, as some CNIs do with others. Both ends of a veth pair of ours are on the node; the
-/// other end has the alias, or has not come up yet.
+/// The devices that podmirror created. The alias alone is no proof: root in a pod can set it on a NIC, and when the pod
+/// ends, the kernel moves a physical NIC back to the node, and some CNIs move other NICs. Of podmirror's veth pairs
+/// both ends are on the node, and the peer has the alias, or is not up yet.
 pub fn ours(links: &LinkSnapshot) -> impl Iterator<Item = &Link> {
     let is_pair = |link: &Link| {
         let peer = link.peer.filter(|peer| peer.nsid.is_none());
@@ -291,10 +292,10 @@ pub fn ours(links: &LinkSnapshot) -> impl Iterator<Item = &Link> {
     links.host.values().filter(move |link| is_ours(link) && (link.kind != LinkKind::Veth || is_pair(link)))
 }
 
-/// The devices of ours that are no mirror interface (`names` are the mirror interfaces) any more, made by any agent.
+/// Deletes podmirror's devices, of any agent, that are no longer needed. `names` are the devices to keep.
 pub fn left_behind(names: &BTreeSet<&str>, links: &LinkSnapshot) -> Vec<LinkChange> {
     let is_mirror = |link: &Link| names.contains(link.name.as_str());
-    // The other end of a veth pair that is a mirror interface has our alias too.
+    // If a mirror interface is a veth, its peer has podmirror's alias too.
     let peer = |link: &Link| {
         let peer = link.peer.filter(|peer| peer.nsid.is_none())?;
         links.host.get(&IfIndex(peer.ifindex))
@@ -303,7 +304,7 @@ pub fn left_behind(names: &BTreeSet<&str>, links: &LinkSnapshot) -> Vec<LinkChan
     left.map(|link| LinkChange::Delete(link.ifindex)).collect()
 }
 
-/// Whether a device has our alias and is of a kind that we make: a dummy device, an end of a veth pair, a tunnel's device.
+/// Whether a device has podmirror's alias and a kind that podmirror creates: dummy, veth, or tunnel device.
 pub fn is_ours(link: &Link) -> bool {
     let is_of_kind = matches!(link.kind, LinkKind::Dummy | LinkKind::Veth) || link.external.is_some();
     is_of_kind && link.alias.as_deref() == Some(ALIAS)

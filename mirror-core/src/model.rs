@@ -50,10 +50,10 @@ impl NetnsId {
     pub const NODE: Self = Self { dev: 0, ino: 0 };
 }
 
-/// Identity of a tapped network device: an index means nothing without its namespace.
+/// Identity of a network device that can be tapped. An ifindex is unique only within its network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device {
-    /// The network namespace that the device is in; [`NetnsId::NODE`] for the node's.
+    /// The network namespace of the device; [`NetnsId::NODE`] for the node's.
     pub netns: NetnsId,
     /// Its index there.
     pub ifindex: IfIndex,
@@ -65,8 +65,8 @@ impl Device {
         Self { netns: NetnsId::NODE, ifindex }
     }
 
-    /// The device inside a pod with this index. As a key it has the inode of the namespace alone, like the maps: all
-    /// namespaces are on one file system.
+    /// The device inside a pod with this index. The key has only the inode of the namespace, as in the maps: all
+    /// network namespaces are on one file system.
     pub const fn in_pod(netns: NetnsId, ifindex: IfIndex) -> Self {
         Self { netns: NetnsId { dev: 0, ino: netns.ino }, ifindex }
     }
@@ -104,36 +104,36 @@ impl fmt::Display for PodId {
     }
 }
 
-/// A pod, in the words of its source.
+/// A pod, with the fields that its source (the Kubernetes API or a file) provides.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pod {
     /// Its identity.
     pub id: PodId,
-    /// `metadata.labels`. If they are very long, the source leaves all of them out.
+    /// `metadata.labels`. The source drops all labels if they are too long.
     pub labels: BTreeMap<String, String>,
-    /// `metadata.annotations`, without the annotation that `networks` was read from.
+    /// `metadata.annotations`, without the annotation that [`Self::networks`] was parsed from.
     pub annotations: BTreeMap<String, String>,
-    /// The networks of its NICs, as an annotation says. For people, and for the annotations of Kube-OVN.
+    /// The networks of the pod's NICs, from the annotation of Multus. For display, and for the annotations of Kube-OVN.
     pub networks: Networks,
-    /// The annotations of its namespace. They hold where the pod has no annotation of its own.
+    /// The annotations of the pod's namespace. They apply where the pod has no annotation of its own.
     pub inherited: Arc<BTreeMap<String, String>>,
-    /// The labels of its namespace.
+    /// The labels of the pod's namespace.
     pub namespace_labels: Arc<BTreeMap<String, String>>,
-    /// Why its annotations or those of its namespace are not known here. Then they are empty, and one of them could have
-    /// been a filter.
+    /// Why the annotations of the pod or of its namespace are unknown. Both maps are empty then, although one of
+    /// the annotations could have been a filter.
     pub unread: Option<String>,
     /// `spec.hostNetwork`: it has no NIC of its own.
     pub host_network: bool,
-    /// Path of its network namespace, where the source knows it.
+    /// Path of the pod's network namespace, if the source knows it.
     pub netns: Option<PathBuf>,
 }
 
-/// A set of directions, seen from the pod or, without a pod, from the tapped interface.
+/// A set of directions, seen from the pod. Without a pod, seen from the tapped interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Directions {
-    /// Packets that reach the pod.
+    /// Packets to the pod.
     Ingress,
-    /// Packets that leave the pod.
+    /// Packets from the pod.
     Egress,
     /// Both.
     #[default]
@@ -160,7 +160,7 @@ impl Directions {
         }
     }
 
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::Ingress, Self::Egress, Self::Both];
 
     /// The inverse of [`Self::name`].
@@ -168,7 +168,7 @@ impl Directions {
         Self::ALL.into_iter().find(|directions| directions.name() == name)
     }
 
-    /// The word of the annotation and of `--direction`.
+    /// The value of the annotation and of `--direction`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",

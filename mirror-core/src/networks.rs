@@ -1,8 +1,8 @@
-//! [`Networks`]: the network that each NIC of a pod is in, as an annotation of the pod says.
+//! [`Networks`]: the network of each NIC of a pod, from an annotation of the pod.
 //!
-//! Pure. A source of pods reads the JSON of the annotation and hands over its entries; this module judges them, and keeps a
-//! bounded number. `select` reads the result: names of networks are for people, and Kube-OVN's annotations of
-//! attachments name networks. No other decision uses them, because the author of a pod can write the annotation.
+//! Pure. A pod source parses the JSON of the annotation and passes its entries; this module validates them, and keeps a
+//! bounded number. `select` uses the result: names of networks are displayed, and Kube-OVN's annotations of attachments
+//! refer to networks. No other decision uses them, because the author of a pod can write the annotation.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use mirror_common::abi::MAX_NETWORK;
 
 use crate::destination::device_name;
 
-/// Most NICs whose network is kept.
+/// Maximum number of NICs whose network is kept.
 const MOST: usize = 32;
-/// Most bytes of the namespace in the name of a network.
+/// Maximum bytes of the namespace in the name of a network.
 const NAMESPACE_MAX: usize = 63;
-/// Most bytes of the rest: that of an object of Kubernetes.
+/// Maximum bytes of the rest of the name, as for a Kubernetes object.
 const NAME_MAX: usize = 253;
-/// Most characters of a wrong name that a message repeats.
+/// Maximum number of characters of an invalid name that a message repeats.
 const REPEATED: usize = 64;
 
 const _: () = assert!(NAMESPACE_MAX + 1 + NAME_MAX <= MAX_NETWORK);
@@ -40,7 +40,7 @@ pub struct Networks {
 }
 
 impl Networks {
-    /// Those that the entries of an annotation say. Of two entries for one NIC the first counts.
+    /// Reads the entries of an annotation. If two entries name the same NIC, the first is used.
     pub fn of<'a>(entries: impl IntoIterator<Item = Entry<'a>>) -> Self {
         let mut networks = Self { is_told: true, ..Self::default() };
         for entry in entries {
@@ -51,12 +51,12 @@ impl Networks {
         networks
     }
 
-    /// None, because of a problem of the annotation as a whole.
+    /// No networks, because the annotation as a whole is invalid.
     pub fn unreadable(problem: String) -> Self {
         Self { problem: Some(problem), is_told: true, ..Self::default() }
     }
 
-    /// The network that a NIC is in.
+    /// The network of a NIC.
     pub fn of_nic(&self, nic: &str) -> Option<&str> {
         self.of_nics.get(nic).map(String::as_str)
     }
@@ -66,18 +66,18 @@ impl Networks {
         self.of_nics.iter().map(|(nic, network)| (nic.as_str(), network.as_str()))
     }
 
-    /// Whether the pod has the annotation. Multus writes it after the pod was made.
+    /// Whether the pod has the annotation. Multus writes it after the pod was created.
     pub const fn is_told(&self) -> bool {
         self.is_told
     }
 
-    /// The first entry that is left out, and why; or why there are none.
+    /// Why the first invalid entry was left out; or why there are no entries.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
 
     fn add(&mut self, Entry { network, nic }: Entry<'_>) -> Result<(), String> {
-        // Some CNI plugins do not say the NIC of the pod's first network.
+        // Some CNI plugins do not report the NIC of the pod's first network.
         let Some(nic) = nic.filter(|nic| !nic.is_empty()) else { return Ok(()) };
         let nic = device_name(nic).map_err(|why| format!("an entry names the NIC {}: {why}", short(nic)))?;
         let network = network.ok_or_else(|| format!("the entry of the NIC {nic:?} names no network"))?;
@@ -103,7 +103,7 @@ impl Networks {
     }
 }
 
-/// A name that is wrong, as a message repeats it.
+/// Shortens an invalid name for a message.
 fn short(name: &str) -> String {
     let shown: String = name.chars().take(REPEATED).collect();
     if shown.len() < name.len() { format!("{shown:?}…") } else { format!("{shown:?}") }
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn the_network_of_each_nic_is_known() {
-        // As Multus writes it beside Calico, which does not name its NIC.
+        // Multus writes this with Calico, which does not name its NIC.
         let networks = Networks::of([
             Entry { network: Some("k8s-pod-network"), nic: None },
             entry("shop/fast", "net1"),
@@ -173,7 +173,7 @@ mod tests {
             let kept = [networks.of_nic("net1"), networks.of_nic("net2")];
             assert_eq!(kept, [Some("shop/fast"), Some("shop/other")], "{odd:?}");
             if problem.is_empty() {
-                // The kernel takes this name.
+                // The kernel accepts this name.
                 assert_eq!((networks.iter().count(), networks.problem()), (3, None));
                 continue;
             }
@@ -192,8 +192,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the entries are, what is kept is bounded, can be written into the maps, and stood in an entry. What is
-        /// left out is told.
+        /// For any entries, the result is bounded, can be written into the maps, and comes from an entry. Entries that
+        /// are left out are reported.
         #[test]
         fn what_is_kept_is_bounded_and_was_said(
             entries in vec(

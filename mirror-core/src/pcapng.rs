@@ -1,20 +1,20 @@
 //! Blocks of a pcapng file, as bytes.
 //!
 //! Source: draft-ietf-opsawg-pcapng, as Wireshark reads it. A file is one section: [`Writer::begin`] writes its header.
-//! Interfaces can be added at any time, and packets name an interface that was added before them. All numbers are
+//! Interfaces can be added at any time, and packets refer to an interface that was added before them. All numbers are
 //! little endian, and all times are in nanoseconds since the epoch.
 //!
-//! What makes capture files calls it, with the frames of [`frame`](crate::frame). It appends to a `Vec` and does no
-//! I/O, so it cannot fail. It reads no files and compresses nothing, and it writes no other kinds of blocks: no names,
-//! no secrets, no process information.
+//! The writers of capture files call this module, with the frames of [`frame`](crate::frame). It appends to a `Vec` and
+//! does no I/O, so it cannot fail. Reading, compression and other kinds of blocks (names, secrets, process information)
+//! are not supported.
 //!
-//! What is too long for its field is cut: texts at [`MAX_TEXT`], packets at [`MAX_CAPTURED`].
+//! Values that are too long for their field are cut: texts at [`MAX_TEXT`], packets at [`MAX_CAPTURED`].
 
-/// Longest text of an option, in bytes: the length of an option has 16 bits, and a filter has a byte ahead of its text.
-/// A longer text is cut at the end of a character.
+/// Maximum length of an option's text in bytes: the length of an option has 16 bits, and a filter has one byte before
+/// its text. A longer text is cut at a character boundary.
 pub const MAX_TEXT: usize = 65_535 - 1;
-/// Most bytes of a packet that a file has: `WTAP_MAX_PACKET_SIZE_STANDARD` of Wireshark, which refuses a file with
-/// more.
+/// Maximum number of bytes of a packet in a file: `WTAP_MAX_PACKET_SIZE_STANDARD` of Wireshark, which rejects a file
+/// with more.
 pub const MAX_CAPTURED: usize = 262_144;
 
 /// `LINKTYPE_ETHERNET`.
@@ -24,7 +24,7 @@ const NANOSECONDS: u8 = 9;
 /// The code of a comment, in every block.
 const COMMENT: u16 = 1;
 
-/// Where the file comes from. An absent field is not in the file.
+/// The origin of a file. An absent field is not written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Section<'a> {
     /// The machine (`shb_hardware`).
@@ -33,45 +33,45 @@ pub struct Section<'a> {
     pub os: Option<&'a str>,
     /// The program that writes the file (`shb_userappl`).
     pub application: Option<&'a str>,
-    /// Anything else.
+    /// Free text.
     pub comment: Option<&'a str>,
 }
 
-/// An Ethernet interface on which packets were captured. An absent text is not in the file.
+/// An Ethernet interface where packets were captured. An absent text is not written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Interface<'a> {
-    /// Most bytes that were captured of a packet. 0: no limit. A VLAN tag that was added behind the capture can make a
-    /// packet longer, so the caller adds room for it.
+    /// Maximum number of captured bytes of a packet. 0: no limit. A VLAN tag that was inserted after the capture makes
+    /// a packet longer, so the caller must add room for it.
     pub snaplen: u32,
     /// Its name (`if_name`).
     pub name: Option<&'a str>,
-    /// What it is (`if_description`).
+    /// Its description (`if_description`).
     pub description: Option<&'a str>,
     /// The filter, in the language of tcpdump (`if_filter`).
     pub filter: Option<&'a str>,
     /// The device (`if_hardware`).
     pub hardware: Option<&'a str>,
-    /// Anything else.
+    /// Free text.
     pub comment: Option<&'a str>,
 }
 
-/// An interface of the file: the place of its description among all descriptions.
+/// An interface of the file: the index of its description block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceId(u32);
 
 impl InterfaceId {
-    /// The interface with so many descriptions ahead of its own.
+    /// The interface with this index.
     pub const fn at(place: u32) -> Self {
         Self(place)
     }
 
-    /// The number that the blocks of the file have for it.
+    /// The number of the interface in the blocks of the file.
     pub const fn number(self) -> u32 {
         self.0
     }
 }
 
-/// Which way a packet went, seen from its interface (bits 0 and 1 of `epb_flags`).
+/// The direction of a packet, seen from its interface (bits 0 and 1 of `epb_flags`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// The interface received it.
@@ -83,46 +83,46 @@ pub enum Direction {
 /// A packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// Where it was captured.
+    /// The interface that captured it.
     pub interface: InterfaceId,
-    /// When it was captured.
+    /// Time of the capture.
     pub time_ns: u64,
-    /// Its bytes, as far as they were captured.
+    /// Its captured bytes.
     pub bytes: &'a [u8],
-    /// How many bytes it had. A value below the number of `bytes` counts as that number.
+    /// Its length in bytes. A value below the number of `bytes` counts as that number.
     pub len: u32,
-    /// Which way it went, if that is known.
+    /// Its direction, if known.
     pub direction: Option<Direction>,
-    /// How many packets of this interface were lost since the packet before it, if that is known (`epb_dropcount`).
+    /// Number of packets of this interface that were lost since the previous one, if known (`epb_dropcount`).
     pub lost: Option<u64>,
-    /// Anything else.
+    /// Free text.
     pub comment: Option<&'a str>,
 }
 
-/// What was counted at an interface from the beginning of its capture on. An absent field is not known.
+/// The counters of an interface since its capture began. An absent field is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics<'a> {
-    /// Where it was counted.
+    /// The interface.
     pub interface: InterfaceId,
-    /// When the counters were read.
+    /// Time at which the counters were read.
     pub time_ns: u64,
-    /// When the capture began (`isb_starttime`).
+    /// Time at which the capture began (`isb_starttime`).
     pub start_ns: Option<u64>,
-    /// When the capture ended (`isb_endtime`).
+    /// Time at which the capture ended (`isb_endtime`).
     pub end_ns: Option<u64>,
     /// Packets that were received (`isb_ifrecv`).
     pub received: Option<u64>,
-    /// Packets that were lost because there was no room for them (`isb_ifdrop`).
+    /// Packets that were lost because there was no room (`isb_ifdrop`).
     pub dropped: Option<u64>,
-    /// Packets that the filter let through (`isb_filteraccept`).
+    /// Packets that the filter accepted (`isb_filteraccept`).
     pub accepted: Option<u64>,
-    /// Packets that the kernel was told to leave out, by a rate or a budget (`isb_osdrop`).
+    /// Packets that the kernel left out because of a rate or a budget (`isb_osdrop`).
     pub limited: Option<u64>,
-    /// Anything else.
+    /// Free text.
     pub comment: Option<&'a str>,
 }
 
-/// Counts the interfaces of a file.
+/// Writes the blocks of a file, and counts its interfaces.
 #[derive(Debug)]
 pub struct Writer {
     interfaces: u32,
@@ -133,7 +133,7 @@ impl Writer {
     pub fn begin(out: &mut Vec<u8>, section: &Section<'_>) -> Self {
         block(out, 0x0a0d_0d0a, |out| {
             number(out, 0x1a2b_3c4d_u32.to_le_bytes());
-            // Version 1.0, and a section whose length is not known.
+            // Version 1.0, and a section of unknown length.
             number(out, [1, 0, 0, 0]);
             number(out, [0xff; 8]);
             let texts = [(2, section.hardware), (3, section.os), (4, section.application)];
@@ -157,7 +157,7 @@ impl Writer {
                 text(out, 3, interface.description);
                 option(out, 9, &[&[NANOSECONDS]]);
                 if let Some(filter) = interface.filter {
-                    // 0: a text in the language of libpcap.
+                    // 0: a filter in the language of libpcap.
                     option(out, 11, &[&[0], cut(filter)]);
                 }
                 text(out, 15, interface.hardware);
@@ -218,7 +218,7 @@ impl Statistics<'_> {
     }
 }
 
-/// A block: its type, its length, what `body` appends, and its length again.
+/// Appends a block: its type, its length, the output of `body`, and its length again.
 fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     number(out, kind.to_le_bytes());
@@ -231,7 +231,7 @@ fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     number(out, length);
 }
 
-/// Options, and the end of the options if there are any.
+/// Appends options, followed by the end of options if there are any.
 fn options(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     body(out);
@@ -240,7 +240,7 @@ fn options(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
     }
 }
 
-/// An option: its code, its length, and its value in parts that are at most 65535 bytes long together.
+/// Appends an option: its code, its length, and its value in parts with at most 65535 bytes together.
 fn option(out: &mut Vec<u8>, code: u16, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     number(out, code.to_le_bytes());
@@ -261,12 +261,12 @@ fn counter(out: &mut Vec<u8>, code: u16, counter: Option<u64>) {
     }
 }
 
-/// The beginning of a text that fits into an option.
+/// Cuts a text so that it fits into an option.
 fn cut(text: &str) -> &[u8] {
     text.get(..text.floor_char_boundary(MAX_TEXT)).unwrap_or_default().as_bytes()
 }
 
-/// A time has its upper 32 bits first.
+/// The upper 32 bits of a time come first.
 fn time(time_ns: u64) -> [u8; 8] {
     time_ns.rotate_left(32).to_le_bytes()
 }
@@ -275,7 +275,7 @@ fn number<const N: usize>(out: &mut Vec<u8>, bytes: [u8; N]) {
     out.extend_from_slice(&bytes);
 }
 
-/// Zeros up to a multiple of 4 bytes.
+/// Appends zeros up to a multiple of 4 bytes.
 fn pad(out: &mut Vec<u8>, length: usize) {
     out.resize(out.len() + length.next_multiple_of(4) - length, 0);
 }

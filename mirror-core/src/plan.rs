@@ -1,15 +1,15 @@
-//! From the installed state to the wanted state, op by op.
+//! The plan: the ops that turn the installed state into the wanted state.
 //!
-//! Pure and total. [`plan`] makes the ops, [`Failures`] says which of them may still be tried after others have failed,
-//! and [`apply`] says what each op does. The property tests hold for every choice of failing ops:
+//! Pure and total. [`plan`] computes the ops, [`Failures`] decides which of them can still be tried after others have
+//! failed, and [`apply`] defines the effect of each op. The property tests check, for every choice of failing ops:
 //!
-//! * a plan whose ops all succeed leads to the wanted state, and then the next plan is empty; a tap that changes its side
-//!   takes two plans ([`sides`]);
-//! * after any failures, a tap copies for its own pod only, in a form that was asked for, and never a whole packet
-//!   where it is to be cut; counters and budgets of one owner never become those of another;
-//! * the next plan repairs the effects of failed ops.
+//! * A plan whose ops all succeed leads to the wanted state, and the next plan is empty. A tap that changes its side
+//!   takes two plans ([`sides`]).
+//! * After any failures, a tap copies only for its own pod, in a requested form, and never a whole packet that must be
+//!   cut. Counters and budgets of one owner never become those of another.
+//! * The next plan repairs the effects of failed ops.
 //!
-//! The reconcile loop calls it.
+//! The reconcile loop calls this module.
 
 mod fit;
 mod keys;
@@ -23,26 +23,26 @@ use crate::model::{
     Target, TargetName,
 };
 
-/// The ops to carry out, and the sessions that do not fit.
+/// The ops to apply, and the sessions that do not fit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The ops, in order.
+    /// The ops in order.
     pub ops: Vec<Op>,
-    /// The sessions that do not fit into the kernel's tables, or whose filter the kernel refuses. After the plan they are
-    /// not installed in any form: a narrower filter that does not fit must not leave the wider filter in force.
+    /// The sessions that do not fit into the kernel's tables, or whose filter the kernel rejects. After the plan they
+    /// are not installed in any form: a narrower filter that does not fit must not leave the wider filter active.
     pub unfit: Vec<Unfit>,
-    /// The devices on which a tap sees what reaches its pod after the next plan, if its program runs there then.
+    /// The devices on which a tap will see ingress after the next plan, if its program runs there by then.
     pub coming: BTreeSet<Device>,
 }
 
-/// The plan that turns `actual` into `desired`, as far as it fits.
+/// Computes the plan that turns `actual` into `desired`, as far as it fits.
 ///
-/// The order of the ops is: removals of taps and sessions; targets and limits; the second stage; taps and sessions; then
-/// the removal of objects that are not needed any more, and of hooks, which takes long. A session in whose place a new one
-/// of the same tap comes is removed just ahead of that. A target that no installed session needs is removed before new
-/// ones are written, which may need its place. A tap is added entry first, then sessions, then hooks, and removed in the
-/// same order: a program without an entry copies nothing, so neither a half-added nor a half-removed tap copies for
-/// another pod than its own.
+/// The order of the ops is: removals of taps and sessions; targets and limits; the second stage; taps and sessions;
+/// then removals of unused objects, and of hooks, which are slow. If a new session of the same tap replaces a session,
+/// the old one is removed just before it. A target that no installed session uses is removed before new ones are
+/// written, because they could need its slot. A tap is added entry first, then sessions, then hooks, and removed in the
+/// same order. A program without an entry copies nothing, so neither a half-added nor a half-removed tap copies for
+/// another pod.
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     let (mut taps, unfit) = fit::fit(desired, actual);
     let coming = sides::settle(&mut taps, actual);
@@ -69,9 +69,9 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     for (device, tap) in &taps {
         add(*device, tap, actual, &mut ops);
     }
-    // No tap needs these any more.
+    // Hooks that no tap needs any more.
     detach(&taps, actual, &mut ops);
-    // No session needs these any more.
+    // Second stages and targets that no session needs any more.
     for ifindex in actual.deliver.keys().filter(|ifindex| !deliver.contains(ifindex)) {
         let theirs = desired
             .targets
@@ -86,8 +86,8 @@ pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
     Plan { ops, unfit, coming }
 }
 
-/// Leaves the budgets of ended sessions as they were, where their authors have written nothing else since: other defaults of
-/// the node begin no mirror again.
+/// Keeps the budgets of ended sessions if their authors have not changed anything: new defaults of the node do not
+/// restart a mirror.
 pub fn stay_ended(wanted: &mut BTreeMap<Device, Tap>, actual: &Actual) {
     for (device, tap) in wanted {
         let Some(installed) = actual.taps.get(device) else { continue };
@@ -114,15 +114,15 @@ fn targets_in_use(actual: &Actual) -> BTreeMap<TargetName, BTreeSet<Device>> {
     in_use
 }
 
-/// The ops that write the targets: the only ops before the pods are known.
+/// Returns the ops that write the targets. Before the pods are known, these are the only ops.
 pub fn retarget(targets: &BTreeMap<TargetName, Target>, actual: &Actual) -> Vec<Op> {
     let now = targets.iter().map(|(name, target)| (name, target.with_cuts(cuts(name, target, actual))));
     let changed = now.filter(|(name, target)| actual.targets.get(name) != Some(target));
     changed.map(|(name, target)| Op::SetTarget(name.clone(), target)).collect()
 }
 
-/// Whether copies to a target can be cut, with the programs attached now. The program of an earlier agent cuts if that
-/// agent has written so.
+/// Whether copies to a target can be cut by the attached programs. The program of an earlier agent cuts if that agent
+/// recorded it.
 fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
     let Some(ifindex) = target.ifindex() else { return false };
     let before = actual.targets.get(name).and_then(Target::device);
@@ -135,7 +135,7 @@ fn cuts(name: &TargetName, target: &Target, actual: &Actual) -> bool {
     }
 }
 
-/// Removals. A tap for a former owner stops copying before all other ops.
+/// Adds the removals. A tap for a former owner stops copying before all other ops.
 fn remove(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
     for (device, installed) in &actual.taps {
         let Some(tap) = &installed.tap else { continue };
@@ -149,8 +149,8 @@ fn remove(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
     }
 }
 
-/// The sessions of a tap that are not wanted any more: those that only go, and those in whose place a new one comes. So
-/// there are never more sessions than before or after the plan.
+/// The sessions of a tap that are no longer wanted: those that are only removed, and those that are replaced. So there
+/// are never more sessions than before or after the plan.
 fn leaving<'a>(tap: &'a Tap, wanted: &Tap) -> (Vec<&'a MirrorId>, Vec<&'a MirrorId>) {
     let mut gone: Vec<_> =
         tap.sessions.keys().filter(|mirror| !wanted.sessions.contains_key(mirror)).collect();
@@ -159,7 +159,7 @@ fn leaving<'a>(tap: &'a Tap, wanted: &Tap) -> (Vec<&'a MirrorId>, Vec<&'a Mirror
     (gone, replaced)
 }
 
-/// Takes the programs away from the hooks that no tap needs.
+/// Detaches the programs from hooks that no tap needs.
 fn detach(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
     let hooks: BTreeSet<_> = wanted.iter().flat_map(|(device, tap)| tap.hooks(*device)).collect();
     for (device, installed) in &actual.taps {
@@ -170,7 +170,7 @@ fn detach(wanted: &BTreeMap<Device, Tap>, actual: &Actual, ops: &mut Vec<Op>) {
     }
 }
 
-/// Ops for one wanted tap.
+/// Adds the ops for one wanted tap.
 fn add(device: Device, wanted: &Tap, actual: &Actual, ops: &mut Vec<Op>) {
     let entry = actual.taps.get(&device).and_then(|installed| installed.tap.as_ref());
     let entry = entry.filter(|tap| tap.owner.is_same(&wanted.owner));
@@ -198,23 +198,23 @@ fn add(device: Device, wanted: &Tap, actual: &Actual, ops: &mut Vec<Op>) {
 
 /// The failed ops of a plan, and the ops that must not be tried after them.
 ///
-/// A failed op stops no other op that is safe without it: a removal is always tried, and so are all ops of other
-/// devices. A second stage that fails stops only the sessions that are to be cut.
+/// A failed op stops no op that is safe without it: removals are always tried, and so are all ops of other devices. If
+/// a second stage fails, only the sessions that need it for cutting are stopped.
 #[derive(Debug, Clone)]
 pub struct Failures {
     devices: BTreeSet<Device>,
     /// Targets that were not written.
     targets: BTreeSet<TargetName>,
-    /// Targets that were written, and whose second stage failed.
+    /// Targets that were written, but whose second stage failed.
     uncut: BTreeSet<TargetName>,
     limits: bool,
     in_use: BTreeMap<TargetName, BTreeSet<Device>>,
-    /// The taps of the NICs inside pods that are their second sides.
+    /// The tap of each NIC inside a pod that is the pod side of a tap.
     taps: BTreeMap<Device, Device>,
 }
 
 impl Failures {
-    /// No failures yet, of the ops of a plan for this state.
+    /// No failures yet, for the ops of a plan for this state.
     pub fn none(ops: &[Op], actual: &Actual) -> Self {
         let installed =
             actual.taps.iter().filter_map(|(device, of)| Some((of.tap.as_ref()?.pod_side()?, *device)));
@@ -232,7 +232,7 @@ impl Failures {
         }
     }
 
-    /// An op has failed, or was not tried.
+    /// Records an op that failed or was not tried.
     pub fn add(&mut self, op: &Op) {
         match op {
             Op::SetTarget(name, target) => {
@@ -247,30 +247,30 @@ impl Failures {
         }
     }
 
-    /// Whether a target is to be marked as cutting, and the second stage could not be attached.
+    /// Whether a target would be marked as cutting although its second stage could not be attached.
     fn lacks_second_stage(&self, target: &Target) -> bool {
         let cutting = target.device().filter(|target| target.cuts);
         let device = cutting.and_then(|target| target.ifindex).map(Device::on_node);
         device.is_some_and(|device| self.devices.contains(&device))
     }
 
-    /// Whether an op may be tried.
+    /// Whether an op can be tried.
     pub fn allow(&self, op: &Op) -> bool {
-        // The second side of a tap has the sessions of the tap.
+        // The pod side of a tap uses the sessions of the tap.
         let tap = |device: &Device| self.taps.get(device).is_some_and(|tap| self.devices.contains(tap));
         let is_whole = |device: &Device| !self.limits && !self.devices.contains(device) && !tap(device);
         match op {
             Op::SetTarget(_, target) => !self.lacks_second_stage(target),
-            // While a session did not get its new target, the old target is needed.
+            // If a session did not get its new target, the old target is still needed.
             Op::RemoveTarget(name) => {
                 self.in_use.get(name).is_none_or(|devices| devices.is_disjoint(&self.devices))
             }
-            // Copies would be cut no more.
+            // Copies would no longer be cut.
             Op::Detach(_, Program::Deliver) => self.devices.is_empty() && self.targets.is_empty(),
             Op::PutTap(device, _) | Op::Attach(device, Program::TapIngress | Program::TapEgress) => {
                 is_whole(device)
             }
-            // A new session waits for its target. An existing session is changed, and copies nothing that it could not
+            // A new session waits for its target. An existing session is changed, and does not copy what it could not
             // cut.
             Op::AddSession(device, _, session) => {
                 let is_uncut = session.settings.snaplen.is_some() && self.uncut.contains(&session.target);
@@ -286,11 +286,11 @@ impl Failures {
     }
 }
 
-/// The effect of an op on the installed state: a plan counts on it, and the dataplane brings it about in the kernel.
+/// Applies an op to the installed state. A plan assumes this effect, and the dataplane implements it in the kernel.
 ///
 /// # Errors
 ///
-/// The dataplane refuses the op if an object that it needs is missing.
+/// An object that the op needs is missing. The dataplane returns an error, too.
 pub fn apply(actual: &mut Actual, op: &Op) -> Result<(), &'static str> {
     match op {
         Op::SetTarget(name, target) => drop(actual.targets.insert(name.clone(), target.clone())),
@@ -365,7 +365,7 @@ pub fn apply(actual: &mut Actual, op: &Op) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Takes something away from a device.
+/// Removes something from a device.
 fn change(actual: &mut Actual, device: Device, change: impl FnOnce(&mut ActualTap)) {
     if let Some(installed) = actual.taps.get_mut(&device) {
         change(installed);

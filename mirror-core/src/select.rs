@@ -1,8 +1,8 @@
-//! Which devices are tapped, for which pods, and why the others are not.
+//! Selects the devices to tap for each pod, with a reason for each device that is not tapped.
 //!
-//! Pure: pods, resources, devices and policy in; taps, skips and complaints out. [`choose`] reads resources and
-//! annotations, [`select`] finds the devices, [`coverage`] judges the resources. This module does not know the installed
-//! state (`plan` does) and reads nothing itself.
+//! Pure: takes pods, resources, devices and policy; returns taps, skipped devices and problems. [`choose`] reads
+//! resources and annotations, [`select`] finds the devices, [`coverage`] evaluates the resources. The installed state
+//! is unknown here (`plan` knows it), and nothing is read from the system.
 
 mod attachments;
 mod bad;
@@ -49,57 +49,57 @@ use crate::{
     model::{Device, Link, LinkKind, LinkSnapshot, MirrorId, Origin, Owner, PodId, Session, Tap},
 };
 
-/// Most NICs of a pod that are tapped: those that annotations name, and then those of the lowest indexes. Root in a pod can
-/// make any number, and the node's tables are for all pods.
+/// Maximum number of tapped NICs per pod: first those that annotations name, then those with the lowest indexes. Root
+/// in a pod can create any number of devices, and the node's tables are shared by all pods.
 const MOST_NICS: usize = 16;
 
 /// A pod, a NIC or an interface that is selected but not tapped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skipped {
-    /// The pod; `None`: an interface that the user named.
+    /// The pod. `None`: an interface that the user named.
     pub pod: Option<PodId>,
-    /// The NIC, where the reason concerns a NIC; or the interface's name.
+    /// The NIC, if the reason concerns a NIC; or the name of the interface.
     pub nic: Option<String>,
-    /// The mirror, where the reason concerns a mirror.
+    /// The mirror, if the reason concerns a mirror.
     pub mirror: Option<MirrorId>,
-    /// Why not.
+    /// The reason.
     pub why: Why,
 }
 
 impl Skipped {
-    /// Whether the reason concerns this mirror, which is not the mirror `default`.
+    /// Whether the reason concerns this mirror, which must not be the mirror `default`.
     fn concerns(&self, mirror: &MirrorId) -> bool {
         match &self.mirror {
             Some(of) => of == mirror,
-            // A reason without a name of a mirror concerns the pod, or the mirror `default`.
+            // A reason without the name of a mirror concerns the pod, or the mirror `default`.
             None => !self.why.is_of_one_mirror(),
         }
     }
 
-    /// Whether the reason concerns a ClusterMirror alone, which is the administrator's matter.
+    /// Whether the reason concerns only a ClusterMirror, which is the administrator's responsibility.
     pub fn is_of_cluster_mirror(&self) -> bool {
         self.mirror.as_ref().is_some_and(|mirror| mirror.0.is_of_cluster_mirror())
     }
 
-    /// Whether the reason concerns captures alone. The program that asked for the capture is told.
+    /// Whether the reason concerns only captures. It is reported to the program that requested the capture.
     pub fn is_of_capture(&self) -> bool {
         self.mirror.as_ref().is_some_and(|mirror| mirror.0.is_capture())
     }
 }
 
-/// The result of a selection: the wanted taps, and the reasons for missing ones.
+/// The result of a selection: the wanted taps, and the reasons for the missing ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Taps by the device that is tapped.
+    /// The taps, by tapped device.
     pub taps: BTreeMap<Device, Tap>,
-    /// Selected, but not tapped.
+    /// What is selected but not tapped.
     pub skipped: Vec<Skipped>,
 }
 
-/// The taps for the wanted pods, the named interfaces and the interfaces of captures.
+/// Returns the taps for the wanted pods, the named interfaces and the interfaces of captures.
 ///
-/// `links` must hold the node's devices and the devices inside each wanted pod. Of two claims to one device the first
-/// in the order of `wanted` wins.
+/// `links` must contain the node's devices and the devices inside each wanted pod. If two pods claim the same device,
+/// the first one in `wanted` wins.
 pub fn select(
     wanted: &[Wanted<'_>],
     captures: &[Capture],
@@ -114,7 +114,7 @@ pub fn select(
         let skip = |why| Skipped { pod: None, nic: Some(name.clone()), mirror: None, why };
         match links.by_name(name) {
             None => selection.skipped.push(skip(Why::NoSuchInterface)),
-            // A program writes the records of a stream into a file of Ethernet frames.
+            // The program that reads the stream writes a file of Ethernet frames.
             Some(link) if !link.is_ethernet && policy.streams().any(|name| *name == policy.target) => {
                 selection.skipped.push(skip(Why::NotEthernet));
             }
@@ -132,7 +132,7 @@ pub fn select(
     selection
 }
 
-/// The tap of an interface that the user named: one mirror, with the node's settings.
+/// Returns the tap of an interface that the user named: one mirror, with the node's settings.
 fn interface_tap(name: &str, policy: &Policy) -> Tap {
     let session = Session {
         directions: policy.interface_directions,
@@ -152,10 +152,10 @@ fn interface_tap(name: &str, policy: &Policy) -> Tap {
     }
 }
 
-/// Adds the taps of one pod: a tap for each of its NICs.
+/// Adds the taps of one pod: one for each of its NICs.
 fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
     let Wanted { pod, mirrors, is_asked, .. } = wanted;
-    // A reason concerns the pod, unless only a capture wants the pod.
+    // Reasons concern the pod, unless only captures want it.
     let mirror = mirrors.keys().next().filter(|_| mirrors.keys().all(|mirror| mirror.0.is_capture()));
     let skip = |nic: Option<&str>, why, selection: &mut Selection| {
         let (nic, mirror) = (nic.map(str::to_owned), mirror.cloned());
@@ -207,9 +207,9 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
         let is_named = wanted.named_nics().any(|(_, name)| has_name(nic, name));
         let network = pod.networks.of_nic(former(nic).unwrap_or(&nic.name));
         let is_tapped_inside = host_end.is_none() && (is_named || leads_out(nic));
-        // What it sends leaves by another NIC of the pod, or stays in the pod.
+        // The device sends through another NIC of the pod, or only inside the pod.
         let is_inner = match nic.kind {
-            // One of a network is no device of a container.
+            // If the NIC belongs to a network, it is not a device that a process in a container created.
             LinkKind::Veth => leads_to_node && network.is_none(),
             LinkKind::Dummy | LinkKind::Ifb => has_way_out,
             _ => has_way_out && network.is_none(),
@@ -253,7 +253,7 @@ fn select_pod(wanted: &Wanted<'_>, links: &LinkSnapshot, policy: &Policy, select
     }
 }
 
-/// Takes a device of the node for a tap, unless it is taken or entangled with a mirror interface.
+/// Claims a device of the node for a tap, unless it is claimed already or conflicts with a mirror interface.
 fn claim(
     link: &Link,
     tap: Tap,
@@ -261,7 +261,8 @@ fn claim(
     policy: &Policy,
     selection: &mut Selection,
 ) -> Result<(), Why> {
-    // A collector's device may be tapped for other targets. The programs count its packets to itself as `loop`.
+    // A collector's device can be tapped for other targets. The programs count packets that it would copy to itself as
+    // `loop`.
     let devices = policy.own_devices();
     let mirrors = devices.iter().filter_map(|device| links.by_name(device));
     if let Some(conflict) = mirrors.filter_map(|mirror| mirror_iface::conflict(mirror, link, links)).next() {
@@ -279,7 +280,7 @@ fn is_to_tunnel(session: &Session, policy: &Policy) -> bool {
 
 fn take(device: Device, tap: Tap, selection: &mut Selection) -> Result<(), Why> {
     match selection.taps.get(&device) {
-        // An interface that was named twice.
+        // The interface was named twice.
         Some(taken) if taken.owner == tap.owner => Ok(()),
         Some(taken) => Err(Why::TappedFor(taken.owner.pod.clone().unwrap_or_default())),
         None => {
@@ -289,8 +290,9 @@ fn take(device: Device, tap: Tap, selection: &mut Selection) -> Result<(), Why> 
     }
 }
 
-/// Whether a device may be a tunnel's to whose packets a program gives their addresses, as Cilium's does. It does so by
-/// `bpf_skb_set_tunnel_key`, like `deliver`, and all addresses given on a CPU are one object of the kernel.
+/// Whether a device can be a tunnel device whose packets get their tunnel addresses from a BPF program, as with Cilium.
+/// Such a program uses `bpf_skb_set_tunnel_key`, like `deliver`, and the kernel has a single object per CPU for all
+/// addresses that are set in this way.
 fn is_tunnels(link: &Link) -> bool {
     const KINDS: [&str; 11] = [
         "vxlan",

@@ -1,9 +1,9 @@
-//! The settings of a mirror besides the choice of pods: filter, sample, rate, snap length, budgets.
+//! The settings of a mirror apart from the choice of pods: filter, sample, rate, snap length, budgets.
 //!
-//! Pure: texts in, values or one clear error out, and the same texts from the values. Each setting is one [`Setting`]
-//! of [`SETTINGS`]: its key, its texts for people, how it is read and how it is shown. Annotations, flags, `status` and
-//! the reference are all made from that list. `mirror_common` decides how the kernel uses the values; `select` decides
-//! who may set which of them.
+//! Pure: parses texts into values or an error message, and formats values as the same texts. Each setting is one
+//! [`Setting`] of [`SETTINGS`]: its key, its descriptions, its parser and its formatter. Annotations, flags, `status`
+//! and the reference are generated from that list. `mirror_common` defines how the kernel uses the values; `select`
+//! decides who can set them.
 
 mod descriptor;
 mod quantity;
@@ -25,47 +25,47 @@ pub use self::{
     },
 };
 
-/// The settings of one mirror, for packets of its directions.
+/// The settings of one mirror, for the packets of its directions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Settings {
-    /// Which packets; `None`: all.
+    /// The packets to copy. `None`: all.
     pub filter: Option<CaptureFilter>,
-    /// Which flows; `None`: all.
+    /// The flows to copy. `None`: all.
     pub sample: Option<Share>,
-    /// Seed of the sample, the same on all nodes.
+    /// Seed of the sample. It is the same on all nodes.
     pub seed: u32,
-    /// How many copies a second; `None`: any number.
+    /// Maximum rate of copies. `None`: no limit.
     pub rate: Option<Rate>,
-    /// Bytes that are kept of a copy; `None`: all.
+    /// Maximum bytes of a copy. `None`: no limit.
     pub snaplen: Option<u32>,
-    /// When the mirror ends.
+    /// The bounds that end the mirror.
     pub budget: Budget,
 }
 
-/// A filter in pcap-filter(7)'s language, which compiles.
+/// A compiled filter in the language of pcap-filter(7).
 ///
-/// Two filters are equal if text and program are. The program counts, because an agent with a corrected compiler makes
-/// another program of the same text, and the taps must get the new program.
+/// Two filters are equal if both their texts and their programs are. An agent with a corrected compiler generates
+/// another program from the same text, and the taps must get that program.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CaptureFilter {
-    /// As it was written.
+    /// The text as written.
     pub text: String,
-    /// The [hash](crate::filter::ebpf::hash) of its program for the kernel.
+    /// The [hash](crate::filter::ebpf::hash) of the program for the kernel.
     pub hash: u64,
 }
 
 impl CaptureFilter {
-    /// The number of instructions of the program.
+    /// Number of instructions of the program.
     pub const fn length(&self) -> usize {
         ebpf::length(self.hash)
     }
 
-    /// Whether it can say something else of a super-frame than of its segments.
+    /// Whether the filter can give a different result for a super-frame than for its segments.
     pub fn differs_on_segments(&self) -> bool {
         crate::filter::differs_on_segments(&self.text)
     }
 
-    /// The program for the kernel, which the dataplane needs only when it loads the program.
+    /// Generates the program for the kernel. The dataplane needs it only when it loads the program.
     pub fn instructions(&self) -> Result<Vec<Insn>, String> {
         values::instructions(&self.text)
     }
@@ -77,25 +77,25 @@ impl fmt::Debug for CaptureFilter {
     }
 }
 
-/// A share of flows in units of 2^-32; never 0, and less than all.
+/// A share of flows in units of 2^-32. Never 0, and less than all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share(pub u32);
 
-/// A limit on copies. At least one of `packets` and `bits` is given.
+/// A limit on copies. At least one of `packets` and `bits` is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
-    /// Packets a second, from 1 to [`MAX_PACKETS_PER_SECOND`].
+    /// Packets per second, from 1 to [`MAX_PACKETS_PER_SECOND`].
     pub packets: Option<u64>,
-    /// Bits a second, of whole frames, from 1 to [`MAX_BITS_PER_SECOND`].
+    /// Bits per second, of whole frames, from 1 to [`MAX_BITS_PER_SECOND`].
     pub bits: Option<u64>,
-    /// How long an unused rate is saved up, from [`MIN_BURST`] to [`MAX_BURST`], in whole milliseconds.
+    /// The time for which unused rate accumulates, from [`MIN_BURST`] to [`MAX_BURST`], in whole milliseconds.
     pub burst: Duration,
 }
 
-/// The bounds after which a mirror ends. The first bound that is reached ends it.
+/// The bounds that end a mirror. The first bound that is reached ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Budget {
-    /// Time since it began.
+    /// Time since the mirror began.
     pub duration: Option<Duration>,
     /// Packets copied.
     pub packets: Option<u64>,
@@ -103,27 +103,27 @@ pub struct Budget {
     pub bytes: Option<u64>,
 }
 
-/// The limits of a whole node, with any annotations.
+/// The limits of a node, whatever annotations say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeLimits {
-    /// For the copies of all pods and interfaces together.
+    /// Limit for the copies of all pods and interfaces together.
     pub max_rate: Option<Rate>,
-    /// For the copies of each pod.
+    /// Limit for the copies of each pod.
     pub max_pod_rate: Option<Rate>,
-    /// For the copies of all pods of each namespace.
+    /// Limit for the copies of all pods of each namespace.
     pub max_namespace_rate: Option<Rate>,
 }
 
-/// [`NodeLimits`] in the kernel's prices; zeros: no limit.
+/// [`NodeLimits`] in the units of the kernel's meters. Zeros: no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ceilings {
-    /// For all copies together.
+    /// Limit for all copies together.
     pub node: Limits,
-    /// For the copies of each pod.
+    /// Limit for the copies of each pod.
     pub pod: Limits,
-    /// For the copies of all pods of each namespace.
+    /// Limit for the copies of all pods of each namespace.
     pub namespace: Limits,
-    /// The share of `node` that each pod gets, with any traffic of the others.
+    /// The share of `node` that each pod gets, whatever the traffic of the others.
     pub share: Limits,
 }
 
@@ -133,7 +133,7 @@ pub struct Ceilings {
 pub struct SettingError {
     /// The annotation or flag.
     pub key: &'static str,
-    /// Its value.
+    /// The invalid value.
     pub value: String,
     /// The problem, and a valid form.
     pub reason: String,
@@ -145,7 +145,7 @@ impl Settings {
         self.set_with(key, value, parse_filter)
     }
 
-    /// As [`Self::set`], with another way to a filter than to compile it.
+    /// As [`Self::set`], but `filter` replaces the filter compiler.
     pub fn set_with(
         &mut self,
         key: &'static str,
@@ -161,7 +161,8 @@ impl Settings {
         }
     }
 
-    /// The settings, as people read them: `filter "tcp port 443"`, `rate 10kpps,50Mbit`; in the order of [`SETTINGS`].
+    /// The settings in readable form, such as `filter "tcp port 443"` or `rate 10kpps,50Mbit`, in the order of
+    /// [`SETTINGS`].
     pub fn words(&self) -> Vec<String> {
         let word = |setting: &Setting| {
             let value = setting.show(self)?;
@@ -171,8 +172,8 @@ impl Settings {
         SETTINGS.iter().filter_map(word).collect()
     }
 
-    /// Whether two sets of settings are the same request: the texts of the filters count, and not the programs; the seed
-    /// counts where there is a sample.
+    /// Whether two sets of settings are the same request. The texts of the filters are compared, not the programs; the
+    /// seed is compared only if there is a sample.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         let text = |settings: &Self| settings.filter.as_ref().map(|filter| filter.text.clone());
         let seed = |settings: &Self| settings.sample.map_or(0, |_| settings.seed);
@@ -187,21 +188,22 @@ impl Settings {
 }
 
 impl Rate {
-    /// The prices that the kernel charges. For a rate within its bounds none of them is 0, and none overflows.
+    /// The prices of packets and bytes in the kernel's meters. For a rate within its bounds none of them is 0, and none
+    /// overflows.
     pub fn limits(&self) -> Limits {
         let Self { packets, bits, burst } = self;
-        // A burst that an older agent left in the maps may be out of bounds.
+        // A burst that an older agent left in the maps can be out of bounds.
         Limits::of_rate(packets.unwrap_or(0), bits.unwrap_or(0), (*burst).max(MIN_BURST))
     }
 }
 
 impl NodeLimits {
-    /// Whether there is any limit.
+    /// Whether any limit is set.
     pub fn is_limited(&self) -> bool {
         *self != Self::default()
     }
 
-    /// The limits that the kernel applies while so many pods and interfaces are tapped.
+    /// Effective limits for a number of tapped pods and interfaces.
     pub fn ceilings(&self, owners: usize) -> Ceilings {
         let limits = |rate: Option<Rate>| rate.map_or_else(Limits::default, |rate| rate.limits());
         let node = limits(self.max_rate);

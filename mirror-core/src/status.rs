@@ -1,7 +1,8 @@
-//! What a node mirrors, as `mirror-agent status` shows it: the types of `-o json`, the table, and the words about a pod.
+//! The status of a node, as `mirror-agent status` shows it: the types of `-o json`, the table, and the text about a
+//! pod.
 //!
-//! The types are an interface: a field is added, and never renamed. The agent fills them from the pinned maps and from
-//! its notes. A program on another machine reads the JSON into the same types and prints the same table.
+//! The types are a public interface: fields are added, but never renamed. The agent fills them from the pinned maps and
+//! from its notes. A program on another machine parses the JSON into the same types and prints the same table.
 
 mod explain;
 mod table;
@@ -12,25 +13,25 @@ use serde::{Deserialize, Serialize};
 pub use self::table::{columns, printable};
 use crate::settings::{Budget, Settings, Share};
 
-/// The verdicts of packets that should have been copied and were not.
+/// The verdicts of packets that should have been copied but were not.
 pub const LOSSES: [Verdict; 5] =
     [Verdict::TargetDown, Verdict::Congested, Verdict::Failed, Verdict::Uncut, Verdict::Lost];
 
-/// The reason of an annotation that is ignored, in one word.
+/// The reason that is reported for an ignored annotation.
 const BAD_ANNOTATION: &str = "BadAnnotation";
 
-/// What a node mirrors.
+/// The status of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeStatus {
     /// Version of the agent that answered.
     pub version: String,
-    /// An agent holds the lock of the pins.
+    /// Whether an agent holds the lock of the pins.
     pub agent_running: bool,
     /// The targets.
     pub targets: Vec<TargetStatus>,
     /// The taps.
     pub taps: Vec<TapStatus>,
-    /// The notes of the running agent; `None` where no agent runs.
+    /// The notes of the running agent. `None`: no agent runs.
     pub notes: Option<Notes>,
 }
 
@@ -39,25 +40,25 @@ pub struct NodeStatus {
 pub struct TargetStatus {
     /// Its name.
     pub name: String,
-    /// What the administrator named: a device, as in `ids0`, a pod, as in `pod:security/suricata`, a
-    /// tunnel, as in `vxlan:10.9.0.5:4789/vni=77`, or `stream`; empty for the stream of a capture.
+    /// The destination that the administrator configured: a device, as in `ids0`; a pod, as in `pod:security/suricata`;
+    /// a tunnel, as in `vxlan:10.9.0.5:4789/vni=77`; or `stream`. Empty for the stream of a capture.
     #[serde(default)]
     pub destination: String,
-    /// The device that takes the copies: the mirror interface, the node's end of a pod's veth, or a tunnel's. Empty for a stream, which
-    /// a program reads, and while there is none.
+    /// The device that the copies are sent to: the mirror interface, the node side of a pod's veth, or a tunnel device.
+    /// Empty for a stream, and while there is no device.
     pub device: String,
-    /// `None`: there is no such interface now, or the target is a stream.
+    /// ifindex of the device. `None`: the device does not exist, or the target is a stream.
     pub ifindex: Option<u32>,
-    /// It takes copies.
+    /// Whether the target accepts copies.
     pub up: bool,
-    /// Copies go to a program that reads them, and to no device.
+    /// Whether copies go to a program that reads a ring buffer, not to a device.
     #[serde(default)]
     pub stream: bool,
-    /// Frames that the device has taken and not sent since it was made, those of other software included. `None`:
-    /// there is no device.
+    /// Frames that the device accepted but did not send since it was created, including those of other software.
+    /// `None`: there is no device.
     #[serde(default)]
     pub dropped: Option<u64>,
-    /// Copies are made only while a packet socket reads the device (`--when-read`).
+    /// Whether copies are made only while a packet socket reads the device (`--when-read`).
     #[serde(default)]
     pub when_read: bool,
 }
@@ -69,20 +70,20 @@ pub struct TapStatus {
     pub ifindex: u32,
     /// Its name.
     pub device: String,
-    /// The device is inside the pod: the NIC itself. Its index and name are those of the pod's namespace.
+    /// Whether the device is inside the pod: the NIC itself. Index and name are then those of the pod's namespace.
     #[serde(default)]
     pub inside: bool,
-    /// `None`: an interface that the user named.
+    /// The pod. `None`: an interface that the user named.
     pub pod: Option<PodStatus>,
     /// The NIC inside the pod.
     pub nic: String,
-    /// The network that the NIC is in, as the pod's annotation `k8s.v1.cni.cncf.io/network-status` says; `None`: it does
-    /// not say.
+    /// The network of the NIC, from the pod's annotation `k8s.v1.cni.cncf.io/network-status`. `None`: the annotation
+    /// does not contain it.
     #[serde(default)]
     pub network: Option<String>,
-    /// How our programs run at its hooks.
+    /// How podmirror's programs are attached to the hooks.
     pub attached: AttachedStatus,
-    /// The NIC inside the pod, if what reaches the pod is seen there; `None`: the tapped device sees both directions.
+    /// The NIC inside the pod, if ingress is seen there. `None`: the tapped device sees both directions.
     #[serde(default)]
     pub pod_side: Option<PodSideStatus>,
     /// Its sessions.
@@ -94,55 +95,55 @@ pub struct TapStatus {
 pub struct SessionStatus {
     /// The mirror.
     pub mirror: String,
-    /// Where its copies go.
+    /// The target of the copies.
     pub target: String,
-    /// Its number on this node, in the records of a stream and in the GENEVE option of a tunnel.
+    /// Number of the session on this node, as in the records of a stream and in the GENEVE option of a tunnel.
     pub serial: u32,
-    /// The tunnel key of its copies; `None`: the target is no tunnel.
+    /// The tunnel key of the copies. `None`: the target is no tunnel.
     pub tunnel_key: Option<u32>,
-    /// Where the mirror was asked for.
+    /// The origin of the request.
     pub origin: String,
-    /// The directions that it copies.
+    /// The directions that are copied.
     pub direction: String,
-    /// What was asked for besides.
+    /// The other settings.
     pub settings: SettingsStatus,
-    /// The settings in words, in the order in which they are decided. For the table alone.
+    /// The settings as text, in the order in which the program applies them. For the table only.
     #[serde(skip)]
     pub words: Vec<String>,
-    /// The budget that is used up, so that nothing is copied any more.
+    /// The used-up budget that has ended the session.
     pub ended: Option<String>,
-    /// What is left of the budgets.
+    /// The remaining budgets.
     #[serde(default)]
     pub left: LeftStatus,
     /// The counters that are not zero.
     pub counters: Vec<CounterStatus>,
-    /// The copies that are not as asked for, where there are any.
+    /// The copies that differ from the request, if there are any.
     #[serde(default)]
     pub misfits: Vec<MisfitStatus>,
 }
 
-/// The settings besides the direction; `None`: not set.
+/// The settings other than the direction. `None`: not set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SettingsStatus {
-    /// The filter's text.
+    /// Text of the filter.
     pub filter: Option<String>,
-    /// Share of the flows, up to 1.
+    /// Share of the flows, at most 1.
     pub sample: Option<f64>,
-    /// Packets a second.
+    /// Maximum packets per second.
     pub rate_packets: Option<u64>,
-    /// Bits a second.
+    /// Maximum bits per second.
     pub rate_bits: Option<u64>,
-    /// Bytes of a copy.
+    /// Maximum bytes of a copy.
     pub snaplen: Option<u32>,
-    /// Seconds.
+    /// Time budget in seconds.
     pub duration: Option<f64>,
-    /// Packets until the mirror ends.
+    /// Packet budget.
     pub packets: Option<u64>,
-    /// Bytes until the mirror ends.
+    /// Byte budget.
     pub bytes: Option<u64>,
 }
 
-/// What is left of the budgets of a session; `None`: there is no such budget.
+/// The remaining budgets of a session. `None`: no such budget.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LeftStatus {
     /// Seconds.
@@ -187,26 +188,27 @@ pub struct PodStatus {
     pub name: String,
 }
 
-/// The NIC inside a pod, where the tap at the node's end of its veth sees what reaches the pod.
+/// The NIC inside a pod, if a tap on the node side of its veth sees ingress there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodSideStatus {
     /// ifindex of the NIC, in the pod's namespace.
     pub ifindex: u32,
-    /// How our program runs where the NIC receives: `tcx` or `none`.
+    /// How podmirror's program is attached to the NIC's ingress hook: `tcx` or `none`.
     pub attached: String,
 }
 
-/// How our program runs at each tc hook: `tcx`, `netkit`, `clsact`, `none`, or `unknown` if the hook cannot be read.
+/// How podmirror's program is attached to each tc hook: `tcx`, `netkit`, `clsact`, `none`, or `unknown` if the hook
+/// cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedStatus {
-    /// Where the device receives.
+    /// The ingress hook of the device.
     pub ingress: String,
-    /// Where the device sends.
+    /// The egress hook of the device.
     pub egress: String,
 }
 
 impl AttachedStatus {
-    /// No program of ours runs at the hook.
+    /// No podmirror program is attached to the hook.
     pub const NONE: &str = "none";
     /// The hook cannot be read.
     pub const UNKNOWN: &str = "unknown";
@@ -218,34 +220,34 @@ impl Default for AttachedStatus {
     }
 }
 
-/// Packets of a session with one verdict in one direction.
+/// The number of a session's packets with one verdict in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterStatus {
     /// The direction, seen from the pod.
     pub direction: String,
     /// The verdict.
     pub verdict: String,
-    /// How many.
+    /// Number of packets.
     pub packets: u64,
-    /// Their bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
-/// Copies of a session in one direction that are not as it asks for.
+/// Copies of a session in one direction that differ from the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MisfitStatus {
     /// The direction, seen from the pod.
     pub direction: String,
-    /// `cut`: the copies lack bytes. `long`: they have more than the snap length.
+    /// `cut`: the copies lack bytes. `long`: they are longer than the snap length.
     pub kind: String,
-    /// How many.
+    /// Number of copies.
     pub packets: u64,
-    /// The bytes by which they differ.
+    /// Number of bytes by which they differ.
     pub bytes: u64,
 }
 
 impl SessionStatus {
-    /// The copies that differ in this way, and the bytes by which they do.
+    /// Returns the number of copies that differ in this way, and by how many bytes.
     pub fn misfit(&self, kind: Misfit) -> (u64, u64) {
         let of_kind = self.misfits.iter().filter(|misfit| misfit.kind == kind.name());
         of_kind.fold((0, 0), |(packets, bytes), of| {
@@ -255,38 +257,38 @@ impl SessionStatus {
 }
 
 impl CounterStatus {
-    /// The packets were copied.
+    /// Whether the packets were copied.
     pub fn is_copied(&self) -> bool {
         self.verdict == Verdict::Copied.name()
     }
 
-    /// The packets should have been copied, and were not.
+    /// Whether the packets should have been copied but were not.
     pub fn is_lost(&self) -> bool {
         LOSSES.iter().any(|loss| self.verdict == loss.name())
     }
 }
 
-/// The notes on the last round of the loop.
+/// The notes on the last round of the reconcile loop.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
-    /// The pods and interfaces that are chosen but not mirrored.
+    /// The pods and interfaces that are selected but not mirrored.
     pub not_mirrored: Vec<NotMirrored>,
     /// Annotations that are ignored.
     pub bad_annotations: Vec<BadAnnotation>,
     /// The operations that failed and will be tried again.
     pub failures: Vec<String>,
-    /// The pods and tunnels to which nothing can be copied.
+    /// The pods and tunnels that copies cannot be sent to.
     #[serde(default)]
     pub unreached_targets: Vec<Unreached>,
-    /// The pods of this node; `None`: the agent has no list of them yet.
+    /// The pods of the node. `None`: the agent has no list of pods yet.
     #[serde(default)]
     pub pods: Option<Vec<KnownPod>>,
-    /// For each tapped NIC of a pod: whether the tap sees what the NIC carries.
+    /// The coverage of each tapped NIC of a pod.
     #[serde(default)]
     pub coverage: Vec<NicCoverage>,
 }
 
-/// Whether the tap of a NIC sees what the NIC carries.
+/// The coverage of a NIC: whether its tap sees what the NIC carries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicCoverage {
     /// Namespace and name of the pod.
@@ -295,97 +297,97 @@ pub struct NicCoverage {
     pub nic: String,
     /// The tapped device.
     pub device: String,
-    /// Why what reaches the pod is seen inside it, by a tap at the node's end of a veth; `None`: it is not.
+    /// Why a tap on the node side of a veth sees ingress inside the pod. `None`: it sees it on the node side.
     #[serde(default)]
     pub why_inside: Option<String>,
-    /// Of what reaches the pod.
+    /// Coverage of ingress.
     pub ingress: DirectionCoverage,
-    /// Of what leaves the pod.
+    /// Coverage of egress.
     pub egress: DirectionCoverage,
 }
 
-/// Whether one direction of a NIC is covered.
+/// The coverage of one direction of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectionCoverage {
-    /// The state in one word: `Covered`, `Bypassed`, `Hidden`, `NoHook` or `Unknown`.
+    /// The state: `Covered`, `Bypassed`, `Hidden`, `NoHook` or `Unknown`.
     pub state: String,
-    /// What it means, or the reason.
+    /// An explanation of the state.
     pub message: String,
-    /// How long it has this state, in seconds.
+    /// Time in this state, in seconds.
     pub seconds: u64,
-    /// Packets that the tap has seen since the agent began to compare.
+    /// Packets that the tap saw since the agent began to compare.
     pub seen: u64,
-    /// Packets that the NIC has carried meanwhile.
+    /// Packets that the NIC carried in the same time.
     pub carried: u64,
 }
 
-/// A pod that the agent knows.
+/// A pod that the agent's list contains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownPod {
     /// Namespace and name.
     pub pod: String,
-    /// Why no mirror of it is asked for; `None`: one is asked for.
+    /// Why no mirror is requested for the pod. `None`: one is requested.
     pub not_asked: Option<NotAsked>,
 }
 
-/// Why no mirror of a pod is asked for.
+/// Why no mirror is requested for a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotAsked {
-    /// The reason in one word.
+    /// The reason, in one word.
     pub reason: String,
-    /// The reason.
+    /// An explanation of the reason.
     pub message: String,
-    /// What can be done to have the pod mirrored.
+    /// How to have the pod mirrored.
     pub remedy: String,
 }
 
-/// A pod or a tunnel to which nothing can be copied.
+/// A pod or a tunnel that copies cannot be sent to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unreached {
     /// The target.
     pub target: String,
-    /// The reason.
+    /// An explanation.
     pub message: String,
 }
 
-/// A pod, a NIC or an interface that is chosen but not mirrored.
+/// A pod, NIC or interface that is selected but not mirrored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotMirrored {
-    /// Namespace and name; `None`: an interface that the user named.
+    /// Namespace and name. `None`: an interface that the user named.
     pub pod: Option<String>,
-    /// The NIC, where the reason concerns a NIC; or the interface.
+    /// The NIC, if the reason concerns a NIC; or the interface.
     pub nic: Option<String>,
-    /// The mirror, where the reason concerns a mirror with a name.
+    /// The mirror, if the reason concerns a mirror with a name.
     pub mirror: Option<String>,
-    /// The reason in one word.
+    /// The reason, in one word.
     pub reason: String,
-    /// The reason.
+    /// An explanation of the reason.
     pub message: String,
-    /// What can be done about it.
+    /// How to resolve the problem.
     #[serde(default)]
     pub remedy: String,
 }
 
-/// An annotation that is invalid, and ignored.
+/// An invalid annotation, which is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BadAnnotation {
-    /// Namespace and name of the pod that it is for.
+    /// Namespace and name of the pod.
     pub pod: String,
     /// The problem.
     pub message: String,
 }
 
 impl NodeStatus {
-    /// The table for people.
+    /// Returns the table for people.
     pub fn table(&self) -> String {
         table::table(self)
     }
 
-    /// One pod, by `NAMESPACE/NAME`, in plain words for people.
+    /// Returns a plain-text explanation for one pod, given as `NAMESPACE/NAME`.
     ///
     /// # Errors
     ///
-    /// Nothing is known of the pod: a message that says where to look.
+    /// The pod is unknown: a message that says where to look.
     pub fn explain(&self, pod: &str) -> Result<String, String> {
         explain::explain(self, pod)
     }

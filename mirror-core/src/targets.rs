@@ -1,8 +1,8 @@
-//! The targets of a node: those of the agent's flags, and beside them those of MirrorTargets.
+//! The targets of a node: those of the agent's flags and those of MirrorTargets.
 //!
-//! Pure. The command line asks [`objection`] for its flags, and the reconcile loop asks [`join`] for the targets of each
-//! round, [`down`] which of them take no copies, and [`standing`] what each MirrorTarget is. `select` asks [`Users`] who may
-//! use a target.
+//! Pure. The command line calls [`objection`] for its flags. The reconcile loop calls [`join`] for the targets of each
+//! round, [`down`] for those that do not accept copies, and [`standing`] for the state of each MirrorTarget. `select`
+//! looks up in [`Users`] which namespaces can use a target.
 
 use std::collections::BTreeMap;
 
@@ -14,48 +14,49 @@ use crate::{
     settings::Rate,
 };
 
-/// Which namespaces may use the targets of MirrorTargets. A target that is not here is the node's own, for all.
+/// The namespaces that can use each target of a MirrorTarget. A target that is not included is the node's own, and open
+/// to all.
 pub type Users = BTreeMap<TargetName, Selector>;
 
 /// The targets of a round.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Targets {
-    /// Where the copies of each go. No two have the same destination, but for streams.
+    /// The targets with their destinations. No two have the same destination, except for streams.
     pub all: BTreeMap<TargetName, Destination>,
-    /// Who may use those of MirrorTargets.
+    /// The namespaces that can use the targets of MirrorTargets.
     pub users: Users,
-    /// The limits for all copies of the node that go to a target, of those that have a limit.
+    /// The limits for all copies of the node to a target, for targets with a limit.
     pub max_rates: BTreeMap<TargetName, Rate>,
-    /// The MirrorTargets that are none on this node, and why.
+    /// The MirrorTargets that are not targets of this node, and why.
     pub refused: BTreeMap<TargetName, String>,
 }
 
-/// A MirrorTarget, and what it is on this node.
+/// The state of a MirrorTarget on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
-    /// Its name.
+    /// `metadata.name`.
     pub name: TargetName,
-    /// Its UID.
+    /// `metadata.uid`.
     pub uid: String,
     /// The generation of its `spec`.
     pub generation: i64,
-    /// What it is.
+    /// Its state.
     pub state: State,
 }
 
-/// What a MirrorTarget is on a node.
+/// The state of a MirrorTarget on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// A target that takes copies.
+    /// A target that accepts copies.
     Ready,
-    /// No target of the node, for this reason.
+    /// Not a target of the node, for this reason.
     Refused(String),
-    /// A target that takes no copies now, for this reason.
+    /// A target that does not accept copies now, for this reason.
     Down(String),
 }
 
-/// The targets of a node before there is a list of pods: those of the flags, and those that an earlier agent has
-/// installed, which may be of MirrorTargets.
+/// The targets of a node until there is a list of pods: those of the flags, and those that an earlier agent installed,
+/// which can come from MirrorTargets.
 pub fn until_listed<'a>(
     flags: &BTreeMap<TargetName, Destination>,
     installed: impl IntoIterator<Item = (&'a TargetName, Destination)>,
@@ -69,7 +70,7 @@ pub fn until_listed<'a>(
     all
 }
 
-/// Why a target cannot stand beside others, in words for the user.
+/// Why a target conflicts with others, as a message for the user.
 pub fn objection(
     name: &TargetName,
     to: &Destination,
@@ -79,7 +80,7 @@ pub fn objection(
         return Some(format!("the destination of target {name} is {before} already"));
     }
     for (other, of) in others {
-        // Each stream is one of its own.
+        // Each stream is a separate ring buffer.
         if to == of && *to != Destination::Stream {
             return Some(format!("{to} is the destination of target {other} already"));
         }
@@ -102,7 +103,7 @@ pub fn objection(
         .then(|| format!("a node has at most {MAX_TARGETS} targets, and it has that many others"))
 }
 
-/// The targets of a node: those of its agent's flags, and then the MirrorTargets, the oldest first.
+/// The targets of a node: those of its agent's flags, followed by the MirrorTargets, the oldest first.
 pub fn join(flags: &BTreeMap<TargetName, Destination>, resources: &[TargetResource]) -> Targets {
     let mut targets = Targets { all: flags.clone(), ..Targets::default() };
     let mut resources: Vec<_> = resources.iter().collect();
@@ -124,8 +125,8 @@ pub fn join(flags: &BTreeMap<TargetName, Destination>, resources: &[TargetResour
     targets
 }
 
-/// The targets that take no copies now, and why. `present` has the targets of the node, and `known` the reasons that
-/// their devices do not show. A stream that no program reads waits for one: it is none of these.
+/// The targets that do not accept copies now, and why. `present`: the targets of the node. `known`: reasons that their
+/// devices do not show. A stream without a reader is not included, because it only waits for one.
 pub fn down<'k>(
     present: &BTreeMap<TargetName, Target>,
     known: impl Fn(&TargetName) -> Option<&'k String>,
@@ -143,9 +144,9 @@ pub fn down<'k>(
     present.iter().filter_map(|(name, target)| Some((name.clone(), why(name, target)?))).collect()
 }
 
-/// What each MirrorTarget is on the node, in the order of their names. `present` has the targets of the node, and [`down`]
-/// those of them that take no copies. A resource that is neither among them nor among those that are refused came after
-/// them, and is left out.
+/// The state of each MirrorTarget on the node, in the order of names. `present`: the targets of the node. `down`: the
+/// result of [`down`]. A resource that is neither present nor refused nor down is newer than these lists, and is left
+/// out.
 pub fn standing(
     resources: &[TargetResource],
     refused: &BTreeMap<TargetName, String>,

@@ -1,9 +1,9 @@
 //! Tunnels: targets whose copies leave the node inside packets of another protocol.
 //!
-//! Pure. [`Tunnel`] is what the administrator named (`text` reads it), [`changes`] makes the device (`device` says
-//! which), [`target`] says whether copies can go now. The device is one for all tunnels of a kind and port, because the
-//! kernel lets only one device of a kind listen at a port in this mode. Where a copy goes is decided for each copy, by
-//! `deliver`.
+//! Pure. [`Tunnel`] is the administrator's configuration (`text` parses it), [`changes`] creates the device (`device`
+//! selects which), and [`target`] returns whether copies can be sent now. All tunnels of a kind and port share one
+//! device, because in this mode the kernel lets only one device of a kind listen at a port. `deliver` sets the
+//! destination of each copy.
 
 mod device;
 mod text;
@@ -25,17 +25,18 @@ use crate::{
 pub struct Tunnel {
     /// The protocol.
     pub kind: Kind,
-    /// The other end.
+    /// The remote address.
     pub remote: IpAddr,
-    /// Its UDP port; 0 for a protocol without ports.
+    /// The remote UDP port. 0 for a protocol without ports.
     pub port: u16,
-    /// The keys, by which the receiver and other agents know our packets.
+    /// The keys by which the receiver and other agents recognise podmirror's packets.
     pub keys: Keys,
-    /// What becomes of a copy that does not fit into a packet.
+    /// The treatment of a copy that does not fit into a packet.
     pub oversize: Oversize,
-    /// The packets say the session and the direction of the copy, in a GENEVE option.
+    /// Whether packets carry the session and the direction of the copy in a GENEVE option.
     pub identity: bool,
-    /// The device of other software through which they leave. We neither make nor change it. `None`: we make one.
+    /// Name of other software's device that sends the packets. The agent neither creates nor changes it. `None`: the
+    /// agent creates a device.
     pub existing: Option<String>,
 }
 
@@ -48,17 +49,17 @@ pub enum Kind {
     Geneve,
     /// Ethernet in GRE (RFC 2784), with the key of RFC 2890.
     Gre,
-    /// Type II of draft-foschiano-erspan, version 1 in its header. The key is the session.
+    /// Type II of draft-foschiano-erspan, with version 1 in its header. The key is the session ID.
     Erspan2,
-    /// Type III, version 2 in its header: with the direction.
+    /// Type III, with version 2 in its header. It also carries the direction.
     Erspan3,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Vxlan, Self::Geneve, Self::Gre, Self::Erspan2, Self::Erspan3];
 
-    /// The word at the beginning of the text.
+    /// The keyword at the beginning of the text.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Vxlan => "vxlan",
@@ -68,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// The word for its key, and the largest key.
+    /// The keyword for the key, and the largest key.
     pub const fn key(self) -> (&'static str, u32) {
         match self {
             Self::Vxlan | Self::Geneve => ("vni", 0xff_ffff),
@@ -77,7 +78,7 @@ impl Kind {
         }
     }
 
-    /// The UDP port that IANA gave to it; `None`: it has no ports.
+    /// The UDP port that IANA assigned. `None`: the protocol has no ports.
     pub const fn usual_port(self) -> Option<u16> {
         match self {
             Self::Vxlan => Some(4789),
@@ -86,7 +87,7 @@ impl Kind {
         }
     }
 
-    /// Bytes between the IP header and the copy.
+    /// Header bytes between the IP header and the copy.
     const fn headers(self) -> u32 {
         match self {
             Self::Vxlan | Self::Geneve => 16,
@@ -97,50 +98,50 @@ impl Kind {
     }
 }
 
-/// The keys of a tunnel: one for all its copies, or a range, from which each tap gets its own.
+/// The keys of a tunnel: a single key for all copies, or a range with a key of its own for each tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Keys {
-    /// The first, at least 1.
+    /// The first key, at least 1.
     pub first: u32,
-    /// The last; the first itself: all copies have this key.
+    /// The last key. Equal to the first: all copies have this key.
     pub last: u32,
 }
 
 impl Keys {
-    /// Whether each tap gets its own.
+    /// Whether each tap gets a key of its own.
     pub const fn is_range(self) -> bool {
         self.first != self.last
     }
 
-    /// Whether a key is one of them.
+    /// Whether the range contains a key.
     pub const fn has(self, key: u32) -> bool {
         self.first <= key && key <= self.last
     }
 
-    /// How many there are.
+    /// Number of keys.
     pub const fn count(self) -> usize {
         (self.last - self.first) as usize + 1
     }
 }
 
-/// What becomes of a copy that does not fit into one packet to the other end.
+/// The treatment of a copy that does not fit into one packet to the remote address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Oversize {
-    /// It is cut, a super-frame as one frame.
+    /// The copy is cut. A super-frame is cut to one frame.
     Truncate,
-    /// A super-frame is segmented, any other copy is cut.
+    /// A super-frame is segmented. Any other copy is cut.
     Segment,
-    /// The kernel segments super-frames, and makes IP fragments of packets that are too long.
+    /// The kernel segments super-frames, and fragments IP packets that are too long.
     Fragment,
-    /// It is not sent, and counts as `congested`.
+    /// The copy is not sent, and counts as `congested`.
     Drop,
 }
 
 impl Oversize {
-    /// All of them; the place is the number in the maps.
+    /// All values. The position is the number in the maps.
     pub const ALL: [Self; 4] = [Self::Truncate, Self::Segment, Self::Fragment, Self::Drop];
 
-    /// The word of the option.
+    /// The value of the option.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Truncate => "truncate",
@@ -151,27 +152,27 @@ impl Oversize {
     }
 }
 
-/// Bytes of the GENEVE option with the identity.
+/// Bytes of the GENEVE option that carries the identity.
 const IDENTITY: u32 = 12;
-/// Bytes of an Ethernet header, which the MTU of a device does not count.
+/// Bytes of an Ethernet header, which a device's MTU does not include.
 const ETHERNET: u32 = 14;
-/// The least room for a copy: without it hardly a header fits.
+/// Minimum bytes for a copy. Less hardly holds the headers.
 const LEAST_ROOM: u32 = 128;
 
-/// Why copies cannot go into a tunnel now.
+/// Why copies cannot be sent into a tunnel now.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Blocked {
     /// The tunnel's device does not exist yet.
     NoDevice(String),
-    /// Other software has a device of its name.
+    /// Other software has a device with the name of the tunnel's device.
     Taken(String),
-    /// The administrator has named a device that cannot be used.
+    /// The device that the administrator configured cannot be used.
     Unfit(Unfit),
-    /// The node has no route to the other end, and why.
+    /// The node has no route to the remote address, for this reason.
     NoRoute(IpAddr, String),
-    /// The other end is an address of this node.
+    /// The remote address belongs to this node.
     Itself(IpAddr),
-    /// The device through which the packets leave is down or gone.
+    /// The underlying device, which sends the packets, is down or does not exist.
     UnderlayDown(String),
     /// No copy fits into a packet of this MTU.
     NoRoom(u32),
@@ -192,23 +193,23 @@ impl fmt::Display for Blocked {
 }
 
 impl Tunnel {
-    /// Whether a receiver could not tell the copies of two tunnels apart.
+    /// Whether a receiver could not distinguish the copies of two tunnels.
     pub fn meets(&self, other: &Self) -> bool {
         (self.kind, self.remote, self.port) == (other.kind, other.remote, other.port)
             && self.keys.first <= other.keys.last
             && other.keys.first <= self.keys.last
     }
 
-    /// Bytes of a packet ahead of the copy.
+    /// Bytes of a packet before the copy.
     pub fn headers(&self) -> u32 {
         let ip = if self.remote.is_ipv6() { 40 } else { 20 };
         ip + self.kind.headers() + if self.identity { IDENTITY } else { 0 }
     }
 }
 
-/// The devices that are missing are made. One of ours that is down or of another kind is made again: its agent may have
-/// ended before it was complete. No device is made for a tunnel that ends at this node, because the receiver there may
-/// need the port.
+/// Creates the devices that are missing. A device of podmirror that is down or of another kind is created again,
+/// because its agent could have been killed before it was complete. No device is created for a tunnel whose remote
+/// address is on this node, because the receiver there could need the port.
 pub fn changes<'a>(
     tunnels: impl Iterator<Item = (&'a TargetName, &'a Tunnel)>,
     links: &LinkSnapshot,
@@ -229,7 +230,7 @@ pub fn changes<'a>(
     changes.collect()
 }
 
-/// The target with its present state, and why nothing can be sent.
+/// Returns the target with its current state, and why nothing can be sent.
 pub fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<Blocked>) {
     let link = link(tunnel, links);
     let room = room(tunnel, link.as_ref().ok().copied(), links);
@@ -247,7 +248,7 @@ pub fn target(tunnel: &Tunnel, links: &LinkSnapshot) -> (DeviceTarget, Option<Bl
     (target, blocked)
 }
 
-/// The device, if it takes copies now.
+/// Returns the device, if it accepts copies now.
 fn link<'a>(tunnel: &Tunnel, links: &'a LinkSnapshot) -> Result<&'a Link, Blocked> {
     if let Some(name) = &tunnel.existing {
         return device::of_others(name, tunnel.device(), links).map_err(Blocked::Unfit);
@@ -262,8 +263,8 @@ fn link<'a>(tunnel: &Tunnel, links: &'a LinkSnapshot) -> Result<&'a Link, Blocke
 
 /// The longest frame that fits into one packet.
 ///
-/// The MTU of a device of other software counts too, for GRE and ERSPAN: the kernel cuts what is longer, or answers the
-/// sender of the packet inside with an ICMP error. Devices of ours have the largest MTU.
+/// The MTU of other software's device is included, for GRE and ERSPAN: the kernel cuts longer packets, or answers the
+/// sender of the inner packet with an ICMP error. Podmirror's devices have the largest MTU.
 fn room(tunnel: &Tunnel, link: Option<&Link>, links: &LinkSnapshot) -> Result<u32, Blocked> {
     let remote = tunnel.remote;
     let route = match links.routes.get(&remote) {
@@ -285,7 +286,7 @@ fn room(tunnel: &Tunnel, link: Option<&Link>, links: &LinkSnapshot) -> Result<u3
     let of_way = mtu.saturating_sub(tunnel.headers());
     let room = of_way.min(of_device.saturating_add(ETHERNET));
     match room >= LEAST_ROOM {
-        // The second stage cannot cut to more.
+        // The second stage cannot cut to a larger size.
         true => Ok(room.min(MAX_SNAPLEN)),
         false => Err(Blocked::NoRoom(mtu.min(of_device))),
     }

@@ -1,4 +1,4 @@
-//! Tests: which device leads to a collector, and the reason why there is none.
+//! Tests: which device leads to a collector, and the reason if there is none.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -39,7 +39,7 @@ fn link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Peer>) -> Link {
     }
 }
 
-/// A pod with loopback, a macvlan, and two veths to the devices 11 and 12 of the node.
+/// A pod with loopback, a macvlan, and two veths with the peers 11 and 12 on the node.
 fn node(uid: &str) -> LinkSnapshot {
     let veth = |at: u32| {
         let peer = Peer { ifindex: 10 + at, nsid: Some(0) };
@@ -110,7 +110,7 @@ fn there_is_a_reason_where_no_copy_can_go() {
     assert_eq!(why(ids, &pods, &changed), Absent::HostNetwork);
 }
 
-/// The device is known and does not take copies: the reason names the NIC.
+/// The device is known but down: the reason names the NIC.
 #[test]
 fn a_device_that_is_down_has_a_reason_too() {
     let mut links = node("1");
@@ -120,7 +120,7 @@ fn a_device_that_is_down_has_a_reason_too() {
     assert_eq!(target(&nic("pod:security/ids"), &[pod("1")], &links), expected);
 }
 
-/// While a pod is replaced, a file may have both. The pod that can be reached counts, wherever it stands.
+/// While a pod is replaced, a file can contain both pods. The reachable one is used, whatever the order.
 #[test]
 fn of_two_pods_of_one_name_the_one_that_can_be_reached_counts() {
     let links = node("1");
@@ -130,7 +130,7 @@ fn of_two_pods_of_one_name_the_one_that_can_be_reached_counts() {
     }
 }
 
-/// A node's end that leads to the index of another pod's NIC is not taken for this pod's.
+/// The node side of another pod's veth, with the same NIC index, is not taken for this pod's.
 #[test]
 fn a_veth_that_does_not_point_back_is_not_the_pods() {
     let mut links = node("1");

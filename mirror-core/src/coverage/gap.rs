@@ -1,40 +1,40 @@
-//! [`Gap`]: a bypass of a small part of the packets, at a NIC that counts packets as the hook does.
+//! [`Gap`]: detects a bypass of a small part of the packets, at a NIC that counts packets as the hook does.
 //!
-//! Where each packet of the NIC is one packet at the hook, the packets that the NIC has carried and the tap has not seen
-//! are a number and not an estimate. But the two counters are at two places: a queue behind the hook holds packets that are
-//! seen and not yet carried, and one ahead of it holds packets that are carried and not yet seen. What a queue holds comes
-//! out, and packets that it drops are seen and never carried. So for these reasons the gap does not rise above what it has
-//! been, or falls back. A bypass makes it rise at each look. [`Judge`](super::Judge) calls it.
+//! If each packet of the NIC is one packet at the hook, the number of packets that the NIC carried and the tap did not
+//! see is exact. But the two counters are at different places. A queue after the hook holds packets that were seen and
+//! not yet carried; a queue before it holds packets that were carried and not yet seen. Queues drain, and packets that
+//! a queue drops were seen and are never carried. So queues and drops do not raise the gap above its earlier maximum,
+//! or it falls back. A bypass raises it at each check. [`Judge`](super::Judge) calls this module.
 
 use std::collections::VecDeque;
 
 use super::Reading;
 
-/// The packets that a NIC carries between two looks at the gap, at least.
+/// Minimum number of packets that the NIC carries between two checks of the gap.
 pub(super) const STEP: u64 = 64;
-/// The part of the carried packets by which the gap must have risen between two looks: one in so many.
+/// The gap must rise between two checks by at least 1/`PART` of the carried packets.
 pub(super) const PART: u64 = 64;
-/// The looks in a row at which the gap must have risen.
+/// The number of consecutive checks at which the gap must have risen.
 pub(super) const LOOKS: usize = 5;
-/// The looks that are remembered: no queue holds packets up for so long. Older ones are forgotten, because packets that were
-/// dropped would hide as many that get around the hook.
+/// The number of checks that are kept: longer than any queue holds packets. Older ones are forgotten, because dropped
+/// packets would hide the same number of packets that bypass the hook.
 const REMEMBERED: usize = 32;
 
-/// The packets that a NIC has carried and that its tap has not seen.
+/// The packets that a NIC carried and its tap did not see.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Gap {
-    /// The gap is counted from here.
+    /// The reading from which the gap is counted.
     first: Option<Reading>,
-    /// What the NIC had carried at the last look.
+    /// The NIC's packet counter at the last check.
     looked: u64,
-    /// The gap at the last looks.
+    /// The gap at the last checks.
     gaps: VecDeque<i128>,
-    /// The last looks in a row at which it had risen.
+    /// The number of consecutive checks, up to the last, at which the gap had risen.
     rises: usize,
 }
 
 impl Gap {
-    /// Takes a reading. Returns whether it proves that packets get around the hook.
+    /// Takes a reading. Returns whether it proves that packets bypass the hook.
     pub(super) fn take(&mut self, reading: &Reading) -> bool {
         let comparable = self.first.and_then(|first| {
             let (then, now) = (first.seen?, reading.seen?);
@@ -51,7 +51,7 @@ impl Gap {
             return false;
         }
         self.looked = carried;
-        // At most so many were seen: all that passed during the two readings.
+        // Upper bound of the packets seen: includes all that passed during the two readings.
         let seen = i128::from(now.after.packets) - i128::from(then.before.packets);
         let gap = i128::from(carried) - i128::from(began) - seen;
         let has_risen = self.gaps.iter().max().is_some_and(|most| gap - most >= i128::from(since / PART));
@@ -63,7 +63,7 @@ impl Gap {
         self.is_growing()
     }
 
-    /// Whether the last looks prove that packets get around the hook.
+    /// Whether the last checks prove that packets bypass the hook.
     pub(super) const fn is_growing(&self) -> bool {
         self.rises >= LOOKS
     }

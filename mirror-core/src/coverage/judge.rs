@@ -1,70 +1,70 @@
-//! [`Judge`]: one direction of one NIC, reading by reading.
+//! [`Judge`]: evaluates one direction of one NIC, reading by reading.
 //!
-//! An alarm needs few readings, and the end of an alarm needs time: traffic that takes a way around the hook now and
-//! then must not make a state that comes and goes.
+//! An alarm needs few readings, but its end needs time. So traffic that bypasses the hook now and then does not make
+//! the state flap.
 
 use std::{collections::VecDeque, time::Duration};
 
 use super::{AtHook, Carried, Count, Doubt, Kind, Reading, State, Way, gap::Gap};
 
-/// The steps between readings whose sum is judged by the share that was seen.
+/// The number of steps between readings whose sum is evaluated by share.
 const WINDOW: usize = 4;
-/// Fewer packets than this are too few to judge by a share.
+/// Minimum number of packets for an evaluation by share.
 pub const FEW: u64 = 10;
-/// The bytes of a segment of a super-frame, at least, where segments explain that packets differ. With much smaller ones
-/// the headers alone make the bytes differ.
+/// Minimum bytes of a super-frame's segment, if segmentation is to explain a difference in packets. With much smaller
+/// segments the headers alone make the bytes differ.
 const SEGMENT: u64 = 1000;
-/// How much more of a packet some NICs count than the hook: an Ethernet header with a tag, or the checksum of a frame.
+/// Bytes that some NICs count per packet in addition to the hook: an Ethernet header with a tag, or the frame checksum.
 const HEADER: u64 = 18;
-/// How long packets must have been seen, and none have passed around the hook, before a direction is no longer bypassed.
-/// So long a direction stays covered, too, while packets seem to be missing.
+/// How long packets must be seen, with none bypassing the hook, before a direction is no longer `Bypassed`. Also how
+/// long a direction stays `Covered` while packets seem to be missing.
 pub const CLEAR: Duration = Duration::from_secs(20);
-/// How long a direction without packets stays covered, and any state without a reading.
+/// How long a direction without packets stays `Covered`, and how long any state is kept without a reading.
 pub const QUIET: Duration = Duration::from_secs(60);
 
-/// Judges one direction of one NIC.
+/// Evaluates one direction of one NIC.
 #[derive(Debug, Clone)]
 pub struct Judge {
-    /// The NIC counts the packets that pass around its tap's device.
+    /// The NIC's counters include the packets that bypass the tapped device.
     tells: bool,
     kind: Kind,
     hook: AtHook,
     last: Option<Reading>,
     window: VecDeque<Step>,
-    /// The window of the reading before lacked packets, too.
+    /// Packets were also missing in the previous reading's window.
     lacked: bool,
-    /// Of a NIC that counts packets as the hook does.
+    /// Used for a NIC that counts packets as the hook does.
     gap: Gap,
-    /// What the counters say.
+    /// The state according to the counters.
     counted: State,
-    /// When there was evidence for it last.
+    /// Time of the last evidence for this state.
     proven: Duration,
-    /// When the counters were read last.
+    /// Time of the last reading.
     read: Duration,
-    /// Packets that were carried and seen since the last that passed around the hook.
+    /// Packets that were carried and seen since the last one that bypassed the hook.
     clean: u64,
     since: Duration,
-    /// The first of the readings up to `last` that can be compared with each other.
+    /// The earliest reading that can be compared with `last`.
     first: Option<Reading>,
-    /// The packets up to `first`.
+    /// The totals up to `first`.
     before: Totals,
 }
 
-/// The packets of the whole time in which a direction is judged, without those between readings that cannot be compared.
+/// The packets over the whole lifetime of a judge, except those between readings that cannot be compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Those that a session has seen. A packet that passed during a reading counts as seen.
+    /// Packets that a session saw. A packet that passed during a reading counts as seen.
     pub seen: u64,
-    /// Those that the NIC has carried.
+    /// Packets that the NIC carried.
     pub carried: u64,
 }
 
 impl Totals {
-    /// Between two readings that can be compared.
+    /// Returns the packets between two comparable readings.
     fn between(first: &Reading, last: &Reading) -> Self {
         let (Some(then), Some(now)) = (first.seen, last.seen) else { return Self::default() };
         let carried = last.carried.nic.packets.saturating_sub(first.carried.nic.packets);
-        // The session's counter at the moment when that of the NIC was read is not known: it has a least and a greatest value.
+        // The session's counter at the moment when the NIC was read is not known exactly, only its minimum and maximum.
         let least = now.before.packets.saturating_sub(then.after.packets);
         let most = now.after.packets.saturating_sub(then.before.packets);
         Self { seen: carried.clamp(least, most.max(least)), carried }
@@ -78,22 +78,21 @@ impl Totals {
     }
 }
 
-/// What was added between two readings.
+/// The difference between two readings.
 #[derive(Debug, Clone, Copy, Default)]
 struct Step {
-    /// By the NIC; zeros where no session can be compared.
+    /// The NIC's packets. Zeros if the sessions cannot be compared.
     carried: Count,
-    /// What a session has seen meanwhile, at most.
+    /// Upper bound of the packets that a session saw.
     seen: Count,
-    /// Packets that passed around the node's end of the veth, at least.
+    /// Minimum number of packets that bypassed the node side of the veth.
     around: u64,
-    /// A session can be compared.
+    /// The sessions of both readings can be compared.
     is_whole: bool,
 }
 
 impl Judge {
-    /// A direction that is judged from now on. `tells`: the NIC's counter has also the packets that pass around the
-    /// device of the tap.
+    /// Starts to evaluate a direction. `tells`: the NIC's counters include the packets that bypass the tapped device.
     pub fn new(tells: bool, at: Duration) -> Self {
         Self {
             tells,
@@ -113,7 +112,7 @@ impl Judge {
         }
     }
 
-    /// Whether the direction is covered.
+    /// The current state.
     pub fn state(&self) -> State {
         match &self.hook {
             AtHook::First => self.counted.clone(),
@@ -122,7 +121,7 @@ impl Judge {
         }
     }
 
-    /// Since when the state has its name.
+    /// Time at which the state got its name.
     pub const fn since(&self) -> Duration {
         self.since
     }
@@ -133,7 +132,7 @@ impl Judge {
         self.before.plus(now.unwrap_or_default())
     }
 
-    /// Takes the state of the hook. With a change, the judgement of the counters begins again.
+    /// Updates the state of the hook. A change restarts the evaluation of the counters.
     pub fn hook(&mut self, hook: AtHook, at: Duration) {
         if self.hook == hook {
             return;
@@ -146,7 +145,7 @@ impl Judge {
         });
     }
 
-    /// Takes the kind of the NIC. With a change, the judgement of the counters begins again.
+    /// Updates the kind of the NIC. A change restarts the evaluation of the counters.
     pub fn kind(&mut self, kind: Kind, at: Duration) {
         if self.kind != kind {
             self.kind = kind;
@@ -167,20 +166,20 @@ impl Judge {
             (self.before, self.first) = (totals, Some(reading));
         }
         match step {
-            // A counter has begun again: the NIC is another one.
+            // A counter restarted: the NIC was replaced.
             None => self.change(reading.at, Self::begin_again),
             Some(step) => self.change(reading.at, |judge| judge.take(step, &reading)),
         }
     }
 
-    /// The counters could not be read.
+    /// Notes that the counters could not be read.
     pub fn missed(&mut self, at: Duration) {
         if at.saturating_sub(self.read) >= QUIET {
             self.change(at, |judge| judge.counted = State::Unknown(Doubt::Unread));
         }
     }
 
-    /// A small part of the packets gets around the hook.
+    /// Whether a small part of the packets bypasses the hook.
     #[cfg(test)]
     pub(super) const fn gap_grows(&self) -> bool {
         self.gap.is_growing()
@@ -212,7 +211,7 @@ impl Judge {
         let lacks = is_enough && !sum.has_seen(1, 2);
         let grows = self.kind != Kind::Segments && self.gap.take(reading);
         let way = match step.around {
-            // A queue behind the hook can hold packets up from one step to the next.
+            // A queue after the hook can hold packets from one step to the next.
             0 => (grows || lacks && self.lacked).then_some(self.past()),
             _ => Some(Way::Peer),
         };
@@ -232,25 +231,26 @@ impl Judge {
         };
     }
 
-    /// Takes a step that proves no bypass. Returns whether the one that was told has ended.
+    /// Takes a step that proves no bypass. Returns whether the reported bypass has ended.
     ///
-    /// The node's end of a veth counts each packet that gets around it. Any other bypass was told by a share of less than a
-    /// half, or by a gap that grew. Such a one ends with nearly all: else a share of about a half would come and go. It does
-    /// not end before the gap was looked at again.
+    /// Packets that bypass the node side of a veth are counted exactly, as the difference between its two ends. Any
+    /// other bypass was found by a share of less than a half, or by a growing gap. It ends only when nearly all packets
+    /// are seen; otherwise a share of about a half would flap. It does not end before the gap was checked again.
     fn is_over(&mut self, told: Way, step: &Step, sum: &Step, at: Duration) -> bool {
         let is_clean = if told == Way::Peer { sum.has_seen(1, 2) } else { sum.has_seen(7, 8) };
         self.clean = self.clean.saturating_add(if is_clean { step.carried.packets } else { 0 });
         !self.gap.is_growing() && self.clean >= FEW && at.saturating_sub(self.proven) >= CLEAR
     }
 
-    /// Whether what was proven holds without new evidence: for a shorter time if packets pass and seem to be missing.
+    /// Whether the proven state still holds without new evidence. The time is shorter if packets pass and seem to be
+    /// missing.
     fn is_still_proven(&self, is_enough: bool, at: Duration) -> bool {
         let limit = if is_enough { CLEAR } else { QUIET };
         matches!(self.counted, State::Covered | State::Unknown(Doubt::Kernel | Doubt::L3s))
             && at.saturating_sub(self.proven) < limit
     }
 
-    /// The state in which all that can be told is good.
+    /// The best state that can be determined.
     fn good(&mut self, at: Duration) -> State {
         self.proven = at;
         match self.kind {
@@ -260,7 +260,7 @@ impl Judge {
         }
     }
 
-    /// How packets get around the hook, if it is not around the node's end of a veth.
+    /// How packets bypass the hook, if not past the node side of a veth.
     const fn past(&self) -> Way {
         match self.kind {
             Kind::L3s => Way::L3s,
@@ -270,7 +270,7 @@ impl Judge {
 }
 
 impl Step {
-    /// `None`: a counter is less than before.
+    /// Returns `None` if a counter decreased.
     fn between(then: &Reading, now: &Reading) -> Option<Self> {
         let carried = now.carried.nic.minus(&then.carried.nic)?;
         let mut step = Self { around: Carried::around(&then.carried, &now.carried)?, ..Self::default() };
@@ -290,13 +290,13 @@ impl Step {
         Self { carried, seen, ..Self::default() }
     }
 
-    /// Whether so many parts of the packets, or of the bytes, that the NIC has carried were seen.
+    /// Whether the session saw at least `parts`/`of` of the NIC's packets, or of its bytes.
     fn has_seen(&self, parts: u32, of: u32) -> bool {
         let Self { carried, seen, .. } = self;
         is_part(seen.packets, carried.packets, parts, of) || is_part(seen.bytes, carried.bytes, parts, of)
     }
 
-    /// Whether nearly all was seen of the packets and of the bytes that the NIC has carried.
+    /// Whether the session saw nearly all of the NIC's packets and of its bytes.
     fn is_nearly_all(&self, kind: Kind) -> bool {
         let Self { carried, seen, .. } = self;
         let packets = match kind {
@@ -308,7 +308,7 @@ impl Step {
     }
 }
 
-/// Whether `seen` is at least so many parts of `carried`.
+/// Whether `seen` is at least `parts`/`of` of `carried`.
 fn is_part(seen: u64, carried: u64, parts: u32, of: u32) -> bool {
     u128::from(seen) * u128::from(of) >= u128::from(carried) * u128::from(parts)
 }

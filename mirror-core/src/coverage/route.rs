@@ -1,20 +1,20 @@
-//! [`Route`]: on which side of a veth its tap is to see what reaches the pod.
+//! [`Route`]: decides on which side of a veth its tap sees ingress.
 //!
-//! Every packet that a pod receives passes the NIC inside the pod. At the node's end of the veth a tap misses those that
-//! `bpf_redirect_peer` brings, but there it needs nothing inside the pod and costs less. So the node's end is the usual
-//! side. The NIC is the side if programs of a known CNI are at the node's end, at once; and if packets were missed there,
-//! until none has gone around the node's end for some time.
+//! Every packet that a pod receives passes the NIC inside the pod. A tap on the node side of the veth misses packets
+//! that `bpf_redirect_peer` delivers. But it needs nothing inside the pod and costs less, so the node side is the
+//! default. The tap moves to the NIC at once if programs of a known CNI are on the node side. It also moves there if it
+//! missed packets on the node side, and moves back when no packet has bypassed the node side for some time.
 //!
-//! Pure: the loop brings what it has seen, reading by reading.
+//! Pure: the loop passes the counters, reading by reading.
 
 use std::{fmt, time::Duration};
 
 use super::{CLEAR, Carried, FEW};
 
-/// The longest time without a packet around the node's end that a return needs.
+/// Maximum time without a packet past the node side before the tap returns there.
 pub const LONGEST: Duration = Duration::from_secs(3600);
 
-/// A CNI whose programs hand packets to pods behind the node's ends of their veths, in some of its modes.
+/// A CNI whose programs, in some modes, deliver packets to pods past the node sides of their veths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cni {
     /// Cilium: in the mode of eBPF host routing.
@@ -24,17 +24,17 @@ pub enum Cni {
 }
 
 impl Cni {
-    /// The beginnings of the names of their programs. The kernel keeps 15 bytes of a name.
+    /// Prefixes of the CNIs' program names. The kernel keeps 15 bytes of a name.
     const PROGRAMS: [(&str, Self); 3] =
         [("cil_", Self::Cilium), ("cali_", Self::Calico), ("calico_", Self::Calico)];
 
-    /// The CNI that has a program of this name at the node's end of a veth.
+    /// The CNI that has a program of this name on the node side of a veth.
     pub fn of_program(name: &str) -> Option<Self> {
         let known = Self::PROGRAMS.into_iter().find(|(begin, _)| name.starts_with(begin));
         known.map(|(_, cni)| cni)
     }
 
-    /// Its name.
+    /// Name of the CNI.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cilium => "Cilium",
@@ -43,12 +43,12 @@ impl Cni {
     }
 }
 
-/// Why what reaches a pod is to be seen at its NIC.
+/// Why ingress is seen at the NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// Programs of this CNI are at the node's end.
+    /// Programs of this CNI are on the node side.
     Cni(Cni),
-    /// Packets have gone around the node's end.
+    /// Packets have bypassed the node side.
     Around,
 }
 
@@ -67,27 +67,27 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What is known of the packets of one veth.
+/// The state of one veth.
 #[derive(Debug, Clone)]
 pub struct Route {
     cni: Option<Cni>,
-    /// The NIC counts the packets that pass around the node's end.
+    /// The NIC's counters include the packets that bypass the node side.
     tells: bool,
     is_around: bool,
-    /// The first reading after the last packet that passed around the node's end.
+    /// The first reading after the last packet that bypassed the node side.
     since: Option<(Duration, Carried)>,
     returns: u32,
 }
 
 impl Route {
-    /// A veth with the programs of this CNI at the node's end, as far as they are there already. `tells`: its NIC counts the
-    /// packets that pass around that. `is_inside`: the installed tap sees them at the NIC, because an earlier agent had a
-    /// reason for it.
+    /// The state of a veth. `cni`: the CNI whose programs are already on the node side. `tells`: the NIC's counters
+    /// include the packets that bypass the node side. `is_inside`: the installed tap sees ingress at the NIC, because
+    /// an earlier agent had a reason for it.
     pub fn new(cni: Option<Cni>, tells: bool, is_inside: bool) -> Self {
         Self { cni, tells, is_around: is_inside, since: None, returns: 0 }
     }
 
-    /// Why what reaches the pod is to be seen at the NIC; `None`: at the node's end.
+    /// Why ingress is seen at the NIC. `None`: it is seen on the node side.
     pub fn inside(&self) -> Option<Reason> {
         self.cni.map(Reason::Cni).or_else(|| self.is_around.then_some(Reason::Around))
     }
@@ -97,19 +97,19 @@ impl Route {
         self.cni.is_some()
     }
 
-    /// The programs of this CNI have come to the node's end.
+    /// Notes that programs of this CNI are on the node side.
     pub const fn learn(&mut self, cni: Cni) {
         self.cni = Some(cni);
     }
 
-    /// The tap at the node's end has missed packets.
+    /// Notes that the tap on the node side missed packets.
     pub fn bypassed(&mut self) {
         if !self.is_around {
             (self.is_around, self.since) = (true, None);
         }
     }
 
-    /// Takes what the NIC has carried of what reaches the pod.
+    /// Takes the ingress counters of the NIC.
     pub fn read(&mut self, carried: Carried, at: Duration) {
         let Some((since, then)) = self.since else {
             self.since = Some((at, carried));
@@ -124,13 +124,13 @@ impl Route {
                     self.returns += 1;
                 }
             }
-            // A packet has passed around, or the counters have begun again.
+            // A packet bypassed the node side, or the counters restarted.
             Some(_) | None => self.since = Some((at, carried)),
         }
     }
 
-    /// The time without a packet around the node's end after which the tap returns there: twice as long after each return,
-    /// so that a pod that gets few packets by that way does not make it go to and fro.
+    /// The time without a packet past the node side after which the tap returns there. It doubles after each return, so
+    /// that a pod with few such packets does not make the tap change sides again and again.
     fn quiet(&self) -> Duration {
         CLEAR.saturating_mul(2_u32.saturating_pow(self.returns)).min(LONGEST)
     }
@@ -142,27 +142,27 @@ mod tests {
 
     use super::{super::Count, *};
 
-    /// What the counters say after so many packets at each place.
+    /// The counters after `crossed` packets over the node side and `around` packets past it.
     fn carried(crossed: u64, around: u64) -> Carried {
         let packets = crossed + around;
         Carried { nic: Count { packets, bytes: packets * 100 }, end: Some([crossed; 2]) }
     }
 
-    /// A step of a history: packets that cross the node's end, packets around it, seconds.
+    /// The steps of a history: packets over the node side, packets past it, seconds.
     fn steps() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
         let around = prop_oneof![4 => Just(0u64), 1 => 1..30u64];
         vec((0..30u64, around, 1..40u64), 1..60)
     }
 
     proptest! {
-        /// Over any history: packets around the node's end make it the other side at once, and only a long time without
-        /// them leads back, each time a longer one.
+        /// In any history, packets past the node side move the tap to the NIC at once. Only a long time without such
+        /// packets leads back, and each time it is longer.
         #[test]
         fn it_goes_at_once_and_comes_back_late(steps in steps(), tells: bool, was_inside: bool) {
             let mut route = Route::new(None, tells, was_inside);
             let (mut at, mut crossed, mut around) = (0, 0, 0);
             route.read(carried(0, 0), Duration::ZERO);
-            // Since the last packet around the node's end.
+            // Counted since the last packet past the node side.
             let (mut quiet, mut clean, mut returns) = (0, 0, 0);
             for (more, bypass, seconds) in steps {
                 (at, crossed, around) = (at + seconds, crossed + more, around + bypass);
@@ -170,7 +170,7 @@ mod tests {
                 route.read(carried(crossed, around), Duration::from_secs(at));
                 (quiet, clean) = if bypass > 0 { (0, 0) } else { (quiet + seconds, clean + more) };
                 if bypass > 0 {
-                    // The judge sees this, as far as the counters tell.
+                    // The judge reports the bypass, if the counters include it.
                     if tells {
                         route.bypassed();
                         prop_assert_eq!(route.inside(), Some(Reason::Around));
@@ -185,7 +185,7 @@ mod tests {
             }
         }
 
-        /// A known CNI has one side from its first program on, and no history changes that.
+        /// With a known CNI the side is fixed from its first program on, whatever the history.
         #[test]
         fn a_known_cni_has_one_side(
             steps in steps(), tells: bool, was_inside: bool, comes in 0..20_usize, name in sample::select(vec![
@@ -207,7 +207,7 @@ mod tests {
             }
         }
 
-        /// A counter that begins again proves nothing.
+        /// A counter that restarted proves nothing.
         #[test]
         fn other_counters_are_compared_with_none_before(first in option::of(0..99u64), then in 0..9u64) {
             let mut route = Route::new(None, true, true);

@@ -1,4 +1,4 @@
-//! Histories of a NIC, its veth and its tap, drawn at random, and what the judge says of them.
+//! Random histories of a NIC, its veth and its tap, and the judge's results.
 
 use proptest::{collection::vec, prelude::*, sample};
 
@@ -10,16 +10,16 @@ mod share;
 /// Something that happens between two readings, or during one.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// Packets pass the hook and the NIC. Each is one packet at the hook, and so many segments at the NIC. Some are
+    /// Packets pass the hook and the NIC. Each is one packet at the hook and `segments` packets at the NIC. Some are
     /// dropped between the two.
     Pass { packets: u64, segments: u64, dropped: u64 },
-    /// Packets get to the NIC around the node's end of its veth.
+    /// Packets reach the NIC past the node side of its veth.
     Around(u64),
-    /// Packets pass the node's end and the NIC, and not the hook.
+    /// Packets pass the node side and the NIC, but not the hook.
     Past(u64),
-    /// Another session takes the place of the one that was read.
+    /// A new session replaces the one that was read.
     NewSession,
-    /// The NIC is made again.
+    /// The NIC is created again.
     NewNic,
 }
 
@@ -30,7 +30,7 @@ struct World {
     end: u64,
     serial: u32,
     seen: Count,
-    /// The kernel counts in the NIC what gets there around the node's end.
+    /// The NIC's counters include the packets that bypass the node side.
     tells: bool,
 }
 
@@ -85,12 +85,12 @@ fn pass() -> impl Strategy<Value = Event> {
         .prop_map(|(packets, segments, dropped)| Event::Pass { packets, segments, dropped })
 }
 
-/// Traffic of which nothing gets around the hook.
+/// Traffic that always passes the hook.
 fn covered() -> impl Strategy<Value = Event> {
     prop_oneof![8 => pass(), 1 => Just(Event::NewSession), 1 => Just(Event::NewNic)]
 }
 
-/// The events of a step, those during its reading, its length in seconds, and whether the reading fails.
+/// The events of a step, the events during its reading, its length in seconds, and whether the reading fails.
 type Drawn = (Vec<Event>, [Event; 4], u64, bool);
 
 fn step(event: impl Strategy<Value = Event>) -> impl Strategy<Value = Drawn> {
@@ -98,7 +98,7 @@ fn step(event: impl Strategy<Value = Event>) -> impl Strategy<Value = Drawn> {
     (vec(event, 0..3), meanwhile, 1..20_u64, prop::bool::weighted(0.1))
 }
 
-/// A kind of NIC, and how packets get around its hook.
+/// A kind of NIC, and how packets bypass its hook.
 fn kind_and_way() -> impl Strategy<Value = (Kind, Way)> {
     sample::select(vec![(Kind::Segments, Way::Unseen), (Kind::Plain, Way::Unseen), (Kind::L3s, Way::L3s)])
 }
@@ -116,7 +116,7 @@ impl Story {
         Self { world, judge: Judge::new(tells, Duration::ZERO), at: Duration::ZERO }
     }
 
-    /// A NIC of this kind.
+    /// A story with a NIC of this kind.
     fn of(kind: Kind) -> Self {
         let mut story = Self::new(true);
         story.judge.kind(kind, story.at);
@@ -133,7 +133,7 @@ impl Story {
         }
     }
 
-    /// A step of two seconds, with a quiet reading.
+    /// A step of two seconds. No packets pass during the reading.
     fn quietly(&mut self, event: Event) -> State {
         self.step(&(vec![event], [nothing(); 4], 2, false));
         self.judge.state()
@@ -141,8 +141,8 @@ impl Story {
 }
 
 proptest! {
-    /// Whatever passes the hook, in floods and super-frames, with drops, during the readings too, with new sessions and
-    /// new NICs: no packet gets around the hook, and none is said to.
+    /// Packets that pass the hook raise no alarm: in floods and super-frames, with drops, during readings, with new
+    /// sessions and with new NICs.
     #[test]
     fn what_passes_the_hook_raises_no_alarm(tells: bool, steps in vec(step(covered()), 1..40)) {
         let mut story = Story::new(tells);
@@ -154,8 +154,8 @@ proptest! {
         }
     }
 
-    /// One packet around the node's end is told by the next reading, in any traffic. On a kernel that does not count it,
-    /// the direction is never said to be covered.
+    /// One packet past the node side is reported at the next reading, in any traffic. On a kernel that does not count
+    /// it, the direction is never `Covered`.
     #[test]
     fn a_packet_around_the_nodes_end_is_told_at_once(
         tells: bool, before in vec(step(covered()), 0..20), traffic in pass(), packets in 1..100_u64,
@@ -170,7 +170,7 @@ proptest! {
         prop_assert!(tells || matches!(state, State::Unknown(_)));
     }
 
-    /// Also if packets pass during the readings: what they can hide is as much as passed then.
+    /// The same while packets pass during the readings. They can hide at most as many packets as pass in that time.
     #[test]
     fn a_flood_hides_no_more_than_passes_during_two_readings(
         before in vec(step(covered()), 0..20), first in step(covered()), last in step(covered()),
@@ -188,8 +188,8 @@ proptest! {
         prop_assert_eq!(story.judge.state(), State::Bypassed(Way::Peer));
     }
 
-    /// A NIC whose packets the hook does not meet at all is told within three readings, if no other packets have passed
-    /// just before, else within the window.
+    /// If the hook sees no packets of a NIC, this is reported within three readings, or within the window if other
+    /// packets passed just before.
     #[test]
     fn a_nic_of_which_nothing_is_seen_is_told_within_a_few_readings(
         tells: bool, before in vec(step(covered()), 0..20), is_quiet: bool, packets in FEW..100_000,
@@ -205,7 +205,7 @@ proptest! {
         prop_assert_eq!(states.last(), Some(&State::Bypassed(way)), "{:?}", story.judge);
     }
 
-    /// After the bypass has ended, traffic that is seen clears it, neither at once nor late.
+    /// After a bypass has ended, traffic that is seen clears the state, not at once and not too late.
     #[test]
     fn the_end_of_a_bypass_is_told(tells: bool, around: bool, packets in FEW..100_000, steps in 1..20) {
         let mut story = Story::new(tells);
@@ -226,7 +226,7 @@ proptest! {
         prop_assert_eq!(story.judge.state(), expected);
     }
 
-    /// The totals are those of all steps that can be compared.
+    /// The totals are the sums over all comparable steps.
     #[test]
     fn the_totals_are_what_was_counted(steps in vec((pass(), 0..1000_u64), 1..20)) {
         let mut story = Story::new(true);
@@ -239,7 +239,7 @@ proptest! {
         prop_assert_eq!((seen, carried), (story.world.seen.packets, story.world.nic.packets));
     }
 
-    /// A packet that passes during a reading is not missed: at rest, the totals are equal.
+    /// A packet that passes during a reading is not counted as missed: at rest, the totals are equal.
     #[test]
     fn what_passes_during_a_reading_counts_as_seen(
         steps in vec((0..50_u64, prop::array::uniform4(0..50_u64), prop::bool::weighted(0.2)), 1..20),
@@ -259,7 +259,7 @@ proptest! {
         prop_assert_eq!(seen, carried);
     }
 
-    /// Neither an idle NIC nor one that cannot be read is said to be covered or bypassed.
+    /// A NIC that is idle or cannot be read is neither `Covered` nor `Bypassed`.
     #[test]
     fn without_traffic_nothing_is_told(tells: bool, packets in 0..FEW / 4, steps in 1..40) {
         let mut story = Story::new(tells);
@@ -283,10 +283,10 @@ fn what_is_proven_holds_for_a_while_and_not_for_ever() {
     story.quietly(nothing());
     (0..5).for_each(|_| drop(story.quietly(nothing())));
     assert_eq!(story.judge.state(), State::Unknown(Doubt::Idle));
-    // A problem stands while the NIC carries nothing.
+    // The problem is reported as long as the NIC carries nothing.
     story.quietly(Event::Around(1));
     (0..100).for_each(|_| assert_eq!(story.quietly(nothing()), State::Bypassed(Way::Peer)));
-    // But nothing is told without readings.
+    // But nothing is reported without readings.
     let unread = story.at + QUIET;
     story.judge.missed(unread - Duration::from_secs(1));
     assert_eq!(story.judge.state(), State::Bypassed(Way::Peer));
@@ -307,7 +307,7 @@ fn a_part_that_is_neither_nearly_all_nor_less_than_half_is_a_doubt() {
     assert_eq!(story.judge.state(), State::Unknown(Doubt::Differs));
 }
 
-/// A queue behind the hook takes many packets in one step, and gives them to the NIC in the next one.
+/// A queue after the hook takes many packets in one step, and passes them to the NIC in the next one.
 #[test]
 fn packets_that_a_queue_holds_up_raise_no_alarm() {
     let mut story = Story::new(true);
@@ -334,7 +334,7 @@ fn the_hook_comes_before_the_counters() {
         story.judge.hook(absent, story.at);
         assert_eq!(story.judge.state(), State::NoHook);
     }
-    // What was missed meanwhile is no evidence against the hook of now.
+    // Packets that were missed in that time are no evidence against the current hook.
     story.quietly(Event::Past(1000));
     story.judge.hook(AtHook::First, story.at);
     assert_eq!(story.judge.state(), State::Unknown(Doubt::Idle));
@@ -342,7 +342,7 @@ fn the_hook_comes_before_the_counters() {
     assert_eq!(story.quietly(SOME), State::Covered);
 }
 
-/// A tap at the NIC itself has no node's end.
+/// A tap at the NIC itself has no node side.
 #[test]
 fn a_tap_at_the_nic_is_judged_by_what_it_has_seen() {
     let (mut judge, mut world) =

@@ -1,8 +1,8 @@
-//! The tree of an expression, between the parser and the code generator.
+//! The syntax tree of an expression, between the parser and the code generator.
 
 use std::ops::Range;
 
-/// An expression, and the bytes where it stands.
+/// An expression, with its byte range in the text.
 #[derive(Debug, Clone)]
 pub(super) struct Expr {
     pub(super) kind: ExprKind,
@@ -17,25 +17,25 @@ pub(super) enum ExprKind {
     Primitive(Primitive),
 }
 
-/// A primitive in the sense of the language.
+/// A primitive of the filter language.
 #[derive(Debug, Clone)]
 pub(super) enum Primitive {
-    /// The name of a protocol alone.
+    /// A protocol name without anything else.
     Protocol(Protocol),
     /// Qualifiers and an id: `tcp dst port 80`.
     Id(Qualifiers, Id),
     Broadcast(Option<Protocol>),
     Multicast(Option<Protocol>),
-    /// `vlan 100`, `mpls`: a header that the following primitives look behind.
+    /// `vlan 100`, `mpls`: a header after which the following primitives look.
     Encapsulation(Encapsulation, Option<u32>),
-    /// `pppoed`: it is no encapsulation.
+    /// `pppoed`. It is no encapsulation.
     PppoeDiscovery,
     Llc(Llc),
     /// `left relation right`, as in `tcp[13] & 2 != 0`.
     Relation(Arithmetic, Relation, Arithmetic),
 }
 
-/// A header with another header behind it.
+/// A header that is followed by another packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encapsulation {
     Vlan,
@@ -51,7 +51,7 @@ pub(super) enum Llc {
     Control { mask: u32, bits: u32 },
 }
 
-/// The meaning of an id. An id without qualifiers of its own has those of the id before.
+/// The qualifiers of an id. An id without its own qualifiers uses those of the previous id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Qualifiers {
     pub(super) protocol: Option<Protocol>,
@@ -92,7 +92,7 @@ pub(super) enum Protocol {
     Clnp,
     EsIs,
     IsIs,
-    /// A group of the packets of IS-IS, such as `lsp`.
+    /// A group of IS-IS packets, such as `lsp`.
     IsIsGroup(IsIsGroup),
 }
 
@@ -109,7 +109,7 @@ pub(super) enum IsIsGroup {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// No word stands there: the same as `SrcOrDst`, but allowed where a direction makes no sense.
+    /// No direction is given. The same as `SrcOrDst`, but also allowed where a direction makes no sense.
     Either,
     Src,
     Dst,
@@ -130,7 +130,7 @@ pub(super) enum Kind {
 #[derive(Debug, Clone)]
 pub(super) enum Id {
     Number(u32),
-    /// The first `bits` of an address.
+    /// The first `bits` bits of an address.
     Ipv4 {
         address: u32,
         bits: u32,
@@ -147,7 +147,7 @@ pub(super) enum Id {
     Name(String),
 }
 
-/// One side of a relation. The parser has computed what depends on constants alone.
+/// One side of a relation. The parser has evaluated constant parts.
 #[derive(Debug, Clone)]
 pub(super) enum Arithmetic {
     Number(u32),
@@ -163,7 +163,7 @@ pub(super) enum Arithmetic {
     Binary(Operator, Box<Arithmetic>, Box<Arithmetic>),
 }
 
-/// The operators of arithmetic. Numbers have 32 bits and no sign, and wrap around.
+/// The arithmetic operators. Numbers are unsigned, have 32 bits, and wrap around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operator {
     /// `+`
@@ -174,7 +174,7 @@ pub enum Operator {
     Multiply,
     /// `/`: a division by zero rejects the packet.
     Divide,
-    /// `%`, the rest of a division, with the same rule.
+    /// `%`, the remainder of a division: a division by zero rejects the packet.
     Remainder,
     /// `&`
     And,
@@ -184,7 +184,7 @@ pub enum Operator {
     Xor,
     /// `<<`: a shift by more than 31 bits gives 0.
     ShiftLeft,
-    /// `>>`, with the same rule.
+    /// `>>`: a shift by more than 31 bits gives 0.
     ShiftRight,
 }
 
@@ -199,7 +199,7 @@ pub(super) enum Relation {
 }
 
 impl Relation {
-    /// The relation with its sides changed.
+    /// The relation with its sides exchanged.
     pub(super) fn mirrored(self) -> Self {
         match self {
             Self::Greater => Self::Less,
@@ -212,7 +212,7 @@ impl Relation {
 }
 
 impl Operator {
-    /// The result; `None`: a division by zero.
+    /// Computes the result. `None`: a division by zero.
     pub(super) fn apply(self, left: u32, right: u32) -> Option<u32> {
         match self {
             Self::Add => Some(left.wrapping_add(right)),

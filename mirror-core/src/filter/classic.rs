@@ -1,11 +1,12 @@
-//! Classic BPF: a graph of tests laid out as the instructions that libpcap makes, and their evaluation.
+//! Classic BPF: lays out a graph of tests as the instructions that libpcap generates, and evaluates them.
 //!
-//! Classic BPF has an accumulator, an index register, 16 words of memory, and jumps forward. It can do everything that
-//! the language can say, on any byte of a frame. Three things read a program: [`Program::matches`] on the host,
-//! [`Program::explain`] for people, and the translator to eBPF (`super::ebpf`) for the kernel. All three read
-//! [`Operation`]s, so that a code of an instruction has its meaning in one place.
+//! Classic BPF has an accumulator, an index register, 16 words of memory, and forward jumps. It can express the whole
+//! language, on any byte of a frame. A program has three consumers: [`Program::matches`] on the host,
+//! [`Program::explain`] for people, and the translator to eBPF (`super::ebpf`) for the kernel. All three use
+//! [`Operation`]s, so that the meaning of an instruction code is defined in one place.
 //!
-//! A program sees the frame as on the wire: a VLAN tag is in it, not in metadata. It uses no extension of a kernel.
+//! A program sees the frame as on the wire: a VLAN tag is in its bytes, not in metadata. Extensions of a kernel are not
+//! used.
 
 mod check;
 mod emit;
@@ -21,32 +22,31 @@ pub use self::operation::{Condition, Instruction, Operand, Operation, Register};
 pub(super) use self::emit::lay_out;
 pub use super::ast::Operator;
 
-/// The longest program that a kernel takes (`BPF_MAXINSNS`).
+/// Maximum number of instructions that a kernel accepts (`BPF_MAXINSNS`).
 pub const MAX_INSTRUCTIONS: usize = 4096;
-/// The words of memory that a program has (`BPF_MEMWORDS`).
+/// Number of memory words (`BPF_MEMWORDS`).
 pub const MEMORY_WORDS: usize = 16;
-/// What a program returns for a frame that matches: tcpdump's largest snap length. 0 is for the others.
+/// The result for a frame that matches: tcpdump's largest snap length. The result for other frames is 0.
 pub const ACCEPT: u32 = 262_144;
 
-/// A program that has passed [`Program::new`].
+/// A program that [`Program::new`] has validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     instructions: Vec<Instruction>,
 }
 
 impl Program {
-    /// Takes instructions of anybody; `None`: they can do harm, or a kernel would not take them.
+    /// Validates untrusted instructions. `None`: they are unsafe, or a kernel would reject them.
     pub fn new(instructions: Vec<Instruction>) -> Option<Self> {
         check::is_valid(&instructions).then_some(Self { instructions })
     }
 
-    /// The instructions; the first one is evaluated first.
+    /// The instructions, in order of evaluation.
     pub fn instructions(&self) -> &[Instruction] {
         &self.instructions
     }
 
-    /// Whether a frame matches. `frame`: its first bytes, all or as many as were captured. `len`: its length on the
-    /// wire.
+    /// Whether a frame matches. `frame`: its first bytes, as many as were captured. `len`: its length on the wire.
     pub fn matches(&self, frame: &[u8], len: u32) -> bool {
         evaluate::evaluate(&self.instructions, frame, len) != 0
     }

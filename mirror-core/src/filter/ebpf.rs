@@ -1,25 +1,27 @@
-//! Translates classic BPF to a program of the kernel (`BPF_PROG_TYPE_SCHED_CLS`) that says whether a packet matches.
+//! Translates classic BPF to an eBPF program (`BPF_PROG_TYPE_SCHED_CLS`) that returns whether a packet matches.
 //!
-//! The kernel's own translation is no use here: it ends the program where a load fails, with 0, and 0 is `TC_ACT_OK`.
-//! Here a failed load jumps to the same end as any other "no". The program returns one of two numbers, `FILTER_MATCHES` or
-//! `FILTER_DIFFERS`, and neither is a verdict of tc.
+//! The kernel's own translation cannot be used: a failed load ends its program with 0, and 0 is `TC_ACT_OK`. Here a
+//! failed load jumps to the same end as any other mismatch. The program returns `FILTER_MATCHES` or `FILTER_DIFFERS`,
+//! and neither is a verdict of tc.
 //!
 //! The program is written up to three times, because a packet is read in three ways:
 //!
 //! ```text
-//! VLAN tag     ┌─► tagged: bpf_skb_load_bytes for each load, as if the tag stood in the packet
+//! VLAN tag     ┌─► tagged: bpf_skb_load_bytes for each load, as if the tag were in the packet
 //! in metadata? ┤
 //!              └─► direct: reads the linear part of the packet through pointers. Before a load beyond it,
-//!                  it goes over to the same instruction of ─┐
+//!                  it continues at the same instruction of ─┐
 //!                  helper: bpf_skb_load_bytes for each load ◄┘
 //! ```
 //!
-//! All three keep the accumulator, the index register and the memory at the same places, so the second can go over to
-//! the third at any load. Of each, only the instructions that can be reached are written: the verifier refuses others.
+//! All three keep the accumulator, the index register and the memory at the same places, so the direct form can switch
+//! to the helper form at any load. Only reachable instructions of each form are written, because the verifier rejects
+//! others.
 //!
-//! Differs from Linux's own classic BPF, as libpcap does, in one thing: a shift by more than 31 bits gives 0.
+//! There is one difference from Linux's own classic BPF, and it is the same as libpcap's: a shift by more than 31 bits
+//! gives 0.
 //!
-//! Nothing here reaches the kernel: the dataplane loads what it makes. The programs run on Linux 5.10 and newer.
+//! This module does not call the kernel: the dataplane loads the programs. They run on Linux 5.10 and newer.
 
 mod assemble;
 mod insn;
@@ -39,16 +41,16 @@ use crate::fnv::fnv1a;
 
 pub use self::insn::Insn;
 
-/// How a program may read packets.
+/// The way in which a program reads packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Through pointers where the packet is linear. This is the fast way.
     Direct,
-    /// With the kernel's helper alone. For tests.
+    /// With the kernel's helper only. For tests.
     Helper,
 }
 
-/// The eBPF program; `None`: one of its forms is too long for the jumps of eBPF (32 767 instructions).
+/// Translates a program. `None`: one of its forms is too long for the jumps of eBPF (32 767 instructions).
 pub fn translate(program: &Program, access: Access) -> Option<Vec<Insn>> {
     let operations: Vec<Operation> =
         program.instructions().iter().filter_map(|instruction| instruction.decode()).collect();
@@ -77,8 +79,8 @@ pub fn translate(program: &Program, access: Access) -> Option<Vec<Insn>> {
     assembler.finish()
 }
 
-/// Writes a form of the program, as far as it is reached from the `entries`. Returns the instructions from which it can
-/// go over to the helper.
+/// Writes one form of the program, as far as it can be reached from the `entries`. Returns the instructions from which
+/// it can switch to the helper form.
 fn form(assembler: &mut Assembler, operations: &[Operation], packet: Packet, entries: &[bool]) -> Vec<bool> {
     let reached = reached(operations, packet, entries);
     let mut writer = Writer { assembler, packet };
@@ -100,7 +102,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes an operation. Returns whether it can go over to the helper.
+    /// Writes an operation. Returns whether it can switch to the helper form.
     fn operation(&mut self, at: usize, operation: Operation, known: &ways::Known) -> bool {
         let next = |skip: usize| Label::Operation(self.packet, at + 1 + skip);
         match operation {
@@ -118,7 +120,7 @@ impl Writer<'_> {
             Operation::Jump(skip) => self.assembler.jump(next(skip as usize)),
             Operation::Branch(condition, operand, jt, jf) => {
                 let (on_true, on_false) = (next(jt.into()), next(jf.into()));
-                // The fall-through is free.
+                // The fall-through costs no instruction.
                 match (condition, jt) {
                     (Condition::AnyBit, _) | (_, 1..) => {
                         self.assembler.branch(condition, false, operand, on_true);
@@ -154,11 +156,11 @@ impl Writer<'_> {
     }
 }
 
-/// The lower bits of a [`hash`], which hold the number of instructions: the kernel takes a million at most.
+/// Number of low bits of a [`hash`] that hold the number of instructions. The kernel accepts at most a million.
 const LENGTH_BITS: u32 = 20;
 
-/// A hash of instructions (FNV-1a), and in its lower 20 bits their number. Two programs of the same text have the same hash
-/// if they have the same instructions.
+/// Hashes instructions (FNV-1a), with their number in the lower 20 bits. Two programs of the same text have the same
+/// hash if they have the same instructions.
 pub fn hash(insns: &[Insn]) -> u64 {
     fnv1a(insns.as_bytes()) << LENGTH_BITS | insns.len() as u64 & ((1 << LENGTH_BITS) - 1)
 }

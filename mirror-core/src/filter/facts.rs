@@ -1,4 +1,4 @@
-//! The facts about a frame at a place of a program, from the tests on every way that leads there.
+//! Facts about a frame at a point of a program, from the tests on every path to it.
 
 use std::{collections::BTreeMap, rc::Rc};
 
@@ -8,28 +8,28 @@ use super::{
     value::{Field, Slot, Value},
 };
 
-/// Facts. More facts fit fewer frames; without any, every frame fits.
+/// A set of facts. More facts fit fewer frames; the empty set fits every frame.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The possible results of a value under a mask. What has no entry can have any result.
+    /// The possible results of a value under a mask. A value without an entry can have any result.
     values: BTreeMap<(Value, u32), Ranges>,
-    /// The number of bytes of the frame that exist for sure, because a load that ends there has succeeded. The length
-    /// does not prove it: a frame in a cut capture has fewer bytes than its length.
+    /// The number of bytes that the frame certainly has, because a load that ends there has succeeded. The length does
+    /// not prove it: a cut frame in a capture has fewer bytes than its length.
     there: u32,
-    /// How far behind a start that depends on the frame a load has succeeded.
+    /// For each start that depends on the frame, the largest offset up to which a load has succeeded.
     behind: BTreeMap<Rc<Value>, u32>,
 }
 
-/// Ranges of values, in order, with gaps between them; both ends belong to a range.
+/// Ranges of values, in order, with gaps between them. Both ends are included.
 type Ranges = Vec<(u32, u32)>;
 
 impl Facts {
-    /// How many there are.
+    /// Number of facts.
     pub(super) fn len(&self) -> usize {
         self.values.values().map(Vec::len).sum::<usize>() + self.behind.len()
     }
 
-    /// Whether the frame has such a value for sure.
+    /// Whether the frame certainly has this value.
     pub(super) fn in_bounds(&self, value: &Value) -> bool {
         let mut in_bounds = true;
         value.visit(&mut |part| {
@@ -51,7 +51,7 @@ impl Facts {
         in_bounds
     }
 
-    /// The outcome of the test, if it is known. It says nothing on whether the frame has the value.
+    /// The outcome of the test, if known. It does not imply that the frame has the value.
     pub(super) fn outcome(&self, test: &Test) -> Option<bool> {
         let ranges = self.ranges(test);
         let passing = clip(&ranges, test.low, test.high);
@@ -64,7 +64,7 @@ impl Facts {
         }
     }
 
-    /// The facts after the test has ended so; `None`: it cannot.
+    /// The facts after the test had this outcome. `None`: the outcome is impossible.
     pub(super) fn after(&self, test: &Test, passed: bool) -> Option<Self> {
         let ranges = self.ranges(test);
         let left = if passed {
@@ -83,7 +83,7 @@ impl Facts {
         Some(facts)
     }
 
-    /// The facts after a slot has got a value; `None`: the frame has no such value.
+    /// The facts after a value was stored in a slot. `None`: the frame has no such value.
     pub(super) fn after_set(&self, slot: Slot, value: &Value) -> Option<Self> {
         let mut facts = self.clone();
         facts.computed(value)?;
@@ -92,7 +92,7 @@ impl Facts {
         Some(facts)
     }
 
-    /// The facts that hold in either case.
+    /// The facts that hold in both cases.
     pub(super) fn either(&self, other: &Self) -> Self {
         let mut values = BTreeMap::new();
         for (key, ranges) in &self.values {
@@ -109,7 +109,7 @@ impl Facts {
         Self { values, there: self.there.min(other.there), behind }
     }
 
-    /// The values that the test may see.
+    /// The values that the test can see.
     fn ranges(&self, test: &Test) -> Ranges {
         match self.values.get(&(test.value.clone(), test.mask)) {
             Some(ranges) => ranges.clone(),
@@ -117,7 +117,7 @@ impl Facts {
         }
     }
 
-    /// The frame has this value; `None`: it was known to be too short.
+    /// Records that the frame has this value. `None`: it was known to be too short.
     fn computed(&mut self, value: &Value) -> Option<()> {
         let there = self.there;
         value.visit(&mut |part| match part {
@@ -127,7 +127,7 @@ impl Facts {
                     let known = self.behind.entry(Rc::clone(start)).or_default();
                     *known = end.max(*known);
                 }
-                // Also for a field behind a start, which may be 0.
+                // This also holds for a field after a start, because the start can be 0.
                 self.there = end.max(self.there);
             }
             Value::Ipv4Header(at) => self.there = at.saturating_add(1).max(self.there),
@@ -136,7 +136,7 @@ impl Facts {
         if self.there == there {
             return Some(());
         }
-        // A frame is at least as long as its bytes that exist.
+        // A frame is at least as long as the bytes that exist.
         let length = self.values.entry((Value::Length, u32::MAX)).or_insert_with(|| vec![(0, u32::MAX)]);
         *length = clip(length, self.there, u32::MAX);
         (!length.is_empty()).then_some(())

@@ -1,8 +1,8 @@
-//! The tests of each primitive: the tests of libpcap's code generator, in its order.
+//! Generates the tests of each primitive: those of libpcap's code generator, in its order.
 //!
-//! The order matters where a frame is truncated: the first load beyond its end rejects the frame. libpcap's own
-//! optimiser does not keep the order (it leaves out and moves loads), but ours does. So on truncated frames we agree
-//! with libpcap without its optimiser, and on whole frames with libpcap in any form.
+//! The order matters if a frame is truncated: the first load beyond its end rejects the frame. libpcap's optimiser does
+//! not preserve the order (it removes and moves loads), but podmirror's does. So on truncated frames the answers are
+//! those of unoptimised libpcap, and on whole frames those of libpcap in any form.
 
 mod addresses;
 mod encapsulations;
@@ -22,7 +22,7 @@ use super::{
     value::Value,
 };
 
-/// The problem, for the whole primitive.
+/// The problem with a primitive as a whole.
 type Refusal = String;
 type Made = Result<Tree, Refusal>;
 
@@ -35,9 +35,9 @@ pub(super) fn generate(text: &str, expr: &Expr) -> Result<Tree, FilterError> {
 }
 
 struct Generator {
-    /// Where the next primitive looks.
+    /// The places of headers for the next primitive.
     layers: Layers,
-    /// What has to be done before the first test.
+    /// Steps that must be done before the first test.
     prepared: Vec<Tree>,
 }
 

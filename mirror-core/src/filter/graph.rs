@@ -1,7 +1,7 @@
-//! A program as a graph of tests without cycles, before it is laid out as instructions.
+//! A program as an acyclic graph of tests, before it is laid out as instructions.
 //!
-//! Built backwards, so that a node only leads to nodes made before it: a higher number is nearer to the start. Two
-//! equal nodes are one.
+//! The graph is built backwards, so that a node leads only to nodes that were added before it: a higher number is
+//! nearer to the start. Equal nodes are merged.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use super::{
     value::{Slot, Value},
 };
 
-/// Where a test leads.
+/// The target of a branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Next {
     Accept,
@@ -18,11 +18,11 @@ pub(super) enum Next {
     Node(usize),
 }
 
-/// What a node does with a frame.
+/// The action of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Action {
     Test(Test),
-    /// Keeps a value in a slot. The ways on are the same.
+    /// Stores a value in a slot. Both branches are the same.
     Set(Slot, Value),
 }
 
@@ -70,9 +70,9 @@ impl Graph {
         }
     }
 
-    /// Adds a node, unless it is there already or nothing depends on it.
+    /// Adds a node, unless it already exists or nothing depends on it.
     pub(super) fn add(&mut self, node: Node) -> Next {
-        // A frame without the value is rejected too.
+        // A frame that does not have the value is rejected too.
         if (node.on_true, node.on_false) == (Next::Reject, Next::Reject) {
             return Next::Reject;
         }
@@ -84,7 +84,7 @@ impl Graph {
         Next::Node(index)
     }
 
-    /// The node at a target, if that is one.
+    /// The node at a target, if the target is a node.
     pub(super) fn node(&self, target: Next) -> Option<&Node> {
         match target {
             Next::Node(index) => self.nodes.get(index),
@@ -98,7 +98,7 @@ impl Node {
         if passed { self.on_true } else { self.on_false }
     }
 
-    /// What the node computes from the frame.
+    /// The value that the node computes from the frame.
     pub(super) fn value(&self) -> &Value {
         match &self.action {
             Action::Test(test) => &test.value,

@@ -1,40 +1,40 @@
-//! The words of the filter language, each with the place where it stands.
+//! Splits a filter into tokens, each with its byte range.
 //!
-//! As in libpcap's scanner the longest word wins, so that `80-90` is one word and `aa:bb:cc:dd:ee:ff` is an address.
-//! The parser decides the meaning of a word, except for the names of numbers such as `tcp-syn`.
+//! As in libpcap's scanner the longest token wins, so that `80-90` is one token and `aa:bb:cc:dd:ee:ff` is an address.
+//! The parser decides the meaning of a token, except for names of numbers such as `tcp-syn`.
 
 use core::net::Ipv6Addr;
 use std::ops::Range;
 
 use super::{FilterError, names};
 
-/// A word and the bytes of the expression where it stands.
+/// A token, with its byte range in the expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) kind: TokenKind,
     pub(super) span: Range<usize>,
 }
 
-/// The kinds of words that the scanner distinguishes.
+/// The kinds of tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TokenKind {
     /// A number, or the name of a number (`tcpflags`).
     Number(u32),
-    /// Two to four numbers with dots: an IPv4 address or network. The count of the numbers is kept.
+    /// Two to four numbers with dots: an IPv4 address or network. `bits` results from how many numbers there are.
     Ipv4 { address: u32, bits: u32 },
     /// An IPv6 address.
     Ipv6(u128),
     /// An Ethernet address.
     Mac([u8; 6]),
-    /// A word of letters: a keyword, or a name if it is none.
+    /// A word of letters: a keyword, or else a name.
     Word(String),
-    /// A name that was written with a backslash, so that it is no keyword.
+    /// A name that was written with a backslash, so that it is not read as a keyword.
     Name(String),
-    /// An operator or a bracket; `and`, `or` and `not` are here too.
+    /// An operator or a bracket, including `and`, `or` and `not`.
     Symbol(&'static str),
 }
 
-/// Operators, the longer ones first, and what they are called from here on.
+/// The operators, the longer ones first, with their internal names.
 const SYMBOLS: &[(&str, &str)] = &[
     ("&&", "and"),
     ("||", "or"),
@@ -63,7 +63,7 @@ const SYMBOLS: &[(&str, &str)] = &[
     ("%", "%"),
 ];
 
-/// Splits an expression into words.
+/// Splits an expression into tokens.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token>, FilterError> {
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -84,7 +84,7 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token>, FilterError> {
 
 type Scanned = Result<(TokenKind, usize), (usize, String)>;
 
-/// The first word of `rest`, and its length in bytes.
+/// The first token of `rest`, and its length in bytes.
 fn first(rest: &str) -> Scanned {
     if let Some(name) = rest.strip_prefix('\\') {
         let end = name.find([' ', '!', '(', ')', '\n', '\t']).unwrap_or(name.len());
@@ -113,8 +113,8 @@ fn run_of(text: &str, belongs: impl Fn(char) -> bool) -> &str {
     text.split(|c| !belongs(c)).next().unwrap_or_default()
 }
 
-/// The longest IPv6 or Ethernet address at the beginning of `rest`, if there is one. The colon in `ip6[6:1]` belongs to
-/// no address.
+/// The longest IPv6 or Ethernet address at the beginning of `rest`, if there is one. The colon in `ip6[6:1]` is not
+/// part of an address.
 fn with_colons(rest: &str) -> Option<(TokenKind, usize)> {
     let run = run_of(rest, |c| c.is_ascii_hexdigit() || matches!(c, ':' | '.'));
     if !run.contains(':') {
@@ -130,7 +130,7 @@ fn with_colons(rest: &str) -> Option<(TokenKind, usize)> {
     })
 }
 
-/// The kind of a word without colons.
+/// The kind of a token without colons.
 fn classify(word: &str) -> Result<TokenKind, String> {
     if let Some(address) = mac(word, '-').or_else(|| mac(word, '.')).or_else(|| mac_of_digits(word)) {
         return Ok(TokenKind::Mac(address));
@@ -156,7 +156,7 @@ fn is_decimal(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// A number as in C: decimal, octal after a zero, hexadecimal after `0x`. `None`: the word is no number.
+/// Parses a number as in C: decimal, octal after a zero, hexadecimal after `0x`. `None`: the word is no number.
 fn number(word: &str) -> Option<Result<u32, String>> {
     let hexadecimal = word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"));
     let (digits, radix) = match (hexadecimal, word.strip_prefix('0')) {
@@ -173,7 +173,7 @@ fn number(word: &str) -> Option<Result<u32, String>> {
     }))
 }
 
-/// An IPv4 address, or the first two or three numbers of one.
+/// Parses an IPv4 address, or its first two or three numbers.
 fn ipv4(word: &str) -> Result<TokenKind, String> {
     let mut parts = Vec::new();
     for part in word.split('.') {
@@ -189,7 +189,7 @@ fn ipv4(word: &str) -> Result<TokenKind, String> {
     Ok(TokenKind::Ipv4 { address, bits })
 }
 
-/// An Ethernet address of six parts, or of three with dots.
+/// Parses an Ethernet address of six parts, or of three with dots.
 fn mac(text: &str, separator: char) -> Option<[u8; 6]> {
     let parts: Vec<&str> = text.split(separator).collect();
     let hexadecimal = |part: &&str| part.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -211,7 +211,7 @@ fn mac(text: &str, separator: char) -> Option<[u8; 6]> {
     }
 }
 
-/// An Ethernet address of twelve digits.
+/// Parses an Ethernet address of twelve digits.
 fn mac_of_digits(text: &str) -> Option<[u8; 6]> {
     if text.len() != 12 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;

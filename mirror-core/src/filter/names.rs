@@ -1,23 +1,24 @@
-//! The names of numbers: flags and types (pcap-filter(7)), protocols and services (IANA).
+//! Names of numbers: flags and types (pcap-filter(7)), protocols and services (IANA).
 //!
-//! Kept here and short, so that a filter means the same on every node; the files in /etc are not read.
+//! The lists are short and built in, so that a filter has the same meaning on every node. The files in /etc are not
+//! read.
 
-/// The words that stand for a number wherever a number may stand.
+/// Returns the number for a name that is allowed wherever a number is.
 pub(super) fn number(word: &str) -> Option<u32> {
     find(NUMBERS, word)
 }
 
-/// The number of an IP protocol.
+/// Returns the number of an IP protocol.
 pub(super) fn ip_protocol(name: &str) -> Option<u32> {
     find(IP_PROTOCOLS, name)
 }
 
-/// The number of an Ethernet protocol.
+/// Returns the number of an Ethernet protocol.
 pub(super) fn ethertype(name: &str) -> Option<u32> {
     find(ETHERTYPES, name)
 }
 
-/// The port of a service, and the one IP protocol that it uses; `None`: any protocol with ports.
+/// Returns the port of a service, and its IP protocol if it uses only one. `None` there: any protocol with ports.
 pub(super) fn service(name: &str) -> Option<(u32, Option<u32>)> {
     SERVICES.iter().find(|(known, ..)| *known == name).map(|(_, port, protocol)| (*port, *protocol))
 }
@@ -97,12 +98,12 @@ pub(super) const ICMP6: u32 = 58;
 pub(super) const PIM: u32 = 103;
 pub(super) const VRRP: u32 = 112;
 pub(super) const SCTP: u32 = 132;
-/// The next header of an IPv6 fragment.
+/// The next-header number of an IPv6 fragment.
 pub(super) const FRAGMENT: u32 = 44;
-/// The IPv6 extension headers that hold their length in units of 8 bytes (a fragment's is always 8): hop-by-hop
-/// options, routing, fragment, destination options.
+/// The IPv6 extension headers whose length is in units of 8 bytes (a fragment's is always 8): hop-by-hop options,
+/// routing, fragment, destination options.
 pub(super) const EXTENSIONS: [u32; 4] = [0, 43, FRAGMENT, 60];
-/// Nothing follows.
+/// No header follows.
 pub(super) const NO_NEXT_HEADER: u32 = 59;
 
 const IP_PROTOCOLS: &[(&str, u32)] = &[
@@ -140,10 +141,10 @@ pub(super) const IPX_II: u32 = 0x8137;
 pub(super) const MPLS: u32 = 0x8847;
 pub(super) const PPPOE_DISCOVERY: u32 = 0x8863;
 pub(super) const PPPOE_SESSION: u32 = 0x8864;
-/// 802.1Q, 802.1ad, and the older one of QinQ.
+/// 802.1Q, 802.1ad, and the older type for QinQ.
 pub(super) const VLAN: [u32; 3] = [0x8100, 0x88a8, 0x9100];
 
-/// Service access points of LLC, which are used like Ethernet types.
+/// Service access points of LLC that are used like Ethernet types.
 pub(super) const IP_IN_LLC: u32 = 0x06;
 pub(super) const STP: u32 = 0x42;
 pub(super) const SNAP: u32 = 0xaa;
@@ -170,7 +171,7 @@ const ETHERTYPES: &[(&str, u32)] = &[
     ("netbeui", NETBEUI),
 ];
 
-/// The numbers in PPP of what has another number in Ethernet or LLC.
+/// PPP's numbers for protocols that have other numbers in Ethernet or LLC.
 const PPP_TYPES: &[(u32, u32)] = &[
     (IP, 0x0021),
     (ISO, 0x0023),
@@ -183,7 +184,7 @@ const PPP_TYPES: &[(u32, u32)] = &[
 ];
 pub(super) const PPP_MPLS: u32 = 0x0281;
 
-/// The number in PPP of an Ethernet type.
+/// Returns PPP's number for an Ethernet type.
 pub(super) fn ppp_type(ethertype: u32) -> u32 {
     PPP_TYPES.iter().find(|(known, _)| *known == ethertype).map_or(ethertype, |(_, number)| *number)
 }
@@ -194,7 +195,7 @@ pub(super) const IS_IS: u32 = 0x83;
 
 const ISO_PROTOCOLS: &[(&str, u32)] = &[("clnp", CLNP), ("esis", ES_IS), ("isis", IS_IS)];
 
-/// The number of a protocol of ISO.
+/// Returns the number of an ISO protocol.
 pub(super) fn iso_protocol(name: &str) -> Option<u32> {
     find(ISO_PROTOCOLS, name)
 }

@@ -1,8 +1,8 @@
-//! Makes a program shorter without changing its answer, on truncated frames too.
+//! Shortens a program without changing its answers, on truncated frames too.
 //!
-//! A round goes through the graph from its start. It gathers the facts about a frame at each test from all ways that
-//! lead there, and sends each way past the tests whose outcome is known. A test is left out only where its load is
-//! known to succeed, because a load beyond the frame is an answer of its own.
+//! A round walks the graph from its start. At each test it merges the facts about a frame from all paths that lead
+//! there, and redirects each path past the tests whose outcome is known. A test is skipped only if its load is known to
+//! succeed, because a load beyond the frame changes the answer.
 
 use super::{
     PER_TEST, Work,
@@ -12,11 +12,11 @@ use super::{
     value::{Slots, Value},
 };
 
-/// Every round makes ways shorter, and the first few rounds make most of the progress. The answer is right after any
-/// round.
+/// Maximum number of rounds. Every round shortens paths, and the first few make most of the progress. The answer is
+/// correct after any round.
 const MAX_ROUNDS: usize = 16;
 
-/// The shorter program; `None`: it is too much work.
+/// Optimises a graph. `None`: it needs too much work.
 pub(super) fn optimise(mut graph: Graph, work: &mut Work) -> Option<Graph> {
     for _ in 0..MAX_ROUNDS {
         let before = (graph.nodes.clone(), graph.entry);
@@ -54,7 +54,7 @@ fn round(mut graph: Graph, work: &mut Work) -> Option<Graph> {
         let (on_true, on_false) = match ways {
             [Some(on_true), Some(on_false)] => (on_true, on_false),
             [Some(only), None] | [None, Some(only)] => (only, only),
-            // No frame that is long enough can come here.
+            // No frame that is long enough can reach this node.
             [None, None] => (Next::Reject, Next::Reject),
         };
         if let Some(node) = graph.nodes.get_mut(index) {
@@ -64,7 +64,7 @@ fn round(mut graph: Graph, work: &mut Work) -> Option<Graph> {
     Some(rebuilt(&graph, &known))
 }
 
-/// Where a frame with these `facts` meets a test with an unknown outcome, or a slot that is set.
+/// The next node for a frame with these `facts`: a test with an unknown outcome, or a set slot.
 fn follow(graph: &Graph, mut target: Next, facts: &Facts) -> Next {
     while let Some(Node { action: Action::Test(test), on_true, on_false }) = graph.node(target) {
         let outcome = facts.outcome(test).or((on_true == on_false).then_some(true));
@@ -78,7 +78,7 @@ fn follow(graph: &Graph, mut target: Next, facts: &Facts) -> Next {
     target
 }
 
-/// Adds another way to those that lead to `target`.
+/// Adds a path to those that lead to `target`.
 fn arrive(known: &mut [Option<Facts>], target: Next, facts: Facts) {
     if let Next::Node(index) = target
         && let Some(place) = known.get_mut(index)
@@ -90,7 +90,7 @@ fn arrive(known: &mut [Option<Facts>], target: Next, facts: Facts) {
     }
 }
 
-/// The graph made again, without unreachable nodes and unused slots, and with equal nodes merged.
+/// Rebuilds the graph without unreachable nodes and unused slots, and with equal nodes merged.
 fn rebuilt(graph: &Graph, known: &[Option<Facts>]) -> Graph {
     let mut new = Graph::empty();
     // The slots that are used from each new node on.
@@ -136,7 +136,7 @@ fn rebuilt(graph: &Graph, known: &[Option<Facts>]) -> Graph {
     new
 }
 
-/// The test that every frame passes that has this value.
+/// A test that passes for every frame that has this value.
 fn computes(value: &Value) -> Test {
     Test { value: value.clone(), mask: 0, low: 0, high: 0 }
 }

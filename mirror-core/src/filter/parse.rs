@@ -1,8 +1,9 @@
-//! The grammar of the filter language: words in, a tree out.
+//! The grammar of the filter language: parses tokens to a tree.
 //!
-//! As in libpcap's grammar, `and` and `or` bind alike and to the left. An id that stands alone after one of them has
-//! the qualifiers of the id before (`tcp port 80 or 443`), also across a group in brackets. A group can be ids, an
-//! expression or arithmetic: the three are tried in turn, and the error of the attempt that came farthest is reported.
+//! As in libpcap's grammar, `and` and `or` have the same precedence and associate to the left. An id without qualifiers
+//! after one of them has the qualifiers of the id before (`tcp port 80 or 443`), also across a group in brackets. A
+//! group can contain ids, an expression or arithmetic. The three are tried in turn, and the error of the attempt that
+//! advanced farthest is reported.
 
 mod arithmetic;
 mod cursor;
@@ -18,14 +19,13 @@ use super::{
     lexer::{Token, TokenKind, tokens},
 };
 
-/// Words that an expression can have, so that no text keeps the compiler busy.
+/// Maximum number of tokens in an expression, so that no text keeps the compiler busy.
 const MAX_TOKENS: usize = 500;
-/// Brackets, and `not`s, that can stand around each other.
+/// Maximum nesting of brackets and `not`s.
 const MAX_DEPTH: usize = 50;
 
 type Parsed<T> = Result<T, FilterError>;
 
-/// Parses an expression.
 pub(super) fn parse(text: &str) -> Parsed<Expr> {
     let tokens = tokens(text)?;
     let mut parser = Parser { text, tokens, at: 0, depth: 0 };
@@ -53,7 +53,7 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    /// `inherited`: what stands before the bracket that the expression is in.
+    /// Parses an expression. `inherited`: the qualifiers before the bracket that contains it.
     fn expression(&mut self, inherited: Option<Qualifiers>) -> Parsed<(Expr, Option<Qualifiers>)> {
         let (mut left, mut qualifiers) = self.operand(inherited, false)?;
         loop {
@@ -69,8 +69,8 @@ impl Parser<'_> {
         }
     }
 
-    /// A primitive, a group, or, after `and` and `or`, an id; with any `not` before it. Also returns the qualifiers
-    /// of an id that may come next.
+    /// Parses a primitive, a group, or, after `and` and `or`, an id; each with any `not` before it. Also returns the
+    /// qualifiers for an id that can follow.
     fn operand(
         &mut self,
         inherited: Option<Qualifiers>,
@@ -106,11 +106,11 @@ impl Parser<'_> {
             inner.span = start..parser.end();
             Ok((inner, inherited))
         });
-        // The error of the attempt that came farthest.
+        // Report the error of the attempt that advanced farthest.
         group.map_err(|error| [relation, ids].into_iter().fold(error, FilterError::or_farther))
     }
 
-    /// An id, or a group of ids, all with the same qualifiers.
+    /// Parses an id, or a group of ids, all with the same qualifiers.
     fn id(&mut self, qualifiers: Option<Qualifiers>) -> Parsed<Expr> {
         let start = self.start();
         if self.accept("not") {
@@ -199,7 +199,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A primitive with words of its own, and the qualifiers that it leaves to the ids after it.
+    /// Parses a primitive with its own keyword, and returns the qualifiers for the ids after it.
     fn primitive(&mut self) -> Parsed<(Expr, Option<Qualifiers>)> {
         let start = self.start();
         let found = match self.peek().cloned() {
@@ -224,7 +224,7 @@ impl Parser<'_> {
         Ok((expr, None))
     }
 
-    /// A primitive that begins with a protocol, a direction or a kind.
+    /// Parses a primitive that begins with a protocol, a direction or a kind.
     fn qualified(&mut self, start: usize) -> Parsed<(Expr, Option<Qualifiers>)> {
         let protocol = self.keyword_of(|keyword| match keyword {
             Keyword::Protocol(protocol) => Some(protocol),
@@ -254,7 +254,7 @@ impl Parser<'_> {
         Ok((expr, Some(qualifiers)))
     }
 
-    /// `src`, `dst`, and the two of them.
+    /// Parses `src`, `dst`, and combinations of them.
     fn direction(&mut self) -> Option<Direction> {
         let first = self.keyword_of(|keyword| match keyword {
             Keyword::Direction(direction) => Some(direction),
@@ -282,7 +282,7 @@ impl Parser<'_> {
         Some(chosen)
     }
 
-    /// Whether the next word is an id. A number that is part of arithmetic is not.
+    /// Whether the next token is an id. A number that is part of arithmetic is not.
     fn is_id(&self) -> bool {
         match self.peek() {
             Some(TokenKind::Number(_)) => {

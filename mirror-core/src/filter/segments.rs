@@ -1,16 +1,17 @@
-//! Which expressions can say something else of a super-frame than of its segments. [`filter`](super) calls it.
+//! Detects expressions that can give a different result for a super-frame than for its segments. [`filter`](super)
+//! calls it.
 //!
-//! The segments of a super-frame have the same addresses, protocols and ports. A tap sees the super-frame, and a file has
-//! the segments.
+//! The segments of a super-frame have the same addresses, protocols and ports. A tap sees the super-frame, but a file
+//! contains the segments.
 
 use super::ast::{Arithmetic, Expr, ExprKind, Kind, Operator, Primitive, Protocol, Qualifiers, Relation};
 
-/// The byte with the flags of TCP.
+/// Offset of the TCP flags.
 const TCP_FLAGS: u32 = 13;
-/// The flags that not all segments have: FIN and PSH, which the last one has, and CWR of the first one.
+/// The flags that not all segments have: FIN and PSH are only on the last one, CWR only on the first one.
 const OF_SOME: u32 = 0x01 | 0x08 | 0x80;
 
-/// Whether the answers can differ.
+/// Whether the results can differ.
 pub(super) fn differs(expr: &Expr) -> bool {
     !has_chain(expr) && answers_differ(expr, false)
 }
@@ -24,8 +25,8 @@ fn has_chain(expr: &Expr) -> bool {
     }
 }
 
-/// Whether a segment can match where the super-frame does not, if a `not` is around the expression or none. Where only the
-/// super-frame matches, the reader leaves the segment out.
+/// Whether a segment can match although the super-frame does not. `is_negated`: a `not` is around the expression. In
+/// the reverse case, where only the super-frame matches, the reader drops the segment.
 fn answers_differ(expr: &Expr, is_negated: bool) -> bool {
     match &expr.kind {
         ExprKind::And(left, right) | ExprKind::Or(left, right) => {
@@ -36,14 +37,14 @@ fn answers_differ(expr: &Expr, is_negated: bool) -> bool {
             let asks_for_flags = *relation == Relation::NotEqual
                 && matches!(right, Arithmetic::Number(0))
                 && masked_flags(left).is_some();
-            // A flag that a segment has, the super-frame has, too.
+            // If a segment has a flag, the super-frame has it, too.
             (is_negated || !asks_for_flags) && (changes(left) || changes(right))
         }
         ExprKind::Primitive(_) => false,
     }
 }
 
-/// Whether a value can be another one for a segment.
+/// Whether a value can be different for a segment.
 fn changes(value: &Arithmetic) -> bool {
     match value {
         Arithmetic::Number(_) => false,
@@ -70,16 +71,16 @@ fn masked_flags(value: &Arithmetic) -> Option<u32> {
     matches!(**index, Arithmetic::Number(TCP_FLAGS)).then_some(mask)
 }
 
-/// Whether all segments have these bytes of the super-frame.
+/// Whether these bytes are the same in the super-frame and all segments.
 fn is_shared(protocol: Protocol, from: u32, to: u32) -> bool {
     let parts: &[(u32, u32)] = match protocol {
         Protocol::Ether => &[(0, 14)],
-        // Neither the length, the identification nor the checksum.
+        // All bytes except the length, the identification and the checksum.
         Protocol::Ip => &[(0, 2), (6, 10), (12, 20)],
         Protocol::Ip6 => &[(0, 4), (6, 40)],
         Protocol::Tcp => &[(0, 4), (8, 13), (14, 16), (18, 20)],
         Protocol::Udp => &[(0, 4)],
-        // No packet of these is a super-frame that is cut.
+        // Packets of other protocols are not segmented.
         _ => return true,
     };
     parts.iter().any(|(start, end)| *start <= from && to <= *end)
@@ -136,7 +137,7 @@ mod tests {
         assert!(!differs_on_segments("no filter at all"));
     }
 
-    /// A super-frame of TCP with these flags.
+    /// A TCP super-frame with these flags.
     fn super_frame(is_v6: bool, flags: u8, payload: u16) -> Vec<u8> {
         let (payload_len, len) = ((20 + payload).to_be_bytes(), (40 + payload).to_be_bytes());
         let network = match is_v6 {
@@ -151,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        /// What the kernel rejects, no segment would have matched.
+        /// If the kernel's filter rejects a super-frame, none of its segments would have matched.
         #[test]
         fn no_segment_matches_where_the_super_frame_does_not(
             is_v6: bool, flags: u8, payload in 101..3000_u16, text in prop::sample::select(SAME.to_vec()),

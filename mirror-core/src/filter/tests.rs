@@ -1,10 +1,10 @@
-//! Tests of the bound on the work of the compiler.
+//! Tests of the bound on the compiler's work.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
 use super::*;
 
-/// As many of these parts as a filter can have.
+/// Returns a filter with the maximum number of these parts.
 fn longest(first: &str, part: impl Fn(usize) -> String) -> String {
     let mut text = first.to_owned();
     for number in 2..=240 {
@@ -17,7 +17,7 @@ fn longest(first: &str, part: impl Fn(usize) -> String) -> String {
     text
 }
 
-/// What a stranger's filter may cost is more than twice what the longest list of ports costs.
+/// The bound for a filter is more than twice the cost of the longest list of ports.
 #[test]
 fn a_filter_that_is_too_much_work_is_refused() {
     let cost = |text: &str| {

@@ -1,11 +1,11 @@
-//! Tests and how they are combined: what the code generator hands to the optimiser.
+//! Tests and their combinations: the output of the code generator.
 
 use super::{
     ast::{Direction, Operator},
     value::{Slot, Value},
 };
 
-/// One test of a frame: whether `value & mask` lies in `low..=high`.
+/// One test of a frame: whether `value & mask` is in `low..=high`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Test {
     pub(super) value: Value,
@@ -14,12 +14,12 @@ pub(super) struct Test {
     pub(super) high: u32,
 }
 
-/// Evaluated from left to right, no farther than needed.
+/// Evaluated from left to right, until the result is known.
 #[derive(Debug, Clone)]
 pub(super) enum Tree {
     Always(bool),
     Test(Test),
-    /// Keeps a value in a slot. Passes.
+    /// Stores a value in a slot. Always passes.
     Set(Slot, Value),
     Not(Box<Tree>),
     All(Vec<Tree>),
@@ -36,7 +36,7 @@ impl Value {
             },
             other => (other, u32::MAX),
         };
-        // A mask that takes no bit away is none.
+        // A mask that removes no bit is dropped.
         let bits = u32::MAX.checked_shr(value.greatest().leading_zeros()).unwrap_or(0);
         let mask = if mask & bits == bits { u32::MAX } else { mask };
         Tree::Test(Test { value, mask, low, high })
@@ -57,7 +57,7 @@ impl Tree {
     }
 }
 
-/// The source field or the destination field, by the direction.
+/// The test of the source field, the destination field or both, by direction.
 pub(super) fn directed(direction: Direction, source: Tree, destination: Tree) -> Tree {
     match direction {
         Direction::Src => source,

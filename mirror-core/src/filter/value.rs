@@ -1,14 +1,14 @@
-//! Numbers that a frame has: what a test looks at.
+//! Values of a frame, which tests compare.
 //!
-//! The code generator builds values with the functions here, which compute what is constant and join sums. The
-//! optimiser compares values, and the layout turns them into instructions.
+//! The code generator builds values with these functions, which evaluate constant parts and merge sums. The optimiser
+//! compares values, and the layout turns them into instructions.
 
 use std::rc::Rc;
 
 use super::ast::Operator;
 
-/// A number of 32 bits without a sign. A frame that has no such number (it ends before a field, or there is a division
-/// by zero) is rejected.
+/// An unsigned 32-bit number. If a frame does not have the number (it ends before a field, or there is a division by
+/// zero), the frame is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Value {
     Constant(u32),
@@ -18,14 +18,14 @@ pub(super) enum Value {
     Field(Field),
     /// The length of the IPv4 header that begins at this byte.
     Ipv4Header(u32),
-    /// What a `Set` has left in this slot.
+    /// The value that a `Set` has stored in this slot.
     Slot(Slot),
     Binary(Operator, Rc<(Value, Value)>),
     /// 1 if the first is greater than the second, else 0.
     Greater(Rc<(Value, Value)>),
 }
 
-/// `size` bytes (1, 2 or 4) at `start` + `offset`, in network order. The sum does not wrap around.
+/// `size` bytes (1, 2 or 4) at `start` + `offset`, in network byte order. The sum does not wrap around.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Field {
     /// `None`: the start of the frame.
@@ -34,32 +34,32 @@ pub(super) struct Field {
     pub(super) size: u8,
 }
 
-/// A place of a program's memory. What the frame says about the places of headers is computed once and kept there.
+/// A place in a program's memory. Offsets of headers that depend on the frame are computed once and stored there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Slot {
-    /// Where the Ethernet header inside of Geneve begins. Where there is none, the packet inside.
+    /// Offset of the Ethernet header inside Geneve, or of the inner packet if there is no such header.
     Link,
-    /// Where the type of the packet inside of Geneve is.
+    /// Offset of the type of the packet inside Geneve.
     LinkType,
-    /// Where the packet inside of Geneve begins.
+    /// Offset of the packet inside Geneve.
     Payload,
-    /// Of the chain of headers: the number of the next header.
+    /// In a chain of headers, the number of the next header.
     NextHeader,
-    /// Of the chain of headers: where the next header begins.
+    /// In a chain of headers, the offset of the next header.
     NextHeaderAt,
 }
 
-/// The longest IPv4 header, in bytes.
+/// Maximum length of an IPv4 header, in bytes.
 pub(super) const MAX_IPV4_HEADER: u32 = 60;
 
 impl Value {
-    /// Bytes at a fixed place of the frame.
+    /// Bytes at a fixed offset of the frame.
     pub(super) fn fixed(offset: u32, size: u8) -> Self {
         Self::Field(Field { start: None, offset, size })
     }
 
-    /// Bytes at a place behind `start`, which wraps around as classic BPF's index register does; the sum with `offset`
-    /// does not.
+    /// Bytes at an offset from `start`. The value of `start` wraps around as classic BPF's index register does, but its
+    /// sum with `offset` does not.
     pub(super) fn behind(start: Self, offset: u32, size: u8) -> Self {
         if let Self::Constant(start) = start {
             return Self::fixed(start.saturating_add(offset), size);
@@ -73,7 +73,7 @@ impl Value {
         Self::Field(Field { start: Some(Rc::new(start)), offset, size })
     }
 
-    /// The result of an operator. A constant stands on the right where the operator allows it.
+    /// The result of an operator. Constants are moved to the right side if the operator allows it.
     pub(super) fn binary(operator: Operator, left: Self, right: Self) -> Self {
         use Operator::{Add, And, Multiply, Or, Xor};
         match (operator, left, right) {
@@ -101,7 +101,7 @@ impl Value {
         Self::binary(Operator::Add, self, other)
     }
 
-    /// The greatest number that it can be.
+    /// Upper bound of the value.
     pub(super) fn greatest(&self) -> u32 {
         match self {
             Self::Constant(constant) => *constant,
@@ -127,7 +127,8 @@ impl Value {
         }
     }
 
-    /// The values that this one is computed from, and then itself: `visit` sees each before those that depend on it.
+    /// Calls `visit` for the values that this one is computed from, and then for itself: each before those that depend
+    /// on it.
     pub(super) fn visit<'a>(&'a self, visit: &mut impl FnMut(&'a Self)) {
         match self {
             Self::Field(Field { start: Some(start), .. }) => start.visit(visit),
@@ -140,7 +141,7 @@ impl Value {
         visit(self);
     }
 
-    /// The slots that it is computed from.
+    /// The slots that the value is computed from.
     pub(super) fn slots(&self) -> Slots {
         let mut slots = Slots::default();
         self.visit(&mut |value| {

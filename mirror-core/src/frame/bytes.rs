@@ -1,11 +1,11 @@
-//! Numbers in network byte order at checked offsets. It knows no protocol. All of [`frame`](super) calls it.
+//! Numbers in network byte order at checked offsets, independent of any protocol. Used by all of [`frame`](super).
 
-/// The number of 2 bytes at `at`, if all of it is there.
+/// Reads 2 bytes at `at`, if all of them exist.
 pub(super) fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The number of 4 bytes at `at`, if all of it is there.
+/// Reads 4 bytes at `at`, if all of them exist.
 pub(super) fn be32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }

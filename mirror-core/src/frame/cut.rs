@@ -1,8 +1,8 @@
 //! Cuts TCP and UDP super-frames into segments.
 //!
 //! [`plan`] decides whether a frame can be cut, [`Headers::begin`] writes the headers that all segments share, and
-//! [`Cut::write`] makes one segment after the other in the same buffer. [`frame`](super) calls them. What a segment
-//! gets is described there.
+//! [`Cut::write`] builds one segment after the other in the same buffer. [`frame`](super) calls them, and its
+//! documentation describes the segments.
 
 use super::{
     Frame, begin_with_tag,
@@ -17,34 +17,36 @@ const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;
 const CWR: u8 = 0x80;
 
-/// Bytes that a file has around each frame: an enhanced packet block of pcapng with a direction, rounded up.
+/// Bytes that a file needs per frame in addition to its data: an enhanced packet block of pcapng with a direction,
+/// rounded up.
 const BLOCK: usize = 48;
-/// How many times its captured bytes a super-frame may become in headers and blocks. TCP over IPv6 with timestamps stays
-/// below that down to segments of 33 bytes, and Linux's shortest have 36 (`tcp_min_snd_mss` less the timestamps).
+/// Maximum size of a super-frame's headers and blocks, as a multiple of its captured bytes. TCP over IPv6 with
+/// timestamps stays below it down to segments of 33 bytes, and Linux's shortest have 36 (`tcp_min_snd_mss` minus the
+/// timestamps).
 const GROWTH: usize = 4;
-/// What it may become in any case, as far as it is as long itself: a capture length leaves less of a super-frame than
-/// the headers of its segments.
+/// Additional size that is always allowed, up to the super-frame's own length: a short capture length leaves fewer
+/// bytes of a super-frame than the headers of its segments.
 const FREE: usize = 8 << 10;
 
-/// What a frame with a `gso_size` is.
+/// The result for a frame with a `gso_size`.
 pub(super) enum Super {
-    /// The payload fits into one segment: it is a frame like any other.
+    /// The payload fits into one segment: treat it as an ordinary frame.
     OneSegment,
     /// It can be cut.
     Cut(Headers),
-    /// It would become this many segments, which is more than [`may_become`].
+    /// The frame would need this many segments, which is more than [`may_become`] allows.
     TooMany(usize),
 }
 
 /// The headers of a super-frame.
 pub(super) struct Headers {
     datagram: Datagram,
-    /// The offset of the payload, in bytes.
+    /// Offset of the payload.
     payload: usize,
     gso_size: u16,
 }
 
-/// What a frame with a `gso_size` is. `None`: it cannot be cut, and comes out as it is.
+/// Examines a frame with a `gso_size`. `None`: it cannot be cut, and is returned as it is.
 pub(super) fn plan(bytes: &[u8], len: usize, gso_size: u16) -> Option<Super> {
     let datagram = Datagram::parse(bytes, headers::ethernet(bytes, 0)?, len, true)?;
     let Datagram { transport, end, .. } = datagram;
@@ -61,7 +63,7 @@ pub(super) fn plan(bytes: &[u8], len: usize, gso_size: u16) -> Option<Super> {
     let can_be_cut = ip_len <= usize::from(u16::MAX)
         && payload <= bytes.len()
         && end == len
-        // `ipv6_gso_segment` knows no fragment header either.
+        // `ipv6_gso_segment` does not support fragment headers either.
         && !datagram.has_fragment_header
         && !(datagram.protocol == UDP && tunnel::is_in_udp(bytes, &datagram));
     let segments = payload_len.div_ceil(gso_size.into());
@@ -72,8 +74,9 @@ pub(super) fn plan(bytes: &[u8], len: usize, gso_size: u16) -> Option<Super> {
     }
 }
 
-/// Whether a frame of `len` bytes, with `captured` of them in the capture, may become this many segments. Each repeats
-/// `headers` bytes. The sender chooses all of these numbers, and the reader of the capture pays for the segments.
+/// Whether a frame of `len` bytes, with `captured` of them in the capture, can be cut into this many segments. Each
+/// repeats `headers` bytes. The sender chooses all of these numbers, and the reader of the capture pays for the
+/// segments.
 fn may_become(segments: usize, headers: usize, captured: usize, len: usize) -> bool {
     segments.saturating_mul(headers + BLOCK) <= captured.saturating_mul(GROWTH) + len.min(FREE)
 }
@@ -85,7 +88,7 @@ fn tcp_header(bytes: &[u8], start: usize) -> Option<usize> {
 }
 
 impl Headers {
-    /// Replaces the buffer by the headers that all segments share.
+    /// Replaces the buffer with the headers that all segments share.
     pub(super) fn begin(&self, frame: &Frame<'_>, buffer: &mut Vec<u8>) -> Cut {
         let Datagram { network, transport, protocol, pseudo, has_jumbo, end, .. } = self.datagram;
         let shift = begin_with_tag(frame, self.payload, buffer);
@@ -124,16 +127,16 @@ impl Headers {
 pub(super) struct Cut {
     version: Version,
     protocol: u8,
-    /// Offsets in a segment, in bytes: the IP header, the transport header, the payload, the transport checksum.
+    /// Offsets in a segment: the IP header, the transport header, the payload, the transport checksum.
     network: usize,
     transport: usize,
     headers: usize,
     check: usize,
-    /// The offset of the payload in the super-frame, and its length, in bytes.
+    /// Offset of the payload in the super-frame, and its length in bytes.
     payload: usize,
     payload_len: usize,
     gso_size: usize,
-    /// The sum of the pseudo header without the length.
+    /// Checksum of the pseudo header without the length.
     pseudo: Sum,
     /// From the headers of the super-frame: the IPv4 identification, the TCP sequence number and the TCP flags.
     id: u16,
@@ -143,13 +146,13 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// How many segments there are.
+    /// Number of segments.
     pub(super) fn segments(&self) -> usize {
         self.payload_len.div_ceil(self.gso_size)
     }
 
-    /// Makes the segment with this index in the buffer that has the headers. `bytes` are those of the super-frame.
-    /// Returns the length of the segment on the wire, in bytes.
+    /// Builds the segment with this index in the buffer that contains the headers. `bytes` is the super-frame. Returns
+    /// the length of the segment on the wire, in bytes.
     pub(super) fn write(&self, index: usize, bytes: &[u8], buffer: &mut Vec<u8>) -> u32 {
         let offset = index * self.gso_size;
         let length = self.gso_size.min(self.payload_len.saturating_sub(offset));
@@ -177,7 +180,7 @@ impl Cut {
         end as u32
     }
 
-    /// `inet_gso_segment`, `ipv6_gso_segment`.
+    /// As `inet_gso_segment` and `ipv6_gso_segment` do.
     fn write_ip(&self, index: u16, length: u16, buffer: &mut [u8]) {
         let start = self.network;
         match self.version {
@@ -192,7 +195,7 @@ impl Cut {
         }
     }
 
-    /// `tcp_gso_segment`.
+    /// As `tcp_gso_segment` does.
     fn write_tcp(&self, index: usize, offset: u32, buffer: &mut [u8]) {
         let mut flags = self.flags;
         if index > 0 {

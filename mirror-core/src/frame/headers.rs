@@ -1,7 +1,7 @@
-//! Where the headers of a frame are: Ethernet with VLAN tags, IPv4 with options, IPv6 with extension headers.
+//! Finds the headers of a frame: Ethernet with VLAN tags, IPv4 with options, IPv6 with extension headers.
 //!
-//! It reads hostile bytes: every offset is checked, and every walk has a bound. It changes nothing, and says nothing
-//! about what is behind the transport header. `checksum`, `cut` and `tunnel` call it.
+//! The bytes can be hostile: every offset is checked, and every walk has a bound. Read-only, and the transport header
+//! is the last one. Used by `checksum`, `cut` and `tunnel`.
 
 use super::{
     bytes::{be16, be32},
@@ -19,9 +19,9 @@ pub(super) const JUMBO_HEADER: usize = 8;
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 
-/// Most VLAN tags in the bytes of a frame: `VLAN_MAX_DEPTH` of include/linux/if_vlan.h.
+/// Maximum number of VLAN tags in the bytes of a frame: `VLAN_MAX_DEPTH` of include/linux/if_vlan.h.
 const MAX_TAGS: usize = 8;
-/// Most extension headers of an IPv6 packet. RFC 8200 4.1 names 7.
+/// Maximum number of extension headers of an IPv6 packet. RFC 8200 4.1 lists 7.
 const MAX_EXTENSIONS: usize = 8;
 
 const HOP_BY_HOP: u8 = 0;
@@ -44,7 +44,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// What an EtherType says about the header at `start`. `None`: it is no IP.
+    /// The IP header at `start`, for an EtherType. `None`: it is not IP.
     pub(super) fn of(ether_type: u16, start: usize) -> Option<Self> {
         let version = match ether_type {
             0x0800 => Version::V4,
@@ -55,7 +55,7 @@ impl Network {
     }
 }
 
-/// The IP header of the Ethernet frame that begins at `start`, behind its VLAN tags.
+/// The IP header of the Ethernet frame that begins at `start`, after its VLAN tags.
 pub(super) fn ethernet(bytes: &[u8], start: usize) -> Option<Network> {
     let mut at = start + MAC_ADDRESSES;
     for _ in 0..=MAX_TAGS {
@@ -67,29 +67,29 @@ pub(super) fn ethernet(bytes: &[u8], start: usize) -> Option<Network> {
     None
 }
 
-/// A whole IP datagram, at offsets in bytes from the first byte of the frame.
+/// A complete IP datagram. Offsets are in bytes from the start of the frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Datagram {
     pub(super) network: Network,
-    /// The header behind IP's own headers. The captured bytes may end ahead of it.
+    /// Offset of the transport header. The captured bytes can end before it.
     pub(super) transport: usize,
-    /// Behind the last byte of the datagram. The captured bytes may end ahead of it. Padding may follow.
+    /// Offset of the end of the datagram. The captured bytes can end before it, and padding can follow it.
     pub(super) end: usize,
     /// The protocol of the header at `transport`.
     pub(super) protocol: u8,
-    /// The sum of the pseudo header without the length.
+    /// Checksum of the pseudo header without the length.
     pub(super) pseudo: Sum,
-    /// The first extension header is that of BIG TCP, and the header has no length.
+    /// Whether the first extension header is that of BIG TCP, and the IP header has no length.
     pub(super) has_jumbo: bool,
-    /// There is an IPv6 fragment header, although the datagram is whole.
+    /// Whether there is an IPv6 fragment header, although the datagram is complete.
     pub(super) has_fragment_header: bool,
 }
 
 impl Datagram {
-    /// The datagram at `network`, which ends at `end` at the latest. `None`: its headers were not captured, or are
-    /// wrong, or it is a fragment, or its final destination is not known.
+    /// Parses the datagram at `network`, which ends at `end` at the latest. `None`: its headers were not captured or
+    /// are invalid, or it is a fragment, or its final destination is unknown.
     ///
-    /// A super-frame that is too long for the length field has the length 0 there (BIG TCP). Then it ends at `end`.
+    /// A super-frame that is too long for the length field has the length 0 there (BIG TCP). It ends at `end`.
     pub(super) fn parse(bytes: &[u8], network: Network, end: usize, is_super: bool) -> Option<Self> {
         match network.version {
             Version::V4 => ipv4(bytes, network, end, is_super),
@@ -125,13 +125,13 @@ fn ipv4(bytes: &[u8], network: Network, end: usize, is_super: bool) -> Option<Da
     })
 }
 
-/// Whether these IPv4 options have a source route: then the destination in the header may not be the final one.
+/// Whether these IPv4 options include a source route. The destination in the header is then possibly not the final one.
 fn has_source_route(mut options: &[u8]) -> bool {
     loop {
         options = match options {
             [131 | 137, ..] => return true,
             [1, rest @ ..] => rest,
-            // The end of the options, or no option at all.
+            // End of options, or no options.
             [0, ..] | [] | [_] | [_, 0 | 1, ..] => return false,
             [_, length, ..] => options.get(usize::from(*length)..).unwrap_or_default(),
         };
@@ -175,7 +175,7 @@ fn ipv6(bytes: &[u8], network: Network, end: usize, is_super: bool) -> Option<Da
         if protocol == FRAGMENT {
             behind = at + 8;
             has_fragment_header = true;
-            // The offset, and whether there are more.
+            // The fragment offset, and the flag for more fragments.
             if be16(bytes, at + 2)? & 0xfff9 != 0 {
                 return None;
             }
@@ -187,7 +187,7 @@ fn ipv6(bytes: &[u8], network: Network, end: usize, is_super: bool) -> Option<Da
     None
 }
 
-/// Where the final destination is in a routing header that has hops left. `None`: the kind is not known, or the header
+/// The offset of the final destination in a routing header with hops left. `None`: the kind is unknown, or the header
 /// has no address.
 fn final_destination(at: usize, behind: usize, kind: u8) -> Option<usize> {
     let first = at + 8;

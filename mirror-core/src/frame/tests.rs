@@ -1,7 +1,7 @@
-//! Tests of wire frames, by property over packets that a builder of their own makes (`packet`), and by example.
+//! Tests of wire frames: properties over packets from an independent builder (`packet`), and examples.
 //!
-//! The builder knows nothing of the code that is tested: it makes the super-frame, and also each segment that must come
-//! out of it, byte for byte.
+//! The builder shares no code with the code under test. It builds the super-frame, and also each expected segment, byte
+//! for byte.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -43,13 +43,13 @@ fn tag() -> impl Strategy<Value = VlanTag> {
     (prop_oneof![Just(0x8100), Just(0x88a8)], any::<u16>()).prop_map(|(tpid, tci)| VlanTag { tpid, tci })
 }
 
-/// What is put between the MAC addresses and the rest.
+/// Inserts a VLAN tag after the MAC addresses.
 fn tagged(bytes: &[u8], tag: Option<VlanTag>) -> Vec<u8> {
     let Some(tag) = tag.filter(|_| bytes.len() >= 12) else { return bytes.to_vec() };
     [&bytes[..12], &tag.tpid.to_be_bytes(), &tag.tci.to_be_bytes(), &bytes[12..]].concat()
 }
 
-/// Bytes that begin like a packet, and are anything from some place on.
+/// Bytes that begin like a packet and are arbitrary from some offset on.
 fn hostile() -> impl Strategy<Value = Vec<u8>> {
     let changes = vec((0..120_usize, any::<u8>()), 0..6);
     let like_a_packet =
@@ -93,7 +93,7 @@ proptest! {
             prop_assert_eq!(out.len(), tagged(&bytes, vlan).len());
         } else {
             prop_assert!(all.len() <= true_len.div_ceil(gso_size.into()));
-            // A block of a file has 44 bytes around a frame.
+            // A block in a file has 44 bytes in addition to the frame.
             let written: usize = all.iter().map(|(out, _)| out.len() + 44).sum();
             let tags = if vlan.is_some() { 4 * all.len() } else { 0 };
             let most = 5 * bytes.len() + true_len.min(8 << 10);
@@ -101,13 +101,13 @@ proptest! {
         }
     }
 
-    /// What comes out is finished: it comes out of a second time unchanged.
+    /// Wire frames are finished: processed a second time, they do not change.
     #[test]
     fn a_wire_frame_needs_nothing(
         bytes in hostile(), gso_size in prop_oneof![2 => Just(0), 1 => 8..200_u16], vlan in option::of(tag()),
     ) {
         let all = wire(&Frame { gso_size, vlan, ..plain(&bytes) });
-        // A super-frame that cannot be cut is still one.
+        // A super-frame that cannot be segmented is still one.
         let is_wire = gso_size == 0 || all.len() > 1;
         for (out, len) in all.into_iter().filter(|_| is_wire) {
             let again = wire(&Frame { len, ..plain(&out) });
@@ -124,7 +124,7 @@ proptest! {
         prop_assert_eq!(all, vec![(tagged(&bytes, Some(tag)), len + 4)]);
     }
 
-    /// Without the work of a card only the tag is put in, whatever the bytes are.
+    /// Without offload work, only the tag is inserted, whatever the bytes are.
     #[test]
     fn a_tagged_frame_is_as_the_kernel_has_it(
         bytes in hostile(), more in 0..9_u32, gso_size: u16, tag in option::of(tag()),
@@ -138,7 +138,7 @@ proptest! {
         prop_assert_eq!(frames.next_frame(), None);
     }
 
-    /// The very bytes come out, not a copy of them.
+    /// The result is the same slice, not a copy.
     #[test]
     fn a_finished_frame_is_unchanged(spec in spec(200), padding in 0..9_usize) {
         let Packet { mut bytes, unfinished, checksum, .. } = spec.build(Check::Right);

@@ -1,7 +1,7 @@
-//! The IP header inside a tunnel packet.
+//! Finds the IP header inside a tunnel packet.
 //!
-//! It knows the tunnels whose packets say themselves what is inside. It does not check the packet inside. `checksum`
-//! and `cut` call it.
+//! Supports the tunnels whose packets identify the inner protocol. The inner packet is not checked. Used by `checksum`
+//! and `cut`.
 
 use super::{
     bytes::be16,
@@ -16,7 +16,7 @@ const ETHERNET: u16 = 0x6558;
 /// The length of a UDP header, in bytes.
 const UDP_HEADER: usize = 8;
 
-/// The IP header inside a datagram. `None`: it is no tunnel packet that is known here, or there is no IP inside.
+/// The IP header inside a datagram. `None`: it is not a supported tunnel packet, or does not contain IP.
 pub(super) fn inside(bytes: &[u8], datagram: &Datagram) -> Option<Network> {
     let start = datagram.transport;
     match datagram.protocol {
@@ -24,7 +24,7 @@ pub(super) fn inside(bytes: &[u8], datagram: &Datagram) -> Option<Network> {
         IPV6 => Some(Network { version: Version::V6, start }),
         GRE => gre(bytes, start),
         UDP => match be16(bytes, start + 2)? {
-            // IANA's port, and the one that Linux had before.
+            // The port assigned by IANA, and Linux's earlier default.
             4789 | 8472 => vxlan(bytes, start + UDP_HEADER),
             6081 => geneve(bytes, start + UDP_HEADER),
             _ => None,
@@ -33,8 +33,8 @@ pub(super) fn inside(bytes: &[u8], datagram: &Datagram) -> Option<Network> {
     }
 }
 
-/// Whether a UDP super-frame is a tunnel packet, so that its segments are not UDP's. On a port that is not known, the
-/// packet inside must fill it exactly.
+/// Whether a UDP super-frame is a tunnel packet, so that its segments are not UDP's own. On an unknown port, the inner
+/// packet must fill it exactly.
 pub(super) fn is_in_udp(bytes: &[u8], datagram: &Datagram) -> bool {
     let start = datagram.transport + UDP_HEADER;
     let fills = |network| {
@@ -45,7 +45,7 @@ pub(super) fn is_in_udp(bytes: &[u8], datagram: &Datagram) -> bool {
         || geneve(bytes, start).is_some_and(fills)
 }
 
-/// RFC 2784 and RFC 2890. `None` too if there is a checksum, or if it is another version.
+/// RFC 2784 and RFC 2890. Also `None` if there is a checksum, or for another version.
 fn gre(bytes: &[u8], start: usize) -> Option<Network> {
     let flags = be16(bytes, start)?;
     // Key and sequence number.
@@ -73,7 +73,7 @@ fn geneve(bytes: &[u8], start: usize) -> Option<Network> {
     if first >> 6 == 0 { of_kind(bytes, be16(bytes, start + 2)?, start + length) } else { None }
 }
 
-/// The IP header inside, whose EtherType a tunnel header names.
+/// The inner IP header, for the EtherType in a tunnel header.
 fn of_kind(bytes: &[u8], ether_type: u16, start: usize) -> Option<Network> {
     match ether_type {
         ETHERNET => headers::ethernet(bytes, start),

@@ -1,4 +1,4 @@
-//! Tests: which devices may be the mirror interface, and who makes it.
+//! Tests: which devices may be the mirror interface, and when the agent creates it.
 
 use super::*;
 use crate::model::{ALIAS, Offloads, Peer};
@@ -67,7 +67,7 @@ fn one_of_ours_and_its_other_end_keep_no_address() {
     assert_eq!(changes(&addressed(&[ours()])), [remove(9)]);
     let pair = [veth(9, "mirror0", 10), veth(10, "mirror0p", 9)];
     assert_eq!(changes(&addressed(&pair)), [remove(9), remove(10)]);
-    // A device of other software may need its address, as a NIC or a bridge does.
+    // Other software may need the address of its device, for example of a NIC or a bridge.
     assert_eq!(changes(&addressed(&[dummy()])), []);
 }
 
@@ -124,8 +124,8 @@ fn what_another_agent_has_made_is_deleted_but_no_end_of_a_mirror_interface() {
     );
 }
 
-/// Root in a pod gives a NIC our alias, and the NIC comes back to the node when the pod ends: a physical one by the kernel,
-/// others by a CNI.
+/// Root in a pod sets podmirror's alias on a NIC, and the NIC returns to the node when the pod ends. The kernel returns
+/// physical NICs, some CNIs return others.
 #[test]
 fn a_device_of_others_is_not_ours_by_its_alias() {
     let nic = |ifindex, kind: &str| Link {
@@ -136,7 +136,7 @@ fn a_device_of_others_is_not_ours_by_its_alias() {
     };
     let kinds = ["", "macvlan", "vlan", "bridge", "vxlan"];
     let of_others = (20..).zip(kinds).map(|(ifindex, kind)| nic(ifindex, kind));
-    // The other end of one is in a pod, and that of the other at a bridge of the node.
+    // The peer of the first veth is in a pod. The peer of the second is a bridge port on the node.
     let veth = |ifindex, peer, nsid| Link {
         kind: LinkKind::Veth,
         peer: Some(Peer { ifindex: peer, nsid }),
@@ -145,7 +145,7 @@ fn a_device_of_others_is_not_ours_by_its_alias() {
     let veths = [veth(30, 2, Some(4)), veth(31, 32, None), Link { alias: None, ..veth(32, 31, None) }];
     assert_eq!(left_behind(&[].into(), &world(of_others.chain(veths))), []);
 
-    // Those that an agent has made stay known: one was killed between the two ends of a pair.
+    // Devices of an agent are still recognised. This agent was killed after it had set the alias on one end of a pair.
     let tunnel = Link { external: Some(4789), ..nic(40, "vxlan") };
     let pair = [veth(41, 42, None), Link { alias: None, up: false, ..veth(42, 41, None) }];
     let delete = [40, 41].map(|ifindex| LinkChange::Delete(IfIndex(ifindex)));
@@ -168,8 +168,8 @@ fn offloads_that_are_not_wanted_are_switched_off_whenever_they_are_on() {
     let unknown = Link { offloads: None, ..dummy() };
     let switch_off = [LinkChange::SetOffloads(IfIndex(9), false)];
     for _ in 0..2 {
-        // The user asked for it, for our device and for others. Unreadable offloads are tried, so that the error is
-        // reported.
+        // The user configured it, so it applies to the agent's device and to others. If offloads are unreadable, the
+        // change is tried, so that the error is reported.
         assert_eq!(mirror.changes(&world([on.clone()])), switch_off);
         assert_eq!(mirror.changes(&world([off.clone()])), []);
         assert_eq!(mirror.changes(&world([unknown.clone()])), switch_off);
@@ -211,7 +211,7 @@ fn a_device_of_ours_has_a_queue_while_the_kernel_segments_for_it() {
     assert!(!mirror.loses_order(&world([queued(segmented(dummy()))])));
     assert!(!mirror.loses_order(&world([])));
 
-    // An earlier agent gave the device this queue. Its handle shows whether it is ours.
+    // An earlier agent added this queue. Its handle shows whether it is podmirror's.
     let mut mirror = MirrorIface::new("mirror0", None);
     let left = world([queued(ours())]);
     assert_eq!(mirror.changes(&left), [LinkChange::SetQueue(IfIndex(9), false)]);
@@ -219,7 +219,8 @@ fn a_device_of_ours_has_a_queue_while_the_kernel_segments_for_it() {
     assert!(!mirror.loses_order(&theirs), "the kernel segments nothing");
 }
 
-/// Readers can be found at a dummy device of ours, and at both ends of its stand-in. Any other device gets all copies.
+/// Readers can be found at the agent's dummy device, and at both ends of the veth pair that replaces one. Any other
+/// device gets all copies.
 #[test]
 fn copies_wait_for_readers_where_readers_can_be_found() {
     let mirror = |when_read| MirrorIface::new("mirror0", None).when_read(when_read);
@@ -259,7 +260,7 @@ fn loopback_and_ifb_are_refused() {
     assert!(refusal(&ifb).is_some());
     assert!(refusal(&dummy()).is_none());
 
-    // It took the name later: nothing is sent there.
+    // The device took the name later: nothing is sent to it.
     let mirror = MirrorIface::new("mirror0", None);
     assert_eq!(mirror.target(&world([ifb])).ifindex, None);
 }
@@ -297,7 +298,7 @@ fn devices_that_would_see_the_copies_again_are_in_conflict() {
     assert_eq!(conflict(&dummy(), &tapped, &links), None);
     assert_eq!(conflict(&port, &tapped, &links), None, "another port of the bridge leads out of it");
 
-    // Its peer is in another namespace, where index 4 means another device.
+    // Its peer is in another namespace, where index 4 is another device.
     let elsewhere = Link { peer: Some(Peer { ifindex: 4, nsid: Some(0) }), ..other_end };
     assert_eq!(conflict(&elsewhere, &tapped, &links), None);
 }

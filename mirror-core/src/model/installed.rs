@@ -1,6 +1,7 @@
 //! The installed state of the kernel, in the terms of the model.
 //!
-//! Data only, like the rest of [`model`](super). The dataplane reads it back, `plan` compares it with the wanted state.
+//! Data only, like the rest of [`model`](super). The dataplane reads the state back, `plan` compares it with the wanted
+//! state.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -9,26 +10,26 @@ use mirror_common::verdict::Hook;
 use super::{Device, IfIndex, MirrorId, Tap, Target, TargetName};
 use crate::settings::{CaptureFilter, Ceilings};
 
-/// A program of ours, each for one tc hook.
+/// The tc programs of podmirror. Each one is for a single hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Program {
-    /// The tap at the hook where the device receives.
+    /// The tap at the ingress hook of the tapped device.
     TapIngress,
-    /// The tap at the hook where the device sends.
+    /// The tap at the egress hook of the tapped device.
     TapEgress,
-    /// The second stage, where the mirror interface sends.
+    /// The second stage, at the egress hook of a target's device: cuts copies and addresses them for a tunnel.
     Deliver,
-    /// The hub, where the copies that leave pods by their exits arrive.
+    /// The program of the relay hub, where copies arrive that leave pods through their relay devices.
     Hub,
 }
 
 impl Program {
-    /// All of them.
+    /// All programs.
     pub const ALL: [Self; 4] = [Self::TapIngress, Self::TapEgress, Self::Deliver, Self::Hub];
     /// The programs of a tap.
     pub const TAP: [Self; 2] = [Self::TapIngress, Self::TapEgress];
 
-    /// Whether it is one of the programs of a tap.
+    /// Whether this is one of the programs of a tap.
     pub const fn is_tap(self) -> bool {
         matches!(self, Self::TapIngress | Self::TapEgress)
     }
@@ -43,7 +44,7 @@ impl Program {
         }
     }
 
-    /// The hook that it is for.
+    /// The hook that the program is for.
     pub const fn hook(self) -> Hook {
         match self {
             Self::TapIngress => Hook::Ingress,
@@ -55,15 +56,16 @@ impl Program {
 /// The state of one tc hook of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HookState {
-    /// No program of ours.
+    /// No podmirror program.
     #[default]
     Absent,
-    /// It cannot be read, so a program of ours runs there or none does. An attempt to attach or to detach returns the error.
+    /// The hook cannot be read, so whether a podmirror program runs there is unknown. An attempt to attach or detach
+    /// returns the error.
     Unknown,
-    /// A program of ours should be there, and none runs: other software has detached it, or an agent was killed before it
+    /// A podmirror program should run here, but none does: other software detached it, or an agent was killed before it
     /// could attach.
     Dead,
-    /// A program of an earlier agent, or what is left where this agent could not attach.
+    /// A program of an earlier agent, or what is left after this agent failed to attach.
     Stale,
     /// The program of this agent.
     Current,
@@ -72,15 +74,15 @@ pub enum HookState {
 /// The installed objects of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ActualTap {
-    /// The map entry; `None`: hooks without an entry, which copy nothing.
+    /// The map entry. `None`: hooks without an entry, which copy nothing.
     pub tap: Option<Tap>,
-    /// The sessions that have ended, and the budget of each that is used up.
+    /// The sessions that have ended, and which budget of each is used up.
     pub ended: BTreeMap<MirrorId, Ended>,
     /// State of the hook where the device receives.
     pub ingress: HookState,
     /// State of the hook where the device sends.
     pub egress: HookState,
-    /// The packets that our programs do not see at these hooks, and why.
+    /// The packets that podmirror's programs do not see at these hooks, and why.
     pub hidden: Vec<(Hook, Hidden)>,
 }
 
@@ -90,7 +92,7 @@ impl ActualTap {
         self.hidden.contains(&(program.hook(), Hidden::NoHook))
     }
 
-    /// State of the hook of one of the tap's programs.
+    /// Returns the state of the hook of one of the tap's programs.
     pub const fn state(&self, program: Program) -> HookState {
         match program.hook() {
             Hook::Ingress => self.ingress,
@@ -98,7 +100,7 @@ impl ActualTap {
         }
     }
 
-    /// The same, to change it.
+    /// Mutable access to the same state as [`Self::state`].
     pub const fn state_mut(&mut self, program: Program) -> &mut HookState {
         match program.hook() {
             Hook::Ingress => &mut self.ingress,
@@ -107,23 +109,24 @@ impl ActualTap {
     }
 }
 
-/// Why our program at a hook does not see every packet, or may not.
+/// Why the podmirror program at a hook misses packets, or can miss some.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hidden {
-    /// No packet is seen: there is no such hook.
+    /// The device has no such hook, so no packet is seen.
     NoHook,
-    /// No packet is seen: a filter of this kind and priority takes every packet.
+    /// A filter of this kind and priority takes every packet, so no packet is seen.
     All(String, u16),
-    /// The packets that a filter of this kind and priority matches are not seen.
+    /// Packets that match a filter of this kind and priority are not seen.
     Matching(String, u16),
-    /// The packets whose way a program of this name ends are not seen. There may be none.
+    /// Packets that a program of this name redirects, drops or accepts for good are not seen. There may be none.
     Program(String),
-    /// All packets are seen, but this program or filter stands at the exit of the pod, where it can change the copies.
+    /// All packets are seen, but this program or filter is installed at the pod's relay device, where it can change
+    /// copies.
     AtExit(String),
 }
 
 impl Hidden {
-    /// Whether nothing at all is seen, so that the direction is not mirrored.
+    /// Whether no packet is seen, so that the direction is not mirrored.
     pub const fn is_everything(&self) -> bool {
         matches!(self, Self::NoHook | Self::All(..))
     }
@@ -146,7 +149,8 @@ impl fmt::Display for Hidden {
                 "another filter ({kind} at priority {priority}) is ahead of the mirror: packets that it matches \
                  are not seen"
             ),
-            // Without the program's id: other software loads its programs again and again.
+            // The program's id is left out: other software reloads its programs again and again, and each time the id
+            // changes.
             Self::Program(name) => write!(
                 f,
                 "another program ({name:?}) is ahead of the mirror: packets that it redirects, drops or \
@@ -161,14 +165,14 @@ impl fmt::Display for Hidden {
     }
 }
 
-/// A budget that is used up: the session copies nothing any more.
+/// A used-up budget. The session makes no more copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ended {
-    /// The time.
+    /// The time budget.
     Duration,
-    /// The packets.
+    /// The packet budget.
     Packets,
-    /// The bytes.
+    /// The byte budget.
     Bytes,
 }
 
@@ -183,20 +187,20 @@ impl Ended {
     }
 }
 
-/// How much fits into the kernel's tables.
+/// Capacity of the kernel's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// Entries of taps of the node.
+    /// Taps on the node.
     pub taps: usize,
-    /// Sessions of the node, over all taps.
+    /// Sessions on the node, over all taps.
     pub sessions: usize,
-    /// Different filters of the node.
+    /// Different filters on the node.
     pub filters: usize,
-    /// Instructions of their programs together.
+    /// Instructions of all filter programs together.
     pub instructions: usize,
 }
 
-/// A table that is full.
+/// A table that is full, with its capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoRoom {
     /// The table of taps.
@@ -207,7 +211,7 @@ pub enum NoRoom {
     Filters(usize),
     /// The memory for the programs of filters, in instructions.
     Instructions(usize),
-    /// The keys of a tunnel, of which each tap has its own.
+    /// The keys of a tunnel. Each tap uses a key of its own.
     Keys(usize),
 }
 
@@ -239,22 +243,22 @@ pub struct Actual {
     pub targets: BTreeMap<TargetName, Target>,
     /// The limits of the node.
     pub ceilings: Ceilings,
-    /// By device; devices with nothing of ours are not in it.
+    /// The taps by device. Devices without any podmirror object are not included.
     pub taps: BTreeMap<Device, ActualTap>,
-    /// The second stage, by the device that it runs at; never `Absent`.
+    /// State of the second stage, by the device where it runs. Never `Absent`.
     pub deliver: BTreeMap<IfIndex, HookState>,
-    /// The program of the hub, by the device that it runs at; never `Absent`.
+    /// State of the relay hub's program, by the device where it runs. Never `Absent`.
     pub hubs: BTreeMap<IfIndex, HookState>,
-    /// The devices at which copies may pass by the current second stage, and why. Nothing is cut there.
+    /// Devices where copies can bypass the current second stage, and why. Copies are not cut there.
     pub passed_by: BTreeMap<IfIndex, Hidden>,
     /// The capacity of the tables.
     pub capacity: Capacity,
-    /// The filters whose programs the kernel refuses, and why.
+    /// The filters whose programs the kernel rejects, and why.
     pub refused: BTreeMap<CaptureFilter, String>,
 }
 
 impl Actual {
-    /// A node with nothing of ours, and tables of this size.
+    /// A node without podmirror objects, with tables of this capacity.
     pub fn empty(capacity: Capacity) -> Self {
         Self {
             targets: BTreeMap::new(),

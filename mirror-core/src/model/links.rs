@@ -1,4 +1,4 @@
-//! Network devices as types: of the node, and inside its pods.
+//! Network devices of the node and inside its pods.
 //!
 //! Data only, as the rest of [`model`](super).
 
@@ -8,20 +8,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{IfIndex, MacAddress, NetnsId};
 use crate::tunnel::TunnelDevice;
 
-/// The special kind of a device (`IFLA_INFO_KIND`).
+/// The kind of a device (`IFLA_INFO_KIND`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LinkKind {
     /// The loopback device.
     Loopback,
-    /// An end of a pair of devices: a veth, or a netkit device.
+    /// One device of a pair: veth or netkit.
     Veth,
-    /// Drops the packets that are sent to it: made for captures.
+    /// A dummy device. It drops the packets that are sent to it.
     Dummy,
-    /// Puts the packets that are sent to it back into their former path.
+    /// An ifb device. It puts packets that are sent to it back into the path that they came from.
     Ifb,
-    /// An ipvlan in mode l3s: what comes from outside the node does not pass the hooks of the NIC.
+    /// An ipvlan in mode l3s. Packets from outside the node do not pass the hooks of the NIC.
     IpvlanL3s,
-    /// Anything else, by the kernel's word for it; empty for a physical device.
+    /// Any other kind, by the kernel's name for it. Empty for a physical device.
     Other(String),
 }
 
@@ -30,11 +30,11 @@ pub enum LinkKind {
 pub struct Peer {
     /// Index of the peer in its own network namespace.
     pub ifindex: u32,
-    /// The peer's namespace by the id that the viewing namespace has for it; `None`: the same namespace.
+    /// Id of the peer's namespace, as seen from the namespace of this device. `None`: the same namespace.
     pub nsid: Option<i32>,
 }
 
-/// A network device, seen from the namespace that it is in.
+/// A network device, seen from its own namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
     /// Index.
@@ -47,32 +47,32 @@ pub struct Link {
     pub up: bool,
     /// Has a carrier (`IFF_LOWER_UP`).
     pub carrier: bool,
-    /// The bridge, bond or VRF that it is a port of.
+    /// The bridge, bond or VRF that the device is a port of.
     pub master: Option<IfIndex>,
-    /// The other end, for a veth or netkit device; the lower device, for a VLAN and its like.
+    /// The peer of a veth or netkit device; the lower device of a VLAN, macvlan and the like.
     pub peer: Option<Peer>,
     /// The device has no queue of its own (`IFLA_QDISC` is `noqueue`), so it cannot be congested.
     pub queueless: bool,
-    /// Its frames begin with an Ethernet header (`ARPHRD_ETHER`, `ARPHRD_LOOPBACK`), and not with an IP header as those
-    /// of tun devices.
+    /// The frames of the device begin with an Ethernet header (`ARPHRD_ETHER`, `ARPHRD_LOOPBACK`), not with an IP
+    /// header as on tun devices.
     pub is_ethernet: bool,
-    /// Its MAC address (`IFLA_ADDRESS`), for a device with an address of that length.
+    /// MAC address (`IFLA_ADDRESS`), if the address has the length of a MAC address.
     pub address: Option<MacAddress>,
     /// MTU in bytes.
     pub mtu: u32,
     /// `IFLA_IFALIAS`.
     pub alias: Option<String>,
-    /// It is a tunnel's device in external mode (collect metadata): each packet brings its own address. The UDP port at
-    /// which it listens, or 0 for a kind without ports.
+    /// UDP port of a tunnel device in external mode (collect metadata), where each packet carries its own tunnel
+    /// address. 0 for a kind of tunnel without ports.
     pub external: Option<u16>,
-    /// It is a macvlan in private mode: it exchanges no packets with others over the same lower device.
+    /// The device is a macvlan in private mode: it exchanges no packets with other macvlans on the same lower device.
     pub is_private: bool,
-    /// The work that the device takes over from the kernel when it sends; `None`: not requested, or unknown.
+    /// The transmit offloads of the device. `None`: not requested, or unknown.
     pub offloads: Option<Offloads>,
 }
 
-/// The offloads with which the kernel hands a device super-frames and unfinished checksums, by their ethtool names.
-/// Offloads that are off and must stay off are not included.
+/// The offloads with which the kernel passes super-frames and unfinished checksums to a device, by their ethtool names.
+/// Offloads that are off and cannot be switched on are not included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Offloads {
     /// On, and can be switched off.
@@ -83,26 +83,26 @@ pub struct Offloads {
     pub fixed: BTreeSet<String>,
 }
 
-/// The devices inside one pod's network namespace.
+/// The devices inside the network namespace of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodLinks {
     /// The namespace.
     pub netns: NetnsId,
-    /// It is the node's own namespace.
+    /// The namespace is the node's own.
     pub is_host: bool,
-    /// The id that the node's namespace has for this namespace (`RTM_GETNSID`); `None`: none yet, so no device of it
-    /// has its peer on the node.
+    /// The id of this namespace in the node's namespace (`RTM_GETNSID`). `None`: it has no id yet, so no device of it
+    /// has a peer on the node.
     pub nsid: Option<i32>,
-    /// Its devices, loopback included; none, if they could not be read.
+    /// The devices, loopback included. Empty if they could not be read.
     pub links: Vec<Link>,
-    /// Why not all devices are in `links`: the namespace could not be read now, and `links` holds those of the last reading
-    /// that still exist, or it has too many devices.
+    /// Why `links` is not the complete current list. Either the namespace could not be read, and `links` holds those
+    /// devices of the last reading that still exist; or the namespace has too many devices.
     pub stale: Option<String>,
 }
 
 impl PodLinks {
-    /// The node's end of a veth of this pod, checked in both directions: the NIC names the device, and the device names
-    /// the NIC and the pod's namespace. An index alone proves nothing, because each namespace counts its own.
+    /// The node side of a veth of this pod. Both directions are checked: the NIC names the device, and the device names
+    /// the NIC and the pod's namespace. An ifindex alone proves nothing, because each namespace has its own numbering.
     pub fn host_end<'a>(&self, nic: &Link, host: &'a BTreeMap<IfIndex, Link>) -> Option<&'a Link> {
         let peer = nic.peer.filter(|_| nic.kind == LinkKind::Veth)?;
         let link = host.get(&IfIndex(peer.ifindex))?;
@@ -112,16 +112,16 @@ impl PodLinks {
     }
 }
 
-/// The devices of the node, and of the pods in the request, at one moment.
+/// The devices of the node and of the requested pods, at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkSnapshot {
-    /// Devices of the node's network namespace.
+    /// Devices of the node's network namespace, by index.
     pub host: BTreeMap<IfIndex, Link>,
-    /// By pod UID: the devices inside, or why they could not be read.
+    /// The devices inside each pod, by pod UID; or why they could not be read.
     pub pods: BTreeMap<String, Result<PodLinks, String>>,
-    /// The IP addresses of the devices of targets, and of the other ends of their veths, where they have any.
+    /// The IP addresses of the devices of targets and of their veth peers. Devices without an address are not included.
     pub addresses: BTreeMap<IfIndex, BTreeSet<IpAddr>>,
-    /// The routes to the other ends of tunnels, or why there is none.
+    /// The routes to the remote addresses of tunnels, or why there is no route.
     pub routes: BTreeMap<IpAddr, Result<Route, String>>,
 }
 
@@ -130,9 +130,9 @@ pub struct LinkSnapshot {
 pub struct Route {
     /// The device through which packets leave.
     pub ifindex: IfIndex,
-    /// The MTU of the route in bytes, where it has one of its own.
+    /// MTU of the route in bytes, if the route sets one.
     pub mtu: Option<u32>,
-    /// The address is the node's own.
+    /// The address belongs to the node itself.
     pub is_local: bool,
 }
 
@@ -143,49 +143,51 @@ impl LinkSnapshot {
     }
 }
 
-/// Alias (`IFLA_IFALIAS`) of the devices that we make: only devices with this alias may be deleted.
+/// Alias (`IFLA_IFALIAS`) of the devices that podmirror creates. The agent deletes only devices with this alias.
 pub const ALIAS: &str = "podmirror";
 
-/// A change of a mirror interface, of a tunnel's device, or of the exits of pods, decided by
-/// [`mirror_iface`](crate::mirror_iface), [`tunnel`](crate::tunnel) and [`exit`](crate::exit).
+/// A change of a mirror interface, a tunnel device or a relay device, decided by [`mirror_iface`](crate::mirror_iface),
+/// [`tunnel`](crate::tunnel) and [`exit`](crate::exit).
 ///
-/// To change a device that has gone is not an error: the next snapshot shows that it has gone.
+/// A change of a device that no longer exists is not an error: the next snapshot shows that the device is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkChange {
-    /// Makes a dummy device, or a veth pair where the kernel has no dummy driver: no ARP, no multicast, no IPv6
-    /// address, our alias, up. An error if the name is taken.
+    /// Creates a dummy device, or a veth pair if the kernel has no dummy driver. The device has no ARP, no multicast,
+    /// no IPv6 address and podmirror's alias, and is up. Returns an error if the name is taken.
     CreateMirror {
-        /// Name of the device to be.
+        /// Name of the new device.
         name: String,
-        /// Its MTU in bytes.
+        /// MTU of the new device in bytes.
         mtu: u32,
-        /// Whether it keeps its offloads; if not, it gets a queue too.
+        /// Whether the device keeps its offloads. Otherwise they are switched off and it also gets a queue.
         offloads: bool,
     },
-    /// Makes the hub of the exits: as above, and it drops what arrives, because a macvlan that root in a pod has made over it
-    /// would hand packets to another one by this way.
+    /// Creates the relay hub: a device as for [`Self::CreateMirror`] that also drops all ingress packets. Otherwise a
+    /// macvlan that root in a pod creates on it could pass packets to another macvlan.
     CreateHub,
-    /// Makes the device of a tunnel, whose packets each have an address of their own: as above, and it drops what
-    /// arrives. An error if the name or the port is taken, or if the kernel has no such devices.
+    /// Creates a tunnel device in external mode, where each packet carries its own tunnel address. As for
+    /// [`Self::CreateMirror`], but the device also drops all ingress packets. Returns an error if the name or the port
+    /// is taken, or if the kernel does not support such devices.
     CreateTunnel(TunnelDevice),
-    /// Brings a device up.
+    /// Sets a device up.
     SetUp(IfIndex),
     /// Changes the MTU of a device, in bytes.
     SetMtu(IfIndex, u32),
-    /// Takes all IP addresses from a device.
+    /// Removes all IP addresses from a device.
     RemoveAddresses(IfIndex),
-    /// Switches all of a device's changeable offloads (see [`Offloads`]) on or off. An error if one of them does not
-    /// follow.
+    /// Switches all changeable offloads of a device (see [`Offloads`]) on or off. Returns an error if one of them does
+    /// not change.
     SetOffloads(IfIndex, bool),
-    /// Gives a device without a queue our queue, in which the copies that the kernel segments keep their order; or
-    /// removes our queue. A queue that other software has set is never replaced: an error if it would have to be, and
-    /// no change otherwise.
+    /// Adds podmirror's queue to a device without a queue, so that copies that the kernel segments keep their order; or
+    /// removes that queue. A queue that other software has set is never replaced: the op returns an error if it would
+    /// have to be, and otherwise changes nothing.
     SetQueue(IfIndex, bool),
-    /// Deletes a device, and with it the other end of a veth pair.
+    /// Deletes a device. The peer of a veth is deleted with it.
     Delete(IfIndex),
-    /// Makes the exit of the pod with this namespace over the hub with this index (see [`exit`](crate::exit)): no ARP, no
-    /// multicast, no IPv6 address, up. An error if its name or index is taken inside the pod.
+    /// Creates the relay device of the pod with this namespace, on the relay hub with this index (see
+    /// [`exit`](crate::exit)). The device has no ARP, no multicast and no IPv6 address, and is up. Returns an error if
+    /// its name or index is taken inside the pod.
     CreateExit(NetnsId, IfIndex),
-    /// Deletes the exit of the pod with this namespace. Any other device there stays.
+    /// Deletes the relay device of the pod with this namespace. Other devices there are kept.
     DeleteExit(NetnsId),
 }

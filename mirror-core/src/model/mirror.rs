@@ -1,6 +1,6 @@
 //! The wanted state: taps, the sessions of each, and the targets of the sessions.
 //!
-//! Data only, like the rest of [`model`](super). `select` makes it, `plan` compares it with the installed state.
+//! Data only, like the rest of [`model`](super). `select` builds it, `plan` compares it with the installed state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,29 +20,29 @@ use crate::{
 };
 
 /// The pod or interface that a tap is for. Two taps at the same device with different owners are different taps: the
-/// kernel uses an ifindex again, and a pod can get a new sandbox.
+/// kernel reuses ifindexes, and a pod can get a new sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner {
-    /// The pod; `None`: an interface that the user named.
+    /// The pod. `None`: an interface that the user named.
     pub pod: Option<PodId>,
-    /// The pod's network namespace; zeros without a pod.
+    /// The pod's network namespace. Zeros without a pod.
     pub netns: NetnsId,
-    /// The NIC's name inside the pod, or the interface's own.
+    /// The NIC's name inside the pod, or the name of the interface.
     pub nic: String,
-    /// The network that the NIC is in, as an annotation of the pod says. For people alone.
+    /// The network of the NIC, from an annotation of the pod. For display only.
     pub network: Option<String>,
     /// The tapped device's name: on the node, or inside the pod for [`TapKind::PodNic`].
     pub device: String,
 }
 
 impl Owner {
-    /// An interface of the node that the user named.
+    /// The owner of a tap at an interface of the node that the user named.
     pub fn of_interface(name: &str) -> Self {
         Self { pod: None, netns: NetnsId::NODE, nic: name.to_owned(), network: None, device: name.to_owned() }
     }
 
-    /// Whether a tap for `other` goes on as a tap for this one, with its sessions and counters. Names of NICs, networks
-    /// and devices do not count where there is a pod: all of them can change.
+    /// Whether a tap for `other` can continue as a tap for this owner, with its sessions and counters. For a pod, the
+    /// names of NICs, networks and devices are not compared: all of them can change.
     pub fn is_same(&self, other: &Self) -> bool {
         match (&self.pod, &other.pod) {
             (Some(pod), Some(other_pod)) => pod.uid == other_pod.uid && self.netns == other.netns,
@@ -52,58 +52,57 @@ impl Owner {
     }
 }
 
-/// A tap that is wanted: one NIC, and the mirrors that take its packets.
+/// A wanted tap: one NIC, and the mirrors that copy its packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tap {
-    /// The pod and NIC that it is for.
+    /// The pod and NIC of the tap.
     pub owner: Owner,
     /// The relation of the tapped device to the NIC.
     pub kind: TapKind,
-    /// The limits of pods, namespaces and the node hold for it.
+    /// Whether the limits of pods, namespaces and the node apply.
     pub is_limited: bool,
-    /// The exit of the pod, for a tap inside it that has one.
+    /// The relay device of the pod, for a tap inside the pod that needs one.
     pub exit: Option<IfIndex>,
-    /// The side inside the pod, for a tap at the node's end of a veth that has one. `None`: the tapped device sees both
-    /// directions.
+    /// The pod side of a tap on the node side of a veth. `None`: the tapped device sees both directions.
     pub pod_side: Option<PodSide>,
-    /// Its sessions, by the mirror that each belongs to.
+    /// The sessions, by mirror.
     pub sessions: BTreeMap<MirrorId, Session>,
 }
 
-/// The side of a tap inside the pod: the NIC at the other end of the veth.
+/// The pod side of a tap: the NIC at the other end of the veth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodSide {
     /// Index of the NIC in the pod's namespace.
     pub nic: IfIndex,
-    /// What reaches the pod is seen there, and the node's end leaves it to the NIC. False while the tap changes its side:
-    /// both see it then. What is wanted always sees; `plan` decides when.
+    /// Ingress is seen at the NIC only, and the node side ignores it. False while the tap changes sides: both sides see
+    /// ingress then. Always true in the wanted state; `plan` decides when it becomes true.
     pub sees: bool,
 }
 
 impl PodSide {
-    /// The NIC with this index sees what reaches the pod.
+    /// The pod side at the NIC with this index, which sees ingress.
     pub const fn seeing(nic: IfIndex) -> Self {
         Self { nic, sees: true }
     }
 }
 
 impl Tap {
-    /// The NIC inside the pod, if the tap has a side there.
+    /// The NIC inside the pod, if the tap has a pod side.
     pub fn pod_side(&self) -> Option<Device> {
         pod_side(&self.owner, self.pod_side)
     }
 
-    /// Whether what reaches the pod is seen at the NIC, by a tap at the node's end of its veth.
+    /// Whether a tap on the node side of a veth sees ingress at the NIC.
     pub fn sees_inside(&self) -> bool {
         self.pod_side.is_some_and(|side| side.sees)
     }
 
-    /// Whether programs of it run inside the pod.
+    /// Whether programs of the tap run inside the pod.
     pub fn is_inside(&self) -> bool {
         self.kind == TapKind::PodNic || self.pod_side.is_some()
     }
 
-    /// The hook that sees a direction, of the tap at this device: its device, and our program there.
+    /// The device and program that see a direction, for the tap at this device.
     pub fn hook(&self, device: Device, direction: Direction) -> (Device, Program) {
         match (direction, self.pod_side()) {
             (Direction::Ingress, Some(nic)) => (nic, Program::TapIngress),
@@ -111,22 +110,23 @@ impl Tap {
         }
     }
 
-    /// The same while a side inside the pod sees nothing: the tapped device sees both directions.
+    /// As [`Self::hook`], while the pod side sees nothing: the tapped device sees both directions.
     pub fn own_hook(&self, device: Device, direction: Direction) -> (Device, Program) {
         let sees = |program: &Program| self.kind.direction(program.hook()) == direction;
         let program = Program::TAP.into_iter().find(sees);
         (device, program.unwrap_or(Program::TapIngress))
     }
 
-    /// All hooks where its programs run, in the order in which they are attached: one of the NIC on the other side, and both
-    /// of the tapped device. So what reaches the pod is seen first, and the answer to a copied packet is copied, too.
+    /// All hooks of the tap, in the order in which their programs are attached: the NIC on the pod side first, then
+    /// both hooks of the tapped device. With a pod side, ingress is attached first, so that the reply to a copied
+    /// egress packet is copied too.
     pub fn hooks(&self, device: Device) -> impl Iterator<Item = (Device, Program)> {
         let of_device = Program::TAP.into_iter().map(move |program| (device, program));
         self.pod_side().map(|nic| (nic, Program::TapIngress)).into_iter().chain(of_device)
     }
 }
 
-/// The NIC of this side, in the namespace of an owner.
+/// Returns the device of a pod side, in the network namespace of the owner.
 pub(super) fn pod_side(owner: &Owner, side: Option<PodSide>) -> Option<Device> {
     side.map(|side| Device::in_pod(owner.netns, side.nic))
 }
@@ -134,28 +134,28 @@ pub(super) fn pod_side(owner: &Owner, side: Option<PodSide>) -> Option<Device> {
 /// One mirror applied to one tap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
-    /// The directions that it copies.
+    /// The directions that are copied.
     pub directions: Directions,
-    /// Its settings, for the packets of these directions.
+    /// The settings for the packets of these directions.
     pub settings: Settings,
-    /// Where its copies go.
+    /// The target of the copies.
     pub target: TargetName,
-    /// Where it was asked for.
+    /// The origin of the request.
     pub origin: Origin,
-    /// A number for what its author has written ([`Session::asked`]); 0: what it asks for is its settings.
+    /// A hash of what the author of the mirror wrote ([`Session::asked`]). 0: the request is equal to the settings.
     pub asked: u32,
-    /// The tunnel key of its copies; `None`: its target is no tunnel, or the session is not placed yet. `plan` decides it.
+    /// The tunnel key of the copies. `None`: the target is no tunnel, or `plan` has not allocated a key yet.
     pub key: Option<u32>,
 }
 
 impl Session {
-    /// The form of its copies.
+    /// Returns the form of the copies.
     pub fn form(&self) -> Form<'_> {
         Form { target: &self.target, snaplen: self.settings.snaplen }
     }
 
-    /// The number for what the author of a mirror has written: its directions and these settings, by their keys. What the
-    /// author leaves to the node's defaults has no part in it.
+    /// Hashes what the author of a mirror wrote: the directions, and these settings by their keys. The node's defaults
+    /// are not part of it.
     pub fn asked<'a>(directions: Directions, written: impl IntoIterator<Item = (&'a str, &'a str)>) -> u32 {
         let mut text = directions.name().to_owned();
         for (key, value) in written {
@@ -165,9 +165,8 @@ impl Session {
         (hash ^ hash >> 32) as u32 | 1
     }
 
-    /// Whether two sessions are the same request, in the terms of the user. A filter that a newer compiler translates
-    /// in another way is the same request, and so is a mirror whose author has written the same where the node has other
-    /// defaults now.
+    /// Whether two sessions are the same request for the user. The request does not change if a newer compiler
+    /// translates the filter differently, or if the node's defaults change and the author's own settings do not.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         if self.asked != 0 && other.asked != 0 {
             return self.asked == other.asked;
@@ -178,25 +177,24 @@ impl Session {
     }
 }
 
-/// The form of a session's copies, as a reader gets them. A packet that was copied in a form is not copied again in the
-/// same form by another tap.
+/// The form of a session's copies: what a reader receives. A packet that was copied in a form is not copied again in
+/// the same form by another tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Form<'a> {
-    /// Where the copies go.
+    /// The target of the copies.
     pub target: &'a TargetName,
-    /// Bytes that are kept of each; `None`: all.
+    /// Bytes that are kept of each packet. `None`: all.
     pub snaplen: Option<u32>,
 }
 
-/// The origin of a request for a mirror. The order is that in which mirrors get a place on a tap that has too few
-/// places.
+/// The origin of a request for a mirror, in the order in which mirrors get the session slots of a tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
-    /// A ClusterMirror that is enforced.
+    /// An enforced ClusterMirror.
     Enforced,
-    /// The agent's own flags.
+    /// The agent's flags.
     Policy,
-    /// An interface that was named on the command line.
+    /// An interface that is named on the command line.
     Interface,
     /// A ClusterMirror.
     ClusterMirror,
@@ -204,12 +202,12 @@ pub enum Origin {
     Mirror,
     /// An annotation.
     Annotation(Place),
-    /// A program that reads the packets itself: `mirror-agent tail`.
+    /// A program that reads packets itself: `mirror-agent tail`.
     Capture,
 }
 
 impl Origin {
-    /// Every origin, in the order of their numbers in the maps: a new one comes last.
+    /// All origins, in the order of their numbers in the maps. Append new ones at the end.
     pub const ALL: [Self; 8] = [
         Self::Policy,
         Self::Interface,
@@ -221,7 +219,7 @@ impl Origin {
         Self::Enforced,
     ];
 
-    /// The word for status.
+    /// The name in `status`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Policy => "policy",
@@ -236,12 +234,12 @@ impl Origin {
     }
 }
 
-/// Where an annotation stands.
+/// The object that has an annotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// On the namespace of the pod.
+    /// The namespace of the pod.
     Namespace,
-    /// On the pod itself.
+    /// The pod itself.
     Pod,
 }
 
@@ -254,17 +252,17 @@ impl fmt::Display for Place {
     }
 }
 
-/// Where copies go.
+/// The destination of copies in the dataplane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// To a device of the node: the mirror interface, or the node's end of a collector's veth.
+    /// A device of the node: the mirror interface, a tunnel device, or the node side of a collector's veth.
     Device(DeviceTarget),
-    /// Into a ring buffer, for a program that reads it. `None`: no program reads now, and nothing is copied.
+    /// A ring buffer, for a program that reads it. `None`: no program reads now, and nothing is copied.
     Stream(Option<RingId>),
 }
 
 impl Target {
-    /// The device that takes the copies.
+    /// The device that the copies are sent to.
     pub const fn device(&self) -> Option<&DeviceTarget> {
         match self {
             Self::Device(device) => Some(device),
@@ -272,7 +270,7 @@ impl Target {
         }
     }
 
-    /// What the administrator named. A stream has no address.
+    /// The destination that the administrator configured. A stream has no address.
     pub const fn destination(&self) -> &Destination {
         match self {
             Self::Device(device) => &device.destination,
@@ -280,7 +278,7 @@ impl Target {
         }
     }
 
-    /// Index of that device, if there is one now.
+    /// Index of the device, if the device exists.
     pub const fn ifindex(&self) -> Option<IfIndex> {
         match self {
             Self::Device(device) => device.ifindex,
@@ -288,7 +286,7 @@ impl Target {
         }
     }
 
-    /// Whether copies are taken now.
+    /// Whether the target accepts copies now.
     pub const fn is_up(&self) -> bool {
         match self {
             Self::Device(device) => device.ifindex.is_some() && device.up,
@@ -296,7 +294,7 @@ impl Target {
         }
     }
 
-    /// The same target, with [`DeviceTarget::cuts`] set. A stream cuts by itself.
+    /// The same target with [`DeviceTarget::cuts`] set. A stream always cuts, so it does not change.
     #[must_use]
     pub fn with_cuts(&self, cuts: bool) -> Self {
         match self {
@@ -306,91 +304,92 @@ impl Target {
     }
 }
 
-/// The kernel's id of a ring buffer map. The kernel gives an id again only after 2^31 others.
+/// The kernel's id of a ring buffer map. The kernel reuses an id only after 2^31 other maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RingId(pub u32);
 
-/// The address of an Ethernet device.
+/// MAC address.
 pub type MacAddress = [u8; 6];
 
-/// A device of the node that takes copies.
+/// A device of the node that copies are sent to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceTarget {
-    /// What the administrator named: a device, or a pod that the device leads to.
+    /// The destination that the administrator configured: a device, or a pod behind the device.
     pub destination: Destination,
-    /// Name of the device; empty where it is not known.
+    /// Name of the device. Empty if it is not known.
     pub device: String,
-    /// Its index; `None`: it does not exist now.
+    /// Index of the device. `None`: it does not exist.
     pub ifindex: Option<IfIndex>,
-    /// It is up and has a carrier.
+    /// The device is up and has a carrier.
     pub up: bool,
-    /// It has no queue.
+    /// The device has no queue.
     pub queueless: bool,
-    /// The second stage runs there, so that copies can be cut, and addressed for a tunnel.
+    /// The second stage runs at the device, so copies can be cut, and addressed for a tunnel.
     pub cuts: bool,
-    /// Packets that would come back or arrive twice are not copied there: the collector's own, and those of tunnels.
+    /// Packets that would come back or arrive twice are not copied to the device: the collector's own, and those of
+    /// tunnels.
     pub guarded: bool,
-    /// MAC address of the collector's NIC, for a pod.
+    /// MAC address of the collector's NIC, if the destination is a pod.
     pub collector: Option<MacAddress>,
-    /// It is a port of a bridge, so that a frame to the collector's MAC address arrives there.
+    /// The device is a port of a bridge, so the bridge forwards frames with the collector's MAC address to it.
     pub is_bridged: bool,
-    /// Bytes of the longest frame that fits into a packet, for a tunnel.
+    /// Length in bytes of the longest frame that fits into a tunnel packet.
     pub room: Option<u32>,
-    /// The limit for all copies of the node that go there, in the kernel's prices; zeros: none.
+    /// The node's limit for all copies to this device, in the units of the kernel's meters. Zeros: no limit.
     pub ceiling: Limits,
-    /// Copies are made only while a packet socket reads the device, or its other end.
+    /// Copies are made only while a packet socket reads the device or its veth peer.
     pub when_read: bool,
-    /// The other end of a veth pair that stands in for a dummy device, if `when_read`: copies arrive there.
+    /// The peer of a veth pair that replaces a dummy device, if `when_read` is set. Copies arrive there.
     pub other_end: Option<IfIndex>,
 }
 
 impl DeviceTarget {
-    /// Where readers are to be looked for. `None`: copies are made whether there are readers or not.
+    /// The devices to check for readers. `None`: copies are made with or without readers.
     pub fn readable(&self) -> Option<Readable> {
         let device = self.ifindex.filter(|_| self.when_read)?;
         Some(Readable { device, other_end: self.other_end })
     }
 }
 
-/// The places where the copies of a mirror interface can be read.
+/// The devices where readers of a mirror interface can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Readable {
-    /// The mirror interface, which sends the copies.
+    /// The mirror interface. It sends the copies.
     pub device: IfIndex,
-    /// The device that receives them.
+    /// Its veth peer, which receives the copies.
     pub other_end: Option<IfIndex>,
 }
 
 /// The wanted state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// The targets by name. `plan` decides [`DeviceTarget::cuts`]: it follows from the attached programs.
+    /// The targets by name. `plan` sets [`DeviceTarget::cuts`], because it depends on the attached programs.
     pub targets: BTreeMap<TargetName, Target>,
     /// The limits of the node.
     pub limits: NodeLimits,
-    /// The taps by the device that is tapped.
+    /// The taps, by tapped device.
     pub taps: BTreeMap<Device, Tap>,
-    /// The hub of the exits, while it is there and a tap has an exit.
+    /// The relay hub, while it exists and a tap has a relay device.
     pub hub: Option<IfIndex>,
 }
 
 impl Desired {
-    /// Where the second stage must run: at the devices of the targets of sessions that want their copies cut, and of those
-    /// with a tunnel.
+    /// The devices where the second stage must run: those of tunnels, and those of targets with a session whose copies
+    /// must be cut.
     pub fn deliver(&self) -> BTreeSet<IfIndex> {
         let sessions = self.taps.values().flat_map(|tap| tap.sessions.values());
         let needing = sessions.filter(|session| self.needs_second_stage(session));
         needing.filter_map(|session| self.targets.get(&session.target)?.ifindex()).collect()
     }
 
-    /// Whether the copies of a session have to be cut, or addressed for a tunnel.
+    /// Whether the copies of a session must be cut, or addressed for a tunnel.
     pub fn needs_second_stage(&self, session: &Session) -> bool {
         let target = self.targets.get(&session.target).and_then(Target::device);
         session.settings.snaplen.is_some() || target.is_some_and(|target| target.destination.is_tunnel())
     }
 
-    /// The pods and interfaces that are mirrored, each once, with any number of NICs. A capture has no limits, so it
-    /// takes no share of them.
+    /// Counts the pods and interfaces that are mirrored, each once for any number of NICs. Captures are not limited, so
+    /// they do not count.
     pub fn owners(&self) -> usize {
         let is_mirrored = |tap: &&Tap| tap.sessions.keys().any(|mirror| !mirror.0.is_capture());
         let owners = self.taps.values().filter(is_mirrored).map(|tap| match &tap.owner.pod {
@@ -405,7 +404,7 @@ impl Desired {
 mod tests {
     use super::*;
 
-    /// A name of a NIC or a device can change while the pod runs. Its mirror goes on, with its budgets.
+    /// Names of NICs and devices can change while the pod runs. The mirror continues, with its budgets.
     #[test]
     fn a_pod_is_the_same_under_other_names_of_its_devices() {
         let pod = |uid: &str| Some(PodId { uid: uid.into(), ..PodId::default() });

@@ -1,13 +1,13 @@
-//! Names that a user gives: of mirrors and of targets.
+//! Names of mirrors and targets.
 //!
-//! A name is a DNS label, so that it can be the end of an annotation's key, a metric's label and, later, the name of an
-//! object.
+//! A user's name is a DNS label, so it can be the suffix of an annotation key, the value of a metric's label and the
+//! name of an object.
 
 use std::{fmt, str::FromStr};
 
-/// The beginning of the name of a capture.
+/// Prefix of the name of a capture.
 const CAPTURE: &str = "capture.";
-/// The beginning of the name of the mirror of a `Mirror`, and of a `ClusterMirror`: as people name them for kubectl.
+/// Prefixes of the names of mirrors that come from a `Mirror` or a `ClusterMirror`, as kubectl writes them.
 const RESOURCES: [&str; 2] = ["mirror/", "clustermirror/"];
 
 /// A DNS label (RFC 1123): 1 to 63 lower-case letters, digits and `-`, with a letter or digit at both ends.
@@ -15,24 +15,24 @@ const RESOURCES: [&str; 2] = ["mirror/", "clustermirror/"];
 pub struct Name(String);
 
 impl Name {
-    /// The name of a mirror or target to which the user gave no name.
+    /// The name of a mirror or target that the user did not name.
     pub const DEFAULT: &str = "default";
-    /// Most bytes of a name.
+    /// Maximum length of a name in bytes.
     const MAX_BYTES: usize = 63;
-    /// Most bytes of the name of a `Mirror` or `ClusterMirror`: with its kind ahead, it is a name too.
+    /// Maximum length in bytes of the name of a `Mirror` or `ClusterMirror`. With its prefix, it must fit into a name.
     pub const RESOURCE_MAX_BYTES: usize = 48;
 
-    /// The name of the mirror and of the target of a capture. No user can give such a name, because it has a dot.
+    /// The name of the mirror and the target of a capture. It contains a dot, so no user can choose it.
     pub fn of_capture(number: u32) -> Self {
         Self(format!("{CAPTURE}{number}"))
     }
 
-    /// Whether it is the name of a capture.
+    /// Whether this is the name of a capture.
     pub fn is_capture(&self) -> bool {
         self.0.starts_with(CAPTURE)
     }
 
-    /// The name of the mirror of the `Mirror` with this name. No annotation can give such a name, because it has a slash.
+    /// The name of the mirror of a `Mirror`. It contains a slash, so no annotation can choose it.
     pub fn of_mirror(name: &Self) -> Self {
         Self(format!("{}{name}", RESOURCES[0]))
     }
@@ -42,12 +42,12 @@ impl Name {
         Self(format!("{}{name}", RESOURCES[1]))
     }
 
-    /// Whether it is the name of the mirror of a `ClusterMirror`.
+    /// Whether this is the name of the mirror of a `ClusterMirror`.
     pub fn is_of_cluster_mirror(&self) -> bool {
         self.0.starts_with(RESOURCES[1])
     }
 
-    /// The name of a `Mirror` or `ClusterMirror`.
+    /// Parses the name of a `Mirror` or `ClusterMirror`.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl Name {
         if text.len() > most { Err(format!("the name has more than {most} characters")) } else { Ok(name) }
     }
 
-    /// The name that an agent has written: a user's, or that of a capture or of the mirror of a resource.
+    /// Parses a name that an agent wrote: a user's name, or that of a capture or of the mirror of a resource.
     pub fn of_written(text: &str) -> Option<Self> {
         let is_capture = text.strip_prefix(CAPTURE).is_some_and(|number| number.parse::<u32>().is_ok());
         let of_resource = RESOURCES.into_iter().find_map(|kind| text.strip_prefix(kind));
@@ -73,7 +73,7 @@ impl Name {
         &self.0
     }
 
-    /// Whether it is [`Self::DEFAULT`].
+    /// Whether this is [`Self::DEFAULT`].
     pub fn is_default(&self) -> bool {
         self.0 == Self::DEFAULT
     }
@@ -111,7 +111,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// The name of a mirror: unique among the mirrors of one pod or interface.
+/// The name of a mirror, unique among the mirrors of one pod or interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MirrorId(pub Name);
 
@@ -121,7 +121,7 @@ impl fmt::Display for MirrorId {
     }
 }
 
-/// The name of a target: unique on the node.
+/// The name of a target, unique on the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetName(pub Name);
 

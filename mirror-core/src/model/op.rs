@@ -7,7 +7,7 @@ use super::{
 };
 use crate::settings::Ceilings;
 
-/// A tap without its sessions.
+/// A [`Tap`] without its sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TapHead {
     /// [`Tap::owner`].
@@ -36,34 +36,34 @@ impl From<&Tap> for TapHead {
     }
 }
 
-/// A change of the installed state. Each is idempotent, and safe at any moment on its own.
+/// A change of the installed state. Each op is idempotent and safe at any moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Writes a target.
     SetTarget(TargetName, Target),
-    /// Forgets a target to which no session copies.
+    /// Removes a target that no session uses.
     RemoveTarget(TargetName),
     /// Writes the limits of the node.
     SetCeilings(Box<Ceilings>),
-    /// Writes the owner, the kind and the sides of a tap: a new tap without sessions, or a tap that keeps its sessions. An
-    /// error where the device is tapped for another owner ([`Owner::is_same`]).
+    /// Writes the owner, the kind and the sides of a tap: of a new tap without sessions, or of a tap that keeps its
+    /// sessions. Returns an error if the device is tapped for another owner ([`Owner::is_same`]).
     PutTap(Device, Box<TapHead>),
-    /// Removes a tap with all its sessions and their counters.
+    /// Removes a tap with its sessions and their counters.
     RemoveTap(Device),
     /// Adds a session to a tap, with counters at zero and full budgets.
     AddSession(Device, MirrorId, Box<Session>),
-    /// Writes the new settings of a session of a tap; the session keeps its counters.
+    /// Writes new settings of a session. The session keeps its counters.
     ChangeSession(Device, MirrorId, Box<Session>),
-    /// Removes a session of a tap, and its counters.
+    /// Removes a session of a tap, with its counters.
     RemoveSession(Device, MirrorId),
-    /// Attaches the program at a hook, or replaces an earlier agent's program by the current one.
+    /// Attaches a program to its hook, or replaces an earlier agent's program with the current one.
     Attach(Device, Program),
-    /// Removes our program from a hook; also after the device has gone, to remove the remaining pins.
+    /// Detaches a program from its hook. Also used after the device was deleted, to remove the remaining pins.
     Detach(Device, Program),
 }
 
 impl Op {
-    /// Every [`Self::name`].
+    /// All values of [`Self::name`].
     pub const NAMES: [&str; 10] = [
         "set_target",
         "remove_target",
@@ -77,12 +77,12 @@ impl Op {
         "detach",
     ];
 
-    /// Whether a session may not use its filter any more after this.
+    /// Whether the op can end the use of a filter by a session.
     pub const fn leaves_filter(&self) -> bool {
         matches!(self, Self::ChangeSession(..) | Self::RemoveSession(..) | Self::RemoveTap(_))
     }
 
-    /// Whether the exit of a pod may be needed no more after this.
+    /// Whether the op can end the use of a pod's relay device.
     pub fn leaves_exit(&self) -> bool {
         match self {
             Self::Detach(device, _) => !device.is_on_node(),
@@ -91,7 +91,7 @@ impl Op {
         }
     }
 
-    /// The word for metrics.
+    /// The name in metrics.
     pub const fn name(&self) -> &'static str {
         let index = match self {
             Self::SetTarget(..) => 0,
@@ -108,7 +108,8 @@ impl Op {
         Self::NAMES[index]
     }
 
-    /// The device of the op: a tapped device or, for the second stage and the hub, a device of ours or of a target.
+    /// The device that the op changes: a tapped device or, for the second stage and the relay hub, a device of the
+    /// agent or of a target.
     pub const fn device(&self) -> Option<Device> {
         match self {
             Self::PutTap(device, ..)

@@ -1,7 +1,7 @@
-//! A `Mirror`, `ClusterMirror` or `MirrorTarget` of the Kubernetes API, as far as a node needs it.
+//! A `Mirror`, `ClusterMirror` or `MirrorTarget` of the Kubernetes API, with the fields that a node needs.
 //!
-//! Data, and the question what it selects. `pods/kube` reads it from the API, `select` decides what becomes of it.
-//! Its texts are as its author wrote them, with the parsers of annotations still to read them.
+//! Data, and the evaluation of selectors. `pods/kube` reads resources from the API, `select` applies them. The texts
+//! are unparsed, as the author wrote them; `select` reads them with the parsers of annotations.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,26 +14,26 @@ use crate::{destination::Destination, settings::Rate};
 /// A `Mirror` or `ClusterMirror`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resource {
-    /// Its kind, namespace and name.
+    /// Kind, namespace and name.
     pub id: ResourceId,
-    /// `metadata.uid`: distinguishes it from one of the same name before it.
+    /// `metadata.uid`: distinguishes the resource from an earlier one of the same name.
     pub uid: String,
-    /// `metadata.generation`: counts its changes.
+    /// `metadata.generation`: increases with each change of the spec.
     pub generation: i64,
-    /// When it was made, in seconds since 1970. Of two resources that do not both fit, the older one comes first.
+    /// Creation time in seconds since 1970. If two resources do not both fit, the older one wins.
     pub created: i64,
-    /// No annotation and no other resource narrows it.
+    /// Neither annotations nor other resources can narrow it.
     pub is_enforced: bool,
-    /// The namespaces that a ClusterMirror selects. A Mirror selects its own.
+    /// The namespaces that a ClusterMirror selects. A Mirror selects its own namespace.
     pub namespaces: Selector,
-    /// The pods that it selects there.
+    /// The pods that are selected in these namespaces.
     pub pods: Selector,
-    /// What it asks for; or why that cannot be read, in words.
+    /// The request, or an error message if it cannot be read.
     pub request: Result<Request, String>,
 }
 
 impl Resource {
-    /// Whether it selects a pod.
+    /// Whether the resource selects a pod.
     pub fn selects(&self, pod: &Pod) -> bool {
         let is_there = match &self.id.namespace {
             Some(namespace) => pod.id.namespace == *namespace,
@@ -43,12 +43,12 @@ impl Resource {
         is_there && self.pods.matches(&pod.labels) && self.stream().is_none_or(is_named)
     }
 
-    /// Its stream, if its copies go to the program that has a key.
+    /// The stream of the resource, if its copies go to a program with a key.
     pub fn stream(&self) -> Option<&Stream> {
         self.request.as_ref().ok()?.stream.as_ref()
     }
 
-    /// The origin of its sessions.
+    /// The origin of the resource's sessions.
     pub const fn origin(&self) -> Origin {
         match (&self.id.namespace, self.is_enforced) {
             (Some(_), _) => Origin::Mirror,
@@ -58,47 +58,47 @@ impl Resource {
     }
 }
 
-/// What a resource asks for, in the texts of its author.
+/// The request of a resource, in its author's texts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
-    /// The NICs, by their names; `None`: all.
+    /// The names of the NICs. `None`: all NICs.
     pub nics: Option<Vec<String>>,
-    /// Which packets of these.
+    /// The directions to copy.
     pub directions: Directions,
-    /// The settings that it has, by their [keys](crate::settings::KEYS).
+    /// The settings that are present, by their [keys](crate::settings::KEYS).
     pub settings: Vec<(&'static str, String)>,
-    /// The name of its target; `None`: the node's.
+    /// The name of the target. `None`: the node's default target.
     pub target: Option<String>,
-    /// Its copies go to the program that has a key, and to no target.
+    /// The stream that gets the copies, in place of a target.
     pub stream: Option<Stream>,
 }
 
-/// Which program gets the packets, and of which pods.
+/// A stream to a program on the network: its key, and the pods that it reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stream {
-    /// The SHA-256 of the key that the program has.
+    /// The SHA-256 of the program's key.
     pub key_sha256: [u8; 32],
-    /// The names of the pods, of those that are selected; `None`: all.
+    /// The names of the pods, among the selected ones. `None`: all of them.
     pub pods: Option<BTreeSet<String>>,
 }
 
 /// The name of a resource in the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ResourceId {
-    /// The namespace of a Mirror; `None`: a ClusterMirror, which has none.
+    /// The namespace of a Mirror. `None` for a ClusterMirror.
     pub namespace: Option<String>,
-    /// Its name.
+    /// `metadata.name`.
     pub name: Name,
 }
 
 impl ResourceId {
-    /// Its kind.
+    /// The kind of the resource.
     pub const fn kind(&self) -> &'static str {
         if self.namespace.is_some() { "Mirror" } else { "ClusterMirror" }
     }
 
-    /// The name of its mirror on each pod. It is unique there, because only Mirrors of a pod's own namespace select the
-    /// pod.
+    /// The name of the resource's mirror on each pod. It is unique there, because only Mirrors in a pod's own namespace
+    /// select the pod.
     pub fn mirror(&self) -> MirrorId {
         MirrorId(match self.namespace {
             Some(_) => Name::of_mirror(&self.name),
@@ -116,46 +116,46 @@ impl fmt::Display for ResourceId {
     }
 }
 
-/// A `MirrorTarget`: a target that the cluster's administrators name for all nodes.
+/// A `MirrorTarget`: a target for all nodes, defined by the cluster's administrators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetResource {
-    /// Its name.
+    /// `metadata.name`.
     pub name: TargetName,
-    /// Its UID: distinguishes it from one of the same name before it.
+    /// `metadata.uid`: distinguishes the target from an earlier one of the same name.
     pub uid: String,
-    /// The generation of its `spec`.
+    /// `metadata.generation`: increases with each change of the spec.
     pub generation: i64,
-    /// When it was made, in seconds since 1970. Of two that cannot stand beside each other, the older one comes first.
+    /// Creation time in seconds since 1970. If two targets conflict, the older one wins.
     pub created: i64,
-    /// Where the copies go; or why that cannot be read, in words.
+    /// The destination of the copies, or an error message if it cannot be read.
     pub destination: Result<Destination, String>,
-    /// The namespaces whose Mirrors and annotations may name it.
+    /// The namespaces whose Mirrors and annotations can use the target.
     pub namespaces: Selector,
-    /// The limit for all copies of a node that go there.
+    /// The limit for all copies of a node to this target.
     pub max_rate: Option<Rate>,
 }
 
-/// Selects objects by their labels, as Kubernetes does. The default selects all.
+/// A Kubernetes label selector. The default selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector {
-    /// The labels that an object must have, with these values.
+    /// The labels that an object must have, with these values (`matchLabels`).
     pub labels: BTreeMap<String, String>,
-    /// What must hold besides.
+    /// The conditions that an object must meet (`matchExpressions`).
     pub requirements: Vec<Requirement>,
 }
 
-/// A condition for the labels of an object.
+/// A condition of a selector on one label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requirement {
     /// The key of the label.
     pub key: String,
-    /// What must hold for it.
+    /// The operator.
     pub operator: Operator,
-    /// The values that the operator is about.
+    /// The values that the operator compares with.
     pub values: BTreeSet<String>,
 }
 
-/// A condition for one label.
+/// The operator of a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operator {
     /// The object has the label, with one of the values.
@@ -169,10 +169,10 @@ pub enum Operator {
 }
 
 impl Operator {
-    /// All of them.
+    /// All operators.
     pub const ALL: [Self; 4] = [Self::In, Self::NotIn, Self::Exists, Self::DoesNotExist];
 
-    /// The word of Kubernetes.
+    /// The name in the Kubernetes API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::In => "In",
@@ -184,7 +184,7 @@ impl Operator {
 }
 
 impl Selector {
-    /// Whether it selects an object with these labels.
+    /// Whether the selector matches these labels.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
             && self.requirements.iter().all(|requirement| requirement.holds(labels))

@@ -7,7 +7,7 @@ use proptest::{collection::vec, option, prelude::*};
 
 use super::*;
 
-/// A file that Wireshark 4 reads as it is meant.
+/// A file that Wireshark 4 reads correctly.
 const GOLDEN: &[u8] = include_bytes!("golden.pcapng");
 
 /// All blocks of a file; there is nothing but blocks.
@@ -28,7 +28,7 @@ fn blocks(mut file: &[u8]) -> Vec<Block<'_>> {
     blocks
 }
 
-/// The options without the end, which must be the last if there are any.
+/// The options without the end of options, which must come last if there are any.
 fn read(options: &[PcapNGOption<'_>]) -> Vec<(u16, Vec<u8>)> {
     let mut all: Vec<_> =
         options.iter().map(|option| (option.code.0, option.as_bytes().unwrap().to_vec())).collect();
@@ -36,7 +36,7 @@ fn read(options: &[PcapNGOption<'_>]) -> Vec<(u16, Vec<u8>)> {
     all
 }
 
-/// The options that must be there, in their order.
+/// The expected options, in their order.
 fn present<const N: usize>(options: [(u16, Option<Vec<u8>>); N]) -> Vec<(u16, Vec<u8>)> {
     options.into_iter().filter_map(|(code, value)| Some((code, value?))).collect()
 }

@@ -1,11 +1,13 @@
-//! The sessions that fit into the kernel's tables, and those that do not, or whose filter the kernel refuses.
+//! Chooses the sessions that fit into the kernel's tables. Sessions that do not fit, or whose filter the kernel
+//! rejects, are left out.
 //!
-//! Enforced mirrors come ahead of all others, and captures after all mirrors; both also where others are installed. Among
-//! these the namespaces take turns: next is the one that has the least of the table of which it has most, so that a
-//! namespace with many pods takes no room from another one's share (max-min). A namespace spends its share on installed
-//! sessions that are wanted without a change, then on changed ones, then on new ones; each in the order of the devices
-//! and, on a device, of the origins and names of its mirrors. So an installed session loses its place only where its
-//! namespace has more than its share, and another one needs the room. `plan` calls it.
+//! Enforced mirrors come before all others, and captures after all mirrors, whatever is installed. Within each of these
+//! ranks the namespaces take turns: the next slot goes to the namespace with the smallest share, where a namespace's
+//! share is the largest of its shares of any table. So a namespace with many pods takes no room from another one's
+//! share (max-min). A namespace spends its share first on installed sessions that are wanted unchanged, then on changed
+//! ones, then on new ones; each in the order of the devices and, on a device, of the origins and names of the mirrors.
+//! So an installed session loses its slot only if its namespace has more than its share and another namespace needs the
+//! room. `plan` calls this module.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -24,7 +26,7 @@ pub struct Unfit {
     pub device: Device,
     /// The mirror.
     pub mirror: MirrorId,
-    /// Why not.
+    /// The reason.
     pub why: Misfit,
 }
 
@@ -33,7 +35,7 @@ pub struct Unfit {
 pub enum Misfit {
     /// A table is full.
     NoRoom(NoRoom),
-    /// The kernel refuses its filter, with this reason.
+    /// The kernel rejects the filter, with this reason.
     FilterRefused(String),
 }
 
@@ -43,7 +45,7 @@ impl From<NoRoom> for Misfit {
     }
 }
 
-/// The taps with the sessions that fit, and the sessions that do not.
+/// Returns the taps with the sessions that fit, and the sessions that do not.
 pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
     let mut room = Room { actual, taps: 0, sessions: 0, filters: BTreeSet::new(), instructions: 0 };
     let mut fitting = BTreeMap::new();
@@ -63,7 +65,7 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
         }
         turns.sort();
         while let Some((namespace, Candidate { device, tap, mirror, session, .. })) = turns.next() {
-            // A tap with two sides has two entries.
+            // A tap with two sides needs two entries.
             let new = usize::from(!fitting.contains_key(&device)) * (1 + usize::from(tap.pod_side.is_some()));
             match room.take(new, session) {
                 Ok(()) => {
@@ -76,14 +78,15 @@ pub(super) fn fit(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>,
             }
         }
     }
-    // In the kernel the limits are a flag of the mirrors' sessions, so a tap without mirrors is read back without limits.
+    // In the kernel the limits are a flag of the mirrors' sessions, so a tap without mirrors is read back without
+    // limits.
     for tap in fitting.values_mut() {
         tap.is_limited &= tap.sessions.values().any(|session| session.origin != Origin::Capture);
     }
     (fitting, unfit)
 }
 
-/// Which sessions get places before others, whatever is installed.
+/// Priority of sessions, whatever is installed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rank {
     Enforced,
@@ -101,7 +104,7 @@ impl Rank {
     }
 }
 
-/// The order in which sessions of a rank and a namespace get places.
+/// The order of sessions within a rank and a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pass {
     Unchanged,
@@ -109,7 +112,7 @@ enum Pass {
     New,
 }
 
-/// A session that wants a place.
+/// A session that needs a slot.
 struct Candidate<'a> {
     device: Device,
     tap: &'a Tap,
@@ -118,10 +121,10 @@ struct Candidate<'a> {
     pass: Pass,
 }
 
-/// A namespace; `None`: the interfaces that are no pod's.
+/// A namespace. `None`: interfaces that belong to no pod.
 type Namespace<'a> = Option<&'a str>;
 
-/// The candidates of each namespace, and what the namespace has taken.
+/// The candidates of each namespace, and the resources that the namespace has used.
 #[derive(Default)]
 struct Turns<'a>(BTreeMap<Namespace<'a>, (Taken<'a>, VecDeque<Candidate<'a>>)>);
 
@@ -137,8 +140,8 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// The next candidate of the namespace that has the least. Of two that have alike, the one with an installed session
-    /// comes first, so that the next round decides alike.
+    /// The next candidate of the namespace with the smallest share. Between equal shares an installed session wins, so
+    /// that the next round decides alike.
     fn next(&mut self) -> Option<(Namespace<'a>, Candidate<'a>)> {
         let waiting =
             self.0.iter().filter_map(|(of, (taken, of_it))| Some((taken.share, of_it.front()?.pass, *of)));
@@ -154,14 +157,14 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// What a namespace has taken. A filter counts for each namespace that has it: otherwise the first one would pay for all,
-/// and which one is the first can change from round to round.
+/// The resources that a namespace uses. A shared filter counts for each namespace that uses it. Otherwise the first
+/// namespace would pay for all, and which one is first can change from round to round.
 #[derive(Default)]
 struct Taken<'a> {
-    /// Of each table: taps, sessions, filters and instructions of filters.
+    /// The amount of each table: taps, sessions, filters, instructions of filters.
     of: [usize; 4],
     filters: BTreeSet<&'a CaptureFilter>,
-    /// The greatest of its shares of a table, in millionths.
+    /// The largest share of any table, in millionths.
     share: usize,
 }
 
@@ -182,7 +185,7 @@ fn installed<'a>(actual: &'a Actual, device: Device, tap: &Tap, mirror: &MirrorI
     installed.sessions.get(mirror)
 }
 
-/// The sessions of a tap. Those that keep their place where not all fit come first.
+/// The sessions of a tap. Those that keep their slot if not all fit come first.
 fn in_order(tap: &Tap) -> Vec<(&MirrorId, &Session)> {
     let mut sessions: Vec<_> = tap.sessions.iter().collect();
     sessions.sort_by_key(|(mirror, session)| (session.origin, (*mirror).clone()));
@@ -190,7 +193,7 @@ fn in_order(tap: &Tap) -> Vec<(&MirrorId, &Session)> {
     sessions
 }
 
-/// The room that is taken so far.
+/// The room that is used so far.
 struct Room<'a> {
     actual: &'a Actual,
     taps: usize,
@@ -200,7 +203,7 @@ struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// Takes room for a session, and for so many new entries of its tap.
+    /// Takes room for a session, and for this number of new entries of its tap.
     fn take(&mut self, entries: usize, session: &Session) -> Result<(), Misfit> {
         let capacity = &self.actual.capacity;
         let filter = session.settings.filter.as_ref();

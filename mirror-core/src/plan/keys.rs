@@ -1,10 +1,10 @@
-//! The tunnel keys of the sessions.
+//! Allocates the tunnel keys of the sessions.
 //!
 //! A tunnel has one key for all copies, or a range, from which each tap gets its own. A tap keeps its key as long as it
-//! is installed, also over a restart of the agent, because the key is read back from the maps. A new tap gets the key at
-//! the hash of its owner, or the next free one: so a key that is free again does not go to the next pod at once, and
-//! mostly the same pod gets the same key again. Keys are a node's own: another node may give the same key to another
-//! tap. Pure; `fit` calls it.
+//! is installed, also across a restart of the agent, because the key is read back from the maps. A new tap gets the key
+//! at the hash of its owner, or the next free one. So a released key is not reused for the next pod at once, and the
+//! same pod usually gets the same key again. Keys are local to a node: another node can give the same key to another
+//! tap. Pure; `fit` calls this module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::{
     tunnel::Keys,
 };
 
-/// The wanted taps, with the keys of their sessions, and the sessions for which there is no key.
+/// Returns the wanted taps with the keys of their sessions, and the sessions without a free key.
 pub(super) fn assign(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Tap>, Vec<Unfit>) {
     let mut taps = desired.taps.clone();
     let mut unfit = Vec::new();
@@ -48,7 +48,7 @@ pub(super) fn assign(desired: &Desired, actual: &Actual) -> (BTreeMap<Device, Ta
     (taps, unfit)
 }
 
-/// A key for each tap that has sessions with this target, as far as there are keys.
+/// Allocates a key for each tap with sessions to this target, as long as keys are free.
 fn own_keys(
     taps: &BTreeMap<Device, Tap>,
     name: &TargetName,
@@ -77,7 +77,7 @@ fn own_keys(
             None => newcomers.push((*device, &tap.owner)),
         }
     }
-    // A key that a tap is about to give up comes last: until that tap is removed, its copies have the key too.
+    // A key that a tap is about to release comes last: until that tap is removed, its copies have the key too.
     let leaving: BTreeSet<_> =
         installed.values().map(|(_, key)| *key).filter(|key| !taken.contains(key)).collect();
     for (device, owner) in newcomers {
@@ -92,10 +92,10 @@ fn own_keys(
     given
 }
 
-/// Where the search for a key begins.
+/// The key at which the search begins.
 fn start(owner: &Owner, keys: Keys) -> u32 {
     let uid = owner.pod.as_ref().map_or("", |pod| &pod.uid);
     let hash = fnv1a(format!("{uid}/{}", owner.nic).as_bytes());
-    // Less than the count, which fits.
+    // The remainder is less than the count, which fits.
     keys.first + (hash % keys.count() as u64) as u32
 }

@@ -1,21 +1,22 @@
-//! How a tap changes the side on which it sees what reaches its pod.
+//! Changes the side on which a tap sees ingress, in two steps.
 //!
 //! ```text
-//!  node's end ──► NIC inside the pod    1 the entry for the NIC is written, the program attached: both see
-//!                                       2 the node's end leaves it to the NIC
-//!  NIC ──► node's end                   1 the node's end sees, too
-//!                                       2 the entry for the NIC and the program there go
+//! node side ──► NIC inside the pod     1 the entry for the NIC is written, the program attached: both sides see
+//!                                      2 the node side ignores ingress
+//! NIC inside the pod ──► node side     1 the node side sees ingress, too
+//!                                      2 the entry for the NIC and the program there are removed
 //! ```
 //!
-//! Each step is a plan of its own, which has found the step before in place. So no packet is missed, whatever fails. A
-//! packet that both see carries the mark of its copy from the node's end to the NIC. `plan` calls it.
+//! Each step is a plan of its own, which requires that the step before is installed. So no packet is missed, whatever
+//! fails. If both sides see a packet, the mark of its copy prevents a second one: the packet carries the mark from the
+//! node side to the NIC. `plan` calls this module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{Actual, Device, HookState, PodSide, Program, Tap};
 
-/// Gives each tap the side for this plan, on its way to the wanted side. Returns the devices on which a tap is to see what
-/// reaches its pod in the next plan.
+/// Sets the side of each tap for this plan: one step towards the wanted side. Returns the devices on which a tap will
+/// see ingress in the next plan.
 pub(super) fn settle(taps: &mut BTreeMap<Device, Tap>, actual: &Actual) -> BTreeSet<Device> {
     let mut coming = BTreeSet::new();
     let state = |device: Device, program| {
@@ -28,7 +29,7 @@ pub(super) fn settle(taps: &mut BTreeMap<Device, Tap>, actual: &Actual) -> BTree
         match (&mut tap.pod_side, before) {
             (Some(side), before) => {
                 let nic = Device::in_pod(tap.owner.netns, side.nic);
-                // Without its entry a program copies nothing. That of an earlier agent copies.
+                // A program without its entry copies nothing. The program of an earlier agent copies.
                 let has_entry = before.is_some_and(|before| before.nic == side.nic);
                 let runs = matches!(state(nic, Program::TapIngress), HookState::Current | HookState::Stale);
                 side.sees = has_entry && runs;

@@ -1,4 +1,4 @@
-//! The promises of a plan, over all small worlds and any failures.
+//! The guarantees of a plan, over small worlds and any failures.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ use crate::{
     tunnel::Keys,
 };
 
-/// The installed state when all of `desired` that fits is installed.
+/// The installed state after all of `desired` that fits is installed.
 fn installed(desired: &Desired, capacity: Capacity) -> Actual {
     settled(desired, &Actual::empty(capacity))
 }
@@ -65,8 +65,8 @@ fn settled(desired: &Desired, before: &Actual) -> Actual {
     }
 }
 
-/// Carries a plan out as the loop does. An op that may be tried fails where `fails` says so. `watch` looks at the
-/// world before each op.
+/// Applies a plan as the loop does. An op that is tried fails if `fails` returns true. `watch` sees the world before
+/// each op.
 fn carry_out(
     ops: &[Op],
     actual: &mut Actual,
@@ -78,7 +78,7 @@ fn carry_out(
         let is_done = failures.allow(op) && !fails(op) && {
             watch(actual, op);
             let done = apply(actual, op);
-            // A session cannot get a target that could not be written. Nothing else may be refused.
+            // A session cannot get a target that could not be written. Nothing else is refused.
             assert!(done.is_ok() || matches!(op, Op::ChangeSession(..)), "{op:?}: {done:?}");
             done.is_ok()
         };
@@ -89,7 +89,7 @@ fn carry_out(
     failures
 }
 
-/// Carries out plans until there is nothing left to do. There is a second one only while a tap changes its side.
+/// Applies plans until nothing is left to do. A second plan is needed only while a tap changes sides.
 fn carry_out_all(desired: &Desired, actual: &mut Actual) -> Result<(), TestCaseError> {
     let Plan { ops, coming, .. } = plan(desired, actual);
     carry_out(&ops, actual, |_| false, |_, _| {});
@@ -100,7 +100,7 @@ fn carry_out_all(desired: &Desired, actual: &mut Actual) -> Result<(), TestCaseE
     Ok(())
 }
 
-/// The tap that a hook is for, in the plan for these wishes.
+/// The tap of a hook, in the plan for this wanted state.
 fn of_hook(desired: &Desired, before: &Actual, hook: (Device, Program)) -> Option<(Device, Tap)> {
     let (mut taps, _) = fit::fit(desired, before);
     super::sides::settle(&mut taps, before);
@@ -111,7 +111,8 @@ fn same_owner<'a>(actual: &'a Actual, device: &Device, owner: &Owner) -> Option<
     actual.taps.get(device)?.tap.as_ref().filter(|tap| tap.owner.is_same(owner))
 }
 
-/// So many sessions in each namespace, 7 a pod at most; and so many of the pods of a namespace have an enforced one too.
+/// `wants` sessions in each namespace, at most 7 per pod. Up to `enforced` pods of a namespace also have an enforced
+/// session.
 fn crowd(wants: &[usize], enforced: usize) -> Desired {
     let session = |origin| Session {
         directions: Directions::Both,
@@ -153,8 +154,9 @@ fn crowd(wants: &[usize], enforced: usize) -> Desired {
     Desired { targets: [(TargetName::default(), target)].into(), taps, ..Desired::default() }
 }
 
-/// Two namespaces share a filter, and there is room for one more. The second one had its session already, so it gets the
-/// shared filter first; in the next round the first one does. Neither round takes a place from the other.
+/// Two namespaces share a filter, and there is room for one more. The second namespace already had its session, so it
+/// gets the shared filter first; in the next round the first one does. Neither round takes a session slot from the
+/// other.
 #[test]
 fn who_gets_a_shared_filter_first_does_not_matter() {
     let capacity = Capacity { taps: 100, sessions: 100, filters: 2, instructions: 100_000 };
@@ -175,15 +177,15 @@ fn who_gets_a_shared_filter_first_does_not_matter() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// A full node: each namespace has as much as it wants, or no session less than any other; and what is installed is
-    /// where it was, up to that. The next plan changes nothing.
+    /// On a full node, each namespace has either as much as it wants, or no fewer sessions than any other. Installed
+    /// sessions are kept up to that share. The next plan is empty.
     #[test]
     fn namespaces_share_the_sessions_of_a_full_node(
         wants in vec(0..40_usize, 1..6), installed_first in 0..6_usize, room in 1..60_usize, enforced in 0..6_usize,
     ) {
         let capacity = Capacity { taps: 999, sessions: room, filters: 9, instructions: 999 };
         let world = |wants: &[usize]| crowd(wants, enforced);
-        // The namespaces come one after the other, and find a node that may be full.
+        // The namespaces arrive one after the other, on a node that can already be full.
         let mut actual = Actual::empty(capacity);
         carry_out_all(&world(&wants[..installed_first.min(wants.len())]), &mut actual)?;
         let all = world(&wants);
@@ -221,7 +223,7 @@ proptest! {
         prop_assert_eq!(&actual, &settled(&desired, &before));
     }
 
-    /// A session that does not fit is named, is nowhere installed, and takes no place from installed sessions.
+    /// A session that does not fit is reported, is not installed, and takes no slot from installed sessions.
     #[test]
     fn what_does_not_fit_is_told_and_not_in_place(desired in desired(), before in actual()) {
         let Plan { unfit, .. } = plan(&desired, &before);
@@ -251,7 +253,7 @@ proptest! {
         }
     }
 
-    /// Any ops may fail, each for itself, and the loop goes on with the others.
+    /// Any ops can fail independently, and the loop continues with the others.
     #[test]
     fn whatever_fails_nothing_is_copied_that_nobody_asked_for(
         desired in desired(), before in actual(), failing in vec(prop::bool::weighted(0.3), 200),
@@ -277,7 +279,7 @@ proptest! {
                 prop_assert!(actual.targets.contains_key(&session.target), "its target is gone");
             }
         }
-        // A target is marked as cutting only where the second stage is, unless it was marked so before.
+        // A target is marked as cutting only if the second stage is attached, or if it was marked before.
         for (name, target) in actual.targets.iter().filter(|(_, target)| cuts(target)) {
             prop_assert!(is_cut_at(target, &actual) || before.targets.get(name) == Some(target));
         }
@@ -288,7 +290,7 @@ proptest! {
         prop_assert_eq!(actual, settled(&desired, &between));
     }
 
-    /// A second stage that cannot be attached stops the new sessions that it would have to cut, and nothing else.
+    /// If a second stage cannot be attached, only the new sessions that need it for cutting are stopped.
     #[test]
     fn a_second_stage_that_fails_stops_no_session_that_is_not_cut(desired in desired(), before in actual()) {
         let mut actual = before.clone();
@@ -306,7 +308,7 @@ proptest! {
         prop_assert!(actual.targets.keys().eq(desired.targets.keys()));
     }
 
-    /// Each tap has its own key of a range, and keeps it as long as it is installed.
+    /// Each tap has its own key from a range, and keeps it as long as it is installed.
     #[test]
     fn a_tap_has_its_own_tunnel_key_and_keeps_it(desired in desired(), before in actual()) {
         let mut actual = before.clone();
@@ -334,8 +336,8 @@ proptest! {
         }
     }
 
-    /// A mirror under another name comes at once: what takes long, such as the removal of other taps' programs, comes
-    /// after it. And no more sessions are installed on the way than before or after.
+    /// A mirror with another name is installed at once; slow ops, such as detaching other taps' programs, come after
+    /// it. In between there are never more sessions than before or after.
     #[test]
     fn a_mirror_that_replaces_another_one_waits_for_nothing(desired in desired(), before in actual()) {
         let Plan { ops, .. } = plan(&desired, &before);
@@ -359,7 +361,7 @@ proptest! {
         prop_assert!(most <= sessions(&before).max(sessions(&actual)));
     }
 
-    /// Targets may all get new names at once, and the table holds both.
+    /// All targets can get new names at once, and the table holds both sets.
     #[test]
     fn no_more_targets_are_installed_than_there_are_before_or_after(desired in desired(), before in actual()) {
         let in_use = targets_in_use(&before);
@@ -373,7 +375,7 @@ proptest! {
         prop_assert!(most <= in_use.len() + desired.targets.len());
     }
 
-    /// Captures take no place from a mirror, not even captures that are installed already.
+    /// Captures take no slot from a mirror, not even captures that are already installed.
     #[test]
     fn captures_take_no_place_from_a_mirror(
         first in desired(), then in desired(), captured in any::<u64>(), capacity in worlds::capacity(),
@@ -403,8 +405,8 @@ proptest! {
         prop_assert_eq!(mirrors(with), mirrors(without));
     }
 
-    /// The kernel has a tap's limits at the sessions of its mirrors. So a tap with captures only is read back without
-    /// limits, and that is no reason to write it again in each round.
+    /// The kernel stores a tap's limits in the sessions of its mirrors. So a tap that has only captures is read back
+    /// without limits, and this must not cause a write in each round.
     #[test]
     fn a_tap_with_captures_only_is_written_once(mut desired in desired()) {
         for tap in desired.taps.values_mut() {
@@ -419,7 +421,7 @@ proptest! {
         prop_assert_eq!(plan(&desired, &actual).ops, vec![]);
     }
 
-    /// Changes and newcomers of a namespace take no place from its unchanged sessions, in full tables.
+    /// In full tables, changed and new sessions of a namespace take no slot from its unchanged sessions.
     #[test]
     fn an_unchanged_session_keeps_its_place_in_the_namespace(
         first in desired(), changes in btree_map(device(), tap(), 1..5), capacity in worlds::capacity(),
@@ -451,7 +453,8 @@ proptest! {
         }
     }
 
-    /// A change of one mirror touches no other. It is written over the session, without a gap and with its counters.
+    /// A change of one mirror does not affect the others. It is written over the session, without a gap, and the
+    /// counters are kept.
     #[test]
     fn a_change_of_one_session_is_one_op(device in device(), tap in tap(), targets in (target(), target()), change in session()) {
         let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };
@@ -478,7 +481,7 @@ proptest! {
         prop_assert_eq!(ops, if tap.sessions[&mirror] == change { vec![] } else { vec![expected] });
     }
 
-    /// Before the pods are known the targets alone are written, and no op takes anything away.
+    /// Before the pods are known only targets are written, and no op removes anything.
     #[test]
     fn targets_are_kept_right_before_the_pods_are_known(desired in desired(), before in actual()) {
         let mut actual = before.clone();
@@ -498,7 +501,7 @@ fn cuts(target: &Target) -> bool {
     target.device().is_some_and(|device| device.cuts)
 }
 
-/// Whether a second stage that cuts every copy may run at a target.
+/// Whether a second stage that cuts every copy can run at a target.
 fn is_cut_at(target: &Target, actual: &Actual) -> bool {
     target.ifindex().is_some_and(|ifindex| {
         let state = actual.deliver.get(&ifindex);
@@ -507,11 +510,11 @@ fn is_cut_at(target: &Target, actual: &Actual) -> bool {
     })
 }
 
-/// Whether an op is safe in the world in which it is carried out.
+/// Whether an op is safe in the current world.
 fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<(), TestCaseError> {
     let entry = |device: &Device| now.taps.get(device).and_then(|installed| installed.tap.as_ref());
     match op {
-        // A program is attached only where the entry is that of the wanted owner, with all its sessions.
+        // A program is attached only if the entry has the wanted owner and all its sessions.
         Op::Attach(at, program @ (Program::TapIngress | Program::TapEgress)) => {
             let (device, wanted) = of_hook(desired, before, (*at, *program)).unwrap();
             let tap = entry(&device).unwrap();
@@ -520,7 +523,7 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
                 tap.sessions.iter().all(|(mirror, session)| wanted.sessions.get(mirror) == Some(session))
             );
         }
-        // A new session finds its target, its limits, and the second stage where it needs that.
+        // A new session finds its target, its limits, and the second stage if it needs it.
         Op::AddSession(device, _, session) => {
             let target = &now.targets[&session.target];
             let is_passed_by = target.ifindex().is_some_and(|ifindex| now.passed_by.contains_key(&ifindex));
@@ -534,11 +537,11 @@ fn is_safe(now: &Actual, op: &Op, desired: &Desired, before: &Actual) -> Result<
         Op::PutTap(device, head) => {
             prop_assert!(entry(device).is_none_or(|tap| tap.owner.is_same(&head.owner)));
         }
-        // Only where no tap is wanted, or no wanted session fits, or at the side that a tap has left.
+        // Only if no tap is wanted, or no wanted session fits, or the tap has left this side.
         Op::Detach(at, program @ (Program::TapIngress | Program::TapEgress)) => {
             prop_assert_eq!(of_hook(desired, before, (*at, *program)), None);
         }
-        // No session relies on it any more.
+        // No session needs it any more.
         Op::Detach(device, Program::Deliver) => {
             prop_assert!(!desired.deliver().contains(&device.ifindex));
         }

@@ -1,8 +1,8 @@
 //! Kube-OVN's annotations for single attachments of a pod, `<name>.<namespace>.ovn.kubernetes.io/mirror`.
 //!
-//! Pure; `choice` asks it. Kube-OVN gives each attachment of a pod a port of its own, and this annotation mirrors that port
-//! alone. An attachment is named like its NetworkAttachmentDefinition, and so is the network in the annotation of Multus
-//! ([`Networks`](crate::networks::Networks)), which says the NIC.
+//! Pure, called by `choice`. Kube-OVN gives each attachment of a pod a port of its own, and this annotation mirrors
+//! only that port. An attachment has the name of its NetworkAttachmentDefinition, as has the network in the annotation
+//! of Multus ([`Networks`](crate::networks::Networks)), which contains the NIC.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -11,12 +11,12 @@ use crate::{
     model::Pod,
 };
 
-/// The network that an annotation of Kube-OVN names, and that no NIC of the pod is in.
+/// A network that an annotation of Kube-OVN names, but that no NIC of the pod is in.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attachment {
-    /// The annotation.
+    /// The key of the annotation.
     pub key: String,
-    /// The pod has Multus' annotation, which says the networks of its NICs.
+    /// Whether the pod has Multus' annotation with the networks of its NICs.
     pub is_told: bool,
 }
 
@@ -35,20 +35,20 @@ impl fmt::Display for Attachment {
     }
 }
 
-/// What the annotations of attachments say of the NICs of a pod.
+/// The result of the attachments' annotations for the NICs of a pod.
 #[derive(Debug, Default)]
 pub(super) struct Attachments<'a> {
-    /// The NICs that are to be mirrored.
+    /// The NICs to mirror.
     pub(super) wanted: BTreeSet<String>,
-    /// The NICs that are not to be mirrored.
+    /// The NICs that must not be mirrored.
     pub(super) left_out: BTreeSet<String>,
-    /// The annotations that ask for a network without a NIC.
+    /// The annotations that request a network without a NIC.
     pub(super) missing: Vec<Attachment>,
-    /// Keys and values that make no sense.
+    /// The invalid keys and values.
     pub(super) bad: Vec<(&'a str, &'a str, Bad)>,
 }
 
-/// What makes no sense.
+/// The problem of an annotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bad {
     /// The value is neither `true` nor `false`.
@@ -58,19 +58,20 @@ pub(super) enum Bad {
 }
 
 impl<'a> Attachments<'a> {
-    /// Those of a pod.
+    /// Reads the annotations of a pod.
     pub(super) fn of(pod: &'a Pod) -> Self {
         let mut found = Self::default();
         for (key, value) in &pod.annotations {
             let Some(attachment) = key.strip_suffix(OVN_ATTACHMENT) else { continue };
-            // A name can have dots, a namespace has none.
+            // A name can contain dots, a namespace cannot.
             let Some((name, namespace)) = attachment.rsplit_once('.') else {
                 found.bad.push((key, value, Bad::Key));
                 continue;
             };
             let is_in = |network: &str| match network.split_once('/') {
                 Some(of) => of == (namespace, name),
-                // As in the annotation that asks Multus for networks, a name alone is one of the pod's namespace.
+                // As in the annotation that requests networks from Multus, a name without a namespace is in the pod's
+                // namespace.
                 None => network == name && namespace == pod.id.namespace,
             };
             let nics = pod.networks.iter().filter(|(_, network)| is_in(network));

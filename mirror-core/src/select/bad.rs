@@ -1,6 +1,6 @@
 //! [`BadAnnotation`]: an annotation that is ignored, and why.
 //!
-//! Data and its words. `choose` finds it; the log, `status` and the Events show it.
+//! Data and texts. `choose` finds it; the log, `status` and the Events show it.
 
 use std::fmt;
 
@@ -16,11 +16,11 @@ use crate::{
 pub struct BadAnnotation {
     /// The pod.
     pub pod: PodId,
-    /// The object that carries it.
+    /// The object with the annotation.
     pub place: Place,
-    /// The annotation.
+    /// The key of the annotation.
     pub key: String,
-    /// Its value.
+    /// The value of the annotation.
     pub value: String,
     /// The problem.
     pub problem: Problem,
@@ -29,15 +29,15 @@ pub struct BadAnnotation {
 /// The problem of an annotation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
-    /// The value is none of those that the annotation takes.
+    /// The value is invalid.
     Value,
-    /// There is no such annotation.
+    /// The key is unknown.
     Key,
-    /// The text behind the dot is not the name of a mirror, and why.
+    /// The suffix after the dot is not a valid name of a mirror, for this reason.
     Name(String),
-    /// The annotation sets a property of a mirror that neither the pod nor its namespace asks for.
+    /// The annotation configures a mirror that neither the pod nor its namespace requests.
     NoMirror,
-    /// It has an entry about a NIC that cannot be, or cannot be read, and why.
+    /// The annotation has an entry about a NIC that is impossible or cannot be read, for this reason.
     Networks(String),
 }
 

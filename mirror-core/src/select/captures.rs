@@ -1,9 +1,9 @@
-//! The programs that read packets, and captures: mirrors that such a program asks for.
+//! The programs that read packets, and captures: mirrors that such a program requests.
 //!
-//! Pure. A program can also read the stream of a target, whose mirrors others ask for ([`Readers`]). A capture names
-//! pods and interfaces, or a Mirror that has a stream. It is one more session on their taps, with a target of its own, so
-//! it changes no other mirror. `choose` and `select` add the sessions after all others; `resources` adds those of a
-//! Mirror.
+//! Pure. A program can also read the stream of a target, to which other mirrors copy ([`Readers`]). A capture names
+//! pods and interfaces, or a Mirror that has a stream. It is one more session on their taps, with a target of its own,
+//! so it changes no other mirror. `choose` and `select` add these sessions after all others; `resources` adds those of
+//! a Mirror.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,10 +21,10 @@ use crate::{
 /// The programs that read packets now.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Readers {
-    /// Those that have asked for a capture, in the order in which they came.
+    /// The programs that have requested a capture, in the order of their requests.
     pub captures: Vec<Capture>,
-    /// Those that read the stream of a target, by the target: the ring of each. The mirrors that copy there are not
-    /// theirs.
+    /// The programs that read the stream of a target: the ring of each, by target. They do not own the mirrors that
+    /// copy there.
     pub streams: BTreeMap<TargetName, RingId>,
 }
 
@@ -34,7 +34,7 @@ impl Readers {
         self.captures.iter().map(|capture| capture.ring).chain(self.streams.values().copied()).collect()
     }
 
-    /// The same without the program that reads this ring.
+    /// The same readers except for the program that reads this ring.
     #[must_use]
     pub fn without(&self, ring: RingId) -> Self {
         let mut others = self.clone();
@@ -47,24 +47,24 @@ impl Readers {
 /// A request of a program that reads packets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Capture {
-    /// The ring that the program reads. It also names the capture: the kernel gives no two rings the same id, so not even
-    /// what a killed agent has left is taken for this capture.
+    /// The ring that the program reads. It also identifies the capture: the kernel never has two rings with the same
+    /// id, so the remains of a killed agent are never taken for this capture.
     pub ring: RingId,
     /// The pods, by namespace and name.
     pub pods: BTreeSet<(String, String)>,
     /// The interfaces of the node, by name.
     pub interfaces: BTreeSet<String>,
-    /// Which packets.
+    /// The directions to copy.
     pub directions: Directions,
-    /// Which of those, and how much of each.
+    /// The filter, the sample, the snap length and the like.
     pub settings: Settings,
-    /// The Mirror whose stream the program reads. It has its own pods, directions and settings, in the place of those
-    /// here, which are empty.
+    /// The Mirror whose stream the program reads. Its pods, directions and settings replace those here, which are
+    /// empty.
     pub resource: Option<ResourceId>,
 }
 
 impl Capture {
-    /// The mirror that its sessions belong to.
+    /// The name of the capture's mirror.
     pub fn mirror(&self) -> MirrorId {
         MirrorId(Name::of_capture(self.ring.0))
     }
@@ -89,7 +89,7 @@ impl Capture {
         Skipped { pod: None, nic: None, mirror: Some(self.mirror()), why }
     }
 
-    /// Adds its session to the mirrors of a pod or tap.
+    /// Adds the capture's session to the mirrors of a pod or tap.
     fn add_to(&self, mirrors: &mut BTreeMap<MirrorId, Session>) -> Result<(), Why> {
         if mirrors.len() >= MAX_SESSIONS_PER_TAP {
             return Err(Why::TooManyMirrors);
@@ -98,7 +98,7 @@ impl Capture {
         Ok(())
     }
 
-    /// Adds its pods to those that are wanted. Returns the pods that it cannot have.
+    /// Adds the capture's pods to the wanted ones. Returns the pods that it cannot have.
     pub(super) fn choose<'a>(
         &self,
         pods: &'a [Pod],
@@ -128,7 +128,7 @@ impl Capture {
         refused
     }
 
-    /// Adds its interfaces to the taps: to the tap that a device has, or as a tap of its own.
+    /// Adds the capture's interfaces to the taps: to the existing tap of a device, or as a new tap.
     pub(super) fn select(&self, links: &LinkSnapshot, policy: &Policy, selection: &mut Selection) {
         for name in &self.interfaces {
             if let Err(why) = self.select_interface(name, links, policy, selection) {
@@ -159,8 +159,8 @@ impl Capture {
     }
 }
 
-/// The relation of a named device to what is behind it. A veth that leads into another namespace is taken for a pod's, so
-/// that its directions are the same whether or not a pod is known there.
+/// How a named device relates to the NIC behind it. A veth that leads into another namespace is treated as a pod's, so
+/// that its directions are the same whether or not the pod is known.
 fn kind(link: &Link) -> TapKind {
     let leads_away = link.kind == LinkKind::Veth && link.peer.is_some_and(|peer| peer.nsid.is_some());
     if leads_away { TapKind::HostVeth } else { TapKind::Interface }

@@ -1,12 +1,12 @@
-//! The wanted pods and their packets: what Mirrors and ClusterMirrors ask for, and annotations of the pod, then of its
-//! namespace, then the policy.
+//! The wanted pods and their packets, as requested by Mirrors, ClusterMirrors and annotations. An annotation of the pod
+//! wins over one of its namespace, which wins over the policy.
 //!
-//! Pure, and the only reader of annotations. It knows no device; [`select`](super::select) finds the devices.
-//! [`resources`](super::resources) reads the Mirrors and ClusterMirrors.
+//! Pure, and the only reader of annotations. Devices are unknown here; [`select`](super::select) finds them.
+//! [`resources`](super::resources) parses the Mirrors and ClusterMirrors.
 //!
-//! A pod has any number of mirrors. The keys without a name are the mirror `default`; `podmirror.io/mirror.ids`,
-//! `podmirror.io/filter.ids` and so on are the mirror `ids`. Each mirror is decided by itself, so that the settings of
-//! one mirror never change another.
+//! A pod has any number of mirrors. The keys without a name belong to the mirror `default`; `podmirror.io/mirror.ids`,
+//! `podmirror.io/filter.ids` and so on belong to the mirror `ids`. Each mirror is decided on its own, so the settings
+//! of one mirror never change another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,24 +24,24 @@ use crate::{
     settings::{FILTER, KEYS, SettingError},
 };
 
-/// Annotation of a pod in a file: its network namespace. The source of pods reads it.
+/// Annotation of a pod in a file: its network namespace. The pod source reads it.
 const NETNS: &str = "netns";
 
-/// A pod that is to be mirrored.
+/// A pod to mirror.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// Its mirrors; at least one, and at most [`MAX_SESSIONS_PER_TAP`].
+    /// The pod's mirrors; at least one, and at most [`MAX_SESSIONS_PER_TAP`].
     pub mirrors: BTreeMap<MirrorId, Session>,
-    /// The NICs that a mirror is for, where it is not for all.
+    /// The NICs of each mirror that does not request all NICs.
     pub nics: BTreeMap<MirrorId, Nics>,
-    /// An annotation or a Mirror asks for one of them, and not the policy or ClusterMirrors alone.
+    /// Whether an annotation or a Mirror requests one of the mirrors, not only the policy or ClusterMirrors.
     pub is_asked: bool,
 }
 
 impl Wanted<'_> {
-    /// The mirrors of one NIC, which may have a former name.
+    /// The mirrors of one NIC. `former`: the NIC's original name, if it was renamed.
     pub(super) fn mirrors_of(&self, nic: &str, former: Option<&str>) -> BTreeMap<MirrorId, Session> {
         let is_for = |mirror| {
             let Some(nics) = self.nics.get(mirror) else { return true };
@@ -56,8 +56,8 @@ impl Wanted<'_> {
         self.nics.iter().flat_map(|(mirror, nics)| nics.named().map(move |name| (mirror, name)))
     }
 
-    /// The NICs that must be there, each with a mirror that it is for: those that the mirror names, or else those that Multus
-    /// names.
+    /// The NICs that must exist, each with a mirror that copies it: those that the mirror names, or else those in the
+    /// annotation of Multus.
     pub fn expected_nics(&self) -> impl Iterator<Item = (&MirrorId, &str)> {
         let of_networks = self.mirrors.keys().flat_map(move |mirror| {
             let of = self.nics.get(mirror);
@@ -68,14 +68,14 @@ impl Wanted<'_> {
     }
 }
 
-/// The result of the resources, the annotations and the policy for all pods.
+/// The result for all pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choice<'a> {
-    /// The pods that are to be mirrored.
+    /// The pods to mirror.
     pub wanted: Vec<Wanted<'a>>,
     /// The mirrors whose request is refused.
     pub refused: Vec<Skipped>,
-    /// The pods of which no mirror is asked for, but perhaps by a capture.
+    /// Pods without a requested mirror. A capture can still select them.
     pub unasked: BTreeMap<&'a PodId, Unasked>,
     /// Invalid annotations.
     pub bad: Vec<BadAnnotation>,
@@ -83,11 +83,11 @@ pub struct Choice<'a> {
     pub selected: Vec<Selected>,
 }
 
-/// The mirrors of all pods, and the origin of each. Of annotations the most specific one decides, key by key. Captures
-/// come after all other mirrors.
+/// Returns the mirrors of all pods, with the origin of each. Among annotations the most specific one wins, key by key.
+/// Captures come after all other mirrors.
 ///
-/// The mirrors of a pod get their places first, and then the filters of those are compiled. Where there are very many
-/// new ones, [`Filters::is_behind`] says that the choice is not complete: the caller asks again.
+/// First the mirrors of a pod get their session slots, then the filters of those mirrors are compiled. If very many
+/// filters are new, [`Filters::is_behind`] reports that the choice is incomplete, and the caller must call again.
 pub fn choose<'a>(
     pods: &'a [Pod],
     resources: &[Resource],
@@ -119,26 +119,26 @@ struct Asked {
     nics: Nics,
 }
 
-/// A mirror of a pod that waits for its place.
+/// A mirror of a pod that waits for a session slot.
 enum Queued<'r> {
-    /// Annotations or the policy ask for it.
+    /// Requested by annotations or by the policy.
     Asked(Asked),
-    /// A resource asks for it.
+    /// Requested by a resource.
     Resource(Selecting<'r>),
 }
 
 /// Why a mirror is not wanted.
 enum Declined {
-    /// Nobody asks for it.
+    /// It is not requested.
     Unasked(Unasked),
-    /// It is asked for, and refused.
+    /// It is requested and refused.
     Refused,
 }
 
-/// The annotations of one place, by mirror.
+/// The annotations of one object, by mirror.
 type Said<'a> = BTreeMap<MirrorId, BTreeMap<&'a str, &'a str>>;
 
-/// The decision about one pod.
+/// The state of the decision about one pod.
 struct PodChoice<'c, 'a> {
     pod: &'a Pod,
     policy: &'c Policy,
@@ -151,7 +151,7 @@ impl<'a> PodChoice<'_, 'a> {
         let (mut own, mut inherited) = (Said::new(), Said::new());
         let mut queue: Vec<_> =
             selecting.iter().map(|resource| (resource.place(), Queued::Resource(*resource))).collect();
-        // Why the resources that are not enforced leave the pod out.
+        // Why resources that are not enforced exclude the pod.
         let narrowed = match &self.pod.unread {
             Some(problem) if self.policy.annotations => {
                 self.refuse(None, Why::AnnotationsUnread(problem.clone()));
@@ -173,7 +173,7 @@ impl<'a> PodChoice<'_, 'a> {
                 Queued::Asked(asked) => self.draft(asked, &own, &inherited),
                 Queued::Resource(resource) => resource.draft(self.pod, self.policy, narrowed.as_ref()),
             };
-            // A mirror whose filter turns out to be wrong keeps its place: so a pod has no more filters than places.
+            // A mirror with an invalid filter keeps its slot. So a pod never compiles more filters than it has slots.
             let placed = draft.and_then(|draft| match places {
                 MAX_SESSIONS_PER_TAP => Err(Why::TooManyMirrors),
                 _ => {
@@ -199,7 +199,7 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
-    /// Adds the mirrors that the annotations and the policy ask for. Returns why the annotations leave the pod out of all
+    /// Adds the mirrors that annotations and the policy request. Returns why annotations exclude the pod from all
     /// mirrors that they can narrow.
     fn annotated<'r>(
         &mut self,
@@ -207,7 +207,7 @@ impl<'a> PodChoice<'_, 'a> {
         inherited: &Said<'a>,
         queue: &mut Vec<(InQueue, Queued<'r>)>,
     ) -> Option<Why> {
-        // A capture is no mirror of the pod.
+        // A capture is not a mirror of the pod.
         let is_capture = |((of, ..), _): &(InQueue, Queued<'r>)| *of == rank(Origin::Capture);
         let is_unasked = queue.iter().all(is_capture);
         let (mut unasked, mut opted_out) = (is_unasked.then_some(Unasked::NoRequest), None);
@@ -232,7 +232,7 @@ impl<'a> PodChoice<'_, 'a> {
         opted_out
     }
 
-    /// The request for a mirror. A refusal is noted.
+    /// Returns the request for a mirror, and records a refusal.
     fn asked(&mut self, mirror: MirrorId, own: &Said<'a>, inherited: &Said<'a>) -> Result<Asked, Declined> {
         let mut word = |place, said: &Said<'a>| {
             let value = said.get(&mirror)?.get("mirror")?;
@@ -254,7 +254,7 @@ impl<'a> PodChoice<'_, 'a> {
 
         let is_for_all = matches!(asked, Some((Some(_), _))) || asked.is_none() && default.is_some();
         let mut nics = Nics::all_but(attachments.left_out);
-        // Where annotations do not count, those of attachments cannot undo that the pod is left out.
+        // Where annotations are not accepted, those of attachments cannot cancel the exclusion of the pod.
         if !is_for_all && !attachments.wanted.is_empty() && (is_allowed || asked.is_none()) {
             asked = Some((Some(Directions::Both), Place::Pod));
             nics = Nics::only(attachments.wanted);
@@ -265,7 +265,7 @@ impl<'a> PodChoice<'_, 'a> {
                 _ => Declined::Unasked(Unasked::NamespaceExcluded),
             });
         }
-        // Where the whole pod is mirrored, a NIC of that network is, too.
+        // If the whole pod is mirrored, a NIC of that network is mirrored too.
         let is_missing = is_allowed && !is_for_all && !attachments.missing.is_empty();
         for missing in attachments.missing.into_iter().filter(|_| is_missing) {
             self.refuse(None, Why::NoSuchNetwork(missing));
@@ -273,7 +273,7 @@ impl<'a> PodChoice<'_, 'a> {
         let (directions, origin) = match (asked, default) {
             (Some((None, place)), _) => return Err(Declined::Unasked(Unasked::OptedOut(place))),
             (Some((Some(directions), place)), _) if is_allowed => (directions, Origin::Annotation(place)),
-            // The annotations of a pod's author do not count here, except to leave the pod out.
+            // Annotations of the pod are not accepted here, except to exclude the pod.
             (_, Some(default)) => default,
             (Some(_), None) => return Err(self.decline(mirror, Why::NamespaceNotAllowed)),
             (None, None) if is_missing => return Err(Declined::Refused),
@@ -283,13 +283,13 @@ impl<'a> PodChoice<'_, 'a> {
         Ok(Asked { origin, mirror, directions, nics })
     }
 
-    /// Whether the annotations of the pod and of its namespace count.
+    /// Whether the annotations of the pod and of its namespace are accepted.
     fn is_allowed(&self) -> bool {
         let allowed = self.policy.allow_namespaces.as_ref();
         allowed.is_none_or(|allowed| allowed.contains(&self.pod.id.namespace))
     }
 
-    /// A mirror that is wanted.
+    /// Builds a wanted mirror.
     fn draft(&self, asked: Asked, own: &Said<'a>, inherited: &Said<'a>) -> Result<Draft<'a>, Why> {
         let Asked { origin, mirror, directions, mut nics } = asked;
         let mut settings = self.policy.settings.clone();
@@ -316,7 +316,7 @@ impl<'a> PodChoice<'_, 'a> {
         }
         let filter = said(FILTER).map(|(place, text)| (text, Author::Annotation(place)));
         let asked = match origin {
-            // The node's flags are what its author has written.
+            // Its author's settings are the node's flags.
             Origin::Policy => 0,
             _ => {
                 let written = KEYS.into_iter().chain(["target"]);
@@ -327,7 +327,7 @@ impl<'a> PodChoice<'_, 'a> {
         Ok(Draft { session, nics, filter })
     }
 
-    /// Our annotations of one place. The invalid ones are noted as bad.
+    /// Reads podmirror's annotations of one object. Invalid ones are recorded as bad.
     fn read(&mut self, place: Place) -> Said<'a> {
         let mut said = Said::new();
         for (key, value) in ours(self.pod, place) {
@@ -367,7 +367,7 @@ impl<'a> PodChoice<'_, 'a> {
         said
     }
 
-    /// Settings of named mirrors that were not asked for: a mistyped name must not go unseen.
+    /// Reports settings of named mirrors that are not requested, because the name could be mistyped.
     fn tell_strays(&mut self, own: &Said<'a>, inherited: &Said<'a>) {
         for (mirror, words) in own.iter().filter(|(mirror, _)| !mirror.0.is_default()) {
             let is_there =
@@ -380,7 +380,7 @@ impl<'a> PodChoice<'_, 'a> {
         }
     }
 
-    /// The annotations of Kube-OVN: for the whole pod, and for single attachments.
+    /// Reads the annotations of Kube-OVN: for the whole pod, and for single attachments.
     fn ovn(&mut self) -> (Option<Option<Directions>>, Attachments<'a>) {
         let pod = self.pod;
         let attachments = Attachments::of(pod);
@@ -417,19 +417,19 @@ impl<'a> PodChoice<'_, 'a> {
 
     fn refuse(&mut self, mirror: Option<MirrorId>, why: Why) {
         let pod = Some(self.pod.id.clone());
-        // A message needs no name for the mirror without a name.
+        // A message does not name the mirror `default`.
         let mirror = mirror.filter(|mirror| !mirror.0.is_default());
         self.choice.refused.push(Skipped { pod, nic: None, mirror, why });
     }
 }
 
-/// Every mirror with an annotation, and the mirror `default`, which the policy may want.
+/// Every mirror with an annotation, and the mirror `default`, which the policy can request.
 fn mirrors(own: &Said<'_>, inherited: &Said<'_>) -> BTreeSet<MirrorId> {
     let said = own.keys().chain(inherited.keys()).cloned();
     said.chain([MirrorId::default()]).collect()
 }
 
-/// Our annotations that stand at `place`.
+/// Podmirror's annotations at `place`.
 fn ours(pod: &Pod, place: Place) -> impl Iterator<Item = (&str, &str)> {
     let annotations = match place {
         Place::Pod => &pod.annotations,
@@ -439,12 +439,12 @@ fn ours(pod: &Pod, place: Place) -> impl Iterator<Item = (&str, &str)> {
     ours.map(|(key, value)| (key.as_str(), value.as_str()))
 }
 
-/// The annotation for `word` of a mirror.
+/// The key of the annotation `word` of a mirror.
 fn key_of(word: &str, mirror: &MirrorId) -> String {
     if mirror.0.is_default() { format!("{PREFIX}{word}") } else { format!("{PREFIX}{word}.{mirror}") }
 }
 
-/// The meaning of the value of [`MIRROR`]. `Some(None)`: the pod is not to be mirrored. `None`: the value is not known.
+/// Parses the value of [`MIRROR`]. `Some(None)`: the pod must not be mirrored. `None`: the value is invalid.
 fn parse(value: &str) -> Option<Option<Directions>> {
     match value {
         "true" => Some(Some(Directions::Both)),

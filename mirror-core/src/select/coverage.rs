@@ -1,33 +1,34 @@
-//! [`Coverage`]: what came of each Mirror and ClusterMirror on this node.
+//! [`Coverage`]: the state of each Mirror and ClusterMirror on this node.
 //!
-//! Pure. The loop asks at the end of a round, with the taps that stand and the reasons for those that do not.
+//! Pure. The loop calls it at the end of a round, with the installed mirrors and the reasons for those that are
+//! missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Selected, Skipped};
 use crate::model::{Ended, MirrorId, PodId};
 
-/// What came of a resource.
+/// The state of a resource on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coverage {
-    /// The resource, and the pods that it selects.
+    /// The resource, with the pods that it selects.
     pub of: Selected,
-    /// The pods that are mirrored as it asks: on all NICs that it names, in all directions.
+    /// The pods that are mirrored as requested: on all requested NICs, in all directions.
     pub covered: BTreeSet<PodId>,
-    /// Why the others are not, or not in full; at least one reason for each.
+    /// The reasons for the other pods; at least one for each.
     pub not_covered: BTreeSet<NotCovered>,
 }
 
 /// Why a pod is not covered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NotCovered {
-    /// The pod.
+    /// The pod that is not covered.
     pub pod: PodId,
-    /// The NIC, where the reason concerns one.
+    /// The NIC, if the reason concerns one.
     pub nic: Option<String>,
-    /// A word for the reason.
+    /// The reason, in one word.
     pub reason: &'static str,
-    /// The reason in words.
+    /// An explanation of the reason.
     pub message: String,
 }
 
@@ -36,30 +37,28 @@ impl NotCovered {
         Self { pod: pod.clone(), nic: nic.clone(), reason: why.name(), message: why.to_string() }
     }
 
-    /// The resource has a stream that no program reads.
     fn no_reader(pod: &PodId) -> Self {
         let message = "no program reads the stream of this Mirror on this node now, so nothing is copied";
         Self { pod: pod.clone(), nic: None, reason: "NoReader", message: message.to_owned() }
     }
 
-    /// A limit has ended it on a NIC of the pod.
     fn ended(pod: &PodId, limit: Ended) -> Self {
         let message = format!("a limit has ended it: its budget of {} is used up", limit.name());
         Self { pod: pod.clone(), nic: None, reason: "Ended", message }
     }
 
-    /// Nothing speaks against the mirror, and it is not there.
+    /// No reason is known, but the mirror is not installed.
     fn not_yet(pod: &PodId) -> Self {
         let message = "the agent has not installed it yet; if that fails, the log of the agent says why";
         Self { pod: pod.clone(), nic: None, reason: "NotYet", message: message.to_owned() }
     }
 }
 
-/// The mirrors of each pod of which at least one session stands, and no session is missing; with the limit that has ended
-/// one of the sessions.
+/// The active mirrors of each pod: those with at least one installed session, and no missing session. The value is the
+/// limit that has ended one of the sessions.
 pub type Standing = BTreeMap<PodId, BTreeMap<MirrorId, Option<Ended>>>;
 
-/// The coverage of each resource. `skipped` has what does not stand, and why.
+/// Returns the coverage of each resource. `skipped` has what is not installed, and why.
 pub fn coverage(selected: Vec<Selected>, standing: &Standing, skipped: &BTreeSet<Skipped>) -> Vec<Coverage> {
     let mut reasons = BTreeMap::<_, Vec<_>>::new();
     for skipped in skipped {

@@ -1,25 +1,25 @@
-//! [`Filters`]: the filters compiled before, by their texts.
+//! [`Filters`]: a cache of compiled filters, by their texts.
 //!
-//! The same few filters stand on many pods, round after round, and to compile a long filter takes as much time as to
-//! read a hundred devices. Pure: the same text gives the same program, so the cache changes only the time. `choice`
-//! asks.
+//! The same few filters are used by many pods, round after round, and compiling a long filter takes as much time as
+//! reading a hundred devices. Pure: the same text gives the same program, so the cache changes only the time. Used by
+//! `choice`.
 //!
-//! The authors of filters are strangers, and the loop does nothing else while it compiles. So a part of a round compiles
-//! [`PART`] filters at most, and between two parts the loop lets other tasks run. What one filter may cost is bounded by
-//! the [compiler](crate::filter).
+//! The authors of filters are not trusted, and the loop does nothing else while it compiles. So a part of a round
+//! compiles at most [`PART`] filters, and between two parts the loop lets other tasks run. The
+//! [compiler](crate::filter) bounds the cost of one filter.
 
 use std::collections::HashMap;
 
 use crate::settings::{CaptureFilter, parse_filter};
 
-/// Most filters that are compiled at a time.
+/// Maximum number of filters that are compiled in one part of a round.
 const PART: usize = 4;
 
 /// The filters of the last round.
 #[derive(Debug, Default)]
 pub struct Filters {
     known: HashMap<String, Known>,
-    /// How many were compiled in this part.
+    /// The number of filters compiled in this part.
     compiled: usize,
     is_behind: bool,
 }
@@ -41,12 +41,12 @@ impl Filters {
         (self.compiled, self.is_behind) = (0, false);
     }
 
-    /// Whether the filter with this text has been compiled, or refused.
+    /// Whether the filter with this text was compiled or rejected before.
     pub(super) fn knows(&self, text: &str) -> bool {
         self.known.contains_key(text)
     }
 
-    /// The filter with this text, or its problem.
+    /// Returns the filter with this text, or its problem.
     pub(super) fn get(&mut self, text: &str) -> Result<CaptureFilter, String> {
         if let Some(known) = self.known.get_mut(text) {
             known.is_used = true;
@@ -62,7 +62,7 @@ impl Filters {
         filter
     }
 
-    /// Forgets the filters that were not requested since the last call.
+    /// Removes the filters that were not requested since the last call.
     pub(super) fn forget_unused(&mut self) {
         self.known.retain(|_, known| std::mem::take(&mut known.is_used));
     }

@@ -1,7 +1,7 @@
-//! NICs that are tapped inside their pods: which they are, and why not; and veths of which one direction is.
+//! Chooses the side of a tap: in the pod's namespace, on the node, or split by direction.
 //!
-//! Pure. [`select`](super::select) asks for each NIC without an end on the node. The loop knows which veths have to be seen
-//! on the pod's side too, and calls [`see_inside`] after it.
+//! Pure. [`select`](super::select) calls it for each NIC without a veth peer on the node. The loop decides for which
+//! veths ingress must be seen on the pod side, and then calls [`see_inside`].
 
 use std::{collections::BTreeMap, slice};
 
@@ -15,8 +15,8 @@ use crate::{
 };
 
 /// Whether a device that is no veth leads out of the pod: its lower device or peer is in another namespace (macvlan,
-/// ipvlan, VLAN), or it is physical (a VF, or a NIC of the node that was moved into the pod). Any other device
-/// sends through one of the pod's NICs, whose tap sees its packets.
+/// ipvlan, VLAN), or it is physical (a VF, or a NIC of the node that was moved into the pod). Any other device sends
+/// through one of the pod's NICs, whose tap sees its packets.
 pub(super) fn leads_out(link: &Link) -> bool {
     let is_over_another = link.peer.is_some_and(|lower| lower.nsid.is_some());
     match &link.kind {
@@ -33,7 +33,7 @@ pub(super) fn refusal(nic: &Link, tap: &Tap, pod: &Pod, policy: &Policy) -> Opti
         TapsInside::On if !lets_in(pod, tap, policy) => return Some(Why::TapsInsideOff),
         TapsInside::On => {}
     }
-    // The exit, and the file of a capture, have Ethernet frames.
+    // Relay devices and capture files need Ethernet frames.
     if !nic.is_ethernet {
         return Some(Why::NotEthernet);
     }
@@ -43,8 +43,8 @@ pub(super) fn refusal(nic: &Link, tap: &Tap, pod: &Pod, policy: &Policy) -> Opti
     None
 }
 
-/// The node's ends of veths whose taps can see what reaches the pod at the NIC instead: a session copies that direction,
-/// and the agent and the pod let the tap in.
+/// The node sides of veths whose taps can see ingress at the NIC instead: a session copies ingress, and the agent and
+/// the pod allow taps inside.
 pub fn with_two_sides(
     selection: &Selection,
     wanted: &[Wanted<'_>],
@@ -63,7 +63,7 @@ pub fn with_two_sides(
     taps.map(|(device, _)| *device).collect()
 }
 
-/// Lets the taps at these node's ends see what reaches the pod at the NIC.
+/// Moves the ingress side of these taps, on the node side of a veth, to the NIC.
 pub fn see_inside(
     devices: impl IntoIterator<Item = Device>,
     selection: &mut Selection,
@@ -78,7 +78,7 @@ pub fn see_inside(
     }
 }
 
-/// The NIC at the other end of a tap's veth, and the devices beside it.
+/// The NIC at the other end of a tap's veth, and all devices of its namespace.
 fn nic_of<'a>(device: Device, tap: &Tap, links: &'a LinkSnapshot) -> Option<(&'a PodLinks, &'a Link)> {
     let inside = links.pods.get(&tap.owner.pod.as_ref()?.uid)?.as_ref().ok()?;
     let leads_here =
@@ -86,8 +86,8 @@ fn nic_of<'a>(device: Device, tap: &Tap, links: &'a LinkSnapshot) -> Option<(&'a
     Some((inside, inside.links.iter().find(leads_here)?))
 }
 
-/// Whether copies go to this NIC. A copy carries its mark to the node's end only: behind it, a program of the CNI may have
-/// taken the mark away, and a tap would copy the copy.
+/// Whether copies are sent to this NIC. A copy keeps its mark only up to the node side: after it, a program of the CNI
+/// could clear the mark, and a tap at the NIC would copy the copy.
 fn is_collector(pod: &Pod, nic: &Link, policy: &Policy) -> bool {
     let is_meant = |name: &Option<String>| name.as_ref().is_none_or(|name| *name == nic.name);
     policy
@@ -95,13 +95,14 @@ fn is_collector(pod: &Pod, nic: &Link, policy: &Policy) -> bool {
         .any(|(_, of)| is_meant(&of.nic) && collector::of(of, slice::from_ref(pod)).next().is_some())
 }
 
-/// Whether a pod and its namespace let our programs and devices into the pod. For an enforced mirror they cannot refuse.
+/// Whether a pod and its namespace allow podmirror's programs and devices in the pod. They cannot refuse an enforced
+/// mirror.
 fn lets_in(pod: &Pod, tap: &Tap, policy: &Policy) -> bool {
     if !policy.annotations || tap.sessions.values().any(|session| session.origin == Origin::Enforced) {
         return true;
     }
     let said = [&pod.annotations, &*pod.inherited].map(|at| at.get(POD_SIDE_TAPS));
-    // A wrong word of the pod does not stand before that of its namespace.
+    // An invalid value on the pod does not hide the namespace's value.
     let mut words = said.into_iter().flatten().filter(|word| POD_SIDE_TAPS_WORDS.contains(&word.as_str()));
     words.next().is_none_or(|word| word != "off")
 }

@@ -1,6 +1,6 @@
-//! The NICs of a pod: which devices inside it are NICs, and which of them a mirror is for ([`Nics`]).
+//! The NICs of a pod: which devices inside it are NICs, and which of them a mirror copies ([`Nics`]).
 //!
-//! Pure. `choose` takes them from annotations, `select` looks for them inside the pod.
+//! Pure. `choose` parses them from annotations, `select` finds them inside the pod.
 
 use std::collections::BTreeSet;
 
@@ -10,35 +10,35 @@ use crate::{
     model::{Link, LinkKind},
 };
 
-/// Most names that an annotation may have: each can become an Event.
+/// Maximum number of names in an annotation. Each can become an Event.
 const MOST: usize = 32;
 
-/// NICs inside a pod, by their names.
+/// A set of NICs inside a pod, by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Nics {
-    /// `None`: all that the pod has.
+    /// The NICs in the set. `None`: all of the pod's.
     only: Option<BTreeSet<String>>,
-    /// Without these.
+    /// The NICs that are excluded.
     but: BTreeSet<String>,
 }
 
 impl Nics {
-    /// The NICs of these names.
+    /// The NICs with these names.
     pub(super) fn only(names: BTreeSet<String>) -> Self {
         Self { only: Some(names), but: BTreeSet::new() }
     }
 
-    /// All NICs but these.
+    /// All NICs except these.
     pub(super) fn all_but(names: BTreeSet<String>) -> Self {
         Self { only: None, but: names }
     }
 
-    /// Those that `less_specific` names too, where these name none.
+    /// Uses the names of `less_specific` if this set names no NICs.
     pub(super) fn or(self, less_specific: Self) -> Self {
         Self { only: self.only.or(less_specific.only), but: self.but }
     }
 
-    /// Reads `eth0,net1`.
+    /// Parses a list such as `eth0,net1`.
     ///
     /// # Errors
     ///
@@ -52,19 +52,20 @@ impl Nics {
         }
     }
 
-    /// Whether the mirror is for the NIC of this name.
+    /// Whether the mirror copies the NIC of this name.
     pub(super) fn has(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|names| names.contains(name)) && !self.but.contains(name)
     }
 
-    /// The names of the NICs that the mirror asks for, where it is not for all.
+    /// The names of the NICs that the mirror requests. Empty if it requests all.
     pub(super) fn named(&self) -> impl Iterator<Item = &str> {
         self.only.iter().flatten().map(String::as_str)
     }
 }
 
-/// Whether a device inside a pod is a NIC. A veth is, in any state, and so is what an annotation names; another device is
-/// if it is up: every namespace has unused fallback tunnel devices (`tunl0`, `sit0` and so on).
+/// Whether a device inside a pod is a NIC. A veth is a NIC in any state, and so is a device that an annotation names.
+/// Any other device is a NIC if it is up, because every namespace has unused fallback tunnel devices (`tunl0`, `sit0`
+/// and so on).
 pub(super) fn is_nic(link: &Link, is_named: bool) -> bool {
     match link.kind {
         _ if is_exit(link) => false,
@@ -74,9 +75,9 @@ pub(super) fn is_nic(link: &Link, is_named: bool) -> bool {
     }
 }
 
-/// The name by which annotations and Multus know a NIC, where it has another one now. KubeVirt's bridge binding renames the NIC
-/// of a VM's pod, `eth0` to `eth0-nic` and `pod37a8eec1ce1` to `37a8eec1ce1-nic`, and leaves a dummy device under the former
-/// name, which carries none of the packets.
+/// The original name of a renamed NIC, by which annotations and Multus know it. KubeVirt's bridge binding renames the
+/// NIC of a VM's pod, `eth0` to `eth0-nic` and `pod37a8eec1ce1` to `37a8eec1ce1-nic`. It leaves a dummy device with the
+/// original name, which carries no packets.
 pub(super) fn former_name<'a>(nic: &Link, links: &'a [Link]) -> Option<&'a str> {
     let stem = nic.name.strip_suffix("-nic").filter(|_| nic.kind != LinkKind::Dummy)?;
     let is_left = |link: &&Link| {
@@ -128,13 +129,13 @@ mod tests {
         assert!(why.starts_with("annotation podmirror.io/nics \"eth0 eth1\":"), "{why}");
     }
 
-    /// The annotation of a mirror, for these NICs.
+    /// The value of a mirror's annotation for these NICs.
     fn names(nics: &BTreeSet<u32>) -> String {
         nics.iter().map(|nic| format!("eth{nic}")).collect::<Vec<_>>().join(",")
     }
 
     proptest! {
-        /// Each NIC has the mirrors that name it and those that name none, and each name without a NIC is told.
+        /// Each NIC has the mirrors that name it and those that name none. Each name without a NIC is reported.
         #[test]
         fn each_nic_has_the_mirrors_that_are_for_it(
             count in 1..5_u32,

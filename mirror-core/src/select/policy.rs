@@ -1,6 +1,6 @@
-//! [`Policy`]: the choices of the agent's user, which stand beside the annotations.
+//! [`Policy`]: the configuration of the agent, which applies together with annotations.
 //!
-//! Data, and questions about it. The commands make it from their flags, `choose`, `select` and the reconcile loop use it.
+//! Data with queries. The commands build it from their flags; `choose`, `select` and the reconcile loop use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,37 +13,37 @@ use crate::{
     tunnel::Tunnel,
 };
 
-/// The choices of the agent's user.
+/// The configuration of the agent.
 #[derive(Debug, Clone)]
 pub struct Policy {
     /// Pods without an annotation are mirrored.
     pub enable_mirror: bool,
-    /// Annotations of pods and namespaces count.
+    /// Annotations of pods and namespaces are accepted.
     pub annotations: bool,
     /// Namespaces whose pods are never mirrored.
     pub exclude_namespaces: BTreeSet<String>,
-    /// The only namespaces whose annotations and Mirrors count; `None`: all.
+    /// The only namespaces whose annotations and Mirrors are accepted. `None`: all.
     pub allow_namespaces: Option<BTreeSet<String>>,
-    /// The targets: where the copies of each go. No two targets have the same destination, but for streams.
+    /// The targets with their destinations. No two targets have the same destination, except for streams.
     pub targets: BTreeMap<TargetName, Destination>,
-    /// Who may use the targets of MirrorTargets, which are among these.
+    /// The namespaces that can use the targets of MirrorTargets. These targets are included in `targets`.
     pub users: Users,
-    /// The MirrorTargets that are no targets of this node, and why.
+    /// The MirrorTargets that are not targets of this node, and why.
     pub refused_targets: BTreeMap<TargetName, String>,
-    /// The target of the mirrors that name none; one of the agent's own.
+    /// The target of mirrors that name none. It is one of the agent's own.
     pub target: TargetName,
-    /// The limits that hold for any request of the pods.
+    /// Limits that apply to any request of the pods.
     pub limits: NodeLimits,
     /// Interfaces that are mirrored by name, without a pod.
     pub interfaces: Vec<String>,
-    /// Which packets of those.
+    /// The directions of these interfaces to copy.
     pub interface_directions: Directions,
-    /// The settings of a mirror, where a pod does not ask for others.
+    /// The settings of a mirror where the pod does not request others.
     pub settings: Settings,
-    /// If true, a pod whose device is entangled with a mirror interface ends the agent at its start: for pods that the
-    /// user who starts the agent has listed. Otherwise such a pod is left out, with a reason.
+    /// Whether the agent refuses to start if tapping a pod's device conflicts with a mirror interface: for pods that
+    /// the user who starts the agent has listed. Otherwise such a pod is skipped, with a reason.
     pub is_strict: bool,
-    /// Whether a NIC without an end on the node is tapped inside its pod.
+    /// Whether a NIC without a veth peer on the node is tapped inside its pod.
     pub taps_inside: TapsInside,
 }
 
@@ -53,11 +53,11 @@ pub enum TapsInside {
     /// Yes.
     #[default]
     On,
-    /// No: the administrator does not want programs and devices of ours inside pods.
+    /// No: the administrator does not want podmirror's programs and devices inside pods.
     Off,
 }
 
-/// No pods are chosen; copies go to `mirror0`.
+/// Selects no pods. Copies go to `mirror0`.
 impl Default for Policy {
     fn default() -> Self {
         Self {
@@ -80,7 +80,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// The target of this name, or that of mirrors that name none; or why the node does not have it.
+    /// The target of this name, or the default target; or why the node does not have it.
     pub(super) fn target_named(&self, name: Option<&str>) -> Result<TargetName, Why> {
         let none = |name: &str| Why::NoSuchTarget(name.to_owned());
         let target = match name {
@@ -94,7 +94,7 @@ impl Policy {
         }
     }
 
-    /// Whether the namespace of a pod may use a target.
+    /// Whether a pod's namespace is allowed to use a target.
     pub(super) fn may_use(&self, target: &TargetName, pod: &Pod) -> Result<(), Why> {
         match self.users.get(target) {
             Some(users) if !users.matches(&pod.namespace_labels) => {
@@ -104,12 +104,12 @@ impl Policy {
         }
     }
 
-    /// The names of the mirror interfaces.
+    /// Names of the mirror interfaces.
     pub fn mirror_ifaces(&self) -> impl Iterator<Item = &str> {
         self.targets.values().filter_map(Destination::device)
     }
 
-    /// The names of all devices that the agent makes for targets if they are missing.
+    /// Names of all devices that the agent creates for targets if they are missing.
     pub fn own_devices(&self) -> BTreeSet<String> {
         let tunnels = self.tunnels().filter_map(|(_, tunnel)| Some(tunnel.own_device()?.to_string()));
         self.mirror_ifaces().map(str::to_owned).chain(tunnels).collect()

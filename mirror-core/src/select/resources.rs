@@ -1,7 +1,7 @@
-//! Mirrors and ClusterMirrors: what each asks for, and which pods it selects.
+//! Mirrors and ClusterMirrors: their requests, and the pods that they select.
 //!
-//! Pure. Each resource is read once a round, with the parsers of annotations. A resource with a part that cannot be used
-//! is refused as a whole. `choose` asks for the resources of each pod.
+//! Pure. Each resource is parsed once per round, with the parsers of annotations. A resource with an invalid part is
+//! refused as a whole. `choose` calls this module for the resources of each pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,11 +15,11 @@ use crate::{
     settings::{FILTER, SettingError, Settings},
 };
 
-/// The order in which the mirrors of a pod get a place: the rank of the origin, then when the request was made where
-/// that is known, then the name.
+/// The sort key by which the mirrors of a pod get session slots: the rank of the origin, the time of the request if it
+/// is known, the name.
 pub(super) type InQueue = (u32, i64, MirrorId);
 
-/// Enforced mirrors come first, then what the administrator asks for, then resources, then annotations.
+/// Enforced mirrors come first, then those of the administrator, then resources, then annotations.
 pub(super) const fn rank(origin: Origin) -> u32 {
     match origin {
         Origin::Enforced => 0,
@@ -36,16 +36,16 @@ pub(super) const fn rank(origin: Origin) -> u32 {
 pub struct Refusal {
     /// The resource.
     pub resource: ResourceId,
-    /// A word for it.
+    /// The reason, in one word.
     pub reason: &'static str,
-    /// The field, its value, and what is wrong with it.
+    /// The field, its value, and the problem.
     pub message: String,
 }
 
 impl Refusal {
-    /// The word for a filter that cannot be used.
+    /// The reason for a filter that cannot be used.
     const INVALID_FILTER: &str = "InvalidFilter";
-    /// The word for any other field that cannot be used.
+    /// The reason for any other field that cannot be used.
     const INVALID_SPEC: &str = "InvalidSpec";
 }
 
@@ -55,20 +55,20 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A resource that selects pods of the node.
+/// A resource that selects pods of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selected {
-    /// The resource.
+    /// Kind, namespace and name.
     pub id: ResourceId,
-    /// Its UID.
+    /// `metadata.uid`.
     pub uid: String,
-    /// The generation of it that was read.
+    /// The generation that was read.
     pub generation: i64,
-    /// Its mirror on each pod; `None`: it has a stream that no program reads.
+    /// The resource's mirror on each pod. `None`: it has a stream that no program reads.
     pub mirror: Option<MirrorId>,
-    /// Why it does nothing, whatever pod it selects: a word and a sentence.
+    /// Why the resource has no effect on any pod: the reason in one word, and an explanation.
     pub refused: Option<(&'static str, String)>,
-    /// The NICs that it is for.
+    /// The NICs that it requests.
     pub nics: Nics,
     /// The pods that it selects.
     pub pods: BTreeSet<PodId>,
@@ -77,45 +77,45 @@ pub struct Selected {
 /// All resources of a round.
 pub(super) struct Resources<'r> {
     read: Vec<Read<'r>>,
-    /// The places of the Mirrors in `read`, by their namespaces, and without a namespace those of the ClusterMirrors.
+    /// Indexes into `read`: of the Mirrors by their namespace, and of the ClusterMirrors under `None`.
     by_namespace: BTreeMap<Option<&'r str>, Vec<usize>>,
-    /// The pods that each selects, by its place in `read`.
+    /// The pods that each resource selects, by its index in `read`.
     pods: BTreeMap<usize, BTreeSet<PodId>>,
-    /// The Mirrors whose namespace may not use their target, by the place in `read`.
+    /// The Mirrors whose namespace is not allowed to use their target, by the index in `read`.
     not_allowed: BTreeMap<usize, Why>,
 }
 
-/// A resource that was read.
+/// A parsed resource.
 struct Read<'r> {
     resource: &'r Resource,
-    /// Its mirror on each pod; `None`: it has a stream that no program reads.
+    /// The resource's mirror on each pod. `None`: it has a stream that no program reads.
     mirror: Option<MirrorId>,
-    /// What the mirror is on each pod.
+    /// The request, which is the same on each pod.
     asks: Result<Draft<'r>, Why>,
 }
 
-/// A mirror of a pod whose filter is not compiled yet: only filters of mirrors that have a place are.
+/// A mirror of a pod, with its filter not compiled yet: filters are compiled only for mirrors that get a slot.
 #[derive(Clone)]
 pub(super) struct Draft<'t> {
-    /// The mirror, without the filter that its author wrote.
+    /// The session, without its author's filter.
     pub(super) session: Session,
-    /// The NICs that it is for.
+    /// The NICs that it requests.
     pub(super) nics: Nics,
-    /// The filter that its author wrote, and the author.
+    /// The filter as written, and its author.
     pub(super) filter: Option<(&'t str, Author<'t>)>,
 }
 
 /// The author of a filter.
 #[derive(Clone, Copy)]
 pub(super) enum Author<'t> {
-    /// That of an annotation.
+    /// The author of an annotation.
     Annotation(Place),
-    /// That of a resource.
+    /// The author of a resource.
     Resource(&'t ResourceId),
 }
 
 impl Draft<'_> {
-    /// The mirror with its filter.
+    /// Compiles the filter. Returns the complete session.
     pub(super) fn compiled(mut self, filters: &mut Filters) -> Result<(Session, Nics), Why> {
         if let Some((text, author)) = self.filter {
             let set = self.session.settings.set_with(FILTER, text, |text| filters.get(text));
@@ -133,7 +133,7 @@ impl Draft<'_> {
 }
 
 impl Read<'_> {
-    /// Whether the namespace of a pod may use the target. The authors of ClusterMirrors may use all.
+    /// Whether the pod's namespace is allowed to use the target. ClusterMirrors can use all targets.
     fn may_use_target(&self, pod: &Pod, policy: &Policy) -> Result<(), Why> {
         match &self.asks {
             Ok(Draft { session, .. }) if session.origin == Origin::Mirror => {
@@ -148,12 +148,12 @@ impl Read<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Selecting<'s> {
     read: &'s Read<'s>,
-    /// Its mirror on the pod.
+    /// The resource's mirror on the pod.
     mirror: &'s MirrorId,
 }
 
 impl<'r> Resources<'r> {
-    /// Reads the resources, but for their filters.
+    /// Parses the resources, except for their filters.
     pub(super) fn read(resources: &'r [Resource], captures: &[Capture], policy: &Policy) -> Self {
         let mut by_namespace = BTreeMap::<_, Vec<_>>::new();
         for (place, resource) in resources.iter().enumerate() {
@@ -177,7 +177,7 @@ impl<'r> Resources<'r> {
         }
     }
 
-    /// The resources that select a pod, which are noted. Those whose stream no program reads are left out.
+    /// Returns the resources that select a pod, and notes them. Those whose stream no program reads are left out.
     pub(super) fn selecting(&mut self, pod: &Pod, policy: &Policy) -> Vec<Selecting<'_>> {
         let of = |namespace| self.by_namespace.get(&namespace).into_iter().flatten().copied();
         let candidates = of(None).chain(of(Some(pod.id.namespace.as_str())));
@@ -192,13 +192,13 @@ impl<'r> Resources<'r> {
         read.filter_map(|read| Some(Selecting { read, mirror: read.mirror.as_ref()? })).collect()
     }
 
-    /// The resources that have selected a pod. `filters` has compiled those of the mirrors that have a place.
+    /// Returns the resources that have selected a pod. `filters` has compiled the filters of mirrors with a slot.
     pub(super) fn into_selected(self, filters: &mut Filters) -> Vec<Selected> {
         let Self { read, mut pods, not_allowed, .. } = self;
         let selected = |(place, read): (usize, Read<'_>)| {
             let Resource { id, uid, generation, .. } = read.resource;
             let asks = read.asks.and_then(|draft| match draft.filter {
-                // None of its mirrors has a place.
+                // None of the resource's mirrors has a slot.
                 Some((text, _)) if !filters.knows(text) => Ok((draft.session, draft.nics)),
                 _ => draft.compiled(filters),
             });
@@ -223,7 +223,7 @@ impl<'r> Resources<'r> {
 }
 
 impl Why {
-    /// A word and a sentence for the author of a resource.
+    /// The reason in one word, and an explanation for the author of a resource.
     fn told(&self) -> (&'static str, String) {
         match self {
             Self::Refused(Refusal { reason, message, .. }) => (reason, message.clone()),
@@ -233,15 +233,15 @@ impl Why {
 }
 
 impl<'s> Selecting<'s> {
-    /// Its place among the mirrors of the pod.
+    /// The sort key among the mirrors of the pod.
     pub(super) fn place(&self) -> InQueue {
         let Read { resource, .. } = self.read;
-        // A capture is the last of all.
+        // Captures come last.
         let origin = if resource.stream().is_some() { Origin::Capture } else { resource.origin() };
         (rank(origin), resource.created, self.mirror.clone())
     }
 
-    /// Its mirror on the pod. `narrowed` is why the annotations leave the pod out.
+    /// The resource's mirror on the pod. `narrowed`: why annotations exclude the pod.
     pub(super) fn draft(&self, pod: &Pod, policy: &Policy, narrowed: Option<&Why>) -> Result<Draft<'s>, Why> {
         let Self { read: read @ Read { resource, asks, .. }, .. } = self;
         let origin = resource.origin();
@@ -260,7 +260,7 @@ impl<'s> Selecting<'s> {
     }
 }
 
-/// Why no node can use a resource, whatever targets the node has: a word and a sentence.
+/// Why no node can use a resource, whatever its targets: the reason in one word, and an explanation.
 pub fn refusal(resource: &Resource) -> Option<(&'static str, String)> {
     let mut policy = Policy::default();
     let target = resource.request.as_ref().ok().and_then(|request| request.target.as_deref()?.parse().ok());
@@ -269,13 +269,13 @@ pub fn refusal(resource: &Resource) -> Option<(&'static str, String)> {
     asks.err().map(|why| why.told())
 }
 
-/// What a resource asks for on each pod. `reader` reads its stream.
+/// Parses the request of a resource. `reader` reads its stream.
 fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -> Result<Draft<'r>, Why> {
     let refuse = |reason, message| Why::Refused(Refusal { resource: resource.id.clone(), reason, message });
     let Request { nics, directions, settings: texts, target, stream } =
         resource.request.as_ref().map_err(|problem| refuse(Refusal::INVALID_SPEC, problem.clone()))?;
-    // Not the node's defaults: no spec could say "no limit", and an enforced mirror would be what a node's flags make of
-    // it. The seed of samples is the same on all nodes.
+    // The node's defaults do not apply: no spec could express "no limit", and flags of a node would change an enforced
+    // mirror. The seed of samples is the same on all nodes.
     let mut settings = Settings { seed: policy.settings.seed, ..Settings::default() };
     let written = texts.iter().map(|(key, text)| (*key, text.as_str()));
     let asked = Session::asked(*directions, written.chain(target.as_deref().map(|name| ("target", name))));
@@ -301,7 +301,7 @@ fn asks<'r>(resource: &'r Resource, reader: Option<&Capture>, policy: &Policy) -
     Ok(Draft { session, nics, filter })
 }
 
-/// The fields around that of a setting.
+/// The path of the fields around a setting.
 fn path(key: &str) -> &'static str {
     match key {
         "duration" | "packets" | "bytes" => "spec.limits.",

@@ -1,4 +1,4 @@
-//! Tests of the selected taps: by example for each rule, and by property over whole nodes.
+//! Tests of the selected taps: examples for each rule, and properties over whole nodes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -31,7 +31,7 @@ fn wanted(pod: &Pod, directions: Directions) -> Wanted<'_> {
     Wanted { pod, mirrors: [(MirrorId::default(), session)].into(), nics: BTreeMap::new(), is_asked: true }
 }
 
-/// The directions of the one session of a tap.
+/// The directions of the only session of a tap.
 fn directions(tap: &Tap) -> Directions {
     tap.sessions[&MirrorId::default()].directions
 }
@@ -65,7 +65,7 @@ pub(super) fn mk_link(ifindex: u32, name: &str, kind: LinkKind, peer: Option<Pee
     }
 }
 
-/// A node whose pods each have veth pairs: `(pod, index of the NIC inside, index of the device on the node)`.
+/// A node with pods that have veth pairs: `(pod, index of the NIC inside, index of the device on the node)`.
 pub(super) fn mk_node(nics: &[(&Pod, u32, u32)]) -> LinkSnapshot {
     let mut links = LinkSnapshot::default();
     for (pod, inside, outside) in nics {
@@ -112,7 +112,7 @@ fn every_nic_of_a_pod_gets_a_tap() {
 fn a_device_that_does_not_point_back_is_not_tapped() {
     let (web, db) = (mk_pod("web", &[]), mk_pod("db", &[]));
     let mut links = mk_node(&[(&web, 2, 7), (&db, 2, 8)]);
-    // web's NIC names the index 8 now, as if the index had been used again: the device there is db's.
+    // web's NIC now names index 8, as if that index had been reused. The device there is db's.
     let Some(Ok(inside)) = links.pods.get_mut("uid-web") else { unreachable!() };
     inside.links[1].peer = Some(Peer { ifindex: 8, nsid: Some(0) });
     let selection = select(&[wanted(&web, Directions::Both)], &[], &links, &policy());
@@ -182,7 +182,7 @@ fn devices_of_containers_inside_a_pod_are_told_of_only_where_no_nic_leads_to_the
     assert_eq!(skips(&selection), expected);
 }
 
-/// As when the plugin `host-device` has moved one end of a veth into the pod, and the other end is elsewhere.
+/// The CNI plugin `host-device` moved one end of a veth into the pod, and its peer is elsewhere.
 #[test]
 fn a_nic_in_a_network_that_leads_past_the_node_is_told_of() {
     let entry = Entry { network: Some("shop/past"), nic: Some("net1") };
@@ -222,7 +222,7 @@ fn named_interfaces_are_tapped_as_themselves() {
     assert_eq!(skips(&selection), [(Some("eth9"), &Why::NoSuchInterface)]);
 }
 
-/// A device takes copies with any header, a file of Ethernet frames does not.
+/// A device accepts copies with any header, but a file of Ethernet frames does not.
 #[test]
 fn a_stream_takes_frames_with_an_ethernet_header_only() {
     let mut links = LinkSnapshot::default();
@@ -252,13 +252,13 @@ fn the_mirror_interface_is_never_tapped() {
     assert_eq!(skips(&selection), [(Some("eth0"), &Why::MirrorInterface(Conflict::Same("veth7".into())))]);
 }
 
-/// A pod of a random node: its annotation, whether it is on the node's network, and how many NICs it has.
+/// A pod of a random node: its annotation, whether it uses the host network, and its number of NICs.
 fn any_pod() -> impl Strategy<Value = (Option<&'static str>, bool, usize)> {
     let values = vec!["true", "false", "both", "ingress", "egress", "maybe"];
     (option::of(sample::select(values)), prop::bool::weighted(0.1), 0..4usize)
 }
 
-/// A bridge or a veth inside a pod whose other end is not on the node: its index, state and peer.
+/// A bridge, or a veth whose peer is not on the node, inside a pod: index, state and peer.
 fn any_inner() -> impl Strategy<Value = Link> {
     let peer =
         option::of((95..120u32, option::of(0..3i32)).prop_map(|(ifindex, nsid)| Peer { ifindex, nsid }));
@@ -269,7 +269,7 @@ fn any_inner() -> impl Strategy<Value = Link> {
 }
 
 proptest! {
-    /// The devices that a pod makes inside change nothing, as long as the pod has a NIC.
+    /// Devices that a pod creates inside its namespace change nothing, as long as the pod has a NIC.
     #[test]
     fn devices_inside_a_pod_change_nothing(counts in vec(1..4u32, 1..5), inner in vec(any_inner(), 0..20)) {
         let pods: Vec<_> = (0..counts.len()).map(|number| mk_pod(&format!("pod{number}"), &[])).collect();
@@ -287,8 +287,8 @@ proptest! {
         prop_assert_eq!(select(&chosen, &[], &links, &policy()), before);
     }
 
-    /// A tap belongs to the pod whose NIC is at the other end, that pod is chosen, and a chosen pod is either
-    /// tapped on all its NICs or named with a reason.
+    /// Each tap belongs to a selected pod, whose NIC is its veth peer. Each selected pod is tapped on all its NICs, or
+    /// reported with a reason.
     #[test]
     fn taps_match_the_truth(
         shapes in vec(any_pod(), 0..8), enable_mirror: bool, rotation: u32,
@@ -297,7 +297,7 @@ proptest! {
             let annotations: Vec<_> = value.iter().map(|value| (MIRROR, *value)).collect();
             Pod { host_network: *host_network, ..mk_pod(&format!("pod{number}"), &annotations) }
         }).collect();
-        // Indexes inside start at 2 in every pod, so pods share indexes; those on the node are rotated.
+        // Indexes inside start at 2 in every pod, so they occur in several pods. The indexes on the node are rotated.
         let total: u32 = shapes.iter().map(|(_, _, nics)| *nics as u32).sum();
         let outside = |number: u32| (number + rotation % total) % total + 100;
         let mut nics = Vec::new();
@@ -341,7 +341,7 @@ fn a_pod_with_many_veths_does_not_take_the_places_of_others() {
     assert_eq!(skips(&selection), [(None, &Why::TooManyNics)]);
 }
 
-/// An agent is replaced while a namespace cannot be read.
+/// An agent is replaced while it cannot read a namespace.
 #[test]
 fn taps_stay_where_a_namespace_cannot_be_read_and_nothing_has_changed() {
     let web = mk_pod("web", &[]);

@@ -1,27 +1,27 @@
-//! [`Unasked`]: the reason why no mirror of a pod is asked for, which is no problem.
+//! [`Unasked`]: a benign reason why a pod has no mirror.
 //!
-//! Data and its words. `choose` finds the reason for each pod without a mirror; `notes` tells it to `explain`.
+//! Data and texts. `choose` finds the reason for each pod without a mirror; `notes` passes it to `explain`.
 
 use std::fmt;
 
 use super::{MIRROR, OVN_MIRROR, Why};
 use crate::model::{Place, PodId};
 
-/// Why no mirror of a pod is asked for. Of several reasons, the last in this order counts.
+/// Why no mirror is requested for a pod. If several reasons apply, the last one in this order is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unasked {
-    /// Neither an annotation nor the policy asks for one.
+    /// Neither an annotation nor the policy requests one.
     NoRequest,
-    /// As before, and an annotation of this pod would not count.
+    /// As before, and an annotation of this pod would not be accepted.
     NamespaceNotAllowed,
-    /// An annotation that stands there says that it is not to be mirrored.
+    /// An annotation at this place disables mirroring of the pod.
     OptedOut(Place),
-    /// The node's policy leaves out its namespace.
+    /// The node's policy excludes the pod's namespace.
     NamespaceExcluded,
 }
 
 impl Unasked {
-    /// A word for status.
+    /// The name in `status`.
     pub fn name(self) -> &'static str {
         match self {
             Self::NoRequest => "NoRequest",
@@ -31,7 +31,7 @@ impl Unasked {
         }
     }
 
-    /// What can be done to have the pod mirrored.
+    /// How to have the pod mirrored.
     pub fn remedy(self, pod: &PodId) -> String {
         let PodId { namespace, name, .. } = pod;
         match self {

@@ -1,4 +1,4 @@
-//! Namespaces that a new agent cannot read: the taps there stay.
+//! Keeps the installed taps in namespaces that a new agent cannot read.
 //!
 //! Pure. The loop calls [`keep_installed`] for each snapshot, before it selects.
 
@@ -9,8 +9,8 @@ use crate::{
     model::{ActualTap, Device, IfIndex, Link, LinkKind, LinkSnapshot, Peer, Tap},
 };
 
-/// Puts the NICs of installed taps into the readings of namespaces that cannot be read, so that they stay tapped. A tap must
-/// be this pod's, in this namespace, and its veth must lead to another namespace as before.
+/// Adds the NICs of installed taps to the readings of namespaces that cannot be read, so that they stay tapped. This
+/// holds for taps of the same pod in the same namespace, whose veth leads to the same other namespace as before.
 pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, ActualTap>) {
     let hub = exit::hub(links).map(|hub| hub.ifindex.0);
     let LinkSnapshot { host, pods, .. } = links;
@@ -44,7 +44,7 @@ pub fn keep_installed(links: &mut LinkSnapshot, installed: &BTreeMap<Device, Act
     }
 }
 
-/// The NIC at the other end of a veth, as its tap has known it, and the id of its namespace.
+/// The NIC at the other end of a veth, as its tap has recorded it, and the id of its namespace.
 fn nic(end: &Link, tap: &Tap) -> Option<(Link, i32)> {
     let peer = end.peer.filter(|_| end.kind == LinkKind::Veth && end.name == tap.owner.device)?;
     let back = Peer { ifindex: end.ifindex.0, nsid: Some(0) };

@@ -1,7 +1,7 @@
-//! [`Why`]: the reason why a pod, a NIC or a mirror that is asked for is not there, and what to do about it.
+//! [`Why`]: the reason why a requested pod, NIC or mirror is not mirrored, and what can be done about it.
 //!
-//! Data and its words. `choose`, `select`, `plan`, `hidden` and `coverage` find the reason; the log, `status`, `explain`, the metrics
-//! and the Events show it.
+//! Data and texts. `choose`, `select`, `plan`, `hidden` and `coverage` find the reason; the log, `status`, `explain`,
+//! the metrics and the Events show it.
 
 use std::fmt;
 
@@ -15,78 +15,78 @@ use crate::{
     settings::SettingError,
 };
 
-/// Why a pod, or a NIC of it, is selected but not tapped.
+/// Why a pod, a NIC or a mirror is not mirrored as requested.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// It shares the node's network namespace: a tap would see the whole node.
+    /// The pod shares the node's network namespace, so a tap would see all traffic of the node.
     HostNetwork {
         /// See [`Wanted::is_asked`].
         is_asked: bool,
     },
-    /// No process of the pod runs on this node yet, and the source does not name its network namespace.
+    /// No process of the pod runs on this node yet, and the source does not provide its network namespace.
     NoNetns,
-    /// Its network namespace cannot be read, and why.
+    /// The pod's network namespace cannot be read, for this reason.
     NetnsUnreadable(String),
-    /// It has no NIC yet.
+    /// The pod has no NIC yet.
     NoNic,
-    /// It has no NIC of this name, which the mirror, or the annotation of Multus, names.
+    /// The pod has no NIC of the name that the mirror, or the annotation of Multus, contains.
     NoSuchNic,
-    /// The mirror is for the loopback interface.
+    /// The mirror requests the loopback interface.
     Loopback,
-    /// An annotation of Kube-OVN asks for the NICs of a network that none of the pod's NICs is in.
+    /// An annotation of Kube-OVN requests the NICs of a network, but no NIC of the pod is in that network.
     NoSuchNetwork(Attachment),
-    /// The NIC, of this kind, has no veth end on the node.
+    /// The NIC, of this kind, has no veth peer on the node.
     NoHostInterface(String),
-    /// The NIC can be tapped inside the pod only, and the administrator or the pod does not want that.
+    /// The NIC can be tapped only inside the pod, and the administrator or the pod has disabled that.
     TapsInsideOff,
-    /// The pod has more NICs than are tapped.
+    /// The pod has more NICs than can be tapped.
     TooManyNics,
-    /// The pod has no exit for the copies of this NIC, and why.
+    /// The pod has no relay device for the copies of this NIC, for this reason.
     NoExit(String),
-    /// The device is tapped for this other pod already.
+    /// The device is already tapped for this other pod.
     TappedFor(PodId),
-    /// The device and the mirror interface are entangled.
+    /// Tapping the device conflicts with the mirror interface.
     MirrorInterface(Conflict),
-    /// There is no interface of this name.
+    /// No interface of this name exists.
     NoSuchInterface,
     /// The packets of the interface have no Ethernet header.
     NotEthernet,
-    /// The interface is a tunnel's device of this kind, and so is the target's.
+    /// Both the interface and the target's device are tunnel devices of this kind.
     TunnelInTunnel(String),
-    /// This node has no pod of this namespace and name.
+    /// No pod of this namespace and name is on this node.
     NoSuchPod(String),
-    /// An annotation cannot be used: a broken filter must not become "everything".
+    /// An annotation cannot be used. The mirror is refused, because an invalid filter must not select all packets.
     BadSetting(Place, SettingError),
-    /// The Mirror or ClusterMirror that selects the pod cannot be used as it stands.
+    /// The Mirror or ClusterMirror that selects the pod is invalid.
     Refused(Refusal),
-    /// An annotation here says that the pod is not to be mirrored, and the Mirror or ClusterMirror that selects the pod is
-    /// not enforced.
+    /// An annotation disables mirroring of the pod, and the Mirror or ClusterMirror that selects it is not enforced.
     OptedOut(Place),
-    /// The annotations of the pod or of its namespace cannot be read, and why: one of them could be a filter.
+    /// The annotations of the pod or of its namespace cannot be read, for this reason. One of them could be a filter.
     AnnotationsUnread(String),
-    /// The node's policy leaves out its namespace.
+    /// The node's policy excludes the pod's namespace.
     NamespaceExcluded,
-    /// The node's policy lets only other namespaces choose.
+    /// The node's policy accepts requests only from other namespaces.
     NamespaceNotAllowed,
-    /// There is no target of this name.
+    /// No target of this name exists.
     NoSuchTarget(String),
-    /// The MirrorTarget of this name is no target of this node, and why.
+    /// The MirrorTarget of this name is not a target of this node, for this reason.
     TargetRefused(TargetName, String),
-    /// The MirrorTarget of this name is for other namespaces.
+    /// The MirrorTarget of this name does not allow the pod's namespace.
     TargetNotAllowed(TargetName),
-    /// Another program or filter of the device comes first, so that not every packet of this direction is seen.
+    /// Another program or filter at the device is ahead, so that not every packet of this direction is seen.
     Hidden(Direction, Hidden),
     /// The NIC carries packets of this direction that do not pass the hook of its tap.
     Bypassed(Direction, Way),
-    /// Other software has taken away our program, for packets of this direction, inside the pod a moment ago. It is back.
+    /// Other software detached podmirror's program for this direction inside the pod a moment ago. It is attached
+    /// again.
     Removed(Direction),
-    /// Copies to this target cannot be cut, because another program or filter of its device comes first.
+    /// Copies to this target cannot be cut, because another program or filter at its device is ahead.
     Uncut(TargetName, Hidden),
-    /// The pod has as many mirrors as fit before it.
+    /// The pod already has the maximum number of mirrors.
     TooManyMirrors,
     /// A table of the kernel is full.
     NoRoom(NoRoom),
-    /// The kernel refuses the program of its filter, with this reason.
+    /// The kernel rejects the program of the filter, with this reason.
     FilterRefused(String),
 }
 
@@ -94,12 +94,12 @@ impl Why {
     /// The [name](Self::name) of [`Why::Hidden`].
     pub const HIDDEN: &str = "Hidden";
 
-    /// Whether this is true of every pod for a moment, while the pod starts.
+    /// Whether the reason is transient: true of every pod for a moment while it starts.
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::NoNetns | Self::NoNic | Self::NoSuchNetwork(Attachment { is_told: false, .. }))
     }
 
-    /// Whether it concerns one mirror of a pod, and not the pod or one of its NICs.
+    /// Whether the reason concerns one mirror of a pod, not the pod or one of its NICs.
     pub const fn is_of_one_mirror(&self) -> bool {
         matches!(
             self,
@@ -122,7 +122,7 @@ impl Why {
         )
     }
 
-    /// What it means for the mirror, in two or three words.
+    /// The effect on the mirror, in two or three words.
     pub const fn effect(&self) -> &'static str {
         match self {
             Self::Hidden(_, Hidden::Program(_) | Hidden::AtExit(_)) => "perhaps partly mirrored",
@@ -132,7 +132,7 @@ impl Why {
         }
     }
 
-    /// A word for status and metrics.
+    /// The name in status and metrics.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::HostNetwork { .. } => "HostNetwork",
@@ -171,7 +171,7 @@ impl Why {
         }
     }
 
-    /// What can be done about it, in one or two sentences.
+    /// How to resolve it, in one or two sentences.
     pub const fn remedy(&self) -> &'static str {
         match self {
             Self::HostNetwork { .. } => {

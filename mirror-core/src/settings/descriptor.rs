@@ -1,7 +1,7 @@
-//! The list of the settings. Pure. A setting has one entry, so that none can be set, shown or documented in the place
-//! of another.
+//! The list of the settings. Pure. Each setting has one entry with its parser, formatter and documentation, so they
+//! cannot be mixed up.
 //!
-//! The list knows no flag parser and no annotation prefix: `cli` and `select` put those around the keys.
+//! The list is independent of flags and annotation prefixes: `cli` and `select` add those to the keys.
 
 use super::{
     CaptureFilter, SettingError, Settings,
@@ -11,23 +11,23 @@ use super::{
     },
 };
 
-/// The way to a compiled filter: the compiler itself, or a cache ahead of it.
+/// Compiles a filter: the compiler itself, or a cache in front of it.
 pub(super) type Compile<'a> = &'a mut dyn FnMut(&str) -> Result<CaptureFilter, String>;
 
 /// The full description of a setting.
 #[derive(Debug)]
 pub struct Setting {
-    /// Its name: with `podmirror.io/` before it an annotation, with `--` a flag.
+    /// Key of the setting: an annotation with the prefix `podmirror.io/`, a flag with `--`.
     pub key: &'static str,
     /// The environment variable of the flag.
     pub env: &'static str,
-    /// The placeholder of the value in a usage line.
+    /// The placeholder for the value in a usage line.
     pub value_name: &'static str,
-    /// Its effect and its values, in one sentence or two.
+    /// The effect and the accepted values, in one or two sentences.
     pub help: &'static str,
     /// A typical value.
     pub example: &'static str,
-    /// Its value is a text of several words, which is shown in quotation marks.
+    /// Whether the value is a text of several words, which is printed in quotation marks.
     pub(super) is_quoted: bool,
     parse: fn(&mut Settings, &str, Compile<'_>) -> Result<(), String>,
     show: fn(&Settings) -> Option<String>,
@@ -36,7 +36,7 @@ pub struct Setting {
 /// The key of the setting whose value is compiled.
 pub const FILTER: &str = "filter";
 
-/// All settings, in the order in which they are shown.
+/// All settings, in output order.
 pub static SETTINGS: [Setting; 7] = [
     Setting {
         key: FILTER,
@@ -112,7 +112,7 @@ pub static SETTINGS: [Setting; 7] = [
     },
 ];
 
-/// Names of the settings, in the order of [`SETTINGS`].
+/// The keys, in the order of [`SETTINGS`].
 pub const KEYS: [&str; SETTINGS.len()] = {
     let mut keys = [""; SETTINGS.len()];
     let mut index = 0;
@@ -129,7 +129,7 @@ impl Setting {
         SETTINGS.iter().find(|setting| setting.key == key)
     }
 
-    /// Reads `value` into `settings`; `compile` compiles a filter. After an error nothing is changed.
+    /// Parses `value` into `settings`; `compile` compiles a filter. After an error `settings` is unchanged.
     pub fn set(
         &self,
         settings: &mut Settings,
@@ -143,7 +143,7 @@ impl Setting {
         })
     }
 
-    /// The value in short, in a form that [`Self::set`] reads as the same value. `None`: not set.
+    /// Formats the value, so that [`Self::set`] parses it to the same value. `None`: not set.
     pub fn show(&self, settings: &Settings) -> Option<String> {
         (self.show)(settings)
     }

@@ -1,15 +1,15 @@
-//! Whole numbers with a unit, read and shown. Pure; `values` says which units a setting takes.
+//! Parses and formats whole numbers with a unit. Pure; `values` selects the units of each setting.
 
-/// Names of units and their factors. The first name of a size is the one that is shown.
+/// Names of units and their factors. Of names with the same factor, the first is used for output.
 pub(super) type Units = &'static [(&'static str, u64)];
 
-/// Above any number in practice, and low enough that the count so far can be added to it.
+/// Larger than any number in practice, and small enough that the current count can be added to it.
 const END: u64 = u64::MAX >> 16;
 
-/// Packets, and packets or bits a second.
+/// Units of packets, and of packets or bits per second.
 pub(super) const DECIMAL: Units = &[("", 1), ("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
 
-/// Bytes: Kubernetes' quantities, and the same with a B.
+/// Units of bytes: Kubernetes' quantities, and the same with a B.
 pub(super) const BYTES: Units = &[
     ("", 1),
     ("B", 1),
@@ -31,7 +31,7 @@ pub(super) const BYTES: Units = &[
     ("Ti", 1 << 40),
 ];
 
-/// A whole number and a unit. Not 0, because 0 in the maps means that there is no limit.
+/// Parses a whole number with a unit. 0 is rejected, because 0 in the maps means no limit.
 pub(super) fn parse(text: &str, units: Units) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -40,10 +40,10 @@ pub(super) fn parse(text: &str, units: Units) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(*factor).filter(|value| (1..END).contains(value))
 }
 
-/// The number in the unit in which it has the fewest digits.
+/// Formats a number with the unit that gives the fewest digits.
 pub(super) fn show(value: u64, units: Units) -> String {
     let whole = units.iter().filter(|(_, factor)| value.is_multiple_of(*factor));
-    // Of equal factors `max_by_key` takes the last, and the first is the name to be shown.
+    // Of equal factors `max_by_key` takes the last one, but the first name is used for output.
     let (name, factor) = whole.rev().max_by_key(|(_, factor)| *factor).copied().unwrap_or(("", 1));
     format!("{}{name}", value / factor)
 }

@@ -1,4 +1,4 @@
-//! Tests of the settings: by example, and by property at the bounds of what is accepted.
+//! Tests of the settings: examples, and properties at the bounds of accepted values.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use mirror_common::{
@@ -47,7 +47,7 @@ fn bytes_are_read_in_the_units_of_kubernetes_too() {
     ] {
         assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
     }
-    // Packets are counted in tens.
+    // Packets have decimal units only.
     assert!(parse_packets("1Ki").is_err());
     for wrong in ["1K", "1gi", "1.5Gi", "1 Gi", "-1Ki", "999999Ti"] {
         let why = parse_bytes(wrong).unwrap_err();
@@ -188,7 +188,7 @@ fn a_filter_is_its_program_too() {
     assert_eq!(one, parse_filter("tcp").unwrap());
 }
 
-/// A number near either end of a range, or somewhere within.
+/// A number near either end of a range, or within it.
 #[test]
 fn a_seed_counts_where_there_is_a_sample() {
     let seeded = |sample: Option<Share>, seed| Settings { sample, seed, ..Settings::default() };
@@ -258,7 +258,7 @@ proptest! {
         prop_assert_eq!(read, settings);
     }
 
-    /// With any accepted settings, the first packet of a fresh session is copied, and no sum overflows (a test build
+    /// With any accepted settings, the first packet of a new session is copied, and no sum overflows (a test build
     /// panics).
     #[test]
     fn what_is_accepted_copies_a_first_packet_and_goes_on(

@@ -1,7 +1,7 @@
-//! How the value of each setting is read and shown. Pure. `descriptor` lists these functions, `cli` uses those of the
-//! rate for the limits of the node.
+//! Parses and formats the value of each setting. Pure. `descriptor` lists these functions; `cli` uses those of the rate
+//! for the limits of the node.
 //!
-//! The error of a reading function names a valid form. A showing function writes a text that reads as the same value.
+//! The error of a parser includes a valid form. A formatter's output parses to the same value.
 
 use std::time::Duration;
 
@@ -17,33 +17,33 @@ use crate::filter::{
     ebpf::{self, Access, Insn},
 };
 
-/// Shortest snap length in bytes. The kernel refuses to cut into an unfinished checksum: that of TCP over IPv6 without
+/// Minimum snap length in bytes. The kernel refuses to cut into an unfinished checksum: that of TCP over IPv6 without
 /// extension headers ends at byte 72, and a VLAN tag takes 4 more.
 pub const MIN_SNAPLEN: u32 = 76;
 
-/// Most packets a second of a rate. One packet then costs 1024 ticks of
-/// [`TICKS_PER_NS`](mirror_common::limit::TICKS_PER_NS), so rounding changes a rate by a thousandth at most. No device
-/// of today carries more.
+/// Maximum packets per second of a rate. One packet then costs 1024 ticks of
+/// [`TICKS_PER_NS`](mirror_common::limit::TICKS_PER_NS), so rounding changes a rate by at most a thousandth. No current
+/// device carries more.
 pub const MAX_PACKETS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Most bits a second of a rate: 1 Tbit. One byte then costs 8.2 ticks. Prices are rounded up to whole ticks, so at 1
-/// Tbit 9 % less passes than the setting says, and at 100 Gbit 0.1 % less.
+/// Maximum bits per second of a rate: 1 Tbit/s. One byte then costs 8.2 ticks. Prices are rounded up to whole ticks, so
+/// at 1 Tbit/s the effective rate is 9 % below the setting, and at 100 Gbit/s 0.1 %.
 pub const MAX_BITS_PER_SECOND: u64 = 1_000_000_000_000;
 
-/// Shortest burst. The credit of a meter is full after that time. If it were shorter than the pauses of a busy CPU, a
-/// rate could never be used up.
+/// Minimum burst. The credit of a meter is full after this time. If it were shorter than the pauses of a busy CPU, a
+/// rate could never be fully used.
 pub const MIN_BURST: Duration = Duration::from_millis(1);
 
-/// How long an unused rate is saved up for a burst, by default.
+/// Default burst: the time for which unused rate accumulates.
 const DEFAULT_BURST: Duration = Duration::from_millis(50);
 
-/// Longest time of a budget, in ms: 365 days.
+/// Maximum time budget in ms: 365 days.
 const MAX_DURATION_MS: u64 = 365 * 86_400_000;
 
 /// Units of time in ms, the longest first.
 const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// A filter; see [`filter`].
+/// Compiles a filter; see [`filter`].
 pub fn parse_filter(text: &str) -> Result<CaptureFilter, String> {
     if text.len() > MAX_FILTER_TEXT {
         return Err(format!("a filter has at most {MAX_FILTER_TEXT} bytes"));
@@ -51,14 +51,14 @@ pub fn parse_filter(text: &str) -> Result<CaptureFilter, String> {
     Ok(CaptureFilter { text: text.to_owned(), hash: ebpf::hash(&instructions(text)?) })
 }
 
-/// The program of a filter for the kernel.
+/// Translates a filter for the kernel.
 pub(super) fn instructions(text: &str) -> Result<Vec<Insn>, String> {
     let program = filter::compile(text).map_err(|error| error.to_string())?;
-    // `compile` refuses programs for which there is none.
+    // `compile` rejects filters that cannot be translated.
     ebpf::translate(&program, Access::Direct).ok_or_else(|| "the filter is too large".to_owned())
 }
 
-/// `1/100`, `10%`; `None` for all.
+/// Parses `1/100` or `10%`. `None`: all flows.
 pub fn parse_sample(text: &str) -> Result<Option<Share>, String> {
     const USE: &str = "use a fraction as in 1/100, or a percentage as in 10%";
     let number = |text: &str| text.trim().parse::<f64>().map_err(|_| format!("{text:?} is no number; {USE}"));
@@ -71,11 +71,11 @@ pub fn parse_sample(text: &str) -> Result<Option<Share>, String> {
         return Err(format!("a share is more than nothing and at most everything; {USE}"));
     }
     let units = (share * (u64::from(u32::MAX) + 1) as f64).round() as u64;
-    // 2^32 units, which a `u32` cannot hold, are all flows: `None`.
+    // 2^32 units are all flows, but do not fit into a `u32`: `None`.
     Ok(u32::try_from(units.max(1)).ok().map(Share))
 }
 
-/// A percentage with few digits, or a fraction of 1, or a percentage with as many digits as are needed.
+/// Formats a percentage with few digits, or else a fraction 1/n, or else a percentage with all digits.
 pub(super) fn show_sample(share: Share) -> String {
     let is_same = |text: &String| parse_sample(text) == Ok(Some(share));
     let part = f64::from(share.0) / (f64::from(u32::MAX) + 1.0);
@@ -89,7 +89,7 @@ pub(super) fn show_sample(share: Share) -> String {
         .unwrap_or_else(|| percent(12))
 }
 
-/// `10kpps`, `50Mbit`, `10kpps,50Mbit`, `10kpps,burst=100ms`.
+/// Parses `10kpps`, `50Mbit`, `10kpps,50Mbit` or `10kpps,burst=100ms`.
 pub fn parse_rate(text: &str) -> Result<Rate, String> {
     const USE: &str =
         "use packets and bits a second as in 10kpps, 50Mbit or 10kpps,50Mbit, and optionally burst=100ms";
@@ -143,7 +143,7 @@ pub(super) fn show_rate(rate: &Rate) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(",")
 }
 
-/// A number of bytes.
+/// Parses a number of bytes.
 pub fn parse_snaplen(text: &str) -> Result<u32, String> {
     match text.trim().parse() {
         Ok(bytes) if (MIN_SNAPLEN..=MAX_SNAPLEN).contains(&bytes) => Ok(bytes),
@@ -154,7 +154,7 @@ pub fn parse_snaplen(text: &str) -> Result<u32, String> {
     }
 }
 
-/// `500ms`, `90s`, `15m`, `2h`, `1h30m`, `1d`.
+/// Parses `500ms`, `90s`, `15m`, `2h`, `1h30m` or `1d`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let time = milliseconds(text).filter(|ms| (1..=MAX_DURATION_MS).contains(ms)).map(Duration::from_millis);
     time.ok_or_else(|| "use a time as in 500ms, 90s, 15m, 2h or 1h30m, at most 365d".into())
@@ -185,7 +185,7 @@ pub(super) fn show_duration(time: Duration) -> String {
     text
 }
 
-/// `100`, `100k`, `1M`.
+/// Parses `100`, `100k` or `1M`.
 pub fn parse_packets(text: &str) -> Result<u64, String> {
     quantity::parse(text, DECIMAL).ok_or_else(|| "use a number of packets as in 500, 100k, 1M or 1G".into())
 }
@@ -194,7 +194,7 @@ pub(super) fn show_packets(packets: u64) -> String {
     quantity::show(packets, DECIMAL)
 }
 
-/// `1000000`, `500kB`, `1GiB`, `10Mi`.
+/// Parses `1000000`, `500kB`, `1GiB` or `10Mi`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     quantity::parse(text, BYTES).ok_or_else(|| {
         "use a number of bytes as in 1000000, with k, M, G or T behind it (powers of 1000) or Ki, Mi, Gi or Ti (powers \

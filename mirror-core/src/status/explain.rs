@@ -1,8 +1,8 @@
-//! One pod in plain words: whether it is mirrored, who asks for it, how it is done, what is missing, what can be done.
+//! A pod's status as plain text: whether it is mirrored, at whose request, how, what is missing and what can be done.
 //!
-//! Pure: of a [`NodeStatus`], which also comes as JSON. The text is for people; programs read `status -o json`. Called
-//! by `mirror-agent explain --pod`. [`coverage`] writes about the packets that a tap misses, [`mirror`] about a mirror at
-//! a NIC, [`target`] about where its copies go, and [`verdicts`] says what a counter means.
+//! Pure: takes a [`NodeStatus`], which is also available as JSON. The text is for people; programs read `status -o
+//! json`. Called by `mirror-agent explain --pod`. [`coverage`] describes the packets that a tap misses, [`mirror`] a
+//! mirror at a NIC, [`target`] the target of its copies, and [`verdicts`] what a counter means.
 
 mod coverage;
 mod mirror;
@@ -17,11 +17,11 @@ use super::{
 };
 use crate::{model::Origin, select::Why};
 
-/// The text about a pod, by `NAMESPACE/NAME`.
+/// Returns the text about a pod, given as `NAMESPACE/NAME`.
 ///
 /// # Errors
 ///
-/// Nothing is known of the pod: a message that says where to look.
+/// The pod is unknown: a message that says where to look.
 pub(super) fn explain(status: &NodeStatus, pod: &str) -> Result<String, String> {
     let subject = Subject::of(status, pod);
     if subject.is_unknown() {
@@ -42,7 +42,7 @@ pub(super) fn explain(status: &NodeStatus, pod: &str) -> Result<String, String> 
 struct Text(String);
 
 impl Text {
-    /// Adds a line, so many steps to the right. The pod chooses parts of it, so it cannot have control characters.
+    /// Adds a line, indented by `depth` steps. Parts of it come from the pod, so control characters are escaped.
     fn line(&mut self, depth: usize, line: &str) {
         self.0.push_str(&"  ".repeat(depth));
         self.0.push_str(&printable(line));
@@ -54,14 +54,14 @@ impl Text {
     }
 }
 
-/// A message as a sentence.
+/// Formats a message as a sentence.
 fn sentence(message: &str) -> String {
     let mut chars = message.chars();
     let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
     format!("{first}{}.", chars.as_str().trim_end_matches('.'))
 }
 
-/// What the status has about one pod.
+/// The parts of the status that concern one pod.
 struct Subject<'a> {
     status: &'a NodeStatus,
     pod: &'a str,
@@ -95,7 +95,7 @@ impl<'a> Subject<'a> {
         self.taps.is_empty() && self.skipped.is_empty() && self.bad.is_empty() && self.known.is_none()
     }
 
-    /// Where to look for a pod of which nothing is known.
+    /// Returns the message for an unknown pod: where to look for it.
     fn unknown(&self) -> String {
         let (NodeStatus { agent_running, notes, .. }, pod) = (self.status, self.pod);
         let (namespace, name) = pod.split_once('/').unwrap_or(("", pod));
@@ -124,13 +124,13 @@ impl<'a> Subject<'a> {
         printable(text.trim_end_matches('.'))
     }
 
-    /// Every session of the pod, with its tap.
+    /// Returns every session of the pod, with its tap.
     fn sessions(&self) -> impl Iterator<Item = (&'a TapStatus, &'a SessionStatus)> {
         let taps = self.taps.iter().copied();
         taps.flat_map(|tap| tap.sessions.iter().map(move |session| (tap, session)))
     }
 
-    /// Whether the pod is mirrored, and how much of this is certain.
+    /// Writes whether the pod is mirrored, and how certain this is.
     fn summary(&self, text: &mut Text) {
         let (captures, mirrors): (Vec<_>, Vec<_>) =
             self.sessions().partition(|(_, session)| session.origin == Origin::Capture.name());
@@ -174,7 +174,7 @@ impl<'a> Subject<'a> {
         session.ended.is_none() && is_seen && is_up
     }
 
-    /// Why there is no mirror, or not all that is asked for.
+    /// Writes why the pod is not mirrored, or not fully.
     fn reasons(&self, text: &mut Text) {
         if let Some(KnownPod { not_asked: Some(NotAsked { reason, message, remedy }), .. }) = self.known {
             text.line(0, &format!("{} ({reason})", sentence(message)));
@@ -202,7 +202,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// The failures of the agent, where they may be the reason for something that is missing here.
+    /// Writes the agent's failures, if they can be the reason for something that is missing.
     fn failures(&self, text: &mut Text) {
         let mut failures = self.status.notes.iter().flat_map(|notes| &notes.failures).peekable();
         let is_asked = self.known.is_some_and(|known| known.not_asked.is_none());
@@ -217,7 +217,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// A NIC, and its mirrors.
+    /// Writes about a NIC and its mirrors.
     fn nic(&self, tap: &TapStatus, text: &mut Text) {
         let TapStatus { ifindex, device, inside, pod_side, nic, network, sessions, .. } = tap;
         text.gap();
@@ -265,7 +265,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Whether other programs run ahead of ours at the hooks of a NIC.
+    /// Returns whether other programs run ahead of podmirror's at the hooks of a NIC.
     fn position(&self, nic: &str) -> &'static str {
         let mut of_nic = self.skipped.iter().filter(|skipped| skipped.nic.as_deref() == Some(nic));
         match of_nic.any(|skipped| skipped.reason == Why::HIDDEN) {
@@ -276,7 +276,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// The hook of a pod's tap that sees a direction, and how our program is attached there. The node's end of a veth
+/// The hook that sees a direction of a pod's tap, and how the program is attached there. The node side of a veth
 /// receives what leaves the pod; a NIC inside the pod sends it.
 fn hook(tap: &TapStatus, direction: Direction) -> (&'static str, &str) {
     let AttachedStatus { ingress, egress } = &tap.attached;
@@ -291,7 +291,7 @@ fn is_attached(tap: &TapStatus, direction: Direction) -> bool {
     !matches!(hook(tap, direction).1, AttachedStatus::NONE | AttachedStatus::UNKNOWN)
 }
 
-/// A direction as a part of "what … the pod".
+/// The direction as a verb phrase for "what … the pod".
 const fn verb(direction: Direction) -> &'static str {
     match direction {
         Direction::Ingress => "reaches the pod",

@@ -18,9 +18,9 @@ const COLUMNS: [&str; 11] = [
     "PACKETS",
     "BYTES",
 ];
-/// How many of [`COLUMNS`] say which session a row is about.
+/// The number of leading [`COLUMNS`] that identify a session.
 const HEAD: usize = 7;
-/// Stands behind the column of the NIC if the network of a NIC is known.
+/// The column that follows the NIC column, if the network of a NIC is known.
 const NETWORK: (usize, &str) = (2, "NETWORK");
 
 pub(super) fn table(status: &NodeStatus) -> String {
@@ -94,7 +94,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
         if !words.is_empty() {
             let mirror =
                 if session.mirror == Name::DEFAULT { String::new() } else { format!(" {}", session.mirror) };
-            // The names of devices inside are not the node's.
+            // The names of devices inside a pod are not names of the node.
             let pod = tap.pod.as_ref().filter(|_| tap.inside);
             let pod = pod.map(|pod| format!("{}/{} ", pod.namespace, pod.name)).unwrap_or_default();
             let line = format!("{pod}{}{mirror}: {}", tap.device, words.join(", "));
@@ -108,7 +108,7 @@ pub(super) fn table(status: &NodeStatus) -> String {
     text
 }
 
-/// The copies that are not as asked for, if there are any.
+/// Formats the copies that differ from the request, if there are any.
 fn misfit(kind: Misfit, (packets, bytes): (u64, u64)) -> Option<String> {
     let by = match kind {
         Misfit::Cut => "lack",
@@ -117,7 +117,7 @@ fn misfit(kind: Misfit, (packets, bytes): (u64, u64)) -> Option<String> {
     (packets > 0).then(|| format!("{}: {packets} copies {by} {bytes} bytes", kind.name().to_uppercase()))
 }
 
-/// For each NIC and direction: whether the tap sees what the NIC carries.
+/// Lists the coverage of each NIC and direction.
 fn coverage(nics: &[NicCoverage]) -> String {
     if nics.is_empty() {
         return String::new();
@@ -134,7 +134,7 @@ fn coverage(nics: &[NicCoverage]) -> String {
     format!("\n{}", columns(&rows))
 }
 
-/// The states that differ from the wishes of a user.
+/// Lists what differs from the requests: problems, failures and ignored annotations.
 fn told(notes: &Notes) -> String {
     let Notes { not_mirrored, bad_annotations, failures, unreached_targets, pods: _, coverage: _ } = notes;
     let row = |what: &str, about: &str, why: &str| [what, about, why].map(str::to_owned).to_vec();
@@ -160,7 +160,7 @@ fn told(notes: &Notes) -> String {
     format!("\n{}", columns(&rows))
 }
 
-/// Left-justified columns, two spaces apart, without characters that a terminal would obey.
+/// Returns left-justified columns, two spaces apart, without characters that a terminal interprets.
 pub fn columns(rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let count = rows.first().map_or(0, Vec::len);
@@ -176,8 +176,8 @@ pub fn columns(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// The text with escapes for what does not print: a pod chooses the names of its NICs, and the kernel takes control
-/// characters in them, which a terminal would obey.
+/// Escapes the characters that are not printable. A pod chooses the names of its NICs, and the kernel accepts control
+/// characters in them, which a terminal would interpret.
 pub fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for char in text.chars() {
@@ -202,7 +202,7 @@ mod tests {
         },
     };
 
-    /// A tap with one session, which has seen nothing.
+    /// A tap with one session that has seen nothing.
     fn tap(nic: &str, network: Option<&str>) -> TapStatus {
         let session = SessionStatus {
             mirror: "default".into(),

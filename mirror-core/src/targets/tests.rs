@@ -1,4 +1,4 @@
-//! Tests of the targets of flags and MirrorTargets together.
+//! Tests of the targets of flags together with MirrorTargets.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -155,31 +155,31 @@ proptest! {
             .map(|(of, created, destination)| TargetResource { destination, ..resource(&of, created, "ids0") })
             .collect();
         let targets = join(&own(), &resources);
-        // Those of the flags are as they were, and for all.
+        // The targets of the flags are unchanged, and open to all namespaces.
         for (of, to) in own() {
             prop_assert_eq!(&targets.all[&of], &to);
             prop_assert!(!targets.users.contains_key(&of));
         }
         prop_assert!(targets.all.len() <= MAX_TARGETS as usize);
-        // Each could have been a flag beside the others.
+        // Each could have been a flag together with the others.
         for (of, to) in &targets.all {
             let mut others = targets.all.clone();
             others.remove(of);
             prop_assert_eq!(objection(of, to, &others), None);
         }
-        // Each name of a MirrorTarget is a target or refused; a refused one may have an older one of its name.
+        // Each name of a MirrorTarget is a target or refused. A refused one can have the name of an older one.
         for resource in &resources {
             let of = &resource.name;
             prop_assert!(targets.users.contains_key(of) || targets.refused.contains_key(of));
         }
-        // The order of the list does not matter, where no two were made at the same time under one name.
+        // The order of the list does not matter, unless two of one name were created at the same time.
         let mut sorted = resources.clone();
         sorted.sort_by(|a, b| (&a.name, a.created).cmp(&(&b.name, b.created)));
         sorted.dedup_by(|a, b| a.name == b.name);
         let mut reversed = sorted.clone();
         reversed.reverse();
         prop_assert_eq!(join(&own(), &sorted), join(&own(), &reversed));
-        // Each is told once, and as what it is.
+        // Each is reported once, with its state.
         let present: BTreeMap<_, _> = targets.all.keys().map(|of| (of.clone(), device(Some(7), true))).collect();
         let told = standing(&sorted, &targets.refused, &present, &down(&present, |_| None));
         let names: Vec<_> = sorted.iter().map(|resource| resource.name.clone()).collect();

@@ -1,7 +1,7 @@
-//! The devices of tunnels: those that we make, and those of other software that the administrator names.
+//! The devices of tunnels: podmirror's own, and other software's that the administrator configures.
 //!
-//! Pure: which device a tunnel needs, and whether one of the node's is such a device. The parent module decides what is
-//! made and calls this; the agent's `links` makes the devices.
+//! Pure: which device a tunnel needs, and whether a device of the node is suitable. The parent module decides which
+//! devices to create and calls this one; the agent's `links` creates them.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::{
     model::{Link, LinkKind, LinkSnapshot},
 };
 
-/// What the device of a tunnel has to be. All tunnels with the same one share the device that we make.
+/// The required device of a tunnel. All tunnels with the same requirement share the device that the agent creates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TunnelDevice {
     /// A VXLAN device that listens at this UDP port.
@@ -24,7 +24,7 @@ pub enum TunnelDevice {
     Erspan(Family),
 }
 
-/// The family of the addresses of a tunnel.
+/// The address family of a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
     /// IPv4.
@@ -33,7 +33,7 @@ pub enum Family {
     V6,
 }
 
-/// The name of the device that we make.
+/// The name of the device that the agent creates.
 impl fmt::Display for TunnelDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let family = |family| if family == Family::V4 { 4 } else { 6 };
@@ -47,7 +47,7 @@ impl fmt::Display for TunnelDevice {
 }
 
 impl TunnelDevice {
-    /// The kernel's word for such a device.
+    /// The kernel's name of the kind.
     const fn kind(self) -> &'static str {
         match self {
             Self::Vxlan(_) => "vxlan",
@@ -59,7 +59,7 @@ impl TunnelDevice {
         }
     }
 
-    /// The UDP port at which it listens; 0: it has none.
+    /// The UDP port of the device. 0: it has none.
     const fn port(self) -> u16 {
         match self {
             Self::Vxlan(port) | Self::Geneve(port) => port,
@@ -67,19 +67,19 @@ impl TunnelDevice {
         }
     }
 
-    /// Whether this is such a device, made by us, up and without a queue: a copy that waits would get the address of a later
-    /// one.
+    /// Whether this is such a device, created by podmirror, up and without a queue. A queued copy would get the tunnel
+    /// address of a later one.
     pub(super) fn is(self, link: &Link) -> bool {
         is_ours(link) && self.unusable(link).is_none()
     }
 
-    /// Why a device cannot be used for the tunnel as it is, whoever has made it.
+    /// Why a device cannot be used for the tunnel, no matter who created it.
     fn unusable(self, link: &Link) -> Option<Unusable> {
         match (&link.kind, link.external) {
             (LinkKind::Other(kind), _) if kind != self.kind() => Some(Unusable::Kind(kind.clone())),
             (LinkKind::Other(_), None) => Some(Unusable::NotExternal),
             (LinkKind::Other(_), Some(port)) if port != self.port() => Some(Unusable::Port(port)),
-            // Such as VXLAN-GPE.
+            // For example VXLAN-GPE.
             (LinkKind::Other(_), _) if !link.is_ethernet => Some(Unusable::NoEthernet),
             (LinkKind::Other(_), _) if !link.up => Some(Unusable::Down),
             (LinkKind::Other(_), _) if !link.queueless => Some(Unusable::Queue),
@@ -89,28 +89,28 @@ impl TunnelDevice {
     }
 }
 
-/// Why a device of other software takes no copies of a tunnel.
+/// Why other software's device does not accept copies of a tunnel.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Unusable {
-    /// It does not exist.
+    /// The device does not exist.
     Missing,
-    /// We have made it, for a target that names no device.
+    /// Podmirror created it, for a target that configures no device.
     Ours,
-    /// It is of this kind.
+    /// The device is of this other kind.
     Kind(String),
-    /// All its packets go to the one address that it was made with.
+    /// All its packets go to the one address that it was created with.
     NotExternal,
-    /// It has this UDP port.
+    /// The device has this other UDP port.
     Port(u16),
     /// Its packets have no Ethernet header.
     NoEthernet,
-    /// It is down.
+    /// The device is down.
     Down,
-    /// It has a queue. A copy that waits would get the address of a later one.
+    /// The device has a queue. A queued copy would get the tunnel address of a later one.
     Queue,
 }
 
-/// A device of other software that takes no copies of a tunnel, and why.
+/// A device of other software that does not accept copies of a tunnel, and why.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unfit {
     name: String,
@@ -157,7 +157,7 @@ impl fmt::Display for Unfit {
     }
 }
 
-/// The device of other software with this name, for a tunnel that needs such a device.
+/// Returns other software's device of this name, if it is suitable for the tunnel.
 pub(super) fn of_others<'a>(
     name: &str,
     needed: TunnelDevice,
@@ -171,7 +171,7 @@ pub(super) fn of_others<'a>(
 }
 
 impl Tunnel {
-    /// What its device has to be.
+    /// The required device.
     pub const fn device(&self) -> TunnelDevice {
         let family = if self.remote.is_ipv6() { Family::V6 } else { Family::V4 };
         match self.kind {
@@ -182,12 +182,12 @@ impl Tunnel {
         }
     }
 
-    /// The name of its device.
+    /// The name of the device.
     pub fn device_name(&self) -> String {
         self.existing.clone().unwrap_or_else(|| self.device().to_string())
     }
 
-    /// The device that we make for it; `None`: it uses one of other software.
+    /// The device that the agent creates. `None`: the tunnel uses a device of other software.
     pub fn own_device(&self) -> Option<TunnelDevice> {
         self.existing.is_none().then(|| self.device())
     }

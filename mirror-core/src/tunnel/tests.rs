@@ -116,7 +116,7 @@ fn a_tunnel_has_an_address_and_a_number() {
     }
 }
 
-/// A super-frame is most of a bulk transfer: as one frame it would be lost but for its beginning.
+/// Bulk transfers consist mostly of super-frames. Cut to one frame, all but their beginning would be lost.
 #[test]
 fn super_frames_are_segmented_where_the_kernel_can() {
     let of = |text: &str| parse(text).map(|tunnel| tunnel.oversize);
@@ -232,7 +232,7 @@ fn tunnels_of_one_port_share_a_device_and_a_missing_device_is_made() {
 }
 
 proptest! {
-    /// The text of a tunnel can be read back, so that it can be kept in a map.
+    /// The text of a tunnel can be parsed again, so it can be stored in a map.
     #[test]
     fn the_text_can_be_read_back(
         v4: [u8; 4], v6: [u8; 16], is_v6: bool, port in 1..=u16::MAX, keys: [u32; 2], oversize in 0..4_usize,

@@ -1,4 +1,4 @@
-//! The text of a tunnel, as in `--target ids=vxlan:10.9.0.5:4789/vni=77`, and back. `destination` calls it.
+//! Parses and formats the text of a tunnel, as in `--target ids=vxlan:10.9.0.5:4789/vni=77`. `destination` calls it.
 
 use core::net::{IpAddr, SocketAddr};
 use std::fmt;
@@ -7,16 +7,16 @@ use super::{Keys, Kind, Oversize, Tunnel};
 use crate::destination::device_name;
 
 impl Tunnel {
-    /// Whether the text of a tunnel begins with this word.
+    /// Whether this is the keyword of a tunnel.
     pub fn is_kind(word: &str) -> bool {
         Kind::ALL.into_iter().any(|kind| kind.name() == word)
     }
 
-    /// A tunnel of the kind with this name, from the text behind `vxlan:` and its like.
+    /// Parses a tunnel of the kind with this name, from the text after `vxlan:` and the like.
     ///
     /// # Errors
     ///
-    /// A message for the user, with the part that is wrong.
+    /// A message for the user, with the part that is invalid.
     pub fn parse(kind: &str, text: &str) -> Result<Self, String> {
         let mut kind = Kind::ALL.into_iter().find(|of| of.name() == kind).ok_or("no kind of tunnel")?;
         let mut parts = text.split('/');
@@ -74,7 +74,7 @@ fn refusal(kind: Kind, remote: IpAddr, is_others: bool, oversize: Oversize) -> O
     }
 }
 
-/// The choice for a tunnel without the option: super-frames are segmented, where that is possible.
+/// The default of the option: super-frames are segmented if that is possible.
 fn usual(kind: Kind, remote: IpAddr, is_others: bool) -> Oversize {
     match refusal(kind, remote, is_others, Oversize::Segment) {
         None => Oversize::Segment,
@@ -120,16 +120,17 @@ impl fmt::Display for Tunnel {
     }
 }
 
-/// `77` or `100-199`.
+/// Parses `77` or `100-199`.
 fn parse_keys(text: &str, most: u32) -> Option<Keys> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let keys = Keys { first: first.parse().ok()?, last: last.parse().ok()? };
     (1 <= keys.first && keys.first <= keys.last && keys.last <= most).then_some(keys)
 }
 
-/// `10.9.0.5:4789` or `[fd00::5]:4789`; a kind without ports takes the address alone, as in `10.9.0.5` or `fd00::5`.
+/// Parses `10.9.0.5:4789` or `[fd00::5]:4789`. A kind without ports has only the address, as in `10.9.0.5` or
+/// `fd00::5`.
 ///
-/// No port is the default: a kernel has one program for a port, and that may be the node's CNI.
+/// There is no default port: a kernel has one program for a port, and that can be the node's CNI.
 fn address(kind: Kind, text: &str) -> Result<(IpAddr, u16), String> {
     let (address, example) = match kind.usual_port() {
         Some(port) => (text.parse().ok(), format!("10.9.0.5:{port} or [fd00::5]:{port}")),
@@ -141,7 +142,7 @@ fn address(kind: Kind, text: &str) -> Result<(IpAddr, u16), String> {
     let (ip, port) = (address.ip(), address.port());
     let is_special = match ip {
         IpAddr::V4(v4) => v4.is_broadcast(),
-        // It would need the name of a device.
+        // A link-local address would need the name of a device.
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     };
     let is_portless = kind.usual_port().is_some() && port == 0;

@@ -1,26 +1,26 @@
-//! A NIC that counts packets as the hook does, with queues before and behind the hook, and a small bypass.
+//! A NIC that counts packets as the hook does, with queues before and after the hook, and a small bypass.
 
 use super::*;
 use crate::coverage::gap::{LOOKS, STEP};
 
-/// A direction of a macvlan. Either queue is of one direction: what leaves the pod waits between the hook and the NIC, what
-/// reaches it between the NIC and the hook.
+/// The queue of a macvlan in one direction. Egress packets wait between the hook and the NIC's counter, ingress packets
+/// between the counter and the hook.
 #[derive(Debug, Clone, Copy)]
 enum Queue {
     BehindHook,
     AheadOfHook,
 }
 
-/// Between two readings.
+/// The traffic between two readings.
 #[derive(Debug, Clone, Copy)]
 struct Round {
-    /// Packets that come.
+    /// Packets that arrive.
     packets: u64,
-    /// How many of 100 packets in the queue leave it.
+    /// The percentage of the queued packets that leave the queue.
     leave: u64,
-    /// How many of 100 of these are dropped there.
+    /// The percentage of these packets that the queue drops.
     dropped: u64,
-    /// How many of 100 of the packets pass while the counters are read.
+    /// The percentage of the packets that pass while the counters are read.
     during: u64,
 }
 
@@ -51,7 +51,7 @@ impl Nic {
         self.queued -= packets;
         let World { nic, seen, .. } = &mut self.story.world;
         match self.queue {
-            // The kernel drops what is too much for the queue behind the hook.
+            // The kernel drops packets that do not fit into the queue after the hook.
             Queue::BehindHook => add(nic, packets - packets * dropped / 100, SEGMENT),
             Queue::AheadOfHook => add(seen, packets, SEGMENT),
         }
@@ -74,7 +74,7 @@ impl Nic {
         self.story.judge.state()
     }
 
-    /// Lets packets pass that the hook does not meet.
+    /// Lets packets pass that the hook does not see.
     fn past(&mut self, packets: u64) {
         add(&mut self.story.world.nic, packets, SEGMENT);
     }
@@ -92,7 +92,7 @@ fn queue() -> impl Strategy<Value = Queue> {
 }
 
 proptest! {
-    /// Queues that fill and drain, drops, and packets that pass during the readings are no bypass, as long as a queue is
+    /// Queues that fill and drain, drops, and packets that pass during readings are no bypass, as long as a queue is
     /// empty now and then.
     #[test]
     fn queues_drops_and_races_are_no_growing_gap(
@@ -109,8 +109,8 @@ proptest! {
         }
     }
 
-    /// A small part of the packets takes a way around the hook: it is told after a few looks, not earlier, and for as long
-    /// as it lasts. What a queue has dropped before hides it for a while only.
+    /// A small part of the packets bypasses the hook. It is reported after a few checks, not earlier, and for as long
+    /// as it lasts. Packets that a queue dropped before hide it only for a while.
     #[test]
     fn a_small_bypass_is_told_after_a_few_looks(
         queue in queue(), before in vec(round(), 0..40), packets in STEP..100_000, part in 3..32_u64,
@@ -131,14 +131,14 @@ proptest! {
         prop_assert!(states.iter().all(|state| *state == State::Covered), "{:?}", states);
         let states = with_bypass(60);
         prop_assert!(states.iter().all(|state| *state == State::Bypassed(Way::Unseen)), "{:?}", states);
-        // And its end, after 20 s.
+        // The end of the bypass is reported after 20 s.
         let states: Vec<_> = (0..15).map(|_| nic.round(good)).collect();
         prop_assert_eq!(states.last(), Some(&State::Covered));
         prop_assert_eq!(states.iter().filter(|state| **state == State::Covered).count(), 6);
     }
 }
 
-/// A process sends each tenth of 750 packets with `PACKET_QDISC_BYPASS`.
+/// A process sends a tenth of 750 packets with `PACKET_QDISC_BYPASS`.
 #[test]
 fn a_tenth_of_few_packets_is_told() {
     let mut nic = Nic::new(Queue::BehindHook);
@@ -153,7 +153,7 @@ fn a_tenth_of_few_packets_is_told() {
     );
 }
 
-/// Where a super-frame is one packet at the hook and many at the NIC, the numbers say nothing.
+/// If a super-frame is one packet at the hook and many at the NIC, the numbers prove nothing.
 #[test]
 fn segments_are_no_growing_gap() {
     let mut story = Story::of(Kind::Segments);

@@ -1,12 +1,12 @@
-//! What is told by the share of the packets and bytes that was seen.
+//! Bypasses that are found by the share of packets and bytes that was seen.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
 proptest! {
-    /// A bypass that was told by a share ends only when nearly all is seen, and not when a little more than a half is. So a
-    /// share of about a half is one alarm, and does not come and go.
+    /// A bypass that was found by share ends only when nearly all packets are seen, not when slightly more than a half
+    /// are. So a share of about a half is one lasting alarm and does not flap.
     #[test]
     fn a_bypass_stays_while_a_part_is_missing(
         packets in 100..10_000_u64, percents in vec(15..60_u64, 60), (kind, way) in kind_and_way(),
@@ -23,7 +23,8 @@ proptest! {
         }
     }
 
-    /// Of the node's end of a veth the counters are exact: the bypass ends. What is missing for another reason is a doubt.
+    /// For the node side of a veth the counters are exact, so the bypass ends. Packets that are missing for another
+    /// reason make the state `Unknown`.
     #[test]
     fn the_end_of_a_bypass_is_no_proof_of_the_rest(packets in 100..10_000_u64, percent in 20..45_u64) {
         let mut story = Story::new(true);
@@ -39,8 +40,8 @@ proptest! {
         prop_assert!(!states.contains(&State::Covered));
     }
 
-    /// Many small packets are missing beside few large ones that were seen: nearly all of the bytes, and a small part of the
-    /// packets. No kind of NIC explains that.
+    /// Many small packets are missing, and a few large ones were seen: nearly all of the bytes, but few of the packets.
+    /// No kind of NIC explains that.
     #[test]
     fn large_packets_hide_no_small_ones(
         kind in sample::select(vec![Kind::Segments, Kind::Plain, Kind::L3s]), large in 20..100_000_u64, times in 3..6_u64,
@@ -58,8 +59,8 @@ proptest! {
         }
     }
 
-    /// Where each packet of the NIC is one at the hook, so it is with any part that is missing: of the packets, or of the
-    /// bytes. A super-frame says the same of the packets elsewhere.
+    /// If each packet of the NIC is one packet at the hook, both packets and bytes must have been seen. For other
+    /// kinds, super-frames explain missing packets.
     #[test]
     fn a_kind_that_counts_what_passes_the_hook_must_have_seen_both(
         packets in 100..100_000_u64, percent in 20..45_u64, is_small: bool,
@@ -77,7 +78,7 @@ proptest! {
         }
     }
 
-    /// Super-frames of full segments, and a NIC that counts more of a packet than the hook: all was seen.
+    /// All was seen: super-frames of full segments, and a NIC that counts more bytes of a packet than the hook.
     #[test]
     fn super_frames_and_headers_are_no_doubt(
         packets in FEW..10_000, segments in sample::select(vec![1, 2, 17, 45]), acks in 0..1000_u64, header in 0..=18_u64,
@@ -98,7 +99,8 @@ proptest! {
     }
 }
 
-/// Nobody talks for a minute: that is no doubt. Talk of which a part is missing is one, as soon as no queue explains it.
+/// A minute without traffic leaves the state `Covered`. Missing packets end it sooner, as soon as no queue explains
+/// them.
 #[test]
 fn what_is_missing_ends_a_proof_sooner_than_silence() {
     let mut story = Story::new(true);
@@ -112,14 +114,15 @@ fn what_is_missing_ends_a_proof_sooner_than_silence() {
     assert_eq!(story.judge.state(), State::Unknown(Doubt::Differs));
 }
 
-/// It is known to miss what comes from outside the node, so what was seen says nothing of the next packet.
+/// An ipvlan in mode l3s is known to miss packets from outside the node, so the packets that were seen do not prove the
+/// next one.
 #[test]
 fn an_ipvlan_in_mode_l3s_is_never_covered() {
     let mut story = Story::of(Kind::L3s);
     story.quietly(nothing());
     assert_eq!(story.quietly(SOME), State::Unknown(Doubt::L3s));
     assert_eq!(story.quietly(nothing()), State::Unknown(Doubt::L3s));
-    // Its mode is changed. What was seen before is no proof for the new one, and the other way round.
+    // The mode changes. Evidence from before does not count for the new mode, in either direction.
     story.judge.kind(Kind::Plain, story.at);
     assert_eq!(story.judge.state(), State::Unknown(Doubt::Idle));
     assert_eq!(story.quietly(SOME), State::Covered);

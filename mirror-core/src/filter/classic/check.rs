@@ -1,4 +1,4 @@
-//! Whether a program is safe: the rules of Linux (`bpf_check_classic`).
+//! Checks that a program is safe, by the rules of Linux (`bpf_check_classic`).
 
 use super::{Instruction, MAX_INSTRUCTIONS, MEMORY_WORDS, Operand, Operation, Operator};
 
@@ -8,7 +8,7 @@ pub(super) fn is_valid(instructions: &[Instruction]) -> bool {
     if !(1..=MAX_INSTRUCTIONS).contains(&instructions.len()) {
         return false;
     }
-    // For each instruction that is reached, the words of memory that are written on every way to it.
+    // For each instruction that is reached, the memory words that are written on every path to it.
     let mut written: Vec<Option<u16>> = vec![None; instructions.len()];
     if let Some(first) = written.first_mut() {
         *first = Some(0);
@@ -32,7 +32,7 @@ pub(super) fn is_valid(instructions: &[Instruction]) -> bool {
             _ => vec![0],
         };
         for skip in skips {
-            // Also of an instruction that is not reached.
+            // This also checks the jumps of instructions that are not reached.
             let Some(place) = written.get_mut(at + 1 + skip) else { return false };
             if before.is_some() {
                 *place = Some(place.unwrap_or(u16::MAX) & after);
@@ -42,7 +42,7 @@ pub(super) fn is_valid(instructions: &[Instruction]) -> bool {
     true
 }
 
-/// Whether the instruction is safe, wherever it stands.
+/// Whether the instruction is safe at any position.
 fn is_valid_alone(operation: Operation) -> bool {
     match operation {
         Operation::Read(_, place) | Operation::Write(_, place) => (place as usize) < MEMORY_WORDS,

@@ -1,9 +1,9 @@
 //! Lays out a graph as instructions.
 //!
-//! A node computes its value in up to three stages: what the index register needs, the load, the mask. A node before it
-//! that leaves the result of a stage in a register jumps behind that stage. So each value is loaded once on each way,
-//! and the first pass over the nodes finds for each jump the stage that it can go to. The second pass writes the
-//! instructions from the last one to the first, because the targets of all jumps are known then.
+//! A node computes its value in up to three stages: the index register, the load, the mask. If an earlier node leaves
+//! the result of a stage in a register, it jumps past that stage. So each value is loaded once on each path. The first
+//! pass over the nodes finds the target stage of each jump. The second pass writes the instructions from the last one
+//! to the first, so that the targets of all jumps are known.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use super::{
     registers::{Code, Registers, word},
 };
 
-/// How much of a node's value the registers hold already.
+/// The part of a node's value that the registers already hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Stage {
     Nothing,
@@ -30,13 +30,13 @@ enum Stage {
 /// How a node computes its value.
 #[derive(Default)]
 struct Plan {
-    /// For each stage, its instructions.
+    /// The instructions of each stage.
     stages: [Vec<Operation>; 3],
-    /// Where its branches lead.
+    /// The targets of its branches.
     ways: [Option<(Next, Stage)>; 2],
 }
 
-/// The program of a graph; `None`: it does not fit.
+/// Lays out a graph. `None`: the program is too long.
 pub(in super::super) fn lay_out(graph: &Graph) -> Option<Program> {
     let plans = plans(graph)?;
     let mut writer = Writer::default();
@@ -60,10 +60,10 @@ pub(in super::super) fn lay_out(graph: &Graph) -> Option<Program> {
     Program::new(instructions)
 }
 
-/// The plan of each node that is reached; the others have one without ways. `None`: a value is too deep.
+/// The plans of all nodes. Nodes that are not reached have a plan without `ways`. `None`: a value is nested too deeply.
 fn plans(graph: &Graph) -> Option<Vec<Plan>> {
     let mut plans: Vec<Plan> = graph.nodes.iter().map(|_| Plan::default()).collect();
-    // What the registers hold on each way to a node, with the stage that it comes to.
+    // The contents of the registers on each path to a node, with the stage that the path enters.
     let mut arrivals: Vec<Vec<(Stage, Registers)>> = vec![Vec::new(); graph.nodes.len()];
     let arrive = |arrivals: &mut [Vec<(Stage, Registers)>], target: Next, registers: &Registers| {
         let Next::Node(index) = target else { return Some((target, Stage::Nothing)) };
@@ -84,7 +84,7 @@ fn plans(graph: &Graph) -> Option<Vec<Plan>> {
     Some(plans)
 }
 
-/// The stage that a node can begin with.
+/// The stage at which a node can begin.
 fn stage(node: &Node, registers: &Registers) -> Stage {
     let (value, mask) = wanted(node);
     let is_known = |mask| registers.accumulator.as_ref().is_some_and(|known| *known == (value.clone(), mask));
@@ -101,9 +101,10 @@ fn stage(node: &Node, registers: &Registers) -> Stage {
     }
 }
 
-/// The instructions of the stages, and what the registers hold at the end. `None`: the value is too deep.
+/// The instructions of the stages, and the contents of the registers at the end. `None`: the value is nested too
+/// deeply.
 fn stages(node: &Node, arrived: &[(Stage, Registers)]) -> Option<([Vec<Operation>; 3], Registers)> {
-    // What is known at a stage: on all ways that jump to it, and on the way from the stage before.
+    // The facts at a stage: those that hold on all jumps to it, and on the path from the stage before.
     let meet = |stage, before: Option<Registers>| {
         let ways = arrived.iter().filter(|(other, _)| *other == stage).map(|(_, registers)| registers);
         ways.fold(before, |known, way| Some(known.map_or_else(|| way.clone(), |known| known.either(way))))
@@ -142,7 +143,7 @@ fn stages(node: &Node, arrived: &[(Stage, Registers)]) -> Option<([Vec<Operation
     if is_too_deep { None } else { Some((stages, known?)) }
 }
 
-/// The value that a node needs in the accumulator, and the mask that is laid over it.
+/// The value that a node needs in the accumulator, and the mask to apply to it.
 fn wanted(node: &Node) -> (&Value, u32) {
     match &node.action {
         Action::Test(test) if jumps_on_bits(test) || node.on_true == node.on_false => (&test.value, u32::MAX),
@@ -151,13 +152,13 @@ fn wanted(node: &Node) -> (&Value, u32) {
     }
 }
 
-/// Whether the test asks if any bit is set; then the accumulator needs no mask.
+/// Whether the test only checks if any bit is set. Then the accumulator needs no mask.
 fn jumps_on_bits(Test { mask, low, high, .. }: &Test) -> bool {
     let is_one_bit = mask.is_power_of_two() && low == mask && high == mask;
     *mask != u32::MAX && (is_one_bit || (*low == 0 && *high == 0))
 }
 
-/// What the index register needs for the load of this value.
+/// The value that the index register needs for this load.
 fn start(value: &Value) -> Option<&Value> {
     match value {
         Value::Field(Field { start, .. }) => start.as_deref(),
@@ -165,11 +166,11 @@ fn start(value: &Value) -> Option<&Value> {
     }
 }
 
-/// The two values that a test compares with each other: the first comes into the accumulator.
+/// The two values that a test compares. The first one is computed in the accumulator.
 fn operands(node: &Node) -> Option<(&Value, &Value)> {
     match &node.action {
         Action::Test(Test { value: Value::Greater(parts), .. }) => Some((&parts.0, &parts.1)),
-        // A difference of 0.
+        // The test checks a difference for 0.
         Action::Test(Test {
             value: Value::Binary(Operator::Subtract, parts),
             mask: u32::MAX,
@@ -186,7 +187,7 @@ fn operands(node: &Node) -> Option<(&Value, &Value)> {
 #[derive(Default)]
 struct Writer {
     reversed: Vec<Instruction>,
-    /// Where each stage of a node begins, counted from the end.
+    /// The position of each stage of a node, counted from the end.
     places: HashMap<(Next, Stage), usize>,
 }
 
@@ -230,7 +231,7 @@ impl Writer {
         self.places.insert((Next::Node(index), stage), self.reversed.len() - 1);
     }
 
-    /// Sees to it that the instruction at this place comes next.
+    /// Makes the program continue with the instruction at this position.
     fn go_on(&mut self, place: usize) {
         let skip = self.reversed.len() - 1 - place;
         if skip > 0 {
@@ -238,7 +239,7 @@ impl Writer {
         }
     }
 
-    /// An instruction that leads to the one at this place.
+    /// Writes an instruction that leads to the one at this position.
     fn far(&mut self, place: usize, skip: usize) {
         match self.reversed.get(place).and_then(|target| target.decode()) {
             Some(end @ Operation::Return(_)) => self.push(end),
@@ -268,7 +269,7 @@ impl Writer {
         }
     }
 
-    /// A jump to one of two places. A conditional jump skips 255 instructions at most, so a place that is farther away
+    /// Writes a jump to one of two positions. A conditional jump skips at most 255 instructions, so a farther target
     /// gets an instruction that leads there.
     fn branch(&mut self, condition: Condition, right: Operand, mut on_true: usize, mut on_false: usize) {
         loop {

@@ -2,14 +2,15 @@
 
 use super::{Condition, Instruction, MEMORY_WORDS, Operand, Operation, Register};
 
-/// What the program returns for the frame.
+/// Returns the result of the program for the frame.
 ///
-/// A valid program ends, because jumps lead forward. Any other program ends too: what it cannot do rejects the frame.
+/// A valid program ends, because jumps only lead forward. An invalid one ends too: an operation that is impossible
+/// rejects the frame.
 pub(super) fn evaluate(instructions: &[Instruction], frame: &[u8], len: u32) -> u32 {
     run(instructions, frame, len).unwrap_or(0)
 }
 
-/// `None`: a load beyond the frame, or a division by zero.
+/// Returns `None` for a load beyond the frame, or a division by zero.
 fn run(instructions: &[Instruction], frame: &[u8], len: u32) -> Option<u32> {
     let (mut a, mut x) = (0_u32, 0_u32);
     let mut memory = [0_u32; MEMORY_WORDS];

@@ -1,4 +1,4 @@
-//! A program as readable lines, in the form of `tcpdump -d`.
+//! Formats a program as readable lines, like `tcpdump -d`.
 
 use std::fmt::Write as _;
 

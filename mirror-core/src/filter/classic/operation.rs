@@ -6,27 +6,28 @@ use super::Operator;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Instruction {
-    /// What to do.
+    /// The operation code.
     pub code: u16,
-    /// How many instructions to skip if a test passes.
+    /// Number of instructions to skip if a test passes.
     pub jt: u8,
-    /// The same if it does not pass.
+    /// Number of instructions to skip if it does not pass.
     pub jf: u8,
-    /// A constant, an offset or a place in memory.
+    /// A constant, an offset or a memory index.
     pub k: u32,
 }
 
-/// What an instruction does. A load beyond the frame and a division by zero end the program: the frame does not match.
+/// The decoded form of an instruction. A load beyond the frame or a division by zero ends the program: the frame does
+/// not match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Loads `size` bytes (1, 2 or 4) of the frame into the accumulator, in network order: at `offset`, or at the index
     /// register plus `offset`.
     Load {
-        /// How many bytes.
+        /// Number of bytes.
         size: u8,
-        /// Whether the index register counts.
+        /// Whether the index register is added.
         indexed: bool,
-        /// Where.
+        /// Offset in the frame.
         offset: u32,
     },
     /// Loads the length of the IPv4 header at this offset into the index register: four times the lower half of a byte.
@@ -47,7 +48,7 @@ pub enum Operation {
     ToIndex,
     /// Copies the index register to the accumulator.
     ToAccumulator,
-    /// Skips so many instructions.
+    /// Skips this number of instructions.
     Jump(u32),
     /// Compares the accumulator; skips `jt` instructions if the condition holds, else `jf`.
     Branch(Condition, Operand, u8, u8),
@@ -57,7 +58,7 @@ pub enum Operation {
     ReturnAccumulator,
 }
 
-/// The registers.
+/// A register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Register {
     /// A.
@@ -75,20 +76,20 @@ pub enum Operand {
     Index,
 }
 
-/// What a branch asks for.
+/// The condition of a branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
-    /// Equal.
+    /// The accumulator is equal to the operand.
     Equal,
-    /// Greater.
+    /// The accumulator is greater.
     Greater,
-    /// Greater or equal.
+    /// The accumulator is greater or equal.
     GreaterOrEqual,
     /// Some bit is set in both.
     AnyBit,
 }
 
-// The classes of instructions.
+// Instruction classes.
 const LD: u16 = 0x00;
 const LDX: u16 = 0x01;
 const ST: u16 = 0x02;
@@ -97,11 +98,11 @@ const ALU: u16 = 0x04;
 const JMP: u16 = 0x05;
 const RET: u16 = 0x06;
 const MISC: u16 = 0x07;
-// The sizes of loads.
+// Load sizes.
 const WORD: u16 = 0x00;
 const HALF: u16 = 0x08;
 const BYTE: u16 = 0x10;
-// The modes of loads.
+// Load modes.
 const IMM: u16 = 0x00;
 const ABS: u16 = 0x20;
 const IND: u16 = 0x40;
@@ -112,7 +113,7 @@ const MSH: u16 = 0xa0;
 const X: u16 = 0x08;
 const NEG: u16 = 0x80;
 const JA: u16 = 0x00;
-/// Return the accumulator.
+/// Returns the accumulator.
 const RET_A: u16 = 0x10;
 const TAX: u16 = 0x00;
 const TXA: u16 = 0x80;
@@ -137,7 +138,7 @@ const CONDITIONS: [(Condition, u16); 4] = [
 ];
 
 impl Operation {
-    /// The instruction that does this.
+    /// Encodes the operation.
     pub fn encode(self) -> Instruction {
         let load = |register| if register == Register::Accumulator { LD } else { LDX };
         let code_of =
@@ -180,7 +181,7 @@ impl Operation {
 }
 
 impl Instruction {
-    /// What the instruction does; `None`: nothing that classic BPF knows.
+    /// Decodes the instruction. `None`: classic BPF has no such instruction.
     pub fn decode(self) -> Option<Operation> {
         let Self { code, jt, jf, k } = self;
         let operand = if code & X == 0 { Operand::Constant(k) } else { Operand::Index };

@@ -1,4 +1,4 @@
-//! Computes values: the instructions that bring a value into a register, and what the registers hold afterwards.
+//! Computes values: the instructions that load a value into a register, and the contents of the registers afterwards.
 
 use super::{
     super::{
@@ -8,37 +8,38 @@ use super::{
     MEMORY_WORDS, Operand, Operation, Register,
 };
 
-/// What the registers hold, as far as it is known.
+/// The known contents of the registers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Registers {
-    /// The accumulator: a value under a mask.
+    /// The accumulator: a value and the mask that was applied.
     pub(super) accumulator: Option<(Value, u32)>,
     pub(super) index: Option<Value>,
 }
 
-/// Instructions, and what the registers hold behind them.
+/// Instructions, and the contents of the registers after them.
 #[derive(Debug, Default)]
 pub(super) struct Code {
     pub(super) operations: Vec<Operation>,
     pub(super) registers: Registers,
-    /// The words of memory that hold parts of a value, from the first on. The slots are at the other end.
+    /// The number of memory words that hold parts of a value, counted from the first word. The slots are at the other
+    /// end.
     words_in_use: u32,
-    /// A value needs more words than there are.
+    /// Whether a value needs more words than there are.
     pub(super) is_too_deep: bool,
 }
 
-/// The words that no slot has.
+/// The words that are not used by slots.
 const WORDS: u32 = MEMORY_WORDS as u32 - 5;
 
 impl Registers {
-    /// What is known on both of two ways.
+    /// The facts that hold on both of two paths.
     pub(super) fn either(&self, other: &Self) -> Self {
         let accumulator = self.accumulator.clone().filter(|known| other.accumulator.as_ref() == Some(known));
         let index = self.index.clone().filter(|known| other.index.as_ref() == Some(known));
         Self { accumulator, index }
     }
 
-    /// A slot has got another value.
+    /// Removes the facts about a slot that got another value.
     pub(super) fn forget(&mut self, slot: Slot) {
         self.accumulator.take_if(|(value, _)| value.slots().contains(slot));
         self.index.take_if(|value| value.slots().contains(slot));
@@ -49,7 +50,7 @@ impl Registers {
     }
 }
 
-/// The word of memory of a slot.
+/// The memory word of a slot.
 pub(super) fn word(slot: Slot) -> u32 {
     MEMORY_WORDS as u32 - 1 - slot as u32
 }
@@ -59,7 +60,7 @@ impl Code {
         Self { registers, ..Self::default() }
     }
 
-    /// Brings a value into the accumulator.
+    /// Loads a value into the accumulator.
     pub(super) fn accumulator(&mut self, value: &Value) {
         if self.registers.has(value) {
             return;
@@ -80,13 +81,13 @@ impl Code {
                 self.push(Operation::Load { size: *size, indexed, offset: *offset });
             }
             Value::Binary(operator, parts) => self.compute(*operator, &parts.0, &parts.1),
-            // Only tests look at it, see `emit`.
+            // The comparison itself is done by the test, see `emit`.
             Value::Greater(parts) => self.operands(&parts.0, &parts.1),
         }
         self.registers.accumulator = Some((value.clone(), u32::MAX));
     }
 
-    /// Brings a value into the index register. This keeps the accumulator if [`is_direct`].
+    /// Loads a value into the index register. The accumulator is unchanged if [`is_direct`].
     pub(super) fn index(&mut self, value: &Value) {
         if self.registers.index.as_ref() == Some(value) {
             return;
@@ -105,7 +106,7 @@ impl Code {
         self.registers.index = Some(value.clone());
     }
 
-    /// Brings one value into the accumulator and the other one into the index register.
+    /// Loads one value into the accumulator and the other one into the index register.
     pub(super) fn operands(&mut self, left: &Value, right: &Value) {
         if is_direct(right) {
             self.accumulator(left);
@@ -141,7 +142,7 @@ impl Code {
                 self.push(Operation::Compute(operator, Operand::Constant(*constant)));
                 return;
             }
-            // The order is free where no memory is saved by it.
+            // The order is free if it does not save memory.
             (Add | And | Multiply | Or | Xor, _, _) if is_direct(left) && !is_direct(right) => {
                 self.operands(right, left);
             }
@@ -153,7 +154,7 @@ impl Code {
         self.push(Operation::Compute(operator, Operand::Index));
     }
 
-    /// Keeps a value in memory; returns the word.
+    /// Stores a value in memory. Returns the word.
     fn kept(&mut self, value: &Value) -> u32 {
         self.accumulator(value);
         let word = self.words_in_use;
@@ -168,12 +169,12 @@ impl Code {
     }
 }
 
-/// Whether one instruction brings the value into the index register.
+/// Whether a single instruction loads the value into the index register.
 fn is_direct(value: &Value) -> bool {
     matches!(value, Value::Constant(_) | Value::Length | Value::Slot(_) | Value::Ipv4Header(_))
 }
 
-/// Whether the value comes into the accumulator without a change of the index register.
+/// Whether the value can be loaded into the accumulator without changing the index register.
 fn keeps_index(value: &Value) -> bool {
     match value {
         Value::Constant(_) | Value::Length | Value::Slot(_) | Value::Field(Field { start: None, .. }) => true,
@@ -183,7 +184,7 @@ fn keeps_index(value: &Value) -> bool {
     }
 }
 
-/// How many words of memory the value needs while it is computed.
+/// The number of memory words that the computation of the value needs.
 fn words(value: &Value) -> u32 {
     match value {
         Value::Field(Field { start: Some(start), .. }) => words(start),

@@ -1,5 +1,5 @@
-//! Tests that do not need libpcap: the length of programs, the checker, the evaluator, and how programs are shown. The
-//! target `filter` of the package `mirror-tests` compares the answers with libpcap's.
+//! Tests without libpcap: the length of programs, the checker, the evaluator, and the output of programs. The target
+//! `filter` of the package `mirror-tests` compares the answers with libpcap's.
 #![expect(clippy::expect_used, reason = "tests")]
 
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ fn program(operations: &[Operation]) -> Option<Program> {
     Program::new(operations.iter().map(|operation| operation.encode()).collect())
 }
 
-/// What `tcpdump -d` shows for the same filters (libpcap 1.10.3).
+/// The output of `tcpdump -d` for the same filters (libpcap 1.10.3).
 #[test]
 fn common_filters_are_as_short_as_those_of_libpcap() {
     for (text, theirs) in [
@@ -73,7 +73,7 @@ fn any_byte_of_a_frame_can_be_asked_for() {
     assert!(!far.matches(&frame[..8000], 8001));
 }
 
-/// `geneve or tcp`: on a packet that is not Geneve, `tcp` looks where it would look without `geneve`.
+/// `geneve or tcp`: on a packet that is not Geneve, `tcp` looks at the same place as without `geneve`.
 #[test]
 fn without_a_header_of_geneve_one_looks_outside() {
     let mut tcp = vec![0; 60];
@@ -119,7 +119,7 @@ fn arithmetic_that_needs_much_memory_fits() {
     assert!(compile(&nested).is_ok());
 }
 
-/// Jumps over more than 255 instructions go in two steps.
+/// Jumps over more than 255 instructions take two steps.
 #[test]
 fn a_list_of_ports_is_as_long_as_the_text_allows() {
     let program = compile(&many("port", 200)).expect("a filter");
@@ -205,7 +205,7 @@ fn a_load_beyond_the_frame_and_a_division_by_zero_reject() {
 }
 
 proptest! {
-    /// What is decoded means what was encoded, and nothing else is decoded.
+    /// Decoding reverses encoding, and nothing else can be decoded.
     #[test]
     fn an_instruction_is_decoded_as_it_was_encoded(code: u16, jt: u8, jf: u8, k: u32) {
         let instruction = Instruction { code, jt, jf, k };
@@ -215,7 +215,7 @@ proptest! {
         }
     }
 
-    /// Whatever stands in a program that passes the checker, it ends and reads nothing outside of the frame.
+    /// Any program that passes the checker ends, and reads nothing outside the frame.
     #[test]
     fn no_program_can_do_harm(
         parts in proptest::collection::vec((0_u16..0xc0, 0_u8..4, 0_u8..4, 0_u32..40), 1..60),

@@ -1,4 +1,4 @@
-//! Writes eBPF: where each register and word of memory is, and jumps to places that are not written yet.
+//! Writes eBPF: assigns registers and memory, and resolves jumps to labels that are not placed yet.
 
 use std::collections::HashMap;
 
@@ -13,20 +13,20 @@ use super::{
     ways::Packet,
 };
 
-/// A place in the program.
+/// The target of a jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Label {
     /// An instruction of classic BPF, in one of the forms of the program.
     Operation(Packet, usize),
-    /// The end of a form, with the answer.
+    /// The end of a form, with its answer.
     Answer(Packet, bool),
     /// The last instruction of a form.
     End(Packet),
-    /// The start, for packets without a VLAN tag in metadata.
+    /// The start for packets without a VLAN tag in metadata.
     Untagged,
-    /// The header is on the stack.
+    /// The header was written to the stack.
     HeaderIsMade,
-    /// In a load of the tagged form: the bytes are behind the tag.
+    /// In a load of the tagged form: the bytes are after the tag.
     Behind(usize),
     /// In a load of the tagged form: the two words with the bytes are in registers.
     WordsAreThere(usize),
@@ -41,19 +41,19 @@ impl Label {
 }
 
 // Registers. Those from `CONTEXT` to `FRAME_LENGTH` survive calls.
-/// The answer; before it, a register for anything.
+/// The answer. Before that, a scratch register.
 pub(super) const SCRATCH: u8 = 0;
 const ARGUMENT: u8 = 1;
 /// The start of the packet, in the direct form.
 pub(super) const DATA: u8 = 2;
-/// The end of its linear part.
+/// The end of the linear part.
 pub(super) const DATA_END: u8 = 3;
-/// A place in the packet.
+/// An offset in the packet.
 pub(super) const OFFSET: u8 = 4;
 const CONTEXT: u8 = 6;
 const ACCUMULATOR: u8 = 7;
 pub(super) const INDEX: u8 = 8;
-/// The length of the frame with the tag, in the tagged form.
+/// In the tagged form, the length of the frame with the tag.
 pub(super) const FRAME_LENGTH: u8 = 9;
 const STACK: u8 = 10;
 
@@ -66,13 +66,13 @@ const SKB_DATA: i16 = 76;
 const SKB_DATA_END: i16 = 80;
 const SKB_LOAD_BYTES: i32 = 26;
 
-// Places on the stack. The memory of classic BPF is above them.
+// Offsets on the stack. The memory of classic BPF is above them.
 /// The first 20 bytes of a frame with its tag.
 pub(super) const HEADER: i16 = -88;
-/// What the helper has loaded.
+/// The bytes that the helper has loaded.
 pub(super) const LOADED: i16 = -96;
 
-/// The register of eBPF that is this one.
+/// The eBPF register for a register of classic BPF.
 pub(super) fn register(register: Register) -> u8 {
     match register {
         Register::Accumulator => ACCUMULATOR,
@@ -80,7 +80,7 @@ pub(super) fn register(register: Register) -> u8 {
     }
 }
 
-/// The place of a word of memory.
+/// The stack offset of a memory word.
 fn word(place: u32) -> i16 {
     -4 * (place as i16 + 1)
 }
@@ -88,10 +88,10 @@ fn word(place: u32) -> i16 {
 #[derive(Default)]
 pub(super) struct Assembler {
     insns: Vec<Insn>,
-    /// The jumps, by their place.
+    /// The jumps, by position.
     jumps: Vec<(usize, Label)>,
     labels: HashMap<Label, usize>,
-    /// Where the newest label is.
+    /// The position of the newest label.
     last_placed: usize,
 }
 
@@ -105,9 +105,9 @@ impl Assembler {
         self.push(code, left, right, 0, constant);
     }
 
-    /// Names the next instruction.
+    /// Places a label at the next instruction.
     pub(super) fn place(&mut self, label: Label) {
-        // A jump to the next instruction is none, unless another label names what follows it.
+        // A jump to the next instruction is dropped, unless another label points to the position after it.
         if self.last_placed != self.insns.len()
             && self.jumps.last() == Some(&(self.insns.len().wrapping_sub(1), label))
             && self.insns.last().is_some_and(|last| last.code == JMP | JA)
@@ -135,14 +135,14 @@ impl Assembler {
         self.push(LDX | MEM, DATA_END, CONTEXT, SKB_DATA_END, 0);
     }
 
-    /// Puts the start of the frame with its tag on the stack, and its length into a register.
+    /// Writes the start of the frame with its tag to the stack, and the frame's length to a register.
     pub(super) fn make_header(&mut self) {
         self.push(LDX | MEM, FRAME_LENGTH, CONTEXT, SKB_LEN, 0);
         self.add(FRAME_LENGTH, 4);
         for place in [HEADER, HEADER + 8, HEADER + 16] {
             self.push(ST | MEM | DOUBLE, STACK, 0, place, 0);
         }
-        // As many bytes as there are: a load is checked against the length.
+        // Loads as many bytes as exist. Each load is checked against the length.
         for bytes in [16, 14, 12] {
             self.set_register(OFFSET, 0);
             self.call_load_bytes(HEADER, bytes);
@@ -151,7 +151,7 @@ impl Assembler {
         self.place(Label::HeaderIsMade);
         self.push(LDX | MEM, SCRATCH, STACK, HEADER + 12, 0);
         self.push(STX | MEM, STACK, SCRATCH, HEADER + 16, 0);
-        // The kernel keeps the protocol in the order of the network.
+        // The kernel stores the protocol in network byte order.
         self.push(LDX | MEM, SCRATCH, CONTEXT, SKB_VLAN_PROTO, 0);
         self.push(STX | MEM | size_code(2), STACK, SCRATCH, HEADER + 12, 0);
         self.push(LDX | MEM, SCRATCH, CONTEXT, SKB_VLAN_TCI, 0);
@@ -191,7 +191,7 @@ impl Assembler {
         }
     }
 
-    /// A shift by the index register. eBPF would look at its last five bits only.
+    /// Shifts by the index register. eBPF itself uses only the last five bits of it.
     pub(super) fn shift(&mut self, operator: Operator) {
         self.push(JMP32 | JLT, INDEX, 0, 2, 32);
         self.push(ALU | MOV, ACCUMULATOR, 0, 0, 0);
@@ -213,7 +213,7 @@ impl Assembler {
         self.push(ALU | LSH, INDEX, 0, 0, 2);
     }
 
-    // What follows is about 64 bits, for pointers and for sums that must not wrap around.
+    // The following operations have 64 bits, for pointers and for sums that must not wrap around.
 
     pub(super) fn copy_register(&mut self, to: u8, from: u8) {
         self.push(ALU64 | MOV | SOURCE, to, from, 0, 0);
@@ -255,7 +255,7 @@ impl Assembler {
         self.jump_if(JMP | JA, 0, 0, 0, label);
     }
 
-    /// Jumps if the accumulator fulfils the condition, or does not if `negated`. Any bit cannot be negated.
+    /// Jumps if the accumulator fulfils the condition, or if it does not, for `negated`. `AnyBit` cannot be negated.
     pub(super) fn branch(&mut self, condition: Condition, negated: bool, operand: Operand, label: Label) {
         let code = match (condition, negated) {
             (Condition::Equal, false) => JEQ,
@@ -272,7 +272,7 @@ impl Assembler {
         }
     }
 
-    /// Loads bytes in the order of the network.
+    /// Loads bytes in network byte order.
     pub(super) fn load(&mut self, to: u8, base: u8, offset: i16, size: u8) {
         self.push(LDX | MEM | size_code(size), to, base, offset, 0);
         if size > 1 {
@@ -284,7 +284,7 @@ impl Assembler {
         self.load(to, STACK, place, size);
     }
 
-    /// Loads bytes of the stack at any place: the verifier knows only aligned loads there.
+    /// Loads bytes at any offset of the stack, one by one: the verifier accepts only aligned loads there.
     pub(super) fn load_bytes(&mut self, to: u8, place: i16, size: u8) {
         self.push(LDX | MEM | size_code(1), to, STACK, place, 0);
         for byte in 1..i16::from(size) {
@@ -294,10 +294,10 @@ impl Assembler {
         }
     }
 
-    /// Loads from the place in `OFFSET`, 0 to 15, of the header on the stack.
+    /// Loads from the offset in `OFFSET`, 0 to 15, of the header on the stack.
     ///
-    /// Before Linux 5.12 a program cannot read the stack at a place that it computes. So two words of 8 bytes are read,
-    /// and the bytes are shifted out of them.
+    /// Before Linux 5.12 a program cannot read the stack at a computed offset. So two words of 8 bytes are read, and
+    /// the bytes are shifted out of them.
     pub(super) fn load_header(&mut self, to: u8, size: u8, words_are_there: Label) {
         const HIGH: u8 = 1;
         const LOW: u8 = 2;
@@ -313,7 +313,7 @@ impl Assembler {
         }
         self.push(ALU64 | LSH, OFFSET, 0, 0, 3);
         self.push(ALU64 | LSH | SOURCE, HIGH, OFFSET, 0, 0);
-        // In two steps, because a shift by 64 is none.
+        // Two steps, because a shift by 64 has no effect.
         self.push(ALU64 | RSH, LOW, 0, 0, 8);
         self.push(ALU64 | MOV, SCRATCH, 0, 0, 56);
         self.push(ALU64 | SUB | SOURCE, SCRATCH, OFFSET, 0, 0);
@@ -323,7 +323,7 @@ impl Assembler {
         self.copy_register(to, HIGH);
     }
 
-    /// Loads from the place in `OFFSET` to `LOADED`.
+    /// Loads from the offset in `OFFSET` to `LOADED`.
     pub(super) fn skb_load_bytes(&mut self, size: u8, on_failure: Label) {
         self.call_load_bytes(LOADED, size.into());
         self.if_not_equal(SCRATCH, 0, on_failure);
@@ -338,7 +338,7 @@ impl Assembler {
         self.push(JMP | CALL, 0, 0, 0, SKB_LOAD_BYTES.cast_unsigned());
     }
 
-    /// The end of a form of the program: the answers that it comes to.
+    /// Writes the end of a form: the answers that it uses.
     pub(super) fn end(&mut self, packet: Packet) {
         let mut answers = vec![(true, FILTER_MATCHES), (false, FILTER_DIFFERS)];
         answers.retain(|(matches, _)| {
@@ -356,7 +356,7 @@ impl Assembler {
         }
     }
 
-    /// The program; `None`: a jump is too long.
+    /// Resolves the jumps and returns the program. `None`: a jump is too long.
     pub(super) fn finish(mut self) -> Option<Vec<Insn>> {
         for (at, label) in self.jumps {
             let skip = self.labels.get(&label)?.checked_sub(at + 1)?;

@@ -1,4 +1,4 @@
-//! The instructions of eBPF.
+//! Instructions of eBPF.
 
 use zerocopy::{Immutable, IntoBytes};
 
@@ -8,18 +8,18 @@ use super::super::classic::Operator;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Insn {
-    /// What to do.
+    /// The operation code.
     pub code: u8,
-    /// The destination and the source, four bits each, in the order of the machine's bit fields.
+    /// The destination and source registers, four bits each, in the order of the machine's bit fields.
     pub registers: u8,
-    /// An offset in memory, or how many instructions to skip.
+    /// A memory offset, or the number of instructions to skip.
     pub offset: i16,
     /// A constant.
     pub immediate: i32,
 }
 
 impl Insn {
-    /// An instruction from its fields.
+    /// Builds an instruction from its fields.
     pub const fn new(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> Self {
         let registers = if cfg!(target_endian = "little") {
             destination | source << 4
@@ -29,11 +29,11 @@ impl Insn {
         Self { code, registers, offset, immediate }
     }
 
-    /// The end of a program; `r0` is what it returns.
+    /// The end of a program. `r0` is the return value.
     pub const EXIT: Self = Self::new(JMP | 0x90, 0, 0, 0, 0);
 }
 
-// The classes of instructions, and bits of their codes.
+// Instruction classes, and bits of the operation codes.
 pub(super) const LDX: u8 = 0x01;
 pub(super) const ST: u8 = 0x02;
 pub(super) const STX: u8 = 0x03;
@@ -52,7 +52,7 @@ pub(super) const LSH: u8 = 0x60;
 pub(super) const RSH: u8 = 0x70;
 pub(super) const NEG: u8 = 0x80;
 pub(super) const MOV: u8 = 0xb0;
-/// To the byte order of the network.
+/// Converts to network byte order.
 pub(super) const TO_BIG_ENDIAN: u8 = ALU | 0xd0 | SOURCE;
 pub(super) const JA: u8 = 0x00;
 pub(super) const JEQ: u8 = 0x10;
@@ -64,7 +64,7 @@ pub(super) const JLT: u8 = 0xa0;
 pub(super) const JLE: u8 = 0xb0;
 pub(super) const CALL: u8 = 0x80;
 
-/// The size of a load or a store.
+/// The size bits of a load or a store.
 pub(super) fn size_code(size: u8) -> u8 {
     match size {
         1 => 0x10,
@@ -73,7 +73,7 @@ pub(super) fn size_code(size: u8) -> u8 {
     }
 }
 
-/// The operation of an instruction.
+/// The operation bits of an arithmetic instruction.
 pub(super) fn operator_code(operator: Operator) -> u8 {
     match operator {
         Operator::Add => ADD,

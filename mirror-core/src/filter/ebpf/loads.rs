@@ -1,4 +1,4 @@
-//! Loads of bytes of the packet, in the three forms of a program.
+//! Loads of packet bytes, in the three forms of a program.
 
 use super::{
     super::classic::{Operation, Register},
@@ -7,11 +7,11 @@ use super::{
     ways::{Known, MAX_INDEX, Packet, is_possible, to_check},
 };
 
-/// Where the VLAN tag begins and ends in a frame.
+/// Offsets of the VLAN tag's start and end in a frame.
 const TAG: u32 = 12;
 const TAG_END: u32 = 16;
 
-/// A load of either kind.
+/// A load, either at a fixed or at an indexed offset.
 #[derive(Clone, Copy)]
 struct Load {
     to: Register,
@@ -39,7 +39,7 @@ impl Load {
 }
 
 impl Writer<'_> {
-    /// Writes a load. Returns whether it can go over to the helper.
+    /// Writes a load. Returns whether it can switch to the helper form.
     pub(super) fn load(&mut self, at: usize, operation: Operation, known: &Known) -> bool {
         let helper = Label::Operation(Packet::Helper, at);
         let Some(load) = Load::of(operation) else { return false };
@@ -83,13 +83,13 @@ impl Writer<'_> {
         !is_checked
     }
 
-    /// Loads from the packet so many bytes before the place.
+    /// Loads from the packet, `before` bytes ahead of the load's own offset.
     fn with_helper(&mut self, load: Load, before: u32) {
         let differs = Label::answer(false, self.packet);
         if load.indexed {
             self.assembler.copy_register(OFFSET, INDEX);
             self.assembler.add(OFFSET, load.offset - before);
-            // The helper would see the lower half of a greater number.
+            // The helper uses only the lower 32 bits of its argument.
             self.assembler.if_greater(OFFSET, i32::MAX as u32, differs);
         } else {
             self.assembler.set_register(OFFSET, load.offset - before);
@@ -97,13 +97,14 @@ impl Writer<'_> {
         self.helper(load);
     }
 
-    /// Loads from the place in `OFFSET`.
+    /// Loads from the offset in `OFFSET`.
     fn helper(&mut self, load: Load) {
         self.assembler.skb_load_bytes(load.size, Label::answer(false, self.packet));
         self.assembler.load_stack(register(load.to), LOADED, load.size);
     }
 
-    /// Loads as if the VLAN tag stood in the packet. What begins before the end of the tag is in `HEADER` on the stack.
+    /// Loads as if the VLAN tag were in the packet. Bytes before the end of the tag are read from `HEADER` on the
+    /// stack.
     fn tagged(&mut self, at: usize, load: Load) {
         if load.offset >= TAG_END {
             return self.with_helper(load, TAG_END - TAG);

@@ -1,4 +1,4 @@
-//! Tests that need no kernel: the form of programs. The level prog loads them, and compares their answers.
+//! Tests without a kernel: the form of programs. The test level `prog` loads them and compares their answers.
 #![expect(clippy::expect_used, reason = "tests")]
 
 use super::{
@@ -34,7 +34,7 @@ fn every_instruction_is_reached_and_no_load_ends_the_program() {
             reached[0] = true;
             for (at, insn) in insns.iter().enumerate() {
                 assert!(reached[at], "{text}: instruction {at} is not reached");
-                // The class of loads that end a program where they fail.
+                // The class of the kernel's packet loads, which end the program if they fail.
                 assert_ne!(insn.code & 0x07, 0, "{text}");
                 if is_jump(insn) {
                     assert!(insn.offset >= 0, "{text}: a jump back");
@@ -56,7 +56,7 @@ fn a_filter_that_sees_no_packet_reads_none() {
 
 #[test]
 fn a_program_that_is_too_long_for_jumps_is_refused() {
-    // A byte of the tag at each place: the longest loads.
+    // A byte of the tag at each offset, with the longest loads.
     let load = Operation::Load { size: 4, indexed: true, offset: 0 }.encode();
     let mut instructions: Vec<Instruction> = vec![load; MAX_INSTRUCTIONS - 1];
     instructions.push(Operation::ReturnAccumulator.encode());

@@ -1,34 +1,34 @@
-//! Which instructions a program reaches, and what it knows of the packet there.
+//! The reachable instructions of a program, and what is known about the packet at each of them.
 
 use super::super::classic::{Operation, Register};
 
-/// How a form of the program reads the packet.
+/// The form of the program: how it reads the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Packet {
-    /// Through pointers, as far as it is linear.
+    /// Through pointers, as far as the packet is linear.
     Direct,
     /// With a helper.
     Helper,
-    /// With a helper, and the VLAN tag is in metadata.
+    /// With a helper, while the VLAN tag is in metadata.
     Tagged,
 }
 
-/// What is known at an instruction, whichever way led there.
+/// The facts at an instruction, for every path that leads to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Known {
-    /// So many bytes of the packet are linear.
+    /// The number of bytes of the packet that are linear.
     pub(super) linear: u32,
     /// The index register is small enough to be added to a pointer.
     pub(super) index_is_small: bool,
-    /// There is a pointer to the place in the index register, and so many bytes behind it are linear.
+    /// A pointer to the offset in the index register exists, and this number of bytes after it is linear.
     pub(super) behind_index: Option<u32>,
 }
 
-/// Pointers to packets reach so far, and so do the offsets of eBPF's loads.
+/// Maximum offset of packet pointers, and of eBPF's loads.
 pub(super) const MAX_DIRECT: u32 = 0x7000;
-/// The largest part of an offset in the index register, so that the sum stays below 64 KiB.
+/// Maximum value of the index register as a part of an offset, so that the sum stays below 64 KiB.
 pub(super) const MAX_INDEX: u32 = 0x7fff;
-/// Every packet of IPv4 has so many bytes, so the first check asks for all of them.
+/// Every packet of IPv4 has at least this number of bytes, so the first check covers all of them.
 const USUAL: u32 = 34;
 
 /// Whether the operation reads the packet.
@@ -36,7 +36,7 @@ pub(super) fn is_load(operation: Operation) -> bool {
     matches!(operation, Operation::Load { .. } | Operation::LoadHeaderLength(_))
 }
 
-/// Where a load ends, in bytes behind the index register if it counts.
+/// The end of a load, in bytes; counted from the index register if the load uses it.
 fn end(operation: Operation) -> Option<u32> {
     match operation {
         Operation::Load { size, offset, .. } => offset.checked_add(size.into()),
@@ -51,12 +51,12 @@ pub(super) fn is_possible(operation: Operation, packet: Packet) -> bool {
     end(operation).is_some_and(|end| end <= most)
 }
 
-/// How many bytes a check before a load at a fixed place asks for.
+/// The number of bytes that a check before a load at a fixed offset covers.
 pub(super) fn to_check(end: u32) -> u32 {
     end.max(USUAL)
 }
 
-/// What is known at each instruction that is reached from the `entries`; `None`: it is not reached.
+/// The facts at each instruction that is reachable from the `entries`. `None`: it is unreachable.
 pub(super) fn reached(operations: &[Operation], packet: Packet, entries: &[bool]) -> Vec<Option<Known>> {
     const NOTHING: Known = Known { linear: 0, index_is_small: false, behind_index: None };
     let mut known: Vec<Option<Known>> = entries.iter().map(|is_entry| is_entry.then_some(NOTHING)).collect();

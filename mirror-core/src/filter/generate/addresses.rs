@@ -46,7 +46,7 @@ impl Generator {
             Id::Ipv4Net { .. } if kind == Kind::Host => return Err("a host has no mask; use net".to_owned()),
             Id::Ipv4Net { address, mask } => (address, mask),
             Id::Ipv4 { address, bits } => (address, u32::MAX << (32 - bits)),
-            // The number of a class A, B or C network, from the times when networks had classes.
+            // The number of a class A, B or C network, from the time of classful networks.
             Id::Number(number @ 1..) if kind == Kind::Net => {
                 let spare = number.leading_zeros() / 8 * 8;
                 (number << spare, u32::MAX << spare)
@@ -74,7 +74,7 @@ impl Generator {
         }
     }
 
-    /// An Ethernet address at this offset; its last four bytes are looked at first.
+    /// Tests an Ethernet address at this offset, its last four bytes first.
     pub(super) fn ether_address(&self, offset: u32, address: [u8; 6]) -> Made {
         let [a, b, c, d, e, f] = address;
         let rest = self.layers.link.at(offset + 2, 4).equals(u32::from_be_bytes([c, d, e, f]));
@@ -82,7 +82,7 @@ impl Generator {
         self.in_ethernet(Tree::All(vec![rest, start]))
     }
 
-    /// A test of the Ethernet header, after the test that there is one.
+    /// Adds a test of the Ethernet header after the test that there is one.
     pub(super) fn in_ethernet(&self, test: Tree) -> Made {
         if self.layers.kind != LinkKind::Ethernet {
             return Err("inside of pppoes there is no Ethernet header".to_owned());

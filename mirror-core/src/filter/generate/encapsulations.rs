@@ -1,4 +1,4 @@
-//! `vlan`, `mpls`, `pppoes` and `geneve`: headers that the primitives to their right look behind.
+//! `vlan`, `mpls`, `pppoes` and `geneve`: headers after which the primitives to their right look.
 
 use super::{
     super::{
@@ -63,7 +63,7 @@ impl Generator {
         Ok(Tree::All(tests))
     }
 
-    /// Whether the label just before the network header is the last one.
+    /// Tests whether the label just before the network header is the last one.
     pub(super) fn bottom_of_labels(&self, is_bottom: bool) -> Tree {
         self.layers.payload.at(self.layers.network.saturating_sub(2), 1).masked(0x01, is_bottom.into())
     }
@@ -82,11 +82,12 @@ impl Generator {
         Ok(Tree::All(tests))
     }
 
-    /// The places inside of Geneve depend on the length of its header, so the program keeps them in slots.
+    /// Generates the tests of `geneve`. The places inside Geneve depend on the length of its header, so the program
+    /// stores them in slots.
     ///
-    /// libpcap does the same, but its program reads slots that nothing has set where a frame is not Geneve and a
-    /// primitive to the right is evaluated all the same (`geneve or tcp`). Here such a primitive looks where it would
-    /// look without `geneve`.
+    /// libpcap does the same. But if a frame is not Geneve and a primitive to the right is evaluated nevertheless
+    /// (`geneve or tcp`), its program reads slots that were never set. Here such a primitive looks at the same place as
+    /// without `geneve`.
     fn geneve(&mut self, network: Option<u32>) -> Made {
         let outside = self.layers;
         let places = [
@@ -95,7 +96,7 @@ impl Generator {
             (Slot::Payload, outside.payload.plus(outside.network)),
         ];
         for (slot, Place { slot: inside, offset }) in places {
-            // In Geneve that is inside of Geneve, the slots are set already.
+            // For Geneve inside Geneve, the slots are already set.
             if inside.is_none() {
                 self.prepared.push(Tree::Set(slot, Value::Constant(offset)));
             }
@@ -121,14 +122,14 @@ impl Generator {
         self.layers.link_type = inside(Slot::LinkType);
         self.layers.payload = inside(Slot::Payload);
         self.layers.network = 0;
-        // libpcap goes on to look for the end of the labels outside, and no packet matches.
+        // libpcap still looks for the end of the outer labels, so no packet matches.
         self.layers.labels = 0;
         self.layers.in_geneve = true;
         Ok(Tree::All(vec![Tree::Any(vec![over4, over6]), inside_of_geneve()]))
     }
 
-    /// The tests of the header of Geneve behind UDP. If they pass, the slot of the payload has the place of that header.
-    /// `start`: the length of the IP header, as [`super::layers::Layers::behind_ipv4`] counts it.
+    /// The tests of the Geneve header after UDP. If they pass, the payload slot has the offset of that header. `start`:
+    /// the length of the IP header, as [`super::layers::Layers::behind_ipv4`] counts it.
     fn geneve_header(&self, start: Value, network: Option<u32>) -> Tree {
         let header = self.layers.payload.offset + self.layers.network + UDP_HEADER;
         let field = |offset, size| Value::behind(start.clone(), header + offset, size);
@@ -139,7 +140,7 @@ impl Generator {
     }
 }
 
-/// Sets the slots for what is inside of Geneve. Its header is at the place in the slot of the payload.
+/// Sets the slots for the packet inside Geneve. The payload slot has the offset of the Geneve header.
 fn inside_of_geneve() -> Tree {
     let header = || Value::Slot(Slot::Payload);
     let behind = |slot, bytes| Value::Slot(slot).plus(Value::Constant(bytes));

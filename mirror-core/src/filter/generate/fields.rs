@@ -1,4 +1,4 @@
-//! Relations: fields of headers, and arithmetic with them.
+//! Relations: header fields, and arithmetic with them.
 
 use super::{
     super::{
@@ -11,7 +11,7 @@ use super::{
 };
 use std::rc::Rc;
 
-/// A number, and the tests that a packet has to pass to have it.
+/// A value, and the tests that a packet must pass to have it.
 struct Number {
     value: Value,
     tests: Vec<Tree>,
@@ -46,15 +46,14 @@ impl Generator {
             }
             Arithmetic::Binary(operator, left, right) => {
                 let (left, right) = (self.number(left)?, self.number(right)?);
-                // As libpcap does, or forgets to do: whether the packet has the header of the right side is not
-                // tested.
+                // As in libpcap, where it is perhaps an oversight, there is no test that the packet has the header of
+                // the right side.
                 Number { value: Value::binary(*operator, left.value, right.value), tests: left.tests }
             }
             Arithmetic::Field { protocol, index, size } => self.field(*protocol, index, *size)?,
         })
     }
 
-    /// `protocol[index:size]`.
     fn field(&self, protocol: Protocol, index: &Arithmetic, size: u8) -> Result<Number, Refusal> {
         let Number { value: index, tests } = self.number(index)?;
         let layers = &self.layers;

@@ -1,22 +1,22 @@
-//! Where the headers of a frame are, for the next primitive. `vlan` and its like move them.
+//! The places of a frame's headers for the next primitive. `vlan` and the like move them.
 
 use super::super::{
     ast::Operator,
     value::{Slot, Value},
 };
 
-/// The kind of link-layer header that `link_type` belongs to.
+/// The kind of link-layer header that contains `link_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkKind {
     Ethernet,
-    /// In a session of PPPoE.
+    /// A session of PPPoE.
     Ppp,
 }
 
 /// A place in the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
-    /// What is added to the offset; inside of Geneve the places depend on the frame.
+    /// The slot whose value is added to the offset. Inside Geneve, places depend on the frame.
     pub(super) slot: Option<Slot>,
     pub(super) offset: u32,
 }
@@ -27,17 +27,17 @@ pub(super) struct Layers {
     pub(super) kind: LinkKind,
     /// The link-layer header.
     pub(super) link: Place,
-    /// Its field with the type of what it carries.
+    /// The field of the link-layer header with the type of its payload.
     pub(super) link_type: Place,
-    /// What it carries.
+    /// The payload of the link-layer header.
     pub(super) payload: Place,
-    /// The network header, in bytes behind `payload`: labels of MPLS can stand between.
+    /// Offset of the network header from `payload`, in bytes. MPLS labels can be between them.
     pub(super) network: u32,
-    /// The network header where a header of LLC stands before it, in bytes behind `payload`.
+    /// Offset of the network header from `payload` if there is an LLC header, in bytes.
     pub(super) network_behind_llc: u32,
-    /// How many labels of MPLS an expression has asked for.
+    /// The number of MPLS labels in the expression so far.
     pub(super) labels: u32,
-    /// Whether the packet that is looked at may have no Ethernet header.
+    /// Whether the current packet can lack an Ethernet header.
     pub(super) in_geneve: bool,
 }
 
@@ -58,7 +58,7 @@ impl Default for Layers {
 }
 
 impl Place {
-    /// `size` bytes so many bytes behind the place.
+    /// `size` bytes at this offset from the place.
     pub(super) fn at(self, offset: u32, size: u8) -> Value {
         let offset = self.offset.saturating_add(offset);
         match self.slot {
@@ -67,7 +67,7 @@ impl Place {
         }
     }
 
-    /// `size` bytes behind the place, at an index that wraps around.
+    /// `size` bytes at an index from the place. The index wraps around.
     pub(super) fn indexed(self, index: Value, size: u8) -> Value {
         let start = match self.slot {
             None => index,
@@ -82,8 +82,8 @@ impl Place {
 }
 
 impl Layers {
-    /// The length of the IPv4 header, and what else has to be added to `payload.offset` and `network` to come to what
-    /// stands behind that header.
+    /// The length of the IPv4 header, plus the value of the place's slot. Together with `payload.offset` and `network`
+    /// this is the offset of the data after the header.
     pub(super) fn behind_ipv4(self) -> Value {
         let at = self.payload.plus(self.network);
         match at.slot {
@@ -95,7 +95,7 @@ impl Layers {
         }
     }
 
-    /// A field behind the IPv4 header.
+    /// A field after the IPv4 header.
     pub(super) fn transport(self, offset: u32, size: u8) -> Value {
         Value::behind(self.behind_ipv4(), self.payload.plus(self.network.saturating_add(offset)).offset, size)
     }

@@ -10,7 +10,7 @@ use super::{
     Generator, Made,
 };
 
-/// The first and the last of a range.
+/// The first and the last port.
 type Range = (u32, u32);
 
 impl Generator {
@@ -37,7 +37,7 @@ impl Generator {
         self.ports(protocol, direction, (first.min(last), first.max(last)), None)
     }
 
-    /// `only`: the ports are those of a service of this protocol.
+    /// `only`: the protocol, if the ports belong to a service that uses one protocol.
     fn ports(
         &self,
         protocol: Option<Protocol>,
@@ -64,20 +64,20 @@ impl Generator {
         };
         let over4 = protocols.iter().map(|protocol| self.ports4(*protocol, direction, range)).collect();
         let over6 = protocols.iter().map(|protocol| self.ports6(*protocol, direction, range)).collect();
-        // libpcap tests sctp first, and IPv6 first; tests of one field can change places.
+        // libpcap tests sctp first, and IPv6 first. The order of tests of the same field does not matter.
         Ok(Tree::Any(vec![
             Tree::All(vec![self.link_type(names::IP)?, Tree::Any(over4)]),
             Tree::All(vec![self.link_type(names::IP6)?, Tree::Any(over6)]),
         ]))
     }
 
-    /// Ports of one protocol in a packet of IPv4.
+    /// Ports of one protocol over IPv4.
     pub(super) fn ports4(&self, protocol: u32, direction: Direction, range: Range) -> Tree {
         let ports = either(direction, range, self.layers.transport(0, 2), self.layers.transport(2, 2));
         Tree::All(vec![self.network(9, 1).equals(protocol), self.first_fragment(), ports])
     }
 
-    /// Ports of one protocol in a packet of IPv6.
+    /// Ports of one protocol over IPv6.
     pub(super) fn ports6(&self, protocol: u32, direction: Direction, range: Range) -> Tree {
         let ports = either(direction, range, self.network(40, 2), self.network(42, 2));
         Tree::All(vec![self.network(6, 1).equals(protocol), ports])

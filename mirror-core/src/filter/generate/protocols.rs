@@ -1,4 +1,4 @@
-//! Protocols: by their name, by their number, and what the link-layer header says of them.
+//! Protocols: by name, by number, and by the type in the link-layer header.
 
 use super::{
     super::{
@@ -11,16 +11,16 @@ use super::{
     layers::LinkKind,
 };
 
-/// The greatest value of the field after the addresses that is a length, not a type.
+/// Maximum value of the field after the addresses that is a length, not a type.
 const MAX_ETHERNET_LENGTH: u32 = 1500;
-/// How many headers `protochain` follows. libpcap follows any number with a loop, which a kernel does not run. A longer
-/// chain rejects the packet, as a chain that does not end in the packet does with libpcap.
+/// The number of headers that `protochain` follows. libpcap follows any number in a loop, but a kernel rejects classic
+/// BPF with a loop. A longer chain rejects the packet, as libpcap rejects a chain that does not end in the packet.
 const MAX_CHAIN: usize = 8;
-/// A place that no packet has.
+/// An offset that no packet has.
 const NOWHERE: u32 = i32::MAX as u32;
 
 impl Generator {
-    /// Whether the link-layer header announces this Ethernet type or service access point.
+    /// Tests whether the link-layer header has this Ethernet type or service access point.
     pub(super) fn link_type(&self, number: u32) -> Made {
         let field = self.layers.link_type.at(0, 2);
         if self.layers.labels > 0 {
@@ -38,7 +38,7 @@ impl Generator {
         let llc = |offset, size| self.layers.payload.at(offset, size);
         let in_llc = |test| Tree::All(vec![self.has_length(), test]);
         Ok(match number {
-            // For these, both the source and the destination.
+            // Both source and destination must match.
             names::ISO | names::IP_IN_LLC | names::NETBEUI => in_llc(llc(0, 2).equals(number << 8 | number)),
             names::IPX => {
                 let raw =
@@ -52,12 +52,12 @@ impl Generator {
         })
     }
 
-    /// A frame with a length instead of a type, so that a header of LLC follows.
+    /// Tests for a frame with a length in place of a type, so that an LLC header follows.
     fn has_length(&self) -> Tree {
         self.layers.link_type.at(0, 2).within(0, MAX_ETHERNET_LENGTH)
     }
 
-    /// The headers of LLC and SNAP with this organisation and type.
+    /// Tests for LLC and SNAP headers with this organisation and type.
     fn snap(&self, organisation: u32, ethertype: u32) -> Tree {
         let start = names::SNAP << 24 | names::SNAP << 16 | 0x03 << 8 | organisation >> 16;
         let rest = organisation << 16 | ethertype;
@@ -69,7 +69,7 @@ impl Generator {
         if self.layers.kind != LinkKind::Ethernet {
             return Err("inside of pppoes there is no LLC".to_owned());
         }
-        // Novell's frames without LLC begin so.
+        // Novell's frames without LLC begin with this value.
         let is_raw = self.layers.payload.at(0, 2).equals(0xffff);
         let mut tests = vec![self.has_length(), is_raw.negated()];
         if let Llc::Control { mask, bits } = llc {
@@ -82,7 +82,7 @@ impl Generator {
         Ok(Tree::All(vec![self.link_type(names::IP)?, self.network(9, 1).equals(number)]))
     }
 
-    /// The next header, also behind a fragment header.
+    /// Tests the next header, also after a fragment header.
     fn ip6_protocol(&self, number: u32) -> Made {
         let next = || self.network(6, 1);
         let fragment = Tree::All(vec![next().equals(names::FRAGMENT), self.network(40, 1).equals(number)]);
@@ -98,7 +98,7 @@ impl Generator {
         Ok(Tree::All(vec![self.link_type(names::ISO)?, identifier.equals(number)]))
     }
 
-    /// The packets of IS-IS of these types.
+    /// Tests for IS-IS packets of these types.
     fn isis(&self, types: &[u32]) -> Made {
         let field = self.layers.payload.at(self.layers.network_behind_llc + 4, 1);
         let types = types.iter().map(|number| field.clone().equals(*number)).collect();
@@ -120,7 +120,7 @@ impl Generator {
             Protocol::Igmp => self.ip_protocol(names::IGMP),
             Protocol::Igrp => self.ip_protocol(names::IGRP),
             Protocol::Pim => self.any_ip_protocol(names::PIM),
-            // CARP has the number of VRRP.
+            // CARP has the same number as VRRP.
             Protocol::Vrrp | Protocol::Carp => self.ip_protocol(names::VRRP),
             Protocol::Ah => self.any_ip_protocol(names::AH),
             Protocol::Esp => self.any_ip_protocol(names::ESP),
@@ -150,7 +150,7 @@ impl Generator {
         }
     }
 
-    /// `ip proto 6`, `ether proto \arp` and the like.
+    /// Generates `ip proto 6`, `ether proto \arp` and the like.
     pub(super) fn numbered_protocol(&self, protocol: Option<Protocol>, id: &Id) -> Made {
         let no_names = |_: &str| None;
         match protocol {
@@ -164,9 +164,9 @@ impl Generator {
         }
     }
 
-    /// `ip6 protochain 6`: the protocol, behind any chain of extension headers.
+    /// Generates `ip6 protochain 6`: the protocol after any chain of extension headers.
     ///
-    /// libpcap finds the wrong place behind an authentication header: it takes the header's length for the place.
+    /// libpcap computes a wrong offset after an authentication header: it uses the header's length as the offset.
     pub(super) fn protocol_chain(&self, protocol: Option<Protocol>, id: &Id) -> Made {
         let wanted = number(id, names::ip_protocol)?;
         match protocol {
@@ -182,7 +182,7 @@ impl Generator {
         let next = || Value::Slot(NextHeader);
         let network = self.layers.payload.offset.saturating_add(self.layers.network);
         let field = |offset| Value::behind(Value::Slot(NextHeaderAt), network + offset, 1);
-        // The length of the header is in units of so many bytes, and so many of them do not count.
+        // The length of the header is in units of `bytes`, and does not include `uncounted` of them.
         let advance = |bytes: u32, uncounted: u32| {
             let units = field(1).plus(Value::Constant(uncounted));
             let length = Value::binary(Operator::Multiply, units, Value::Constant(bytes));

@@ -1,13 +1,13 @@
 //! Relations such as `tcp[tcpflags] & (tcp-syn|tcp-ack) != 0`.
 //!
-//! What depends on constants alone is computed here.
+//! Constant parts are evaluated here.
 
 use super::{
     super::ast::{Arithmetic, Expr, Operator, Primitive, Protocol, Relation},
     Keyword, Parsed, Parser, TokenKind, keyword, primitive,
 };
 
-/// The operators that have a rank in libpcap's grammar, those that bind least first.
+/// The operators with a precedence in libpcap's grammar, the lowest first.
 const LEVELS: &[&[(&str, Operator)]] = &[
     &[("|", Operator::Or)],
     &[("&", Operator::And)],
@@ -15,8 +15,8 @@ const LEVELS: &[&[(&str, Operator)]] = &[
     &[("+", Operator::Add), ("-", Operator::Subtract)],
     &[("*", Operator::Multiply), ("/", Operator::Divide)],
 ];
-/// The operators without a rank. One of them takes only the operand just before it, and everything behind it:
-/// `1 + 7 % 4 + 2` is `1 + (7 % (4 + 2))`.
+/// The operators without a precedence. Such an operator applies to the operand just before it and to everything after
+/// it: `1 + 7 % 4 + 2` is `1 + (7 % (4 + 2))`.
 const UNRANKED: &[(&str, Operator)] = &[("%", Operator::Remainder), ("^", Operator::Xor)];
 
 impl Parser<'_> {
@@ -49,7 +49,7 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    /// A value, and what an operator without a rank makes of it.
+    /// Parses a value, with an operator without a precedence.
     fn with_unranked(&mut self) -> Parsed<Arithmetic> {
         let start = self.start();
         let value = self.value()?;
@@ -92,7 +92,7 @@ impl Parser<'_> {
         Ok(value)
     }
 
-    /// `protocol[index:size]`.
+    /// Parses `protocol[index:size]`.
     fn field(&mut self, protocol: Protocol) -> Parsed<Arithmetic> {
         self.at += 2;
         let index = Box::new(self.arithmetic(0)?);

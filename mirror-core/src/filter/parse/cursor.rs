@@ -1,4 +1,4 @@
-//! How the parser moves over the words, and reports the places of errors.
+//! Navigation of the parser through the tokens, and the positions of errors.
 
 use super::{FilterError, MAX_DEPTH, Parsed, Parser, TokenKind};
 
@@ -11,7 +11,7 @@ impl Parser<'_> {
         self.tokens.get(self.at + ahead).map(|token| &token.kind)
     }
 
-    /// The next word, if it is an operator or a bracket.
+    /// The next token, if it is an operator or a bracket.
     pub(super) fn symbol(&self) -> Option<&'static str> {
         self.symbol_at(0)
     }
@@ -39,28 +39,28 @@ impl Parser<'_> {
         if self.accept(symbol) { Ok(()) } else { Err(self.error(format!("expected '{symbol}'"))) }
     }
 
-    /// Where the next word begins.
+    /// Start of the next token.
     pub(super) fn start(&self) -> usize {
         self.tokens.get(self.at).map_or(self.text.len(), |token| token.span.start)
     }
 
-    /// Where the last word has ended.
+    /// End of the last token.
     pub(super) fn end(&self) -> usize {
         self.at.checked_sub(1).and_then(|last| self.tokens.get(last)).map_or(0, |token| token.span.end)
     }
 
-    /// Something is wrong with the next word.
+    /// An error at the next token.
     pub(super) fn error(&self, reason: impl Into<String>) -> FilterError {
         let span = self.tokens.get(self.at).map(|token| token.span.clone());
         FilterError::at(self.text, span.unwrap_or(self.text.len()..self.text.len()), reason)
     }
 
-    /// Something is wrong with the words from `start` to here.
+    /// An error in the tokens from `start` to here.
     pub(super) fn since(&self, start: usize, reason: impl Into<String>) -> FilterError {
         FilterError::at(self.text, start..self.end(), reason)
     }
 
-    /// Goes back to where it was if `parse` fails.
+    /// Returns to the previous position if `parse` fails.
     pub(super) fn attempt<T>(&mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         let (at, depth) = (self.at, self.depth);
         let parsed = parse(self);
@@ -70,7 +70,7 @@ impl Parser<'_> {
         parsed
     }
 
-    /// Parses one level deeper, up to a bound: recursion must not exhaust the stack.
+    /// Parses one level deeper, up to a bound, so that recursion cannot exhaust the stack.
     pub(super) fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         if self.depth == MAX_DEPTH {
             return Err(self.error("too many brackets and 'not's around each other"));

@@ -1,19 +1,19 @@
-//! The words of the language that are no names.
+//! The keywords of the language.
 
 use super::super::ast::{Direction, IsIsGroup, Kind, Protocol};
 
-/// The meaning of a keyword: it is ours, or it is libpcap's and not supported.
+/// The meaning of a keyword. Keywords of libpcap that are not supported are included.
 pub(super) enum Keyword {
     Protocol(Protocol),
     Direction(Direction),
     Kind(Kind),
-    /// A word with a grammar of its own.
+    /// A keyword with a grammar of its own.
     Other,
     /// The reason why it is not supported.
     Unsupported(&'static str),
 }
 
-/// The keyword that is this word.
+/// Returns the keyword with this spelling.
 pub(super) fn keyword(word: &str) -> Option<Keyword> {
     Some(match word {
         "src" => Keyword::Direction(Direction::Src),
@@ -77,7 +77,7 @@ fn protocol(word: &str) -> Option<Protocol> {
     })
 }
 
-/// Why a word of libpcap's language has no sense here; `None`: it is no word of that language.
+/// Why a keyword of libpcap is not supported. `None`: libpcap has no such keyword.
 fn unsupported(word: &str) -> Option<&'static str> {
     Some(match word {
         "inbound" | "outbound" => "the direction of a packet is chosen by the mirror, not by its filter",
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// The chart refuses a filter with any other word when it is rendered.
+    /// The chart rejects a filter with any other word when it is rendered.
     #[test]
     fn the_chart_knows_every_word_of_the_language_and_no_other() {
         let of_chart =

@@ -1,4 +1,4 @@
-//! The primitives that begin with a word of their own, such as `less 64`, `vlan 100` and `llc rnr`.
+//! Primitives that begin with their own keyword, such as `less 64`, `vlan 100` and `llc rnr`.
 
 use super::{
     super::ast::{Arithmetic, Encapsulation, Llc, Primitive, Protocol, Relation},
@@ -6,8 +6,8 @@ use super::{
 };
 
 impl Parser<'_> {
-    /// The primitive that begins with the next word, which is `word`. `protocol`: the protocol just before it. `None`:
-    /// the word begins something else.
+    /// Parses the primitive that begins with the next word, which is `word`. `protocol`: the protocol just before it.
+    /// `None`: the word begins something else.
     pub(super) fn other(&mut self, word: &str, protocol: Option<Protocol>) -> Parsed<Option<Primitive>> {
         match (word, protocol) {
             ("broadcast", _) => self.at += 1,
@@ -41,14 +41,14 @@ impl Parser<'_> {
         Ok(Primitive::Relation(Arithmetic::Length, relation, Arithmetic::Number(number)))
     }
 
-    /// `byte 12 = 8`: a byte of the frame.
+    /// Parses `byte 12 = 8`: a byte of the frame.
     fn byte(&mut self) -> Parsed<Primitive> {
         let index = Box::new(Arithmetic::Number(self.number("expected the place of a byte")?));
         let relation = match self.symbol() {
             Some("=") => Relation::Equal,
             Some("<") => Relation::Less,
             Some(">") => Relation::Greater,
-            // libpcap compiles these two wrong: it forgets to load the byte.
+            // libpcap compiles these two operators incorrectly: it forgets to load the byte.
             Some("&" | "|") => {
                 return Err(self.error("not supported after byte; write it as in ether[0] & 1 != 0"));
             }
@@ -60,7 +60,7 @@ impl Parser<'_> {
         Ok(Primitive::Relation(byte, relation, Arithmetic::Number(value)))
     }
 
-    /// The number of a header, if one is asked for. It may stand in brackets.
+    /// Parses the number of a header, if there is one. It can be in brackets.
     fn encapsulation(&mut self, encapsulation: Encapsulation) -> Parsed<Primitive> {
         let brackets = (0..).take_while(|ahead| self.symbol_at(*ahead) == Some("(")).count();
         let Some(&TokenKind::Number(number)) = self.peek_at(brackets) else {
@@ -73,7 +73,7 @@ impl Parser<'_> {
         Ok(Primitive::Encapsulation(encapsulation, Some(number)))
     }
 
-    /// The frames of `llc`: the word behind it names a format (I, S, U) or a command.
+    /// Parses the frames of `llc`: the next word is a format (I, S, U) or a command.
     fn llc(&mut self) -> Parsed<Primitive> {
         const FORMAT: u32 = 0x03;
         const SUPERVISORY: u32 = 0x0f;

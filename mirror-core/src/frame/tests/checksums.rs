@@ -1,4 +1,4 @@
-//! Unfinished checksums of frames that are no super-frames, without tunnels.
+//! Unfinished checksums of ordinary frames without tunnels.
 
 use super::{
     packet::{Ip, Jumbo, Transport},
@@ -39,7 +39,7 @@ proptest! {
         let mut packet = spec.build(Check::Unfinished);
         let network = 14 + 4 * spec.tags.len();
         let fragment_header = match &spec.ip {
-            // MF or an offset, and not DF.
+            // The flag for more fragments or an offset, without DF.
             Ip::V4 { .. } => {
                 prop_assume!(field & 0x3fff != 0);
                 network + 6
@@ -69,14 +69,14 @@ fn udp(payload: &[u8]) -> Spec {
 
 #[test]
 fn udp_sends_ffff_for_0() {
-    // The payload is what the checksum of the same datagram with 0 would be.
+    // The payload is the checksum that the same datagram with 0 would have.
     let checksum = udp(&[0, 0]).build(Check::Right).checksum;
     let spec = udp(&checksum.to_be_bytes());
     let packet = spec.build(Check::Unfinished);
     assert_eq!(packet.checksum, 0xffff);
     let out = one(&plain(&packet.bytes));
     assert_eq!(out[packet.field..packet.field + 2], [0xff, 0xff]);
-    // TCP sends 0.
+    // TCP sends a 0 as it is.
     let tcp = Transport::Tcp { sequence: 1, flags: 0x10, options: Vec::new() };
     let checksum = Spec { transport: tcp.clone(), ..udp(&[0, 0]) }.build(Check::Right).checksum;
     let packet = Spec { transport: tcp, ..udp(&checksum.to_be_bytes()) }.build(Check::Unfinished);
@@ -91,7 +91,8 @@ fn udp_without_a_checksum_has_none() {
     assert_eq!(one(&plain(&bytes)), bytes);
 }
 
-/// UDP's own length counts, also if the datagram has more bytes. An impossible length is left alone.
+/// The length in the UDP header is used, even if the datagram has more bytes. A datagram with an impossible length is
+/// not changed.
 #[test]
 fn udp_says_how_long_it_is() {
     let spec = udp(b"query and more");
@@ -112,7 +113,7 @@ fn udp_says_how_long_it_is() {
     }
 }
 
-/// A length of 0 means the rest of the frame for a super-frame alone, or with a jumbo option.
+/// A length of 0 means the rest of the frame only for a super-frame, or with a jumbo option.
 #[test]
 fn a_length_of_0_needs_a_reason() {
     let v6 = Ip::V6 { source: [1; 16], destination: [2; 16], extensions: Vec::new() };

@@ -1,8 +1,8 @@
-//! A builder of packets, which shares no code with what is tested.
+//! A builder of packets that shares no code with the code under test.
 
 use proptest::{array::uniform16, collection::vec, prelude::*};
 
-/// What a packet is made of.
+/// The parts of a packet.
 #[derive(Debug, Clone)]
 pub(super) struct Spec {
     /// VLAN tags, the outermost first.
@@ -10,7 +10,7 @@ pub(super) struct Spec {
     pub(super) ip: Ip,
     pub(super) transport: Transport,
     pub(super) payload: Vec<u8>,
-    /// The length field of IP is 0, with a jumbo option if this is IPv6 and says so.
+    /// The length field of IP is 0. `Jumbo` says whether an IPv6 packet has a jumbo option.
     pub(super) big: Option<Jumbo>,
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Ip {
     V6 { source: [u8; 16], destination: [u8; 16], extensions: Vec<Extension> },
 }
 
-/// An extension header: its number, its bytes behind the first, and the final destination if it has one.
+/// An extension header: its number, its bytes after the first, and the final destination if it has one.
 #[derive(Debug, Clone)]
 pub(super) struct Extension {
     pub(super) number: u8,
@@ -55,20 +55,20 @@ pub(super) enum Check {
     Value(u16),
 }
 
-/// A packet, and offsets in it.
+/// A packet, with offsets into it.
 #[derive(Debug, Clone)]
 pub(super) struct Packet {
     pub(super) bytes: Vec<u8>,
     pub(super) transport: usize,
     pub(super) payload: usize,
-    /// The offset of the transport checksum. 0: there is none.
+    /// Offset of the transport checksum. 0: there is none.
     pub(super) field: usize,
-    /// What Linux leaves there, and what is right.
+    /// The checksum as Linux leaves it unfinished, and the correct one.
     pub(super) unfinished: u16,
     pub(super) checksum: u16,
 }
 
-/// The sum of RFC 1071, a word at a time.
+/// The checksum of RFC 1071, one word at a time.
 pub(super) fn naive_sum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for pair in bytes.chunks(2) {
@@ -122,7 +122,7 @@ impl Spec {
         packet
     }
 
-    /// The protocol, and the header with 0 for a checksum.
+    /// The protocol, and the header with a checksum of 0.
     fn transport_header(&self) -> (u8, Vec<u8>) {
         match &self.transport {
             Transport::Tcp { sequence, flags, options } => {
@@ -197,11 +197,11 @@ impl Packet {
     }
 }
 
-/// An extension header with options that do nothing (PadN is not looked at).
+/// An extension header with arbitrary option bytes (PadN is not parsed).
 fn extension() -> impl Strategy<Value = Extension> {
     let options =
         (prop_oneof![Just(0), Just(60)], 0..3_u8, any::<u8>()).prop_map(|(number, length, fill)| {
-            // A jumbo option is something else.
+            // A jumbo option would have another meaning.
             let fill = if fill == 0xc2 { 0 } else { fill };
             let bytes = [&[length][..], &vec![fill; 6 + usize::from(length) * 8]].concat();
             Extension { number, bytes, destination: None }

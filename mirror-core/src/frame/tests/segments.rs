@@ -5,7 +5,7 @@ use super::{
     *,
 };
 
-/// The segments that must come out, each with what Linux leaves in its checksum.
+/// The expected segments, each with the checksum that Linux leaves unfinished.
 fn segments(spec: &Spec, gso_size: u16, vlan: Option<VlanTag>, has_checksum: bool) -> Vec<Packet> {
     let chunks: Vec<&[u8]> = spec.payload.chunks(gso_size.into()).collect();
     let mut offset = 0;
@@ -26,7 +26,8 @@ fn segments(spec: &Spec, gso_size: u16, vlan: Option<VlanTag>, has_checksum: boo
     chunks.iter().enumerate().map(segment).collect()
 }
 
-/// A super-frame: `spec` does not draw fragment headers here, which the kernel does not cut either.
+/// A random super-frame. `spec` never draws fragment headers here, because the kernel does not segment such packets
+/// either.
 fn super_frame() -> impl Strategy<Value = (Spec, u16)> {
     let big = prop_oneof![3 => Just(None), 1 => Just(Some(Jumbo::With)), 1 => Just(Some(Jumbo::Without))];
     (spec(3000), big, 120..1500_u16).prop_map(|(mut spec, big, gso_size)| {
@@ -61,14 +62,14 @@ proptest! {
         prop_assert_eq!(payload, spec.payload);
     }
 
-    /// Every segment comes out, as far as it was captured; the headers are right all the same.
+    /// Every segment is returned, as far as it was captured. The headers are correct in any case.
     #[test]
     fn a_super_frame_that_was_cut_loses_payload_only(
         (spec, gso_size) in super_frame(), vlan in option::of(tag()), captured in 0..3500_usize,
     ) {
         prop_assume!(spec.payload.len() > gso_size.into());
         let packet = spec.build(Check::Unfinished);
-        // Headers alone, which have no more room than is free.
+        // Segments that consist of headers only have no more room than `FREE`.
         prop_assume!(captured > 1000 || spec.payload.len() / usize::from(gso_size) < 4);
         let whole = packet.bytes.len();
         let bytes = &packet.bytes[..captured.min(whole)];
@@ -114,7 +115,7 @@ proptest! {
             1 => spec.transport = Transport::Other(132),
             2 => spec.transport = Transport::Other(50),
             3 => spec.transport = Transport::Other(4),
-            // The frame is longer than IP says.
+            // The frame is longer than the IP header says.
             4 => more = 1,
             _ => match &mut spec.ip {
                 Ip::V4 { options, .. } => *options = vec![131, 3, 4, 1],
@@ -153,7 +154,8 @@ fn big_tcp_is_cut() {
     }
 }
 
-/// The frames of a super-frame of TCP over IPv4 with this payload, and what is in their bytes. `captured`: of its bytes.
+/// Returns the number of frames from a TCP super-frame over IPv4 with this payload, and of their bytes. `captured`:
+/// captured bytes of the super-frame.
 fn cut(payload: usize, gso_size: u16, captured: usize) -> (usize, usize) {
     let spec = Spec { big: (payload > 60_000).then_some(Jumbo::Without), ..tcp(payload) };
     let bytes = spec.build(Check::Unfinished).bytes;
@@ -162,8 +164,9 @@ fn cut(payload: usize, gso_size: u16, captured: usize) -> (usize, usize) {
     (all.len(), all.iter().map(|(bytes, _)| bytes.len()).sum())
 }
 
-/// The segments of real connections come out, with any capture length that has the headers: the usual Ethernet, a jumbo
-/// frame, the smallest MTU of IPv6, the MTU that every IPv4 host takes, and Linux's smallest segment.
+/// Super-frames of real connections are segmented, with any capture length that includes the headers: standard
+/// Ethernet, jumbo frames, the minimum MTU of IPv6, the MTU that every IPv4 host accepts, and Linux's smallest
+/// segments.
 #[test]
 fn segments_of_real_connections_come_out() {
     for (gso_size, captured, segments) in

@@ -5,15 +5,15 @@ use super::{
     *,
 };
 
-/// What is between the outer IP header and the inner frame.
+/// The headers between the outer IP header and the inner frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tunnel {
     /// IPIP, IP6IP6, SIT.
     Ip,
-    /// GRE with these flags, and an IP packet or a frame inside.
+    /// GRE with these flags. Contains an IP packet or a frame.
     Gre(u8, bool),
     Vxlan(u16),
-    /// GENEVE with this many words of options, and an IP packet or a frame inside.
+    /// GENEVE with this many words of options. Contains an IP packet or a frame.
     Geneve(u8, bool),
 }
 
@@ -22,7 +22,8 @@ impl Tunnel {
         matches!(self, Self::Vxlan(_) | Self::Geneve(..))
     }
 
-    /// The packet with `inner` inside (a frame with a VLAN tag only where a frame is inside), and the inner offset.
+    /// Returns the packet with `inner` inside, and the inner offset. `inner` can have a VLAN tag only if the tunnel
+    /// carries frames.
     fn wrap(self, outer: &Ip, inner: &[u8], check: Check) -> (Packet, usize) {
         let is_v6 = inner[12..14] == [0x86, 0xdd];
         let ether_type: [u8; 2] = if is_v6 { [0x86, 0xdd] } else { [8, 0] };
@@ -45,7 +46,7 @@ impl Tunnel {
         let cut = if is_frame { 0 } else { 14 };
         let payload = [&header[..], &inner[cut..]].concat();
         let packet = Spec { tags: Vec::new(), ip: outer.clone(), transport, payload, big: None }.build(check);
-        // Where the inner frame would begin, also if only its packet is there.
+        // The offset at which the inner frame would begin, even if only its packet is there.
         let offset = packet.payload + header.len() - cut;
         (packet, offset)
     }
@@ -65,7 +66,7 @@ fn inner() -> impl Strategy<Value = Spec> {
 }
 
 proptest! {
-    /// Linux computes an outer checksum for the finished inner one, or there is none.
+    /// Linux computes an outer checksum for the finished inner one, or leaves it out.
     #[test]
     fn an_inner_checksum_is_finished(tunnel in tunnel(), outer in ip(), inner in inner(), has_outer: bool) {
         let right = inner.build(Check::Right);
@@ -77,7 +78,7 @@ proptest! {
         prop_assert_eq!(one(&plain(&input)), expected.bytes);
     }
 
-    /// What a program sends inside UDP is its own: only the outer checksum is the kernel's work.
+    /// A program's data inside UDP is not changed: only the outer checksum is the kernel's work.
     #[test]
     fn what_an_outer_checksum_covers_stays(
         tunnel in tunnel(), outer in ip(), inner in inner(), is_outer_finished: bool,

@@ -1,4 +1,4 @@
-//! A tap changes the side on which it sees what reaches its pod: nothing is missed, whatever fails.
+//! A tap changes sides: no packet is missed, whatever fails.
 
 use mirror_common::verdict::{Direction, TapKind};
 use proptest::{collection::vec, prelude::*};
@@ -16,7 +16,7 @@ use crate::{
 const NODE_END: Device = Device::on_node(IfIndex(11));
 const NIC: Device = Device::in_pod(NetnsId { dev: 4, ino: 7 }, IfIndex(2));
 
-/// Whether a program with an entry sees what reaches the pod of this owner.
+/// Whether a program with an entry sees the ingress of the pod of this owner.
 fn sees_ingress(actual: &Actual, device: Device, owner: &Owner) -> bool {
     let Some(tap) = same_owner(actual, &device, owner) else { return false };
     let at_node = Tap { pod_side: None, ..tap.clone() }.hook(device, Direction::Ingress);
@@ -30,14 +30,14 @@ fn sees_ingress(actual: &Actual, device: Device, owner: &Owner) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// What is seen before stays seen, before each op of as many plans as it takes, and whichever ops fail.
+    /// Packets that were seen before are still seen, before each op of every plan and whichever ops fail.
     #[test]
     fn whatever_fails_no_packet_is_missed(
         desired in desired(), before in actual(), failing in vec(prop::bool::weighted(0.3), 200),
     ) {
         let mut actual = before.clone();
         let mut failing = failing.into_iter();
-        // A tap that does not fit goes.
+        // A tap that does not fit is removed.
         let mut seen: BTreeMap<_, _> = before.taps.keys().map(|device| (*device, Owner::default())).collect();
         for _ in 0..3 {
             let (fitting, _) = fit::fit(&desired, &actual);
@@ -59,7 +59,7 @@ proptest! {
     }
 }
 
-/// A tap of one session, at this side.
+/// A tap with one session, on this side.
 fn wanted(nic: Option<IfIndex>) -> Desired {
     let owner = Owner {
         pod: Some(PodId { uid: "1".into(), ..PodId::default() }),
@@ -86,7 +86,7 @@ fn wanted(nic: Option<IfIndex>) -> Desired {
     }
 }
 
-/// The entry of a tap, whose side inside the pod sees or does not yet.
+/// The op that writes the entry of a tap, whose pod side already sees or does not yet.
 fn put(desired: &Desired, sees: bool) -> Op {
     let mut tap = desired.taps[&NODE_END].clone();
     if let Some(side) = &mut tap.pod_side {
@@ -95,7 +95,7 @@ fn put(desired: &Desired, sees: bool) -> Op {
     Op::PutTap(NODE_END, Box::new((&tap).into()))
 }
 
-/// The order of the ops, there and back.
+/// The order of the ops, in both directions.
 #[test]
 fn both_sides_see_until_the_new_one_is_found_in_place() {
     let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };
@@ -116,7 +116,7 @@ fn both_sides_see_until_the_new_one_is_found_in_place() {
     assert_eq!(actual, installed(&node, capacity));
 }
 
-/// An entry that could not be written has no program, and the program at the node's end stays.
+/// If the entry of a side could not be written, that side gets no program, and the program on the node side stays.
 #[test]
 fn a_side_without_its_entry_is_not_changed_to() {
     let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };
@@ -132,7 +132,7 @@ fn a_side_without_its_entry_is_not_changed_to() {
     assert_eq!(plan(&inside, &actual).ops, [Op::Attach(NIC, Program::TapIngress)]);
 }
 
-/// A second side copies with the sessions of its tap. While these are not as wanted, it gets no program.
+/// The pod side copies with the sessions of its tap. It gets no program until these are as wanted.
 #[test]
 fn a_session_that_could_not_be_changed_keeps_the_second_side_waiting() {
     let capacity = Capacity { taps: 9, sessions: 99, filters: 99, instructions: 99_999 };

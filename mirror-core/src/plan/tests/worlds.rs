@@ -1,4 +1,4 @@
-//! Small worlds: wishes, and installed states that came of other wishes.
+//! Small worlds: wanted states, and installed states that result from other wanted states.
 
 use mirror_common::verdict::TapKind;
 use proptest::{
@@ -18,7 +18,7 @@ use crate::{
 };
 
 fn owner() -> impl Strategy<Value = Owner> {
-    // Few of each, so that the same device, pod and namespace come again in other combinations.
+    // Few of each, so that the same device, pod and namespace occur again in other combinations.
     (option::weighted(0.8, 0..3u8), 7..9u64, 0..2u8).prop_map(|(pod, ino, name)| Owner {
         pod: pod.map(|uid| PodId {
             uid: format!("uid-{uid}"),
@@ -116,7 +116,7 @@ pub(super) fn desired() -> impl Strategy<Value = Desired> {
         |(first, second, limits, mut taps, hub)| {
             let mut targets = BTreeMap::from([(TargetName::default(), first)]);
             targets.extend(second.map(|second| (TargetName("ids".parse().unwrap()), second)));
-            // A NIC is at the other end of one veth.
+            // A NIC is the peer of one veth only.
             for (Device { netns, ifindex }, tap) in &mut taps {
                 let nic = IfIndex(10 * ifindex.0 + netns.ino as u32);
                 tap.pod_side = tap.pod_side.map(|_| PodSide::seeing(nic));
@@ -143,7 +143,7 @@ pub(super) fn capacity() -> impl Strategy<Value = Capacity> {
     })
 }
 
-/// The state that an agent has installed for other wishes, with later changes by other software.
+/// The state that an agent has installed for another wanted state, with later changes by other software.
 pub(super) fn actual() -> impl Strategy<Value = Actual> {
     let states =
         [HookState::Absent, HookState::Unknown, HookState::Dead, HookState::Stale, HookState::Current];

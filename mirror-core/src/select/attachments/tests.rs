@@ -1,4 +1,4 @@
-//! Tests of Kube-OVN's annotations of attachments: by example, and by property for what decides about each NIC.
+//! Tests of Kube-OVN's annotations of attachments: examples, and a property for the precedence at each NIC.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,14 +17,14 @@ use crate::{
 
 const FAST: &str = "fast.shop.ovn.kubernetes.io/mirror";
 
-/// A pod with three NICs: the first is in the network of the cluster, the others are attachments.
+/// A pod with three NICs: the first is in the cluster's network, the others are attachments.
 fn pod(annotations: &[(&str, &str)]) -> Pod {
     let entry = |(nic, network)| Entry { network: Some(network), nic: Some(nic) };
     let networks = [("eth0", "kube-ovn"), ("eth1", "shop/fast"), ("eth2", "ops/back.up")].map(entry);
     Pod { networks: Networks::of(networks), ..mk_pod("web", annotations) }
 }
 
-/// The NICs that are mirrored, each with its directions and network, and the problems.
+/// The mirrored NICs with their directions and networks, and the problems.
 fn mirrored(pod: &Pod, policy: &Policy) -> (Vec<String>, Vec<String>) {
     let pods = [pod.clone()];
     let Choice { wanted, refused, bad, .. } = choose(&pods, &[], &[], policy, &mut Filters::default());
@@ -73,14 +73,14 @@ fn a_network_that_no_nic_is_in_is_told() {
         ["NoSuchNetwork: slow.shop.ovn.kubernetes.io/mirror asks for the NICs of a network that \
           k8s.v1.cni.cncf.io/network-status has for no NIC of the pod"]
     );
-    // Multus has not written yet. That passes, so it is no Event.
+    // Multus has not written its annotation yet. This is transient, so there is no Event.
     let early = mk_pod("web", &[(key, "true")]);
     let pods = [early];
     let choice = choose(&pods, &[], &[], &Policy::default(), &mut Filters::default());
     assert_eq!((choice.wanted, choice.bad), (vec![], vec![]));
     let why = &choice.refused[0].why;
     assert!(why.is_passing() && why.to_string().contains("no annotation"), "{why}");
-    // It has written, and the pod has no further NIC.
+    // Multus has written its annotation, and the pod has no other NIC.
     let late = [Pod { networks: Networks::of([]), ..mk_pod("web", &[(key, "true")]) }];
     let choice = choose(&late, &[], &[], &Policy::default(), &mut Filters::default());
     assert!(!choice.refused[0].why.is_passing());
@@ -135,9 +135,9 @@ fn word() -> impl Strategy<Value = Option<&'static str>> {
 }
 
 proptest! {
-    /// For a NIC decides: our annotation on the pod, that of its attachment, that of Kube-OVN on the pod, ours on the
-    /// namespace, the flag. Where annotations do not count they can only leave a NIC out. Whoever asks for the whole pod says
-    /// the directions.
+    /// The precedence for a NIC: podmirror's annotation on the pod, the annotation of its attachment, Kube-OVN's on the
+    /// pod, podmirror's on the namespace, the flag. Where annotations are not accepted, they can only exclude a NIC.
+    /// The directions come from the request for the whole pod.
     #[test]
     fn the_most_specific_annotation_decides_about_a_nic(
         ours in word(), of_nics: [Option<bool>; 2], ovn in word(), theirs in word(), enable_mirror: bool, gate in 0..3,
@@ -186,7 +186,8 @@ proptest! {
             };
             prop_assert_eq!((session.directions, session.origin), expected);
         }
-        // A request of an annotation that the policy refuses is told. What the flag asks for is refused in silence.
+        // A request by an annotation that the policy refuses is reported. For a request by the flag alone there is no
+        // report.
         let of_attachment = ours.is_none() && of_nics.contains(&Some(true));
         let is_asked = match whole {
             Some(whole) => whole || of_attachment && gate == 1,

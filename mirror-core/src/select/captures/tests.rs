@@ -1,4 +1,4 @@
-//! Captures beside the mirrors of a node: they get what they name, and no mirror changes.
+//! Captures next to other mirrors: they get the pods and interfaces that they name, and no mirror changes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -41,7 +41,7 @@ fn why(selection: &Selection) -> Vec<&'static str> {
 #[test]
 fn a_capture_is_one_more_session_of_the_pods_tap() {
     let (web, db) = (mk_pod("web", &[(MIRROR, "true")]), mk_pod("db", &[]));
-    // The pods by name, and the device of one of them by its own.
+    // The pods by name, and the device of one of them by the device's name.
     let captures = [capture(1, &["web", "db"], &[]), capture(2, &[], &["veth100"])];
     let selection = selected(&[web, db], &captures, &Policy::default());
     assert_eq!(selection.skipped, []);
@@ -54,7 +54,7 @@ fn a_capture_is_one_more_session_of_the_pods_tap() {
     assert_eq!(mirrors(101), ["capture.1"]);
 }
 
-/// Whether a pod is known behind a veth or not, its packets have the same directions.
+/// The directions behind a veth are the same whether or not the pod is known.
 #[test]
 fn a_veth_into_another_namespace_is_seen_from_its_other_end() {
     let web = mk_pod("web", &[]);
@@ -101,7 +101,7 @@ fn what_a_capture_cannot_have_is_told() {
 }
 
 proptest! {
-    /// With or without captures, every mirror has the same sessions at the same taps.
+    /// Every mirror has the same sessions at the same taps, with or without captures.
     #[test]
     fn captures_change_no_mirror(
         asked in vec(option::of(sample::select(vec!["true", "ingress", "false"])), 1..6),

@@ -1,4 +1,4 @@
-//! Tests of the wanted pods: by example for each rule, and by property for the order of precedence.
+//! Tests of the wanted pods: examples for each rule, and properties for the order of precedence.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 
@@ -12,7 +12,7 @@ use crate::{
     settings::{SettingError, Settings},
 };
 
-/// Annotations: names and values.
+/// The names and values of annotations.
 type Annotations = &'static [(&'static str, &'static str)];
 
 fn texts(annotations: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -28,7 +28,7 @@ fn pod(own: &[(&str, &str)], inherited: &[(&str, &str)]) -> Pod {
     }
 }
 
-/// The directions in which a pod is mirrored; the choice must have no other result.
+/// The directions in which a pod is mirrored. The choice must have no other result.
 fn directions(pod: &Pod, policy: &Policy) -> Option<Directions> {
     let choice = choose(std::slice::from_ref(pod), &[], &[], policy, &mut Filters::default());
     assert_eq!((choice.refused, choice.bad), (vec![], vec![]), "{pod:?}");
@@ -47,7 +47,7 @@ fn enabled(enable_mirror: bool) -> Policy {
 #[test]
 fn the_most_specific_annotation_decides() {
     use Directions::{Both, Egress, Ingress};
-    /// Annotations of the pod and of its namespace, `--enable-mirror`, and what is chosen.
+    /// Annotations of the pod and of its namespace, `--enable-mirror`, and the expected directions.
     type Row = (Annotations, Annotations, bool, Option<Directions>);
     let table: &[Row] = &[
         (&[], &[], false, None),
@@ -67,7 +67,7 @@ fn the_most_specific_annotation_decides() {
         (&[(MIRROR, "ingress")], &[(MIRROR, "false")], false, Some(Ingress)),
         (&[(MIRROR, "false")], &[(MIRROR, "true")], true, None),
         (&[(OVN_MIRROR, "false")], &[(MIRROR, "true")], true, None),
-        // Kube-OVN knows its annotation on pods only.
+        // Kube-OVN reads its annotation on pods only.
         (&[], &[(OVN_MIRROR, "true")], false, None),
     ];
     for (own, inherited, enable_mirror, expected) in table {
@@ -143,7 +143,7 @@ fn a_setting_that_cannot_be_used_keeps_the_pod_out() {
         };
         assert_eq!((id, *of, *key, value.as_str()), (&pods[0].id, place, "filter", "tcp prot 80"));
     }
-    // The pod's own annotation goes before its namespace's.
+    // The pod's annotation takes precedence over its namespace's.
     assert_eq!(
         directions(&pod(&[(FILTER, "tcp")], &[(FILTER, "tcp prot 80")]), &enabled(true)),
         Some(Directions::Both)
@@ -171,7 +171,7 @@ fn the_policy_stands_above_annotations() {
         (elsewhere(false), &[], Ok(None)),
         (elsewhere(false), &[(MIRROR, "false")], Ok(None)),
         (elsewhere(false), &[(MIRROR, "egress")], Err(Why::NamespaceNotAllowed)),
-        // The node's default belongs to the admin, and so do the settings of its packets.
+        // The node's default is the administrator's, and so are the settings for its packets.
         (elsewhere(true), &[(MIRROR, "egress"), ("podmirror.io/packets", "7")], Ok(Some(Both))),
         (elsewhere(true), &[], Ok(Some(Both))),
         (elsewhere(true), &[(MIRROR, "false")], Ok(None)),
@@ -203,8 +203,8 @@ fn any_value() -> impl Strategy<Value = Option<&'static str>> {
 }
 
 proptest! {
-    /// The pod's annotation goes before its namespace's, which goes before the node's. No annotation opens what the
-    /// policy closes.
+    /// The pod's annotation takes precedence over its namespace's, which takes precedence over the node's default. No
+    /// annotation permits what the policy forbids.
     #[test]
     fn precedence(own in any_value(), inherited in any_value(), enable_mirror: bool, gate in 0..4) {
         let annotation = |value: Option<&'static str>| value.map(|value| (MIRROR, value));
@@ -231,7 +231,7 @@ proptest! {
         }
         let bad = [own, inherited].into_iter().filter(|value| *value == Some("maybe")).count();
         prop_assert_eq!(choice.bad.len(), bad);
-        // A pod without a mirror has a reason: of a refusal, or why nobody asks.
+        // A pod without a mirror has a reason: a refusal, or why no mirror is requested.
         let opted_out = match (known(own), known(inherited)) {
             (Some(None), _) => Some(Place::Pod),
             (None, Some(None)) => Some(Place::Namespace),
@@ -313,7 +313,7 @@ fn each_mirror_of_a_pod_has_its_own_words() {
     );
 }
 
-/// `--mirror-target` is for the mirrors that name no target, and no more than that.
+/// `--mirror-target` applies only to mirrors that name no target.
 #[test]
 fn a_mirror_without_a_target_has_the_nodes() {
     let policy = Policy { target: TargetName("lab".parse().unwrap()), ..with_targets(enabled(true)) };
@@ -351,8 +351,8 @@ fn every_problem_of_an_annotation_is_told_in_words() {
 }
 
 proptest! {
-    /// A mirror is there, or refused, or not asked for, with any annotations of the others. Where not all fit, the
-    /// mirrors of the node and the namespace keep their places.
+    /// Each mirror is wanted, refused or not requested independently of the annotations of the others. If not all fit,
+    /// the mirrors of the node and the namespace keep their slots.
     #[test]
     fn a_mirror_is_decided_by_itself(
         own in prop::collection::btree_map("[a-f]{1,2}", any_value(), 0..14),
@@ -383,7 +383,7 @@ proptest! {
         if enable_mirror {
             prop_assert!(together.iter().any(|mirror| mirror.starts_with("default ")));
         }
-        // The mirrors that the namespace alone asks for go before the pod's own.
+        // Mirrors that only the namespace requests come before the pod's own.
         let choice = choose(std::slice::from_ref(&whole), &[], &[], &policy, &mut Filters::default());
         let kept: Vec<_> = choice.wanted.iter().flat_map(|wanted| wanted.mirrors.values()).map(|session| session.origin).collect();
         if too_many > 0 && kept.contains(&Origin::Annotation(Place::Pod)) {

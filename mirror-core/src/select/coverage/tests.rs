@@ -1,4 +1,4 @@
-//! Tests of what is told about resources.
+//! Tests of the state that is reported for resources.
 
 use super::*;
 use crate::{
@@ -31,7 +31,7 @@ fn a_stream_that_nobody_reads_covers_nothing_and_says_why() {
     assert_eq!(told(&live, &["web"], &[]), expected);
 }
 
-/// The reasons about each pod, and `covered`.
+/// The reasons for each pod, or `covered`.
 fn told(of: &Selected, standing: &[&str], skipped: &[Skipped]) -> Vec<(String, String)> {
     let standing = standing.iter().map(|name| (pod(name), [(of.id.mirror(), None)].into())).collect();
     of_standing(of, &standing, skipped)
@@ -83,7 +83,7 @@ fn a_pod_is_covered_if_its_mirror_stands_and_nothing_speaks_against_it() {
         assert_eq!(told(&of, &["a", "b"], &skipped), a(expected), "{skipped:?}");
     }
     assert_eq!(told(&of, &["b"], &[]), a("NotYet"));
-    // A NIC that the mirror is not for.
+    // A NIC that the mirror does not request.
     let eth1 = Nics::parse("eth1").unwrap_or_default();
     let of = selected("x", eth1, &["a", "b"]);
     let none = skip(Some("eth0"), None, Why::NoHostInterface("ipvlan".into()));

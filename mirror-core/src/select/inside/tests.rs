@@ -1,4 +1,4 @@
-//! Tests of taps inside pods, and of their exits.
+//! Tests of taps inside pods, and of relay devices.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ fn kind(name: &str) -> LinkKind {
     LinkKind::Other(name.into())
 }
 
-/// A node with one pod, which has these devices.
+/// A node with one pod that has these devices.
 fn node_of(pod: &Pod, devices: Vec<Link>) -> LinkSnapshot {
     let netns = NetnsId { dev: 4, ino: 77 };
     let inside = PodLinks { netns, is_host: false, nsid: Some(7), links: devices, stale: None };
@@ -49,7 +49,7 @@ fn devices() -> Vec<Link> {
     ]
 }
 
-/// The taps and reasons for one pod with these annotations.
+/// Returns the taps and reasons for one pod with these annotations.
 fn selected(
     annotations: &[(&str, &str)],
     links: &LinkSnapshot,
@@ -82,7 +82,7 @@ fn what_leads_out_is_tapped_and_the_rest_where_it_is_named() {
     let policy = Policy::default();
     let (taps, why) = selected(&[(MIRROR, "true")], &links, &policy);
     assert_eq!(taps, ["eth0", "net1", "vf0", "net2"]);
-    // The others send through these.
+    // The other devices send through these.
     assert_eq!(why, ["lost NoHostInterface"]);
     let (taps, why) = selected(&[(MIRROR, "true"), (NICS, "eth0.5,lost,br0")], &links, &policy);
     assert_eq!((taps, why), (vec!["eth0.5".to_owned(), "lost".to_owned(), "br0".to_owned()], vec![]));
@@ -108,7 +108,7 @@ fn the_agent_and_the_pod_can_refuse_taps_inside() {
     assert_eq!(of("auto", TapsInside::On), tapped);
     assert_eq!(of("off", TapsInside::On), refused("TapsInsideOff"));
     assert_eq!(of("auto", TapsInside::Off), refused("TapsInsideOff"));
-    // A word that is not known is told, and changes nothing: neither by itself nor in what the namespace says.
+    // An unknown value is reported and ignored. It also does not hide the value of the namespace.
     assert_eq!(of("of", TapsInside::On), tapped);
     for (of_pod, of_namespace, expected) in
         [("Off", "off", refused("TapsInsideOff")), ("auto", "off", tapped.clone()), ("Off", "of", tapped)]
@@ -130,7 +130,7 @@ fn a_pod_with_many_devices_does_not_take_the_places_of_others() {
     let (taps, why) = selected(&[(MIRROR, "true")], &links, &Policy::default());
     let first: Vec<_> = (2..18).map(|index| format!("net{index}")).collect();
     assert_eq!((taps, why), (first, vec![" TooManyNics".to_owned()]));
-    // Those that are named come first.
+    // NICs that are named come first.
     let (taps, why) = selected(
         &[(MIRROR, "true"), ("podmirror.io/mirror.two", "true"), ("podmirror.io/nics.two", "net39")],
         &links,
@@ -142,7 +142,7 @@ fn a_pod_with_many_devices_does_not_take_the_places_of_others() {
     );
 }
 
-/// By the devices of pods with a VPN, VMs (Kata, KubeVirt), VRRP, a tunnel and a shaper.
+/// The devices of pods with a VPN, VMs (Kata, KubeVirt), VRRP, a tunnel and a shaper.
 #[test]
 fn what_sends_through_another_nic_of_the_pod_is_not_told_of() {
     let over_eth0 = Some(Peer { ifindex: 2, nsid: None });
@@ -171,12 +171,12 @@ fn what_sends_through_another_nic_of_the_pod_is_not_told_of() {
         selected(&[(MIRROR, "true")], &with_nic, &Policy::default()),
         (vec!["eth0".to_owned()], vec![])
     );
-    // A pod of which nothing leads out is told of.
+    // A pod without any device that leads out is reported.
     let (taps, why) = selected(&[(MIRROR, "true")], &node_of(&web, devices), &Policy::default());
     assert_eq!((taps, why.len()), (vec![], 8), "{why:?}");
 }
 
-/// A pod of KubeVirt with the bridge binding: each NIC has another name, and a dummy device has its former one.
+/// A KubeVirt pod with the bridge binding: each NIC is renamed, and a dummy device has its original name.
 #[test]
 fn a_nic_is_found_by_the_name_that_kubevirt_has_taken_from_it() {
     let real = |index, name| mk_link(index, name, kind("macvlan"), Some(LOWER));
@@ -210,7 +210,7 @@ fn a_nic_is_found_by_the_name_that_kubevirt_has_taken_from_it() {
         let networks: Vec<_> = selection.taps.values().map(|tap| tap.owner.network.as_deref()).collect();
         assert_eq!(networks, vec![Some("shop/fast"); expected.len()], "{nics:?}");
     }
-    // A dummy device that nothing was renamed from stays what it is.
+    // A dummy device whose name no NIC has had is an ordinary device.
     let alone = node_of(&mk_pod("web", &[]), vec![real(2, "net1"), left(3, "eth0")]);
     let named = selected(&[(MIRROR, "true"), (NICS, "eth0")], &alone, &Policy::default());
     assert_eq!(named, (vec!["eth0".to_owned()], vec![]));
@@ -226,7 +226,7 @@ fn a_nic_that_is_down_or_absent_or_loopback_is_told_of_as_what_it_is() {
     let (taps, why) = selected(&[(MIRROR, "true"), (NICS, "lo,eth0,net1,net2")], &links, &Policy::default());
     assert_eq!(taps, ["eth0", "net1"]);
     assert_eq!(why, ["lo Loopback", "net2 NoSuchNic"]);
-    // Multus names them.
+    // The annotation of Multus names the NICs.
     let entries = ["net1", "net2"].map(|nic| Entry { network: Some("shop/fast"), nic: Some(nic) });
     let of_multus = |nics: &[(&str, &str)]| {
         let annotations = [&[(MIRROR, "true")], nics].concat();
@@ -241,7 +241,7 @@ fn a_nic_that_is_down_or_absent_or_loopback_is_told_of_as_what_it_is() {
     assert_eq!(of_multus(&[(NICS, "eth0")]), (vec!["eth0".to_owned()], vec![]), "it is for another NIC");
 }
 
-/// The effect of a change on the devices, as the kernel has it.
+/// Applies a change to the devices as the kernel does.
 fn carry_out(change: &LinkChange, links: &mut LinkSnapshot) {
     let of = |netns: NetnsId, links: &mut LinkSnapshot, change: &dyn Fn(&mut Vec<Link>)| {
         for pod in
@@ -273,7 +273,8 @@ fn carry_out(change: &LinkChange, links: &mut LinkSnapshot) {
     }
 }
 
-/// An agent was killed between two requests: what it has made is made anew, and a stranger's device of the name stays.
+/// An agent was killed between two requests: the device that it created is created again, and a foreign device of that
+/// name is kept.
 #[test]
 fn a_hub_that_was_half_made_is_made_anew() {
     let half = Link { up: false, mtu: 1279, ..mk_link(80, HUB, LinkKind::Dummy, None) };
@@ -293,7 +294,7 @@ fn a_hub_that_was_half_made_is_made_anew() {
     assert!(!of_others.iter().any(exit::is_half_made));
 }
 
-/// A pod's devices: a NIC, and perhaps an exit in some state.
+/// A pod's devices: a NIC, and possibly a relay device in some state.
 fn any_inside() -> impl Strategy<Value = Vec<Link>> {
     (0..6u32).prop_map(|state| {
         let nic = mk_link(2, "eth0", kind("macvlan"), Some(LOWER));
@@ -306,7 +307,7 @@ fn any_inside() -> impl Strategy<Value = Vec<Link>> {
             1 => vec![nic, exit(90, true, exit::MTU)],
             2 => vec![nic, exit(90, false, exit::MTU)],
             3 => vec![nic, exit(90, true, 100)],
-            // Packets of another such exit would come out of it.
+            // A relay device that is not private could exchange packets with other relay devices.
             4 => vec![nic, Link { is_private: false, ..exit(90, true, exit::MTU) }],
             _ => vec![nic, exit(91, true, exit::MTU)],
         }
@@ -314,8 +315,8 @@ fn any_inside() -> impl Strategy<Value = Vec<Link>> {
 }
 
 proptest! {
-    /// From any state of the hub and of the exits, a few looks lead to an exit in each pod that needs one, and to none in
-    /// any other pod; and then there is nothing left to change.
+    /// From any state of the relay hub and devices, a few rounds lead to a relay device in each pod that needs one and
+    /// in no other pod. After that there is nothing to change.
     #[test]
     fn exits_come_to_be_where_they_are_needed(
         pods in vec((any_inside(), any::<bool>()), 0..4),
@@ -347,7 +348,7 @@ proptest! {
     }
 }
 
-/// A pod's own macvlan over its own NIC, with the index of an exit, is not taken for one: it would be deleted.
+/// A pod's own macvlan over its own NIC, with the index of a relay device, is not a relay device: it would be deleted.
 #[test]
 fn a_macvlan_of_the_pod_is_no_exit() {
     let own = mk_link(IFINDEX.0, NAME, kind("macvlan"), Some(Peer { ifindex: 2, nsid: None }));
@@ -355,7 +356,7 @@ fn a_macvlan_of_the_pod_is_no_exit() {
     assert!(!exit::is_exit(&own) && exit::changes(&BTreeSet::new(), &links).is_empty());
 }
 
-/// A stream needs no exit, and an installed tap keeps its exit until it is gone.
+/// A stream needs no relay device. An installed tap keeps its relay device until the tap is removed.
 #[test]
 fn an_exit_is_needed_for_devices_and_while_a_tap_uses_it() {
     let mut links = node_of(&mk_pod("web", &[]), devices()[..1].to_vec());
@@ -384,14 +385,14 @@ fn an_exit_is_needed_for_devices_and_while_a_tap_uses_it() {
         let installed = installed.collect();
         assert_eq!(exit::needed(&Default::default(), &installed, &policy), [netns].into());
 
-        // The target becomes a stream: the tap goes on without the exit, which then goes.
+        // The target becomes a stream: the tap continues without the relay device, which is deleted afterwards.
         let targets = [(TargetName::default(), Destination::Stream)].into();
         let taps = select(&choice.wanted, &[], &links, &Policy { targets, ..Policy::default() }).taps;
         assert_eq!(taps.values().map(|tap| tap.exit).collect::<Vec<_>>(), [None]);
     }
 }
 
-/// A node with a pod whose NIC `eth0` (index 2) has the node's end `veth100`.
+/// A node with a pod whose NIC `eth0` (index 2) has the veth peer `veth100` on the node.
 fn veth_node(pod: &Pod) -> LinkSnapshot {
     let nic = mk_link(2, "eth0", LinkKind::Veth, Some(Peer { ifindex: 100, nsid: Some(0) }));
     let end = mk_link(100, "veth100", LinkKind::Veth, Some(Peer { ifindex: 2, nsid: Some(7) }));
@@ -400,7 +401,7 @@ fn veth_node(pod: &Pod) -> LinkSnapshot {
     links
 }
 
-/// What may have two sides, and the side of its tap when it shall see inside.
+/// The number of taps that can have two sides, and the pod side of the tap when it sees inside.
 fn sides(annotations: &[(&str, &str)], policy: &Policy) -> (usize, Option<IfIndex>) {
     let pod = mk_pod("web", annotations);
     let links = veth_node(&pod);
@@ -414,8 +415,7 @@ fn sides(annotations: &[(&str, &str)], policy: &Policy) -> (usize, Option<IfInde
     (count, selection.taps.values().find_map(|tap| tap.pod_side.map(|side| side.nic)))
 }
 
-/// A veth can be seen on both sides where a mirror copies what reaches the pod, and where the agent and the pod let the tap
-/// in.
+/// A veth can be seen on both sides if a mirror copies ingress and both the agent and the pod allow taps inside.
 #[test]
 fn a_veth_has_two_sides_where_a_tap_may_be_inside() {
     let inside = (1, Some(IfIndex(2)));
@@ -425,7 +425,7 @@ fn a_veth_has_two_sides_where_a_tap_may_be_inside() {
     assert_eq!(sides(&[(MIRROR, "egress")], &Policy::default()), (0, None));
     assert_eq!(sides(&[(MIRROR, "true"), (POD_SIDE_TAPS, "off")], &Policy::default()), (0, None));
     assert_eq!(sides(&[(MIRROR, "true")], &policy(TapsInside::Off)), (0, None));
-    // Copies go to this pod, or to another one.
+    // The copies go to this pod, or to another one.
     let collector = |of: &str| {
         let ids = TargetName("ids".parse().unwrap());
         let mut policy = Policy::default();

@@ -1,4 +1,4 @@
-//! Tests of Mirrors and ClusterMirrors: by example for each rule, and by property with drawn pods, annotations and
+//! Tests of Mirrors and ClusterMirrors: examples for each rule, and properties over random pods, annotations and
 //! resources.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
@@ -35,7 +35,7 @@ fn pod(namespace: &str, name: &str, annotations: &[(&str, &str)]) -> Pod {
     }
 }
 
-/// A Mirror of this namespace, or a ClusterMirror without one, for all pods that it can select.
+/// A Mirror of this namespace, or a ClusterMirror without one, that selects as many pods as possible.
 fn resource(namespace: Option<&str>, name: &str, settings: &[(&'static str, &str)]) -> Resource {
     let settings = settings.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
     Resource {
@@ -62,7 +62,7 @@ fn what_no_node_can_use_is_refused_without_a_node() {
         refusal(&resource).map(|(reason, _)| reason)
     };
     assert_eq!(with(&[], None), None);
-    // Some node may have it.
+    // Some node can have this target.
     assert_eq!(with(&[("filter", "tcp port 443")], Some("ids")), None);
     assert_eq!(with(&[("filter", "tcp prot 443")], None), Some("InvalidFilter"));
     assert_eq!(with(&[("rate", "fast")], None), Some("InvalidSpec"));
@@ -108,7 +108,7 @@ fn streaming(name: &str, pods: Option<&[&str]>) -> Resource {
     }
 }
 
-/// A program that reads the stream of this Mirror of `shop`, by the ring of this number.
+/// A program that reads the stream of this Mirror in `shop`, through the ring of this number.
 fn reader(name: &str, ring: u32) -> Capture {
     Capture {
         ring: RingId(ring),
@@ -120,7 +120,7 @@ fn reader(name: &str, ring: u32) -> Capture {
     }
 }
 
-/// The mirrors of the wanted pods, as `web mirror/all both tcp`.
+/// The mirrors of the wanted pods, written as `web mirror/all both tcp`.
 fn mirrors(choice: &Choice<'_>) -> Vec<String> {
     let of = |Wanted { pod, mirrors, .. }: &Wanted<'_>| {
         let name = pod.id.name.clone();
@@ -153,7 +153,7 @@ fn a_stream_is_a_capture_while_a_program_reads_it() {
     let resources = [streaming("live", None), streaming("one", Some(&["db", "web-2"]))];
     let policy = Policy::default();
     let mut filters = Filters::default();
-    // Nobody reads: nothing is wanted, and nothing is refused.
+    // Without a reader, nothing is wanted and nothing is refused.
     let unread = choose(&pods, &resources, &[], &policy, &mut filters);
     assert_eq!((mirrors(&unread), refusals(&unread)), (vec!["web default both all".to_owned()], vec![]));
     let selected = |choice: &Choice<'_>| -> Vec<_> {
@@ -172,7 +172,7 @@ fn a_stream_is_a_capture_while_a_program_reads_it() {
     assert_eq!((session.origin, &session.target), (Origin::Capture, &captures[0].target()));
     assert!(!read.wanted[1].is_asked && read.unasked.contains_key(&pods[1].id), "a capture is no mirror");
 
-    // Namespaces that are left out are left out of streams, too.
+    // Excluded namespaces are excluded from streams, too.
     let excluded = Policy { exclude_namespaces: ["shop".into()].into(), ..Policy::default() };
     let none = choose(&pods, &resources, &captures, &excluded, &mut filters);
     assert_eq!(mirrors(&none), Vec::<String>::new());
@@ -274,7 +274,7 @@ fn a_resource_that_cannot_be_used_is_refused_whole_and_disturbs_nothing() {
     }
 }
 
-/// The sentence about a value is the same, whether it stands in an annotation or in a resource.
+/// A value gets the same error message in an annotation and in a resource.
 #[test]
 fn a_resource_gets_the_sentence_of_an_annotation() {
     for (key, value) in [("filter", "tcp prot 80"), ("rate", "fast"), ("packets", "many"), ("snaplen", "9")] {
@@ -307,12 +307,12 @@ fn an_opt_out_holds_for_all_but_enforced_mirrors() {
             expected.insert(0, "web default AnnotationsUnread".to_owned());
         }
         assert_eq!(refusals(&choice), expected);
-        // Without annotations nobody opts out.
+        // If annotations are disabled, none of them can opt a pod out.
         let policy = Policy { annotations: false, ..Policy::default() };
         let without = chosen(&pods, &resources, &policy);
         assert_eq!((mirrors(&without).len(), without.refused.len()), (3, 0));
     }
-    // To leave out one mirror by its name is no opting out.
+    // Disabling one mirror by its name does not opt the pod out.
     let pods = [pod("shop", "web", &[("podmirror.io/mirror.ids", "false")])];
     assert_eq!(mirrors(&chosen(&pods, &resources, &Policy::default())).len(), 3);
 }
@@ -336,14 +336,14 @@ fn the_node_stands_above_resources() {
     let excluded = Policy { exclude_namespaces: only("shop"), ..Policy::default() };
     let choice = chosen(&pods, &resources, &excluded);
     assert_eq!((mirrors(&choice).len(), choice.refused.len()), (0, 3));
-    // A namespace that may not ask cannot do so by a Mirror either.
+    // A namespace that is not allowed to request mirrors cannot do so with a Mirror either.
     let elsewhere = Policy { allow_namespaces: Some(only("bank")), ..Policy::default() };
     let choice = chosen(&pods, &resources, &elsewhere);
     assert_eq!(mirrors(&choice), ["web clustermirror/all both all", "web clustermirror/ids both all"]);
     assert_eq!(refusals(&choice), ["web mirror/own NamespaceNotAllowed"]);
 }
 
-/// The choice, and how many parts it took.
+/// Returns the choice, and the number of parts it took.
 fn whole<'a>(pods: &'a [Pod], resources: &[Resource], filters: &mut Filters) -> (Choice<'a>, u32) {
     let mut parts = 0;
     loop {
@@ -356,7 +356,7 @@ fn whole<'a>(pods: &'a [Pod], resources: &[Resource], filters: &mut Filters) -> 
     }
 }
 
-/// Of 50 Mirrors with 50 filters, the filters of 8 are compiled, and none where no pod is selected.
+/// Of 50 Mirrors with 50 filters, 8 filters are compiled. Where no pod is selected, none is compiled.
 #[test]
 fn only_filters_of_mirrors_with_a_place_are_compiled() {
     let filters_of = |namespace: &str| -> Vec<Resource> {
@@ -455,8 +455,8 @@ fn any_resource() -> impl Strategy<Value = Resource> {
 }
 
 proptest! {
-    /// Every pair of a resource and a pod that it selects is a session, or has a reason. Enforced ones always win, and no
-    /// namespace reaches into another.
+    /// Every pair of a resource and a pod that it selects has a session or a reason. Enforced resources always win, and
+    /// no namespace affects another.
     #[test]
     fn resources_and_annotations_are_joined(
         pods in vec(any_pod(), 1..5),
@@ -513,7 +513,7 @@ proptest! {
                     prop_assert!(matches!(why, Why::OptedOut(Place::Pod | Place::Namespace) | Why::AnnotationsUnread(_)));
                 }
             }
-            // Nobody else has put a mirror there.
+            // No other source adds mirrors of these names.
             let ours: BTreeSet<_> = selecting.iter().map(|resource| resource.id.mirror()).collect();
             for (mirror, session) in &mirrors {
                 match session.origin {
@@ -523,7 +523,8 @@ proptest! {
                     _ => prop_assert!(ours.contains(mirror)),
                 }
             }
-            // Enforced ones first, then the node's policy; and of each kind the oldest first. Then come annotations.
+            // Enforced resources come first, then the node's policy, and within each kind the oldest. Annotations come
+            // last.
             let of_kind = |is_enforced: bool| {
                 let of_kind = selecting.iter().filter(|resource| resource.is_enforced == is_enforced);
                 let mut of_kind: Vec<_> = of_kind.filter(|_| is_enforced || !is_out).copied().collect();
@@ -543,7 +544,7 @@ proptest! {
                 if !has_place {
                     prop_assert_eq!(reason(&resource.id.mirror()), Some(Why::TooManyMirrors));
                 }
-                // A filter that is wrong is found out when the places are taken, and keeps its place.
+                // An invalid filter is found when the slots are allocated, and the mirror keeps its slot.
                 bad += usize::from(has_place && !is_good(resource));
             }
             let wants = in_queue.len() + of_annotations;

@@ -1,4 +1,4 @@
-//! Whether a tap sees what its NIC carries, in words, for each direction.
+//! The coverage of a tap as text, for each direction.
 //!
 //! Pure, a part of [`explain`](super).
 
@@ -7,7 +7,7 @@ use mirror_common::verdict::Direction;
 use super::{Text, sentence, verb};
 use crate::status::{DirectionCoverage, NicCoverage, NodeStatus, TapStatus};
 
-/// What the agent knows of the coverage of a tap.
+/// Returns the coverage of a tap, if the agent knows it.
 pub(super) fn of<'a>(status: &'a NodeStatus, tap: &TapStatus) -> Option<&'a NicCoverage> {
     let pod = tap.pod.as_ref()?;
     let name = format!("{}/{}", pod.namespace, pod.name);
@@ -33,7 +33,7 @@ pub(super) fn write(status: &NodeStatus, tap: &TapStatus, text: &mut Text) {
     }
 }
 
-/// A time in seconds, in words.
+/// Formats a time in seconds.
 fn time(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),

@@ -1,4 +1,4 @@
-//! A mirror at a NIC in words: who asks for it, which packets, how many, where to, and what it has counted.
+//! A mirror at a NIC as text: its origin, which packets it copies, how many, where to, and its counters.
 //!
 //! Pure, a part of [`explain`](super).
 
@@ -33,7 +33,7 @@ impl Subject<'_> {
     }
 }
 
-/// Who asks for the mirror.
+/// The origin of the mirror, as a sentence.
 fn origin(session: &SessionStatus) -> String {
     let SessionStatus { mirror, origin, .. } = session;
     let key = if mirror == Name::DEFAULT { MIRROR.to_owned() } else { format!("{MIRROR}.{mirror}") };
@@ -60,7 +60,7 @@ fn origin(session: &SessionStatus) -> String {
     }
 }
 
-/// The name of the resource that a mirror is of.
+/// The name of the resource that a mirror comes from.
 fn resource(mirror: &str) -> &str {
     mirror.split_once('/').map_or(mirror, |(_, name)| name)
 }
@@ -75,7 +75,7 @@ fn directions(session: &SessionStatus) -> String {
     }
 }
 
-/// Which of these packets, how many, and how much of each.
+/// The settings: which packets, how many, and how much of each.
 fn settings(settings: &SettingsStatus) -> Vec<String> {
     let SettingsStatus { filter, sample, rate_packets, rate_bits, snaplen, .. } = settings;
     let rates =
@@ -96,13 +96,13 @@ fn settings(settings: &SettingsStatus) -> Vec<String> {
     lines
 }
 
-/// A share up to 1.
+/// Formats a share of at most 1 as a percentage.
 fn percent(share: f64) -> String {
     let rounded = (share * 1e6).round() / 1e4;
     if rounded > 0.0 { format!("{rounded} %") } else { "less than 0.0001 %".to_owned() }
 }
 
-/// When it ends, or by what it has ended.
+/// When the mirror ends, or which budget has ended it.
 fn budgets(session: &SessionStatus) -> Vec<String> {
     let SessionStatus { settings, ended, left, .. } = session;
     let LeftStatus { duration, packets, bytes } = left;
@@ -122,7 +122,7 @@ fn budgets(session: &SessionStatus) -> Vec<String> {
     budgets.map(|budget| format!("Budget: it ends after {budget}.")).chain(ended).collect()
 }
 
-/// What the tap has seen for this mirror, by verdict.
+/// Writes the counters of the mirror, by verdict.
 fn counters(status: &NodeStatus, tap: &TapStatus, session: &SessionStatus, text: &mut Text) {
     let seen = |direction: Direction| {
         let counters = session.counters.iter().filter(|counter| counter.direction == direction.name());
@@ -152,7 +152,7 @@ fn counters(status: &NodeStatus, tap: &TapStatus, session: &SessionStatus, text:
             text.line(4, verdicts::of_misfit(kind));
         }
     }
-    // With readings of the NIC's counters, the NIC says more.
+    // If the NIC's counters were read, the coverage shows more.
     let is_silent = |direction: &Direction| seen(*direction) == 0 && is_attached(tap, *direction);
     let has_readings = coverage::of(status, tap).is_some();
     for direction in Direction::ALL.into_iter().filter(|it| is_silent(it) && !has_readings) {

@@ -1,4 +1,4 @@
-//! The target of a mirror in words: what it is, whether it takes copies now, and what can be done.
+//! The target of a mirror as text: what it is, whether it accepts copies now, and what can be done.
 //!
 //! Pure, a part of [`explain`](super).
 

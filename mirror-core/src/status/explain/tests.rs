@@ -1,4 +1,5 @@
-//! The words about a pod: whole texts of the main cases. [`any`] tests by property that nothing of the pod is left out.
+//! The text about a pod: complete texts for the main cases. [`any`] is a property test that nothing about the pod is
+//! missing.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -69,7 +70,7 @@ fn tap(name: &str, sessions: &[SessionStatus]) -> TapStatus {
     }
 }
 
-/// A node with an agent that has listed the pods `web`, of which a mirror is asked for, and `db`.
+/// A node with an agent that has listed the pods `web`, for which a mirror is requested, and `db`.
 fn node(taps: &[TapStatus]) -> NodeStatus {
     let db = PodId { uid: "2".into(), namespace: "shop".into(), name: "db".into() };
     let why = Unasked::NoRequest;
@@ -279,7 +280,7 @@ fn a_capture_alone_is_no_mirror() {
     assert!(text.contains("\n    It has no filter, sample, rate or snap length: "), "{text}");
 }
 
-/// Each direction is seen at its own place, and the words say where and why.
+/// Each direction is seen on a different side, and the text says where and why.
 #[test]
 fn a_tap_with_two_sides_says_where_it_sees_each_direction() {
     let mut of = tap("web", &[session("default", "default", &[])]);
@@ -314,7 +315,7 @@ NIC eth0
     assert!(text.starts_with("shop/web is mirrored.\n") && text.contains(expected), "{text}");
 }
 
-/// What is ahead of our programs is told of each tap, wherever it is.
+/// Programs that are ahead of podmirror's are reported for each tap, inside pods too.
 #[test]
 fn what_runs_ahead_of_a_tap_inside_is_told() {
     for (is_inside, side) in
@@ -338,7 +339,7 @@ fn what_runs_ahead_of_a_tap_inside_is_told() {
     }
 }
 
-/// The counters of the NIC say more than that the tap has seen nothing.
+/// The counters of the NIC show more than that the tap saw nothing.
 #[test]
 fn what_the_nic_carries_is_told_beside_what_the_tap_sees() {
     let mut of = session("default", "default", &[]);

@@ -1,16 +1,16 @@
-//! What a verdict means for a reader of copies, and what can be done about it.
+//! The meaning of each verdict, and what can be done about it.
 //!
-//! Words alone, a part of [`explain`](super). docs/metrics.md has the same in a table.
+//! Texts only, a part of [`explain`](super). docs/metrics.md has the same as a table.
 
 use mirror_common::verdict::{Misfit, Verdict};
 
-/// The meaning and the remedy of a verdict, by its name.
+/// Returns the meaning and the remedy of a verdict, by its name.
 pub(super) fn words(name: &str) -> &'static str {
     let verdict = Verdict::ALL.into_iter().find(|verdict| verdict.name() == name);
     verdict.map_or("This version of mirror-agent does not know this verdict.", of)
 }
 
-/// The meaning and the remedy of copies that are not as asked for.
+/// Returns the meaning and the remedy of copies that differ from the request.
 pub(super) const fn of_misfit(misfit: Misfit) -> &'static str {
     match misfit {
         Misfit::Cut => {

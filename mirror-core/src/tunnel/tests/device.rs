@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A tunnel of each device, with the kernel's word for it, and the port.
+/// A tunnel for each kind of device, with the kernel's name of the kind, and the port.
 const DEVICES: [(&str, &str, u16); 6] = [
     ("vxlan:10.9.0.5:4789/vni=7/device=cni0", "vxlan", 4789),
     ("geneve:10.9.0.5:6081/vni=7/device=cni0", "geneve", 6081),
@@ -12,7 +12,7 @@ const DEVICES: [(&str, &str, u16); 6] = [
     ("erspan:fd00::5/session=7/device=cni0", "ip6erspan", 0),
 ];
 
-/// A node whose other software has this device, and the tunnel through it.
+/// A node on which other software has this device, and the tunnel through it.
 fn with_device(text: &str, device: Link) -> (Tunnel, LinkSnapshot) {
     let tunnel = parse(text).unwrap();
     let mut links = node();
@@ -23,7 +23,7 @@ fn with_device(text: &str, device: Link) -> (Tunnel, LinkSnapshot) {
     (tunnel, links)
 }
 
-/// As `kind` and `port` say, made by other software.
+/// A device of other software, with this kind and port.
 fn cni(kind: &str, port: u16) -> Link {
     let kind = LinkKind::Other(kind.to_owned());
     Link { kind, external: Some(port), alias: None, ..link(8, "cni0", 1450) }
@@ -44,7 +44,7 @@ fn a_device_of_each_kind_is_used_as_it_is() {
     }
 }
 
-/// The kernel does not look at the MTU of a VXLAN or GENEVE device.
+/// The kernel ignores the MTU of VXLAN and GENEVE devices.
 #[test]
 fn the_mtu_of_a_gre_device_bounds_the_copies() {
     for (text, kind, port) in DEVICES {
@@ -89,7 +89,7 @@ fn a_device_that_cannot_be_used_has_a_reason_of_its_own() {
 }
 
 proptest! {
-    /// Copies go into a device of other software only if it is in every way as needed, and nothing is ever changed.
+    /// Copies are sent to other software's device only if it meets all requirements, and the device is never changed.
     #[test]
     fn only_a_device_as_needed_is_used(
         tunnel in prop::sample::select(DEVICES.to_vec()), device in prop::sample::select(DEVICES.to_vec()),

@@ -1,4 +1,4 @@
-//! Tests of who may send copies to a target.
+//! Tests of the namespaces that can send copies to a target.
 
 use super::*;
 use crate::{destination::Destination, model::TargetName};
@@ -7,7 +7,7 @@ fn target(name: &str) -> TargetName {
     TargetName(name.parse().unwrap())
 }
 
-/// The MirrorTargets `ids`, for the namespace `shop`, and `broken`, which is refused.
+/// A policy with the MirrorTargets `ids`, for the namespace `shop`, and `broken`, which is refused.
 fn policy() -> Policy {
     let mut policy = Policy { enable_mirror: true, ..Policy::default() };
     policy.targets.insert(target("ids"), Destination::Device("ids0".into()));
@@ -50,7 +50,7 @@ fn a_target_is_for_the_namespaces_that_may_name_it() {
         .collect();
     let of_bank = |mirror: &str| ("bank".to_owned(), mirror.to_owned(), "TargetNotAllowed");
     assert_eq!(refused, [of_bank("mirror/theirs"), of_bank("a")]);
-    // The author of the Mirror is told, and nobody else.
+    // The refusal is in the status of that Mirror only.
     let told: Vec<_> = choice.selected.iter().map(|of| (of.id.to_string(), of.refused.clone())).collect();
     let why = "the MirrorTarget ids is not for this namespace (spec.allowedNamespaces)".to_owned();
     assert_eq!(

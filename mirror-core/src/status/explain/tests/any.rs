@@ -1,4 +1,4 @@
-//! The words about a pod of any status.
+//! The text about a pod, for any status.
 
 use proptest::{collection::vec, option, prelude::*, sample};
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::coverage::State;
 use crate::status::{DirectionCoverage, NicCoverage, Unreached};
 
-/// Text as a pod may choose it.
+/// Text as a pod could choose it.
 fn word() -> impl Strategy<Value = String> {
     "[a-z\\x1b\n\"é. ]{0,6}"
 }
@@ -129,7 +129,7 @@ fn any_node() -> impl Strategy<Value = NodeStatus> {
 }
 
 proptest! {
-    /// Whatever the status is, all of the pod is in the text: each NIC and mirror, each counter, each reason.
+    /// For any status, the text contains everything about the pod: each NIC and mirror, each counter, each reason.
     #[test]
     fn nothing_of_the_pod_is_left_out(status in any_node()) {
         let subject = Subject::of(&status, "shop/web");
