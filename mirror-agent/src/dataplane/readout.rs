@@ -77,9 +77,9 @@ pub struct Count {
     pub direction: Direction,
     /// The verdict.
     pub verdict: Verdict,
-    /// How many packets.
+    /// The number of packets.
     pub packets: u64,
-    /// Their bytes.
+    /// The number of their bytes.
     pub bytes: u64,
 }
 
@@ -88,9 +88,9 @@ pub struct Count {
 pub struct MisfitCount {
     /// The direction.
     pub direction: Direction,
-    /// How they differ.
+    /// The difference.
     pub misfit: Misfit,
-    /// How many copies.
+    /// The number of copies.
     pub packets: u64,
     /// The bytes by which they differ.
     pub bytes: u64,

@@ -91,7 +91,7 @@ struct Status {
 
 /// Returns the pods in `text`. Each of its documents is a `Pod`, a `List` or a `PodList`.
 ///
-/// A truncated text gives an error, or its first pods, the last of which may be incomplete. Truncated JSON is always an
+/// A truncated text gives an error, or its first pods, and the last one may be incomplete. Truncated JSON is always an
 /// error.
 pub fn parse(text: &str) -> Result<Vec<Pod>, ParseError> {
     let options = serde_saphyr::options! {

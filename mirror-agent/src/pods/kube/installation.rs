@@ -138,7 +138,7 @@ fn is_denial(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403))
 }
 
-/// Returns the conclusion from these responses, the last of which is the newest; `None` to ask again.
+/// Returns the conclusion from these responses, the newest last; `None` to ask again.
 fn believed(answers: &[Standing]) -> Option<Standing> {
     let newest = *answers.last()?;
     let denials = answers.iter().rev().take_while(|answer| **answer == Standing::Denied).count();

@@ -44,7 +44,7 @@ impl<K: Keep> Deleted<K> {
     }
 }
 
-/// An object of the API, a part of which is kept.
+/// An object of the API that is kept in part.
 pub(super) trait Keep: Resource<DynamicType = ()> + Clone + Debug + 'static {
     /// Removes the fields that the agent does not need, including the resource version, which differs after each
     /// change.

@@ -32,7 +32,7 @@ pub(super) enum Ask {
 pub(super) enum Judgement {
     /// Accept it.
     Take,
-    /// Accept it: versions have gone back for good.
+    /// Accept it: versions are permanently lower.
     TakeBack,
     /// Reject it: it is outdated.
     Past,
