@@ -1,7 +1,7 @@
 //! The objects installed in the kernel: BPF maps, programs and tc hooks.
 //!
-//! The edge to BPF. This module carries out ops one by one and reads the installed state back. [`crate::plan`] decides
-//! the ops and their order.
+//! The interface to BPF. This module carries out ops one by one and reads the installed state back. [`crate::plan`]
+//! decides the ops and their order.
 
 pub mod bpf;
 #[cfg(test)]

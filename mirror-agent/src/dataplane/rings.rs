@@ -74,7 +74,7 @@ impl Rings {
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<RingId, Ring>> {
-        // A panic in another thread ends the agent.
+        // A panic in another thread ends the agent, so a poisoned lock does not matter.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -70,7 +70,7 @@ impl Unread {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // A panic in another thread ends the agent.
+        // A panic in another thread ends the agent, so a poisoned lock does not matter.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -178,7 +178,7 @@ fn tunnel_info(device: TunnelDevice) -> (InfoKind, InfoData) {
 
 /// Creates a veth pair and returns the name of the other end.
 async fn veth(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<String> {
-    // If the kernel does not answer, it refuses a name that is taken.
+    // If the lookup fails, the name counts as free: the kernel refuses a name that is taken.
     let is_taken = |peer: &str| one(&Named::Name(peer.to_owned())).is_ok_and(|link| link.is_some());
     let peer = peer_name(name, is_taken);
     let ifindex = new_index()?;

@@ -40,7 +40,7 @@ const PAGE: u32 = 16;
 const SILENCE: Duration = Duration::from_secs(150);
 /// The longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// The shortest time between the beginnings of two watches.
+/// The shortest interval between the starts of two watches.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 /// The longest pause between attempts for a kind that the API lacks.
 const LACKING_PAUSE: Duration = Duration::from_secs(30);

@@ -70,13 +70,13 @@ enum Standing {
     Withheld,
     /// The server denies the request (401, 403), and also another one.
     Denied,
-    /// No answer that means anything.
+    /// No conclusive response.
     Unknown,
 }
 
 impl Installation {
-    /// The DaemonSet `name` in `namespace`. Asks for it from now on until it has been seen, to know whether the agent
-    /// has the right. Must be called in a tokio runtime.
+    /// Follows the DaemonSet `name` in `namespace`. Requests it repeatedly until it has been seen, to know whether the
+    /// agent has the permission. Must be called in a tokio runtime.
     pub(super) fn new(
         client: Client,
         namespaces: Store<PartialObjectMeta<Namespace>>,
