@@ -45,8 +45,8 @@ const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 /// The longest pause between attempts for a kind that the API lacks.
 const LACKING_PAUSE: Duration = Duration::from_secs(30);
 /// The number of consecutive responses after which a kind that was read before counts as removed, and a new agent
-/// accepts that it lacks a permission. An API server that has just started denies everything for a moment, but it never
-/// denies knowing a kind.
+/// accepts that it lacks a permission. An API server that has just started denies every permission for a moment, but it
+/// never reports an existing kind as missing.
 const DENIALS: u32 = 3;
 /// The annotation of the bookmark that ends a streaming list.
 const LIST_END: &str = "k8s.io/initial-events-end";
