@@ -1,8 +1,8 @@
-//! Network namespaces as files: their identity, and what is done inside them.
+//! Network namespaces as files: finds, identifies and enters them.
 //!
-//! No thread of the agent ever stays in a namespace, and none is kept open, because an open namespace file or socket keeps
-//! a deleted pod's namespace alive. `links` reads pods and makes their exits through it, and `dataplane` attaches inside
-//! pods.
+//! Only short-lived threads enter a namespace, and the agent keeps none open, because an open namespace file or socket
+//! keeps a deleted pod's namespace alive. `links` reads pods and creates their relay devices through this module, and
+//! `dataplane` attaches programs inside pods through it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,10 +23,11 @@ use tokio::{runtime::Handle, sync::oneshot};
 
 use crate::model::NetnsId;
 
-/// The namespace of the calling thread. `/proc/self` would be that of the process's first thread.
+/// The namespace of the calling thread. `/proc/self` would be that of the process's main thread.
 const CURRENT: &str = "/proc/thread-self/ns/net";
 
-/// Identity of the network namespace whose file is at `path`. Only [`Netns::open`] can check that the file is one.
+/// The identity of the network namespace whose file is at `path`. Only [`Netns::open`] checks that the file is a
+/// namespace.
 pub(crate) fn netns_id(path: &Path) -> io::Result<NetnsId> {
     path.metadata().map(|metadata| id(&metadata))
 }
@@ -60,14 +61,14 @@ impl Netns {
         Self::open(Path::new(CURRENT))
     }
 
-    /// Its identity.
+    /// The identity of the namespace.
     pub(crate) fn id(&self) -> NetnsId {
         self.id
     }
 
-    /// Runs `open`, which opens sockets, in the namespace, with the caller's runtime entered.
+    /// Runs `open`, which opens sockets, in the namespace and in the caller's Tokio runtime.
     ///
-    /// A socket stays in the namespace in which it was opened. So only a short-lived thread ever enters a namespace.
+    /// A socket stays in the namespace in which it was opened. So only a short-lived thread enters the namespace.
     pub(crate) async fn inside<T: Send + 'static>(
         &self,
         open: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -77,13 +78,13 @@ impl Netns {
         thread::Builder::new().name("netns".into()).spawn(move || {
             let _runtime = runtime.enter();
             let opened = setns(file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from).and_then(|()| open());
-            // If the caller was cancelled, no receiver is left; the socket is closed then.
+            // If the caller was cancelled, there is no receiver, and the socket is closed here.
             let _ = sender.send(opened);
         })?;
         receiver.await.map_err(io::Error::other)?
     }
 
-    /// Runs `work` in the namespace, on a thread of its own. The calling thread waits.
+    /// Runs `work` in the namespace on a separate thread, and waits for it.
     pub(crate) fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         let enter = || setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from).map(|()| work());
         thread::scope(|scope| {
@@ -95,17 +96,18 @@ impl Netns {
     }
 }
 
-/// Where the namespaces of pods can be opened now. `links` notes what it has found, `dataplane` enters.
+/// The paths where pods' namespaces can be opened at the moment. `links` records them, `dataplane` enters the
+/// namespaces.
 #[derive(Debug, Clone, Default)]
 pub struct Namespaces(Arc<Mutex<HashMap<u64, PathBuf>>>);
 
 impl Namespaces {
-    /// Notes the path of a namespace file.
+    /// Records the path of a namespace file.
     pub(crate) fn note(&self, id: NetnsId, path: &Path) {
         self.paths().insert(id.ino, path.to_owned());
     }
 
-    /// Forgets all namespaces but these.
+    /// Forgets all namespaces except these inodes.
     pub(crate) fn keep(&self, wanted: &HashSet<u64>) {
         self.paths().retain(|ino, _| wanted.contains(ino));
     }
@@ -114,29 +116,29 @@ impl Namespaces {
     ///
     /// # Errors
     ///
-    /// It is not known, or another namespace is at its path now.
+    /// The namespace is unknown, or another namespace is at its path now.
     pub(crate) fn open(&self, id: NetnsId) -> io::Result<Netns> {
         let path = self.path(id).ok_or_else(gone)?;
         at(id, &path)
     }
 
-    /// Where a namespace was last.
+    /// The last known path of a namespace.
     pub(crate) fn path(&self, id: NetnsId) -> Option<PathBuf> {
         self.paths().get(&id.ino).cloned()
     }
 
-    /// Opens a namespace where it is known to be, at this path, or wherever on the node it is found, and notes where that
-    /// is.
+    /// Opens a namespace and records its path. Searches the known path, then `hint`, then the whole node.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::NotFound`]: it has gone, as far as can be seen. Otherwise it is there and cannot be opened, or it may
-    /// be where nothing can be seen.
+    /// [`io::ErrorKind::NotFound`]: as far as the agent can see, the namespace no longer exists. Other errors: it
+    /// exists and cannot be opened, or it may be at a path that the agent cannot read.
     pub(crate) fn find(&self, id: NetnsId, hint: Option<&Path>) -> io::Result<Netns> {
         let own = PathBuf::from(format!("/proc/{}/ns/net", process::id()));
-        // What cannot be looked at may be the namespace. A process or a file that has gone is not.
+        // An unreadable path may be the namespace. A process or a file that no longer exists is not.
         let mut refused = None;
-        // Single processes can be out of reach, as where this is a container. Without the right to look, all others are.
+        // Single processes can be unreadable, for example if the agent runs in a container. Without the permission, all
+        // other processes are.
         let (mut denied, mut sees_others) = (None, false);
         let known = self.path(id).into_iter().chain(hint.map(Path::to_owned)).map(Ok);
         for path in known.chain(everywhere()) {
@@ -170,14 +172,14 @@ fn gone() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the network namespace has gone")
 }
 
-/// Opens this namespace, if it is the one at the path.
+/// Opens the namespace at this path, if it is the one with this id.
 fn at(id: NetnsId, path: &Path) -> io::Result<Netns> {
     let netns = Netns::open(path)?;
     if netns.id.ino == id.ino { Ok(netns) } else { Err(gone()) }
 }
 
-/// Whether no namespace can be at this path, where it was looked for with this error. For a process that ends meanwhile the
-/// kernel answers "permission denied" (`proc_ns_get_link()`), so the directory of the process tells.
+/// Whether this error proves that no namespace is at this path. While a process exits, the kernel answers "permission
+/// denied" for it (`proc_ns_get_link()`), so this function also checks whether the directory of the process exists.
 fn has_gone(path: &Path, error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
     let process = path.ancestors().nth(2);
@@ -186,8 +188,8 @@ fn has_gone(path: &Path, error: &io::Error) -> bool {
         || process.is_some_and(|process| !process.exists())
 }
 
-/// Every path where a namespace may be: where runtimes keep them, and those of the node's processes. An error for a list that
-/// cannot be read.
+/// Every path where a namespace may be: the directories of container runtimes and the processes of the node. Yields an
+/// error for a directory that cannot be read.
 fn everywhere() -> impl Iterator<Item = io::Result<PathBuf>> {
     let below = |directory: &str| {
         let (entries, error) = match fs::read_dir(directory) {
@@ -198,7 +200,7 @@ fn everywhere() -> impl Iterator<Item = io::Result<PathBuf>> {
         let paths = entries.into_iter().flatten().map(|entry| entry.map(|entry| entry.path()));
         paths.chain(error)
     };
-    // The second one is that of the node, for an agent in a container.
+    // The second path is the node's, for an agent in a container.
     let kept = ["/run/netns", "/proc/1/root/run/netns"].into_iter().flat_map(below);
     let is_process = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
@@ -219,11 +221,11 @@ mod tests {
 
     use super::*;
 
-    /// What cannot be looked at may be there: a trace of it stays.
+    /// A namespace at an unreadable path may still exist, so its attachment marker stays.
     #[test]
     fn a_namespace_has_gone_only_where_nothing_can_be() {
         let is_gone = |path: &str, code: i32| has_gone(Path::new(path), &io::Error::from_raw_os_error(code));
-        // No process has this number: the kernel's highest is 4194304.
+        // No process has the id 4194305: the kernel's highest is 4194304.
         for (path, code, gone) in [
             ("/proc/self/ns/net", libc::EACCES, false),
             ("/proc/self/ns/net", libc::EMFILE, false),

@@ -1,6 +1,7 @@
 //! The pods of this node, and the Mirrors, ClusterMirrors and MirrorTargets, as a source lists them.
 //!
-//! The edge to the source of pods: the Kubernetes API, or a file. This module selects nothing and knows no device.
+//! The interface to the source of pods: the Kubernetes API, or a file. This module selects no pods and accesses no
+//! device.
 
 pub mod file;
 pub mod kube;
@@ -14,31 +15,31 @@ use crate::model::{Pod, Resource, TargetResource};
 
 /// A source of pods.
 pub trait PodSource {
-    /// The pods of the last complete and valid list; `None`: there was none yet, so nothing may be deleted.
+    /// The pods of the last complete and valid list; `None` before the first one, when nothing may be deleted.
     fn snapshot(&self) -> Option<Arc<[Pod]>>;
 
-    /// The pods whose objects were deleted since the last call, each as it was last. The processes of such a pod may run
-    /// on. Only the Kubernetes API has objects: a pod that a file no longer names is not to be mirrored.
+    /// Returns the pods whose objects were deleted since the last call, in their last state. The processes of such a
+    /// pod may still run. Only the Kubernetes API has objects: a pod that a file no longer lists is not to be mirrored.
     fn deleted(&self) -> Vec<Pod> {
         Vec::new()
     }
 
-    /// The Mirrors and ClusterMirrors, as of the same moment. Only the Kubernetes API has any.
+    /// The Mirrors and ClusterMirrors at the same moment. Only the Kubernetes API has any.
     fn resources(&self) -> Arc<[Resource]> {
         Arc::new([])
     }
 
-    /// The MirrorTargets, as of the same moment.
+    /// The MirrorTargets at the same moment.
     fn targets(&self) -> Arc<[TargetResource]> {
         Arc::new([])
     }
 
-    /// Returns when the pods or resources may have changed since the last call. Cancel safe.
+    /// Waits until the pods or resources may have changed since the last call. Cancel safe.
     fn changed(&mut self) -> impl Future<Output = ()>;
 
-    /// Whether the source's list of pods is up to date. The receiver stays valid while the loop owns the source. A
-    /// source on this machine can always be reached, and its last list is always up to date: so the default is
-    /// `Current`.
+    /// Whether the source's list of pods is up to date. The receiver stays valid while the loop owns the source. The
+    /// default is `Current`, for a source on this machine: it is always reachable, and its last list is always up to
+    /// date.
     fn state(&self) -> watch::Receiver<SourceState> {
         watch::channel(SourceState::Current).1
     }
@@ -51,9 +52,9 @@ pub enum SourceState {
     Starting,
     /// The list is up to date.
     Current,
-    /// It cannot be reached; the last good list stays in force.
+    /// The source cannot be reached; the last valid list stays in force.
     Away {
-        /// Since when.
+        /// The time since which it cannot be reached.
         since: Instant,
     },
 }

@@ -1,8 +1,8 @@
-//! The loop: wake, look, decide, act, report.
+//! The reconcile loop: wake, look, decide, act, report.
 //!
-//! Level-triggered, and the only owner of the dataplane. An event means only that something may have changed; each
-//! round looks at everything and makes the changes that are missing, so a lost or doubled event does no harm. The loop
-//! knows the three edges by their traits and decides nothing itself.
+//! The loop is level-triggered, and the only owner of the dataplane. An event means only that something may have
+//! changed. Each round looks at everything and makes the missing changes, so a lost or duplicate event does no harm.
+//! The loop uses the three interfaces (pods, devices, dataplane) through their traits and decides nothing itself.
 
 mod carry_out;
 mod coverage;
@@ -66,37 +66,37 @@ use crate::{
     settings::{Budget, Rate},
 };
 
-/// How long a round waits after its first event, so that a burst makes one round.
+/// The delay of a round after its first event, so that a burst of events causes one round.
 const COALESCE: Duration = Duration::from_millis(10);
-/// A round runs at least this often, should an event have been lost.
+/// The longest time between two rounds, in case an event was lost.
 pub(crate) const TICK: Duration = Duration::from_secs(60);
-/// How long events wait, at most, after a round with a failure.
+/// The longest time that events wait after a round with a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The longest wait while a session has a budget, so that the report shows soon that the budget has ended. The kernel
-/// ends it by itself.
+/// The longest wait while a session has a budget, so that the report soon shows that the budget has ended. The kernel
+/// ends it without the agent.
 const BUDGET_TICK: Duration = Duration::from_secs(1);
-/// How long a program of a filter stays that no session uses: much longer than a packet takes at a tap.
+/// The time that an unused program of a filter stays: much longer than a packet takes at a tap.
 const LEFTOVERS: Duration = Duration::from_secs(1);
-/// The wait after a round with a failure: doubled from the first to the last.
+/// The first and the longest wait after a round with a failure. The wait doubles in between.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// The programs that read packets, as they are now.
+/// The programs that currently read packets (streams and captures).
 pub type Reading = watch::Receiver<Arc<Readers>>;
 
-/// The loop and the state that it has logged already.
+/// The loop, and the state that it has already logged.
 pub struct Reconciler<P, L, D> {
-    /// Where pods come from.
+    /// The source of pods.
     pub pods: P,
-    /// The devices.
+    /// The network devices.
     pub links: L,
-    /// The edge to the kernel's maps and hooks.
+    /// The maps and hooks in the kernel.
     pub dataplane: D,
     reading: Reading,
     policy: Policy,
     filters: Filters,
     /// The targets that the agent was started with.
     own_targets: BTreeMap<TargetName, Destination>,
-    /// The limits of targets that have one.
+    /// The rate limits of targets that have one.
     max_rates: BTreeMap<TargetName, Rate>,
     mirrors: MirrorIfaces,
     started: bool,
@@ -111,21 +111,21 @@ pub struct Reconciler<P, L, D> {
     exits: Exits,
     removed: Removed,
     pace: Pace,
-    /// How soon to look again for pods that come without an event.
+    /// The longest wait for the next round, if a change is due without an event (for example, an expected pod).
     look_again: Option<Duration>,
-    /// The last round has left something for the next one.
+    /// The last round was not finished.
     is_behind: bool,
-    /// When an event woke the loop for the round to come.
+    /// The time of the event that woke the loop for the next round.
     woken: Option<Instant>,
     told: Told,
-    /// The mirrors that an earlier agent has left; `None`: nothing was read yet.
+    /// The mirrors that an earlier agent has left; `None` before the first read.
     found: Option<Arc<Mirrors>>,
     report: watch::Sender<Arc<Report>>,
     metrics: LoopMetrics,
 }
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// A loop that has not looked at anything yet.
+    /// Creates a loop. Does no I/O.
     pub fn new(
         pods: P,
         links: L,
@@ -171,12 +171,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.report.subscribe()
     }
 
-    /// Runs rounds until `stop` is ready. The installed state stays then.
+    /// Runs rounds until `stop` is ready. The installed state stays.
     ///
     /// # Errors
     ///
-    /// Only for problems at the start: a mirror interface that cannot be one, an interface to mirror that does not
-    /// exist. Later problems are logged and tried again.
+    /// Only for problems at the start: a device that cannot be a mirror interface, an interface to mirror that does not
+    /// exist. Later problems are logged and retried.
     pub async fn run(&mut self, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
         tokio::pin!(stop);
         let mut backoff = RETRY.0;
@@ -192,7 +192,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 if self.may_end { BUDGET_TICK } else { TICK }
             };
             if self.is_behind {
-                // Other tasks of this thread go first, and so do events that have happened.
+                // Other tasks of this thread run first, and pending events are handled.
                 tokio::select! {
                     biased;
                     () = &mut stop => return Ok(()),
@@ -205,7 +205,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             let deadline =
                 self.held.next().into_iter().chain(self.removed.next()).fold(deadline, Instant::min);
             if is_blocked {
-                // The failed operation may cause events of its own, which must not lead to another attempt at once.
+                // The failed operation may cause events itself, which must not trigger another attempt at once.
                 tokio::select! {
                     () = &mut stop => return Ok(()),
                     () = tokio::time::sleep(wait.min(PATIENCE)) => {}
@@ -241,9 +241,9 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
     }
 
-    /// One more round without waiting: the last one of an agent that ends, after its captures have ended.
+    /// Runs one more round at once: the last one of an agent that ends, after its captures have ended.
     pub async fn last_round(&mut self) {
-        // A refusal concerns the start of the agent.
+        // `Refused` matters only at the start of the agent.
         let _ = self.round().await;
     }
 
@@ -252,7 +252,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.routes.wake();
     }
 
-    /// One round. Returns whether an operation failed that concerns all devices, and not a single one.
+    /// Runs one round. Returns whether an operation failed that concerns more than a single device.
     async fn round(&mut self) -> Result<bool, Refused> {
         let began = Instant::now();
         self.is_behind = false;
@@ -278,8 +278,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         Ok(is_blocked)
     }
 
-    /// The work of a round: look, decide, carry out. Failures are put into the report, except those that concern one
-    /// device alone: these are returned.
+    /// Does the work of a round: look, decide, carry out. Adds failures to the report. Returns those that concern a
+    /// single device only.
     async fn try_round(&mut self, report: &mut Report) -> anyhow::Result<BTreeSet<String>> {
         let listed = self.pods.snapshot();
         let pods = listed.as_ref().map(|list| self.with_gone(list)).transpose()?;
@@ -301,7 +301,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             if !self.filters.is_behind() {
                 break choice;
             }
-            // Probes are answered between the parts.
+            // Other tasks, such as those that answer probes, run between the parts.
             tokio::task::yield_now().await;
         };
         report.bad = self.told.bad(bad);
@@ -340,11 +340,11 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         }
         of_devices.extend(self.exits.left().iter().cloned().chain(left));
         if ops.iter().any(|op| op.leaves_filter() || op.leaves_exit()) {
-            // The next round takes away what no session or tap uses any more.
+            // The next round removes what no session or tap uses any more.
             self.look_again = Some(self.look_again.unwrap_or(LEFTOVERS).min(LEFTOVERS));
         }
         if !coming.is_subset(&incomplete) {
-            // The next round does the second step of a change of sides.
+            // The next round does the second step of moving a tap to its other side.
             self.look_again = Some(Duration::ZERO);
         }
         routes::complete(&desired, &mut incomplete);
@@ -389,7 +389,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         Ok(of_devices)
     }
 
-    /// The pods of a list, and those whose objects were deleted while they run.
+    /// Returns the pods of a list, and the pods that still run although their objects were deleted.
     fn with_gone(&mut self, list: &Arc<[Pod]>) -> anyhow::Result<Arc<[Pod]>> {
         let now = Instant::now();
         self.gone.deleted(self.pods.deleted(), now);
@@ -397,7 +397,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         Ok(self.gone.join(list, &running, now))
     }
 
-    /// Reads the devices and the installed state, and selects. Changes the mirror interfaces where necessary.
+    /// Reads the devices and the installed state, and selects taps. Creates, changes and deletes the devices of targets
+    /// and relay devices where necessary.
     async fn look(
         &mut self,
         pods: Option<&[Pod]>,
@@ -408,7 +409,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     ) -> anyhow::Result<Seen> {
         let mut to_read = self.pods_to_read(wanted, pods.unwrap_or_default());
         if pods.is_none() {
-            // Their routes and offloads are to be in the snapshot.
+            // First, so that the snapshot includes the routes and offloads of the installed targets.
             let installed = self.dataplane.observe().await.context("cannot read what is installed")?;
             self.take_installed_targets(&installed);
         }
@@ -423,7 +424,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             refuse_mirrors(&self.own_targets, &links)?;
         }
         self.learn_cnis().await;
-        // Problems at the start must be known before a mirror interface is made.
+        // Problems at the start must be known before a mirror interface is created.
         let mut selection = self.selection(wanted, captures, &links, &actual).await;
         if pods.is_some() && !self.started {
             refuse_selection(&selection, &self.policy)?;
@@ -435,7 +436,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             links = self.snapshot(&to_read, &actual.taps).await?;
             selection = self.selection(wanted, captures, &links, &actual).await;
         }
-        // The hub, then the exits over it.
+        // First the relay hub, then the relay devices on it.
         for _ in 0..2 {
             if pods.is_none() || !self.change_exits(&needed, &links).await {
                 break;
@@ -448,7 +449,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         Ok(Seen { links, actual, selection })
     }
 
-    /// Reads the devices, and keeps those of installed taps whose namespace cannot be read.
+    /// Reads the devices. If the namespace of an installed tap cannot be read, keeps its devices.
     async fn snapshot(
         &mut self,
         pods: &[PodNetns],
@@ -459,7 +460,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         Ok(links)
     }
 
-    /// The wanted state, and the ops that lead to it.
+    /// Returns the wanted state, and the ops that lead to it.
     fn decide(
         &mut self,
         targets: BTreeMap<TargetName, Target>,
@@ -470,14 +471,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     ) -> (Desired, Plan) {
         let limits = self.policy.limits;
         let (desired, plan) = if is_listed {
-            // A tap that goes back to the node's end still copies by its exit in this round.
+            // A tap that moves back to the node side still copies through its relay device in this round.
             let installed = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
             let hub = hub.filter(|_| taps.values().chain(installed).any(|tap| tap.exit.is_some()));
             let desired = Desired { targets, limits, taps, hub };
             let plan = plan(&desired, actual);
             (desired, plan)
         } else {
-            // No complete list yet: the taps that an earlier agent has installed stay in force.
+            // Without a complete list, the taps that an earlier agent has installed stay in force.
             let plan = Plan { ops: retarget(&targets, actual), ..Plan::default() };
             (Desired { targets, limits, taps: BTreeMap::new(), hub: None }, plan)
         };
@@ -487,7 +488,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 }
 
-/// Returns when the pods, the devices or the programs that read may have changed. Cancel safe.
+/// Waits until the pods, the devices or the programs that read packets may have changed. Cancel safe.
 async fn event(pods: &mut impl PodSource, links: &mut impl LinkTable, reading: &mut Reading) {
     tokio::select! {
         () = pods.changed() => {}
@@ -496,14 +497,14 @@ async fn event(pods: &mut impl PodSource, links: &mut impl LinkTable, reading: &
     }
 }
 
-/// The findings of a round.
+/// The state that a round has found.
 struct Seen {
     links: LinkSnapshot,
     actual: Actual,
     selection: Selection,
 }
 
-/// A session that does not fit, as what is skipped.
+/// Converts a session that cannot be installed to a skipped one.
 fn not_installed(unfit: Unfit, desired: &Desired) -> Skipped {
     let Unfit { device, mirror, why } = unfit;
     let owner = desired.taps.get(&device).map(|tap| tap.owner.clone()).unwrap_or_default();

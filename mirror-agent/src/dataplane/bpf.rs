@@ -1,7 +1,7 @@
-//! The dataplane on the kernel: the programs of this agent, the pinned maps, the hooks.
+//! The [`Dataplane`] of the kernel: the loaded programs of this agent, the pinned maps, the hooks.
 //!
-//! Carries out ops and reads the installed state back. The programs live as long as a hook has them, so the mirror
-//! outlives the agent. The next agent finds the maps by their pins and puts its programs in the places of the old ones.
+//! Carries out ops and reads the installed state back. The programs live as long as they are attached to a hook, so the
+//! mirror outlives the agent. The next agent finds the maps by their pins and replaces the old programs with its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,23 +26,24 @@ use crate::{
     settings::CaptureFilter,
 };
 
-/// The dataplane.
+/// The [`Dataplane`] of the kernel.
 pub struct Bpf {
     programs: Programs,
     maps: Maps,
     hooks: Hooks,
     method: Method,
     rings: Rings,
-    /// The filters that the kernel has refused, and why. The same agent on the same kernel is refused again.
+    /// The filters that the kernel has refused, with the error. The same agent on the same kernel is always refused
+    /// again.
     refused: BTreeMap<CaptureFilter, String>,
-    /// A search for filters that no pin refers to has found none.
+    /// The last survey found no podmirror filter on the node.
     has_no_filters: bool,
     _lock: PinsLock,
 }
 
 impl Bpf {
-    /// Loads the programs, with the maps that are pinned or new ones. Attaches nothing. `namespaces` says later where pods
-    /// are. Must be called within the runtime, with the pins' lock.
+    /// Loads the programs, with the pinned maps or new ones. Attaches nothing. `namespaces` will have the paths of
+    /// pods' namespaces. Must be called within the runtime, with the pins' lock.
     pub fn load(
         pins: Pins,
         lock: PinsLock,
@@ -65,12 +66,12 @@ impl Bpf {
         })
     }
 
-    /// How programs are attached.
+    /// The method by which programs are attached.
     pub fn method(&self) -> Method {
         self.method
     }
 
-    /// Which mirror interfaces nobody reads.
+    /// The map that withholds copies from mirror interfaces without readers.
     pub fn unread(&self) -> Unread {
         self.maps.unread.clone()
     }
@@ -82,13 +83,14 @@ impl Bpf {
 }
 
 impl Bpf {
-    /// Notes a filter that the kernel refuses. The next plan leaves out the sessions with this filter, and says why.
+    /// Records a filter that the kernel refuses. The next plan omits the sessions with this filter, and reports the
+    /// reason.
     fn unless_refused(&mut self, session: &Session, put: anyhow::Result<()>) -> anyhow::Result<()> {
         if let Err(error) = &put
             && let Some(refused @ LoadError::Refused(_)) = error.downcast_ref()
             && let Some(filter) = &session.settings.filter
         {
-            // Users can ask for any number of filters, one after the other.
+            // Users can request any number of filters, one after the other.
             if self.refused.len() >= MAX_FILTERS as usize {
                 self.refused.clear();
             }
@@ -97,7 +99,7 @@ impl Bpf {
         put
     }
 
-    /// An error if copies may pass by the second stage, which was attached just now.
+    /// Fails if copies may bypass the second stage, which has just been attached.
     async fn check_second_stage(&mut self, device: Device) -> anyhow::Result<()> {
         let current = self.programs.id(Program::Deliver)?;
         let attached = self.hooks.attached(device, Program::Deliver).await?;
@@ -115,7 +117,8 @@ impl Dataplane for Bpf {
         self.maps.clear_unused_filters()?;
         let mut entries = self.maps.taps()?;
         self.hooks.reconnect()?;
-        // Filters outlive lost pins. If this agent does not attach filters and none is left, there will be none.
+        // Filters outlive lost pins, so they are searched for. If this agent attaches no filters and has found none,
+        // there will be none.
         let with_filters = self.method == Method::Clsact || !self.has_no_filters;
         let survey = self.hooks.survey(with_filters).await?;
         self.has_no_filters = survey.has_no_filters();

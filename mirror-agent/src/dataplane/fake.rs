@@ -1,4 +1,4 @@
-//! The dataplane's twin for tests: what is installed is a value, and ops can be made to fail.
+//! A [`Dataplane`] for tests: the installed state is a value, and ops can be made to fail.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -15,26 +15,26 @@ use crate::{
     plan::apply,
 };
 
-/// An installed state that ops change, op by op.
+/// The installed state, changed by each op.
 pub(crate) struct Fake {
     pub(crate) actual: Actual,
     /// Every op that was tried, in order.
     pub(crate) tried: Vec<Op>,
     /// Ops that fail, once for each time that they are listed here.
     pub(crate) failures: VecDeque<Op>,
-    /// These failures say that the device has gone.
+    /// Makes these failures say that the device no longer exists.
     pub(crate) says_gone: bool,
-    /// How long each op takes.
+    /// The duration of each op.
     pub(crate) takes: Duration,
-    /// When a look at the hooks finds a change.
+    /// The time at which a poll of the hooks finds a change.
     pub(crate) look_due: Option<Instant>,
     /// The devices at which each program is removed as soon as it is attached.
     pub(crate) removed: BTreeSet<Device>,
-    /// What the taps have seen.
+    /// The counts that the taps report.
     pub(crate) seen: BTreeMap<Device, TapCount>,
-    /// The programs of others at the devices of the node.
+    /// The programs of other software at the devices of the node.
     pub(crate) programs: BTreeMap<IfIndex, BTreeSet<String>>,
-    /// How often the programs of a device were asked for.
+    /// The number of requests for the programs of a device.
     pub(crate) asked: usize,
 }
 

@@ -1,7 +1,9 @@
-//! The programs of filters: loads them into the kernel, and puts them into `FILTERS`, where the tap programs find them.
+//! The eBPF programs of filters: loads them into the kernel, and puts them into `FILTERS`, where the tap programs call
+//! them.
 //!
-//! aya loads programs of an object file only, so the system call bpf(2) is called here. `maps` decides which filter
-//! stands where, and `mirror_core::filter` makes the instructions. Tests and benchmarks load programs with it too.
+//! aya loads programs of an object file only, so this module calls bpf(2) itself. `maps` decides the slot of each
+//! filter, and `mirror_core::filter` generates the instructions. Tests and benchmarks load programs through this module
+//! too.
 
 use std::{
     ffi::CStr,
@@ -17,12 +19,12 @@ use thiserror::Error;
 
 use crate::{filter::ebpf::Insn, settings::CaptureFilter};
 
-/// The kernel's name of each of these programs.
+/// The name of these programs in the kernel.
 pub const NAME: &CStr = c"mirror_filter";
 
-/// Bytes for the verifier's words, of which the last lines are shown.
+/// The size in bytes of the verifier's log, whose last lines are shown.
 const LOG_BYTES: usize = 1 << 16;
-/// The verifier says why it refuses a program, and nothing about each instruction (`BPF_LOG_STATS`).
+/// The log level `BPF_LOG_STATS`: the verifier logs why it refuses a program, without a line for each instruction.
 const LOG_LEVEL: u32 = 4;
 
 // Commands of bpf(2).
@@ -30,17 +32,17 @@ const MAP_UPDATE_ELEM: u32 = 2;
 const MAP_DELETE_ELEM: u32 = 3;
 const PROG_LOAD: u32 = 5;
 
-/// A program of a filter in the kernel, which keeps it as long as this or an element of `FILTERS` has it.
+/// A loaded program of a filter. The kernel keeps it while this descriptor or an element of `FILTERS` refers to it.
 #[derive(Debug)]
 pub struct FilterProgram(OwnedFd);
 
-/// Why a program was not loaded.
+/// The reason why a program was not loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// The verifier refuses it, and will again.
+    /// The verifier refuses the program, now and always.
     #[error("the kernel refuses the filter: {0}")]
     Refused(String),
-    /// The kernel cannot load it now.
+    /// The kernel cannot load the program at the moment.
     #[error("the kernel cannot load the filter: {0}")]
     Failed(#[from] io::Error),
 }
@@ -54,8 +56,8 @@ impl FilterProgram {
     pub fn load(insns: &[Insn]) -> Result<Self, LoadError> {
         let mut loaded = load(insns, &mut []);
         if errno(&loaded) == Some(EPERM) {
-            // Before Linux 5.11 the memory of a program counts as locked memory of its user. If the limit stays, the
-            // kernel says so once more.
+            // Before Linux 5.11 the memory of a program counts as locked memory of its user. If the limit cannot be
+            // raised, the kernel returns the same error again.
             let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
             loaded = load(insns, &mut []);
         }
@@ -83,7 +85,7 @@ impl AsFd for FilterProgram {
     }
 }
 
-/// The maps of filters.
+/// The maps `FILTERS` and `FILTER_HASHES`.
 pub(super) struct Filters {
     programs: FilterMap,
     hashes: Array<MapData, u64>,
@@ -91,7 +93,8 @@ pub(super) struct Filters {
 }
 
 impl Filters {
-    /// The maps that `get` gives for their names. `are_called`: whether the tap programs call the programs.
+    /// Takes the maps from `get`, which returns a map by its name. `are_called`: whether the tap programs call the
+    /// programs of filters.
     pub(super) fn from_fn(
         get: &mut impl FnMut(&str) -> anyhow::Result<Map>,
         are_called: bool,
@@ -100,7 +103,7 @@ impl Filters {
         Ok(Self { programs, hashes: get("FILTER_HASHES")?.try_into()?, are_called })
     }
 
-    /// The hash of the program at a place.
+    /// Reads the hash of the program at a place.
     pub(super) fn hash(&self, place: u32) -> anyhow::Result<u64> {
         self.hashes.get(&place, 0).context("cannot read the hash of a filter")
     }
@@ -114,13 +117,13 @@ impl Filters {
         }
         let insns = filter.instructions().map_err(|why| anyhow!("the filter {filter:?}: {why}"))?;
         let program = FilterProgram::load(&insns)?;
-        // The hash last: if the agent ends here, no hash stands for a program that is not there.
+        // The hash last: if the agent is killed here, no hash belongs to a missing program.
         self.hashes.set(place, &0, 0).context("cannot clear the hash of a filter")?;
         self.programs.set(place, &program)?;
         self.hashes.set(place, &filter.hash, 0).context("cannot write the hash of a filter")
     }
 
-    /// Takes the program away from a place, if there is one.
+    /// Removes the program at a place, if there is one.
     pub(super) fn clear(&mut self, place: u32) -> anyhow::Result<()> {
         self.programs.clear(place)
     }
@@ -130,11 +133,11 @@ impl Filters {
 pub struct FilterMap(MapData);
 
 impl FilterMap {
-    /// The map.
+    /// Wraps the map.
     ///
     /// # Errors
     ///
-    /// It is of another type.
+    /// The map is of another type.
     pub fn new(map: Map) -> anyhow::Result<Self> {
         match map {
             Map::ProgramArray(data) => Ok(Self(data)),
@@ -146,17 +149,17 @@ impl FilterMap {
     ///
     /// # Errors
     ///
-    /// The kernel does not take it.
+    /// The kernel refuses it.
     pub fn set(&mut self, place: u32, program: &FilterProgram) -> anyhow::Result<()> {
         let fd = program.0.as_raw_fd();
         self.call(MAP_UPDATE_ELEM, place, Some(&fd)).context("cannot write a filter")
     }
 
-    /// Takes the program away from a place, if there is one.
+    /// Removes the program at a place, if there is one.
     ///
     /// # Errors
     ///
-    /// The kernel does not take it away.
+    /// The kernel refuses it.
     pub fn clear(&mut self, place: u32) -> anyhow::Result<()> {
         match self.call(MAP_DELETE_ELEM, place, None) {
             Err(error) if error.raw_os_error() != Some(ENOENT) => Err(error).context("cannot clear a filter"),
@@ -185,10 +188,10 @@ impl FilterMap {
     }
 }
 
-/// Loads a program. The verifier writes its words into `log`, unless that is empty.
+/// Loads a program. The verifier writes its messages to `log`, unless that is empty.
 fn load(insns: &[Insn], log: &mut [u8]) -> io::Result<FilterProgram> {
     const SCHED_CLS: u32 = 3;
-    /// The beginning of the part of `union bpf_attr` for this command.
+    /// The beginning of the fields of `union bpf_attr` for this command.
     #[repr(C)]
     struct Program {
         kind: u32,
@@ -221,15 +224,15 @@ fn load(insns: &[Insn], log: &mut [u8]) -> io::Result<FilterProgram> {
     };
     // SAFETY: the pointers are those of buffers that live until the call returns, with their sizes.
     let fd = unsafe { bpf(PROG_LOAD, &mut program) }?;
-    // SAFETY: the kernel has just made the descriptor, for us.
+    // SAFETY: the kernel has just created the descriptor, and nothing else owns it.
     Ok(FilterProgram(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// # Safety
 ///
-/// The attributes begin as those of the command in `union bpf_attr`, and the pointers in them are valid.
+/// The attributes begin like those of the command in `union bpf_attr`, and the pointers in them are valid.
 unsafe fn bpf<T>(command: u32, attributes: &mut T) -> io::Result<i32> {
-    // SAFETY: as the caller says; the kernel takes what is beyond the attributes for zeros.
+    // SAFETY: the caller guarantees the attributes; the kernel takes the fields after them as zeros.
     let code = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code as i32) }
 }
@@ -242,7 +245,7 @@ fn errno<T>(result: &io::Result<T>) -> Option<i32> {
     result.as_ref().err().and_then(io::Error::raw_os_error)
 }
 
-/// The last two lines that the verifier has written, without its statistics.
+/// Returns the last two lines that the verifier has written, without its statistics.
 fn last_lines(log: &[u8]) -> String {
     let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
     let text = String::from_utf8_lossy(log.get(..end).unwrap_or(log));

@@ -1,23 +1,24 @@
-//! The tc hooks of a device: how our programs are attached to them, taken over, moved and detached.
+//! The tc hooks of a device: attaches podmirror's programs to them, and replaces, moves and detaches the programs.
 //!
 //! ```text
 //! TCX (6.6 and newer)   bpf link, first in the chain, pinned; replaced in place by bpf_link_update     tcx ─► sys
-//!                       for what a pod sends by a netkit device: the same, in the chain of that device
-//! clsact (older)        cls_bpf filter under our handle at the lowest free priority; replaced under it  clsact
-//!                       which filters there are, ours and those ahead of them                           filters
-//! how all hooks stand                                                                                   survey
+//!                       netkit, packets that the pod sends: the same, in the netkit device's own chain
+//! clsact (older)        cls_bpf filter with podmirror's handle at the lowest free priority             clsact
+//!                       list of podmirror's filters and of the filters ahead of them                   filters
+//! state of all hooks                                                                                   survey
 //! ```
 //!
-//! A packet passes the TCX chain of a hook first, then its filters. Where an earlier agent attached in the other way, its
-//! program is detached first, so for a moment nothing is copied there. That is rare: only `--attach` or another kernel
-//! changes the way, and a boot leaves no pins.
+//! A packet passes the TCX chain of a hook first, then its filters. If an earlier agent attached by the other method,
+//! its program is detached first, so nothing is copied there for a moment. That is rare: only `--attach` or another
+//! kernel changes the method, and pins do not survive a reboot.
 //!
-//! Inside a pod it is the same, in the pod's network namespace: a thread enters it to attach, and to look. A link is pinned
-//! on the node. A filter has no pin, so a trace of it is left before it is attached, and goes after it (`pins`). Root in
-//! the pod can remove a filter, and put programs and filters ahead of ours: `inside` looks again and again. No event tells
-//! of a change of a chain on the node either: `chains` looks there.
+//! Inside a pod it is the same, but a thread enters the pod's network namespace to attach and to read. A link is pinned
+//! on the node. A filter has no pin, so the agent creates an attachment marker before it attaches the filter, and
+//! deletes the marker after it has detached the filter (`pins`). Root in the pod can remove a filter, and can put
+//! programs and filters ahead of podmirror's. So `inside` polls these hooks. The kernel sends no event for a change of
+//! a chain on the node either, so `chains` polls those.
 //!
-//! It touches what is ours and nothing else: no qdisc is ever deleted, no other program moved.
+//! This module changes podmirror's own programs and filters only: it deletes no qdisc and moves no other program.
 
 mod chains;
 mod clsact;
@@ -58,15 +59,15 @@ use crate::{
     netns::{Namespaces, Netns},
 };
 
-/// Handle of our filters ("pmir"): other software does not replace or remove them by handle.
+/// The handle of podmirror's filters ("pmir"), so that other software does not replace or remove them by handle.
 const HANDLE: TcHandle = TcHandle::new(0x706d, 0x6972);
 
-/// The shortest and the longest time between two looks at hooks of whose changes no event tells.
+/// The shortest and the longest interval between two polls of hooks that send no events.
 const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The next look waits so many times as long as the last one has taken.
+/// The pause after a poll, in multiples of its duration: polls take at most about 1/100 of the time.
 const REST: u32 = 100;
 
-/// How the tap programs are attached.
+/// The configured way to attach the tap programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttachMode {
     /// TCX where the kernel has it (6.6 and newer), else clsact.
@@ -77,7 +78,7 @@ pub enum AttachMode {
     Clsact,
 }
 
-/// A way to attach.
+/// The way in which a program is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// TCX links.
@@ -87,7 +88,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// The method for a mode; `Auto` asks the kernel.
+    /// Returns the method for a mode. `Auto` queries the kernel.
     pub fn choose(mode: AttachMode) -> Self {
         match mode {
             AttachMode::Tcx => Self::Tcx,
@@ -97,7 +98,7 @@ impl Method {
         }
     }
 
-    /// The word for status and logs.
+    /// The name of the method in `status` and in logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcx => "tcx",
@@ -106,7 +107,7 @@ impl Method {
     }
 }
 
-/// Whether the kernel has TCX: it answers a query about the loopback device, which is number 1 in every namespace.
+/// Whether the kernel has TCX. Queries the loopback device, which has the index 1 in every namespace.
 fn has_tcx() -> bool {
     SchedClassifier::query_tcx(1, TcAttachType::Ingress).is_ok()
 }
@@ -118,11 +119,11 @@ const fn attach_type(which: Program) -> TcAttachType {
     }
 }
 
-/// The network namespace of a hook: that of a pod, or the node's, which the thread is in.
+/// The network namespace of a hook: that of a pod, or `None` for the node's, in which the calling thread runs.
 struct Place(Option<Netns>);
 
 impl Place {
-    /// Does the work in the namespace.
+    /// Runs `work` in the namespace.
     fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         match &self.0 {
             None => work(),
@@ -138,29 +139,29 @@ pub struct Hooks {
     namespaces: Namespaces,
     inside: Inside,
     chains: Chains,
-    /// The hooks inside pods where this agent has tried to attach, and whether it has succeeded.
+    /// The hooks inside pods where this agent has tried to attach, and whether it succeeded.
     attached: BTreeMap<(Device, Program), bool>,
 }
 
 impl Hooks {
-    /// Attaches inside pods by these namespaces. Must be called within the runtime.
+    /// Connects to netlink. `namespaces` has the paths of the pods' namespaces. Must be called within the runtime.
     pub fn new(pins: Pins, namespaces: Namespaces) -> anyhow::Result<Self> {
         let (filters, inside, chains) = (Filters::connect()?, Inside::default(), Chains::default());
         Ok(Self { pins, filters, namespaces, inside, chains, attached: BTreeMap::new() })
     }
 
-    /// Connects again, should the connection have ended.
+    /// Opens a new netlink connection, in case the old one has ended.
     pub fn reconnect(&mut self) -> anyhow::Result<()> {
         self.filters = Filters::connect()?;
         Ok(())
     }
 
-    /// The state of all hooks of the node and inside pods. The filters of the node are read only if `filters` is true: that
-    /// takes a request or two for each device with a qdisc for filters.
+    /// Reads the state of all hooks on the node and inside pods. Reads the filters of the node only if `filters` is
+    /// true: that takes one or two requests for each device with a clsact or ingress qdisc.
     ///
     /// # Errors
     ///
-    /// The pins or the qdiscs cannot be listed. A device that cannot be read makes nothing else fail.
+    /// The pins or the qdiscs cannot be listed. A device that cannot be read does not fail the survey.
     pub async fn survey(&mut self, filters: bool) -> anyhow::Result<Survey> {
         let filters = if filters { self.filters.all().await? } else { AllFilters::default() };
         let pinned = self.pins.pinned_links().context("cannot list the pinned links")?;
@@ -187,17 +188,18 @@ impl Hooks {
         Ok(survey)
     }
 
-    /// When the hooks are to be looked at again of which no event tells; `None`: nothing of ours is there.
+    /// The time of the next poll of hooks that send no events; `None` if podmirror has attached nothing there.
     pub fn look_due(&self) -> Option<Instant> {
         self.inside.due().into_iter().chain(self.chains.due()).min()
     }
 
-    /// What was seen in a pod's namespace may be that of another pod, whose namespace had the same number.
+    /// Discards the last view of a pod's namespace: it may be that of an earlier pod whose namespace had the same
+    /// inode.
     pub fn doubt_inside(&mut self, netns: NetnsId) {
         self.inside.doubt(netns);
     }
 
-    /// Looks at the hooks inside one pod, or at the chains of the node's hooks. Returns whether something has changed.
+    /// Polls the hooks inside one pod, or the chains of the node's hooks. Returns whether something has changed.
     pub async fn look(&mut self) -> bool {
         match (self.inside.due(), self.chains.due()) {
             (Some(inside), chains) if chains.is_none_or(|chains| inside <= chains) => {
@@ -207,11 +209,11 @@ impl Hooks {
         }
     }
 
-    /// Our programs at one hook.
+    /// Returns podmirror's programs at one hook.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// The hook cannot be read.
     pub async fn attached(&self, device: Device, which: Program) -> anyhow::Result<Attached> {
         if device.is_on_node() {
             return self.attached_at(&Place(None), device, which).await;
@@ -228,7 +230,7 @@ impl Hooks {
         if let Some(netns) = &place.0 {
             let has_trace = self.pins.trace(device, which).is_some();
             let view = match view(netns, &[(ifindex, which)].into()).await {
-                // A link does without, however many filters there are.
+                // A link can be judged without the filters, which may be too many to read.
                 Err(_) if !has_trace => return Ok(inside_by_link(pin, device)),
                 view => view?,
             };
@@ -240,7 +242,7 @@ impl Hooks {
         on_node(pin, self.filters.of(ifindex, which).await?, ifindex, which)
     }
 
-    /// The namespace of a hook.
+    /// Opens the namespace of a hook.
     fn place(&self, device: Device, which: Program) -> io::Result<Place> {
         if device.is_on_node() {
             return Ok(Place(None));
@@ -249,17 +251,17 @@ impl Hooks {
         self.namespaces.find(device.netns, hint.as_deref()).map(Some).map(Place)
     }
 
-    /// The word for status, of a method by which a program of ours runs at a hook.
+    /// The name in `status` of the method by which a program of podmirror runs at a hook.
     pub fn word(method: Method, device: Device, which: Program) -> &'static str {
         let is_netkit = || tcx::is_netkit(device.ifindex, which).unwrap_or_default();
         if method == Method::Tcx && device.is_on_node() && is_netkit() { "netkit" } else { method.name() }
     }
 
-    /// The names of the programs at both hooks of a device of the node, of all software.
+    /// Returns the names of all programs, of any software, at both hooks of a device on the node.
     ///
     /// # Errors
     ///
-    /// They cannot be read.
+    /// The hooks cannot be read.
     pub async fn programs_at(&self, ifindex: IfIndex) -> anyhow::Result<BTreeSet<String>> {
         let mut names = self.filters.names(ifindex).await?;
         for which in Program::TAP {
@@ -268,14 +270,14 @@ impl Hooks {
         Ok(names)
     }
 
-    /// Attaches the program at a hook by `method`. It takes the place of our program there without a gap and without a second
-    /// copy of a packet; one that is attached by the other method is detached first.
+    /// Attaches the program at a hook by `method`. Replaces podmirror's program there without a gap and without a
+    /// second copy of a packet. A program that is attached by the other method is detached first.
     ///
     /// A missing egress hook of a tap is no error: [`Survey::look`] reports it as [`Hidden::NoHook`].
     ///
     /// # Errors
     ///
-    /// The kernel refuses. Then the old program still runs, or the new one does, or none does.
+    /// The kernel refuses. Then the old program, the new one or none is attached.
     pub async fn attach(
         &mut self,
         program: &mut HookProgram<'_>,
@@ -296,7 +298,7 @@ impl Hooks {
         Ok(())
     }
 
-    /// Returns whether there is such a hook.
+    /// Returns whether the hook exists, so that the program is attached.
     async fn attach_at(
         &self,
         place: &Place,
@@ -308,7 +310,8 @@ impl Hooks {
         let Attached { filters: AtHook { ours, .. }, .. } = self.attached_at(place, device, which).await?;
         let pin = self.pins.link(device, which);
         let ifindex = device.ifindex;
-        // Loaded here: it starts a thread, which must not begin in the pod's namespace and keep that alive.
+        // Loaded here, because loading starts a thread. Started in the pod's namespace, it would keep the namespace
+        // alive.
         let program = program.get()?;
         match method {
             Method::Tcx => {
@@ -353,7 +356,7 @@ impl Hooks {
         }
     }
 
-    /// Removes our program from a hook, also when the device is gone. Returns whether there was one.
+    /// Detaches podmirror's program from a hook, even if the device no longer exists. Returns whether there was one.
     ///
     /// # Errors
     ///
@@ -375,8 +378,8 @@ impl Hooks {
         Ok(pin.is_some() || has_filters)
     }
 
-    /// Detaches every program from the hooks of the node and inside pods. Goes on after a failure. Returns the number of
-    /// hooks that had one, and the failures.
+    /// Detaches every program from the hooks on the node and inside pods, and continues after a failure. Returns the
+    /// number of hooks that had a program, and the failures.
     ///
     /// # Errors
     ///
@@ -385,7 +388,7 @@ impl Hooks {
         let (taps, others): (Vec<_>, Vec<_>) =
             self.survey(true).await?.hooks().into_iter().partition(|(_, program)| program.is_tap());
         let (mut detached, mut errors) = (0, Vec::new());
-        // The taps first: without the second stage, a tap would go on with whole copies.
+        // The taps first: without the second stage, a tap would go on and make uncut copies.
         for (device, program) in taps.into_iter().chain(others) {
             match self.detach(device, program).await {
                 Ok(was_there) => detached += usize::from(was_there),
@@ -395,13 +398,14 @@ impl Hooks {
         Ok((detached, errors))
     }
 
-    /// Removes our filter from a hook inside a pod, and then its trace. Returns whether there was a trace.
+    /// Removes podmirror's filter from a hook inside a pod, then its attachment marker. Returns whether there was a
+    /// marker.
     async fn remove_inside(&self, device: Device, which: Program) -> anyhow::Result<bool> {
         if self.pins.trace(device, which).is_none() {
             return Ok(false);
         }
         match self.place(device, which) {
-            // The pod has gone, and the filter with it.
+            // The pod no longer exists, and neither does the filter.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             place => {
                 let place = place.context("cannot open the pod's network namespace")?;
@@ -409,7 +413,8 @@ impl Hooks {
                     Some(netns) => inside::ours(netns, device.ifindex, which).await?,
                     None => Vec::new(),
                 };
-                // Namespaces get the numbers of others that have gone: it could be the filter of another node's agent.
+                // The kernel reuses the inodes of deleted namespaces, so this could be the filter of another node's
+                // agent.
                 let programs = programs_of(&self.pins)?;
                 ours.retain(|filter| programs.contains(&filter.program));
                 place.run(|| clsact::remove(&ours, device.ifindex, which))?;
@@ -420,14 +425,14 @@ impl Hooks {
     }
 }
 
-/// How long to wait between two looks, of which the last one has taken so long.
+/// The pause after a poll that took this long.
 fn rest(took: Duration) -> Duration {
     (took * REST).clamp(EVERY.0, EVERY.1)
 }
 
-/// Ends the mirrors of agents of other versions, whose maps this version cannot read: detaches their programs and removes
-/// their pins. Nothing is copied from then on until this agent has attached its programs. Pins whose programs cannot be
-/// detached stay for the next attempt.
+/// Ends the mirrors of agents of other versions, whose maps this version cannot read: detaches their programs and
+/// removes their pins. Nothing is copied until this agent has attached its own programs. If a program cannot be
+/// detached, its version's pins stay for the next attempt.
 ///
 /// # Errors
 ///
@@ -447,14 +452,14 @@ pub async fn end_other_versions(pins: &Pins, namespaces: &Namespaces) -> anyhow:
     Ok(())
 }
 
-/// Ids of the loaded programs that use a pinned map: the proof that a filter is ours.
+/// Returns the ids of the loaded programs that use a pinned map. Only a filter with such a program is podmirror's.
 ///
 /// # Errors
 ///
 /// The pins cannot be listed, or a program cannot be read.
 pub fn programs_of(pins: &Pins) -> anyhow::Result<BTreeSet<u32>> {
     let paths = match fs::read_dir(pins.maps()) {
-        // `cleanup` makes no directory.
+        // `cleanup` does not create the directory.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
         entries => {
             entries.and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>())
@@ -467,7 +472,7 @@ pub fn programs_of(pins: &Pins) -> anyhow::Result<BTreeSet<u32>> {
     let mut users = BTreeSet::new();
     for program in loaded_programs() {
         let (ids, id) = match program.and_then(|program| Ok((program.map_ids()?, program.id()))) {
-            // The program was unloaded meanwhile.
+            // The program was unloaded in the meantime.
             Err(ProgramError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {
                 continue;
             }

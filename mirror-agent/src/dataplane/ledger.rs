@@ -1,7 +1,7 @@
-//! The contents of the maps by session and target, and the free places in the tables.
+//! The contents of the maps by session and target, and the allocation of places in the tables.
 //!
-//! Pure. `maps` fills the ledger with the contents that it has read, asks it for places, and writes the result. One
-//! agent at a time writes the maps, so these contents stay true until that agent writes again.
+//! Pure. `maps` fills the ledger with the contents that it has read, requests places, and writes the result. Only one
+//! agent at a time writes the maps, so the ledger is correct until that agent writes again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,22 +19,22 @@ use crate::{
 pub(super) struct Ledger {
     /// The taps by device.
     pub(super) taps: BTreeMap<Device, Entry>,
-    /// The entries of NICs inside pods that are the other side of a tap at the node's end of a veth.
+    /// The entries of NICs inside pods that are the pod side of a tap on the node side of a veth.
     pub(super) pod_sides: BTreeMap<Device, abi::Tap>,
-    /// The taps whose entry is not what an agent writes for what it says.
+    /// The taps whose entry differs from what an agent would write for it.
     pub(super) unsettled: BTreeSet<Device>,
     /// The targets by their place in `TARGETS`.
     pub(super) targets: BTreeMap<u32, (TargetName, Target)>,
     /// The filters that sessions use, by their place in `FILTERS`.
     pub(super) filters: BTreeMap<u32, CaptureFilter>,
-    /// The places whose filter no session uses any more. Its program is still there.
+    /// The places with a filter that no session uses any more. Its program is still there.
     unused_filters: BTreeSet<u32>,
-    /// Where the search for a free filter begins. A tap program may still call a filter that was freed a moment ago, so
-    /// the search does not start at the first place.
+    /// The place where the search for a free filter place starts. A tap program may still call a recently freed filter,
+    /// so the search does not start at the first place.
     next_filter: u32,
-    /// The greatest number that was given to a session.
+    /// The highest serial number of a session so far.
     last_serial: u32,
-    /// Where the search for a free id begins.
+    /// The id where the search for a free id starts.
     next_id: u32,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Entry {
     pub(super) head: TapHead,
     /// The place of its pod's meters.
     pub(super) pod_meter: u32,
-    /// The place of the meter of its pod's namespace; `None`: it is for an interface without a pod.
+    /// The place of the meter of its pod's namespace; `None` for an interface without a pod.
     pub(super) namespace_meter: Option<u32>,
     /// Its sessions.
     pub(super) sessions: BTreeMap<MirrorId, Placed>,
@@ -58,29 +58,29 @@ pub(super) struct Placed {
     pub(super) session: Session,
     /// Its id.
     pub(super) id: u32,
-    /// The place of its settings, one of the two of its id.
+    /// The place of its settings, one of the two that belong to its id.
     pub(super) settings: u32,
-    /// Its number, which no other session has had.
+    /// Its serial number, which is never reused.
     pub(super) serial: u32,
     /// The place of its target.
     pub(super) target: u32,
     /// The place of its filter.
     pub(super) filter: Option<u32>,
-    /// The bit of its form; 0: none.
+    /// The mark bit of its form; 0 for none.
     pub(super) mark: u32,
 }
 
 /// A place for a filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FilterPlace {
-    /// An equal one stands there already.
+    /// The place of an equal filter.
     Shared(u32),
-    /// It is free.
+    /// A free place.
     Free(u32),
 }
 
 impl Placed {
-    /// The place of its next settings. What runs now keeps what it has.
+    /// The place for its next settings. The current settings stay in use until then.
     pub(super) const fn other_settings(&self) -> u32 {
         if self.settings == self.id { self.id + MAX_SESSIONS } else { self.id }
     }
@@ -91,13 +91,13 @@ impl Ledger {
         self.taps.values().flat_map(|entry| entry.sessions.values())
     }
 
-    /// The keys of the descriptions that sessions may have.
+    /// Whether a session may use this place of settings.
     pub(super) fn has_settings(&self, settings: u32) -> bool {
         self.placed().any(|placed| placed.id == settings % MAX_SESSIONS)
     }
 
-    /// An id below `most` that no session has. The search goes on behind the last id that was given: a program may still
-    /// count or charge a packet for a session that was removed a moment ago.
+    /// Returns an id below `most` that no session has. The search starts after the last id that it returned: a program
+    /// may still count or charge a packet for a recently removed session.
     pub(super) fn free_id(&mut self, most: u32) -> Option<u32> {
         let ids = (0..most).map(|offset| (self.next_id + offset) % most);
         let id = free(self.placed().map(|placed| placed.id).collect(), ids)?;
@@ -105,30 +105,30 @@ impl Ledger {
         Some(id)
     }
 
-    /// A number for a new session.
+    /// Returns a serial number for a new session.
     pub(super) fn new_serial(&mut self) -> u32 {
         let last = self.placed().map(|placed| placed.serial).max().unwrap_or_default();
         self.last_serial = last.max(self.last_serial) + 1;
         self.last_serial
     }
 
-    /// The place of a target.
+    /// Returns the place of a target.
     pub(super) fn target(&self, name: &TargetName) -> Option<u32> {
         self.targets.iter().find(|(_, (of, _))| of == name).map(|(place, _)| *place)
     }
 
-    /// The ids of the sessions whose target has this place.
+    /// Returns the ids of the sessions whose target has this place.
     pub(super) fn sessions_of(&self, target: u32) -> Vec<u32> {
         self.placed().filter(|placed| placed.target == target).map(|placed| placed.id).collect()
     }
 
-    /// A place that no target has.
+    /// Returns a free place for a target.
     pub(super) fn free_target(&self) -> Option<u32> {
         free(self.targets.keys().copied().collect(), 0..TARGET_PLACES)
     }
 
-    /// The place of the meters of a tap's pod: the place that the pod's other taps have, or a free one. Without a pod
-    /// each interface has meters of its own.
+    /// Returns the place of the meters of a tap's pod: that of the pod's other taps, or a free one. An interface
+    /// without a pod has its own meters.
     pub(super) fn pod_meter(&self, device: Device, owner: &Owner) -> Option<u32> {
         let is_same = |(at, entry): &(&Device, &Entry)| match (&entry.head.owner.pod, &owner.pod) {
             (Some(pod), Some(other)) => pod.uid == other.uid,
@@ -138,12 +138,12 @@ impl Ledger {
         same.or_else(|| free(self.taps.values().map(|entry| entry.pod_meter).collect(), 0..MAX_TAPS))
     }
 
-    /// Whether the meters at a place are those of a tap.
+    /// Whether the meters at a place belong to a tap.
     pub(super) fn has_pod_meter(&self, place: u32) -> bool {
         self.taps.values().any(|entry| entry.pod_meter == place)
     }
 
-    /// The place of the meter of a namespace: the place that other taps of its pods have, or a free one. There are as many
+    /// Returns the place of the meter of a namespace: that of other taps of its pods, or a free one. There are as many
     /// places as taps.
     pub(super) fn namespace_meter(&self, namespace: &str) -> Option<u32> {
         let is_same =
@@ -153,12 +153,12 @@ impl Ledger {
         same.or_else(|| free(taken(), 0..MAX_TAPS))
     }
 
-    /// Whether the meter at a place is that of a namespace with a tap.
+    /// Whether the meter at a place belongs to a namespace with a tap.
     pub(super) fn has_namespace_meter(&self, place: u32) -> bool {
         self.taps.values().any(|entry| entry.namespace_meter == Some(place))
     }
 
-    /// A place for a filter.
+    /// Returns the place of an equal filter, or a free one.
     pub(super) fn filter_place(&self, filter: &CaptureFilter) -> Option<FilterPlace> {
         if let Some((place, _)) = self.filters.iter().find(|(_, of)| *of == filter) {
             return Some(FilterPlace::Shared(*place));
@@ -167,7 +167,7 @@ impl Ledger {
         free(self.filters.keys().copied().collect(), places).map(FilterPlace::Free)
     }
 
-    /// A filter was written.
+    /// Records that a filter was written.
     pub(super) fn put_filter(&mut self, place: u32, filter: CaptureFilter) {
         self.filters.insert(place, filter);
         self.unused_filters.remove(&place);
@@ -182,20 +182,20 @@ impl Ledger {
         self.filters.retain(|place, _| used.contains(place));
     }
 
-    /// Every place may have a program that an earlier agent has left there.
+    /// Marks every place as unused, because an earlier agent may have left a program there.
     pub(super) fn doubt_filters(&mut self) {
         self.unused_filters = (0..FILTER_PLACES).collect();
     }
 
-    /// The places whose programs nobody uses, once.
+    /// Takes the places of programs that no session uses.
     pub(super) fn take_unused_filters(&mut self) -> BTreeSet<u32> {
         let mut unused = std::mem::take(&mut self.unused_filters);
         unused.retain(|place| !self.filters.contains_key(place));
         unused
     }
 
-    /// The bit for a form: the bit that its other sessions have, or a free one; 0 where all are taken. Sessions keep
-    /// their bit, so that the two taps on the way of a packet agree.
+    /// Returns the mark bit for a form: that of its other sessions, or a free one; 0 if all bits are taken. Sessions
+    /// keep their bit, so that the two taps that a packet passes agree on it.
     ///
     /// A capture has no bit: each of its taps shows every packet, and it takes no bit from a mirror.
     pub(super) fn mark(&self, device: Device, mirror: &MirrorId, target: u32, snaplen: Option<u32>) -> u32 {
@@ -217,7 +217,7 @@ impl Ledger {
 }
 
 impl Entry {
-    /// The sessions in the order in which the kernel runs them: of two with the same form the first one copies.
+    /// Returns the sessions in the order in which the programs run them: the first of two with the same form copies.
     pub(super) fn in_order(&self) -> Vec<(&MirrorId, &Placed)> {
         let mut sessions: Vec<_> = self.sessions.iter().collect();
         sessions.sort_by_key(|(mirror, placed)| (placed.session.origin, (*mirror).clone()));
@@ -226,7 +226,7 @@ impl Entry {
     }
 }
 
-/// The first of `places` that is not taken.
+/// Returns the first of `places` that is not taken.
 fn free(taken: BTreeSet<u32>, mut places: impl Iterator<Item = u32>) -> Option<u32> {
     places.find(|place| !taken.contains(place))
 }
@@ -282,7 +282,8 @@ mod tests {
     }
 
     proptest! {
-        /// No two sessions share an id or a meter that is not theirs, and the same form has the same bit everywhere.
+        /// Sessions never share an id, taps share a meter only if they have the same pod or namespace, and a form has
+        /// the same bit everywhere.
         #[test]
         fn places_are_never_given_twice(
             sessions in vec((1..6u32, 0..3u32, option::of(64..67u32), 0..3usize, any::<bool>()), 1..40),

@@ -1,18 +1,18 @@
-//! The lock of the one agent that works in a network namespace, and the socket by which other processes reach that
-//! agent.
+//! The lock that admits one agent per network namespace, and the sockets by which other processes reach that agent.
 //!
 //! ```text
-//! /run/podmirror/         root's alone: other users cannot lock, bind or connect to anything in it
+//! /run/podmirror/         accessible to root only: other users cannot lock, bind or connect to anything in it
 //!   <namespace>.lock      locked (flock) by the agent; <namespace>: inode of the network namespace
-//!   <namespace>.sock      the agent listens here; made and replaced by the holder of the lock only
-//!   <namespace>.control   the same, for programs that ask the agent for a capture
+//!   <namespace>.sock      the agent listens here; only the holder of the lock creates and replaces it
+//!   <namespace>.control   the same, for programs that request a capture
 //!   <namespace>.<target>.recorder   the recorder of a target listens here, while the agent lets it read the target
-//! <bpffs>/podmirror/      locked as well: the same directory may be seen from another network namespace
+//! <bpffs>/podmirror/      locked too: another network namespace may see the same directory
 //! ```
 //!
-//! There is one agent in a network namespace, because filters and marks on devices do not tell agents apart. Agents of
-//! earlier versions hold the second lock too, so an old and a new agent never work at the same time. This module deals
-//! with paths, files and sockets only; the contents of the socket are in `notes`. The commands call it, by [`Pins`].
+//! A network namespace has one agent, because filters and marks on devices do not distinguish between agents. Agents of
+//! earlier versions hold the second lock too, so an old and a new agent never run at the same time. This module deals
+//! with paths, files and sockets only; `notes` defines the contents of the socket. The commands call it through
+//! [`Pins`].
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -40,11 +40,12 @@ use tracing::warn;
 use super::pins::Pins;
 use crate::{links::netns_of_this_thread, model::TargetName};
 
-/// Where locks and sockets are. On a Kubernetes node a directory of the node, mounted into the agent's container.
+/// The directory of locks and sockets. On a Kubernetes node, this directory of the node is mounted into the agent's
+/// container.
 const DIRECTORY: &str = "/run/podmirror";
-/// How often an operation is tried again after another process has changed its files meanwhile.
+/// The number of attempts of an operation whose files another process changes at the same time.
 const ATTEMPTS: u32 = 64;
-/// Bits of a mode that let users other than the owner write.
+/// The mode bits that let users other than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 
 /// The lock of the process that changes the pins' directory or the devices of this network namespace. It is released
@@ -72,18 +73,19 @@ impl PinsLock {
 
 impl Drop for PinsLock {
     fn drop(&mut self) {
-        // Still under the lock, so they are this agent's own. Files that stay do no harm: the next agent takes them.
+        // The lock is still held, so these are this agent's own files. A file that stays is harmless: the next agent
+        // replaces it.
         let _ = fs::remove_file(&self.places.control);
         let _ = fs::remove_file(&self.places.socket);
         let _ = fs::remove_file(&self.places.lock);
     }
 }
 
-/// The socket of a recorder. Its file goes with it, if no other recorder has put its own there meanwhile. That of a
-/// recorder that is killed stays, and does no harm: no process listens there then.
+/// The socket of a recorder. Dropping it removes its file, unless another recorder has put its own there. If a recorder
+/// is killed, the file stays. That is harmless, because no process listens there.
 #[derive(Debug)]
 pub struct RecorderSocket {
-    /// As long as it is open, no other file has its inode.
+    /// While it is open, no other file can have its inode.
     listener: UnixListener,
     place: PathBuf,
     ino: u64,
@@ -96,7 +98,7 @@ impl RecorderSocket {
         Ok(Self { listener, place, ino })
     }
 
-    /// The socket itself.
+    /// Returns a handle to the socket.
     pub fn listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }
@@ -111,13 +113,13 @@ impl Drop for RecorderSocket {
 }
 
 impl Pins {
-    /// Makes the directories and takes the lock, as an agent must before it does anything else.
+    /// Creates the directories and takes the lock. An agent does so before anything else.
     pub fn claim(&self) -> anyhow::Result<PinsLock> {
         self.create()?;
         self.lock()
     }
 
-    /// Takes the lock; an error if another process has it. The directory of the pins need not exist.
+    /// Takes the lock; fails if another process holds it. The directory of the pins need not exist.
     pub fn lock(&self) -> anyhow::Result<PinsLock> {
         let places = Places::make(Path::new(DIRECTORY))?;
         let Some(netns) = lock_file(&places.lock)? else {
@@ -144,45 +146,46 @@ impl Pins {
         Ok(PinsLock { agent, control, places, _netns: netns, _pins: pins })
     }
 
-    /// A connection to the process that has the lock in this network namespace; `None`: there is no such process that
-    /// root could have started.
+    /// Connects to the process that holds the lock in this network namespace; `None` if there is no such process that
+    /// root has started.
     pub fn connect() -> Option<UnixStream> {
         let directory = Path::new(DIRECTORY);
         check_root_owns(directory).ok()?;
         call(&Places::of(directory).ok()?.socket).ok()
     }
 
-    /// A connection to its control socket; `None`: no agent runs in this network namespace.
+    /// Connects to the agent's control socket; `None` if no agent runs in this network namespace.
     ///
     /// # Errors
     ///
-    /// There may be one, but it cannot be reached: this process is not root's, or the agent is of an earlier version.
+    /// An agent may run, but cannot be reached: this process does not run as root, or the agent is of an earlier
+    /// version.
     pub fn connect_control() -> anyhow::Result<Option<UnixStream>> {
         reach(|places| places.control, "the agent")
     }
 
-    /// The socket by which other processes find the recorder of a target, in the place of that of an earlier recorder. The
-    /// agent must have let the caller in: it gives the target to one reader at a time.
+    /// Creates the socket by which other processes find the recorder of a target. Replaces the socket of an earlier
+    /// recorder. The agent must have admitted the caller: it gives a target to one reader at a time.
     pub fn recorder(target: &TargetName) -> anyhow::Result<RecorderSocket> {
         RecorderSocket::at(Places::make(Path::new(DIRECTORY))?.recorder(target))
     }
 
-    /// A connection to the recorder of a target; `None`: there is none in this network namespace.
+    /// Connects to the recorder of a target; `None` if there is none in this network namespace.
     ///
     /// # Errors
     ///
-    /// As for [`connect_control`](Self::connect_control).
+    /// The same as for [`connect_control`](Self::connect_control).
     pub fn connect_recorder(target: &TargetName) -> anyhow::Result<Option<UnixStream>> {
         reach(|places| places.recorder(target), "the recorder")
     }
 
-    /// Makes the directory of the pins, which is root's alone.
+    /// Creates the directory of the pins, writable by root only.
     pub(super) fn make_root(&self) -> anyhow::Result<()> {
         for _ in 0..ATTEMPTS {
             self.evict_strangers()?;
             match DirBuilder::new().mode(0o700).create(self.root()) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                    // If the directory belongs to another user, who has just made it, the next attempt removes it.
+                    // If another user has just created the directory, the next attempt removes it.
                     if self.is_roots() {
                         return Ok(());
                     }
@@ -196,13 +199,14 @@ impl Pins {
         bail!("somebody else makes {} again and again", self.root().display())
     }
 
-    /// Whether the directory of the pins is there, and is root's alone.
+    /// Whether the directory of the pins exists and is writable by root only.
     pub(super) fn is_roots(&self) -> bool {
         fs::symlink_metadata(self.root()).is_ok_and(|root| is_roots_directory(&root))
     }
 
-    /// Removes an entry in the place of our directory that is not root's. If all users can write to a BPF file system,
-    /// another user may have made such an entry, to keep the agent out or to pass for it.
+    /// Removes an entry at the path of the pins' directory, unless it is a directory that only root can write to. If
+    /// all users can write to the BPF file system, another user may have created that entry, to block or to impersonate
+    /// the agent.
     fn evict_strangers(&self) -> anyhow::Result<()> {
         let root = self.root();
         let evicted = match fs::symlink_metadata(root) {
@@ -226,7 +230,7 @@ impl Pins {
     }
 }
 
-/// Where lock and sockets of one network namespace are.
+/// The paths of the lock and the sockets of one network namespace.
 #[derive(Debug)]
 struct Places {
     lock: PathBuf,
@@ -235,14 +239,14 @@ struct Places {
 }
 
 impl Places {
-    /// The paths for this network namespace. Looks at nothing else.
+    /// Returns the paths for this network namespace. Does not access them.
     fn of(directory: &Path) -> io::Result<Self> {
         let netns = netns_of_this_thread()?.ino;
         let place = |kind: &str| directory.join(format!("{netns}.{kind}"));
         Ok(Self { lock: place("lock"), socket: place("sock"), control: place("control") })
     }
 
-    /// The same, in a directory that is made if it has to be.
+    /// Returns the paths, and creates the directory if necessary.
     fn make(directory: &Path) -> anyhow::Result<Self> {
         match DirBuilder::new().recursive(true).mode(0o700).create(directory) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -255,19 +259,19 @@ impl Places {
             }
             _ => check_root_owns(directory)?,
         }
-        // A kubelet makes the directory so that all users can read it.
+        // The kubelet creates the directory with read permission for all users.
         let closed = fs::set_permissions(directory, Permissions::from_mode(0o700));
         closed.with_context(|| format!("cannot close {} to others", directory.display()))?;
         Self::of(directory).context("cannot tell in which network namespace this is")
     }
 
-    /// The socket of the recorder of a target. No name of a target has a dot.
+    /// The path of the socket of a target's recorder. No name of a target has a dot.
     fn recorder(&self, target: &TargetName) -> PathBuf {
         self.control.with_extension(format!("{target}.recorder"))
     }
 }
 
-/// A connection to a socket of root's; `None`: no process listens there.
+/// Connects to a socket of a process of root; `None` if no process listens there.
 fn reach(place: impl FnOnce(Places) -> PathBuf, whom: &str) -> anyhow::Result<Option<UnixStream>> {
     let directory = Path::new(DIRECTORY);
     match fs::symlink_metadata(directory) {
@@ -284,7 +288,7 @@ fn reach(place: impl FnOnce(Places) -> PathBuf, whom: &str) -> anyhow::Result<Op
     }
 }
 
-/// An error unless only root can change a directory and its parent.
+/// Fails unless only root can write to a directory and its parent.
 fn check_root_owns(directory: &Path) -> anyhow::Result<()> {
     let parent = directory.parent().unwrap_or(directory);
     for (path, metadata) in [(parent, fs::metadata(parent)), (directory, fs::symlink_metadata(directory))] {
@@ -304,7 +308,7 @@ fn is_roots_directory(metadata: &fs::Metadata) -> bool {
     metadata.is_dir() && metadata.uid() == 0 && metadata.mode() & OTHERS_WRITE == 0
 }
 
-/// Locks the file at `path`, which is made if need be; `None`: another process has it locked.
+/// Locks the file at `path`, which is created if necessary; `None` if another process has it locked.
 fn lock_file(path: &Path) -> anyhow::Result<Option<Flock<File>>> {
     let context = || format!("cannot lock {}", path.display());
     for _ in 0..ATTEMPTS {
@@ -317,7 +321,7 @@ fn lock_file(path: &Path) -> anyhow::Result<Option<Flock<File>>> {
                 Err((_, errno)) => return Err(errno).with_context(context),
             };
         let locked = file.metadata().with_context(context)?;
-        // The previous holder removes the file at its end, and another process may have made and locked a new one
+        // The previous holder removes the file when it ends, and another process may have created and locked a new one
         // since.
         if fs::symlink_metadata(path).is_ok_and(|there| there.ino() == locked.ino()) {
             return Ok(Some(file));
@@ -337,7 +341,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Connects to a listener of root's, without waiting for a busy one.
+/// Connects to a listener of root, without waiting for a busy one.
 fn call(path: &Path) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

@@ -1,8 +1,8 @@
 //! The pinned maps: reads and writes their entries.
 //!
-//! `ledger` decides which place an entry gets, `wire` how it is written, and `mirror_core::budget` how a budget goes
-//! on. `meters` has the maps of limits, `targets` those of targets. Used by the dataplane, and by `status` and `cleanup`
-//! without any program loaded.
+//! `ledger` decides which place an entry gets, `wire` encodes it, and `mirror_core::budget` decides how a budget
+//! continues after a change. `meters` has the maps of limits, `targets` those of targets. The dataplane uses this
+//! module, and so do `status` and `cleanup`, without any program loaded.
 
 mod seen;
 mod sides;
@@ -36,7 +36,7 @@ use crate::{
     settings::{Budget, CaptureFilter},
 };
 
-/// Bytes of a wire type: aya takes arrays of bytes without a look inside, and `zerocopy` proves the conversion.
+/// The bytes of a wire type: aya reads and writes arrays of bytes as they are, and `zerocopy` proves the conversion.
 type Bytes<const N: usize> = [u8; N];
 type KeyBytes = Bytes<{ size_of::<DeviceKey>() }>;
 type TapBytes = Bytes<{ size_of::<abi::Tap>() }>;
@@ -46,10 +46,10 @@ type TargetBytes = Bytes<{ size_of::<abi::Target>() }>;
 type CounterBytes = Bytes<{ size_of::<SessionCounters>() }>;
 type TunnelsBytes = Bytes<{ size_of::<Tunnels>() }>;
 
-/// Instructions that the programs of all filters have together: 8 MiB, and as much machine code.
+/// The limit for the instructions of all filters together: 8 MiB, and as much machine code.
 const FILTER_INSTRUCTIONS: usize = 1 << 20;
 
-/// The maps.
+/// The pinned maps, and the ledger of their contents.
 pub struct Maps {
     taps: HashMap<MapData, KeyBytes, TapBytes>,
     owners: HashMap<MapData, KeyBytes, OwnerBytes>,
@@ -62,7 +62,7 @@ pub struct Maps {
     /// Limits and meters.
     pub(super) meters: Meters,
     streams: Streams,
-    /// Which mirror interfaces nobody reads.
+    /// The map that withholds copies from mirror interfaces without readers.
     pub(super) unread: Unread,
     ledger: Ledger,
 }
@@ -72,13 +72,13 @@ pub struct Maps {
 pub struct SessionEntry {
     /// The session itself.
     pub session: Session,
-    /// The budget that it has used up, if any.
+    /// The exhausted budget, if any.
     pub ended: Option<Ended>,
-    /// What is left of its budgets.
+    /// The rest of its budgets.
     pub left: Budget,
     /// Its id.
     pub id: u32,
-    /// Its number, in the records of a stream.
+    /// Its serial number, which the records of a stream have.
     pub serial: u32,
 }
 
@@ -92,14 +92,14 @@ pub struct TapEntry {
 }
 
 impl TapEntry {
-    /// The tap in the words of the model.
+    /// Returns the tap as a type of the model.
     pub fn tap(&self) -> Tap {
         let TapHead { owner, kind, is_limited, exit, pod_side } = self.head.clone();
         let sessions = self.sessions.iter().map(|(mirror, entry)| (mirror.clone(), entry.session.clone()));
         Tap { owner, kind, is_limited, exit, pod_side, sessions: sessions.collect() }
     }
 
-    /// The sessions that have ended.
+    /// The sessions with an exhausted budget.
     pub fn ended(&self) -> BTreeMap<MirrorId, Ended> {
         let ended = self.sessions.iter().filter_map(|(mirror, entry)| Some((mirror.clone(), entry.ended?)));
         ended.collect()
@@ -107,7 +107,7 @@ impl TapEntry {
 }
 
 impl Maps {
-    /// The maps that are pinned, as they stand now.
+    /// Opens the pinned maps and reads their contents.
     pub fn open(pins: &Pins) -> anyhow::Result<Self> {
         let get = |name: &str| {
             let path = pins.maps().join(name);
@@ -118,8 +118,8 @@ impl Maps {
         Self::from_fn(get, false)
     }
 
-    /// The maps that `get` gives for their names, as they stand now. `calls_filters`: whether the tap programs call the
-    /// programs of filters.
+    /// Takes the maps from `get`, which returns a map by its name, and reads their contents. `calls_filters`: whether
+    /// the tap programs call the programs of filters.
     pub fn from_fn(
         mut get: impl FnMut(&str) -> anyhow::Result<Map>,
         calls_filters: bool,
@@ -148,7 +148,7 @@ impl Maps {
         Ok(self.copied_again.get(&0, 0)?.iter().sum())
     }
 
-    /// Reads again what stands in the maps.
+    /// Reads the maps into the ledger again.
     pub fn refresh(&mut self) -> anyhow::Result<()> {
         let mut ledger = std::mem::take(&mut self.ledger);
         ledger.targets.clear();
@@ -163,7 +163,7 @@ impl Maps {
         ledger.pod_sides.clear();
         for key in self.taps.keys() {
             let key = key.context("cannot list the taps")?;
-            // The tap has gone since it was listed. Only other software can have removed it, and that is no reason to
+            // The tap was removed after it was listed. Only other software can have done that, and it is no reason to
             // fail.
             let Some(tap) = found(self.taps.get(&key, 0))? else { continue };
             let (device, tap): (_, abi::Tap) = (wire::decode_device(transmute!(key)), transmute!(tap));
@@ -183,7 +183,7 @@ impl Maps {
         Ok(())
     }
 
-    /// The entry of a tap. Puts the filters of its sessions into the ledger.
+    /// Reads the entry of a tap. Adds the filters of its sessions to the ledger.
     fn entry(&self, key: &KeyBytes, tap: &abi::Tap, ledger: &mut Ledger) -> anyhow::Result<Entry> {
         let owner = found(self.owners.get(key, 0))?.map(|owner| wire::decode_owner(&transmute!(owner)));
         let owner = owner.unwrap_or_default();
@@ -207,14 +207,14 @@ impl Maps {
             if let Some((_, Placed { session, filter: Some(place), .. })) = &placed {
                 ledger.filters.extend(session.settings.filter.clone().map(|filter| (*place, filter)));
             }
-            // A session that was not written by an agent is not shown, and goes.
+            // A session that no agent has written is not shown, and is removed.
             sessions.extend(placed);
         }
         let namespace_meter = tap.namespace_meter.checked_sub(1);
         Ok(Entry { head, pod_meter: tap.pod_meter, namespace_meter, sessions })
     }
 
-    /// The devices that have a tap, or a side of one.
+    /// The devices that have a tap, or the pod side of one.
     pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
         let taps = self.ledger.taps.iter();
         taps.flat_map(|(device, entry)| [*device].into_iter().chain(entry.head.pod_side()))
@@ -249,7 +249,7 @@ impl Maps {
         taps.collect()
     }
 
-    /// How much fits.
+    /// The capacity of the tables.
     pub fn capacity(&self) -> Capacity {
         Capacity {
             taps: MAX_TAPS as usize,
@@ -259,7 +259,7 @@ impl Maps {
         }
     }
 
-    /// Writes the owner, the kind and the sides of a tap, which keeps its sessions.
+    /// Writes the owner, the kind and the sides of a tap. The tap keeps its sessions.
     pub fn put_tap(&mut self, device: Device, head: &TapHead) -> anyhow::Result<()> {
         let before = self.ledger.taps.get(&device);
         if before.is_some_and(|before| !before.head.owner.is_same(&head.owner)) {
@@ -270,14 +270,14 @@ impl Maps {
         let sessions = self.ledger.taps.get(&device).map(|before| before.sessions.clone());
         let sessions = sessions.unwrap_or_default();
         let entry = Entry { head: head.clone(), pod_meter, namespace_meter, sessions };
-        // The owner first: an entry without an owner could be taken for that of another pod.
+        // The owner first: an entry without an owner could be mistaken for that of another pod.
         self.owners
             .insert(&key(device), &transmute!(wire::encode_owner(&head.owner)), 0)
             .with_context(|| format!("cannot write the owner of device {device}"))?;
         self.write(device, entry)
     }
 
-    /// The place of the meters of a tap's pod; new ones are full.
+    /// Returns the place of the meters of a tap's pod. New meters are full.
     fn pod_meter(&mut self, device: Device, owner: &Owner) -> anyhow::Result<u32> {
         let place = self.ledger.pod_meter(device, owner);
         let place = place.ok_or_else(|| anyhow!("this node has {MAX_TAPS} pods, and no more fit"))?;
@@ -287,7 +287,7 @@ impl Maps {
         Ok(place)
     }
 
-    /// The place of the meter of a pod's namespace; a new one is full.
+    /// Returns the place of the meter of a pod's namespace. A new meter is full.
     fn namespace_meter(&mut self, owner: &Owner) -> anyhow::Result<Option<u32>> {
         let Some(pod) = &owner.pod else { return Ok(None) };
         let place = self.ledger.namespace_meter(&pod.namespace);
@@ -322,7 +322,7 @@ impl Maps {
     }
 
     /// Writes the new settings of a session. The session keeps its counters; [`budget::limits`] decides which of its
-    /// budgets go on.
+    /// budgets continue.
     pub fn change_session(
         &mut self,
         device: Device,
@@ -333,7 +333,7 @@ impl Maps {
         let before = before.ok_or_else(|| anyhow!("device {device} has no mirror {mirror}"))?;
         let place = (before.id, before.other_settings(), before.serial);
         if before.session.target != session.target {
-            // What it has taken of a ring, it has not taken of another one.
+            // The room that the session has taken in the old ring is not taken in the new one.
             self.streams.clear(before.id)?;
         }
         let limits = self.meters.limits(before.settings)?;
@@ -357,8 +357,8 @@ impl Maps {
         let mut entry = self.entry_of(device)?.clone();
         let placed = Placed { session: session.clone(), id, settings, serial, target, filter, mark };
         entry.sessions.insert(mirror.clone(), placed);
-        // Until the entry of the tap leads to all of this, in one step, nothing uses it. The settings before stay, for
-        // those who have read the entry just before.
+        // Nothing uses these until the entry of the tap refers to them, which is one write. The old settings stay, for
+        // programs that have just read the old entry.
         self.meters.set_limits(settings, limits)?;
         self.infos
             .insert(&settings, &transmute!(wire::encode_info(mirror, session)), 0)
@@ -366,7 +366,7 @@ impl Maps {
         self.write(device, entry)
     }
 
-    /// The place of a filter: the place of an equal filter in use, or a free one, to which its program is written.
+    /// Returns the place of an equal filter in use, or loads the filter into a free place.
     fn put_filter(&mut self, filter: &CaptureFilter) -> anyhow::Result<u32> {
         match self.ledger.filter_place(filter) {
             Some(FilterPlace::Shared(place)) => Ok(place),
@@ -379,10 +379,10 @@ impl Maps {
         }
     }
 
-    /// Takes the programs of filters that no session uses out of the map, so that their memory becomes free.
+    /// Removes the programs of unused filters from the map, so that their memory becomes free.
     ///
-    /// Not at once when a session leaves its filter: a tap program that has read the old session calls the old filter a
-    /// moment later. The loop calls this at the beginning of its next round.
+    /// This cannot happen as soon as a session no longer uses its filter: a tap program that has read the old session
+    /// calls the old filter a moment later. The loop calls this function at the beginning of its next round.
     pub fn clear_unused_filters(&mut self) -> anyhow::Result<()> {
         self.ledger.take_unused_filters().into_iter().try_for_each(|place| self.filters.clear(place))
     }
@@ -408,15 +408,15 @@ impl Maps {
         ids.collect::<Vec<_>>().into_iter().try_for_each(|id| self.forget_info(id))
     }
 
-    /// Forgets the descriptions of a session: the last one, and the one before.
+    /// Deletes both descriptions of a session: the current one and the one before it.
     fn forget_info(&mut self, id: u32) -> anyhow::Result<()> {
         [id, id + MAX_SESSIONS].into_iter().try_for_each(|settings| {
             found(self.infos.remove(&settings)).map(drop).context("cannot forget a session")
         })
     }
 
-    /// Takes away what an agent may have left that was killed between two writes: descriptions of no session, owners of no
-    /// tap, and the rings that no program reads.
+    /// Removes what an agent may leave if it is killed between two writes: descriptions without a session, owners
+    /// without a tap, and rings without a reader.
     pub fn clear_leftovers(&mut self) -> anyhow::Result<()> {
         let settings: Vec<u32> =
             self.infos.keys().collect::<Result<_, _>>().context("cannot list the sessions")?;
@@ -437,7 +437,7 @@ impl Maps {
         self.ledger.taps.get(&device).ok_or_else(|| anyhow!("device {device} is not tapped"))
     }
 
-    /// The counters of a session since it began, summed over the CPUs.
+    /// Returns the counters of a session since it began, summed over the CPUs.
     pub fn counters(&self, id: u32) -> anyhow::Result<SessionCounters> {
         let values = self.counters.get(&id, 0).context("cannot read the counters")?;
         let mut sum = SessionCounters::default();
@@ -457,7 +457,7 @@ fn key(device: Device) -> KeyBytes {
     transmute!(wire::encode_device(device))
 }
 
-/// `None` where the map has no such key.
+/// Returns `None` if the map has no such key.
 fn found<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
     match result {
         Ok(value) => Ok(Some(value)),

@@ -1,7 +1,7 @@
-//! The maps of limits and meters: what may be used up, and what has been.
+//! The maps of limits and meters: the budgets and rates, and their use so far.
 //!
-//! Reads and writes numbers. `mirror_core::budget` decides how a budget goes on, and the programs charge the meters.
-//! `maps` calls it.
+//! Reads and writes numbers. `mirror_core::budget` decides how a budget continues after a change, and the eBPF programs
+//! charge the meters. `maps` calls this module.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ use crate::settings::Ceilings;
 type LimitBytes = [u8; size_of::<Limits>()];
 /// A lock with its padding, and a meter.
 type MeterBytes = [u64; 1 + size_of::<Meter>() / 8];
-/// A lock and its padding, and the two meters of a pod.
+/// A lock with its padding, and the two meters of a pod.
 type PodMeterBytes = [u64; 1 + size_of::<PodMeter>() / 8];
 
 /// `BPF_F_LOCK`: the kernel holds the element's lock while it copies.
 const LOCKED: u64 = 4;
 
-/// The maps.
+/// The maps of limits and meters.
 pub(super) struct Meters {
     limits: Array<MapData, LimitBytes>,
     meters: Array<MapData, MeterBytes>,
@@ -37,7 +37,7 @@ pub(super) struct Meters {
 }
 
 impl Meters {
-    /// The maps that `get` gives for their names.
+    /// Takes the maps from `get`, which returns a map by its name.
     pub(super) fn from_fn(get: &mut impl FnMut(&str) -> anyhow::Result<Map>) -> anyhow::Result<Self> {
         Ok(Self {
             limits: get("LIMITS")?.try_into()?,
@@ -50,17 +50,17 @@ impl Meters {
         })
     }
 
-    /// The limits at the place of a session's settings.
+    /// Reads the limits in a slot of settings.
     pub(super) fn limits(&self, settings: u32) -> anyhow::Result<Limits> {
         Ok(transmute!(self.limits.get(&settings, 0).context("cannot read the limits")?))
     }
 
-    /// Writes the limits at the place of a session's settings.
+    /// Writes the limits to a slot of settings.
     pub(super) fn set_limits(&mut self, settings: u32, limits: Limits) -> anyhow::Result<()> {
         self.limits.set(settings, &transmute!(limits), 0).context("cannot write the limits")
     }
 
-    /// The meter of a session.
+    /// Reads the meter of a session.
     pub(super) fn meter(&self, id: u32) -> anyhow::Result<Meter> {
         let [_lock, meter @ ..] = self.meters.get(&id, LOCKED).context("cannot read a meter")?;
         Ok(transmute!(meter))
@@ -83,7 +83,7 @@ impl Meters {
         cleared.context("cannot clear the meter of a namespace")
     }
 
-    /// The ceiling of a target.
+    /// Reads the ceiling of a target.
     pub(super) fn target_limits(&self, place: u32) -> anyhow::Result<Limits> {
         Ok(transmute!(self.target_limits.get(&place, 0).context("cannot read the ceiling of a target")?))
     }
@@ -100,7 +100,7 @@ impl Meters {
         cleared.context("cannot clear the meter of a target")
     }
 
-    /// The limits of the node.
+    /// Reads the limits of the node.
     pub(super) fn ceilings(&self) -> anyhow::Result<Ceilings> {
         let read = |index| {
             let limits = self.node_limits.get(&index, 0).context("cannot read the node's limits")?;
@@ -127,7 +127,7 @@ impl Meters {
     }
 }
 
-/// The clock of the meters.
+/// The time of the meters' clock, in ns.
 pub(super) fn now_ns() -> anyhow::Result<u64> {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
     Ok(Duration::from(now).as_nanos() as u64)

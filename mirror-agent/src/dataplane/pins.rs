@@ -1,19 +1,19 @@
 //! The directory in the BPF file system where maps and links are pinned.
 //!
 //! ```text
-//! DIR/podmirror/                 root's alone, and locked by the one agent that changes anything below it (`lock`)
+//! DIR/podmirror/                 writable by root only; locked by the one agent that changes anything in it (`lock`)
 //!   v1/                          version 1 of the wire types: its maps, by name, and its links
 //!     TAPS, COUNTERS, ...        every map of the eBPF object that is declared `pin_by_name`
-//!     links/<ifindex>-<program>  TCX links; of a device in a pod, links/<ifindex>@<inode of its namespace>-<program>
-//!     filters/<ifindex>@<inode>-<program>   a trace of a filter in a pod, which has no pin: a symbolic link to the file
-//!                                of its namespace
+//!     links/<ifindex>-<program>  TCX links; for a device in a pod, links/<ifindex>@<inode of its namespace>-<program>
+//!     filters/<ifindex>@<inode>-<program>   the attachment marker of a filter in a pod, which has no pin: a symbolic
+//!                                link to the file of its namespace
 //!   v2/                          left by an agent of another version, older or newer
 //! ```
 //!
 //! An agent opens the maps of its own version only, because the maps of another version have another layout. Before it
 //! starts, it detaches the programs of the other versions and removes their directories (`hooks`).
 //!
-//! Paths and names. This module attaches nothing and reads no map: `maps` reads the maps, `hooks` deals with the links.
+//! This module deals with paths and names only: `maps` reads the maps, `hooks` creates and removes the links.
 
 use std::{
     collections::BTreeSet,
@@ -33,7 +33,7 @@ use tracing::info;
 
 use crate::model::{Device, IfIndex, NetnsId, Program};
 
-/// Where a BPF file system is mounted by convention.
+/// The conventional mount point of the BPF file system.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 
 /// The pins of one version below one `--bpffs` directory.
@@ -44,27 +44,27 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// The pins of this version below `bpffs`. Looks at nothing yet.
+    /// The pins of this version below `bpffs`. Does no I/O.
     pub fn new(bpffs: &Path) -> Self {
         Self { root: bpffs.join("podmirror"), version: ABI_VERSION }
     }
 
-    /// Directory of everything of ours, of all versions.
+    /// The directory of all versions.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Directory of the maps.
+    /// The directory of the maps.
     pub fn maps(&self) -> PathBuf {
         self.root.join(format!("v{}", self.version))
     }
 
-    /// Directory of the links.
+    /// The directory of the links.
     fn links(&self) -> PathBuf {
         self.maps().join("links")
     }
 
-    /// Directory of the traces.
+    /// The directory of the attachment markers.
     fn traces_directory(&self) -> PathBuf {
         self.maps().join("filters")
     }
@@ -73,12 +73,12 @@ impl Pins {
         self.traces_directory().join(link_name(device, program))
     }
 
-    /// The pin of the link of a program at a device.
+    /// The path for the link of a program at a device.
     pub fn link(&self, device: Device, program: Program) -> PathBuf {
         self.links().join(link_name(device, program))
     }
 
-    /// The hooks with a pinned link. The device may be gone, and another device may have the index now.
+    /// Returns the hooks with a pinned link. The device may no longer exist, and another device may have its index now.
     ///
     /// # Errors
     ///
@@ -87,12 +87,12 @@ impl Pins {
         self.hooks_in(&self.links())
     }
 
-    /// The pin of the link of a program at a device, if there is one.
+    /// Returns the pin of the link of a program at a device, if it exists.
     pub fn pinned_link(&self, device: Device, program: Program) -> Option<PathBuf> {
         Some(self.link(device, program)).filter(|path| self.is_roots() && path.exists())
     }
 
-    /// The hooks inside pods with a trace of a filter.
+    /// Returns the hooks inside pods with an attachment marker.
     ///
     /// # Errors
     ///
@@ -101,17 +101,18 @@ impl Pins {
         self.hooks_in(&self.traces_directory())
     }
 
-    /// The place of the pod's network namespace when the filter was attached; `None`: there is no trace of it.
+    /// Reads an attachment marker: the path of the pod's network namespace when the filter was attached. `None` if
+    /// there is no marker.
     pub fn trace(&self, device: Device, program: Program) -> Option<PathBuf> {
         fs::read_link(self.trace_path(device, program)).ok().filter(|_| self.is_roots())
     }
 
-    /// Leaves the trace of a filter that is to be attached inside a pod, whose namespace file is at `netns`. It stays until
-    /// the filter is detached.
+    /// Creates the attachment marker of a filter that is about to be attached inside a pod, whose namespace file is at
+    /// `netns`. The marker stays until the filter is detached.
     ///
     /// # Errors
     ///
-    /// It cannot be made.
+    /// It cannot be created.
     pub fn leave_trace(&self, device: Device, program: Program, netns: &Path) -> io::Result<()> {
         let new = self.traces_directory().join("new");
         erase(&new)?;
@@ -119,7 +120,7 @@ impl Pins {
         fs::rename(&new, self.trace_path(device, program))
     }
 
-    /// Removes the trace of a filter.
+    /// Removes the attachment marker of a filter.
     ///
     /// # Errors
     ///
@@ -128,16 +129,16 @@ impl Pins {
         erase(&self.trace_path(device, program))
     }
 
-    /// The hooks that the files in a directory are named after.
+    /// Returns the hooks whose names the files in a directory have.
     fn hooks_in(&self, directory: &Path) -> io::Result<BTreeSet<(Device, Program)>> {
-        // A directory that another user has made is not evidence of an agent.
+        // A directory that another user has created does not prove that an agent ran.
         if !self.is_roots() {
             return Ok(BTreeSet::new());
         }
         Ok(names(directory)?.iter().filter_map(|name| parse_link(name)).collect())
     }
 
-    /// The pins of the other versions, oldest first.
+    /// Returns the pins of the other versions, oldest first.
     ///
     /// # Errors
     ///
@@ -152,7 +153,7 @@ impl Pins {
         Ok(others.map(|version| Self { version, ..self.clone() }).collect())
     }
 
-    /// Removes the directory of this version alone, and with it the maps that nothing else uses.
+    /// Removes the directory of this version only, and with it the maps that nothing else uses.
     ///
     /// # Errors
     ///
@@ -166,7 +167,7 @@ impl Pins {
         self.is_roots() && self.maps().join("TAPS").exists()
     }
 
-    /// Makes the directories. Mounts a BPF file system at the default place if there is none.
+    /// Creates the directories. Mounts a BPF file system at the default path if there is none.
     pub(super) fn create(&self) -> anyhow::Result<()> {
         let bpffs = self.root.parent().unwrap_or(Path::new(DEFAULT_BPFFS));
         let created = fs::create_dir_all(bpffs);
@@ -207,7 +208,7 @@ impl Pins {
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 fn erase(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -222,7 +223,7 @@ fn remove_all(directory: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The names in a directory; none where there is no such directory.
+/// Returns the names in a directory; none if the directory does not exist.
 fn names(directory: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -237,7 +238,7 @@ fn is_bpffs(path: &Path) -> bool {
 
 fn parse_version(name: &str) -> Option<u32> {
     let version = name.strip_prefix('v')?.parse().ok()?;
-    // Not `v04`, which is not where the maps of version 4 are.
+    // Rejects `v04`: the maps of version 4 are in `v4`.
     (name == format!("v{version}")).then_some(version)
 }
 
@@ -271,7 +272,7 @@ mod tests {
 
     use super::*;
 
-    /// Pins below a directory that is no BPF file system: names are all that counts here.
+    /// Pins in a directory that is not in a BPF file system: only the names matter here.
     fn pins(versions: &[u32], links: &[&str]) -> (tempfile::TempDir, Pins) {
         let directory = tempfile::tempdir().unwrap();
         let pins = Pins::new(directory.path());

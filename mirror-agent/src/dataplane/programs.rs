@@ -1,12 +1,10 @@
-//! The programs of this agent, loaded: what is attached to hooks.
+//! The loaded eBPF programs of this agent. `hooks` attaches them.
 //!
 //! ```text
-//! the programs      as they run at hooks
-//! those of a pod    as they run inside one pod: they have to know its network namespace. The kernel takes some tenths of a
-//!                   second to load them, so those for the next pod are loaded beforehand
+//! node side     one set of programs for all hooks on the node
+//! pod side      one set for each pod, with the inode of its network namespace in a variable. The kernel needs some
+//!               tenths of a second to load a set, so the set for the next pod is loaded in advance
 //! ```
-//!
-//! Attaches nothing: `hooks` does.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,34 +27,34 @@ use crate::model::{Device, NetnsId, Program};
 /// The eBPF object, built by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("PODMIRROR_EBPF"));
 
-/// The names of variables of the programs; see `mirror-ebpf`.
+/// The names of variables of the programs, declared in `mirror-ebpf`.
 const CALLS_FILTERS: &str = "CALLS_FILTERS";
 const INSIDE: &str = "INSIDE";
-/// The map with the only variable that is written after the programs are loaded: their network namespace.
+/// The map with the only variable that is written after the programs are loaded: the inode of their network namespace.
 const NETNS: &str = ".bss";
 
 /// The name of the thread that loads programs for the next pod.
 const LOADER: &str = "next-programs";
 
-/// Memory for the counters of all sessions, in bytes: each session has 512 bytes of them for every possible CPU.
+/// The memory for the counters of all sessions, in bytes. A session needs 512 bytes for every possible CPU.
 const COUNTER_MEMORY: usize = 64 << 20;
-/// Sessions that fit on any machine.
+/// The minimum number of sessions, on any machine.
 const MIN_SESSIONS: u32 = 64;
 
-/// The programs.
+/// The programs and the maps of the eBPF object.
 pub struct Programs {
     pins: Pins,
     ebpf: Ebpf,
     calls_filters: bool,
-    /// Those of the pod that got the last tap inside: a tap has two programs.
+    /// The programs for the pod that got the last tap inside: such a tap can need two programs.
     inside: Option<(NetnsId, Ebpf)>,
-    /// Those for the next pod, which a thread loads.
+    /// The programs for the next pod, which a thread loads.
     next: Option<JoinHandle<anyhow::Result<Ebpf>>>,
     /// The kernel's ids of the programs that this agent has loaded for hooks inside pods.
     inside_ids: BTreeMap<(Device, Program), u32>,
 }
 
-/// The program for one hook.
+/// The program for one hook, loaded on demand.
 pub struct HookProgram<'a> {
     programs: &'a mut Programs,
     device: Device,
@@ -72,7 +70,8 @@ impl Programs {
     pub fn load(pins: &Pins) -> anyhow::Result<Self> {
         match Self::try_load(pins, true) {
             Ok(programs) => Ok(programs),
-            // Without a JIT compiler, and on AArch64 before Linux 6.0, the verifier refuses a tail call beside functions.
+            // Without a JIT compiler, and on AArch64 before Linux 6.0, the verifier refuses a tail call in a program
+            // with functions.
             Err(error) => match Self::try_load(pins, false) {
                 Ok(programs) => {
                     warn!("this kernel runs no filters, so mirrors with a filter are refused: {error:#}");
@@ -100,7 +99,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Whether the programs call those of filters.
+    /// Whether the tap programs call the programs of filters.
     pub fn calls_filters(&self) -> bool {
         self.calls_filters
     }
@@ -109,28 +108,28 @@ impl Programs {
     ///
     /// # Errors
     ///
-    /// There is none of this name.
+    /// The object has no map of this name.
     pub fn take_map(&mut self, name: &str) -> anyhow::Result<Map> {
         self.ebpf.take_map(name).ok_or_else(|| anyhow!("the eBPF object has no map {name}"))
     }
 
-    /// The kernel's id of a program; `None`: it is not loaded.
+    /// Returns the kernel's id of a program; `None` if it is not loaded.
     pub fn id(&mut self, which: Program) -> anyhow::Result<Option<u32>> {
         Ok(program(&mut self.ebpf, which)?.info().ok().map(|info| info.id()))
     }
 
-    /// The kernel's id of the program for a hook inside a pod; `None`: this agent has loaded none.
+    /// Returns the kernel's id of the program for a hook inside a pod; `None` if this agent has loaded none.
     pub fn id_inside(&self, device: Device, which: Program) -> Option<u32> {
         self.inside_ids.get(&(device, which)).copied()
     }
 
-    /// Forgets the programs of all pods but these.
+    /// Forgets the programs of all pods except these.
     pub fn keep_inside(&mut self, netns: &BTreeSet<NetnsId>) {
         self.inside_ids.retain(|(of, _), _| netns.contains(&of.netns));
         self.inside = self.inside.take().filter(|(of, _)| netns.contains(of));
     }
 
-    /// The program for one hook of a device.
+    /// Returns the program for one hook of a device.
     pub fn of(&mut self, device: Device, which: Program) -> HookProgram<'_> {
         HookProgram { programs: self, device, which }
     }
@@ -148,7 +147,8 @@ impl Programs {
         Ok(program)
     }
 
-    /// Programs for a pod with this namespace: those that were loaded beforehand, if the kernel has taken them.
+    /// Returns the programs for a pod with this namespace. Uses the programs that were loaded in advance, unless the
+    /// kernel refused them.
     fn next(&mut self, netns: NetnsId) -> anyhow::Result<Ebpf> {
         let next = self.next.take().and_then(|thread| thread.join().ok()).and_then(Result::ok);
         let mut ebpf = next.map_or_else(|| open(&self.pins, self.calls_filters, true), Ok)?;
@@ -157,9 +157,11 @@ impl Programs {
         Ok(ebpf)
     }
 
-    /// Begins to load the programs for the next pod: that of what reaches it, which most taps inside pods have alone.
+    /// Starts to load the program for the next pod. It loads the program for packets that reach the pod, the only one
+    /// that most taps inside pods need.
     fn prepare_next(&mut self) {
-        // Opened here, because that makes pins that are missing: a thread could do it while they are removed.
+        // Opened on this thread, because opening creates missing pins. The other thread could do so while the pins are
+        // being removed.
         let opened = open(&self.pins, self.calls_filters, true);
         self.next = opened.ok().and_then(|mut ebpf| {
             let load = move || {
@@ -172,7 +174,7 @@ impl Programs {
 }
 
 impl HookProgram<'_> {
-    /// The program, loaded.
+    /// Returns the loaded program.
     ///
     /// # Errors
     ///
@@ -186,16 +188,16 @@ impl HookProgram<'_> {
     }
 }
 
-/// Tells the programs of an object in which network namespace they will run. They are not attached yet.
+/// Writes the namespace in which the programs of an object will run. They must not be attached yet.
 fn put_into(ebpf: &mut Ebpf, netns: NetnsId) -> anyhow::Result<()> {
     let variable = ebpf.map_mut(NETNS).ok_or_else(|| anyhow!("the eBPF object has no map {NETNS}"))?;
     Ok(Array::<_, u32>::try_from(variable)?.set(0, &(netns.ino as u32), 0)?)
 }
 
-/// Opens the object, and with it the pinned maps. `inside`: for programs inside pods.
+/// Opens the object with the pinned maps. `inside`: for programs inside pods.
 fn open(pins: &Pins, calls_filters: bool, inside: bool) -> anyhow::Result<Ebpf> {
     let cpus = nr_cpus().map_err(|(what, error)| anyhow!("cannot read {what}: {error}"))?.get();
-    // A map that is pinned keeps the size that an earlier agent gave it.
+    // A pinned map keeps the size that an earlier agent gave it.
     let pinned = MapInfo::from_pin(pins.maps().join("COUNTERS")).ok().map(|info| info.max_entries());
     EbpfLoader::new()
         .default_map_pin_directory(pins.maps())
@@ -206,7 +208,7 @@ fn open(pins: &Pins, calls_filters: bool, inside: bool) -> anyhow::Result<Ebpf> 
         .context("cannot load the eBPF object (are you root?)")
 }
 
-/// The number of sessions whose counters fit into [`COUNTER_MEMORY`], on a machine with so many possible CPUs.
+/// The number of sessions whose counters fit into [`COUNTER_MEMORY`], for this number of possible CPUs.
 fn sessions_that_fit(cpus: u32) -> u32 {
     let bytes = cpus as usize * size_of::<SessionCounters>();
     u32::try_from(COUNTER_MEMORY / bytes).unwrap_or(u32::MAX).clamp(MIN_SESSIONS, MAX_SESSIONS)
@@ -218,7 +220,7 @@ fn program(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifi
     Ok(program.try_into()?)
 }
 
-/// The program, loaded now if it was not yet loaded: few agents need the second stage.
+/// Returns the program, and loads it first if necessary: few agents need the second stage.
 fn loaded(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifier> {
     let program = program(ebpf, which)?;
     if program.fd().is_err() {
@@ -231,7 +233,7 @@ fn loaded(ebpf: &mut Ebpf, which: Program) -> anyhow::Result<&mut SchedClassifie
 mod tests {
     use super::*;
 
-    /// The figures of the documents.
+    /// The documentation states these numbers.
     #[test]
     fn counters_take_no_more_memory_on_a_large_machine() {
         for (cpus, sessions) in [(1, 4096), (32, 4096), (128, 1024), (450, 291), (1024, 128), (8192, 64)] {

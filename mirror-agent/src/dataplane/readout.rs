@@ -1,8 +1,8 @@
 //! Reads the contents of the pinned maps, and changes nothing.
 //!
 //! For the readers that show the mirror and must not be able to change it: `status`, with or without an agent, and the
-//! metrics. The programs attached to the hooks are not in the maps; `hooks` finds them. What the devices have dropped is not
-//! there either; [`drops`] reads it.
+//! metrics. The maps do not have the programs attached to the hooks (see `hooks`), nor the frames that devices have
+//! dropped (see [`drops`]).
 
 use std::collections::BTreeMap;
 
@@ -26,15 +26,15 @@ pub struct Reader {
     maps: Maps,
 }
 
-/// The maps at one moment.
+/// The contents of the maps at one moment.
 #[derive(Debug, Clone)]
 pub struct Readout {
-    /// The targets, as the agent that wrote last saw them.
+    /// The targets, as the last agent has written them.
     pub targets: BTreeMap<TargetName, Target>,
     /// Every tap that has an entry.
     pub taps: Vec<TapReadout>,
-    /// Packets that a second tap has copied in the form of the first, because the node had translated them meanwhile or,
-    /// rarely, because the note of the first copy was lost.
+    /// The number of packets that a second tap has copied in the form of the first, because the node translated them in
+    /// between or, rarely, because the note of the first copy was lost.
     pub copied_again: u64,
 }
 
@@ -43,9 +43,9 @@ pub struct Readout {
 pub struct TapReadout {
     /// The tapped device.
     pub device: Device,
-    /// The NIC inside the pod, if what reaches the pod is seen there.
+    /// The NIC inside the pod, if the tap sees packets to the pod there.
     pub pod_side: Option<Device>,
-    /// The pod and NIC that it is for.
+    /// The pod and NIC that are tapped.
     pub owner: Owner,
     /// Its sessions.
     pub sessions: Vec<SessionReadout>,
@@ -58,39 +58,39 @@ pub struct SessionReadout {
     pub mirror: MirrorId,
     /// The session itself.
     pub session: Session,
-    /// Its number, in the records of a stream.
+    /// Its serial number, which the records of a stream have.
     pub serial: u32,
-    /// The budget that is used up, if any.
+    /// The exhausted budget, if any.
     pub ended: Option<Ended>,
-    /// What is left of its budgets.
+    /// The rest of its budgets.
     pub left: Budget,
-    /// The counts of its packets that are not zero.
+    /// The counters of its packets that are not zero.
     pub counts: Vec<Count>,
-    /// The copies that are not as the session asks for, where there are any.
+    /// The counters of copies that differ from what the session requests, if not zero.
     pub misfits: Vec<MisfitCount>,
 }
 
-/// Packets of one session that left in one direction with one verdict.
+/// The number of packets of one session with one direction and one verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Count {
     /// The direction.
     pub direction: Direction,
     /// The verdict.
     pub verdict: Verdict,
-    /// How many packets.
+    /// The number of packets.
     pub packets: u64,
-    /// Their bytes.
+    /// The number of their bytes.
     pub bytes: u64,
 }
 
-/// Copies of one session in one direction that differ in one way from what it asks for.
+/// Copies of one session in one direction that differ in one way from what the session requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MisfitCount {
     /// The direction.
     pub direction: Direction,
-    /// How they differ.
+    /// The difference.
     pub misfit: Misfit,
-    /// How many copies.
+    /// The number of copies.
     pub packets: u64,
     /// The bytes by which they differ.
     pub bytes: u64,
@@ -102,7 +102,7 @@ impl Reader {
         Ok(Self { maps: Maps::open(pins)? })
     }
 
-    /// The devices that have a tap, or a side of one.
+    /// The devices that have a tap, or the pod side of one.
     pub fn devices(&self) -> Vec<Device> {
         self.maps.devices().collect()
     }
@@ -112,8 +112,8 @@ impl Reader {
         self.read_sessions(|_, _| true)
     }
 
-    /// Reads everything but the sessions that nobody wants, by their numbers. The counters are most of the work: each CPU
-    /// has its own.
+    /// Reads everything except the sessions for which `is_wanted`, given the serial number, returns false. Most of the
+    /// work is to read the counters: each CPU has its own.
     pub fn read_sessions(
         &mut self,
         mut is_wanted: impl FnMut(u32, &Session) -> bool,

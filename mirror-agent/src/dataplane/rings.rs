@@ -1,8 +1,8 @@
-//! Ring buffers: the agent makes one for each program that reads, and the kernel writes records into it.
+//! Ring buffers: the agent creates one for each capture, and the eBPF programs write records into it.
 //!
-//! [`Rings`] has the rings of these programs, and [`Streams`] has the maps by which the programs reach them. [`RingReader`]
-//! is the other side, in the process that reads. The format of a record and the rules for room in a ring are
-//! `mirror_common::stream`.
+//! [`Rings`] has the rings of the captures, and [`Streams`] the maps by which the eBPF programs reach them.
+//! [`RingReader`] reads a ring in the process of the capture. `mirror_common::stream` defines the format of a record
+//! and the accounting of room in a ring.
 
 use std::{
     collections::BTreeMap,
@@ -21,26 +21,26 @@ use zerocopy::FromBytes as _;
 use super::pins::Pins;
 use crate::model::RingId;
 
-/// Bytes of the ring that stands where no program reads: a page of any machine.
+/// The size in bytes of the placeholder ring in an unused slot: a page of any machine.
 const EMPTY_RING: u32 = 1 << 16;
-/// Bytes of all rings of an agent together, at most. The kernel counts them as the agent's memory.
+/// The largest size in bytes of all rings of an agent together. The kernel charges them to the agent's memory.
 pub const MAX_RINGS: u32 = 64 << 20;
-/// Records that are read in one go. Between two goes the reader returns the room of what it has read.
+/// The largest number of records of one read. After each read, the reader returns the room of these records.
 const BATCH: usize = 1024;
 
-/// A ring, and its bytes.
+/// A ring and its size in bytes.
 type Ring = (RingBuf<MapData>, u32);
 
-/// The rings of the programs that read, by their id.
+/// The rings of the captures.
 #[derive(Clone, Default)]
 pub struct Rings(Arc<Mutex<BTreeMap<RingId, Ring>>>);
 
 impl Rings {
-    /// Makes a ring of so many bytes, a power of two and at least a page. Returns its descriptor for the reader.
+    /// Creates a ring of `bytes` bytes, a power of two and at least a page. Returns its descriptor for the reader.
     ///
     /// # Errors
     ///
-    /// All rings together would have more than [`MAX_RINGS`], or the kernel has no memory for it.
+    /// All rings together would exceed [`MAX_RINGS`], or the kernel has no memory for the ring.
     pub fn make(&self, bytes: u32) -> anyhow::Result<(RingId, OwnedFd)> {
         if !self.have_room(bytes) {
             bail!(
@@ -58,23 +58,23 @@ impl Rings {
         Ok((id, fd))
     }
 
-    /// Whether there is room for a ring of so many bytes.
+    /// Whether a ring of `bytes` bytes fits into [`MAX_RINGS`].
     pub fn have_room(&self, bytes: u32) -> bool {
         self.taken().saturating_add(bytes) <= MAX_RINGS
     }
 
-    /// Bytes of all rings.
+    /// The size of all rings in bytes.
     fn taken(&self) -> u32 {
         self.all().values().map(|(_, bytes)| *bytes).sum()
     }
 
-    /// Forgets a ring. Its memory is free when no program and no reader has it.
+    /// Forgets a ring. Its memory is freed when no eBPF map and no reader holds it.
     pub fn forget(&self, id: RingId) {
         self.all().remove(&id);
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<RingId, Ring>> {
-        // A panic in another thread ends the agent.
+        // A panic in another thread ends the agent, so a poisoned lock does not matter.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -87,7 +87,7 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// The maps that `get` gives for their names.
+    /// Takes the maps from `get`, which returns a map by its name.
     pub(super) fn from_fn(get: &mut impl FnMut(&str) -> anyhow::Result<Map>) -> anyhow::Result<Self> {
         Ok(Self {
             rings: get("STREAMS")?.try_into()?,
@@ -96,39 +96,39 @@ impl Streams {
         })
     }
 
-    /// Gives a session back all the room that it, or an earlier session with its id, has taken.
+    /// Returns all room in rings that a session, or an earlier session with its id, has taken.
     pub(super) fn clear(&mut self, session: u32) -> anyhow::Result<()> {
         let taken = self.taken.get(&session, 0).context("cannot read what is taken of the rings")?;
         self.returned.set(session, &taken, 0).context("cannot write what is returned to the rings")
     }
 
-    /// Puts a ring at the place of a target.
+    /// Sets the ring of the target at `place`.
     pub(super) fn set_ring(&mut self, place: u32, id: RingId, rings: &Rings) -> anyhow::Result<()> {
         let rings = rings.all();
         let (ring, _) = rings.get(&id).ok_or_else(|| anyhow!("the program that reads a stream has gone"))?;
         self.rings.set(place, ring, 0).context("cannot write a ring")
     }
 
-    /// Takes the ring away from the place of a target, so that its memory becomes free. `empty` is [`empty_ring`].
+    /// Replaces the ring of the target at `place` by `empty` (see [`empty_ring`]), so that its memory becomes free.
     pub(super) fn drop_ring(&mut self, place: u32, empty: &RingBuf<MapData>) -> anyhow::Result<()> {
         self.rings.set(place, empty, 0).context("cannot take a ring away")
     }
 }
 
-/// The smallest ring, for the place of a ring that is taken away.
+/// Creates the smallest ring, a placeholder for a removed one.
 pub(super) fn empty_ring() -> anyhow::Result<RingBuf<MapData>> {
     RingBuf::create(EMPTY_RING, 0).context("cannot make an empty ring")
 }
 
-/// The reading end of a ring.
+/// The reader of a ring.
 pub struct RingReader {
     ring: RingBuf<MapData>,
-    /// `None`: room is returned no more.
+    /// The room returned by readers, per session; `None` after [`keep_room`](Self::keep_room).
     returned: Option<Array<MapData, u64>>,
 }
 
 impl RingReader {
-    /// The reader of a ring that an agent has made, of the agent with these pins.
+    /// Creates the reader of a ring that the agent with these pins has created.
     pub fn new(ring: OwnedFd, pins: &Pins) -> anyhow::Result<Self> {
         let path = pins.maps().join("RETURNED");
         let returned = MapData::from_pin(&path);
@@ -139,20 +139,21 @@ impl RingReader {
         })
     }
 
-    /// Returns no more room. Nothing is lost by that at the end of a reader, and another one may have the sessions now.
+    /// Stops returning room. A reader calls this when it ends: it needs no more room then, and another reader may have
+    /// the sessions.
     pub fn keep_room(&mut self) {
         self.returned = None;
     }
 
-    /// Becomes readable when the ring has become a quarter full. Must be called within the runtime.
+    /// Returns a descriptor that becomes readable when the ring is a quarter full. Must be called within the runtime.
     pub fn wakes(&self) -> io::Result<AsyncFd<OwnedFd>> {
         let fd = self.ring.as_fd().try_clone_to_owned()?;
         // SAFETY: the `AsyncFd` owns the descriptor, and nothing else closes it.
         Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
     }
 
-    /// Reads up to [`BATCH`] records, and hands each to `record` where it lies, until `record` breaks off. Returns whether
-    /// the ring was read to its end.
+    /// Reads up to [`BATCH`] records, and passes each to `record` without a copy, until `record` returns `Break`.
+    /// Returns whether the ring is empty.
     pub fn read(
         &mut self,
         mut record: impl FnMut(&RecordHead, &[u8]) -> ControlFlow<()>,
@@ -164,15 +165,15 @@ impl RingReader {
                 is_empty = true;
                 break;
             };
-            // The programs write whole records only.
+            // The programs write complete records only.
             let Ok((head, bytes)) = RecordHead::read_from_prefix(&item) else { continue };
             *read.entry(head.session).or_default() += stream::room(head.captured);
             if record(&head, bytes.get(..head.captured as usize).unwrap_or(bytes)).is_break() {
                 break;
             }
         }
-        // No other reader writes here: `control` says why. The agent does, when it gives the id to a new session. If both
-        // write at the same time, the numbers differ by the records of the old session, until these are read.
+        // No other reader writes here; see `control`. The agent writes when it gives the id to a new session. If both
+        // write at the same time, the sums differ by the records of the old session, until these are read.
         for (session, bytes) in read {
             let Some(numbers) = &mut self.returned else { break };
             let before = numbers.get(&session, 0).context("cannot read what was returned to the ring")?;

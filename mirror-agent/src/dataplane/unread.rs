@@ -1,7 +1,7 @@
-//! The map `UNREAD`: until when nothing is copied to a mirror interface that nobody reads.
+//! The map `UNREAD`: until when nothing is copied to a mirror interface without readers.
 //!
-//! `maps` says which targets are such mirror interfaces. `when_read` looks for readers, and writes the times through
-//! [`Unread`] from a thread of its own.
+//! `maps` sets which targets are such mirror interfaces. `when_read` looks for readers, and writes the times through
+//! [`Unread`] from its own thread.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,13 +15,13 @@ use aya::maps::{Array, Map, MapData};
 use super::meters::now_ns;
 use crate::model::Readable;
 
-/// The map, and the mirror interfaces that get copies only while somebody reads them.
+/// The map, and the mirror interfaces that get copies only while a program reads them.
 #[derive(Clone)]
 pub struct Unread(Arc<Mutex<Inner>>);
 
 struct Inner {
     until: Array<MapData, u64>,
-    /// By the places of their targets.
+    /// The mirror interfaces, by the places of their targets.
     mirrors: BTreeMap<u32, Readable>,
 }
 
@@ -30,25 +30,25 @@ struct Inner {
 pub struct Moment(u64);
 
 impl Moment {
-    /// This moment.
+    /// The present moment.
     pub fn now() -> anyhow::Result<Self> {
         now_ns().map(Self)
     }
 }
 
 impl Unread {
-    /// The map that `get` gives for its name.
+    /// Takes the map from `get`, which returns a map by its name.
     pub(super) fn from_fn(get: &mut impl FnMut(&str) -> anyhow::Result<Map>) -> anyhow::Result<Self> {
         let inner = Inner { until: get("UNREAD")?.try_into()?, mirrors: BTreeMap::new() };
         Ok(Self(Arc::new(Mutex::new(inner))))
     }
 
-    /// These are the mirror interfaces from now on, by the places of their targets.
+    /// Sets the mirror interfaces, by the places of their targets.
     pub(super) fn follow(&self, mirrors: BTreeMap<u32, Readable>) {
         self.inner().mirrors = mirrors;
     }
 
-    /// Another device has come to the place of a target: what was said of the one before does not hold for it.
+    /// Forgets the state of the old target after its slot was reused for another device.
     pub(super) fn clear(&self, place: u32) -> anyhow::Result<()> {
         self.inner().until.set(place, &0, 0).context("cannot write that a target is read")
     }
@@ -58,8 +58,8 @@ impl Unread {
         self.inner().mirrors.values().copied().collect()
     }
 
-    /// Until `lease` after the moment `seen`, nothing is copied to the mirror interfaces that nobody reads. Copies to the
-    /// others are made.
+    /// Stops the copies to the mirror interfaces in `unread` until `lease` after the moment `seen`. The other mirror
+    /// interfaces get copies.
     pub fn withhold(&self, unread: &BTreeSet<Readable>, seen: Moment, lease: Duration) -> anyhow::Result<()> {
         let inner = &mut *self.inner();
         for (place, mirror) in &inner.mirrors {
@@ -70,7 +70,7 @@ impl Unread {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // A panic in another thread ends the agent.
+        // A panic in another thread ends the agent, so a poisoned lock does not matter.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! Taps, sessions and targets, from the model to the wire types and back. Pure; `maps` calls it.
+//! Converts taps, sessions and targets between the model and the wire types. Pure; `maps` calls it.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
@@ -29,18 +29,18 @@ use crate::{
     settings::{Budget, CaptureFilter, Rate, Settings, Share},
 };
 
-/// The key of a device. For a namespace other than the node's it has the inode alone: all namespaces are on one file
-/// system.
+/// Returns the key of a device. For a namespace other than the node's it has the inode only: all namespaces are on one
+/// file system.
 pub(super) const fn encode_device(device: Device) -> DeviceKey {
     DeviceKey { netns: device.netns.ino as u32, ifindex: device.ifindex.0 }
 }
 
-/// The device of a key, as far as the key says it.
+/// Returns the device of a key. The device number of its namespace is unknown (0).
 pub(super) const fn decode_device(key: DeviceKey) -> Device {
     Device { netns: NetnsId { dev: 0, ino: key.netns as u64 }, ifindex: IfIndex(key.ifindex) }
 }
 
-/// The entry of a tap: its sessions in the order in which the kernel runs them.
+/// Returns the entry of a tap, with its sessions in the order in which the programs run them.
 pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
     let in_order = entry.in_order();
     let mut sessions = <[abi::Session; abi::MAX_SESSIONS_PER_TAP]>::default();
@@ -66,7 +66,7 @@ pub(super) fn encode_tap(entry: &Entry) -> abi::Tap {
     }
 }
 
-/// The entry of the same tap for the NIC inside the pod, where it sees what reaches the pod. `device`: the node's end.
+/// Returns the tap's entry for its pod side, the NIC inside the pod. `device` is the node side.
 pub(super) fn encode_pod_side(device: Device, entry: &Entry) -> abi::Tap {
     let tap = encode_tap(entry);
     let flags = tap.flags & !TAP_SEEN_INSIDE;
@@ -103,7 +103,8 @@ fn encode_session(placed: &Placed, alike: u32, is_limited: bool) -> abi::Session
     }
 }
 
-/// The description of a session, for people and for the next agent: what cannot be read from what the programs use.
+/// Returns the description of a session, for users and for the next agent: the fields that the entry of the tap does
+/// not have.
 pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
     let Session { directions: _, settings, target: _, origin, asked, key: _ } = session;
     let Settings { filter, sample: _, seed: _, rate, snaplen: _, budget } = settings;
@@ -123,7 +124,7 @@ pub(super) fn encode_info(mirror: &MirrorId, session: &Session) -> SessionInfo {
     }
 }
 
-/// What stands at the places that a session names.
+/// The table entries that a session refers to.
 pub(super) struct Places<'a> {
     /// Its description.
     pub(super) info: SessionInfo,
@@ -135,8 +136,8 @@ pub(super) struct Places<'a> {
     pub(super) target: &'a TargetName,
 }
 
-/// A session and its mirror, as the programs use them. `None`: the description is not that of these limits, or a name in
-/// it is invalid, so no agent has written it.
+/// Returns a session and its mirror. `None` if the description does not match these limits, or has an invalid name:
+/// then no agent has written it.
 pub(super) fn decode_session(wire: &abi::Session, places: &Places<'_>) -> Option<(MirrorId, Placed)> {
     let Places { info, limits, filter_hash, target } = places;
     let filter_hash = *filter_hash;
@@ -174,7 +175,7 @@ pub(super) fn decode_session(wire: &abi::Session, places: &Places<'_>) -> Option
     Some((MirrorId(Name::of_written(&text(&info.mirror))?), placed))
 }
 
-/// The entry of a tap in the map of owners.
+/// Returns a tap's entry in the map of owners.
 pub(super) fn encode_owner(owner: &Owner) -> TapOwner {
     let Owner { pod, netns, nic, network, device } = owner;
     let (uid, namespace, name) =
@@ -191,7 +192,7 @@ pub(super) fn encode_owner(owner: &Owner) -> TapOwner {
     }
 }
 
-/// The owner in it.
+/// Returns the owner in an entry.
 pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
     let TapOwner { netns_dev, netns_ino, pod_uid, pod_namespace, pod_name, nic, device, network } = wire;
     let pod = PodId { uid: text(pod_uid), namespace: text(pod_namespace), name: text(pod_name) };
@@ -204,7 +205,7 @@ pub(super) fn decode_owner(wire: &TapOwner) -> Owner {
     }
 }
 
-/// A target in the map.
+/// Returns the entry of a target.
 pub(super) fn encode_target(name: &TargetName, target: &Target) -> abi::Target {
     let name = fixed::<MAX_NAME>(name.0.as_str());
     match target {
@@ -258,7 +259,7 @@ fn encode_tunnel(tunnel: &Tunnel, room: Option<u32>) -> abi::Tunnel {
         IpAddr::V6(v6) => v6.octets(),
     };
     let (is_v6, is_udp) = (tunnel.remote.is_ipv6(), tunnel.kind.usual_port().is_some());
-    // The frame inside has checksums of its own, so a packet needs one only where UDP over IPv6 demands it.
+    // The inner frame has its own checksums, so the outer packet has one only where UDP over IPv6 requires it.
     let flags = flag(is_v6, TUNNEL_IPV6)
         | flag(is_v6 && is_udp, TUNNEL_CHECKSUM)
         | flag(tunnel.identity, TUNNEL_IDENTITY)
@@ -279,7 +280,7 @@ fn encode_tunnel(tunnel: &Tunnel, room: Option<u32>) -> abi::Tunnel {
     }
 }
 
-/// The tunnels among the targets, as the programs recognise their packets.
+/// Returns the ids by which the programs recognise packets of the targets' tunnels.
 pub(super) fn encode_tunnels<'a>(targets: impl Iterator<Item = &'a Target>) -> Tunnels {
     let ours = targets.filter_map(|target| target.device()?.destination.tunnel());
     let ours: BTreeSet<_> = ours.map(|tunnel| (way(tunnel), tunnel.keys)).collect();
@@ -300,7 +301,7 @@ fn way(tunnel: &Tunnel) -> u32 {
     }
 }
 
-/// The target in it, with the ceiling that is written for it; `None`: its place is free.
+/// Returns the target of an entry, with the ceiling from the map of ceilings; `None` if the place is free.
 pub(super) fn decode_target(wire: &abi::Target, ceiling: Limits) -> Option<(TargetName, Target)> {
     let name = Name::of_written(&text(&wire.name))?;
     if wire.flags & TARGET_STREAM != 0 {
@@ -309,7 +310,7 @@ pub(super) fn decode_target(wire: &abi::Target, ceiling: Limits) -> Option<(Targ
     let device = text(&wire.device);
     let target = DeviceTarget {
         destination: match text(&wire.destination).parse() {
-            // A later agent may know further kinds, and a mirror interface can have the name `stream`.
+            // A later agent may know more kinds, and a mirror interface can have the name `stream`.
             Err(_) | Ok(Destination::Stream) => Destination::Device(device.clone()),
             Ok(destination) => destination,
         },
@@ -329,7 +330,8 @@ pub(super) fn decode_target(wire: &abi::Target, ceiling: Limits) -> Option<(Targ
     Some((TargetName(name), Target::Device(target)))
 }
 
-/// A text filled up with zeros. Sources of texts keep within these sizes; a longer text would be cut.
+/// Returns a text padded with zeros. Texts are limited to these sizes at their sources; a longer text would be
+/// truncated.
 fn fixed<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let end = text.floor_char_boundary(N);
@@ -337,7 +339,7 @@ fn fixed<const N: usize>(text: &str) -> [u8; N] {
     bytes
 }
 
-/// The text in front of the zeros.
+/// Returns the text before the zeros.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
@@ -398,15 +400,15 @@ mod tests {
         })
     }
 
-    /// What an agent writes for a session, with the limits of another one.
+    /// The table entries that an agent writes for a session, with the limits of another one.
     fn places<'a>(mirror: &MirrorId, session: &'a Session, filter_hash: u64, limits: &Session) -> Places<'a> {
         let limits = budget::limits(limits, None, &Meter::default(), 7);
         Places { info: encode_info(mirror, session), limits, filter_hash, target: &session.target }
     }
 
     proptest! {
-        /// What the programs use is what is read back: another target at the session's place, another program as its
-        /// filter, other limits. Limits that are not those of the description are nobody's.
+        /// Decoding uses the entries that the programs use: another target at the session's place, another program as
+        /// its filter, other limits. A session whose limits do not match its description is not decoded.
         #[test]
         fn what_the_programs_use_is_read_back(first in session(), second in session(), hash: u64) {
             let mirror = MirrorId::default();
@@ -471,8 +473,8 @@ mod tests {
             prop_assert_eq!(decode_target(&transmute!(bytes), ceiling), Some((name, target)));
         }
 
-        /// Every session comes back with its settings and its places, and knows the sessions ahead of it with the same
-        /// form.
+        /// Decoding an encoded session gives its settings and places, and the sessions ahead of it with the same form
+        /// are known.
         #[test]
         fn sessions_survive_the_map(
             sessions in prop::collection::btree_map("[a-z]{1,8}", (session(), 0..4096u32, 0..2u32, 0..3u32), 1..9),
@@ -495,7 +497,8 @@ mod tests {
             let wire = encode_tap(&entry);
             prop_assert_eq!(wire.session_count as usize, entry.sessions.len());
             prop_assert_eq!(wire.namespace_meter.checked_sub(1), namespace_meter);
-            // The other side differs in what says where it is.
+            // The entries of the two sides differ only in the kind, the flag `TAP_SEEN_INSIDE` and the index of the
+            // other side.
             let inside = encode_pod_side(Device::on_node(IfIndex(5)), &entry);
             prop_assert_eq!((wire.kind(), wire.other_end), (TapKind::HostVeth, 9));
             prop_assert_eq!([wire, inside].map(|tap| tap.flags & TAP_SEEN_INSIDE), [TAP_SEEN_INSIDE, 0]);

@@ -1,6 +1,7 @@
-//! The IP addresses of the devices of targets. `netlink` calls it; `mirror_iface` decides which must go.
+//! The IP addresses of the devices of targets. `netlink` calls it; `mirror_iface` decides which addresses to remove.
 //!
-//! The agent gives its devices none, but programs that manage the node's network give one to each device that they find.
+//! The agent assigns no addresses to its devices, but programs that manage the node's network assign one to each device
+//! that they find.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +23,7 @@ use tracing::warn;
 use super::socket::ask;
 use crate::model::IfIndex;
 
-/// The addresses of these devices, where they have any.
+/// Returns the addresses of those devices that have any.
 pub(super) async fn read(
     handle: &Handle,
     devices: &BTreeSet<IfIndex>,
@@ -40,7 +41,7 @@ pub(super) async fn read(
     Ok(addresses)
 }
 
-/// Takes all addresses from a device.
+/// Removes all addresses from a device.
 pub(super) async fn remove(handle: &Handle, device: IfIndex) -> anyhow::Result<()> {
     for message in dump(handle).await?.into_iter().filter(|message| message.header.index == device.0) {
         let Some(address) = address(&message) else { continue };
@@ -51,7 +52,7 @@ pub(super) async fn remove(handle: &Handle, device: IfIndex) -> anyhow::Result<(
                 "removed an address that another program had given to a device for copies: the node's own packets would \
                  look like copies there; keep that program from the device (docs/mirror-interface.md)"
             ),
-            // It went with another one, or with the device.
+            // It was removed together with another one, or with the device.
             Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {}
             Err(error) => {
                 return Err(error)
@@ -72,7 +73,7 @@ async fn dump(handle: &Handle) -> io::Result<Vec<AddressMessage>> {
     Ok(messages.collect())
 }
 
-/// The address itself. Between two points, `Address` is that of the other end.
+/// Returns the device's own address. On a point-to-point device, `Address` is that of the other end.
 fn address(message: &AddressMessage) -> Option<IpAddr> {
     let of = |local: bool| {
         message.attributes.iter().find_map(|attribute| match attribute {

@@ -1,8 +1,8 @@
-//! The last readings of pods' namespaces, as long as they hold.
+//! The cache of the last readings of pods' namespaces.
 //!
-//! To read a namespace takes a thread that enters it: too much for each pod in each round. A NIC that comes or goes
-//! does so at both ends of its veth, and the node's end is in every snapshot. A change that is only inside (a NIC is
-//! renamed, a macvlan is added) is noticed when the reading is too old.
+//! A thread has to enter a namespace to read it: too much work for each pod in each round. A NIC that is added or
+//! removed changes both sides of its veth, and the node side is in every snapshot. A change inside the pod only (a NIC
+//! is renamed, a macvlan is added) is noticed when the reading expires.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -14,16 +14,17 @@ use tokio::time::Instant;
 
 use crate::model::{IfIndex, Link, LinkKind, NetnsId, PodLinks};
 
-/// The longest time that a reading is used: as long as the loop may wait for an event.
+/// The maximum age of a reading: the longest time that the loop waits for an event.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// The same for a namespace with an exit. Root in the pod can take it away or down, and no event tells of that.
+/// The maximum age for a namespace with a relay device (`exit`). Root in the pod can delete it or set it down, and the
+/// kernel sends no event for that.
 const MAX_AGE_WITH_EXIT: Duration = Duration::from_secs(2);
 
-/// The node's veths that lead into one namespace: for each its index, the index of the NIC at the other end, and its
+/// The node's veths that lead into one namespace: the index of each, the index of the NIC at the other end, and the
 /// name.
 pub(super) type Veths = Vec<(IfIndex, u32, String)>;
 
-/// The node's veths by the id of the namespace that they lead into.
+/// Returns the node's veths by the id of the namespace that they lead into.
 pub(super) fn veths(host: &BTreeMap<IfIndex, Link>) -> HashMap<i32, Veths> {
     let mut veths: HashMap<_, Veths> = HashMap::new();
     for link in host.values().filter(|link| link.kind == LinkKind::Veth) {
@@ -51,12 +52,12 @@ struct Reading {
 }
 
 impl Reading {
-    /// Whether the reading still holds: the same veths lead there, it is not too old, and no annotation names a NIC by now
-    /// that is not in it. Multus names a NIC after it has made it.
+    /// Whether the reading is still valid: the same veths lead there, it is not too old, and annotations name no new
+    /// NIC that is missing from it. (Multus names a NIC in the annotation after it has created the NIC.)
     ///
-    /// When a namespace has gone, another namespace can get its identity, its id and the indexes of its veths (a veth
-    /// that is moved to the node brings its index from the namespace, where each namespace counts from 1). But a CNI
-    /// gives each pod's veth a name of its own on the node. So a reading without veths does not hold.
+    /// When a namespace is deleted, a new namespace can get its identity, its id and the indexes of its veths (a veth
+    /// that is moved to the node keeps its index from the namespace, and each namespace counts from 1). But a CNI gives
+    /// each pod's veth a unique name on the node. So a reading without veths is never valid.
     fn holds(&self, veths: &HashMap<i32, Veths>, nics: &BTreeSet<String>, age: Duration) -> bool {
         let is_in = |name: &&String| self.links.links.iter().any(|link| link.name == **name);
         let is_new = nics.difference(&self.nics).any(|name| !is_in(&name));
@@ -66,7 +67,7 @@ impl Reading {
 }
 
 impl Cache {
-    /// The reading of a namespace, if it holds.
+    /// Returns the reading of a namespace, if it is valid.
     pub(super) fn get(
         &mut self,
         netns: NetnsId,
@@ -78,8 +79,8 @@ impl Cache {
         reading.is_wanted.then_some(&reading.links)
     }
 
-    /// The reading of a namespace, of any age, without the NICs whose veths have changed. `None` if all of its veths
-    /// have changed: only an unchanged veth shows that the namespace still exists.
+    /// Returns the reading of a namespace, of any age, without the NICs whose veths have changed. `None` if all of its
+    /// veths have changed: only an unchanged veth shows that the namespace still exists.
     pub(super) fn last(&mut self, netns: NetnsId, veths: &HashMap<i32, Veths>) -> Option<PodLinks> {
         let reading = self.readings.get_mut(&netns)?;
         let mut same = reading.veths.clone();
@@ -93,7 +94,7 @@ impl Cache {
         Some(links)
     }
 
-    /// Keeps a new reading. Without an id of the namespace a change could not be noticed.
+    /// Stores a new reading. Without an id of the namespace, changes could not be noticed, so it is not stored.
     pub(super) fn put(&mut self, links: &PodLinks, veths: &HashMap<i32, Veths>, nics: &BTreeSet<String>) {
         let Some(nsid) = links.nsid else { return };
         let reading = Reading {
@@ -107,12 +108,11 @@ impl Cache {
         self.readings.insert(links.netns, reading);
     }
 
-    /// Forgets the reading of a namespace.
     pub(super) fn forget(&mut self, netns: NetnsId) {
         self.readings.remove(&netns);
     }
 
-    /// Forgets the readings that were not wanted since the last call.
+    /// Forgets the readings that were not used since the last call.
     pub(super) fn forget_unwanted(&mut self) {
         self.readings.retain(|_, reading| std::mem::take(&mut reading.is_wanted));
     }
@@ -154,7 +154,7 @@ mod tests {
         BTreeSet::new()
     }
 
-    /// A node with a bridge, and veths into namespaces.
+    /// A node with another device, and veths into namespaces.
     fn node(veths_of: &[(u32, u32, Option<i32>)]) -> HashMap<i32, Veths> {
         let mut host: BTreeMap<_, _> =
             veths_of.iter().map(|(own, peer, nsid)| veth(*own, *peer, *nsid)).collect();

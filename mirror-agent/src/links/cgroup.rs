@@ -1,29 +1,30 @@
-//! From the text of `/proc/<pid>/cgroup` to the pod of the process. Pure; `procfs` calls it.
+//! Finds the pod of a process in the text of `/proc/<pid>/cgroup`. Pure; `procfs` calls it.
 //!
-//! The kubelet gives every pod a cgroup that bears its UID, with every cgroup version, driver and runtime:
+//! The kubelet creates a cgroup for every pod, with the pod's UID in its name, for every cgroup version, driver and
+//! runtime:
 //!
 //! | driver | path |
 //! | --- | --- |
 //! | cgroupfs | `…/kubepods[/burstable\|/besteffort]/pod<uid>/<container>` |
 //! | systemd | `…/[…-]kubepods[-burstable\|-besteffort]-pod<uid, _ for ->.slice/<container>.scope` |
 //!
-//! The runtimes differ in the part of the path behind the UID, and clusters (kind, k3s, RKE) in the part before it.
+//! The part of the path after the UID depends on the runtime, and the part before it on the cluster (kind, k3s, RKE).
 //! Both parts are ignored, except for CRI-O's monitor. A UID can have any form: a UUID, a static pod's hash, or another
 //! text. Only an underscore would not survive the systemd driver, and a dot ends the name of a unit.
 //!
-//! Where pods are nested (a cluster inside a pod), the outermost pod is the answer: it is the pod of this node's
-//! kubelet. The names below it are chosen by users inside the pod. A pod with a cgroup file system that it can write to
-//! must not be able to call itself another pod.
+//! If pods are nested (a cluster inside a pod), the result is the outermost pod: it belongs to this node's kubelet.
+//! Users inside the pod choose the names below it. A pod that can write to its cgroup file system must not be able to
+//! impersonate another pod.
 
-/// CRI-O's monitor of a container. It may be in the pod's cgroup, but it belongs to the runtime, and is in the node's
-/// namespaces.
+/// The name of CRI-O's monitor of a container. It can be in the pod's cgroup, but it belongs to the runtime, and runs
+/// in the node's namespaces.
 const CRIO_MONITOR: &str = "crio-conmon-";
 
-/// The UID of the pod that a process with this `/proc/<pid>/cgroup` belongs to.
+/// Returns the UID of the pod that a process with this `/proc/<pid>/cgroup` belongs to.
 ///
-/// Of several hierarchies (cgroup v1) the first that names one answers.
+/// With several hierarchies (cgroup v1), the first that has a pod counts.
 pub(super) fn pod_uid(cgroup: &str) -> Option<String> {
-    // `<hierarchy>:<controllers>:<path>`; the path may have colons itself.
+    // `<hierarchy>:<controllers>:<path>`; the path may contain colons.
     cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(uid_in_path)
 }
 
@@ -39,8 +40,8 @@ fn uid_in_path(path: &str) -> Option<String> {
     (!is_monitor).then_some(uid)
 }
 
-/// The name of a slice contains the names of all slices above it. If the kubelet uses the systemd driver and the
-/// runtime does not, the runtime makes one directory of the triple `<slice>:<prefix>:<container>`.
+/// The name of a slice contains the names of all its parent slices. If the kubelet uses the systemd driver and the
+/// runtime does not, the runtime creates one directory named `<slice>:<prefix>:<container>`.
 fn systemd(component: &str) -> Option<String> {
     let slice = component.split_once(':').map_or(component, |(slice, _)| slice);
     let (above, uid) = slice.strip_suffix(".slice")?.rsplit_once("-pod")?;
@@ -50,7 +51,7 @@ fn systemd(component: &str) -> Option<String> {
     (is_pod && !uid.is_empty()).then(|| uid.replace('_', "-"))
 }
 
-/// The upper part may be missing: seen from inside a cgroup namespace, a path begins with `/..`.
+/// The upper part may be missing: inside a cgroup namespace, a path begins with `/..`.
 fn cgroupfs(parent: &str, component: &str) -> Option<String> {
     let uid = component.strip_prefix("pod")?;
     let is_pod = matches!(parent, "kubepods" | "burstable" | "besteffort" | "..");

@@ -1,9 +1,8 @@
 //! The counters of pods' NICs, read from the node's namespace.
 //!
-//! `RTM_GETLINK` can name the namespace of the device by the id that the node's namespace has for it
-//! (`IFLA_TARGET_NETNSID`, Linux 4.15), for an agent with CAP_NET_ADMIN there. So no thread enters a pod's namespace,
-//! and a reading takes three short requests for each NIC. `netlink` calls it; `mirror_core::coverage` judges the
-//! counters.
+//! `RTM_GETLINK` can specify the device's namespace by its id in the node's namespace (`IFLA_TARGET_NETNSID`, Linux
+//! 4.15), for an agent with CAP_NET_ADMIN there. So no thread enters a pod's namespace, and a reading takes up to three
+//! short requests for each NIC. `netlink` calls it; `mirror_core::coverage` evaluates the counters.
 
 use std::{
     fs::File,
@@ -33,7 +32,7 @@ struct Counters {
     is_netkit: bool,
 }
 
-/// What each NIC has carried, by direction; `None`: it cannot be read, or another device has its place.
+/// Returns the counters of each NIC, by direction; `None` if the NIC cannot be read, or another device has its place.
 pub(super) async fn read(handle: &Handle, nics: &[NicPlace]) -> Vec<Option<[Carried; Direction::COUNT]>> {
     let mut carried = Vec::with_capacity(nics.len());
     for nic in nics {
@@ -53,25 +52,25 @@ async fn read_one(handle: &Handle, nic: NicPlace) -> Option<[Carried; Direction:
         Some(end) => Some(get(handle, end, None).await?.stats),
         None => None,
     };
-    // The id may be another namespace's by now.
+    // Another namespace may have the id now.
     if end.is_some_and(|end| link != Some(end.0)) {
         return None;
     }
     let both = |packets: fn(&Stats64) -> u64| Some([packets(&before?), packets(&after?)]);
     let ingress = Count { packets: stats.rx_packets, bytes: stats.rx_bytes };
     let egress = Count { packets: stats.tx_packets, bytes: stats.tx_bytes };
-    // What a program in the chain of a netkit device sends elsewhere is counted by the NIC and not by the node's end. It is not
-    // around the tap, which is in that chain.
+    // The NIC counts packets that a program in the chain of a netkit device redirects, and the node side does not. They
+    // do not bypass the tap, which is in that chain.
     let end_received = if is_netkit { None } else { both(|end| end.rx_packets) };
-    // The node's end sends what the NIC receives.
+    // The node side sends what the NIC receives.
     Some([
         Carried { nic: ingress, end: both(|end| end.tx_packets) },
         Carried { nic: egress, end: end_received },
     ])
 }
 
-/// The counters of a device of the node, or of the namespace with this id. `None`: there is no such device, or it cannot
-/// be read.
+/// Returns the counters of a device of the node, or of the namespace with this id. `None` if there is no such device,
+/// or it cannot be read.
 async fn get(handle: &Handle, ifindex: IfIndex, nsid: Option<i32>) -> Option<Counters> {
     let mut question = LinkMessage::default();
     question.header.index = ifindex.0;
@@ -96,16 +95,16 @@ fn counters(message: LinkMessage) -> Option<Counters> {
     Some(Counters { stats: stats?, link, is_netkit })
 }
 
-/// Whether the kernel counts in a pod's NIC the packets that `bpf_redirect_peer` brings there.
+/// Whether the kernel counts packets from `bpf_redirect_peer` in a pod's NIC.
 ///
-/// It does so from 6.7 on, and distributions have the change in older kernels too. The same change gave the kernel's
-/// types a name, which stands among the strings of its BTF. Without BTF the answer is no.
+/// It does so from 6.7 on, and distributions have backported the change. The same change added a name to the kernel's
+/// types, which this function searches for in the strings of the BTF. Without BTF the result is false.
 pub(super) fn show_redirects() -> bool {
     File::open("/sys/kernel/btf/vmlinux")
         .is_ok_and(|btf| has_string(BufReader::new(btf), "NETDEV_PCPU_STAT_TSTATS"))
 }
 
-/// Whether a file has this text between two bytes of zero.
+/// Whether a file contains this text between two zero bytes.
 fn has_string(mut file: impl BufRead, text: &str) -> bool {
     let mut bytes = Vec::new();
     while file.read_until(0, &mut bytes).is_ok_and(|length| length > 0) {

@@ -1,7 +1,7 @@
-//! Makes the devices of targets: the mirror interface, which is a dummy device, or a veth pair in its place; and the
-//! device of a tunnel. And the hub, which is made as a mirror interface is. They carry only copies.
+//! Creates the devices of targets: mirror interfaces (a dummy device, or a veth pair instead) and the devices of
+//! tunnels. Also creates the relay hub, in the same way as a mirror interface. These devices carry only copies.
 //!
-//! This module does not choose the name or decide when (`mirror_iface` and `tunnel` do). `netlink` calls it.
+//! `mirror_iface` and `tunnel` decide the name and when. `netlink` calls this module.
 
 use std::io;
 
@@ -29,13 +29,13 @@ use super::{
 };
 use crate::model::{ALIAS, IfIndex};
 
-/// Most bytes of a device name.
+/// The maximum length of a device name in bytes.
 const NAME_MAX: usize = 15;
 
 /// The largest MTU with which the kernel gives a device no IPv6 state (`IPV6_MIN_MTU` less one).
 const MTU_WITHOUT_IPV6: u32 = 1279;
 
-/// Makes the mirror interface `name`, and leaves nothing behind if it fails.
+/// Creates the mirror interface `name`. Deletes it again after a failure.
 pub(super) async fn mirror(
     handle: &Handle,
     name: &str,
@@ -45,8 +45,8 @@ pub(super) async fn mirror(
     make(handle, name, mtu, keeps_offloads, false).await
 }
 
-/// Makes the hub, and leaves nothing behind if it fails. A macvlan in bridge mode hands packets for another one to their
-/// lower device, as if they had arrived there: so it drops what it receives.
+/// Creates the relay hub. Deletes it again after a failure. A macvlan in bridge mode passes packets for another macvlan
+/// to their lower device, as if they had arrived there. So the hub drops everything that it receives.
 pub(super) async fn hub(handle: &Handle) -> anyhow::Result<()> {
     make(handle, exit::HUB, exit::MTU, true, true).await
 }
@@ -73,7 +73,7 @@ async fn make(
                 .with_context(|| format!("cannot make {device} drop what it receives"))?;
         }
         if !keeps_offloads {
-            // The device is still down: so every copy leaves it in the requested form.
+            // The device is still down, so every copy will leave it in the requested form.
             offloads::switch(name, false)?;
             let ifindex = index_of(name)?;
             queue::give(handle, ifindex).await.with_context(|| format!("cannot give {name} a queue"))?;
@@ -111,11 +111,11 @@ async fn make(
     Ok(())
 }
 
-/// MTU in bytes of a tunnel's device: as much as all kinds take, so that it bounds no copy.
+/// The MTU of a tunnel's device in bytes: the largest that all kinds accept, so that it limits no copy.
 const TUNNEL_MTU: u32 = 65_000;
 
-/// Makes the device of a tunnel, and leaves nothing behind if it fails. Each packet has an address of its own (collect
-/// metadata), and what arrives is dropped.
+/// Creates the device of a tunnel. Deletes it again after a failure. The tunnel's address is set for each packet
+/// (collect metadata), and received packets are dropped.
 pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Result<()> {
     let name = &device.to_string();
     let (kind, info) = tunnel_info(device);
@@ -138,10 +138,11 @@ pub(super) async fn tunnel(handle: &Handle, device: TunnelDevice) -> anyhow::Res
     link.header.index = new_index()?.0;
     add(handle, link).await.with_context(is_taken)?;
     let made = async {
-        // First, so that an agent that comes later knows a half-made device for ours.
+        // First, so that a later agent recognises a half-configured device as podmirror's.
         change(handle, LinkUnspec::new_with_name(name).alias(ALIAS).build()).await.with_context(is_taken)?;
         let ifindex = index_of(name)?;
-        // The address of a copy is one object for all copies of a CPU, so it must be read before the next copy is made.
+        // All copies of a CPU share one object for the address, so each must be sent before the next copy is made: no
+        // queue.
         queue::none(handle, ifindex).await.with_context(|| format!("cannot take the queue of {name}"))?;
         drop_received(handle, ifindex.0)
             .await
@@ -177,7 +178,7 @@ fn tunnel_info(device: TunnelDevice) -> (InfoKind, InfoData) {
 
 /// Creates a veth pair and returns the name of the other end.
 async fn veth(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<String> {
-    // If the kernel does not answer, it refuses a name that is taken.
+    // If the lookup fails, the name counts as free: the kernel refuses a name that is taken.
     let is_taken = |peer: &str| one(&Named::Name(peer.to_owned())).is_ok_and(|link| link.is_some());
     let peer = peer_name(name, is_taken);
     let ifindex = new_index()?;
@@ -193,17 +194,18 @@ async fn veth(handle: &Handle, name: &str, mtu: u32) -> anyhow::Result<String> {
     Ok(peer)
 }
 
-/// An index for a device of ours that no device of the node has or has had a moment ago.
+/// Returns an index for a new device that no device of the node has or has had recently.
 ///
-/// The kernel uses no index again soon. What still knows a device that was deleted must not take the next one for it.
+/// The kernel does not reuse an index soon, and neither may the agent: a program that still has the index of a deleted
+/// device must not mistake the new one for it.
 fn new_index() -> io::Result<IfIndex> {
-    /// As many milliseconds as there are indexes from the first one on: 37 hours.
+    /// The number of indexes to choose from: one for each millisecond of 37 hours.
     const INDEXES: u128 = 1 << 27;
     let place = u32::try_from(since_boot()?.as_millis() % INDEXES).map_err(io::Error::other)?;
     free_index(IfIndex(exit::FIRST_IFINDEX.0 + place))
 }
 
-/// The lowest index from `from` on that no device of the node has.
+/// Returns the lowest index from `from` on that no device of the node has.
 fn free_index(from: IfIndex) -> io::Result<IfIndex> {
     let mut free = from;
     while one(&Named::Index(free))?.is_some() {
@@ -212,28 +214,28 @@ fn free_index(from: IfIndex) -> io::Result<IfIndex> {
     Ok(free)
 }
 
-/// Makes a device drop what it receives, before anything can be received.
+/// Makes a new device drop everything that it receives, before it can receive anything.
 async fn swallow(handle: &Handle, name: &str) -> anyhow::Result<()> {
     let ifindex = index_of(name)?;
     Ok(drop_received(handle, ifindex.0).await?)
 }
 
-/// The index of a device that was just made.
+/// Returns the index of a device that was just created.
 fn index_of(name: &str) -> anyhow::Result<IfIndex> {
     let link = one(&Named::Name(name.to_owned()))?;
     link.map(|link| link.ifindex).with_context(|| format!("{name} has gone"))
 }
 
-/// No ARP, no multicast, and at first too small for IPv6.
+/// Disables ARP and multicast, and starts with an MTU that is too small for IPv6.
 ///
-/// A new device has multicast on. Where the node forwards IPv6, as nodes do, the kernel would then make the device join
-/// the group of all routers and report that to the link, with any addresses. A device that is made without IPv6 gets
-/// its IPv6 state when its MTU is raised. Multicast is off by then, and the device joins no group that is reported.
+/// A new device has multicast on. If the node forwards IPv6, as nodes do, the kernel would make the device join the
+/// all-routers group and report that to the link, with any addresses. A device that is created without IPv6 gets its
+/// IPv6 state when its MTU is raised. Multicast is off by then, so the device joins no group that is reported.
 pub(super) fn silent<T>(device: LinkMessageBuilder<T>, mtu: u32) -> LinkMessageBuilder<T> {
     device.mtu(mtu.min(MTU_WITHOUT_IPV6)).arp(false).multicast(false)
 }
 
-/// Gives a new device its alias and MTU, keeps IPv6 from giving it an address, and brings it up, in this order.
+/// Sets the alias and the MTU of a new device, keeps IPv6 from assigning an address, and brings it up, in this order.
 pub(super) async fn finish(handle: &Handle, name: &str, mtu: u32) -> io::Result<()> {
     let device = || LinkUnspec::new_with_name(name);
     change(handle, device().alias(ALIAS).mtu(mtu).build()).await?;
@@ -241,7 +243,7 @@ pub(super) async fn finish(handle: &Handle, name: &str, mtu: u32) -> io::Result<
     let no_address = vec![AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)])];
     let no_address = device().append_extra_attribute(LinkAttribute::AfSpecUnspec(no_address)).build();
     match change(handle, no_address).await {
-        // The kernel has no IPv6, or the device is too small for it: there is nothing to switch off.
+        // The kernel has no IPv6, or the MTU of the device is too small for it: there is nothing to disable.
         Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
         outcome => outcome?,
     }
@@ -261,7 +263,7 @@ async fn delete(handle: &Handle, name: &str) -> io::Result<()> {
     handle.link().del_with_message(device).execute().await.map_err(os_error)
 }
 
-/// A free name for the other end: `name` and a "p", and a number if need be, shortened to what a name can hold.
+/// Returns a free name for the other end: `name` and a "p", and a number if necessary, truncated to the maximum length.
 fn peer_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let with = |suffix: String| {
         let end = name.floor_char_boundary(NAME_MAX - suffix.len());

@@ -1,4 +1,4 @@
-//! From rtnetlink's words to [`Link`]. Pure; `netlink` calls it for every device of a dump.
+//! Converts rtnetlink messages to [`Link`]. Pure; `netlink` calls it for every device of a dump.
 
 use rtnetlink::packet_route::link::{
     InfoData, InfoGeneve, InfoGre, InfoGre6, InfoIpVlan, InfoKind, InfoMacVlan, InfoVxlan, IpVlanMode,
@@ -7,7 +7,7 @@ use rtnetlink::packet_route::link::{
 
 use crate::model::{IfIndex, Link, LinkKind, Peer};
 
-/// The device that an `RTM_NEWLINK` message describes.
+/// Returns the device that an `RTM_NEWLINK` message describes.
 pub(super) fn link(message: LinkMessage) -> Link {
     let flags = message.header.flags;
     let mut link = Link {
@@ -74,7 +74,7 @@ fn kind(flags: LinkFlags, info_kind: Option<InfoKind>) -> LinkKind {
     }
 }
 
-/// Whether a tunnel's device is in external mode, and its UDP port.
+/// Returns the UDP port (0 if it has none) of a tunnel's device in external mode; `None` for any other device.
 fn external(data: &InfoData) -> Option<u16> {
     let (is_external, port) = match data {
         InfoData::Vxlan(infos) => (
@@ -96,7 +96,8 @@ fn external(data: &InfoData) -> Option<u16> {
     is_external.then(|| port.unwrap_or(0))
 }
 
-/// A device that was never up has the qdisc `noop`, and may get another one when it comes up. Then its kind decides.
+/// Whether the device has no queue. A device that was never up has the qdisc `noop`, and may get another one when it
+/// comes up. For such a device, the kind decides.
 fn queueless(qdisc: &str, info_kind: Option<&InfoKind>) -> bool {
     match qdisc {
         "noqueue" => true,
@@ -107,8 +108,9 @@ fn queueless(qdisc: &str, info_kind: Option<&InfoKind>) -> bool {
     }
 }
 
-/// `IFLA_LINK` without a namespace id is 0 for a tunnel without a lower device, and the device itself for some kinds. A
-/// negative id says that the kernel could not give the peer's namespace an id: then the peer has no usable identity.
+/// Returns the device that `IFLA_LINK` refers to, if it is another one. Without a namespace id, `IFLA_LINK` is 0 for a
+/// tunnel without a lower device, and the device itself for some kinds. A negative id means that the kernel could not
+/// give the peer's namespace an id: then the peer cannot be identified.
 fn peer(own: IfIndex, ifindex: u32, nsid: Option<i32>) -> Option<Peer> {
     let other_device = match nsid {
         Some(nsid) => nsid >= 0 && ifindex != 0,

@@ -1,8 +1,8 @@
-//! The frames that the devices of the node have taken for sending, and have not sent.
+//! The frames that devices of the node have accepted for sending, and dropped.
 //!
-//! A device that takes a copy and drops it later gives the program no sign, and the copy counts as `copied`. Only the
-//! device's own counter has it. `/proc/net/dev` (proc_net(5)) has these counters of all devices in one short file.
-//! `cmd::status` and `metrics` read it by `dataplane::readout`.
+//! If a device accepts a copy and drops it later, the eBPF program does not notice, and the copy counts as `copied`.
+//! Only the device's own counter shows it. `/proc/net/dev` (proc_net(5)) has these counters of all devices in one short
+//! file. `cmd::status` and `metrics` read it through `dataplane::readout`.
 
 use std::{collections::BTreeMap, fs};
 
@@ -10,10 +10,10 @@ use anyhow::Context as _;
 
 /// The devices of the calling thread's network namespace.
 const PATH: &str = "/proc/thread-self/net/dev";
-/// The place of "drop" among the numbers of a device. The first eight are of packets that it receives.
+/// The position of "drop" among the numbers of a device. The first eight numbers count received packets.
 const DROPPED: usize = 8 + 3;
 
-/// By the names of the devices: how many frames each has dropped instead of sending them, since it was made.
+/// Returns, by device name, how many frames each device has dropped instead of sending them since it was created.
 pub fn drops() -> anyhow::Result<BTreeMap<String, u64>> {
     fs::read_to_string(PATH).map(|text| parse(&text)).context(PATH)
 }

@@ -1,4 +1,4 @@
-//! Makes and deletes the exits of pods: the devices of ours inside them.
+//! Creates and deletes relay devices (`exit`) inside pods.
 //!
 //! `mirror_core::exit` decides when. `netlink` calls this module.
 
@@ -21,10 +21,10 @@ use crate::{
     netns::Namespaces,
 };
 
-/// Makes the exit of a pod over the hub, and leaves nothing behind if it fails.
+/// Creates the relay device of a pod over the relay hub. Deletes it again after a failure.
 ///
-/// The device comes to be inside the pod, in one request to the node's namespace: it is never a device of the node, where
-/// it could meet one of the same index or name.
+/// The device is created inside the pod, by one request to the node's namespace. It is never a device of the node,
+/// where its index or name could be taken.
 pub(super) async fn make(
     handle: &Handle,
     namespaces: &Namespaces,
@@ -46,10 +46,10 @@ pub(super) async fn make(
     finished
 }
 
-/// Deletes the exit of a pod, if it has one. Another device of that name is left alone.
+/// Deletes the relay device of a pod, if it has one. Does not delete another device with that name.
 pub(super) async fn delete(namespaces: &Namespaces, netns: NetnsId) -> anyhow::Result<()> {
     let inside = match namespaces.open(netns) {
-        // The pod has gone, and its devices with it.
+        // The pod no longer exists, and neither do its devices.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         inside => inside?,
     };

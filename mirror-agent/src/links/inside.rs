@@ -1,8 +1,7 @@
 //! [`Inside`]: the devices inside the pods' network namespaces.
 //!
-//! This module finds the namespace of a pod by its processes where the source of pods does not name it, and enters a
-//! namespace only if it must. It does not decide which of the devices is tapped (`select` does). `netlink` calls it for
-//! each snapshot.
+//! Finds the namespace of a pod by its processes if the source of pods does not name it, and enters a namespace only if
+//! necessary. `select` decides which of the devices are tapped. `netlink` calls this module for each snapshot.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -27,17 +26,18 @@ use crate::{
     netns::{Namespaces, Netns, netns_id},
 };
 
-/// Most devices of a pod that are looked at. Root in the pod can make any number.
+/// The maximum number of devices of a pod that are read. Root in the pod can create any number.
 const MOST: usize = 512;
-/// Most NICs of a pod that are asked for because a veth of the node leads to them, where it has more devices.
+/// The maximum number of NICs that are read individually because a veth of the node leads to them, in a pod with more
+/// devices than [`MOST`].
 const MOST_VETHS: usize = 64;
-/// The NIC of the pod's first network, as nearly all CNIs name it.
+/// The NIC of the pod's default network, as nearly all CNIs name it.
 const FIRST: &str = "eth0";
 
-/// Why a look at the processes failed.
+/// The context of an error while listing processes.
 const CANNOT_LIST: &str = "cannot list the processes";
 
-/// The devices inside each pod, by UID, or why they could not be read.
+/// The devices inside each pod, or the reason why they could not be read, by UID.
 type Found = BTreeMap<String, Result<PodLinks, String>>;
 
 /// Finds and reads the namespaces of pods.
@@ -45,13 +45,13 @@ pub(super) struct Inside {
     host: NetnsId,
     processes: Processes,
     cache: Cache,
-    /// Where the processes of each pod were, by UID.
+    /// The namespace of each pod's processes, by UID.
     homes: HashMap<String, NetnsId>,
-    /// Where the namespaces that were found can be opened.
+    /// The paths of the namespaces that were found.
     namespaces: Namespaces,
 }
 
-/// The node's namespace, as one snapshot needs it.
+/// The data of the node's namespace for one snapshot.
 struct Node<'a> {
     handle: &'a Handle,
     links: &'a BTreeMap<IfIndex, Link>,
@@ -59,7 +59,7 @@ struct Node<'a> {
 }
 
 impl Inside {
-    /// For a node whose own network namespace is `host`.
+    /// Creates an `Inside` for a node whose own network namespace is `host`.
     pub(super) fn new(host: NetnsId) -> Self {
         Self {
             host,
@@ -70,17 +70,17 @@ impl Inside {
         }
     }
 
-    /// Where the namespaces of the last snapshot can be opened.
+    /// The paths of the namespaces of the last snapshot.
     pub(super) fn namespaces(&self) -> Namespaces {
         self.namespaces.clone()
     }
 
-    /// Forgets the reading of a namespace in which a device was made or deleted: no event tells of that.
+    /// Forgets the reading of a namespace in which a device was created or deleted: the kernel sends no event for that.
     pub(super) fn forget(&mut self, netns: NetnsId) {
         self.cache.forget(netns);
     }
 
-    /// Those of these pods that have processes, by UID.
+    /// Returns the UIDs of those pods that have processes.
     pub(super) fn running(&mut self, uids: BTreeSet<String>) -> anyhow::Result<BTreeSet<String>> {
         if uids.is_empty() {
             return Ok(uids);
@@ -89,9 +89,9 @@ impl Inside {
         Ok(uids.into_iter().filter(|uid| self.processes.is_running(uid)).collect())
     }
 
-    /// The devices inside `pods`, given those of the node, and a way to ask in the node's namespace.
+    /// Reads the devices inside `pods`, given those of the node, and a connection in the node's namespace.
     ///
-    /// A problem of one pod is an error of that pod alone. A problem of the agent or the node fails the whole snapshot.
+    /// A problem of one pod is an error of that pod only. A problem of the agent or the node fails the whole snapshot.
     pub(super) async fn read(
         &mut self,
         handle: &Handle,
@@ -123,12 +123,13 @@ impl Inside {
         Ok(found)
     }
 
-    /// The devices of the pod's namespace. It is the one that has processes of the pod and from which a veth leads to
+    /// Reads the devices of the pod's namespace: the one that has processes of the pod and from which a veth leads to
     /// the node. If there is none, it is the namespace of the oldest process, or the reason why that cannot be read.
     /// `None` if no process of the pod runs.
     ///
-    /// Some runtimes (CRI-O) keep no process between two runs of a container. So without a process the pod is still in
-    /// its last namespace, as long as one of its veths is unchanged: a sandbox is not removed without its veths.
+    /// Some runtimes (CRI-O) keep no process between two runs of a container. So a pod without a process is considered
+    /// to be in its last namespace, as long as one of its veths is unchanged: a sandbox is removed only together with
+    /// its veths.
     async fn by_process(&mut self, node: &Node<'_>, pod: &PodNetns) -> anyhow::Result<Option<PodLinks>> {
         let uid = pod.uid.as_str();
         let (candidates, mut oldest) = match self.processes.namespaces(uid, self.host) {
@@ -139,7 +140,7 @@ impl Inside {
             let inside = self.at(node, &candidate.path(), pod).await;
             let inside = match Processes::is_of(candidate.pid, uid) {
                 Ok(true) => inside,
-                // It has ended since the scan, and its pid may be another process's now.
+                // The process has ended since the scan, and another process may have its pid now.
                 Ok(false) => continue,
                 Err(error) => Err(error.into()),
             };
@@ -162,8 +163,8 @@ impl Inside {
         }
     }
 
-    /// The devices of the namespace whose file is at `path`. If they cannot be read: those of the last reading that
-    /// still exist.
+    /// Reads the devices of the namespace whose file is at `path`. If they cannot be read, returns those of the last
+    /// reading that still exist.
     async fn at(&mut self, node: &Node<'_>, path: &Path, pod: &PodNetns) -> anyhow::Result<PodLinks> {
         let netns = netns_id(path).with_context(|| format!("network namespace {}", path.display()))?;
         self.namespaces.note(netns, path);
@@ -202,7 +203,7 @@ impl Inside {
         let most = if is_host { usize::MAX } else { MOST };
         let Listed { links, is_cut } = netns.inside(move || list(most, &named)).await?;
         if unread(&links, &before, &before).is_some() {
-            // It may have gone since the node's devices were listed.
+            // The device may have been deleted since the node's devices were listed.
             let now = lead_here(&veths(&list(usize::MAX, &Default::default())?.links));
             if let Some(device) = unread(&links, &before, &now) {
                 bail!(
@@ -223,7 +224,8 @@ impl Inside {
         })
     }
 
-    /// A namespace that is known, and cannot be read; or else the reason.
+    /// Returns an empty, stale reading if the error names the namespace that could not be read; otherwise the text of
+    /// the error.
     fn unread(&self, error: &anyhow::Error) -> Result<PodLinks, String> {
         let why = format!("{error:#}");
         let Some(Place { netns, .. }) = error.downcast_ref() else { return Err(why) };
@@ -232,7 +234,7 @@ impl Inside {
     }
 }
 
-/// The namespace that an error is about.
+/// The namespace that an error refers to.
 #[derive(Debug)]
 struct Place {
     netns: NetnsId,
@@ -245,10 +247,10 @@ impl fmt::Display for Place {
     }
 }
 
-/// A veth of the node that led into a namespace before and after its `links` were read, but to none of these links.
+/// Returns a veth of the node that led into a namespace before and after its `links` were read, but to none of these
+/// links.
 ///
-/// A message that the decoder does not understand is left out of a dump. Such a device must not be taken for a device that
-/// has gone.
+/// The decoder omits a message that it does not understand from a dump. Such a device must not be considered deleted.
 fn unread<'a>(links: &BTreeMap<IfIndex, Link>, before: &'a Veths, after: &Veths) -> Option<&'a str> {
     let is_unread = |veth: &&_| {
         let (_, peer, _) = veth;
@@ -257,12 +259,12 @@ fn unread<'a>(links: &BTreeMap<IfIndex, Link>, before: &'a Veths, after: &Veths)
     before.iter().find(is_unread).map(|(_, _, device)| device.as_str())
 }
 
-/// The last reading, with the reason why the namespace could not be read again.
+/// Returns the last reading, with the reason why the namespace could not be read again.
 fn stale(last: PodLinks, error: &anyhow::Error) -> PodLinks {
     PodLinks { stale: Some(format!("{error:#}; what was mirrored before stays mirrored")), ..last }
 }
 
-/// Whether the reason is a momentary one.
+/// Whether the reason is transient.
 fn passes_by_itself(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref()).any(is_momentary)
 }

@@ -1,9 +1,9 @@
-//! Lists devices: those of the calling thread's network namespace, or single ones of them.
+//! Lists the devices of the calling thread's network namespace, or individual ones.
 //!
-//! Anybody who may make devices decides how long a list is, and root in a pod may. So a list is decoded one message at a
-//! time, ends after a number of devices, and is not begun again and again because devices come and go meanwhile. A request
-//! never waits: the kernel answers while it is asked. `netlink` and `inside` call this module, and `create` and `exit` ask for
-//! the one device that they have made.
+//! A user who can create devices determines the length of a list, and root in a pod can. So a list is decoded message
+//! by message, ends after a maximum number of devices, and is retried only a few times if devices are added or removed
+//! meanwhile. A request never waits: the kernel replies during the system call. `netlink` and `inside` call this
+//! module, and `create` and `exit` read the device that they have created.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,31 +25,32 @@ use super::{
 };
 use crate::model::{IfIndex, Link};
 
-/// How often a list is tried, when devices change while it is made.
+/// The number of attempts to list devices while they change.
 const ATTEMPTS: u32 = 3;
-/// Bytes of the longest datagram: of a device with as many alternative names as the kernel takes (64 KiB), and more.
+/// The size of the longest datagram in bytes, with reserve: a device has up to 64 KiB of alternative names.
 const DATAGRAM: usize = 256 << 10;
 
 /// The devices that were found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Listed {
-    /// By index.
+    /// The devices by index.
     pub(super) links: BTreeMap<IfIndex, Link>,
-    /// There are more devices than were allowed. Then only those that were named are in it.
+    /// There are more devices than the maximum. Then `links` has only the named ones.
     pub(super) is_cut: bool,
 }
 
-/// A device that is asked for by itself.
+/// A device that is read individually.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Named {
     Index(IfIndex),
     Name(String),
 }
 
-/// All devices, if they are `most` at most; else those that are `named`, as far as they are there.
+/// Lists all devices, if there are at most `most`; otherwise those of the `named` devices that exist.
 ///
-/// If devices come and go during each attempt, the last list counts. Kernels before 6.10 can leave out a device then, and a
-/// tap would be removed for it. So each device that is `named`, or that another attempt has found, is asked for by itself.
+/// If devices are added or removed during each attempt, the last list counts. Kernels before 6.10 can omit a device
+/// then, and its tap would be removed. So each device that is `named`, or that another attempt has found, is read
+/// individually.
 pub(super) fn list(most: usize, named: &BTreeSet<Named>) -> io::Result<Listed> {
     let mut asked: BTreeSet<_> = named.clone();
     let mut last = BTreeMap::new();
@@ -78,7 +79,7 @@ pub(super) fn list(most: usize, named: &BTreeSet<Named>) -> io::Result<Listed> {
     Ok(Listed { links: last, is_cut: false })
 }
 
-/// One device; `None`: there is none.
+/// Reads one device; `None` if it does not exist.
 pub(super) fn one(of: &Named) -> io::Result<Option<Link>> {
     let mut question = LinkMessage::default();
     match of {
@@ -96,10 +97,10 @@ pub(super) fn one(of: &Named) -> io::Result<Option<Link>> {
     }
 }
 
-/// What one dump has shown.
+/// The result of one dump.
 enum Attempt {
     Whole(BTreeMap<IfIndex, Link>),
-    /// Devices have changed meanwhile.
+    /// Devices have changed during the dump.
     Interrupted(BTreeMap<IfIndex, Link>),
     TooMany,
 }
@@ -125,7 +126,7 @@ fn device(reply: NetlinkMessage<RouteNetlinkMessage>) -> Option<Link> {
     }
 }
 
-/// Hands over each reply, until there is no more or `take` returns false. A reply that cannot be decoded is left out.
+/// Passes each reply to `take`, until there are no more or `take` returns false. Skips a reply that cannot be decoded.
 fn ask(
     mut question: LinkMessage,
     flags: u16,
@@ -211,7 +212,7 @@ mod tests {
         });
     }
 
-    /// The devices are more than the kernel puts into one datagram.
+    /// The devices do not fit into one datagram.
     #[test]
     fn devices_that_come_and_go_keep_nobody_from_a_list() {
         on_a_node(|| async {

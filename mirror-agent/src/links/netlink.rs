@@ -1,7 +1,7 @@
 //! [`Netlink`]: the devices as the kernel lists them over rtnetlink.
 //!
-//! It keeps no copy of the node's devices: a snapshot is a fresh dump, an event only wakes. `inside` reads the pods.
-//! The reconcile loop calls it.
+//! It keeps no copy of the node's devices: a snapshot is a fresh dump, and an event only wakes the loop. `inside` reads
+//! the pods. The reconcile loop calls this module.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ use crate::{
     netns::{Namespaces, Netns},
 };
 
-/// The devices of the network namespace that it was made in.
+/// The devices of the network namespace in which it was created.
 pub struct Netlink {
     inside: Inside,
     /// The devices of the last snapshot.
@@ -44,8 +44,8 @@ pub struct Netlink {
 }
 
 impl Netlink {
-    /// Starts to listen for changes in the calling thread's network namespace. Must be called in a tokio runtime, by
-    /// a thread that stays in that namespace, as all later calls must be.
+    /// Starts to listen for changes in the calling thread's network namespace. Must be called in a tokio runtime, by a
+    /// thread that stays in that namespace. The same applies to all later calls.
     pub fn new() -> anyhow::Result<Self> {
         let host = Netns::current().context("cannot open the node's network namespace")?.id();
         let changed = Arc::new(Notify::new());
@@ -63,7 +63,7 @@ impl Netlink {
         })
     }
 
-    /// Where the namespaces of the pods of the last snapshot can be opened.
+    /// The paths of the namespaces of the last snapshot's pods.
     pub fn namespaces(&self) -> Namespaces {
         self.inside.namespaces()
     }
@@ -77,7 +77,7 @@ impl LinkTable for Netlink {
 
     async fn snapshot(&mut self, pods: &[PodNetns]) -> anyhow::Result<LinkSnapshot> {
         serve(connect()?, async |handle| {
-            // First, because the kernel gives a pod's namespace its id when it describes the host end of its veth.
+            // First, because the kernel assigns an id to a pod's namespace when it describes the node side of its veth.
             let mut host = list(usize::MAX, &self.known)?.links;
             self.known = host.keys().copied().map(Named::Index).collect();
             host.retain(|_, link| {
@@ -180,12 +180,12 @@ impl LinkTable for Netlink {
     }
 
     async fn changed(&mut self) {
-        // A `Notify` keeps one wake-up for a caller that comes late, and takes it back from a caller that is cancelled.
+        // A `Notify` keeps one wake-up for a late caller, and takes it back from a cancelled one.
         self.changed.notified().await;
     }
 }
 
-/// Whether there is no such device, or not any more.
+/// Whether the device does not exist, or no longer does.
 fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENODEV)
 }

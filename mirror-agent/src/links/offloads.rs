@@ -1,7 +1,7 @@
-//! The offloads of a device when it sends, as ethtool has them: which are on, and switching them.
+//! The transmit offloads of a device, as ethtool shows them: reads and switches them.
 //!
-//! The module uses an ioctl, which needs a name: rtnetlink does not list the offloads, and ethtool's own netlink family
-//! is not in every kernel. It does not decide (`mirror_iface` does). `netlink` and `create` call it.
+//! This module uses an ioctl, which needs a name: rtnetlink does not list the offloads, and some kernels lack ethtool's
+//! own netlink family. `mirror_iface` decides. `netlink` and `create` call it.
 
 use std::{collections::BTreeSet, io, os::fd::AsRawFd as _, os::unix::net::UnixDatagram};
 
@@ -18,7 +18,7 @@ const ETHTOOL_SFEATURES: u32 = 0x3b;
 const ETH_SS_FEATURES: u32 = 4;
 const ETH_GSTRING_WORDS: usize = 32 / 4;
 
-/// The offloads of `device`.
+/// Reads the offloads of `device`.
 pub(super) fn read(device: &str) -> io::Result<Offloads> {
     let features = Device::open(device).and_then(|device| device.features());
     features.map(|features| offloads(&features))
@@ -54,16 +54,16 @@ pub(super) fn switch(device: &str, on: bool) -> anyhow::Result<()> {
 #[derive(Debug, Clone)]
 struct Feature {
     name: String,
-    /// Its number: the bit in the kernel's sets.
+    /// Its number, which is its bit in the kernel's sets.
     bit: usize,
     is_on: bool,
     can_change: bool,
 }
 
-/// Whether the kernel leaves segments or checksums to a device for this feature.
+/// Whether the kernel leaves segmentation or checksums to a device with this feature.
 ///
-/// `tx-generic-segmentation` does not count: with it, sockets make super-frames for a device that cannot take them, and
-/// the kernel segments. That is the wanted behaviour here.
+/// `tx-generic-segmentation` does not count: with it, sockets make super-frames for a device that cannot segment them,
+/// and the kernel does. That is the wanted behaviour here.
 fn is_offload(feature: &str) -> bool {
     let is_segmentation = feature.ends_with("-segmentation") && feature != "tx-generic-segmentation";
     feature.starts_with("tx-checksum-")
@@ -80,9 +80,9 @@ fn offloads(features: &[Feature]) -> Offloads {
     Offloads { on: names(true, true), off: names(false, true), fixed: names(true, false) }
 }
 
-/// A device to ask, by its name in the calling thread's network namespace.
+/// A device, by its name in the calling thread's network namespace.
 struct Device<'a> {
-    /// Any kind of socket will do; one of this kind is in every kernel.
+    /// Any kind of socket works; every kernel has this kind.
     socket: UnixDatagram,
     name: &'a str,
 }
@@ -92,7 +92,7 @@ impl<'a> Device<'a> {
         Ok(Self { socket: UnixDatagram::unbound()?, name })
     }
 
-    /// All features.
+    /// Reads all features.
     fn features(&self) -> io::Result<Vec<Feature>> {
         let names = self.feature_names()?;
         // `struct ethtool_gfeatures`: for each 32 features the words available, requested, active, never_changed.
@@ -112,7 +112,7 @@ impl<'a> Device<'a> {
 
     /// Switches these features.
     fn set(&self, features: &[Feature], on: bool) -> io::Result<()> {
-        // `struct ethtool_sfeatures`: for each 32 features the words valid, requested. The kernel wants all of them.
+        // `struct ethtool_sfeatures`: for each 32 features the words valid, requested. The kernel requires all of them.
         let blocks = self.feature_count()?.div_ceil(32);
         let mut request = vec![0; 2 + 2 * blocks];
         (request[0], request[1]) = (ETHTOOL_SFEATURES, blocks as u32);
@@ -124,7 +124,7 @@ impl<'a> Device<'a> {
         self.ask(&mut request)
     }
 
-    /// How many features this kernel knows.
+    /// Returns the number of features of this kernel.
     fn feature_count(&self) -> io::Result<usize> {
         // `struct ethtool_sset_info`: a word reserved, a mask of 64 bits, the number of strings of each set in it.
         let mask = 1_u64 << ETH_SS_FEATURES;
@@ -135,10 +135,10 @@ impl<'a> Device<'a> {
         Ok(request[4] as usize)
     }
 
-    /// Their names, each at the index that is its number.
+    /// Returns the names of the features, each at the index that is its number.
     fn feature_names(&self) -> io::Result<Vec<String>> {
         let count = self.feature_count()?;
-        // `struct ethtool_gstrings`: the set, its length, texts of 32 bytes, filled up with zeros.
+        // `struct ethtool_gstrings`: the set, its length, texts of 32 bytes, padded with zeros.
         let mut request = vec![0; 3 + ETH_GSTRING_WORDS * count];
         (request[0], request[1], request[2]) = (ETHTOOL_GSTRINGS, ETH_SS_FEATURES, count as u32);
         self.ask(&mut request)?;
@@ -149,7 +149,7 @@ impl<'a> Device<'a> {
         Ok(request[3..].chunks(ETH_GSTRING_WORDS).map(text).collect())
     }
 
-    /// Hands the kernel a request, which must be as long as its command says; the answer takes its place.
+    /// Passes a request to the kernel. It must have the length of its command; the reply overwrites it.
     fn ask(&self, request: &mut [u32]) -> io::Result<()> {
         // SAFETY: every field of an `ifreq` is a number or a pointer that may be null.
         let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -164,7 +164,7 @@ impl<'a> Device<'a> {
             libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut ifreq)
         } {
             -1 => Err(io::Error::last_os_error()),
-            // The answer to setting features has the driver's changes; reading them again gives more.
+            // The reply to a change contains the driver's changes; a fresh read shows more.
             _ => Ok(()),
         }
     }

@@ -1,10 +1,10 @@
 //! The packet sockets of the node that read the copies on a mirror interface.
 //!
-//! A mirror interface sends copies. Of the packet sockets (packet(7)), the kernel shows what a device sends to those for all
-//! protocols alone (`dev_queue_xmit_nit()` in net/core/dev.c), as tcpdump and every IDS opens them, and what a device
-//! receives to those for one protocol too. Of these, a socket for a protocol that copies do not have gets nothing, such as
-//! that of a daemon for LLDP or EAPOL, and so does one whose device is down. `/proc/net/packet` has the packet sockets of a
-//! network namespace, of all processes. `when_read` reads it.
+//! A mirror interface sends copies. The kernel shows packets that a device sends to packet sockets (packet(7)) for all
+//! protocols only (`dev_queue_xmit_nit()` in net/core/dev.c), as tcpdump and every IDS open them. It shows packets that
+//! a device receives also to sockets for one protocol. A socket for a protocol that copies do not have, such as that of
+//! a daemon for LLDP or EAPOL, gets nothing, and neither does a socket whose device is down. `/proc/net/packet` lists
+//! the packet sockets of a network namespace, of all processes. `when_read` reads it.
 
 use std::{collections::BTreeSet, fs};
 
@@ -14,28 +14,28 @@ use crate::model::{IfIndex, Readable};
 
 /// The packet sockets of the calling thread's network namespace.
 const PATH: &str = "/proc/thread-self/net/packet";
-/// The place of a socket's protocol in its line. The next place is that of its device.
+/// The position of a socket's protocol in its line. The next field is its device.
 const PROTOCOL: usize = 3;
 /// `ETH_P_ALL`, as the kernel writes it.
 const ALL: &str = "0003";
-/// The protocols of nearly all that pods send and receive: IPv4, ARP and IPv6.
+/// The protocols of nearly all packets that pods send and receive: IPv4, ARP and IPv6.
 const USUAL: [&str; 3] = ["0800", "0806", "86dd"];
-/// The mark of a socket that receives: its device is up.
+/// The flag of a socket that receives, because its device is up.
 const RUNS: &str = "1";
-/// Stands for all devices.
+/// The index that means all devices.
 const ANY: IfIndex = IfIndex(0);
 
 /// The devices that packet sockets read.
 #[derive(Debug, Default)]
 pub struct PacketSockets {
-    /// By sockets for all protocols.
+    /// The devices read by sockets for all protocols.
     all: BTreeSet<IfIndex>,
-    /// By these and by sockets for one of the protocols that copies have.
+    /// These, and the devices read by sockets for one of the protocols that copies have.
     some: BTreeSet<IfIndex>,
 }
 
 impl PacketSockets {
-    /// The sockets of now.
+    /// Reads the sockets that are open at the moment.
     pub fn open_now() -> anyhow::Result<Self> {
         fs::read_to_string(PATH).map(|text| Self::parse(&text)).context(PATH)
     }
@@ -48,7 +48,7 @@ impl PacketSockets {
 
     fn parse(text: &str) -> Self {
         let mut sockets = Self::default();
-        // The heading has a word in the place of a device.
+        // The heading has a word in the field of the device.
         for line in text.lines() {
             let mut fields = line.split_whitespace().skip(PROTOCOL);
             let (Some(protocol), Some(Ok(device)), Some(RUNS)) =
@@ -71,7 +71,7 @@ impl PacketSockets {
 mod tests {
     use super::*;
 
-    /// As the kernel writes them (`packet_seq_show()` in net/packet/af_packet.c).
+    /// The heading as the kernel writes it (`packet_seq_show()` in net/packet/af_packet.c).
     const HEAD: &str = "sk               RefCnt Type Proto  Iface R Rmem   User   Inode\n";
 
     #[test]

@@ -1,7 +1,7 @@
-//! [`Processes`]: the pod of each process of the node, by `/proc`.
+//! [`Processes`]: finds the pod of each process of the node in `/proc`.
 //!
-//! `/proc` must be the node's (`hostPID`). A scan lists it each time, but opens the files of new processes only, so
-//! that it is cheap enough to run many times a second. `inside` asks; `cgroup` interprets a cgroup's path.
+//! `/proc` must be the node's (`hostPID`). A scan lists it each time, but opens the files of new processes only, so it
+//! is cheap enough to run many times a second. `inside` calls this module; `cgroup` interprets a cgroup's path.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -20,33 +20,34 @@ use crate::model::NetnsId;
 use crate::netns::netns_id;
 
 const PROC: &str = "/proc";
-/// The unit of times in `/proc/<pid>/stat`: `USER_HZ`, 100 a second on every architecture that we run on.
+/// The unit of times in `/proc/<pid>/stat`: `USER_HZ`, 100 a second on every supported architecture.
 const TICK: Duration = Duration::from_millis(10);
-/// A runtime has put a process that is older than this into its namespaces. A younger process in a pod's cgroup may
-/// still be in the node's namespace.
+/// The age after which a runtime has certainly moved a process into its namespaces. A younger process in a pod's cgroup
+/// may still be in the node's namespace.
 const SETTLED: Duration = Duration::from_secs(5);
-/// Most namespaces of a pod that are read. A pod can make thousands of namespaces, and each is entered in each round.
+/// The maximum number of namespaces of a pod that are read. A pod can create thousands, and each one is entered in each
+/// round.
 const MOST: usize = 16;
 
 /// The processes as of the last scan.
 #[derive(Default)]
 pub(super) struct Processes {
     known: HashMap<u32, Process>,
-    /// By pod UID; the oldest first.
+    /// The start times and pids of each pod's processes, the oldest first, by UID.
     pods: BTreeMap<Arc<str>, BTreeSet<(Duration, u32)>>,
-    /// Time since the boot, at the scan.
+    /// The time of the scan since the boot.
     now: Duration,
 }
 
 /// The facts about a process.
 struct Process {
-    /// Inode of its directory: another process with the same pid has another inode.
+    /// The inode of its directory: another process with the same pid has another inode.
     ino: u64,
-    /// Time from the boot to its start.
+    /// Its start time since the boot.
     started: Duration,
-    /// The pod that the process belongs to.
+    /// The UID of its pod.
     pod: Option<Arc<str>>,
-    /// When to look again, as time since the boot.
+    /// The time since the boot at which it is read again.
     until: Duration,
 }
 
@@ -67,7 +68,7 @@ impl Candidate {
 }
 
 impl Processes {
-    /// Looks for processes that have come or gone.
+    /// Finds processes that have started or ended.
     pub(super) fn scan(&mut self) -> io::Result<()> {
         self.now = since_boot()?;
         self.pods.clear();
@@ -75,7 +76,7 @@ impl Processes {
         for entry in fs::read_dir(PROC)? {
             let entry = entry?;
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // The kernel gives the number with the list, so that this costs nothing.
+            // The directory listing includes the inode, so this costs nothing.
             let ino = entry.ino();
             let same = known.remove(&pid).filter(|process| process.ino == ino && self.now < process.until);
             let process = match same {
@@ -83,7 +84,7 @@ impl Processes {
                 None => match look(pid, ino, self.now) {
                     Ok(process) => process,
                     Err(error) if is_momentary(&error) => return Err(error),
-                    // The process has ended, or its files may not be read, which must not affect the others.
+                    // The process has ended, or its files are unreadable, which must not affect the others.
                     Err(_) => continue,
                 },
             };
@@ -100,13 +101,13 @@ impl Processes {
         self.pods.contains_key(uid)
     }
 
-    /// The network namespaces of a pod's processes that may be the pod's, as [`candidates`] orders them.
+    /// Returns the network namespaces of a pod's processes that may be the pod's, in the order of [`candidates`].
     pub(super) fn namespaces(&self, uid: &str, host: NetnsId) -> anyhow::Result<Vec<Candidate>> {
         let (mut processes, mut unreadable) = (Vec::new(), None);
         for (started, pid) in self.pods.get(uid).into_iter().flatten() {
             let path = file(*pid, "ns/net");
             let of = || format!("network namespace {}", path.display());
-            // The namespace of a process that has ended, but has not been waited for, is gone too.
+            // A zombie has no namespace any more.
             match unless_gone(netns_id(&path)) {
                 Ok(None) => {}
                 Ok(Some(netns)) => processes.push((*started, Candidate { netns, pid: *pid })),
@@ -119,21 +120,22 @@ impl Processes {
         candidates(processes, unreadable, host, self.now)
     }
 
-    /// Whether the pid is still that of a process of the pod. If so, the data read before belong to that process.
+    /// Whether the pid still belongs to a process of the pod. If so, the data read before belong to that process.
     pub(super) fn is_of(pid: u32, uid: &str) -> io::Result<bool> {
         let cgroup = unless_gone(fs::read_to_string(file(pid, "cgroup")))?;
         Ok(cgroup.and_then(|text| pod_uid(&text)).is_some_and(|found| found == uid))
     }
 }
 
-/// The namespaces that may be a pod's, each once and [`MOST`] at most. `processes` are its processes, the oldest first,
-/// with the time from the boot to their start; `unreadable` is why one of their namespaces could not be read.
+/// Returns the namespaces that may be a pod's, each once, at most [`MOST`]. `processes` are its processes, the oldest
+/// first, with their start times since the boot. `unreadable` is the error for one of their namespaces that could not
+/// be read.
 ///
-/// Containers may have made some of these namespaces (docker in a pod), and while a sandbox is made again the old one
-/// may still be there. The node's namespace is the answer only if there is no other, and only if the oldest process is
-/// older than [`SETTLED`]: a runtime puts a process into the pod's cgroup first, and then into its namespaces. The
+/// Containers may have created some of these namespaces (docker in a pod), and while a sandbox is recreated the old one
+/// may still exist. The node's namespace is the result only if there is no other, and only if the oldest process is
+/// older than [`SETTLED`]: a runtime moves a process into the pod's cgroup first, and then into its namespaces. The
 /// agent may be denied access to a process (by AppArmor) but not to other processes of the pod. So `unreadable` is an
-/// error only if the others have no namespace to offer.
+/// error only if the others yield no namespace.
 fn candidates<E>(
     processes: impl IntoIterator<Item = (Duration, Candidate)>,
     unreadable: Option<E>,
@@ -159,14 +161,14 @@ fn candidates<E>(
     Ok(candidates)
 }
 
-/// Reads what there is to know of a process.
+/// Reads the facts about a process.
 fn look(pid: u32, ino: u64, now: Duration) -> io::Result<Process> {
     let started = started(&fs::read_to_string(file(pid, "stat"))?).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidData, format!("cannot read {PROC}/{pid}/stat"))
     })?;
     let pod = match fs::read_to_string(file(pid, "cgroup")) {
         Ok(cgroup) => pod_uid(&cgroup).map(Arc::from),
-        // A kernel without cgroups, or a process that ends; then the next scan will not find it.
+        // A kernel without cgroups, or a process that is ending; then the next scan will not find it.
         Err(error) if is_gone(&error) => None,
         Err(error) => return Err(error),
     };
@@ -174,18 +176,18 @@ fn look(pid: u32, ino: u64, now: Duration) -> io::Result<Process> {
     Ok(Process { ino, started, pod, until })
 }
 
-/// When to look again at a process that is in no pod's cgroup.
+/// Returns when to read a process again that is in no pod's cgroup.
 ///
-/// A runtime makes a process in its own cgroup, and moves it into the pod's a moment later. There is no promise of how
-/// much later. So the result "no pod" is believed for a quarter of the process's age: hardly at all for a new process,
-/// for hours for an old one. A move is noticed, and in its whole life a process is looked at some dozens of times.
+/// A runtime starts a process in its own cgroup, and moves it into the pod's cgroup soon after, without a guaranteed
+/// delay. So the result "no pod" is valid for a quarter of the process's age: hardly at all for a new process, for
+/// hours for an old one. A move is noticed, and a process is read only some dozens of times in its whole life.
 fn look_again(started: Duration, now: Duration) -> Duration {
     now + now.saturating_sub(started) / 4
 }
 
-/// The time from the boot to the start of a process, out of its `/proc/<pid>/stat`.
+/// Parses the start time since the boot in `/proc/<pid>/stat`.
 fn started(stat: &str) -> Option<Duration> {
-    // The name is the second field, in parentheses, and may have anything in it.
+    // The second field is the name in parentheses, which may contain anything.
     let (_, behind_name) = stat.rsplit_once(')')?;
     let ticks: u64 = behind_name.split_whitespace().nth(19)?.parse().ok()?;
     Some(Duration::from_millis(ticks.saturating_mul(TICK.as_millis() as u64)))
@@ -204,7 +206,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
-/// `None` if the process has ended meanwhile.
+/// Returns `None` if the process has ended in the meantime.
 fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -236,7 +238,7 @@ mod tests {
     }
 
     proptest! {
-        /// At any interval of scans, the move of a process is noticed before its age has grown by a quarter.
+        /// At any scan interval, the move of a process is noticed before its age has grown by a quarter.
         #[test]
         fn none_is_not_believed_for_ever(started in 0..1_000_000u64, age in 0..1_000_000u64) {
             let (started, now) = (Duration::from_millis(started), Duration::from_millis(started + age));

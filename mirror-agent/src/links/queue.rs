@@ -1,9 +1,9 @@
-//! The queue of a mirror interface whose copies the kernel segments. The queue keeps the copies in order. And no queue, for
-//! the device of a tunnel.
+//! The queue of a mirror interface whose copies the kernel segments: it keeps the segments in order. Also removes the
+//! queue of a tunnel's device.
 //!
-//! All CPUs send to a device without a queue at once, and each of them segments its own super-frame: the segments of
-//! two frames mix. Behind a queue one CPU at a time segments and sends. Only a root qdisc with our handle is ever
-//! removed. This module does not decide when (`mirror_iface` does). `netlink` and `create` call it.
+//! Without a queue, all CPUs send to a device at once, each segments its own super-frame, and the segments of two
+//! frames mix. With a queue, one CPU at a time segments and sends. The module removes a root qdisc only if it has
+//! podmirror's handle. `mirror_iface` decides when. `netlink` and `create` call it.
 
 use std::io;
 
@@ -19,16 +19,16 @@ use rtnetlink::{
 use super::socket::ask;
 use crate::model::IfIndex;
 
-/// First in, first out, counted in frames: part of every kernel that has qdiscs.
+/// First in, first out, counted in frames. Every kernel with qdiscs has it.
 const KIND: &str = "pfifo";
-/// "pm": by this handle we know the queue again.
+/// The handle ("pm") that identifies podmirror's queue.
 const HANDLE: TcHandle = TcHandle { major: 0x706d, minor: 0 };
-/// Frames that the queue holds, as many as devices usually have; super-frames of 64 KiB make 64 MiB of it.
+/// The length of the queue in frames, as usual for devices; 64 MiB if all are super-frames of 64 KiB.
 const LIMIT: u32 = 1000;
-/// `TCA_OPTIONS` (include/uapi/linux/rtnetlink.h). The crate knows no options of this kind.
+/// `TCA_OPTIONS` (include/uapi/linux/rtnetlink.h). The crate does not define the options of this kind.
 const OPTIONS: u16 = 2;
 
-/// Gives a device our queue. An error if other software has given it another queue.
+/// Adds podmirror's queue to a device. Fails if other software has added another queue.
 pub(super) async fn give(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     let mut queue = root_of(ifindex)?;
     // `struct tc_fifo_qopt`: the limit.
@@ -39,7 +39,7 @@ pub(super) async fn give(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     ask(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await.map(drop)
 }
 
-/// Leaves a device without a queue, also one that the kernel would give its default queue.
+/// Sets a device to have no queue, even if the kernel would give it the default one.
 pub(super) async fn none(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     let mut queue = root_of(ifindex)?;
     queue.attributes = vec![TcAttribute::Kind("noqueue".to_owned())];
@@ -47,7 +47,7 @@ pub(super) async fn none(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     ask(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await.map(drop)
 }
 
-/// Takes our queue away from a device, and leaves any other one.
+/// Removes podmirror's queue from a device, and keeps any other one.
 pub(super) async fn take(handle: &Handle, ifindex: IfIndex) -> io::Result<()> {
     let queue = RouteNetlinkMessage::DelQueueDiscipline(root_of(ifindex)?);
     match ask(handle, queue, 0).await {

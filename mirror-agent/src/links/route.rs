@@ -1,7 +1,7 @@
-//! The node's route to an address: which device, and which MTU.
+//! The node's route to an address: the device and the MTU.
 //!
-//! The kernel decides, as for a packet that the node sends. The module does not judge the answer (`mirror_core::tunnel`
-//! does). `netlink` calls it.
+//! The kernel chooses the route, as for a packet that the node sends. `mirror_core::tunnel` evaluates it. `netlink`
+//! calls this module.
 
 use std::{io, net::IpAddr};
 
@@ -17,11 +17,11 @@ use rtnetlink::{
 use super::{is_momentary, socket::ask};
 use crate::model::{IfIndex, Route};
 
-/// The route to an address, or why there is none.
+/// Returns the route to an address, or the reason why there is none.
 ///
 /// # Errors
 ///
-/// The kernel could not say it just now.
+/// The kernel could not answer at the moment.
 pub(super) async fn to(handle: &Handle, remote: IpAddr) -> io::Result<Result<Route, String>> {
     match look_up(handle, remote).await {
         Ok(route) => Ok(route),

@@ -1,11 +1,11 @@
-//! Drops every packet that arrives at a device: the other end of the veth pair that stands in for a dummy, the device of a
-//! tunnel, and the hub.
+//! Drops every packet that arrives at a device: at the other end of the veth pair that replaces a dummy, at the device
+//! of a tunnel, and at the relay hub.
 //!
-//! A dummy drops the packets that are sent to it. A veth hands them to its peer, and there the node's own network stack
-//! would take copies of broadcasts and multicasts for its own packets. A tunnel's device also receives what others send to
-//! its port, and nobody on the node may get that. The hub receives what a macvlan over it sends to another one, and root in
-//! pods can make such. `create` calls this module. The sink needs no object of ours and goes with the device: it is one
-//! classic BPF instruction in a tc filter.
+//! A dummy drops the packets that are sent to it. A veth passes them to its peer, where the node's own network stack
+//! would accept copies of broadcasts and multicasts. A tunnel's device also receives packets that others send to its
+//! port, and the node must not process them. The relay hub receives packets from one macvlan on it to another, and root
+//! in a pod can create a macvlan. `create` calls this module. The sink is one classic BPF instruction in a tc filter.
+//! It needs no other object, and is deleted with the device.
 
 use std::io;
 
@@ -45,7 +45,7 @@ pub(super) async fn drop_received(handle: &Handle, ifindex: u32) -> io::Result<(
 
     let mut filter = TcMessage::with_index(index);
     filter.header.parent = TcHandle { major: 0xffff, minor: TcHandle::MIN_INGRESS };
-    // Priority in the upper half, protocol (all) in the lower, in network byte order.
+    // The priority is in the upper half, the protocol (all) in the lower, in network byte order.
     filter.header.info = 1 << 16 | u32::from((libc::ETH_P_ALL as u16).to_be());
     let options = [
         TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),

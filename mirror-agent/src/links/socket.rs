@@ -1,6 +1,6 @@
 //! The rtnetlink sockets: connections, requests and events.
 //!
-//! Knows how to ask and to listen, and nothing of what is asked for: `create`, `queue` and `sink` change them.
+//! This module is independent of the contents of requests: `create`, `queue` and `sink` compose them.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ use tracing::error;
 use super::text::Mended;
 use crate::netns::Netns;
 
-/// Devices, tc filters and qdiscs, ids of namespaces, and addresses.
+/// The event groups for devices, tc filters and qdiscs, ids of namespaces, and addresses.
 const EVENTS: [MulticastGroup; 5] = [
     MulticastGroup::Link,
     MulticastGroup::Tc,
@@ -35,10 +35,10 @@ const EVENTS: [MulticastGroup; 5] = [
     MulticastGroup::Ipv6Ifaddr,
 ];
 
-/// How long to wait before an event socket that could not be opened is tried again.
+/// The delay before an event socket that could not be opened is tried again.
 const REOPEN_AFTER: Duration = Duration::from_secs(1);
 
-/// A connection that does the work while it is polled, and the handle to ask through.
+/// A connection that works while it is polled, and the handle for requests.
 type Connected = (Connection<RouteNetlinkMessage, Mended>, Handle);
 
 /// Opens a socket in the calling thread's namespace.
@@ -64,7 +64,7 @@ pub(super) async fn serve<T>(
 /// Opens an event socket. The future wakes on every event, and ends when the socket fails.
 ///
 /// The contents of the events are ignored: a snapshot gives better information, also after an overrun of the socket,
-/// which is an event too.
+/// which counts as an event too.
 pub(super) fn listen(changed: Arc<Notify>) -> io::Result<impl Future<Output = ()> + Send + use<>> {
     let (connection, _, events) = rtnetlink::new_multicast_connection_with_socket::<Mended>(&EVENTS)?;
     Ok(async move {
@@ -76,14 +76,14 @@ pub(super) fn listen(changed: Arc<Notify>) -> io::Result<impl Future<Output = ()
     })
 }
 
-/// Listens for ever.
+/// Listens forever, and reopens a failed socket.
 pub(super) async fn watch(first: impl Future<Output = ()>, changed: Arc<Notify>) {
     first.await;
     loop {
         error!("the socket for changes of network devices failed; opening it again");
         match listen(Arc::clone(&changed)) {
             Ok(listening) => {
-                // Changes before this moment were not heard.
+                // Changes before this moment sent no event.
                 changed.notify_one();
                 listening.await;
             }
@@ -95,7 +95,7 @@ pub(super) async fn watch(first: impl Future<Output = ()>, changed: Arc<Notify>)
     }
 }
 
-/// The id that the handle's namespace has for another one.
+/// Returns the id of another namespace in the handle's namespace.
 pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
     let mut question = NsidMessage::default();
     question.attributes.push(NsidAttribute::Fd(netns.as_fd().as_raw_fd().cast_unsigned()));
@@ -112,24 +112,25 @@ pub(super) async fn nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i3
     Ok(id.filter(|id| *id >= 0))
 }
 
-/// Gives another namespace an id in the handle's, where it has none: where no device leads from here to there. The id goes
+/// Assigns another namespace an id in the handle's, if it has none because no device leads there. The id is removed
 /// with the namespace. Without it, devices there cannot be read from here.
 pub(super) async fn give_nsid(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
     const ANY: i32 = -1;
     let mut request = NsidMessage::default();
     request.attributes.push(NsidAttribute::Fd(netns.as_fd().as_raw_fd().cast_unsigned()));
     request.attributes.push(NsidAttribute::Id(ANY));
-    // If it has got one meanwhile, that one is the answer. If the kernel refuses, the coverage of its NICs is not known, and
-    // nothing else depends on it.
+    // If the namespace has got an id in the meantime, that one is returned. If the kernel refuses, only the coverage of
+    // its NICs is unknown.
     let _ = ask(handle, RouteNetlinkMessage::NewNsId(request), 0).await;
     nsid(handle, netns).await
 }
 
-/// All replies to one request, or the kernel's error, also an error that ends a dump half-way. `flags` are those that
-/// the request needs besides `NLM_F_REQUEST`.
+/// Returns all replies to one request, or the kernel's error, also an error that ends a dump half-way. `flags` are
+/// those that the request needs besides `NLM_F_REQUEST`.
 ///
-/// A reply that cannot be decoded is left out. (Pods could cause that by text that is not UTF-8, see [`Mended`].) So the end
-/// of the replies must be a message of its own, or the agent would wait for ever: a dump has one, other requests ask for one.
+/// A reply that cannot be decoded is skipped. (Pods could cause that by text that is not UTF-8, see [`Mended`].) So the
+/// end of the replies must be a separate message, or the agent would wait forever: a dump has one, other requests ask
+/// for one.
 pub(super) async fn ask(
     handle: &Handle,
     question: RouteNetlinkMessage,
@@ -151,7 +152,7 @@ pub(super) async fn ask(
     Ok(replies)
 }
 
-/// The kernel's error, where it is one.
+/// Returns the kernel's error, if it is one.
 pub(super) fn os_error(error: Error) -> io::Error {
     match error {
         Error::NetlinkError(message) => message.to_io(),

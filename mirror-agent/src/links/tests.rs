@@ -32,7 +32,7 @@ mod mirror;
 
 pub(super) const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Runs a test in a network namespace of its own, which goes with the thread.
+/// Runs a test in a new network namespace, which ends with the thread.
 pub(super) fn on_a_node<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let node = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("this test needs root: it makes a network namespace");
@@ -44,7 +44,7 @@ pub(super) fn on_a_node<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send 
     }
 }
 
-/// A network namespace of its own, which goes when this is dropped.
+/// A new network namespace, which is deleted when this is dropped.
 pub(super) struct PodNs {
     pub(super) path: PathBuf,
     _stop: oneshot::Sender<()>,
@@ -64,7 +64,7 @@ impl PodNs {
     }
 }
 
-/// A plain rtnetlink connection, to set the scene with.
+/// A plain rtnetlink connection, for the setup of a test.
 pub(super) fn handle() -> Handle {
     let (connection, handle, _) = rtnetlink::new_connection().unwrap();
     tokio::spawn(connection);
@@ -100,12 +100,12 @@ pub(super) async fn by_name(netlink: &mut Netlink, name: &str) -> Option<Link> {
     netlink.snapshot(&[]).await.unwrap().by_name(name).cloned()
 }
 
-/// Until no event has come for a while.
+/// Waits until no event has arrived for 100 ms.
 pub(super) async fn quiet(netlink: &mut Netlink) {
     while timeout(Duration::from_millis(100), netlink.changed()).await.is_ok() {}
 }
 
-/// The kernel announces its multicast groups at both ends of a veth that is up.
+/// The kernel reports its multicast groups at both ends of a veth that is up.
 #[test]
 fn the_counters_of_a_nic_are_read_from_the_node() {
     on_a_node(|| async {
@@ -287,8 +287,8 @@ fn changes_wake_and_none_is_lost() {
         add(&handle, LinkVeth::new("a", "b").build()).await;
         timeout(DEADLINE, netlink.changed()).await.expect("new devices wake");
 
-        // First wait until there are no more events. Then a wake-up without a waiter must be kept, over a cancelled
-        // wait too.
+        // First wait until there are no more events. Then a wake-up without a waiter must be kept, even if another wait
+        // is cancelled.
         quiet(&mut netlink).await;
         {
             let mut cancelled = std::pin::pin!(netlink.changed());
@@ -314,7 +314,8 @@ fn changes_wake_and_none_is_lost() {
 fn an_overrun_of_the_event_socket_wakes_and_leaves_it_listening() {
     on_a_node(|| async {
         let mut netlink = Netlink::new().unwrap();
-        // This blocks the only thread that could read events: 600 devices are more than the socket's buffer holds.
+        // This blocks the only thread that could read events: the events of 600 devices do not fit into the socket's
+        // buffer.
         let burst = thread::spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {

@@ -1,8 +1,8 @@
 //! [`Mended`]: a netlink socket whose messages can be decoded, whatever names devices have.
 //!
-//! The kernel takes any bytes for a name, an alternative name or an alias of a device, also from root inside a pod. The
-//! decoder takes UTF-8 alone, and leaves out the whole message of such a device: a pod could hide its NICs. So these bytes
-//! become question marks before they are decoded. `socket` makes all connections of this kind.
+//! The kernel accepts any bytes for a name, an alternative name or an alias of a device, also from root inside a pod.
+//! The decoder accepts UTF-8 only, and skips the whole message of such a device: a pod could hide its NICs. So invalid
+//! bytes are replaced by question marks before decoding. All connections of `socket` are of this kind.
 
 use std::{
     io, str,
@@ -12,17 +12,18 @@ use std::{
 use bytes::BufMut;
 use rtnetlink::sys::{AsyncSocket, Socket, SocketAddr, TokioSocket};
 
-/// Bytes of a message's header and of the header of a device behind it (`struct nlmsghdr`, `struct ifinfomsg`).
+/// The size in bytes of the header of a message and of the device header after it (`struct nlmsghdr`, `struct
+/// ifinfomsg`).
 const HEADERS: usize = 16 + 16;
-/// Bytes of the header of an attribute (`struct nlattr`).
+/// The size in bytes of the header of an attribute (`struct nlattr`).
 const ATTRIBUTE: usize = 4;
 /// The bits of an attribute's type that are the type (`NLA_TYPE_MASK`).
 const TYPE: u16 = 0x3fff;
 
-/// The socket.
+/// A netlink socket that replaces invalid bytes.
 pub(super) struct Mended(TokioSocket);
 
-/// Mends the messages about devices in what was received.
+/// Replaces invalid bytes in messages about devices.
 pub(super) fn mend(mut received: &mut [u8]) {
     while let Some((length, kind)) = number(received).zip(u16_at(received, 4)) {
         let Some((message, rest)) = received.split_at_mut_checked(length.max(HEADERS)) else { return };
@@ -53,7 +54,7 @@ fn mend_text(text: &mut [u8]) {
     }
 }
 
-/// The first of the messages that were received, and the others.
+/// Splits off the first received message.
 pub(super) fn split_first(received: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = number(received)?;
     let message = received.get(..length).filter(|message| !message.is_empty())?;
@@ -64,7 +65,7 @@ const fn aligned(length: usize) -> usize {
     length.next_multiple_of(4)
 }
 
-/// The length of the message that begins here.
+/// Returns the length of the message that begins here.
 fn number(bytes: &[u8]) -> Option<usize> {
     usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()
 }
@@ -108,7 +109,7 @@ impl AsyncSocket for Mended {
         context: &mut Context<'_>,
         buffer: &mut B,
     ) -> Poll<io::Result<SocketAddr>> {
-        // As long as the room for it, which is that of the longest message.
+        // `buffer` has room for the longest message.
         let mut received = Vec::with_capacity(buffer.chunk_mut().len());
         let from = ready!(self.0.poll_recv_from(context, &mut received))?;
         mend(&mut received);
@@ -171,7 +172,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes: it ends, and no byte is changed to anything but a question mark.
+        /// For any input, the function ends, and changes bytes to question marks only.
         #[test]
         fn any_bytes_are_taken(mut bytes in vec(prop_oneof![Just(0u8), 0..40u8, any::<u8>()], 0..200)) {
             let before = bytes.clone();

@@ -1,9 +1,9 @@
 //! [`PodFile`]: a file of pods, watched for changes.
 //!
-//! The list is always one that was in the file as a whole. A bad file is reported once and changes nothing. A file that
-//! is written in place is read when its writer has closed it. A symbolic link is read again when the link or another
-//! link beside it is swapped, as in a ConfigMap volume, but not when a program writes through it into another
-//! directory.
+//! The list of pods is always the complete contents of the file at some moment. An invalid file is reported once and
+//! changes nothing. A file that is written in place is read when its writer closes it. A symbolic link is read again
+//! when the link, or another link in its directory, is swapped, as in a ConfigMap volume. It is not read again when a
+//! program writes through it into another directory.
 
 use std::{
     ffi::OsString,
@@ -22,7 +22,7 @@ use tracing::{error, info};
 use super::{PodSource, parse::parse};
 use crate::model::Pod;
 
-/// How long to wait before a directory that has gone is looked for again.
+/// The interval between attempts to watch a deleted directory again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// A source of pods that reads them from a file.
@@ -32,22 +32,22 @@ pub struct PodFile {
     directory: PathBuf,
     events: Events,
     pods: Option<Arc<[Pod]>>,
-    /// Why the file is bad now, as in the log.
+    /// The reason why the file is invalid at the moment, as logged.
     problem: Option<String>,
 }
 
-/// Where news come from.
+/// The source of events.
 enum Events {
     /// The directory's inotify events.
     Watch(EventStream<Vec<u8>>),
-    /// The directory has gone; when to look for it again.
+    /// The directory does not exist, or its watch has failed; the time of the next attempt.
     Gone(Instant),
 }
 
 impl PodFile {
-    /// Reads the file at `path` and watches it from now on. Must be called in a tokio runtime.
+    /// Reads the file at `path` and starts to watch it. Must be called in a tokio runtime.
     ///
-    /// A bad file is no error here, but a directory that cannot be watched is one.
+    /// An invalid file is no error here, but a directory that cannot be watched is one.
     pub fn watch(path: &Path) -> anyhow::Result<Self> {
         let of = || format!("cannot watch the pods file {}", path.display());
         let path = std::path::absolute(path).with_context(of)?;
@@ -61,7 +61,7 @@ impl PodFile {
         Ok(file)
     }
 
-    /// Reads the file. Returns whether there is another list of pods now.
+    /// Reads the file. Returns whether the list of pods has changed.
     fn load(&mut self) -> bool {
         match read(&self.path) {
             Ok(pods) => {
@@ -143,7 +143,7 @@ impl PodSource for PodFile {
     }
 }
 
-/// Watches a directory for files that are complete. `MODIFY` is not asked for: it comes while a file is written.
+/// Watches a directory for complete files. Does not watch for `MODIFY`, which is sent while a file is being written.
 fn watch(directory: &Path) -> io::Result<EventStream<Vec<u8>>> {
     let inotify = Inotify::init()?;
     let events = WatchMask::CLOSE_WRITE

@@ -1,11 +1,11 @@
-//! [`KubePods`]: the pods of one node, the annotations and labels of their namespaces, and the Mirrors, ClusterMirrors and
-//! MirrorTargets, from the Kubernetes API.
+//! [`KubePods`]: the pods of one node, the annotations and labels of their namespaces, and the Mirrors, ClusterMirrors
+//! and MirrorTargets, from the Kubernetes API.
 //!
-//! Five watches, each with a store; a snapshot joins the stores. There is no snapshot before all have been listed
-//! completely. A cluster can lack the last three: then their stores are empty. While the API is away
-//! the stores stay unchanged. When it is back, each is listed again as a whole, so that a deletion is believed only if
-//! a list shows it. This module selects nothing, and writes nothing to the API: `crate::events` and
-//! `crate::mirror_node` do that.
+//! There are five watches, each with a store. A snapshot joins the stores, and exists only after all have been listed
+//! completely. A cluster can lack the last three kinds: then their stores are empty. While the API is unreachable, the
+//! stores stay unchanged. Afterwards each kind is listed again completely, so that an object counts as deleted only if
+//! a list shows it. This module selects nothing and writes nothing to the API: `crate::events` and `crate::mirror_node`
+//! do that.
 
 mod bounded;
 #[cfg(test)]
@@ -57,9 +57,9 @@ use self::{
 use super::{PodSource, SourceState};
 use crate::model::{Pod, Resource, TargetResource};
 
-/// The server ends a watch after these many seconds (the API takes seconds), which differ between agents: otherwise all
-/// agents that were cut off at the same moment would begin their watches again at the same moments, for ever. What ends
-/// a dead watch is not its length: see `mirror_client` and `follow`.
+/// The duration of a watch in seconds, after which the server ends it (`timeoutSeconds`). It differs between agents:
+/// otherwise all agents that were disconnected at the same moment would restart their watches together forever. It does
+/// not serve to end a dead watch: see `mirror_client` and `follow`.
 const WATCH_TIMEOUT: RangeInclusive<u32> = 420..=540;
 
 /// The watched kind of object.
@@ -78,7 +78,7 @@ pub enum Watched {
 }
 
 impl Watched {
-    /// The word for logs and metrics.
+    /// The name in logs and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pods => "pods",
@@ -89,10 +89,11 @@ impl Watched {
         }
     }
 
-    /// How many there are.
+    /// The number of kinds.
     const COUNT: usize = 5;
 
-    /// Whether a cluster can be without objects of this kind: their CRD is not installed, or the agent may not read them.
+    /// Whether a cluster can lack objects of this kind, because their CRD is not installed or the agent may not read
+    /// them.
     const fn is_optional(self) -> bool {
         matches!(self, Self::Mirrors | Self::ClusterMirrors | Self::MirrorTargets)
     }
@@ -108,12 +109,12 @@ pub struct KubePods {
     targets: Store<ResourceObject<MirrorTarget>>,
     shared: Arc<Shared>,
     static_pods: Mutex<StaticPods>,
-    /// They end with this value.
+    /// The tasks of the watches, which end with this value.
     _watches: JoinSet<()>,
 }
 
 impl KubePods {
-    /// Starts to follow the pods of `node`. `restarted` is called for each watch that begins again after a failure.
+    /// Starts to follow the pods of `node`. `restarted` is called for each watch that is restarted after a failure.
     /// Must be called in a tokio runtime.
     pub fn watch(client: Client, node: &str, restarted: impl Fn(Watched) + Send + Sync + 'static) -> Self {
         let shared = Arc::new(Shared {
@@ -139,12 +140,13 @@ impl KubePods {
         }
     }
 
-    /// The DaemonSet `name` in `namespace` that this agent is a pod of.
+    /// Follows this agent's DaemonSet, `name` in `namespace`.
     pub fn installation(&self, client: Client, namespace: String, name: String) -> Installation {
         Installation::new(client, self.namespaces.clone(), namespace, name)
     }
 
-    /// The pods of these objects, with what they get from their namespaces, and the hashes that they name.
+    /// Returns the pods of these objects, with the annotations and labels of their namespaces, and the hashes that they
+    /// claim.
     fn pods_of(&self, objects: Vec<Arc<PodObject>>) -> Vec<(Pod, Option<String>)> {
         let mut inherited = BTreeMap::new();
         let with_inherited = |object: Arc<PodObject>| {
@@ -153,7 +155,7 @@ impl KubePods {
                 let namespace = self.namespaces.get(&ObjectRef::new(&pod.id.namespace))?;
                 Some(OfNamespace::new(&namespace))
             });
-            // A namespace that is not known yet may say that its pods are not to be mirrored.
+            // An unknown namespace may have an annotation against mirroring its pods, so the pod is left out.
             let OfNamespace { annotations, labels, unread } = of_namespace.as_ref()?;
             (pod.inherited, pod.namespace_labels) = (Arc::clone(annotations), Arc::clone(labels));
             pod.unread = pod.unread.or_else(|| unread.clone());
@@ -167,7 +169,7 @@ impl KubePods {
 struct Watches {
     client: Client,
     shared: Arc<Shared>,
-    /// How many seconds a watch lasts.
+    /// The duration of a watch in seconds.
     seconds: u32,
     tasks: JoinSet<()>,
 }
@@ -180,7 +182,7 @@ impl Watches {
         store
     }
 
-    /// Starts to follow the objects of one kind that have these fields.
+    /// Starts to follow the objects of one kind, limited by this field selector.
     fn follow_into<K: Keep + DeserializeOwned + Send + Sync>(
         &mut self,
         kept: Kept<K>,
@@ -201,11 +203,11 @@ impl Watches {
     }
 }
 
-/// What the pods of a namespace get from it.
+/// The data that pods inherit from their namespace.
 struct OfNamespace {
     annotations: Arc<BTreeMap<String, String>>,
     labels: Arc<BTreeMap<String, String>>,
-    /// Why the annotations are not known.
+    /// The reason why the annotations are unknown.
     unread: Option<String>,
 }
 
@@ -256,7 +258,7 @@ impl PodSource for KubePods {
     }
 }
 
-/// How many seconds a watch of the agent of `node` lasts.
+/// Returns the duration of a watch in seconds, for the agent of `node`.
 fn watch_seconds(node: &str) -> u32 {
     let mut hasher = DefaultHasher::new();
     node.hash(&mut hasher);
@@ -268,18 +270,18 @@ fn watch_seconds(node: &str) -> u32 {
 struct Shared {
     changed: Notify,
     state: watch::Sender<SourceState>,
-    /// Of each watch.
+    /// The state of each watch.
     each: Mutex<[SourceState; Watched::COUNT]>,
     restarted: Box<dyn Fn(Watched) + Send + Sync>,
 }
 
 impl Shared {
-    /// All have been listed completely, now or before the API went away.
+    /// Whether all kinds have been listed completely, even if the API is unreachable now.
     fn is_listed(&self) -> bool {
         !matches!(*self.state.borrow(), SourceState::Starting)
     }
 
-    /// Notes the state of one watch. A watch that has never been listed stays `Starting`.
+    /// Records the state of one watch. A watch that has never been listed stays `Starting`.
     fn set(&self, watched: Watched, is_current: bool) {
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut each[watched as usize];
@@ -293,7 +295,7 @@ impl Shared {
     }
 }
 
-/// The state of a source from those of its parts.
+/// Combines the states of the parts of a source.
 fn join(parts: impl IntoIterator<Item = SourceState>) -> SourceState {
     use SourceState::{Away, Current, Starting};
     parts.into_iter().fold(Current, |a, b| match (a, b) {

@@ -1,8 +1,8 @@
-//! From Kubernetes objects in YAML or JSON to [`Pod`]s. Pure; `file` and `kube` call it.
+//! Parses Kubernetes objects in YAML or JSON to [`Pod`]s. Pure; `file` and `kube` call it.
 //!
 //! The parser reads the few fields that the agent needs and ignores all others, so that the output of `kubectl get pod
-//! -o yaml` is valid input at any version. A pod that has ended is none: what is in its cgroup or its namespace is not its
-//! own any more.
+//! -o yaml` is valid input at any version. It ignores a pod that has ended: its cgroup or its namespace may belong to
+//! others now.
 
 mod networks;
 
@@ -22,24 +22,24 @@ use crate::{
 /// The annotation that names a pod's network namespace.
 pub const NETNS_ANNOTATION: &str = "podmirror.io/netns";
 
-/// On the API's picture of a static pod, with the same value: the UID that the kubelet uses for the pod and that the
-/// pod's cgroups carry.
+/// The annotations of a static pod's API copy. Both have the same value: the UID that the kubelet uses for the pod and
+/// its cgroups.
 const STATIC_UID: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
 
-/// Most bytes of `metadata.uid`, as in [`TapOwner::pod_uid`](mirror_common::abi::TapOwner::pod_uid).
+/// The maximum length of `metadata.uid` in bytes, as in [`TapOwner::pod_uid`](mirror_common::abi::TapOwner::pod_uid).
 const UID_MAX: usize = 64;
-/// Most bytes of `metadata.namespace`: a DNS label.
+/// The maximum length of `metadata.namespace` in bytes: a DNS label.
 const NAMESPACE_MAX: usize = 63;
-/// Most bytes of `metadata.name`: a DNS subdomain.
+/// The maximum length of `metadata.name` in bytes: a DNS subdomain.
 const NAME_MAX: usize = 253;
 
-/// Why a text is not a list of pods.
+/// The reason why a text is not a list of pods.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
-    /// There is no object in it. A file that is being written begins like that.
+    /// The text has no object. A file that is being written starts like that.
     #[error("the file is empty; to mirror no pods, write a List with `items: []`")]
     Empty,
-    /// It is not YAML, or a field has not the type that it has in Kubernetes.
+    /// The text is not YAML, or a field does not have the type that it has in Kubernetes.
     #[error("{}", one_line(.0))]
     Yaml(Box<serde_saphyr::Error>),
     /// An object is not a pod, or not one that can be mirrored.
@@ -89,16 +89,16 @@ struct Status {
     phase: Option<String>,
 }
 
-/// The pods in `text`: documents that are each a `Pod`, a `List` or a `PodList`.
+/// Returns the pods in `text`. Each of its documents is a `Pod`, a `List` or a `PodList`.
 ///
-/// A text that is cut off gives an error, or the first of its pods, the last of which may lack the part behind the cut.
-/// Cut JSON is always an error.
+/// A truncated text gives an error, or its first pods, and the last one may be incomplete. Truncated JSON is always an
+/// error.
 pub fn parse(text: &str) -> Result<Vec<Pod>, ParseError> {
     let options = serde_saphyr::options! {
         with_snippet: false,
         // A few thousand pods as the API server prints them.
         budget: serde_saphyr::budget! { max_events: 16_000_000, max_nodes: 4_000_000, max_documents: 16_384 },
-        // Pods in practice have no aliases; only an attempt to overload the reader has.
+        // Pods in practice have no aliases; only an attempt to overload the parser has.
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
     };
     let documents: Vec<Spanned<Object>> = serde_saphyr::from_multiple_with_options(text, options)
@@ -114,7 +114,7 @@ pub fn parse(text: &str) -> Result<Vec<Pod>, ParseError> {
                 let items = value.items.ok_or_else(|| at(&referenced, "the list has no items".into()))?;
                 for Spanned { value, referenced, .. } in items {
                     match value.type_name().as_deref() {
-                        // The items of a PodList do not say what they are.
+                        // The items of a PodList have no kind.
                         Some("Pod") | None => pods.add(value, &referenced)?,
                         Some(other) => return Err(not_a_pod(&referenced, other)),
                     }
@@ -129,7 +129,7 @@ pub fn parse(text: &str) -> Result<Vec<Pod>, ParseError> {
 }
 
 impl Object {
-    /// The kind, with the API version if that is another than that of pods.
+    /// Returns the kind, with the API version if it differs from that of pods.
     fn type_name(&self) -> Option<String> {
         let kind = self.kind.as_deref()?;
         Some(match self.api_version.as_deref() {
@@ -147,7 +147,7 @@ fn not_a_pod(location: &Location, kind: &str) -> ParseError {
     at(location, format!("{kind:?} is not a Pod or a List of pods"))
 }
 
-/// The pods so far, which no two may share a name or a UID.
+/// The pods so far. No two may share a name or a UID.
 #[derive(Default)]
 struct Pods {
     list: Vec<Pod>,
@@ -170,8 +170,8 @@ impl Pods {
         Ok(())
     }
 
-    /// The pods with the UIDs that they have on the node. Of two pods with one hash, one claims falsely to be the picture
-    /// of a static pod: both keep the UIDs that they have in the API.
+    /// Returns the pods with the UIDs that they have on the node. If two pods claim one hash, one of them only pretends
+    /// to be the API copy of a static pod: both keep the UIDs that they have in the API.
     fn of_the_node(mut self) -> Vec<Pod> {
         let mut times = BTreeMap::<_, u32>::new();
         for uid in self.list.iter().filter_map(static_uid).chain(self.uids) {
@@ -186,15 +186,15 @@ impl Pods {
     }
 }
 
-/// The UID of a static pod, a hash in 32 digits. Authors can write these annotations too. So the value must not look
-/// like the UID of a pod of the API, or a pod could have another pod mirrored.
+/// Returns the UID of a static pod, a hash with 32 digits. Authors of pods can write these annotations too. So the
+/// value must not look like the UID of a pod of the API, or a pod could have another pod mirrored.
 pub(super) fn static_uid(pod: &Pod) -> Option<String> {
     let [hash, mirror] = STATIC_UID.map(|key| pod.annotations.get(key));
     let is_hash = |uid: &&String| uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
     hash.filter(|hash| mirror == Some(hash)).filter(is_hash).cloned()
 }
 
-/// One pod as the API sends it; `None` if it has ended.
+/// Parses one pod of the API; `None` if it has ended.
 pub(super) fn pod_from_json(object: serde_json::Value) -> Result<Option<Pod>, String> {
     pod(serde_json::from_value(object).map_err(|error| error.to_string())?)
 }
@@ -223,7 +223,7 @@ fn pod(object: Object) -> Result<Option<Pod>, String> {
         id: PodId { uid, namespace, name },
         host_network: object.spec.and_then(|spec| spec.host_network).unwrap_or(false),
         netns: annotations.get(NETNS_ANNOTATION).map(Into::into),
-        // It can be long, and little of it is needed.
+        // It can be long, and only a small part of it is needed.
         networks: annotations.remove(NETWORK_STATUS).map(|text| networks::read(&text)).unwrap_or_default(),
         annotations,
         inherited: Arc::default(),
@@ -233,7 +233,7 @@ fn pod(object: Object) -> Result<Option<Pod>, String> {
     Ok((!has_ended).then_some(pod))
 }
 
-/// Checks a text for the BPF maps, where texts have a fixed size and end with a zero, and for log lines.
+/// Checks a text for the BPF maps, where texts have a fixed size and end with a zero byte, and for log lines.
 fn text(field: &str, value: String, max: usize) -> Result<String, String> {
     if value.is_empty() {
         Err(format!("{field} is empty"))

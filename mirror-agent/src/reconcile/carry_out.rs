@@ -1,7 +1,6 @@
 //! The last step of a round: carries out the ops of a plan, device by device.
 //!
-//! Which op may still be tried after others have failed is decided by `plan`, and how long a failed device rests by
-//! `held`.
+//! `plan` decides which ops may be tried after others have failed, and `held` how long a failed device waits.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -17,22 +16,22 @@ use crate::{
     report::Report,
 };
 
-/// How long a round changes the installed state before the loop looks again. A hook can cost the kernel some
-/// milliseconds, and a change of the pods meanwhile, a removal above all, must not wait for hundreds of hooks.
+/// The longest time that a round changes the installed state before the loop looks again. A hook can take the kernel
+/// some milliseconds, and a change of the pods, above all a removal, must not wait for hundreds of hooks.
 pub(super) const SLICE: Duration = Duration::from_millis(500);
 
-/// The result of a plan.
+/// The result of carrying out a plan.
 #[derive(Default)]
 pub(super) struct Carried {
-    /// The errors that concern one device alone.
+    /// The errors that concern a single device only.
     pub(super) of_devices: BTreeSet<String>,
-    /// The devices for which something is left to do.
+    /// The devices with unfinished ops.
     pub(super) incomplete: BTreeSet<Device>,
 }
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// Carries out the ops of a plan, as far as they succeed and as long as this round may last. Attaches nothing at the
-    /// `resting` hooks.
+    /// Carries out the ops of a plan, as far as they succeed and as the time of this round suffices. Attaches nothing
+    /// at the `resting` hooks.
     pub(super) async fn carry_out(
         &mut self,
         ops: &[Op],
@@ -47,7 +46,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let Carried { of_devices, incomplete } = &mut carried;
         let mut failures = Failures::none(ops, actual);
         let mut spent = Duration::ZERO;
-        // The ops of one device are next to each other. They are logged when all of them have succeeded.
+        // The ops of a device are consecutive. They are logged when all of them have succeeded.
         for ops in ops.chunk_by(|a, b| a.device() == b.device()) {
             let device = ops.first().and_then(Op::device);
             let held = device.and_then(|device| self.held.why(device, ops, Instant::now()));
@@ -58,7 +57,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 ops.iter().for_each(|op| failures.add(op));
                 continue;
             }
-            // An op holds the thread for some milliseconds: other tasks may run between two devices.
+            // An op blocks the thread for some milliseconds, so other tasks may run between two devices.
             tokio::task::yield_now().await;
             let chunk_began = Instant::now();
             let (mut errors, mut has_gone) = (BTreeSet::new(), true);
@@ -96,7 +95,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
                 }
                 continue;
             }
-            // The time of failed ops does not count, or a slow failure would keep all other devices from their turn.
+            // The time of failed ops does not count, or a slow failure would starve all other devices.
             spent += chunk_began.elapsed();
             if !is_whole {
                 device.into_iter().for_each(|device| self.held.forget(device));
@@ -111,7 +110,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 }
 
-/// Whether an op gives a device a tap that it did not have: it had none, or the tap of another owner.
+/// Whether an op adds a tap to a device that had none, or that of another owner.
 fn is_new_tap(op: &Op, actual: &Actual) -> bool {
     let Op::PutTap(device, head) = op else { return false };
     let installed = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());

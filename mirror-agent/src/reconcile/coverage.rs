@@ -1,9 +1,8 @@
-//! [`Watch`]: reads from time to time what the NICs of the taps have carried and what the taps have seen, and keeps the
-//! judgement of it.
+//! [`Watch`]: periodically reads the counters of the NICs and of the taps, and keeps the resulting coverage states.
 //!
-//! `mirror_core::coverage` judges; this module knows which counters belong together, and when they are due. It reads
-//! between the rounds, because a round costs more. A reading that changes a state is followed by a round, so that
-//! the reason, the log and the Events have one source. The loop calls it.
+//! `mirror_core::coverage` evaluates the counters. This module knows which counters belong together, and when they are
+//! due. It reads them between the rounds, because a round costs more. A reading that changes a state causes a round, so
+//! that the reason, the log and the Events have one source. The loop calls this module.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,28 +29,28 @@ use crate::{
     select::{Skipped, Why},
 };
 
-/// The shortest and the longest time between two readings.
+/// The shortest and the longest interval between two readings.
 const EVERY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
-/// The next reading waits so many times as long as the last one has taken, so readings take about one part in so many of
-/// a CPU, however many taps there are.
+/// The pause after a reading, in multiples of its duration. So readings take about 1/100 of a CPU, however many taps
+/// there are.
 const REST: u32 = 100;
-/// The longest that a tap changes its side before it is told that packets get around the node's end meanwhile.
+/// The grace period before a bypass is reported while the tap moves to its other side.
 const CHANGE: Duration = Duration::from_secs(10);
 
-/// The NICs of the taps, and what is known of them.
+/// The NICs of the taps, and their coverage.
 pub(super) struct Watch {
-    /// The moments of the judges are counted from here.
+    /// The reference for the times of the judges.
     began: Instant,
     nics: BTreeMap<Device, Watched>,
     due: Option<Instant>,
 }
 
-/// One NIC.
+/// A watched NIC.
 struct Watched {
     owner: Owner,
-    /// Where its counters are; `None`: that is not known now.
+    /// The location of its counters; `None` if it is unknown at the moment.
     place: Option<NicPlace>,
-    /// What reaches the pod is seen at the NIC, by a tap at the node's end of a veth.
+    /// Packets to the pod are seen at the NIC, by a tap on the node side of a veth.
     sees_inside: bool,
     judges: [Judge; Direction::COUNT],
 }
@@ -63,8 +62,8 @@ impl Default for Watch {
 }
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// Reads and judges the counters. Returns whether a state has changed, so that there must be a round; else the report
-    /// has the new numbers already.
+    /// Reads and evaluates the counters. Returns whether a state has changed, so that a round is necessary. Otherwise
+    /// the report already has the new numbers.
     pub(super) async fn read_counters(&mut self) -> bool {
         let began = Instant::now();
         let (devices, places) = self.coverage.places();
@@ -96,14 +95,14 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
 }
 
 impl Watch {
-    /// When the counters are due; `None`: there is nothing to read.
+    /// The time of the next reading; `None` if there is nothing to read.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Takes the findings of a round: the taps of pods, where their NICs are, and what is ahead of our programs.
-    /// `incomplete`: the devices for which something is left to do. `coming`: those on which a tap is to see what reaches its
-    /// pod after the next round. `shows_redirects`: see [`LinkTable`].
+    /// Updates the watched NICs from the result of a round: the taps of pods, the locations of their counters, and the
+    /// programs ahead of podmirror's. `incomplete`: the devices with unfinished ops. `coming`: the NICs at which a tap
+    /// will see packets to its pod only after the next round. `shows_redirects`: see [`LinkTable`].
     pub(super) fn follow(
         &mut self,
         desired: &Desired,
@@ -126,7 +125,7 @@ impl Watch {
             let is_done = !incomplete.contains(device) || entry.is_some_and(Tap::sees_inside);
             let sees_inside = tap.pod_side().is_some_and(|nic| is_done && !coming.contains(&nic));
             let tells = |direction| {
-                // A tap at the NIC itself meets these packets.
+                // These packets pass a tap at the NIC itself.
                 direction == Direction::Egress || shows_redirects || !device.is_on_node() || sees_inside
             };
             let before = same.as_ref().is_some_and(|watched| watched.sees_inside);
@@ -135,12 +134,12 @@ impl Watch {
                 None => Direction::ALL.map(|direction| Judge::new(tells(direction), at)),
             };
             if before != sees_inside {
-                // The packets are others now that the tap can miss.
+                // The tap can miss other packets now than before, so the old state is void.
                 judges[INGRESS] = Judge::new(tells(Direction::Ingress), at);
             }
             for direction in Direction::ALL {
                 let (at_device, program) = match direction {
-                    // The node's end sees until the side inside does, and again while that cannot.
+                    // The node side sees these packets until the pod side does, and again while the pod side cannot.
                     Direction::Ingress if !sees_inside => tap.own_hook(*device, direction),
                     _ => tap.hook(*device, direction),
                 };
@@ -159,12 +158,12 @@ impl Watch {
         };
     }
 
-    /// The taps whose counters can be read, and where these are.
+    /// Returns the taps whose counters can be read, and the locations of the counters.
     fn places(&self) -> (Vec<Device>, Vec<NicPlace>) {
         self.nics.iter().filter_map(|(device, watched)| Some((*device, watched.place?))).unzip()
     }
 
-    /// Takes the counters that were read. Returns whether a state has changed.
+    /// Evaluates the counters that were read. Returns whether a state has changed.
     fn take(
         &mut self,
         before: &BTreeMap<Device, TapCount>,
@@ -190,7 +189,7 @@ impl Watch {
                         });
                         let mut carried = carried[index];
                         if watched.sees_inside && index == INGRESS {
-                            // What passes around the node's end passes the NIC.
+                            // Packets that bypass the node side pass the NIC, where they are seen.
                             carried.end = None;
                         }
                         judge.read(Reading { at, carried, seen });
@@ -203,8 +202,9 @@ impl Watch {
         has_changed
     }
 
-    /// Each tap, and whether packets reach its pod around the node's end of the veth. Packets that are missing for another
-    /// reason do not count: a program ahead of ours may hide them, which the next round finds out.
+    /// Returns each tap, and whether packets bypass the node side of its veth on the way to the pod. Packets that are
+    /// missing for another reason do not count: a program ahead of podmirror's may hide them, which the next round
+    /// finds out.
     fn ingress(&self) -> Vec<(Device, bool)> {
         let is_bypassed = |watched: &Watched| watched.judges[INGRESS].state() == State::Bypassed(Way::Peer);
         self.nics.iter().map(|(device, watched)| (*device, is_bypassed(watched))).collect()
@@ -225,7 +225,7 @@ impl Watch {
         nics.collect()
     }
 
-    /// The directions that a mirror copies and that packets get around.
+    /// Returns the directions that a mirror copies and in which packets bypass the tap.
     pub(super) fn bypassed(&self, desired: &Desired) -> Vec<Skipped> {
         let mut skipped = Vec::new();
         for (device, watched) in &self.nics {
@@ -242,7 +242,7 @@ impl Watch {
                     |session: &crate::model::Session| session.directions.bits() & direction.bit() != 0;
                 let mut mirrors = tap.sessions.iter().filter(|(_, session)| wants(session)).map(|(id, _)| id);
                 let Some(first) = mirrors.next() else { continue };
-                // The reason concerns the pod, unless only captures want this direction.
+                // The reason concerns the whole pod, unless only captures copy this direction.
                 let is_of_captures = |mirror: &MirrorId| mirror.0.is_capture();
                 let only = is_of_captures(first) && mirrors.all(is_of_captures);
                 let mirror = only.then(|| first.clone());
@@ -254,7 +254,7 @@ impl Watch {
     }
 }
 
-/// Where the counters of a tap's NIC are.
+/// Returns the location of the counters of a tap's NIC.
 fn place(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<NicPlace> {
     if device.is_on_node() {
         let nic = links.host.get(&device.ifindex)?.peer?;
@@ -268,7 +268,7 @@ fn place(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<NicPlace> {
     Some(NicPlace { nsid: inside.nsid?, ifindex: device.ifindex, end: None })
 }
 
-/// What the kind of a tap's NIC says of its counters, by direction; `None`: it is not known now.
+/// Returns, by direction, what the kind of a tap's NIC means for its counters; `None` if it is unknown at the moment.
 fn kinds(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<[Kind; Direction::COUNT]> {
     let mut kinds = [Kind::Segments; Direction::COUNT];
     if device.is_on_node() {
@@ -287,7 +287,7 @@ fn kinds(device: Device, tap: &Tap, links: &LinkSnapshot) -> Option<[Kind; Direc
     Some(kinds)
 }
 
-/// The state of a hook after a round, from that before the round.
+/// Returns the state of a hook after a round, given its state before the round.
 fn at_hook(installed: Option<&ActualTap>, program: Program, is_incomplete: bool) -> AtHook {
     let mut hidden = installed.into_iter().flat_map(|installed| &installed.hidden);
     let hidden = hidden.find(|(hook, _)| *hook == program.hook()).map(|(_, hidden)| hidden);

@@ -1,6 +1,7 @@
-//! The devices of targets, round by round: mirror interfaces, and those of tunnels.
+//! Creates, changes and deletes the devices of targets in each round: mirror interfaces and the devices of tunnels.
 //!
-//! `mirror_iface` and `tunnel` decide; this module carries out. The exits of pods are in `exits`. The loop calls it.
+//! `mirror_iface` and `tunnel` decide; this module carries out. `exits` does the same for relay devices. The loop calls
+//! this module.
 
 use std::collections::BTreeSet;
 
@@ -16,9 +17,10 @@ use crate::{
 };
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// Changes the devices of targets where they must be, and deletes those that no target needs; whether anything was
-    /// changed. `is_listed`: the pods and the MirrorTargets are known, so that devices may be deleted. `keeps_hub`: a pod
-    /// has an exit or must get one. A device that cannot be deleted concerns nobody else, so its error is put into `left`.
+    /// Changes the devices of targets where necessary, and deletes those that no target needs. Returns whether anything
+    /// was to be changed. `is_listed`: the pods and the MirrorTargets are known, so devices may be deleted.
+    /// `keeps_hub`: a pod has a relay device or needs one. A device that cannot be deleted does not affect others, so
+    /// its error is added to `left`.
     pub(super) async fn change_links(
         &mut self,
         is_listed: bool,

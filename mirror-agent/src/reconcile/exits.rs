@@ -1,6 +1,6 @@
-//! The exits of pods, round by round: which pods have one, and which exits could not be made.
+//! Creates and deletes the relay devices (`exit`) of pods in each round, and remembers which could not be created.
 //!
-//! `mirror_core::exit` decides; this module carries out and remembers. The loop calls it.
+//! `mirror_core::exit` decides; this module carries out. The loop calls it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,35 +19,36 @@ use crate::{
     select::{Policy, Skipped, Why},
 };
 
-/// The wait before another attempt to make an exit that could not be made.
+/// The delay before another attempt to create a relay device after a failure.
 const AGAIN: Duration = Duration::from_secs(30);
-/// The shortest time between two exits of one pod: a process of the pod can delete them as fast as we make them.
+/// The shortest interval between creating two relay devices in one pod: a process of the pod can delete them as fast as
+/// the agent creates them.
 const REST: Duration = Duration::from_secs(1);
 
-/// The exits of the last snapshot.
+/// The relay devices of the last snapshot.
 #[derive(Default)]
 pub(super) struct Exits {
-    /// The UIDs of pods that have an exit, or a tap inside.
+    /// The UIDs of pods that have a relay device, or a tap inside.
     pods: BTreeSet<String>,
-    /// Those of the first list whose devices were not read yet: an agent that ended between two steps may have left an exit
-    /// in any pod, and there is no tap that says in which. `None`: there was no list yet.
+    /// The UIDs of pods of the first list whose devices were not read yet. An agent that ended between two steps may
+    /// have left a relay device in any pod, and no tap shows in which. `None` before the first list.
     unread: Option<BTreeSet<String>>,
-    /// When the exit of a namespace was made last, or why it could not be made; without a namespace: the hub. That is a
-    /// reason of these pods, and no failure of the round: the others do not wait for it.
+    /// The time and the result of the last attempt to create the relay device of a namespace. The key `None` is for the
+    /// relay hub. Such an error is a reason of these pods, and not a failure of the round, so other pods do not wait.
     tried: BTreeMap<Option<NetnsId>, (Instant, Result<(), String>)>,
-    /// The exits that could not be deleted, and why.
+    /// The errors for relay devices that could not be deleted.
     left: BTreeSet<String>,
-    /// How soon something is due that no event asks for.
+    /// The longest wait for the next round, if an action is due without an event.
     wait: Option<Duration>,
 }
 
 impl Exits {
-    /// Takes the first list of pods. Returns whether there are more pods to read now.
+    /// Processes the first list of pods. Returns whether there are more pods to read now.
     pub(super) fn begin(&mut self, pods: &[Pod], links: &LinkSnapshot) -> bool {
         if self.unread.is_some() {
             return false;
         }
-        // The kernel has deleted all exits with the hub.
+        // If there is no relay hub, the kernel has deleted all relay devices with it.
         let may_be_left = exit::hub(links).is_some();
         let is_unread = |pod: &&Pod| !pod.host_network && !links.pods.contains_key(&pod.id.uid);
         let unread = pods.iter().filter(is_unread).filter(|_| may_be_left);
@@ -55,7 +56,7 @@ impl Exits {
         !self.unread.insert(unread).is_empty()
     }
 
-    /// Notes what a round has seen.
+    /// Records the state that a round has found.
     pub(super) fn note(&mut self, links: &LinkSnapshot, actual: &Actual) {
         let with_exit = exit::pods_with_exit(links);
         let taps = actual.taps.values().filter_map(|installed| installed.tap.as_ref());
@@ -68,22 +69,22 @@ impl Exits {
         }
     }
 
-    /// Whether a pod may have an exit.
+    /// Whether a pod may have a relay device.
     pub(super) fn may_be_in(&self, uid: &str) -> bool {
         self.pods.contains(uid) || self.unread.as_ref().is_some_and(|unread| unread.contains(uid))
     }
 
-    /// How soon to look again, while something is left to do.
+    /// The longest wait for the next round, while an action is due.
     pub(super) fn wait(&self) -> Option<Duration> {
         self.wait
     }
 
-    /// The exits that could not be deleted, and why. They concern their pods alone.
+    /// The errors for relay devices that could not be deleted. They concern their pods only.
     pub(super) fn left(&self) -> &BTreeSet<String> {
         &self.left
     }
 
-    /// The wanted taps whose copies cannot leave their pod.
+    /// Returns the wanted taps whose copies cannot leave their pod.
     pub(super) fn missing(&self, wanted: &BTreeMap<Device, Tap>, policy: &Policy) -> Vec<Skipped> {
         let taps = wanted.values().filter(|tap| tap.is_inside() && tap.exit.is_none());
         let missing = taps.filter_map(|tap| {
@@ -101,7 +102,8 @@ impl Exits {
 }
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// Makes the hub, and makes and deletes exits, so that these namespaces have one; whether anything was changed.
+    /// Creates the relay hub, and creates and deletes relay devices, so that exactly these namespaces have one. Returns
+    /// whether anything was changed.
     pub(super) async fn change_exits(&mut self, needed: &BTreeSet<NetnsId>, links: &LinkSnapshot) -> bool {
         self.exits.left.clear();
         self.exits.tried.retain(|of, _| of.map_or(!needed.is_empty(), |netns| needed.contains(&netns)));
@@ -114,7 +116,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let mut changes = exit::changes(needed, links);
         self.exits.wait = changes.iter().filter_map(rest).min();
         changes.retain(|change| rest(change).is_none());
-        // The hub goes in the round after its last exit.
+        // The relay hub is deleted in the round after its last relay device.
         if changes.iter().any(|change| matches!(change, LinkChange::DeleteExit(_))) {
             self.exits.wait = Some(REST.min(self.exits.wait.unwrap_or(REST)));
         }
@@ -132,7 +134,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 }
 
-/// The namespace whose exit a change makes; `None` in it: the change makes the hub, or brings it up. `None`: it does neither.
+/// Returns the namespace whose relay device a change creates. `Some(None)`: the change creates the relay hub, or brings
+/// it up. `None`: the change deletes a relay device.
 const fn made(change: &LinkChange) -> Option<Option<NetnsId>> {
     match change {
         LinkChange::CreateExit(netns, _) => Some(Some(*netns)),

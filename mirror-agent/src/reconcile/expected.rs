@@ -1,8 +1,9 @@
-//! How soon to look again for pods whose process, or NIC, will appear without an event. Pure; the loop calls it.
+//! The wait for pods whose process, or NIC, will appear without an event. Pure; the loop calls it.
 //!
-//! A pod should be tapped before its first container runs, and only some milliseconds lie between its sandbox and that
-//! container. So the loop polls while it expects a pod, and often: some CNIs are at work for a second between the veth,
-//! which comes with an event, and the sandbox's process, which does not (Cilium loads the programs of the pod).
+//! A pod should be tapped before its first container runs, and only some milliseconds pass between the creation of its
+//! sandbox and that of the container. So the loop polls often while it expects a pod. Some CNIs need a second between
+//! the creation of the veth, which causes an event, and the start of the sandbox's process, which does not (Cilium
+//! loads the programs of the pod).
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,11 +16,11 @@ use crate::{
 
 /// The shortest and the longest wait. The loop adds some milliseconds, in which it collects events.
 const WAIT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// The next wait is this part of the time waited so far. So what comes is late by no more than this part.
+/// The next wait is 1/`PART` of the time waited so far. So a pod is noticed late by at most this fraction.
 const PART: u32 = 10;
 
-/// The UIDs of pods that are found by their processes and have no process yet, or no NIC yet. Changes of a pod with a
-/// named namespace come with an event.
+/// Returns the UIDs of pods that are found by their processes and have no process yet, or no NIC yet. Changes of a pod
+/// with a named namespace cause an event.
 pub(super) fn of(wanted: &[Wanted<'_>], skipped: &[Skipped]) -> BTreeSet<String> {
     let missing: BTreeSet<_> = skipped
         .iter()
@@ -30,10 +31,10 @@ pub(super) fn of(wanted: &[Wanted<'_>], skipped: &[Skipped]) -> BTreeSet<String>
     by_process.map(|pod| &pod.id.uid).filter(|uid| missing.contains(uid)).cloned().collect()
 }
 
-/// The pods that are expected, the devices of the node, and the beginning of the wait.
+/// The expected pods, the devices of the node, and the start of the wait.
 ///
-/// The wait grows with the time waited so far. It starts again when the set of expected pods changes, and with every new
-/// device of the node: a CNI makes the veth before the runtime makes the process.
+/// The wait grows with the time waited so far. It starts again when the set of expected pods changes, or the devices of
+/// the node: a CNI creates the veth before the runtime starts the process.
 #[derive(Default)]
 pub(super) struct Expected {
     of: (BTreeSet<String>, BTreeSet<IfIndex>),
@@ -41,7 +42,7 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// How long to wait for an event before the next look; `None`: nothing is expected.
+    /// Returns how long to wait for an event before the next round; `None` if no pod is expected.
     pub(super) fn wait(
         &mut self,
         pods: BTreeSet<String>,

@@ -1,7 +1,7 @@
-//! [`Held`]: devices whose ops have failed, and when they are tried again. Pure; the loop calls it.
+//! [`Held`]: devices whose ops have failed, and the time of their next attempt. Pure; the loop calls it.
 //!
-//! One pod that cannot be tapped must not make all others wait. A failed operation may cause events of its own, which
-//! must not lead to another attempt at once.
+//! One pod that cannot be tapped must not delay all others. A failed operation may cause events itself, which must not
+//! trigger another attempt at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,14 +33,15 @@ impl Failed {
 }
 
 impl Held {
-    /// Why these ops of a device are not tried now, if they are not.
+    /// Returns the errors for which these ops of a device wait; `None` if they may be tried now.
     pub(super) fn why(&self, device: Device, ops: &[Op], now: Instant) -> Option<&BTreeSet<String>> {
         let failed = self.0.get(&device)?;
         (failed.covers(ops) && now < failed.at + failed.wait).then_some(&failed.why)
     }
 
-    /// The ops of a device failed: it waits, each time twice as long. Returns what is to be told. If the device seems to
-    /// have gone, that is nothing at first: the next snapshot is without it, or the ops fail again.
+    /// Records that the ops of a device failed. The wait doubles each time. Returns the errors to report. If the device
+    /// no longer seems to exist, the first failure is not reported: either the next snapshot does not have the device,
+    /// or the ops fail again.
     pub(super) fn failed(
         &mut self,
         device: Device,
@@ -56,18 +57,18 @@ impl Held {
         why
     }
 
-    /// Forgets the devices for which there is nothing to do any more.
+    /// Forgets the devices without ops.
     pub(super) fn keep(&mut self, ops: &[Op]) {
         let busy: BTreeSet<_> = ops.iter().filter_map(Op::device).collect();
         self.0.retain(|device, _| busy.contains(device));
     }
 
-    /// Forgets a device whose ops wait for those of another device, and have not failed themselves.
+    /// Forgets a device whose ops have not failed themselves, but wait for those of another device.
     pub(super) fn forget(&mut self, device: Device) {
         self.0.remove(&device);
     }
 
-    /// When the first of them is tried again.
+    /// The time of the next attempt.
     pub(super) fn next(&self) -> Option<Instant> {
         self.0.values().map(|failed| failed.at + failed.wait).min()
     }

@@ -1,4 +1,4 @@
-//! Which mirrors of pods are wanted, and how far each has come. Pure; the loop asks for its report.
+//! The wanted mirrors of pods, and the progress of each, for the report. Pure; the loop calls it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,8 +25,8 @@ pub(super) fn found(actual: &Actual) -> Mirrors {
     found
 }
 
-/// The mirrors that are wanted. `incomplete` are the devices for which something is left to do, and `misfits` the
-/// sessions for which there is no room.
+/// Returns the wanted mirrors. `incomplete` are the devices with unfinished ops, and `misfits` the sessions that cannot
+/// be installed.
 pub(super) fn mirrored(
     wanted: &[Wanted<'_>],
     desired: &Desired,
@@ -58,7 +58,7 @@ pub(super) fn mirrored(
     wanted.iter().map(of_pod).filter(|(_, mirrors)| !mirrors.is_empty()).collect()
 }
 
-/// The limit that has ended a session for which nothing is left to do.
+/// Returns the limit that has ended an installed session.
 pub(super) fn ended(tap: &Tap, mirror: &MirrorId, before: Option<&ActualTap>) -> Option<Ended> {
     let of_this =
         before.filter(|before| before.tap.as_ref().is_some_and(|of| tap.owner.is_same(&of.owner)))?;
@@ -69,7 +69,7 @@ fn stage_of(ended: Option<Ended>) -> Stage {
     ended.map_or(Stage::Stands, Stage::Ended)
 }
 
-/// `None`: a program reads the packets itself, and knows when that begins and ends.
+/// Returns `None` if a program reads the packets itself, because it knows when that begins and ends.
 fn of_session(session: &Session, stage: Stage) -> Option<Mirrored> {
     let is_asked = match session.origin {
         Origin::Annotation(_) | Origin::Mirror | Origin::ClusterMirror | Origin::Enforced => true,

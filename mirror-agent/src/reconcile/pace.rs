@@ -1,33 +1,33 @@
-//! When the next round may begin. Pure; the loop calls it.
+//! The earliest time of the next round. Pure; the loop calls it.
 //!
-//! Each change of a device is an event, and a process of a pod can take a NIC down and up again for ever. So a round is
-//! followed by a pause that grows with what the round has taken of the CPU. The share of a quiet time can be used at once: one
-//! event never waits, nor do those of a start.
+//! Each change of a device is an event, and a process in a pod can set a NIC down and up forever. So a round is
+//! followed by a pause in proportion to its CPU time. The unused share of a quiet time can be used at once, so a single
+//! event never waits, and neither do the events of a start.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Rounds take this part of a CPU, while events keep coming.
+/// While events keep coming, rounds take 1/`PART` of a CPU.
 const PART: u32 = 10;
-/// The quiet time whose share is kept.
+/// The quiet time whose unused share is kept.
 const KEPT: Duration = Duration::from_secs(5);
 /// The longest pause.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// The time until which the rounds so far have used up their share.
+/// The time until which the rounds so far have used their share.
 #[derive(Debug, Default)]
 pub(super) struct Pace(Option<Instant>);
 
 impl Pace {
-    /// Notes what a round has taken of the CPU.
+    /// Records the CPU time of a round.
     pub(super) fn note(&mut self, taken: Duration, now: Instant) {
         let kept = now.checked_sub(KEPT);
         let from = self.0.max(kept).unwrap_or(now);
         self.0 = Some((from + taken * PART).min(now + LONGEST));
     }
 
-    /// When the next round may begin, at the earliest.
+    /// The earliest time of the next round.
     pub(super) fn next(&self, now: Instant) -> Instant {
         self.0.map_or(now, |until| until.max(now))
     }
@@ -37,7 +37,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// How many rounds run in a minute, with an event each `gap`, and rounds that take that much.
+    /// Returns the number of rounds in a minute, with an event each `gap`, and the CPU time `taken` for each round.
     fn rounds(gap: Duration, taken: Duration) -> u32 {
         let (start, mut pace) = (Instant::now(), Pace::default());
         let (mut now, mut rounds) = (start, 0);
@@ -57,10 +57,10 @@ mod tests {
             (ms(25), ms(12), 490..=590),
             (ms(1), ms(12), 490..=590),
             (ms(1), ms(1), 5_900..=6_800),
-            // Those that the share suffices for do not wait.
+            // Rounds within the share do not wait.
             (ms(25), ms(2), 2_400..=2_400),
             (ms(1_000), ms(90), 60..=60),
-            // However long a round is, the next one comes soon.
+            // However long a round is, the next one starts soon.
             (ms(25), ms(400), 40..=45),
         ] {
             let rounds = rounds(gap, taken);

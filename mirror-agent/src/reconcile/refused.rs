@@ -1,6 +1,6 @@
-//! The problems for which an agent does not start.
+//! The problems for which an agent refuses to start.
 //!
-//! Later they are reasons of a pod or a target. The loop asks in its first rounds.
+//! Later, the same problems are reasons of a pod or a target. The loop checks them in its first rounds.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     select::{Policy, Selection, Why},
 };
 
-/// A problem at the start: there is no further attempt.
+/// A problem at the start, which is not retried.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:#}")]
 pub(super) struct Refused(pub(super) anyhow::Error);
@@ -30,7 +30,7 @@ pub(super) fn refuse_mirrors(
 }
 
 pub(super) fn refuse_selection(selection: &Selection, policy: &Policy) -> anyhow::Result<()> {
-    // A capture that cannot be is the problem of the program that asks for it.
+    // An impossible capture is a problem of the program that requests it.
     let mut skipped = selection.skipped.iter().filter(|skipped| !skipped.is_of_capture());
     let refused = skipped.find_map(|skipped| match (&skipped.why, &skipped.nic) {
         (Why::MirrorInterface(conflict), _) if policy.is_strict || skipped.pod.is_none() => {

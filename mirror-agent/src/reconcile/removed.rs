@@ -1,7 +1,7 @@
-//! [`Removed`]: the taps whose programs were taken away inside their pods a moment ago.
+//! [`Removed`]: the taps whose programs were recently removed inside their pods.
 //!
-//! Root in a pod can remove a filter. The next round attaches it again, so that nothing of it is left to be seen but some
-//! packets that are missing. So the reason stays for a while. The loop calls it.
+//! Root in a pod can remove a filter. The next round attaches it again, and then only some missing packets would show
+//! the removal. So the reason stays for a while. The loop calls this module.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,24 +16,26 @@ use crate::{
     select::{Skipped, Why},
 };
 
-/// How long the reason stays.
+/// The time that the reason stays.
 const STAYS: Duration = Duration::from_secs(30);
-/// The shortest and the longest time between two times that a program is attached again: twice as long each time, while the
-/// reason stays. A process of the pod can remove it as fast as we attach it, and the kernel takes its time to load it.
+/// The shortest and the longest interval between attaching a program twice. It doubles each time, while the reason
+/// stays. A process in the pod can remove the program as fast as the agent attaches it, and loading it takes the kernel
+/// some time.
 const REST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
-/// The directions of taps of which packets may have been missed.
+/// The directions of taps in which packets may have been missed.
 #[derive(Default)]
 pub(super) struct Removed(BTreeMap<(Device, Direction), Gap>);
 
 struct Gap {
-    /// When no program was found last.
+    /// The last time when no program was found.
     found: Instant,
-    /// When it is attached again, at the earliest.
+    /// The earliest time to attach it again.
     rests_until: Instant,
-    /// The rest after that.
+    /// The pause after the next attempt.
     rest: Duration,
-    /// The hook. The other one of its device has a rest of its own: else each could be due while the other one rests.
+    /// The hook. The other hook of the device has its own pause. With a common one, each hook could become due while
+    /// the other one pauses.
     at: (Device, Program),
 }
 
@@ -44,13 +46,13 @@ impl Gap {
 }
 
 impl Removed {
-    /// The hooks where nothing is attached now, and when the first of them is tried again.
+    /// Returns the hooks where nothing may be attached now, and the earliest time to attach one of them.
     pub(super) fn resting(&self, now: Instant) -> (BTreeSet<(Device, Program)>, Option<Instant>) {
         let resting = || self.0.values().filter(|gap| gap.rests_until > now);
         (resting().map(|gap| gap.at).collect(), resting().map(|gap| gap.rests_until).min())
     }
 
-    /// Takes what a round has found, and returns the reasons.
+    /// Records the state that a round has found, and returns the reasons.
     pub(super) fn note(&mut self, desired: &Desired, actual: &Actual, now: Instant) -> Vec<Skipped> {
         let mut skipped = Vec::new();
         self.0.retain(|_, gap| now.saturating_duration_since(gap.found) < STAYS);
@@ -59,7 +61,7 @@ impl Removed {
                 let (at, program) = tap.hook(*device, direction);
                 let is_copied = |session: &Session| session.directions.bits() & direction.bit() != 0;
                 let installed = actual.taps.get(&at);
-                // A tap of another owner before says nothing of this one.
+                // The earlier tap of another owner is irrelevant for this one.
                 let entry = actual.taps.get(device).and_then(|installed| installed.tap.as_ref());
                 let is_same = entry.is_some_and(|entry| entry.owner.is_same(&tap.owner));
                 if !is_same || at.is_on_node() || !tap.sessions.values().any(is_copied) {
@@ -67,7 +69,7 @@ impl Removed {
                     continue;
                 }
                 let is_dead = |installed: &ActualTap| {
-                    // A hook that is not there has a reason of its own.
+                    // A missing hook has its own reason.
                     installed.state(program) == HookState::Dead && !installed.lacks_hook(program)
                 };
                 if installed.is_some_and(is_dead) {
@@ -75,7 +77,7 @@ impl Removed {
                         self.0.entry((*device, direction)).or_insert_with(|| Gap::new((at, program), now));
                     (gap.found, gap.at) = (now, (at, program));
                     if gap.rests_until <= now {
-                        // This round has attached it.
+                        // The program is attached in this round.
                         gap.rests_until = now + gap.rest;
                         gap.rest = (gap.rest * 2).min(REST.1);
                     }
@@ -90,7 +92,7 @@ impl Removed {
         skipped
     }
 
-    /// When the first of the reasons ends.
+    /// The time when the first of the reasons ends.
     pub(super) fn next(&self) -> Option<Instant> {
         self.0.values().map(|gap| gap.found).min().map(|found| found + STAYS)
     }

@@ -1,12 +1,11 @@
-//! [`Routes`]: on which side of each veth its tap is to see what reaches the pod, round by round.
+//! [`Routes`]: the side of each veth on which its tap should see packets to the pod.
 //!
-//! `mirror_core::coverage::Route` decides about each veth; this module remembers, and brings what was seen: the programs at
-//! the node's end, and the counters of each reading. The loop calls it.
+//! `mirror_core::coverage::Route` decides for each veth. This module keeps these states, and supplies the observations:
+//! the programs on the node side, and the counters of each reading. The loop calls it.
 //!
-//! A CNI can attach its programs after the tap is there, and change its mode under standing pods. So each round asks again
-//! for the taps of which no CNI is known: a changed filter or chain is followed by a round. It asks once a second at most,
-//! and less often where that would take more than 1 % of the time. If the round of an event comes too early, another one
-//! follows.
+//! A CNI can attach its programs after the tap, and change its mode while pods run. So each round queries the taps
+//! without a known CNI again: a changed filter or chain causes a round. It queries at most once a second, and less
+//! often if that would take more than 1 % of the time. If an event causes a round too early, another round follows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,24 +29,24 @@ use crate::{
     select::{Capture, Selection, Wanted, select},
 };
 
-/// What reaches the pod, in tables by direction.
+/// The index of packets to the pod, in tables by direction.
 pub(super) const INGRESS: usize = Direction::Ingress as usize;
 
-/// The shortest and the longest time between two questions for the CNIs of all taps.
+/// The shortest and the longest interval between two queries for the CNIs of all taps.
 const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The next question waits so many times as long as the last one has taken.
+/// The pause after a query, in multiples of its duration.
 const REST: u32 = 100;
 
-/// The veths whose taps have two sides to choose from.
+/// The veths whose taps can see packets to the pod on either side.
 pub(super) struct Routes {
-    /// The moments of the readings are counted from here.
+    /// The reference for the times of the readings.
     began: Instant,
     of: BTreeMap<Device, (Owner, Route)>,
-    /// The CNIs are not asked for before.
+    /// The earliest time of the next query for CNIs.
     due: Instant,
-    /// Something has happened since then that may be such a program.
+    /// An event since the last query may be a program of a CNI.
     is_woken: bool,
-    /// How soon to look again, because this round came too early to ask.
+    /// The longest wait for the next round, because this round was too early to query.
     wait: Option<Duration>,
 }
 
@@ -59,23 +58,24 @@ impl Default for Routes {
 }
 
 impl Routes {
-    /// Why the tap at this node's end is to see what reaches its pod at the NIC; `None`: it is not.
+    /// Returns the reason why the tap on this node side should see packets to the pod at the NIC; `None` if it should
+    /// not.
     pub(super) fn inside(&self, device: Device) -> Option<Reason> {
         self.of.get(&device).and_then(|(_, route)| route.inside())
     }
 
-    /// Notes an event that may be a program of a CNI.
+    /// Records an event that may be a program of a CNI.
     pub(super) fn wake(&mut self) {
         self.is_woken = true;
     }
 
-    /// How soon to look again; `None`: there is nothing to ask for.
+    /// The longest wait for the next round; `None` if no query is due.
     pub(super) fn wait(&self) -> Option<Duration> {
         self.wait
     }
 
-    /// Takes what the NIC of a tap has carried, and whether the tap has missed packets of it. Returns whether the tap has to
-    /// change its side.
+    /// Processes the counters of a tap's NIC, and whether the tap has missed packets. Returns whether the tap has to
+    /// move to its other side.
     pub(super) fn take(&mut self, device: Device, carried: Option<&Carried>, is_bypassed: bool) -> bool {
         let Some((owner, route)) = self.of.get_mut(&device) else { return false };
         let before = route.inside();
@@ -89,7 +89,7 @@ impl Routes {
     }
 }
 
-/// Logs that a tap has to change its side. Returns whether it has to.
+/// Logs that a tap has to move to its other side. Returns whether it has to.
 fn log_change(owner: &Owner, before: Option<Reason>, now: Option<Reason>) -> bool {
     if before.is_some() == now.is_some() {
         return false;
@@ -111,7 +111,7 @@ fn log_change(owner: &Owner, before: Option<Reason>, now: Option<Reason>) -> boo
     true
 }
 
-/// Adds the taps with a side inside a pod where something is left to do.
+/// Adds the taps whose pod side has unfinished ops.
 pub(super) fn complete(desired: &Desired, incomplete: &mut BTreeSet<Device>) {
     let is_lacking = |tap: &Tap| tap.pod_side().is_some_and(|nic| incomplete.contains(&nic));
     let lacking = desired.taps.iter().filter(|(_, tap)| is_lacking(tap));
@@ -120,7 +120,7 @@ pub(super) fn complete(desired: &Desired, incomplete: &mut BTreeSet<Device>) {
 }
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// The taps, each with the side on which it is to see what reaches its pod.
+    /// Returns the taps, each with the side on which it should see packets to its pod.
     pub(super) async fn selection(
         &mut self,
         wanted: &[Wanted<'_>],
@@ -151,7 +151,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         selection
     }
 
-    /// Asks again for the CNIs that are not known, once in a round.
+    /// Queries the unknown CNIs again, once in a round.
     pub(super) async fn learn_cnis(&mut self) {
         self.routes.wait = None;
         let unknown = self.routes.of.iter().filter(|(_, (_, route))| !route.knows_cni());
@@ -176,12 +176,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.routes.due = Instant::now() + (began.elapsed() * REST).clamp(EVERY.0, EVERY.1);
     }
 
-    /// The known CNI that has a program at a device of the node.
+    /// Returns the known CNI that has a program at a device of the node.
     async fn cni_at(&mut self, device: Device) -> Option<Cni> {
         match self.dataplane.programs_at(device.ifindex).await {
             Ok(names) => names.iter().find_map(|name| Cni::of_program(name)),
             Err(error) => {
-                // What gets around the tap is found by the counters.
+                // The counters still show packets that bypass the tap.
                 debug!(%device, "cannot read the programs of other software: {error:#}");
                 None
             }

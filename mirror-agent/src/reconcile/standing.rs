@@ -1,4 +1,4 @@
-//! Which mirrors stand after a round, pod by pod. Pure; the loop asks for its report.
+//! The installed mirrors of each pod after a round, for the report. Pure; the loop calls it.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::{
     select::Standing,
 };
 
-/// The mirrors of each pod that stand on all its devices for which they are wanted.
+/// Returns the mirrors of each pod that are installed on all its devices for which they are wanted.
 pub(super) fn standing(desired: &Desired, actual: &Actual, incomplete: &BTreeSet<Device>) -> Standing {
     let mut standing = Standing::new();
     let mut missing = BTreeSet::new();

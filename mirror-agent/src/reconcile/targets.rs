@@ -1,6 +1,6 @@
-//! The targets of a round: the mirror interfaces, the collectors, the tunnels and the streams.
+//! The targets of a round: mirror interfaces, collectors, tunnels and streams.
 //!
-//! `mirror_iface`, `collector` and `tunnel` decide; this module asks them, logs and reports. The loop calls it.
+//! `mirror_iface`, `collector` and `tunnel` decide; this module calls them, logs and reports. The loop calls it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,8 @@ use crate::{
 };
 
 impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
-    /// The pods whose devices must be read: those that are wanted, and the collectors.
+    /// Returns the pods whose devices must be read: the wanted ones, the collectors, and those that may have a relay
+    /// device.
     pub(super) fn pods_to_read(&self, wanted: &[Wanted<'_>], pods: &[Pod]) -> Vec<PodNetns> {
         let mut nics = BTreeMap::<_, BTreeSet<String>>::new();
         for wanted in wanted {
@@ -37,7 +38,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             nics.entry(&wanted.pod.id.uid).or_default().extend(names);
         }
         let wanted = wanted.iter().map(|wanted| wanted.pod);
-        // What is ours inside a pod must go when its mirrors have gone.
+        // A pod without mirrors may still have a relay device, which must be deleted.
         let with_exits = pods.iter().filter(|pod| self.exits.may_be_in(&pod.id.uid));
         let collectors = self.policy.collectors().flat_map(|(_, nic)| collector::of(nic, pods));
         let (mut uids, mut to_read) = (BTreeSet::new(), Vec::new());
@@ -53,12 +54,12 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         to_read
     }
 
-    /// From now on, the targets are those that the agent was started with, and the MirrorTargets.
+    /// Sets the targets to those that the agent was started with, and the MirrorTargets.
     pub(super) fn take_listed_targets(&mut self, resources: &[TargetResource]) {
         self.follow_targets(targets::join(&self.own_targets, resources));
     }
 
-    /// As long as there is no list, the targets are those that the agent was started with, and those that are installed.
+    /// Sets the targets, before there is a list, to those that the agent was started with, and the installed ones.
     pub(super) fn take_installed_targets(&mut self, actual: &Actual) {
         let destination = |target: &Target| target.device().map(|device| device.destination.clone());
         let installed = actual.targets.iter().filter_map(|(name, target)| Some((name, destination(target)?)));
@@ -74,8 +75,8 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         self.max_rates = max_rates;
     }
 
-    /// The targets with their present state. Adds the UIDs of collectors that are found by their
-    /// processes, and have no process or no NIC yet, to those that are expected.
+    /// Returns the targets with their present state. Adds to `expected` the UIDs of collectors that are found by their
+    /// processes, and have no process or no NIC yet.
     pub(super) fn targets(
         &mut self,
         pods: Option<&[Pod]>,
@@ -95,7 +96,7 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
             self.told.target(name, &target);
             self.told.fixed_offloads(&target, mirror.fixed_offloads(links));
             self.told.loses_order(&target, mirror.loses_order(links));
-            // Taps that an earlier agent has left must not be given a target that leads back to them.
+            // Taps of an earlier agent must not be given a target that leads back to them.
             let entangled = links.by_name(mirror.name()).and_then(|mirror| {
                 let tapped = actual.taps.keys().filter(|device| device.is_on_node());
                 let tapped = tapped.filter_map(|device| links.host.get(&device.ifindex));
@@ -143,21 +144,21 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
         let devices = targets.into_iter().map(|(name, target)| {
             let ceiling = match pods {
                 Some(_) => self.max_rates.get(&name).map(Rate::limits),
-                // Until there is a list, that of an earlier agent stays in force.
+                // Until there is a list, the ceiling of an earlier agent stays in force.
                 None => actual.targets.get(&name).and_then(Target::device).map(|before| before.ceiling),
             };
             let guarded = target.guarded || has_tunnels;
             let ceiling = ceiling.unwrap_or_default();
             (name, Target::Device(DeviceTarget { guarded, ceiling, ..target }))
         });
-        // That no program reads a stream is no problem, so it is neither logged nor reported.
+        // A stream without a reader is no problem, so it is neither logged nor reported.
         let ring = |name| readers.streams.get(name).copied();
         let streams = self.policy.streams().map(|name| (name.clone(), Target::Stream(ring(name))));
         let captures = readers.captures.iter().map(|of| (of.target(), Target::Stream(Some(of.ring))));
         devices.chain(streams).chain(captures).collect()
     }
 
-    /// What each MirrorTarget is on this node, at the end of a round that knows which targets are down.
+    /// Returns the state of each MirrorTarget on this node, at the end of a round that knows which targets are down.
     pub(super) fn standing_targets(
         &self,
         resources: &[TargetResource],
@@ -171,18 +172,18 @@ impl<P: PodSource, L: LinkTable, D: Dataplane> Reconciler<P, L, D> {
     }
 }
 
-/// The wait before another attempt to make the device of a tunnel.
+/// The delay before another attempt to create the device of a tunnel.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// The devices of tunnels that could not be made, when, and why.
+/// The devices of tunnels that could not be created, with the time and the error.
 ///
-/// This is a reason of their targets, and no failure of the round: the other targets do not wait for it. Each attempt
-/// makes events, so the next attempt has a time of its own.
+/// The error is a reason of their targets, and not a failure of the round, so other targets do not wait. Each attempt
+/// causes events, so the next attempt has its own delay.
 #[derive(Default)]
 pub(super) struct NotMade(BTreeMap<TunnelDevice, (Instant, String)>);
 
 impl NotMade {
-    /// The changes without the devices whose time has not come. A device is deleted only to be made again.
+    /// Returns the changes without devices that are not due yet. A device is deleted only to be created again.
     pub(super) fn leave_out(&self, changes: Vec<LinkChange>) -> Vec<LinkChange> {
         let is_due = |change: &LinkChange| match change {
             LinkChange::CreateTunnel(device) => {
@@ -193,7 +194,7 @@ impl NotMade {
         changes.into_iter().filter(is_due).collect()
     }
 
-    /// Notes whether a device could be made.
+    /// Records whether a device could be created.
     pub(super) fn note(&mut self, device: TunnelDevice, done: Result<(), String>) {
         match done {
             Ok(()) => drop(self.0.remove(&device)),
@@ -201,7 +202,7 @@ impl NotMade {
         }
     }
 
-    /// Why a tunnel's device could not be made.
+    /// Returns the error for a tunnel's device that could not be created.
     fn why(&self, tunnel: &Tunnel) -> Option<String> {
         self.0.get(&tunnel.device()).map(|(_, why)| why.clone())
     }

@@ -1,4 +1,5 @@
-//! The loop against the twins of its edges. [`coverage`] has the tests of the counters that it reads between its rounds.
+//! Tests of the loop with fakes of its three interfaces. [`coverage`] has the tests of the counters that it reads
+//! between its rounds.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests panic")]
 
@@ -29,7 +30,7 @@ use crate::{
     settings::{KEYS, Settings, parse_filter},
 };
 
-/// Pods and resources by hand.
+/// Pods and resources, set by hand.
 #[derive(Default)]
 struct Pods(Option<Vec<Pod>>, Vec<Resource>, Vec<TargetResource>, Mutex<Vec<Pod>>);
 
@@ -63,11 +64,11 @@ struct Table {
     is_broken: bool,
     refuses_exits: bool,
     refuses_deletions: bool,
-    /// The targets of which it is to read offloads and routes.
+    /// The targets whose offloads and routes it is to read.
     followed: BTreeMap<TargetName, Destination>,
-    /// The pods that each snapshot was asked for.
+    /// The pods of each snapshot.
     asked: Vec<Vec<PodNetns>>,
-    /// What the NICs have carried, by the index of the node's end; `None`: it cannot be read.
+    /// The counters of the NICs, by the index of the node side; `None` if they cannot be read.
     carried: BTreeMap<IfIndex, Option<[Carried; 2]>>,
 }
 
@@ -157,7 +158,7 @@ fn link(ifindex: u32, kind: LinkKind) -> Link {
     }
 }
 
-/// A pod `number` with one NIC, whose device on the node has the index `10 + number`.
+/// Adds pod `number` with one NIC, whose device on the node has the index `10 + number`.
 fn add_pod(world: &mut World, number: u32) {
     let id =
         PodId { uid: format!("uid-{number}"), namespace: "default".into(), name: format!("pod-{number}") };
@@ -208,7 +209,7 @@ fn device(ifindex: u32) -> Device {
     Device::on_node(IfIndex(ifindex))
 }
 
-/// The one target.
+/// The only target.
 fn target(world: &World) -> &DeviceTarget {
     world.dataplane.actual.targets[&TargetName::default()].device().unwrap()
 }
@@ -284,7 +285,7 @@ async fn a_failed_op_stops_no_other_and_is_tried_again_later_and_later() {
     run_for(&mut world, Duration::from_millis(50)).await.unwrap();
     assert_eq!(tapped(&world), [12], "the other pod does not wait");
 
-    // However often there is a round, it is tried again only after 0.1 s, 0.2 s, 0.4 s.
+    // However many rounds there are, the op is retried only after 0.1 s, 0.2 s, 0.4 s.
     let tries = |world: &World| world.dataplane.tried.iter().filter(|op| **op == broken).count();
     let mut at = Vec::new();
     for centiseconds in 5..90 {
@@ -298,7 +299,7 @@ async fn a_failed_op_stops_no_other_and_is_tried_again_later_and_later() {
     assert_eq!((tries(&world), tapped(&world)), (4, vec![11, 12]));
 }
 
-/// Gives the newest pod an annotation more.
+/// Adds an annotation to the newest pod.
 fn annotate(world: &mut World, key: &str, value: &str) {
     let pod = world.pods.0.as_mut().unwrap().last_mut().unwrap();
     pod.annotations.insert(format!("podmirror.io/{key}"), value.to_owned());
@@ -319,7 +320,7 @@ async fn a_pod_that_does_not_fit_is_reported_and_the_others_stay() {
     assert!(report.is_reconciled);
 }
 
-/// A start with very many filters: other tasks have their turns while these are compiled, and then all mirrors are there.
+/// At a start with very many filters, other tasks run while these are compiled, and then all mirrors are installed.
 #[tokio::test(start_paused = true)]
 async fn very_many_filters_do_not_hold_up_other_tasks() {
     let mut world = world();
@@ -345,7 +346,7 @@ async fn very_many_filters_do_not_hold_up_other_tasks() {
     assert!(turns.load(Ordering::Relaxed) >= 5, "{turns:?}");
 }
 
-/// A Mirror of all pods, to this target.
+/// A Mirror of all pods, with this target.
 fn mirror_all(target: Option<&str>) -> Resource {
     Resource {
         id: ResourceId { namespace: Some("default".into()), name: "all".parse().unwrap() },
@@ -359,7 +360,7 @@ fn mirror_all(target: Option<&str>) -> Resource {
     }
 }
 
-/// A pod is covered when its tap and its hooks are there, and not before.
+/// A pod is covered only after its tap and its hooks are installed.
 #[tokio::test(start_paused = true)]
 async fn what_came_of_a_resource_is_reported() {
     let mut world = world();
@@ -383,7 +384,7 @@ async fn what_came_of_a_resource_is_reported() {
     assert_eq!(sessions.len(), 2, "the annotation's and the resource's");
 }
 
-/// The kernel refuses the filter that replaces another: the mirror ends, and does not go on with the other filter.
+/// The kernel refuses the new filter of a mirror: the mirror ends, and does not continue with the old filter.
 #[tokio::test(start_paused = true)]
 async fn a_filter_that_the_kernel_refuses_ends_its_mirror_alone() {
     let mut world = world();
@@ -424,7 +425,7 @@ async fn a_second_stage_that_fails_keeps_only_its_own_mirrors_waiting() {
     assert_eq!((tapped(&world), target(&world).cuts), (vec![11, 12], false));
     let failures = world.reports().borrow().failures.clone();
     assert!(failures.iter().any(|failure| failure.contains("Deliver")), "{failures:?}");
-    // 0.1, 0.2, 0.4 and so on up to 30 s, and nothing in between.
+    // After 0.1, 0.2, 0.4 s and so on up to 30 s, and not in between.
     let tries = world.dataplane.tried.iter().filter(|op| **op == broken).count();
     assert!((9..=14).contains(&tries), "{tries} attempts in 100 s");
     assert!(world.links.asked.len() < 60, "{} rounds in 100 s", world.links.asked.len());
@@ -473,7 +474,7 @@ async fn a_removal_does_not_wait_for_all_taps_of_a_start() {
         "its programs, which copy nothing any more, wait: {installed:?}"
     );
 
-    // Failed ops take time too, and keep no other device from its turn.
+    // Failed ops take time too, and do not delay other devices.
     let broken = Op::Attach(device(13), Program::TapIngress);
     world.dataplane.failures = vec![broken; 2].into();
     run_for(&mut world, SLICE * 3).await.unwrap();
@@ -520,7 +521,7 @@ async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     assert_eq!((told().is_listed, told().is_reconciled, told().failures.len()), (true, false, 1));
 
-    // A problem of one device alone is reported, and holds up nothing else.
+    // A problem of a single device is reported, and delays nothing else.
     world.links.is_broken = false;
     run_for(&mut world, Duration::from_millis(1)).await.unwrap();
     let report = told();
@@ -535,7 +536,7 @@ async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
         (true, 1, 1, 0)
     );
 
-    // A reached state stays reached; a round that cannot read the devices leaves the report unchanged.
+    // The loop stays reconciled once it was; a round that cannot read the devices leaves the report unchanged.
     add_pod(&mut world, 3);
     world.dataplane.failures = vec![Op::Attach(device(13), Program::TapIngress); 2].into();
     world.links.is_broken = true;
@@ -549,7 +550,7 @@ async fn a_report_tells_what_stands_and_that_everything_was_done_once() {
     assert_eq!((told().is_reconciled, told().wanted, told().attached), (true, 2, 1));
 }
 
-/// Between a look and an op, a pod can end. That is no failure.
+/// A pod can end between a look and an op. That is no failure.
 #[tokio::test(start_paused = true)]
 async fn a_device_that_goes_meanwhile_is_told_only_if_it_is_there_still() {
     let attach = Op::Attach(device(11), Program::TapIngress);
@@ -617,7 +618,7 @@ fn captured(capture: Capture) -> Arc<Readers> {
     Arc::new(Readers { captures: vec![capture], ..Readers::default() })
 }
 
-/// A program that asks for what cannot be does not end the agent, not even at its start.
+/// A program that requests an impossible capture does not end the agent, even at its start.
 #[tokio::test(start_paused = true)]
 async fn a_capture_that_cannot_be_is_no_reason_to_end() {
     let captures = watch::Sender::new(captured(capture(&["nosuch0", "mirror0"])));
@@ -631,7 +632,7 @@ async fn a_capture_that_cannot_be_is_no_reason_to_end() {
     assert!(report.is_reconciled && report.rings == [RingId(4)].into());
 }
 
-/// A program asks for a capture of a pod and ends again. The pod's mirror is as before.
+/// A program captures from a pod and ends. The pod's mirror is the same afterwards.
 #[tokio::test(start_paused = true)]
 async fn a_capture_comes_and_goes() {
     let captures = watch::Sender::new(Arc::<Readers>::default());
@@ -652,8 +653,8 @@ async fn a_capture_comes_and_goes() {
     assert_eq!(world.dataplane.actual, before);
 }
 
-/// A mirror copies to a stream. A program reads the stream, dies, and another one takes its place. That nobody reads is
-/// no failure, and no other op is needed than one for the target.
+/// A mirror copies to a stream. A program reads the stream, dies, and another one replaces it. A stream without a
+/// reader is no failure, and each change needs only one op, for the target.
 #[tokio::test(start_paused = true)]
 async fn a_stream_is_up_while_a_program_reads_it() {
     let reading = watch::Sender::new(Arc::<Readers>::default());
@@ -684,7 +685,7 @@ async fn a_stream_is_up_while_a_program_reads_it() {
     }
 }
 
-/// The program that reads learns why it gets nothing.
+/// The program that reads gets the reason why it receives nothing.
 #[tokio::test(start_paused = true)]
 async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
     let streams = [(live(), RingId(4))].into();
@@ -705,7 +706,7 @@ async fn a_ring_that_cannot_be_written_is_told_with_its_reason() {
     assert!(report.unwritten.is_empty() && report.failures.is_empty(), "{report:?}");
 }
 
-/// The taps of an earlier agent copy on while there is no list of pods, so a program can read their target.
+/// The taps of an earlier agent continue to copy while there is no list of pods, so a program can read their target.
 #[tokio::test(start_paused = true)]
 async fn a_stream_is_read_before_there_is_a_list_of_pods() {
     let streams = [(live(), RingId(4))].into();
@@ -717,7 +718,7 @@ async fn a_stream_is_read_before_there_is_a_list_of_pods() {
     assert_eq!(world.report.borrow().rings, [RingId(4)].into());
 }
 
-/// What a killed agent has left is taken away before there is a list of pods.
+/// The ring of a killed agent is removed before there is a list of pods.
 #[tokio::test(start_paused = true)]
 async fn a_ring_of_an_earlier_agent_gets_no_more_copies() {
     let mut world = world();
@@ -727,8 +728,8 @@ async fn a_ring_of_an_earlier_agent_gets_no_more_copies() {
     assert_eq!(world.dataplane.actual.targets[&live()], Target::Stream(None));
 }
 
-/// A new agent has other defaults. What its author has not written does not begin a mirror again; a change of the author's
-/// words does.
+/// A new agent has other defaults. A change of settings that the author has not written does not restart a mirror; a
+/// change of the author's own settings does.
 #[tokio::test(start_paused = true)]
 async fn other_defaults_of_the_node_begin_no_ended_mirror_again() {
     let second = Duration::from_secs(1);
@@ -764,7 +765,7 @@ async fn other_defaults_of_the_node_begin_no_ended_mirror_again() {
     }
 }
 
-/// The write of a changed limit fails. The kernel has the former one then, and the next round sees that.
+/// The write of a changed limit fails. Then the kernel has the old one, and the next round notices.
 #[tokio::test(start_paused = true)]
 async fn a_limit_that_was_not_written_is_written_by_the_next_round() {
     let mut world = world();
@@ -796,7 +797,7 @@ async fn a_limit_that_was_not_written_is_written_by_the_next_round() {
     }
 }
 
-/// The same of the limits that all sessions share.
+/// The same for the limits that all sessions share.
 #[tokio::test(start_paused = true)]
 async fn a_limit_of_the_node_that_was_not_written_is_written_by_the_next_round() {
     let mut world = world();

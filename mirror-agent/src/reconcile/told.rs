@@ -1,6 +1,6 @@
 //! The log of the loop: each change is logged once, when it happens.
 //!
-//! Logs, and decides nothing. The loop calls it.
+//! This module only logs. The loop calls it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub(super) struct Told {
     failures: BTreeSet<String>,
     targets: BTreeMap<TargetName, DeviceTarget>,
     refused_targets: BTreeMap<TargetName, String>,
-    /// The collectors and tunnels, and why nothing can be copied there.
+    /// The collectors and tunnels, with the reason if nothing can be copied there.
     reached: BTreeMap<TargetName, (Option<IfIndex>, Option<String>)>,
     fixed_offloads: BTreeMap<String, BTreeSet<String>>,
     /// The mirror interfaces on which copies can overtake each other.
@@ -110,7 +110,7 @@ impl Told {
         self.targets.insert(name.clone(), target.clone());
     }
 
-    /// A pod or a tunnel: what it takes, or why it takes nothing.
+    /// Logs the state of a collector or a tunnel: the copies that it accepts, or the reason why it accepts none.
     pub(super) fn reached(
         &mut self,
         name: &TargetName,
@@ -162,7 +162,7 @@ impl Told {
     }
 }
 
-/// Logs an op that changed something visible to users.
+/// Logs an op with an effect that users can see.
 pub(super) fn tell_op(op: &Op, desired: &Desired, actual: &Actual) {
     let owner = |device| Some(&actual.taps.get(device)?.tap.as_ref()?.owner);
     match op {

@@ -1,7 +1,7 @@
-//! [`Chains`]: which programs stand in the TCX and netkit chains of the node's hooks.
+//! [`Chains`]: polls the TCX and netkit chains of the node's hooks.
 //!
-//! The kernel announces no change of a chain. So the agent reads the ids of the programs again and again: each second,
-//! or less often where that takes more than a hundredth of the time. A round judges a changed chain.
+//! The kernel sends no event when a chain changes. So the agent reads the ids of the programs once a second, or less
+//! often if that would take more than 1 % of the time. A round evaluates a changed chain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,48 +13,49 @@ use tokio::time::Instant;
 use super::{rest, tcx};
 use crate::model::{IfIndex, Program};
 
-/// The chains, as they were seen last.
+/// The chains, as last read.
 #[derive(Default)]
 pub(super) struct Chains {
     /// The ids of the programs at each hook.
     seen: BTreeMap<(IfIndex, Program), Vec<u32>>,
-    /// When they were read, and how long that took.
+    /// The time and the duration of the last read.
     last: Option<(Instant, Duration)>,
 }
 
 impl Chains {
-    /// Reads the chains of these hooks, and no others from now on.
+    /// Reads the chains of these hooks. Later polls read these hooks only.
     pub(super) fn follow(&mut self, hooks: &BTreeSet<(IfIndex, Program)>) {
         let began = Instant::now();
         self.seen = hooks.iter().map(|hook| (*hook, ids(*hook))).collect();
         self.last = Some((began, began.elapsed()));
     }
 
-    /// When the chains are to be read again; `None`: there are none.
+    /// The time of the next poll; `None` if there is no chain to poll.
     pub(super) fn due(&self) -> Option<Instant> {
         let (at, took) = self.last.filter(|_| !self.seen.is_empty())?;
         Some(at + rest(took))
     }
 
-    /// Reads the chains again. Returns whether one has changed.
+    /// Polls the chains. Returns whether one has changed.
     pub(super) fn look(&mut self) -> bool {
         let before = self.seen.clone();
         self.follow(&before.keys().copied().collect());
         self.seen != before
     }
 
-    /// Notes that the agent has attached, or tried to attach, a program at a hook. No round need follow that sees it.
+    /// Records that the agent has attached a program at a hook, or tried to. This change needs no further round.
     pub(super) fn touched(&mut self, hook: (IfIndex, Program)) {
         self.seen.insert(hook, ids(hook));
     }
 
-    /// Notes that nothing of ours is to be at a hook any more.
+    /// Records that podmirror has no program at a hook any more.
     pub(super) fn left(&mut self, hook: (IfIndex, Program)) {
         self.seen.remove(&hook);
     }
 }
 
-/// A chain that cannot be read counts as empty here. A round finds the error.
+/// Returns the ids of the programs at a hook. A chain that cannot be read counts as empty here; a round finds the
+/// error.
 fn ids((ifindex, which): (IfIndex, Program)) -> Vec<u32> {
     tcx::ids(ifindex, which).unwrap_or_default()
 }
@@ -63,10 +64,10 @@ fn ids((ifindex, which): (IfIndex, Program)) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// The chain of a hook that is new is read again, although no round comes after the one that has attached there.
+    /// The chain of a new hook is polled, even if no round follows the one that has attached there.
     #[test]
     fn a_hook_is_followed_from_its_attachment_to_its_end() {
-        // The loopback device, of which nobody changes the chain.
+        // Nothing else changes the chain of the loopback device.
         let hook = (IfIndex(1), Program::TapIngress);
         let mut chains = Chains::default();
         assert!(chains.due().is_none());

@@ -1,7 +1,7 @@
-//! Filters of the clsact qdisc: put under our handle at the lowest free priority, replaced under it, removed.
+//! Filters of the clsact qdisc: adds, replaces and removes podmirror's filters.
 //!
-//! The kernel replaces a filter in one step: each packet passes either the old program or the new one. `filters` lists
-//! the existing filters.
+//! A filter is added with podmirror's handle at the lowest free priority. The kernel replaces a filter in one step:
+//! each packet passes either the old program or the new one. `filters` lists the existing filters.
 
 use std::{io, ops::RangeInclusive};
 
@@ -14,11 +14,11 @@ use aya::programs::{
 use super::{HANDLE, attach_type, filters::Filter};
 use crate::model::{IfIndex, Program};
 
-/// Priorities that are tried in turn. The next is tried where a filter of another kind or protocol has the priority.
+/// The priorities to try, in order. A filter of another kind or protocol can occupy one.
 const PRIORITIES: RangeInclusive<u16> = 1..=8;
 
-/// Puts `program` at a hook: in the place of the first of these filters of ours, else at a free priority. The other
-/// filters of ours are removed. The device must have the qdisc.
+/// Attaches `program` at a hook: replaces the first of podmirror's `filters`, or uses a free priority if there is none.
+/// Removes podmirror's other filters. The device must have the qdisc.
 pub(super) fn attach(
     program: &mut SchedClassifier,
     filters: &[Filter],
@@ -29,7 +29,7 @@ pub(super) fn attach(
         let link = link(filter, ifindex, which)?;
         let attached =
             program.attach_to_link(link).context("cannot put the new program in the old one's place")?;
-        // aya detaches a filter when its link is dropped; ours outlives the agent.
+        // aya detaches a filter when its link is dropped. podmirror's filter has to outlive the agent.
         std::mem::forget(program.take_link(attached)?);
         return remove(extra, ifindex, which);
     }
@@ -54,7 +54,7 @@ pub(super) fn attach(
         .context("cannot add a clsact filter at any of our priorities")
 }
 
-/// Adds the clsact qdisc where the device has neither it nor an ingress qdisc.
+/// Adds the clsact qdisc, unless the device has it or an ingress qdisc.
 pub(super) fn add_qdisc(ifindex: IfIndex) -> anyhow::Result<()> {
     match tc::qdisc_add_clsact(ifindex.0) {
         Ok(()) => Ok(()),
@@ -63,11 +63,11 @@ pub(super) fn add_qdisc(ifindex: IfIndex) -> anyhow::Result<()> {
     }
 }
 
-/// Removes filters of ours.
+/// Removes podmirror's filters.
 pub(super) fn remove(filters: &[Filter], ifindex: IfIndex, which: Program) -> anyhow::Result<()> {
     for filter in filters {
         let removed = match link(filter, ifindex, which)?.detach() {
-            // It has gone by itself, or with its device.
+            // It was removed already, alone or with its device.
             Err(error) if matches!(os_error(&error), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
             removed => removed,
         };
@@ -81,7 +81,7 @@ fn link(filter: &Filter, ifindex: IfIndex, which: Program) -> anyhow::Result<Sch
     Ok(SchedClassifierLink::attached(ifindex.0, parent, filter.priority, HANDLE, None)?)
 }
 
-/// The number of the operating system's error behind another.
+/// The error number of the I/O error in the chain of causes.
 fn os_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut cause = Some(error);
     while let Some(error) = cause {

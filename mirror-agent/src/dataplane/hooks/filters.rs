@@ -1,7 +1,7 @@
 //! The filters at a device's clsact or ingress qdisc, read by netlink: aya attaches and detaches filters, but cannot
 //! list them.
 //!
-//! This module finds our filters, and the filters that others have put ahead of them. Changes nothing.
+//! Finds podmirror's filters, and the filters of other software ahead of them. Changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,58 +20,57 @@ use tokio::task::JoinHandle;
 use super::HANDLE;
 use crate::model::{IfIndex, Program};
 
-/// A filter of ours.
+/// A filter of podmirror.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Filter {
-    /// Its priority.
     pub(super) priority: u16,
-    /// Id of its program.
+    /// The id of its program.
     pub(super) program: u32,
 }
 
 /// The filters at one hook.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct AtHook {
-    /// Ours, in the order in which they run.
+    /// podmirror's filters, in the order in which they run.
     pub(super) ours: Vec<Filter>,
-    /// Filters of others ahead of our first filter; empty where there is no filter of ours.
+    /// Filters of other software ahead of podmirror's first filter; empty if podmirror has none here.
     pub(super) ahead: Vec<Ahead>,
 }
 
 /// The filters of a network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct AllFilters {
-    /// By hook; only hooks with a filter of ours.
+    /// The hooks with a filter of podmirror.
     pub(super) hooks: BTreeMap<(IfIndex, Program), AtHook>,
-    /// Devices with an ingress qdisc, which have no hook for what they send.
+    /// Devices with an ingress qdisc, which have no egress hook.
     pub(super) ingress_only: BTreeSet<IfIndex>,
-    /// Devices whose filters could not be read, and why.
+    /// Devices whose filters could not be read, and the error.
     pub(super) unread: BTreeMap<IfIndex, String>,
 }
 
-/// The filters of a hook, and the qdiscs of a namespace, that are read inside a pod: root there can make any number of them.
-/// Ours are among the first filters, unless the pod has put so many ahead of them.
+/// The largest number of filters of a hook, and of qdiscs of a namespace, that are read inside a pod: root there can
+/// create any number. podmirror's filters are among the first, unless the pod has put this many ahead of them.
 const MOST_INSIDE: usize = 1000;
 
-/// The qdiscs for filters.
+/// The qdiscs that have tc hooks.
 const CLSACT: &str = "clsact";
 const INGRESS: &str = "ingress";
-/// The qdiscs in which no packet waits; `noop` is that of a device that is down.
+/// The qdiscs that queue no packets; a device that is down has `noop`.
 const NO_QUEUES: [&str; 4] = [CLSACT, INGRESS, "noqueue", "noop"];
 
-/// A connection to rtnetlink.
+/// A connection to rtnetlink that reads filters.
 pub(super) struct Filters {
     handle: Handle,
     task: JoinHandle<()>,
-    /// How many filters of a hook, and qdiscs, are read.
+    /// The largest number of filters of a hook, and of qdiscs, to read.
     most: usize,
 }
 
-/// What was read of a list.
+/// The part of a list that was read.
 #[derive(Default)]
 struct Read {
     messages: Vec<TcMessage>,
-    /// There is more.
+    /// The list is longer.
     is_cut: bool,
 }
 
@@ -88,17 +87,17 @@ impl Filters {
         Ok(Self { handle, task: tokio::spawn(connection), most: usize::MAX })
     }
 
-    /// Over a connection in a pod's namespace. It ends with this value, so it does not keep the namespace alive.
+    /// Uses a connection in a pod's namespace. It ends with this value, so that it does not keep the namespace alive.
     pub(super) fn inside(connection: impl Future<Output = ()> + Send + 'static, handle: Handle) -> Self {
         Self { handle, task: tokio::spawn(connection), most: MOST_INSIDE }
     }
 
-    /// The filters at the hook of one of our programs.
+    /// Returns the filters at the hook of one of podmirror's programs.
     pub(super) async fn of(&self, ifindex: IfIndex, program: Program) -> anyhow::Result<AtHook> {
         Ok(at_hook(&self.at(ifindex, program.hook()).await?.messages, program))
     }
 
-    /// The filters and the queue of others that packets pass which a device sends.
+    /// Returns the filters and queues of other software that packets from a device pass.
     pub(super) async fn of_others(&self, ifindex: IfIndex) -> anyhow::Result<Vec<Ahead>> {
         let filters = self.at(ifindex, Hook::Egress).await?.messages;
         let qdiscs = self.all_qdiscs().await?;
@@ -107,7 +106,7 @@ impl Filters {
         Ok(filters.iter().filter_map(of_others).chain(queues).collect())
     }
 
-    /// Our filters at the hook of one of our programs, wherever they stand among however many others.
+    /// Returns podmirror's filters at the hook of one of its programs. Reads the whole list, however long it is.
     pub(super) async fn ours(&self, ifindex: IfIndex, program: Program) -> anyhow::Result<Vec<Filter>> {
         let mut found = Vec::new();
         let listed = self.list(ifindex, program.hook())?.try_for_each(|message| {
@@ -118,13 +117,12 @@ impl Filters {
         Ok(found)
     }
 
-    /// The filters at all hooks of the namespace. A device whose filters cannot be read does not hide those of other
-    /// devices.
+    /// Returns the filters at all hooks of the namespace. A device that cannot be read does not fail the others.
     pub(super) async fn all(&self) -> anyhow::Result<AllFilters> {
         self.read(self.qdiscs().await?).await
     }
 
-    /// The filters at the hooks of these devices.
+    /// Returns the filters at the hooks of these devices.
     pub(super) async fn of_devices(&self, devices: &BTreeSet<IfIndex>) -> anyhow::Result<AllFilters> {
         let mut qdiscs = self.qdiscs().await?;
         qdiscs.retain(|ifindex, _| devices.contains(ifindex));
@@ -166,7 +164,7 @@ impl Filters {
         Ok(all)
     }
 
-    /// The names of the programs of all filters of a device.
+    /// Returns the names of the programs of all filters of a device.
     pub(super) async fn names(&self, ifindex: IfIndex) -> anyhow::Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         for hook in Hook::ALL {
@@ -179,7 +177,7 @@ impl Filters {
         Ok(names)
     }
 
-    /// The filters at one hook, in the order in which they run.
+    /// Returns the filters at one hook, in the order in which they run.
     async fn at(&self, ifindex: IfIndex, hook: Hook) -> anyhow::Result<Read> {
         is_there(self.first(self.list(ifindex, hook)?).await, ifindex)
     }
@@ -198,7 +196,7 @@ impl Filters {
         Ok(request.execute())
     }
 
-    /// The first messages of a list, as many as may be read.
+    /// Returns the first `most` messages of a list.
     async fn first(
         &self,
         list: impl Stream<Item = Result<TcMessage, rtnetlink::Error>>,
@@ -214,12 +212,12 @@ impl Filters {
         Ok(Read { messages, is_cut: false })
     }
 
-    /// Whether the device has an ingress qdisc, and with it no hook for what it sends.
+    /// Whether the device has an ingress qdisc, and so no egress hook.
     pub(super) async fn is_ingress_only(&self, ifindex: IfIndex) -> anyhow::Result<bool> {
         Ok(self.qdiscs().await?.get(&ifindex) == Some(&false))
     }
 
-    /// The devices with a qdisc for filters at our hooks, and whether it is clsact: else it is ingress.
+    /// Returns the devices with a clsact (`true`) or ingress (`false`) qdisc.
     async fn qdiscs(&self) -> anyhow::Result<BTreeMap<IfIndex, bool>> {
         let of_filters = |(ifindex, kind): (IfIndex, String)| match &*kind {
             CLSACT => Some((ifindex, true)),
@@ -229,7 +227,7 @@ impl Filters {
         Ok(self.all_qdiscs().await?.into_iter().filter_map(of_filters).collect())
     }
 
-    /// The qdiscs of all devices, by kind.
+    /// Returns the kinds of all qdiscs, with their devices.
     async fn all_qdiscs(&self) -> anyhow::Result<Vec<(IfIndex, String)>> {
         let qdiscs = self.first(self.handle.qdisc().get().execute()).await;
         let Read { messages, is_cut } = qdiscs.context("cannot list the qdiscs")?;
@@ -243,7 +241,7 @@ impl Filters {
     }
 }
 
-/// Without such a device, or without a qdisc there, there are no filters.
+/// Treats a missing device or qdisc as an empty list.
 fn is_there<T: Default>(listed: Result<T, rtnetlink::Error>, ifindex: IfIndex) -> anyhow::Result<T> {
     match listed {
         Err(rtnetlink::Error::NetlinkError(error))
@@ -255,8 +253,8 @@ fn is_there<T: Default>(listed: Result<T, rtnetlink::Error>, ifindex: IfIndex) -
     }
 }
 
-/// The filters in this list that matter to the program at their hook. The kernel lists them in the order in which they
-/// run.
+/// Returns the filters in this list that matter to the program at their hook. The kernel lists filters in the order in
+/// which they run.
 pub(super) fn at_hook(messages: &[TcMessage], program: Program) -> AtHook {
     let mut at_hook = AtHook::default();
     let mut ahead = Vec::new();
@@ -274,7 +272,7 @@ pub(super) fn at_hook(messages: &[TcMessage], program: Program) -> AtHook {
     at_hook
 }
 
-/// A filter of the program: a direct-action program of its name, under our handle.
+/// Returns the filter if it is podmirror's: a direct-action program of this name with podmirror's handle.
 fn ours(message: &TcMessage, program: Program) -> Option<Filter> {
     if u32::from(message.header.handle) != u32::from(HANDLE) {
         return None;
@@ -295,15 +293,15 @@ const ALL_PROTOCOLS: u16 = 3;
 /// `TCA_CLS_FLAGS_SKIP_SW`: a filter that runs in the device's hardware only.
 const SKIP_SW: u32 = 2;
 
-/// A filter of other software that packets pass.
+/// Returns the filter of other software that packets pass.
 fn of_others(message: &TcMessage) -> Option<Ahead> {
     let handle = u32::from(message.header.handle);
     let chain = message.attributes.iter().find_map(|attribute| match attribute {
         TcAttribute::Chain(chain) => Some(*chain),
         _ => None,
     });
-    // The head of a list of filters is left out, and so are filters of other chains: packets reach these only from a
-    // filter of this chain.
+    // Skips the head of a list of filters, and filters of other chains: packets reach these only from a filter of this
+    // chain.
     if handle == 0 || chain.is_some_and(|chain| chain != 0) {
         return None;
     }
@@ -314,7 +312,7 @@ fn of_others(message: &TcMessage) -> Option<Ahead> {
     let mut name = String::new();
     for option in options(message) {
         match option {
-            // A table of u32 filters, which are listed by themselves.
+            // A table of u32 filters. The filters in it are listed separately.
             TcOption::U32(TcFilterU32Option::Divisor(_)) => return None,
             TcOption::U32(TcFilterU32Option::Selector(selector)) => {
                 all = selector.keys.iter().all(|key| key.mask == 0);
@@ -342,7 +340,7 @@ fn of_others(message: &TcMessage) -> Option<Ahead> {
     })
 }
 
-/// Whether the last of a filter's actions is `continue` (`TC_ACT_UNSPEC` of a gact action): then the next filter runs.
+/// Whether the last action of a filter is `continue` (`TC_ACT_UNSPEC` of a gact action): then the next filter runs.
 fn continues(actions: &[TcAction]) -> bool {
     const PARAMETERS: u16 = 2;
     const UNSPEC: i32 = -1;

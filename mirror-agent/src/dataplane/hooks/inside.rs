@@ -1,10 +1,9 @@
-//! [`Inside`]: what is at the hooks inside pods.
+//! [`Inside`]: polls the hooks inside pods.
 //!
-//! The kernel lists the filters and the TCX chain of a device in the network namespace of the device only, so a look
-//! takes a thread that enters the pod. And it announces no change of a chain, and a change of a filter only to those
-//! that may listen in the pod. So the agent looks again and again: each second, or less often where the looks take more
-//! than a hundredth of the time. A look is at one pod, so that events do not wait for the looks at all of them. A round
-//! uses what was seen last.
+//! The kernel lists the filters and the TCX chain of a device only in the device's network namespace, so a thread has
+//! to enter the pod. It sends no event when a chain changes, and it announces a changed filter only to listeners in the
+//! pod. So the agent polls: once a second, or less often if that would take more than 1 % of the time. One poll reads
+//! one pod, so that events do not wait until all pods are read. A round uses the last view of each pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,49 +26,50 @@ use crate::{
     netns::{Namespaces, Netns},
 };
 
-/// The hook of an exit that the copies pass.
+/// The hook of a relay device (`exit`) that the copies pass.
 const EXIT: (IfIndex, Program) = (exit::IFINDEX, Program::TapEgress);
-/// The longest look at one pod: root there can keep the kernel busy.
+/// The time limit for the view of one pod: root there can keep the kernel busy.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest search for our filters among all filters of a hook. Only to remove them, it goes through the whole list.
+/// The time limit of a search for podmirror's filters among all filters of a hook. Only their removal reads the whole
+/// list.
 const SEARCH: Duration = Duration::from_secs(10);
 
 /// The hooks inside one pod, at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct View {
-    /// The filters at the devices of our hooks.
+    /// The filters at the devices of podmirror's hooks.
     pub(super) filters: AllFilters,
-    /// The TCX chains of our hooks.
+    /// The TCX chains of podmirror's hooks.
     pub(super) chains: BTreeMap<(IfIndex, Program), Vec<InChain>>,
-    /// What the pod has put where copies leave by its exit. Nothing of ours is there.
+    /// Programs, filters and queues that the pod has put where copies leave by its relay device. podmirror has none
+    /// there.
     pub(super) at_exit: Vec<Ahead>,
 }
 
-/// A view, or why there is none.
+/// A view, or the reason why there is none.
 pub(super) type Seen = Result<View, String>;
 
-/// The hooks inside pods where something of ours may be.
+/// The hooks inside pods where podmirror may have a program.
 #[derive(Default)]
 pub(super) struct Inside {
     pods: BTreeMap<NetnsId, Pod>,
 }
 
-/// One pod.
 struct Pod {
     hooks: BTreeSet<(IfIndex, Program)>,
-    /// Where its namespace was.
+    /// The last known path of its namespace.
     hint: Option<PathBuf>,
-    /// The last look; `None`: nothing was seen since our own programs have changed there.
+    /// The last view; `None` if podmirror's programs there have changed since.
     seen: Option<Seen>,
     at: Instant,
     took: Duration,
 }
 
-/// The hooks inside pods by namespace, and where each namespace may be.
+/// The hooks inside pods by namespace, with a path where each namespace may be.
 pub(super) type Places = BTreeMap<NetnsId, (BTreeSet<(IfIndex, Program)>, Option<PathBuf>)>;
 
 impl Inside {
-    /// What is at these hooks. A view that is not too old is not taken again.
+    /// Returns a view of these hooks. Uses the last view of a pod if it is recent enough.
     pub(super) async fn see(&mut self, namespaces: &Namespaces, places: Places) -> BTreeMap<NetnsId, Seen> {
         let rest = self.rest();
         self.pods.retain(|netns, _| places.contains_key(netns));
@@ -91,12 +91,12 @@ impl Inside {
         all
     }
 
-    /// When the next pod is to be looked at; `None`: nothing of ours is inside pods.
+    /// The time of the next poll; `None` if podmirror has no programs inside pods.
     pub(super) fn due(&self) -> Option<Instant> {
         self.pods.values().map(|pod| pod.at).min().map(|at| at + self.rest())
     }
 
-    /// Looks at the pod again that was looked at first. Returns whether something has changed.
+    /// Polls the pod whose view is the oldest. Returns whether something has changed.
     pub(super) async fn look(&mut self, namespaces: &Namespaces) -> bool {
         let Some((netns, pod)) = self.pods.iter_mut().min_by_key(|(_, pod)| pod.at) else { return false };
         let now = Pod::look(namespaces, *netns, pod.hooks.clone(), pod.hint.clone()).await;
@@ -105,12 +105,12 @@ impl Inside {
         has_changed
     }
 
-    /// What was seen in this namespace does not count any more: another pod may have its number now.
+    /// Discards the view of this namespace: another pod's namespace may have its inode now.
     pub(super) fn doubt(&mut self, netns: NetnsId) {
         self.pods.entry(netns).and_modify(|pod| pod.seen = None);
     }
 
-    /// Notes that nothing of ours is to be at a hook any more.
+    /// Records that podmirror has no program at a hook any more.
     pub(super) fn left(&mut self, device: Device, which: Program) {
         let Some(pod) = self.pods.get_mut(&device.netns) else { return };
         pod.hooks.remove(&(device.ifindex, which));
@@ -120,7 +120,7 @@ impl Inside {
         }
     }
 
-    /// Notes that the agent has attached, or tried to attach, a program at a hook.
+    /// Records that the agent has attached a program at a hook, or tried to.
     pub(super) fn touched(&mut self, device: Device, which: Program) {
         let unseen =
             Pod { hooks: BTreeSet::new(), hint: None, seen: None, at: Instant::now(), took: Duration::ZERO };
@@ -151,7 +151,7 @@ impl Pod {
     }
 }
 
-/// What is at these hooks of a namespace.
+/// Reads these hooks of a namespace, within [`PATIENCE`].
 pub(super) async fn view(netns: &Netns, hooks: &BTreeSet<(IfIndex, Program)>) -> anyhow::Result<View> {
     let wanted = hooks.clone();
     let open = move || {
@@ -171,7 +171,7 @@ pub(super) async fn view(netns: &Netns, hooks: &BTreeSet<(IfIndex, Program)>) ->
     timeout(PATIENCE, look).await.context("it takes too long to read the filters inside the pod")?
 }
 
-/// Our filters at a hook of a namespace, among however many others.
+/// Returns podmirror's filters at a hook of a namespace, within [`SEARCH`], however many filters there are.
 pub(super) async fn ours(netns: &Netns, ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<Filter>> {
     let search = async {
         let (connection, handle, _) = netns.inside(rtnetlink::new_connection).await?;

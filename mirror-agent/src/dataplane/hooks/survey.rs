@@ -1,6 +1,6 @@
-//! [`Survey`]: the state of all hooks at one moment, and [`Attached`]: that of one.
+//! [`Survey`]: the state of all hooks at one moment, and [`Attached`]: that of one hook.
 //!
-//! Judges what was read, and reads the TCX chains of the node's devices. Changes nothing. `Hooks` fills it; `bpf` asks it.
+//! Evaluates what `Hooks` has read, and reads the TCX chains of the node's devices. Changes nothing. `bpf` uses it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,31 +19,29 @@ use super::{
 };
 use crate::model::{Device, Hidden, HookState, IfIndex, NetnsId, Program};
 
-/// Our programs at one hook, and the programs and filters of others ahead of them.
+/// podmirror's programs at one hook, and the programs and filters of other software ahead of them.
 #[derive(Debug, Clone, Default)]
 pub struct Attached {
-    /// The pin of the link for it.
+    /// The pin of podmirror's link.
     pub(super) pin: Option<PathBuf>,
-    /// The TCX chain, where something of ours may be.
+    /// The TCX chain; empty if podmirror can have no program in it.
     pub(super) chain: Vec<InChain>,
-    /// The filters.
     pub(super) filters: AtHook,
-    /// A clsact filter cannot be put here: the device has an ingress qdisc, and this is its egress.
+    /// A clsact filter cannot be attached here: the device has an ingress qdisc, and this is its egress.
     pub(super) lacks_hook: bool,
-    /// Something of ours should be there, and does not run: other software has detached it, or its device is in another
-    /// namespace now. Links are judged so for the second stage only: an entry of a target says that it cuts, also while no
-    /// agent runs.
+    /// podmirror's program should be attached and is not: other software has detached it, or its device is in another
+    /// namespace now. A link on the node is judged so for the second stage only, because the entry of a target says
+    /// that it cuts, also while no agent runs.
     pub(super) is_dead: bool,
-    /// It is inside a pod, and its filter has left no trace.
+    /// The hook is inside a pod, and its filter has no attachment marker.
     pub(super) is_untraced: bool,
-    /// What the pod has put at its exit.
+    /// Programs, filters and queues that the pod has put at its relay device.
     pub(super) at_exit: Vec<Ahead>,
 }
 
 impl Attached {
-    /// The state for an agent whose program has the id `current`, if it is loaded, and that attaches by `method`. The
-    /// hook is `Current` only if it has exactly one link or filter of ours, which runs that program and is attached by that
-    /// method.
+    /// The state for an agent that attaches by `method` and whose loaded program has the id `current`. The hook is
+    /// `Current` only if it has exactly one link or filter of podmirror, attached by that method, with that program.
     pub(super) fn state(&self, method: Method, current: Option<u32>) -> HookState {
         let Self { pin, chain, filters, is_dead, is_untraced, .. } = self;
         let runs = |id| chain.iter().any(|program| program.id == id);
@@ -58,8 +56,8 @@ impl Attached {
         }
     }
 
-    /// The reason why packets are hidden from the program with the id `current`. `None` for a hook whose state is not
-    /// `Current`.
+    /// The reason why packets are hidden from the program with the id `current`; `None` if the state of the hook is not
+    /// `Current`. A missing hook is reported in any state.
     pub fn hidden(&self, method: Method, current: Option<u32>) -> Option<Hidden> {
         let mut picture = Picture { lacks_hook: self.lacks_hook, ahead: Vec::new() };
         let is_current = self.state(method, current) == HookState::Current;
@@ -71,7 +69,7 @@ impl Attached {
         blindness(&picture).or_else(|| at_exit(&self.at_exit).filter(|_| is_current))
     }
 
-    /// The method by which a program of ours (one of `ours`, by id) runs there.
+    /// The method by which one of podmirror's programs (the ids `ours`) runs there.
     pub fn method(&self, ours: &BTreeSet<u32>) -> Option<Method> {
         if self.pin.is_some() && self.chain.iter().any(|program| ours.contains(&program.id)) {
             Some(Method::Tcx)
@@ -87,29 +85,29 @@ impl Attached {
 #[derive(Default)]
 pub struct Survey {
     pub(super) pins: BTreeMap<(Device, Program), PathBuf>,
-    /// Those of the node.
+    /// The filters of the node.
     pub(super) filters: AllFilters,
-    /// The hooks inside pods that have a trace of a filter.
+    /// The hooks inside pods that have an attachment marker.
     pub(super) traces: BTreeSet<(Device, Program)>,
     pub(super) inside: BTreeMap<NetnsId, Seen>,
-    /// The hooks inside pods where this agent has tried to attach, and whether it has succeeded.
+    /// The hooks inside pods where this agent has tried to attach, and whether it succeeded.
     pub(super) attached: BTreeMap<(Device, Program), bool>,
 }
 
 impl Survey {
-    /// The hooks where something of ours may stand: a link is pinned for it, or a filter is there, or a trace of one.
+    /// The hooks where podmirror may have a program: those with a pinned link, a filter or an attachment marker.
     pub fn hooks(&self) -> BTreeSet<(Device, Program)> {
         let filters = self.filters.hooks.keys().map(|(ifindex, which)| (Device::on_node(*ifindex), *which));
         self.pins.keys().copied().chain(filters).chain(self.traces.iter().copied()).collect()
     }
 
-    /// Whether no filter of ours was found on the node, and every device could be read.
+    /// Whether no filter of podmirror was found on the node, and every device could be read.
     pub fn has_no_filters(&self) -> bool {
         self.filters.hooks.is_empty() && self.filters.unread.is_empty()
     }
 
-    /// The state of a hook, and the reason why packets are hidden there, for an agent whose program has the id
-    /// `current` and that attaches by `method`.
+    /// The state of a hook, and the reason why packets are hidden there, for an agent that attaches by `method` and
+    /// whose program has the id `current`.
     pub fn look(
         &self,
         device: Device,
@@ -119,9 +117,9 @@ impl Survey {
     ) -> (HookState, Option<Hidden>) {
         let Ok(attached) = self.at(device, which, method) else { return (HookState::Unknown, None) };
         let state = match (attached.state(method, current), self.attached.get(&(device, which))) {
-            // Something else has taken the place of what this agent has attached.
+            // Another filter has replaced the one that this agent has attached.
             (HookState::Stale, Some(true)) => HookState::Dead,
-            // The agent has left the trace, and could not attach the filter.
+            // The agent has created the marker, and could not attach the filter.
             (HookState::Dead, Some(false)) => HookState::Stale,
             (state, _) => state,
         };
@@ -137,11 +135,11 @@ impl Survey {
             _ if device.is_on_node() => None,
             Some(Ok(view)) => Some(view),
             Some(Err(error)) if has_trace => bail!("{error}"),
-            // Its links say whether they still run.
+            // Its links show whether they are still attached.
             Some(Err(_)) | None => return Ok(inside_by_link(pin, device)),
         };
         let filters = view.map_or(&self.filters, |view| &view.filters);
-        // A link runs ahead of all filters, so it does without knowing them.
+        // A link runs ahead of all filters, so its state does not depend on them.
         let needs_filters = view.is_none() || has_trace;
         if let Some(error) = filters.unread.get(&ifindex).filter(|_| needs_filters) {
             bail!("{error}");
@@ -160,8 +158,8 @@ impl Survey {
     }
 }
 
-/// Our program at a hook inside a pod, as its link says. A link whose device is gone, or is elsewhere now, runs nothing
-/// there.
+/// Returns podmirror's program at a hook inside a pod, judged by its link alone. A link whose device no longer exists,
+/// or is in another namespace now, runs nothing there.
 pub(super) fn inside_by_link(pin: Option<PathBuf>, device: Device) -> Attached {
     let carried = pin.as_deref().and_then(tcx::carried);
     let there = carried.into_iter().filter(|carried| carried.ifindex == device.ifindex.0);
@@ -169,7 +167,7 @@ pub(super) fn inside_by_link(pin: Option<PathBuf>, device: Device) -> Attached {
     Attached { pin, chain, ..Attached::default() }
 }
 
-/// Our programs at a hook inside a pod, as they were seen there.
+/// Returns podmirror's programs at a hook inside a pod, from a view of the pod.
 pub(super) fn seen_inside(
     pin: Option<PathBuf>,
     view: &View,
@@ -185,7 +183,7 @@ pub(super) fn seen_inside(
     Attached { pin, chain, filters, is_dead, is_untraced: !has_trace, at_exit, ..Attached::default() }
 }
 
-/// Completes the information from netlink and the pins: reads the TCX chain, where a program of ours may be in it.
+/// Adds the TCX chain to the data from netlink and the pins. Reads it only if podmirror can have a program in it.
 pub(super) fn on_node(
     pin: Option<PathBuf>,
     mut filters: AtHook,
@@ -201,8 +199,8 @@ pub(super) fn on_node(
     Ok(Attached { pin, chain, filters, is_dead, ..Attached::default() })
 }
 
-/// Leaves out our other program of the same hook. A collector's device can have both: the tap of the collector and the
-/// second stage of the target. Neither ends the way of a packet that the other has to see, so neither hides one.
+/// Removes podmirror's other program at the same hook from the lists. A collector's device can have both: the tap of
+/// the collector and the second stage of the target. Both let packets go on to the other, so neither hides one.
 pub(super) fn leave_out_siblings(which: Program, chain: &mut Vec<InChain>, filters: &mut AtHook) {
     let siblings = Program::ALL.into_iter().filter(|other| *other != which && other.hook() == which.hook());
     for sibling in siblings.map(Program::name) {

@@ -1,5 +1,4 @@
-//! Calls of bpf(2) that aya does not have: links of netkit, of links what aya does not show or do, and of a chain the ids
-//! alone.
+//! Calls of bpf(2) that aya lacks: netkit links, details and updates of links, and the ids of the programs in a chain.
 //!
 //! The structures are the parts of `union bpf_attr` that each call reads (linux/bpf.h).
 
@@ -15,21 +14,22 @@ use std::{
 
 use crate::model::IfIndex;
 
-/// The chain of what the peer of a netkit device sends (`BPF_NETKIT_PEER`, Linux 6.7).
+/// The chain for packets that the peer of a netkit device sends (`BPF_NETKIT_PEER`, Linux 6.7).
 pub(super) const NETKIT_PEER: u32 = 55;
 
-/// The chains of what a device receives and sends (`BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`, Linux 6.6).
+/// The chains for packets that a device receives and sends (`BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`, Linux 6.6).
 pub(super) const TCX_INGRESS: u32 = 46;
 pub(super) const TCX_EGRESS: u32 = 47;
 
-/// The most programs in a chain (`BPF_MPROG_MAX`).
+/// The largest number of programs in a chain (`BPF_MPROG_MAX`).
 const MOST: usize = 64;
 
-/// What a link carries, and where.
+/// The program of a link, and its device.
 pub(super) struct Carried {
-    /// Id of the program.
+    /// The id of the program.
     pub(super) program: u32,
-    /// Index of the device, in the namespace that it is in now; 0: it has gone, or other software has detached the link.
+    /// The index of the device, in its current namespace; 0 if the device no longer exists, or other software has
+    /// detached the link.
     pub(super) ifindex: u32,
 }
 
@@ -37,26 +37,26 @@ pub(super) struct Carried {
 ///
 /// # Safety
 ///
-/// `attributes` are those that the command reads, and each pointer in them leads to as much memory as they say.
+/// `attributes` are those that the command reads, and each pointer in them points to as much memory as they specify.
 unsafe fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
-    // SAFETY: the kernel reads and writes as many bytes of the attributes as the call says; the rest is the caller's.
+    // SAFETY: the kernel reads and writes `size_of::<T>()` bytes of the attributes; the caller guarantees the rest.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer as i32) }
 }
 
-/// As [`bpf`], for a command that answers with a new descriptor.
+/// Calls [`bpf`] with a command that returns a new descriptor.
 ///
 /// # Safety
 ///
-/// As for [`bpf`].
+/// The same as for [`bpf`].
 unsafe fn bpf_fd<T>(command: libc::c_int, attributes: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let fd = unsafe { bpf(command, attributes) }?;
-    // SAFETY: the descriptor is new, and owned by nothing else.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `BPF_OBJ_PIN` and `BPF_OBJ_GET`.
+/// The attributes of `BPF_OBJ_PIN` and `BPF_OBJ_GET`.
 #[repr(C)]
 struct Object {
     pathname: u64,
@@ -83,7 +83,7 @@ pub(super) fn pin(object: &OwnedFd, to: &Path) -> io::Result<()> {
     unsafe { bpf(BPF_OBJ_PIN, &mut pin) }.map(drop)
 }
 
-/// Reads what the kernel says of an object, into the beginning of its structure.
+/// Reads the beginning of the kernel's information about an object.
 fn info<T>(object: &OwnedFd, info: &mut T) -> io::Result<()> {
     const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
     #[repr(C)]
@@ -97,13 +97,13 @@ fn info<T>(object: &OwnedFd, info: &mut T) -> io::Result<()> {
         len: size_of::<T>() as u32,
         info: (&raw mut *info).expose_provenance() as u64,
     };
-    // SAFETY: the attributes of the command. The kernel writes as many bytes of `info` as they say, all of them numbers.
+    // SAFETY: the attributes of the command. The kernel writes at most `len` bytes to `info`, all of them numbers.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut get) }.map(drop)
 }
 
-/// What a link of TCX or netkit carries.
+/// Returns the program and the device of a TCX or netkit link.
 pub(super) fn carried(link: &OwnedFd) -> io::Result<Carried> {
-    /// The beginning of `struct bpf_link_info`, for a link of TCX or netkit.
+    /// The beginning of `struct bpf_link_info` for a TCX or netkit link.
     #[repr(C)]
     #[derive(Default)]
     struct Info {
@@ -119,7 +119,7 @@ pub(super) fn carried(link: &OwnedFd) -> io::Result<Carried> {
     Ok(Carried { program: found.program, ifindex: found.ifindex })
 }
 
-/// The name of a program; empty if it has none.
+/// Returns the name of a program; empty if it has none.
 pub(super) fn program_name(id: u32) -> io::Result<String> {
     const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
     #[repr(C)]
@@ -128,7 +128,7 @@ pub(super) fn program_name(id: u32) -> io::Result<String> {
         next_id: u32,
         open_flags: u32,
     }
-    /// The beginning of `struct bpf_prog_info`. Without room for instructions and maps, the kernel gives none.
+    /// The beginning of `struct bpf_prog_info`. The kernel copies no instructions and no maps without buffers for them.
     #[repr(C)]
     #[derive(Default)]
     struct Info {
@@ -143,7 +143,7 @@ pub(super) fn program_name(id: u32) -> io::Result<String> {
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
-/// The ids of the programs at a hook of a device, in the order in which they run.
+/// Returns the ids of the programs at a hook of a device, in the order in which they run.
 pub(super) fn query(ifindex: IfIndex, attach_type: u32) -> io::Result<Vec<u32>> {
     const BPF_PROG_QUERY: libc::c_int = 16;
     #[repr(C)]
@@ -174,10 +174,10 @@ pub(super) fn query(ifindex: IfIndex, attach_type: u32) -> io::Result<Vec<u32>> 
     Ok(ids.into_iter().take(query.count as usize).collect())
 }
 
-/// Attaches a program first at a hook of a device.
+/// Attaches a program at the first place of a hook of a device.
 pub(super) fn attach_first(program: impl AsFd, ifindex: IfIndex, attach_type: u32) -> io::Result<OwnedFd> {
     const BPF_LINK_CREATE: libc::c_int = 28;
-    /// Without a program to be before, this is the first place.
+    /// Without a reference program, this means the first place.
     const BPF_F_BEFORE: u32 = 1 << 3;
     #[repr(C)]
     struct Create {
@@ -202,11 +202,11 @@ pub(super) fn attach_first(program: impl AsFd, ifindex: IfIndex, attach_type: u3
     unsafe { bpf_fd(BPF_LINK_CREATE, &mut create) }
 }
 
-/// Puts a program in the place of that of a link.
+/// Replaces the program of a link.
 ///
 /// # Errors
 ///
-/// `ENOLINK`: the link's device has gone, or the link was detached.
+/// `ENOLINK`: the link's device no longer exists, or the link was detached.
 pub(super) fn update(link: &OwnedFd, program: impl AsFd) -> io::Result<()> {
     const BPF_LINK_UPDATE: libc::c_int = 29;
     #[repr(C)]
@@ -226,7 +226,7 @@ pub(super) fn update(link: &OwnedFd, program: impl AsFd) -> io::Result<()> {
     unsafe { bpf(BPF_LINK_UPDATE, &mut update) }.map(drop)
 }
 
-/// Detaches a link from its device, wherever that is (5.9 and newer).
+/// Detaches a link from its device, in whichever namespace that is (5.9 and newer).
 pub(super) fn detach(link: &OwnedFd) -> io::Result<()> {
     const BPF_LINK_DETACH: libc::c_int = 34;
     #[repr(C)]

@@ -1,11 +1,11 @@
-//! TCX links, and those of netkit: first in the chain, pinned, taken over in place, detached.
+//! TCX and netkit links: attaches them first in the chain, pins, updates and detaches them.
 //!
-//! What a pod sends by a netkit device passes the chain of that device (`BPF_NETKIT_PEER`) before it gets to the node's end,
-//! and a program of the CNI there may send it elsewhere. So the tap is first in that chain, which is attached to by the
-//! device at the node's end. All else is as with TCX.
+//! A packet that a pod sends by a netkit device passes the chain of that device (`BPF_NETKIT_PEER`) before it reaches
+//! the node side, and a CNI program in the chain may redirect it. So the tap is first in that chain, and is attached
+//! through the device on the node side. Otherwise netkit works like TCX.
 //!
-//! A link carries a program at a hook. The link of an earlier agent gets the new program in one step
-//! (`bpf_link_update`), so an upgrade neither misses a packet nor copies one twice.
+//! The link of an earlier agent gets the new program in one step (`bpf_link_update`), so an upgrade neither misses a
+//! packet nor copies one twice.
 
 use std::{fs, io, path::Path};
 
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::model::{IfIndex, Program};
 
-/// A program can go between the list of a chain and the look at it.
+/// The number of attempts to read a chain: a program can be unloaded between the list of ids and the read of its name.
 const LOOKS: usize = 4;
 
 /// A program in a chain.
@@ -39,7 +39,8 @@ impl From<InChain> for Ahead {
     }
 }
 
-/// The programs at a hook, in the order in which they run; none where the kernel has no TCX, or the device has gone.
+/// Returns the programs at a hook, in the order in which they run. The list is empty if the kernel has no TCX or the
+/// device no longer exists.
 pub(super) fn chain(ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<InChain>> {
     let mut looks = 0;
     loop {
@@ -55,7 +56,7 @@ pub(super) fn chain(ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<InCh
     }
 }
 
-/// As [`chain`]: the ids of the programs alone.
+/// Returns the ids of the programs of a [`chain`].
 pub(super) fn ids(ifindex: IfIndex, which: Program) -> anyhow::Result<Vec<u32>> {
     if which == Program::TapIngress
         && let Some(ids) = netkit_chain(ifindex)?
@@ -75,8 +76,8 @@ const fn tcx_chain(which: Program) -> u32 {
     }
 }
 
-/// Puts `program` at a hook: into the link that is pinned at `pin`, if it still exists, else first in the chain, with a new
-/// link there.
+/// Attaches `program` at a hook: updates the link that is pinned at `pin`, if it still exists. Otherwise creates a new
+/// link, first in the chain, and pins it there.
 pub(super) fn attach(
     program: &mut SchedClassifier,
     pin: &Path,
@@ -85,7 +86,7 @@ pub(super) fn attach(
 ) -> anyhow::Result<()> {
     let replaced = replace(program, pin)
         .with_context(|| format!("cannot put the new program in the old one's place at {}", pin.display()))?;
-    // The program runs elsewhere if the device is in another namespace now, and another device has the index.
+    // The link is elsewhere if its device was moved to another namespace, and another device has the index now.
     if replaced && runs_at(program, ifindex, which)? {
         return Ok(());
     }
@@ -102,16 +103,17 @@ pub(super) fn attach(
     Ok(())
 }
 
-/// Whether the hook is the chain of what the pod sends by a netkit device.
+/// Whether the hook is the chain for packets that the pod sends by a netkit device.
 pub(super) fn is_netkit(ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
     Ok(which == Program::TapIngress && netkit_chain(ifindex)?.is_some())
 }
 
-/// The ids of the programs for what the pod sends, in their order; `None`: the device is no node's end of a netkit pair.
+/// Returns the ids of the programs for packets that the pod sends, in order; `None` if the device is not the node side
+/// of a netkit pair.
 fn netkit_chain(ifindex: IfIndex) -> anyhow::Result<Option<Vec<u32>>> {
     match sys::query(ifindex, sys::NETKIT_PEER) {
         Ok(programs) => Ok(Some(programs)),
-        // Another kind of device, the pod's end, a device that has gone, a kernel without netkit.
+        // Another kind of device, the pod side, a device that no longer exists, or a kernel without netkit.
         Err(error)
             if matches!(
                 error.raw_os_error(),
@@ -124,8 +126,8 @@ fn netkit_chain(ifindex: IfIndex) -> anyhow::Result<Option<Vec<u32>>> {
     }
 }
 
-/// Replaces the program of a pinned link by `program`; `false`: there is no such pin, the link's device is gone, or other
-/// software has detached the link.
+/// Replaces the program of a pinned link by `program`. Returns `false` if there is no such pin, the link's device no
+/// longer exists, or other software has detached the link.
 fn replace(program: &SchedClassifier, pin: &Path) -> anyhow::Result<bool> {
     let program = program.fd()?;
     match sys::open(pin).and_then(|link| sys::update(&link, program)) {
@@ -135,19 +137,19 @@ fn replace(program: &SchedClassifier, pin: &Path) -> anyhow::Result<bool> {
     }
 }
 
-/// What a pinned link carries; `None`: there is no such link any more.
+/// Returns the program and the device of a pinned link; `None` if the link no longer exists.
 pub(super) fn carried(pin: &Path) -> Option<Carried> {
     sys::carried(&sys::open(pin).ok()?).ok()
 }
 
-/// Whether the program of a pinned link stands in a chain.
+/// Whether the program of a pinned link is in a chain.
 pub(super) fn runs(pin: &Path, chain: &[InChain]) -> bool {
     let link = PinnedLink::from_pin(pin).map(FdLink::from);
     let program = link.ok().and_then(|link| Some(link.info().ok()?.program_id()));
     chain.iter().any(|there| Some(there.id) == program)
 }
 
-/// Whether a program stands in the chain of a device of this namespace.
+/// Whether a program is in the chain of a device of this namespace.
 fn runs_at(program: &SchedClassifier, ifindex: IfIndex, which: Program) -> anyhow::Result<bool> {
     let id = program.info()?.id();
     Ok(chain(ifindex, which)?.iter().any(|program| program.id == id))

@@ -1,4 +1,4 @@
-//! Tests of how a hook is judged by the programs and filters at it.
+//! Tests of the state of a hook, given the programs and filters at it.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -19,7 +19,7 @@ fn in_chain(id: u32) -> InChain {
     InChain { id, name: format!("program{id}") }
 }
 
-/// Any hook: a link, programs of ours and of others, filters.
+/// An arbitrary hook: a link, programs of podmirror and of other software, filters.
 fn hook() -> impl Strategy<Value = Attached> {
     let id = || prop_oneof![Just(CURRENT), 1..4u32];
     let filter = || id().prop_map(|program| Filter { priority: 1, program });
@@ -44,8 +44,8 @@ fn methods() -> impl Strategy<Value = Method> {
 }
 
 proptest! {
-    /// At a `Current` hook our program runs once: there is exactly one link or filter of ours, with this agent's
-    /// program and maps.
+    /// At a `Current` hook podmirror's program runs once: there is exactly one link or filter of podmirror, with this
+    /// agent's program and maps.
     #[test]
     fn a_hook_is_current_only_where_one_thing_of_ours_stands(hook in hook(), method in methods()) {
         let things = usize::from(hook.pin.is_some()) + hook.filters.ours.len();
@@ -65,7 +65,7 @@ proptest! {
         prop_assert_ne!(hook.state(method, None), HookState::Current);
     }
 
-    /// Hidden packets are reported only where our program is in place.
+    /// Hidden packets are reported only for a hook with the current program.
     #[test]
     fn what_is_hidden_is_judged_where_the_hook_is_current(hook in hook(), method in methods()) {
         let hidden = hook.hidden(method, Some(CURRENT));
@@ -97,7 +97,7 @@ fn a_program_behind_ours_hides_nothing() {
     assert_eq!(hook.hidden(Method::Tcx, Some(CURRENT)), None);
 }
 
-/// A device that cannot be read affects no other: the others are judged, and that device is tried again.
+/// A device that cannot be read does not affect the others: they are evaluated, and that device is tried again.
 #[test]
 fn a_device_that_cannot_be_read_fails_no_other() {
     let filters =
@@ -111,7 +111,7 @@ fn a_device_that_cannot_be_read_fails_no_other() {
     assert!(!survey.has_no_filters());
 }
 
-/// Inside a pod, where the filter of a trace has gone, or another program has its place.
+/// The state inside a pod where a filter is removed or replaced while its attachment marker exists.
 #[test]
 fn a_filter_of_this_agent_that_is_not_there_any_more_was_removed() {
     let device = Device::in_pod(NetnsId { dev: 4, ino: 9 }, IfIndex(2));
@@ -141,7 +141,7 @@ fn a_filter_of_this_agent_that_is_not_there_any_more_was_removed() {
     let inside = [(device.netns, Err("no".to_owned()))].into();
     let survey = Survey { traces: [hook].into(), inside, ..Survey::default() };
     assert_eq!(survey.look(device, hook.1, Method::Clsact, Some(CURRENT)), (HookState::Unknown, None));
-    // A device with too many filters, and a link there or a filter of ours.
+    // A device with too many filters, with a link or with a filter of podmirror.
     let mut view = View::default();
     view.filters.unread.insert(device.ifindex, "more than 1000".to_owned());
     for (traces, state) in [(Vec::new(), HookState::Absent), (vec![hook], HookState::Unknown)] {
@@ -151,14 +151,14 @@ fn a_filter_of_this_agent_that_is_not_there_any_more_was_removed() {
     }
 }
 
-/// `cleanup` makes no directory.
+/// `cleanup` does not create the directory.
 #[test]
 fn without_a_directory_no_program_is_ours() {
     let directory = tempfile::tempdir().unwrap();
     assert!(programs_of(&Pins::new(directory.path())).unwrap().is_empty());
 }
 
-/// A message as the kernel lists a filter of this kind.
+/// A netlink message that lists a filter of this kind.
 fn listed(handle: u32, protocol: u16, kind: &str, options: Vec<TcOption>) -> TcMessage {
     let mut message = TcMessage::default();
     message.header.handle = handle.into();
@@ -212,12 +212,12 @@ fn filters_are_read_as_they_are_listed() {
         assert_eq!(at_hook.ours, [Filter { priority: 3, program: CURRENT }]);
         assert_eq!(at_hook.ahead, expected.into_iter().collect::<Vec<_>>());
     }
-    // Where none is ours, nothing is ahead of it.
+    // Without a filter of podmirror, nothing is ahead of it.
     let others = [listed(1, ALL, "matchall", vec![])];
     assert_eq!(filters::at_hook(&others, Program::TapIngress), AtHook::default());
 }
 
-/// A collector's device has a tap's program and the second stage at one hook. Programs of others still count.
+/// A collector's device has a tap's program and the second stage at one hook. Programs of other software still count.
 #[test]
 fn our_other_program_at_a_hook_hides_nothing() {
     let named = |id: u32, name: &str| InChain { id, name: name.to_owned() };

@@ -8,7 +8,7 @@ use super::*;
 
 const NOBODY: u32 = 65534;
 
-/// A directory as `/run`, of root's alone.
+/// A directory like `/run`, writable by root only.
 fn run() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -55,7 +55,7 @@ fn one_holds_the_lock_however_often_it_is_made_and_removed() {
     let path = run.path().join("1.lock");
     let held = lock_file(&path).unwrap().unwrap();
     assert!(lock_file(&path).unwrap().is_none());
-    // As the holder does at its end: a process that waits for the removed file must not take that file for the
+    // The holder removes the file when it ends: a process that waits for the removed file must not take it for the
     // lock.
     fs::remove_file(&path).unwrap();
     let next = lock_file(&path).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! What the taps have seen, by direction and over all verdicts.
+//! The counts of the packets that taps have seen, by direction and over all verdicts.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use super::Maps;
 use crate::{dataplane::TapCount, model::Device};
 
 impl Maps {
-    /// What the oldest session of each of these taps has seen. Each session of a tap counts every packet, so one of them
-    /// is enough; the oldest is likely to be the one that was read before. Taps without a session are left out.
+    /// Returns what the oldest session of each of these taps has seen. Each session of a tap counts every packet, so
+    /// one is enough; the oldest is most likely the one that was read before. Taps without a session are left out.
     pub fn seen(&self, devices: &[Device]) -> anyhow::Result<BTreeMap<Device, TapCount>> {
         let mut seen = BTreeMap::new();
         for device in devices {

@@ -1,7 +1,8 @@
-//! Writes the entries of taps: one, or two where a tap sees the two directions at different devices.
+//! Writes the entries of taps: one, or two for a tap that sees the two directions at different devices.
 //!
-//! The entry at the node's end of the veth is the tap. That of the NIC inside the pod is made from it, with the same
-//! sessions: so a mirror of a NIC has one set of counters, one budget and one rate, whichever side copies.
+//! The entry for the node side of the veth is the tap. The entry for the NIC inside the pod (the pod side) is a copy of
+//! it with the same sessions. So a mirror of a NIC has one set of counters, one budget and one rate, whichever side
+//! copies.
 
 use anyhow::Context as _;
 use mirror_common::abi;
@@ -14,9 +15,9 @@ use crate::{
 };
 
 impl Maps {
-    /// Mends what is not as an agent writes it, because an agent was killed between two writes, or one of them failed: the
-    /// tunnels are those of the targets, and the entries of taps have those sessions only that can be read back. The entries
-    /// of NICs are made again from those of the node's ends, and those without one go.
+    /// Repairs entries that differ from what an agent writes, because an agent was killed between two writes, or a
+    /// write failed. The tunnels become those of the targets. The entries of taps keep only sessions that can be
+    /// decoded. Pod-side entries are rewritten from their node-side entries, and those without one are removed.
     pub fn settle(&mut self) -> anyhow::Result<()> {
         self.settle_tunnels()?;
         for device in std::mem::take(&mut self.ledger.unsettled) {
@@ -32,7 +33,7 @@ impl Maps {
         taps.iter().try_for_each(|(device, entry)| self.write_pod_side(*device, entry))
     }
 
-    /// Writes the entry of the NIC of a tap that has a side there, if it is another one now.
+    /// Writes the pod-side entry of a tap, if it has one that has changed.
     fn write_pod_side(&mut self, device: Device, entry: &Entry) -> anyhow::Result<()> {
         let Some(nic) = entry.head.pod_side() else { return Ok(()) };
         let tap = wire::encode_pod_side(device, entry);
@@ -43,8 +44,8 @@ impl Maps {
         Ok(())
     }
 
-    /// Writes the entry of a tap in one step, and before it that of its other side. A side that the tap leaves loses its
-    /// entry after it.
+    /// Writes the entry of a tap in one step, after its pod-side entry. If the tap has left its old pod side, removes
+    /// that entry last.
     pub(super) fn write(&mut self, device: Device, entry: Entry) -> anyhow::Result<()> {
         self.write_pod_side(device, &entry)?;
         self.insert(device, &wire::encode_tap(&entry))?;
@@ -59,7 +60,7 @@ impl Maps {
         written.with_context(|| format!("cannot write the map entry of device {device}"))
     }
 
-    /// Removes the entry of a NIC.
+    /// Removes a pod-side entry.
     pub(super) fn remove_pod_side(&mut self, nic: Device) -> anyhow::Result<()> {
         found(self.taps.remove(&key(nic)))
             .with_context(|| format!("cannot remove the map entry of device {nic}"))?;

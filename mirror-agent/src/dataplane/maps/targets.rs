@@ -21,14 +21,15 @@ impl Maps {
         self.ledger.targets.values().cloned().collect()
     }
 
-    /// Writes a target. The rings of streams are in `rings`.
+    /// Writes a target. `rings` has the rings of streams.
     pub fn set_target(&mut self, name: &TargetName, target: &Target, rings: &Rings) -> anyhow::Result<()> {
         let place = self.ledger.target(name).or_else(|| self.ledger.free_target());
         let place = place
             .ok_or_else(|| anyhow!("no place is free for a target: {} are in use", abi::TARGET_PLACES))?;
         let bytes: TargetBytes = transmute!(wire::encode_target(name, target));
         let before = self.ledger.targets.get(&place).map(|(_, before)| before.clone());
-        // The ceiling before the mark that there is one. What other targets have used here is not this target's.
+        // The ceiling before the flag that says there is one. The meter is cleared of the use by earlier targets at
+        // this place.
         let ceiling = target.device().map(|device| device.ceiling).unwrap_or_default();
         if before.is_none() {
             self.meters.clear_target(place)?;
@@ -38,31 +39,32 @@ impl Maps {
         {
             self.meters.set_target_limits(place, ceiling)?;
         }
-        // A stream that is up has its ring; a ring goes when nothing writes to it.
+        // The ring is set before the target is up, and is removed only after nothing writes to it.
         if let Target::Stream(Some(ring)) = target {
             if before.as_ref() != Some(target) {
-                // What was not read of another ring takes no room in this one.
+                // Unread records of another ring take no room in this one.
                 let sessions = self.ledger.sessions_of(place);
                 sessions.into_iter().try_for_each(|session| self.streams.clear(session))?;
             }
             self.streams.set_ring(place, *ring, rings)?;
         }
-        // Before the first copy leaves, its packets are known.
+        // The programs must recognise the tunnel's packets before the first copy leaves.
         let others = self.ledger.targets.iter().filter(|(at, _)| **at != place);
         let tunnels = wire::encode_tunnels(others.map(|(_, (_, target))| target).chain([target]));
         self.set_tunnels(tunnels)?;
         let is_read = matches!(target, Target::Stream(Some(_)));
         let loses_ring = matches!(before, Some(Target::Stream(_))) && !is_read;
-        // Made first: once the target has no ring, it would not be known that the old one has to go.
+        // Created first, because this can fail: once the target is written without its ring, no retry would remove the
+        // old ring.
         let empty = if loses_ring { Some(rings::empty_ring()?) } else { None };
-        // The reader gets what is copied before this.
+        // The reader still gets the copies made before this write.
         self.targets.set(place, &bytes, 0).with_context(|| format!("cannot write the target {name}"))?;
         if let Some(empty) = empty {
             self.streams.drop_ring(place, &empty)?;
         }
         self.ledger.targets.insert(place, (name.clone(), target.clone()));
         self.follow_unread();
-        // From here on, nothing is said any more of the device before.
+        // From here on, the state of the old device is not used any more.
         if before.as_ref().and_then(Target::ifindex) != target.ifindex() {
             self.unread.clear(place)
         } else {
@@ -73,7 +75,7 @@ impl Maps {
     /// Forgets a target.
     pub fn remove_target(&mut self, name: &TargetName) -> anyhow::Result<()> {
         let Some(place) = self.ledger.target(name) else { return Ok(()) };
-        // The name goes last, so that what could not be taken away is not forgotten.
+        // The name is removed last, so that a failed removal is retried.
         if let Some((_, Target::Stream(_))) = self.ledger.targets.get(&place) {
             self.set_target(name, &Target::Stream(None), &Rings::default())?;
         }
@@ -86,14 +88,14 @@ impl Maps {
         Ok(())
     }
 
-    /// Writes the tunnels of the targets, where there are others.
+    /// Writes the tunnels of the targets, if they differ from the map.
     pub(super) fn settle_tunnels(&mut self) -> anyhow::Result<()> {
         let tunnels = wire::encode_tunnels(self.ledger.targets.values().map(|(_, target)| target));
         let written: Tunnels = transmute!(self.tunnels.get(&0, 0).context("cannot read the tunnels")?);
         if written == tunnels { Ok(()) } else { self.set_tunnels(tunnels) }
     }
 
-    /// Takes away the rings that no program reads.
+    /// Removes the rings without a reader.
     pub(super) fn drop_unread_rings(&mut self) -> anyhow::Result<()> {
         for (place, (_, target)) in &self.ledger.targets {
             if *target == Target::Stream(None) {
@@ -103,7 +105,7 @@ impl Maps {
         Ok(())
     }
 
-    /// Tells which mirror interfaces get copies only while somebody reads them.
+    /// Passes on which mirror interfaces get copies only while a program reads them.
     pub(super) fn follow_unread(&self) {
         let targets = self.ledger.targets.iter();
         let readable =

@@ -1,4 +1,4 @@
-//! Each combination of driver, version, runtime and cluster that we know, and any UID in any of them.
+//! Each known combination of driver, version, runtime and cluster, with an arbitrary UID.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::*;
 const UID: &str = "0b26ecd8-3f7e-4b8f-9f0a-5a1b7d6c2e11";
 const ID: &str = "9d1f2c3b4a5968778695a4b3c2d1e0f99d1f2c3b4a5968778695a4b3c2d1e0f9";
 
-/// Paths with `UID` and `U_ID` (for systemd) in the places of the pod's UID, and `ID` in that of a container's.
+/// Paths with the placeholders `UID` or `U_ID` (systemd) for the pod's UID, and `ID` for a container's.
 const PATHS: &[&str] = &[
     // cgroupfs driver: containerd, CRI-O, docker with cri-dockerd; Burstable, BestEffort, Guaranteed.
     "/kubepods/burstable/podUID/ID",
@@ -32,13 +32,13 @@ const PATHS: &[&str] = &[
     "/system.slice/k3s.service/kubepods/burstable/podUID/ID",
     "/system.slice/rke2-server.service/kubepods.slice/kubepods-podU_ID.slice/cri-containerd-ID.scope",
     "/my.slice/my-own.slice/my-own-kubepods.slice/my-own-kubepods-podU_ID.slice/cri-containerd-ID.scope",
-    // Seen from the cgroup namespace of an agent that is in a pod itself.
+    // Seen from the cgroup namespace of an agent that runs in a pod.
     "/../../../kubepods/burstable/podUID/ID",
     "/../../podUID/ID",
     "/../../../burstable/podUID/ID",
     "/../../kubepods-burstable-podU_ID.slice/cri-containerd-ID.scope",
     "/../../../kubepods-besteffort.slice/kubepods-besteffort-podU_ID.slice/crio-ID.scope",
-    // Cgroups that a container makes below its own: docker, systemd, a kubelet with pods of its own.
+    // Cgroups that a container creates below its own: docker, systemd, a nested kubelet.
     "/kubepods/burstable/podUID/ID/docker/ID",
     "/kubepods.slice/kubepods-podU_ID.slice/cri-containerd-ID.scope/init.scope",
     "/kubepods/podUID/ID/kubelet/kubepods/besteffort/pod11111111-2222-3333-4444-555555555555/ID",
@@ -52,7 +52,7 @@ fn filled(path: &str, uid: &str) -> String {
         .replace("-ID", &format!("-{ID}"))
 }
 
-/// The file of a process whose controllers are all in one place, as cgroup v2, cgroup v1 and a mix of both have it.
+/// The file of a process with all controllers at one path, for cgroup v2, cgroup v1 and the hybrid of both.
 fn files(path: &str) -> [String; 3] {
     let v1 = format!(
         "11:cpuset:{path}\n10:net_cls,net_prio:{path}\n4:cpu,cpuacct:{path}\n1:name=systemd:{path}\n"

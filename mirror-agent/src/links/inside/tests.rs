@@ -1,4 +1,4 @@
-//! Readings of a pod, by example; and devices with texts of any bytes, on the real kernel.
+//! Example readings of a pod, and devices with arbitrary bytes in their texts on the real kernel.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ use crate::model::LinkKind;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_IFALIAS: u16 = 20;
 
-/// Sets a text of a device from inside a pod, to any bytes.
+/// Sets a text attribute of a device from inside a pod, to arbitrary bytes.
 async fn set(pod: &PodNs, ifindex: u32, attribute: u16, text: &[u8]) {
     let inside = Netns::open(&pod.path).unwrap().inside(connect).await.unwrap();
     let done = serve(inside, async |handle| {
@@ -55,7 +55,7 @@ fn link(ifindex: u32) -> Link {
     }
 }
 
-/// The kernel takes any bytes for these texts.
+/// The kernel accepts any bytes for these texts.
 #[test]
 fn a_pod_cannot_hide_a_device_by_its_texts() {
     for attribute in [IFLA_IFALIAS, IFLA_IFNAME] {
@@ -78,7 +78,7 @@ fn a_pod_cannot_hide_a_device_by_its_texts() {
     }
 }
 
-/// The texts of this connection are not mended, so the decoder leaves the reply out.
+/// This connection does not replace invalid bytes, so the decoder omits the reply.
 #[test]
 fn a_reply_that_is_left_out_is_not_waited_for() {
     on_a_node(|| async {
@@ -123,7 +123,7 @@ fn want_of_resources_is_not_blamed_on_a_pod() {
     for code in [libc::ENOENT, libc::ESRCH, libc::EACCES, libc::EPERM, libc::EINVAL] {
         assert!(!with(code), "{code}");
     }
-    // A pod that keeps adding and removing devices must not stop the others.
+    // A pod that keeps adding and removing devices must not block the others.
     assert!(!passes_by_itself(&io::Error::other("devices came or went").into()));
     assert!(!passes_by_itself(&anyhow!("the netlink socket failed")));
 }

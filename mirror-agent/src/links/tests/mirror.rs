@@ -1,4 +1,4 @@
-//! The mirror interface as `Netlink` makes, changes and deletes it.
+//! `Netlink` creates, changes and deletes the mirror interface.
 
 use std::net::{IpAddr, UdpSocket};
 
@@ -16,7 +16,7 @@ use crate::model::{ALIAS, TargetName};
 fn the_mirror_interface_is_made_silent_and_ours() {
     on_a_node(|| async {
         let (mut netlink, handle) = (Netlink::new().unwrap(), handle());
-        // As on a node: the kernel would report groups on the new device only when it forwards.
+        // As on a node: the kernel reports groups of the new device only if it forwards.
         std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
         netlink
             .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: 65535, offloads: true })
@@ -64,8 +64,8 @@ fn the_mirror_interface_is_made_silent_and_ours() {
     });
 }
 
-/// A DHCP request of a pod is a broadcast, and the node may have a DHCP server.
-/// A tap that is moved into a pod, while no agent runs, would clone to what has the index of its target there.
+/// If a tap is moved into a pod while no agent runs, it clones to the device that has the index of its target there. So
+/// podmirror's devices have indexes that no pod uses.
 #[test]
 fn no_device_of_ours_has_an_index_that_a_pod_may_have() {
     on_a_node(|| async {
@@ -82,6 +82,7 @@ fn no_device_of_ours_has_an_index_that_a_pod_may_have() {
     });
 }
 
+/// A DHCP request of a pod is a broadcast, and the node may run a DHCP server.
 #[test]
 fn a_copied_broadcast_does_not_reach_the_node_itself() {
     on_a_node(|| async {
@@ -122,7 +123,7 @@ fn send_frame(ifindex: IfIndex, frame: &[u8]) {
     assert_eq!(sent, frame.len().cast_signed(), "{}", std::io::Error::last_os_error());
 }
 
-/// The multicast groups that a device is in. The two groups of all nodes are never reported to the link.
+/// Returns the multicast groups that a device is in, without the two all-nodes groups, which are never reported.
 fn ipv6_groups(device: &str) -> Vec<String> {
     let table = std::fs::read_to_string("/proc/thread-self/net/igmp6").unwrap();
     let rows = table.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
@@ -176,7 +177,7 @@ fn addresses_of_a_mirror_interface_are_shown_and_taken_away() {
 fn a_mirror_interface_that_cannot_be_finished_is_deleted_again() {
     on_a_node(|| async {
         let mut netlink = Netlink::new().unwrap();
-        // Creation starts with an MTU that every driver takes; this one is refused when it is set.
+        // Creation starts with an MTU that every driver accepts; this one is refused when it is set.
         let made = netlink
             .apply(&LinkChange::CreateMirror { name: "mirror0".into(), mtu: u32::MAX, offloads: true })
             .await;

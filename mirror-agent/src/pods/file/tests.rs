@@ -1,4 +1,4 @@
-//! Tests of the watcher, with real files in a directory of their own.
+//! Tests of the watcher, with real files in a temporary directory.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -66,7 +66,7 @@ async fn changed(file: &mut PodFile) -> Vec<String> {
     names(file).unwrap()
 }
 
-/// Waits until the file is found to be bad for a reason with `text` in it, which changes no pods.
+/// Waits until the file is invalid for a reason that contains `text`. The pods do not change.
 async fn bad(file: &mut PodFile, text: &str) {
     let before = file.snapshot();
     let noticed = async {
@@ -104,7 +104,7 @@ async fn a_file_that_is_written_in_place_is_read_when_it_is_closed() {
     for part in text.as_bytes().chunks(7) {
         writer.write_all(part).unwrap();
         writer.flush().unwrap();
-        // Other files in the directory are not a reason to look.
+        // Other files in the directory do not cause a read.
         fs::write(desk.beside("other"), part).unwrap();
         assert!(futures_util::poll!(std::pin::pin!(file.changed())).is_pending());
     }
@@ -198,7 +198,7 @@ async fn the_links_of_a_config_map_volume_are_followed() {
     fs::remove_dir_all(desk.beside("..1")).unwrap();
     assert_eq!(changed(&mut file).await, ["b"]);
 
-    // The link is removed and made again, not renamed.
+    // The link is removed and created again, not renamed.
     fs::remove_file(&desk.path).unwrap();
     bad(&mut file, "No such file").await;
     version("..3", &pods(&["c"]));

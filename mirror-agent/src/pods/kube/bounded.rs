@@ -1,8 +1,8 @@
-//! [`Bounded`]: the parts of an object of the Kubernetes API that a resource is read from. Pure.
+//! [`Bounded`]: the parts of a resource's object that the agent reads, with a limit for their size. Pure.
 //!
-//! Authors of resources are strangers, and a server may hold objects that are older than the bounds of the CRDs: an object
-//! has 1.5 MB at most, and many times as much in memory. What exceeds the bound is left out while it is decoded, so that it
-//! is never there as a whole.
+//! The authors of resources are untrusted, and a server may hold objects that are older than the limits in the CRDs: an
+//! object has up to 1.5 MB, and many times that in memory. So parts that exceed the limit are left out while the object
+//! is decoded, and are never in memory as a whole.
 
 use std::fmt;
 
@@ -12,28 +12,28 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-/// Most bytes of the parts of an object, with [`EACH`] for each value: more than an object can have that the CRDs allow.
+/// The maximum size of the parts of an object, with [`EACH`] bytes added for each value: more than the CRDs allow.
 const MOST: usize = 128 << 10;
-/// What a value takes in memory besides its text.
+/// The size of a value in memory in addition to its text.
 const EACH: usize = 32;
 /// The fields of `metadata` that are kept.
 const METADATA: [&str; 6] =
     ["name", "namespace", "uid", "generation", "creationTimestamp", "resourceVersion"];
-/// Why an object that exceeds the bound is refused.
+/// The reason for refusing an object that exceeds the limit.
 pub(super) const TOO_LARGE: &str = "spec: it has more than 128 KiB, counting 32 bytes for each value: make it smaller, or use several mirrors";
 
-/// The parts of an object.
+/// The parts of an object that the agent reads.
 #[derive(Debug)]
 pub(crate) struct Bounded {
-    /// Its `metadata`, as far as it is needed, and its `spec`.
+    /// Its `metadata`, limited to [`METADATA`], and its `spec`.
     pub(crate) object: Value,
-    /// The `spec` exceeds the bound, and is left out.
+    /// The `spec` exceeds the limit, and is left out.
     pub(super) is_too_large: bool,
-    /// What it takes in memory, about.
+    /// The approximate size in memory.
     pub(super) size: usize,
 }
 
-/// Any JSON can be decoded.
+/// Decodes any JSON.
 impl<'de> Deserialize<'de> for Bounded {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::decode(deserializer, None)
@@ -55,15 +55,15 @@ impl Bounded {
     }
 }
 
-/// The same parts, and the `status`, which has a bound of its own.
+/// The same parts, and the `status`, which has its own limit.
 #[derive(Debug)]
 pub(crate) struct WithStatus {
     pub(crate) object: Bounded,
-    /// Null if it exceeds the bound.
+    /// The `status`; null if it exceeds the limit.
     pub(crate) status: Value,
 }
 
-/// Any JSON can be decoded.
+/// Decodes any JSON.
 impl<'de> Deserialize<'de> for WithStatus {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut status = Value::Null;
@@ -72,7 +72,7 @@ impl<'de> Deserialize<'de> for WithStatus {
     }
 }
 
-/// Where a value is.
+/// The position of a value in the object.
 #[derive(Clone, Copy)]
 enum Of {
     Object,
@@ -81,7 +81,7 @@ enum Of {
 }
 
 impl Of {
-    /// Where the value of this key is, if it is kept.
+    /// Returns the position of the value with this key, if it is kept.
     fn inside(self, key: &str) -> Option<Self> {
         match (self, key) {
             (Self::Object, "metadata") => Some(Self::Metadata),
@@ -93,16 +93,16 @@ impl Of {
     }
 }
 
-/// Decodes a value, as long as there is something left of the bound.
+/// Decodes a value until the limit is reached.
 struct Part<'b> {
     of: Of,
     left: &'b mut usize,
-    /// Where the `status` of the object is put, if it is asked for.
+    /// The place for the `status` of the object, if it is read.
     status: Option<&'b mut Value>,
 }
 
 impl Part<'_> {
-    /// Takes room for a value with so many bytes of text.
+    /// Reserves room for a value with `text` bytes. Returns whether there is any left.
     fn take(&mut self, text: usize) -> bool {
         *self.left = self.left.saturating_sub(EACH + text);
         *self.left > 0
@@ -227,7 +227,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is decoded is never more than the bound, and a part is never taken for the whole.
+        /// A decoded object never exceeds the limit, and is either complete or marked as too large.
         #[test]
         fn what_exceeds_the_bound_is_left_out(texts in prop::collection::vec((0..40_usize, 0..3000_usize), 0..6)) {
             let lists: Vec<_> = texts.iter().map(|(bytes, count)| vec!["x".repeat(*bytes); *count]).collect();

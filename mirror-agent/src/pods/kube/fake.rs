@@ -1,4 +1,4 @@
-//! An API server of canned answers, for tests. It has no connection: so time can stand still.
+//! An API server with canned responses, for tests. It has no connection, so that time can be paused.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -20,22 +20,22 @@ use tower::service_fn;
 
 type Answer = UnsyncBoxBody<Bytes, Infallible>;
 
-/// An answer to a request.
+/// A response.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
     /// 200, with an object.
     Object(Value),
-    /// 200, with these lines of a watch, and its end after this time.
+    /// 200, with these lines of a watch, which ends after this time.
     Watch(Vec<Value>, Duration),
     /// An error by its code.
     Status(u16),
     /// An error by its code and message.
     Error(u16, &'static str),
-    /// Nothing, for ever.
+    /// No response, ever.
     Never,
 }
 
-/// A client of a server that gives these answers. Must be called in a tokio runtime.
+/// Returns a client of a server that gives these responses. Must be called in a tokio runtime.
 pub(crate) fn client(answer: impl Fn(&Request<Body>) -> Reply + Send + Sync + 'static) -> Client {
     let answer = Arc::new(answer);
     let service = service_fn(move |request: Request<Body>| {
@@ -45,7 +45,7 @@ pub(crate) fn client(answer: impl Fn(&Request<Body>) -> Reply + Send + Sync + 's
     Client::new(service, "default")
 }
 
-/// As [`client`], with what is sent to the server, as JSON.
+/// Like [`client`]; `answer` also gets the request's body as JSON.
 pub(crate) fn client_with_bodies(
     answer: impl Fn(&Request<()>, &Value) -> Reply + Send + Sync + 'static,
 ) -> Client {

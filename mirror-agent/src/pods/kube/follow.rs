@@ -1,8 +1,8 @@
-//! [`Follower`]: one watch of the Kubernetes API, listed, followed and listed again, for ever.
+//! [`Follower`]: lists and watches one kind of object in the Kubernetes API, and starts over forever.
 //!
-//! `kube::runtime::watcher` is not used: it begins at any version that the server has in its memory, also when it
-//! begins again. Here [`Seen`] decides which list is asked for and taken. Made by `KubePods`; objects go into [`Kept`],
-//! the state to `Shared`.
+//! `kube::runtime::watcher` is not used: it starts from any version that the server has in its cache, also when it
+//! restarts. Here [`Seen`] decides which list to request and whether to accept it. `KubePods` creates the follower;
+//! objects go into [`Kept`], the state into `Shared`.
 
 mod failure;
 #[cfg(test)]
@@ -30,22 +30,23 @@ use super::{
     seen::{Ask, Judgement, Seen},
 };
 
-/// How long the server may take over a list, or over beginning a watch.
+/// The timeout for a list, and for the start of a watch.
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
-/// Most objects of a page of a plain list of resources. Their authors are strangers, and an object has 1.5 MB at most.
+/// The page size of a plain list of resources. Their authors are untrusted, and an object has up to 1.5 MB.
 const PAGE: u32 = 16;
-/// How long a watch may be silent. API servers send a bookmark once a minute or a little later. After the time of two the
-/// watch is given up, and a list finds out whether the server lives. (A connection that is dead ends earlier, by itself:
-/// see `connection`.)
+/// The longest silence of a watch. API servers send a bookmark once a minute or a little later. After the time of two
+/// bookmarks the watch is given up, and a list shows whether the server responds. (A dead connection ends earlier: see
+/// `connection`.)
 const SILENCE: Duration = Duration::from_secs(150);
-/// The longest pause before the API is asked again.
+/// The longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// The shortest time between the beginnings of two watches.
+/// The shortest interval between the starts of two watches.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
-/// The longest pause before the API is asked again for a kind that it lacks.
+/// The longest pause between attempts for a kind that the API lacks.
 const LACKING_PAUSE: Duration = Duration::from_secs(30);
-/// After so many answers in a row, a kind that was read before is believed to be gone, and a new agent believes that it
-/// lacks a right: an API server that has just started denies everything for a moment, but no kind that it knows.
+/// The number of consecutive responses after which a kind that was read before counts as removed, and a new agent
+/// accepts that it lacks a permission. An API server that has just started denies every permission for a moment, but it
+/// never reports an existing kind as missing.
 const DENIALS: u32 = 3;
 /// The annotation of the bookmark that ends a streaming list.
 const LIST_END: &str = "k8s.io/initial-events-end";
@@ -58,21 +59,21 @@ pub(super) struct Follower<K: Keep> {
     pub(super) api: Api<K>,
     pub(super) kept: Kept<K>,
     pub(super) shared: Arc<Shared>,
-    /// Which objects, by their fields.
+    /// The field selector of the objects.
     pub(super) fields: Option<String>,
-    /// How many seconds a watch lasts.
+    /// The duration of a watch in seconds.
     pub(super) watch_seconds: u32,
     pub(super) seen: Seen,
-    /// Why the cluster has no objects of this kind for the agent, where that is known.
+    /// The reason why the agent gets no objects of this kind, if known.
     pub(super) lacking: Option<Lacking>,
 }
 
-/// Why a cluster has no objects of an optional kind for the agent.
+/// The reason why the agent gets no objects of an optional kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lacking {
     /// The server does not know the kind: its CRD is not installed.
     Crd,
-    /// The agent may not read them.
+    /// The agent may not read the kind.
     Right,
 }
 
@@ -80,22 +81,22 @@ pub(super) enum Lacking {
 struct Listed<K> {
     version: String,
     objects: Vec<K>,
-    /// The changes from then on, if the list is the beginning of a watch.
+    /// The changes after the list, if the list is the start of a watch.
     changes: Option<Changes<K>>,
 }
 
-/// How far the changes of a watch were taken in.
+/// The way in which the changes of a watch ended.
 enum Taken {
-    /// The server has ended the watch. `shows`: it has shown a version.
+    /// The server has ended the watch. `shows`: the watch has shown a version.
     ToTheEnd { shows: bool },
-    /// The server has fallen silent.
+    /// The server was silent for [`SILENCE`].
     UntilSilence,
 }
 
-/// Why a watch must begin again.
+/// The reason why a new list is necessary.
 enum End {
     /// The watch has shown no version before its end, or nothing for a long time: it may wait for a version that never
-    /// comes, or for a server that hangs.
+    /// comes, or for a server that hangs. Or an object was emptied, which may fit now.
     Quiet,
     Failed {
         was_listed: bool,
@@ -104,7 +105,7 @@ enum End {
 }
 
 impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
-    /// Follows for ever.
+    /// Lists and watches forever.
     pub(super) async fn run(mut self) {
         let mut backoff = DefaultBackoff::default();
         let (mut told, mut denials) = (None, 0);
@@ -136,17 +137,17 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         }
     }
 
-    /// Whether to believe that the cluster lacks this kind, after so many such answers in a row.
+    /// Whether to accept that the cluster lacks this kind, after `denials` such responses in a row.
     fn believes(&self, lacking: Lacking, denials: u32) -> bool {
         let is_known = !self.seen.newest().is_empty();
         match lacking {
             Lacking::Crd => !is_known || denials >= DENIALS,
-            // What has been read stays in force, as it does for pods.
+            // Objects that were read before stay in force, as pods do.
             Lacking::Right => !is_known && denials >= DENIALS,
         }
     }
 
-    /// Goes on without objects of this kind. The agent asks again later.
+    /// Continues without objects of this kind. The agent tries again later.
     fn lack(&mut self, lacking: Lacking) {
         self.shared.set(self.watched, true);
         if self.lacking.replace(lacking) == Some(lacking) {
@@ -170,7 +171,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         self.shared.changed.notify_one();
     }
 
-    /// Lists, and follows until the watch fails. `told` is the failure that was logged last.
+    /// Lists, and watches until the watch fails. `told` is the failure that was logged last.
     async fn list_and_follow(&mut self, told: &mut Option<String>) -> End {
         let (mut version, mut begun) = match self.list().await {
             Ok(begun) => begun,
@@ -184,7 +185,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         if self.lacking.take().is_some() {
             info!(watched = self.watched.name(), "the Kubernetes API has objects of this kind now");
         }
-        // The end of a streaming list is a version that it has shown.
+        // The end of a streaming list shows a version.
         let mut is_shown = begun.is_some();
         let failed = |failure| End::Failed { was_listed: true, failure };
         loop {
@@ -208,7 +209,8 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         }
     }
 
-    /// Takes in a list that is not from the past. Returns its version, and the watch that has begun with it.
+    /// Requests a list, and accepts it if it is not too old. Returns its version, and the watch that has started with
+    /// it.
     async fn list(&mut self) -> Result<(String, Option<Changes<K>>), Failure> {
         let (ask, listed) = match self.stream_list().await {
             (_, Err(failure)) if failure.is_refusal() => {
@@ -242,14 +244,14 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         Ok((listed.version, listed.changes))
     }
 
-    /// A list as the beginning of a watch, from the server's memory. Servers before 1.34, or with the feature switched
-    /// off, know plain lists only.
+    /// Requests a list as the start of a watch, from the server's cache. Servers before 1.34, or with the feature
+    /// disabled, support plain lists only.
     async fn stream_list(&self) -> (Ask, Result<Listed<K>, Failure>) {
         let ask = self.seen.ask(true);
         let version = match &ask {
             Ask::NotOlderThan(version) => version,
             Ask::Any => "0",
-            // The server finds out the newest version, and waits until its memory has it.
+            // The server determines the newest version, and waits until its cache has it.
             Ask::Newest => "",
         };
         let listed = match self.watch(true, version).await {
@@ -259,9 +261,9 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         (ask, listed)
     }
 
-    /// A plain list; from the server's memory, unless the newest list is asked for. The server reads its memory only if
-    /// the list is not cut into pages. Lists of resources are, so that a page fits into the agent's memory; so they are
-    /// the newest ones.
+    /// Requests a plain list: from the server's cache, unless the newest list is requested. The server uses its cache
+    /// only if the list has no pages. Lists of resources have pages, so that a page fits into the agent's memory; so
+    /// they are always the newest ones.
     async fn plain_list(&self) -> (Ask, Result<Listed<K>, Failure>) {
         let has_pages = self.watched.is_optional();
         let ask = if has_pages { Ask::Newest } else { self.seen.ask(false) };
@@ -309,7 +311,7 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
         }
     }
 
-    /// Takes in the changes, from `version` on, until the server ends the watch or falls silent.
+    /// Processes the changes, from `version` on, until the server ends the watch or is silent for [`SILENCE`].
     async fn take_in(&mut self, mut changes: Changes<K>, version: &mut String) -> Result<Taken, Failure> {
         let mut shows = false;
         loop {
@@ -336,8 +338,8 @@ impl<K: Keep + DeserializeOwned + Send + Sync> Follower<K> {
     }
 }
 
-/// Reads the list that a watch begins with. While the server waits for the requested version, it sends changes too,
-/// deletions among them.
+/// Reads the list at the start of a watch. While the server waits for the requested version, it also sends changes,
+/// including deletions.
 async fn read_list<K: Keep>(mut changes: Changes<K>) -> Result<Listed<K>, Failure> {
     let mut objects = BTreeMap::new();
     let key = |object: &K| (object.meta().namespace.clone(), object.meta().name.clone());

@@ -1,7 +1,8 @@
-//! Whether an agent that has to end is being uninstalled, or only makes room for the next one.
+//! Finds out whether an agent that has to end is being uninstalled, or is replaced by a new one.
 //!
-//! Only the API server knows. It is asked for the DaemonSet whose pod runs this agent. This module decides nothing else
-//! and changes nothing; `cmd::run` asks at the end, and cleans up the node or leaves the mirror in place.
+//! Only the API server knows. The agent queries it for the DaemonSet that its pod belongs to. This module decides
+//! nothing else and changes nothing; `cmd::run` calls it at the end, and then cleans up the node or leaves the mirror
+//! in place.
 
 use std::{
     sync::{
@@ -24,18 +25,19 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How long to wait for one answer of the API server.
+/// The timeout of one request to the API server.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long to ask. A pod has 30 s to end, and needs some of them to clean up.
+/// The timeout of all requests at the end. A pod has 30 s to end, and needs some of them to clean up.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// How long to wait before asking again at the end, after a denial.
+/// The pause at the end before a request is repeated after a denial.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// How many times in a row everything must be denied to be believed. An API server that has just started denies every
-/// request until it has read the rights.
+/// The number of consecutive denials of everything that are accepted as a fact. An API server that has just started
+/// denies every request until it has read the permissions.
 const DENIALS: usize = 6;
-/// How often to ask at most. Rights are removed one after the other, so the first denials may not be of all of them.
+/// The maximum number of requests. Permissions are removed one after the other, so the first denials may not be of all
+/// of them.
 const TRIES: usize = 10;
-/// The pauses, as long as the DaemonSet has never been seen, after no answer, and after an answer without it.
+/// The pauses until the DaemonSet is seen for the first time: after no response, and after a response without it.
 const LEARN_AFTER_SILENCE: Duration = Duration::from_secs(10);
 const LEARN_AFTER_NO: Duration = Duration::from_secs(60);
 
@@ -44,7 +46,7 @@ pub struct Installation {
     asked: Asked,
     namespace: String,
     namespaces: Store<PartialObjectMeta<Namespace>>,
-    /// The API server has shown it once.
+    /// The API server has returned the DaemonSet once, so the agent has the permission.
     may_ask: Arc<AtomicBool>,
     _asking: JoinSet<()>,
 }
@@ -57,24 +59,24 @@ struct Asked {
     name: String,
 }
 
-/// The API server's answer about the DaemonSet.
+/// The API server's response about the DaemonSet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// It stands.
+    /// The DaemonSet exists.
     Stands,
-    /// It is being deleted, or there is none.
+    /// It is being deleted, or does not exist.
     Gone,
-    /// The answer is withheld from this agent (401, 403), which has other rights.
+    /// The server denies the request (401, 403), but not all others.
     Withheld,
-    /// The answer is withheld from this agent (401, 403), which has no other rights either.
+    /// The server denies the request (401, 403), and also another one.
     Denied,
-    /// No answer that means anything.
+    /// No conclusive response.
     Unknown,
 }
 
 impl Installation {
-    /// The DaemonSet `name` in `namespace`. Asks for it from now on until it has been seen, to know whether the agent
-    /// has the right. Must be called in a tokio runtime.
+    /// Follows the DaemonSet `name` in `namespace`. Requests it repeatedly until it has been seen, to know whether the
+    /// agent has the permission. Must be called in a tokio runtime.
     pub(super) fn new(
         client: Client,
         namespaces: Store<PartialObjectMeta<Namespace>>,
@@ -89,7 +91,7 @@ impl Installation {
         Self { asked, namespace, namespaces, may_ask, _asking: asking }
     }
 
-    /// Whether the agent is being uninstalled. Within 15 s, and mostly at once.
+    /// Whether the agent is being uninstalled. Returns within 15 s, usually at once.
     pub async fn is_going(&self) -> bool {
         let answer = timeout(DEADLINE, self.asked.ask_for_good()).await.unwrap_or(Standing::Unknown);
         let namespace = self.namespaces.get(&ObjectRef::new(&self.namespace));
@@ -112,7 +114,7 @@ impl Asked {
         }
     }
 
-    /// Asks until the answers allow a conclusion.
+    /// Repeats the request until the responses allow a conclusion.
     async fn ask_for_good(&self) -> Standing {
         let mut answers = Vec::new();
         loop {
@@ -124,8 +126,8 @@ impl Asked {
         }
     }
 
-    /// Whether the API server denies another right, which was given together with the right to read the DaemonSet. A
-    /// missing answer proves nothing.
+    /// Whether the API server denies another permission, which was granted together with that for the DaemonSet. A
+    /// missing response proves nothing.
     async fn is_denied_namespaces(&self) -> bool {
         let listed = timeout(PATIENCE, self.namespaces.list(&ListParams::default().limit(1))).await;
         matches!(listed, Ok(Err(error)) if is_denial(&error))
@@ -136,7 +138,7 @@ fn is_denial(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403))
 }
 
-/// The conclusion from these answers, the last of which is the newest; `None`: ask again.
+/// Returns the conclusion from these responses, the newest last; `None` to ask again.
 fn believed(answers: &[Standing]) -> Option<Standing> {
     let newest = *answers.last()?;
     let denials = answers.iter().rev().take_while(|answer| **answer == Standing::Denied).count();
@@ -147,7 +149,7 @@ fn believed(answers: &[Standing]) -> Option<Standing> {
     }
 }
 
-/// Asks until the DaemonSet has been seen: the agent may be there before its rights are.
+/// Repeats the request until the DaemonSet has been seen: the agent may start before it gets its permissions.
 async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
     let daemonset = &asked.name;
     let mut is_told = false;
@@ -175,11 +177,11 @@ async fn learn(asked: Asked, may_ask: Arc<AtomicBool>) {
     }
 }
 
-/// Whether an agent that gets this answer at its end is being uninstalled.
+/// Whether an agent that gets this response at its end is being uninstalled.
 ///
-/// An uninstallation removes the agent's rights at the same moment as the DaemonSet. So an agent that had rights and
-/// has none any more is being uninstalled. If that is wrong (a pod that is deleted by force loses its rights), the next
-/// agent mirrors again. A namespace that is deleted loses its pods before its DaemonSets.
+/// An uninstallation removes the agent's permissions together with the DaemonSet. So an agent that had permissions and
+/// has none any more is being uninstalled. If that is wrong (a pod that is deleted by force loses its permissions), the
+/// next agent mirrors again. In a deleted namespace, the pods are deleted before the DaemonSets.
 const fn is_going(answer: Standing, may_ask: bool, namespace_is_going: bool) -> bool {
     match answer {
         Standing::Stands | Standing::Withheld | Standing::Unknown => namespace_is_going,
@@ -210,7 +212,7 @@ mod tests {
             (Unknown, true, true, true),
             (Gone, true, false, true),
             (Denied, true, false, true),
-            // The agent could never see it: the DaemonSet has another name, or there is no right to ask.
+            // The agent could never see it: the DaemonSet has another name, or the agent lacks the permission.
             (Gone, false, false, false),
             (Denied, false, false, false),
             (Denied, false, true, true),
@@ -229,7 +231,7 @@ mod tests {
         }
         let after = |first: &[Standing], denials| believed(&[first, &vec![Denied; denials]].concat());
         assert_eq!((after(&[], DENIALS - 1), after(&[], DENIALS)), (None, Some(Denied)));
-        // Rights that go one after the other.
+        // Permissions that are removed one after the other.
         let withheld = [Denied, Withheld, Withheld];
         assert_eq!((after(&withheld, DENIALS - 1), after(&withheld, DENIALS)), (None, Some(Denied)));
         assert_eq!(believed(&[Withheld; TRIES - 1]), None);
@@ -237,7 +239,7 @@ mod tests {
         assert_eq!(believed(&[[Denied, Withheld]; TRIES / 2].concat()), Some(Unknown));
     }
 
-    /// The answers of an API server about the DaemonSet and about everything else, at each request of the DaemonSet.
+    /// The responses of an API server about the DaemonSet and about everything else, at each request of the DaemonSet.
     fn asked(says: impl Fn(usize) -> [Reply; 2] + Clone + Send + Sync + 'static) -> Asked {
         let times = Arc::new(AtomicUsize::new(0));
         let client = fake::client(move |request| {
@@ -275,7 +277,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whose_rights_are_all_gone_for_good_believes_it_in_time() {
         let start = Instant::now();
-        // The first time, one right of two is still there.
+        // At the first request, one of the two permissions still exists.
         let asked = asked(|time| match time {
             0 => [Reply::Status(403), stands()],
             _ => [Reply::Status(401), Reply::Status(403)],

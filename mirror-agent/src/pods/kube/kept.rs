@@ -1,7 +1,7 @@
 //! [`Kept`]: the objects of one watch, and whether an event of the watch changes anything for the agent.
 //!
-//! Most changes of an object change nothing for the agent: its status, its managed fields. Every agent receives them, and none
-//! must do further work for them. No clock and no connection; `Follower` hands over the events of a watch.
+//! Most changes of an object (its status, its managed fields) do not matter to the agent. Every agent receives them,
+//! and must not do further work for them. Uses no clock and no connection; `Follower` passes on the events of a watch.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,14 +18,14 @@ use kube::{
 };
 use tracing::warn;
 
-/// What the objects of one kind of a namespace may take in memory: some thousands of usual resources. Their authors are
-/// strangers, and each agent of the cluster keeps them.
+/// The maximum size in memory of all objects of one kind in a namespace: some thousands of usual resources. Their
+/// authors are untrusted, and each agent of the cluster keeps them.
 const MOST: usize = 4 << 20;
 
-/// Most deleted objects that wait for the next round: more than a node has pods.
+/// The maximum number of deleted objects that wait for the next round: more than a node has pods.
 const MOST_DELETED: usize = 1024;
 
-/// The objects that were deleted since the last call of [`Deleted::take`], each as it was last.
+/// The objects that were deleted since the last call of [`Deleted::take`], in their last state.
 #[derive(Debug)]
 pub(super) struct Deleted<K: Keep>(Arc<Mutex<HashMap<ObjectRef<K>, Arc<K>>>>);
 
@@ -44,23 +44,24 @@ impl<K: Keep> Deleted<K> {
     }
 }
 
-/// An object of the API of which a part is kept.
+/// An object of the API that is kept in part.
 pub(super) trait Keep: Resource<DynamicType = ()> + Clone + Debug + 'static {
-    /// Removes the fields that the agent does not need, the resource version too: it differs after each change.
+    /// Removes the fields that the agent does not need, including the resource version, which differs after each
+    /// change.
     fn trim(&mut self);
 
-    /// Why the object cannot be used, if it cannot.
+    /// The reason why the object cannot be used, if any.
     fn problem(&self) -> Option<String>;
 
-    /// Whether the other one, trimmed as well, is the same.
+    /// Whether another object, also trimmed, is equal.
     fn is_same(&self, other: &Self) -> bool;
 
-    /// What it takes of the room of its namespace.
+    /// The size that counts against the limit of its namespace.
     fn size(&self) -> usize {
         0
     }
 
-    /// Leaves its name, because its namespace has no room for more.
+    /// Removes everything but its name, because its namespace exceeds the limit.
     fn empty(&mut self) {}
 }
 
@@ -68,15 +69,15 @@ pub(super) trait Keep: Resource<DynamicType = ()> + Clone + Debug + 'static {
 pub(super) struct Kept<K: Keep> {
     store: Store<K>,
     writer: Writer<K>,
-    /// What the objects of each namespace take.
+    /// The size of the objects of each namespace.
     taken: BTreeMap<String, usize>,
     has_emptied: bool,
-    /// Where deleted objects are kept, if anybody asks for them.
+    /// The deleted objects, if they are to be kept.
     deleted: Option<Deleted<K>>,
 }
 
 impl<K: Keep> Kept<K> {
-    /// Without objects, with its reader.
+    /// Creates an empty store and its reader.
     pub(super) fn new() -> (Store<K>, Self) {
         let (reader, writer) = store();
         let kept =
@@ -84,14 +85,14 @@ impl<K: Keep> Kept<K> {
         (reader, kept)
     }
 
-    /// Keeps deleted objects from now on.
+    /// Starts to keep deleted objects.
     pub(super) fn keep_deleted(&mut self) -> Deleted<K> {
         let objects = Arc::default();
         self.deleted = Some(Deleted(Arc::clone(&objects)));
         Deleted(objects)
     }
 
-    /// Takes in an event of a watch. Returns whether it may change the agent's work: a complete list and a deletion
+    /// Processes an event of a watch. Returns whether it may change the agent's work: a complete list and a deletion
     /// always may, an object only if it has changed.
     pub(super) fn take_in(&mut self, event: Event<K>) -> bool {
         let mut event = event.modify(K::trim);
@@ -99,7 +100,7 @@ impl<K: Keep> Kept<K> {
             && object.meta().name.is_none()
         {
             warn!(kind = %K::kind(&()), "an object from the Kubernetes API has no name, and is left out");
-            // The store cannot take it.
+            // The store cannot hold it.
             return false;
         }
         match &mut event {
@@ -144,17 +145,17 @@ impl<K: Keep> Kept<K> {
         changes
     }
 
-    /// Whether an object was emptied since the last list. A new list finds out whether there is room now.
+    /// Whether an object was emptied since the last list. A new list shows whether it fits now.
     pub(super) const fn has_emptied(&self) -> bool {
         self.has_emptied
     }
 
-    /// What the stored form of an object takes.
+    /// Returns the size of the stored form of an object.
     fn kept_size(&self, object: &K) -> usize {
         self.store.get(&object.to_object_ref(())).map_or(0, |kept| kept.size())
     }
 
-    /// Empties the object if its namespace has no room for it. Before, it took so much.
+    /// Empties the object if it does not fit into the limit of its namespace. `before` is its old size.
     fn make_room(&mut self, object: &mut K, before: usize) {
         let Some(namespace) = object.meta().namespace.clone() else { return };
         let taken = self.taken.entry(namespace).or_default();

@@ -1,4 +1,4 @@
-//! The kept part of an object of the Kubernetes API. Pure; [`kube`](super) stores it.
+//! The part of a Kubernetes object that the agent keeps. Pure; [`kube`](super) stores it.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -18,19 +18,20 @@ use crate::{
     pods::parse,
 };
 
-/// Most bytes of the annotations of an object that are kept: twice the most that the mirrors of a pod can need, with
-/// filters. And most bytes of the labels of a pod.
+/// The maximum size in bytes of the kept annotations of an object: twice what the mirrors of a pod can need, with
+/// filters. Also the maximum size of the labels of a pod.
 const MOST_KEPT: usize = 32 << 10;
 
-/// A pod of the API: the name under which it is stored, and what the agent needs, or why that cannot be read.
+/// A pod of the API: the name under which it is stored, and the data that the agent needs, or the reason why these
+/// cannot be read.
 ///
-/// Any JSON can be decoded to this type, so that one strange object does not keep all others from being read.
+/// Any JSON can be decoded to this type, so that one invalid object does not block all others.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PodObject {
     metadata: ObjectMeta,
-    /// `Ok(None)`: it has ended, and has no processes any more.
+    /// `Ok(None)`: the pod has ended, and has no processes any more.
     pod: Result<Option<Pod>, String>,
-    /// The hash of the static pod that it says it is the picture of.
+    /// The hash of the static pod that it claims to represent.
     hash: Option<String>,
 }
 
@@ -40,7 +41,7 @@ impl PodObject {
         self.pod.as_ref().ok()?.as_ref()
     }
 
-    /// The hash that the cgroups of the pod have, by its own words, instead of its UID.
+    /// The hash that the pod's cgroups have instead of its UID, as the pod claims.
     pub(super) fn hash(&self) -> Option<&String> {
         self.hash.as_ref()
     }
@@ -82,12 +83,12 @@ impl<'de> Deserialize<'de> for PodObject {
     }
 }
 
-/// The pod, if it has not ended, and the hash that it claims as a static pod. Authors can write such a hash, too:
-/// [`StaticPods`](super::static_pods) asks for a proof.
+/// Returns the pod, if it has not ended, and the hash that it claims as a static pod. Authors of pods can write such a
+/// hash too, so [`StaticPods`](super::static_pods) checks it.
 fn pod(object: Value) -> Result<Option<(Pod, Option<String>)>, String> {
     let Some(mut pod) = parse::pod_from_json(object)? else { return Ok(None) };
     let hash = parse::static_uid(&pod);
-    // An author of a pod must not be able to have any namespace of the node mirrored.
+    // An author of a pod must not be able to have any other namespace of the node mirrored.
     pod.netns = None;
     if let Err(problem) = keep_ours(&mut pod.annotations) {
         pod.annotations.clear();
@@ -95,22 +96,22 @@ fn pod(object: Value) -> Result<Option<(Pod, Option<String>)>, String> {
     }
     let bytes: usize = pod.labels.iter().map(|(key, value)| key.len() + value.len()).sum();
     if bytes > MOST_KEPT {
-        // Such a pod is no collector. Else it is like a pod without labels.
+        // Such a pod cannot be a collector, and counts as a pod without labels.
         pod.labels.clear();
     }
     Ok(Some((pod, hash)))
 }
 
-/// What is wrong with annotations of which too much stands there.
+/// The error for annotations above the size limit.
 pub(super) const TOO_LONG: &str = "more than 32 KiB of podmirror.io/";
 
 /// Keeps the annotations that the agent may read. An author may write 256 KiB of them on each object. More than any
-/// choice can need is an error, because an annotation left out might be a filter.
+/// mirror can need is an error, because a truncated annotation could be a filter.
 fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), &'static str> {
     let is_ovn = |key: &str| key == OVN_MIRROR || key.ends_with(OVN_ATTACHMENT);
     annotations.retain(|key, _| is_ovn(key) || key.starts_with(PREFIX) && key != parse::NETNS_ANNOTATION);
     for value in annotations.values_mut() {
-        // A value that is cut here is still too long, and is refused.
+        // A truncated value is still too long, and is refused.
         value.truncate(value.floor_char_boundary(2 * MAX_FILTER_TEXT));
     }
     let bytes: usize = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
@@ -118,7 +119,8 @@ fn keep_ours(annotations: &mut BTreeMap<String, String>) -> Result<(), &'static 
 }
 
 impl Keep for PartialObjectMeta<Namespace> {
-    /// Keeps its name, its labels, our annotations (none at all if they are too long), and whether it is being deleted.
+    /// Keeps its name, its labels, podmirror's annotations (none if they are too long), and whether it is being
+    /// deleted.
     fn trim(&mut self) {
         let mut annotations = self.metadata.annotations.take().unwrap_or_default();
         let kept = keep_ours(&mut annotations);

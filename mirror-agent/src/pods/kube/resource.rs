@@ -1,8 +1,8 @@
-//! The Mirrors, ClusterMirrors and MirrorTargets of the Kubernetes API, as the rest of the agent needs them. Pure; [`kube`](super) stores
-//! them.
+//! Converts Mirrors, ClusterMirrors and MirrorTargets of the Kubernetes API to the agent's types. Pure; [`kube`](super)
+//! stores them.
 //!
-//! A resource is taken as a whole, or refused as a whole: a field that this version of the agent does not know could be
-//! one that narrows the mirror.
+//! A resource is accepted as a whole, or refused as a whole: a field that this version of the agent does not know could
+//! narrow the mirror.
 
 mod target;
 
@@ -25,30 +25,30 @@ use crate::model::{
     Directions, Name, Operator, Request, Requirement, Resource, ResourceId, Selector, Stream,
 };
 
-/// Why a Mirror is refused for which the agent keeps no room.
+/// The reason for refusing a Mirror that exceeds the limit of its namespace.
 const NO_ROOM: &str = "spec: the Mirrors of this namespace have more than 4 MiB, counting 32 bytes for each value: delete some of them";
 
 /// A kind of resource.
 pub(crate) trait Kind: kube::Resource<DynamicType = ()> + Clone + Debug + 'static {
-    /// What the rest of the agent needs of an object.
+    /// The agent's type for this kind.
     type Read: Clone + Debug + PartialEq + Send + Sync;
 
-    /// Reads an object. An error says why its name cannot be one.
+    /// Reads an object. An error gives the reason why its name is invalid.
     fn read(object: &Bounded) -> Result<Self::Read, String>;
 
-    /// What cannot be used of an object that was read, for the log.
+    /// The part of a valid object that cannot be used, for the log.
     fn problem(read: &Self::Read) -> Option<String>;
 
-    /// Leaves its name, because its namespace has no room for more.
+    /// Removes everything but its name, because its namespace exceeds the limit.
     fn empty(_: &mut Self::Read) {}
 }
 
-/// A kind of resource that asks for mirrors.
+/// A kind of resource that requests mirrors.
 trait Asks: Kind {
     /// Its `spec`.
     type Spec: DeserializeOwned + Serialize;
 
-    /// The part that all kinds have.
+    /// The part of the `spec` that all these kinds have.
     fn mirror(spec: Self::Spec) -> MirrorSpec;
 }
 
@@ -102,19 +102,20 @@ fn problem(resource: &Resource) -> Option<String> {
     Some(format!("{}: {problem}", resource.id))
 }
 
-/// A resource: the name under which it is stored, and what the agent needs, or why that cannot be read.
+/// A resource: the name under which it is stored, and the data that the agent needs, or the reason why these cannot be
+/// read.
 ///
-/// Any JSON can be decoded to this type, so that one strange object does not keep all others from being read.
+/// Any JSON can be decoded to this type, so that one invalid object does not block all others.
 #[derive(Debug, Clone)]
 pub(super) struct ResourceObject<K: Kind> {
     metadata: ObjectMeta,
     read: Result<K::Read, String>,
-    /// What it takes in memory, about.
+    /// The approximate size in memory.
     size: usize,
 }
 
 impl<K: Kind> ResourceObject<K> {
-    /// What was read of it, if it has a name that can be one.
+    /// The resource as the agent's type, if its name is valid.
     pub(super) fn read(&self) -> Option<&K::Read> {
         self.read.as_ref().ok()
     }
@@ -155,7 +156,7 @@ impl<'de, K: Kind> Deserialize<'de> for ResourceObject<K> {
     }
 }
 
-/// The metadata of an object, as far as it is needed.
+/// The metadata of an object that the agent needs.
 pub(crate) fn metadata(Bounded { object, .. }: &Bounded) -> ObjectMeta {
     let text = |field: &str| object["metadata"][field].as_str().map(str::to_owned);
     ObjectMeta {
@@ -204,7 +205,7 @@ fn resource<K: Asks>(Bounded { object, is_too_large, .. }: &Bounded) -> Result<R
     })
 }
 
-/// Decodes a value, if no part of it gets lost.
+/// Decodes a value. Fails if the type does not have all parts of it.
 fn understood<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T, String> {
     let decoded = T::deserialize(value).map_err(|error| format!("spec: {error}"))?;
     let again = serde_json::to_value(&decoded).map_err(|error| format!("spec: {error}"))?;
@@ -214,7 +215,7 @@ fn understood<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T, Strin
     }
 }
 
-/// The path of a part of `value` that is not in `again`.
+/// Returns the path of a part of `value` that is not in `again`.
 fn lost(value: &Value, again: &Value, path: &str) -> Option<String> {
     match (value, again) {
         (Value::Object(fields), Value::Object(known)) => {
@@ -230,7 +231,7 @@ fn lost(value: &Value, again: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// A field that is null counts as absent.
+/// Removes fields that are null, which count as absent.
 fn without_nulls(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {

@@ -1,58 +1,57 @@
-//! [`Seen`]: what a watch has seen, and which list it therefore takes. Pure; `Follower` asks it.
+//! [`Seen`]: the newest version that a watch has seen, and which lists are therefore accepted. Pure; `Follower` uses
+//! it.
 //!
-//! An API server answers from its own memory, which may lag behind: after a partition, or while it starts. Behind a
-//! load balancer the next answer may come from another server. A list from the past would remove taps, switch on a
-//! mirror that was revoked, and begin an ended budget again. So a list is taken only if it is not older than the newest
-//! version seen.
+//! An API server responds from its cache, which may lag behind: after a partition, or while it starts. With a load
+//! balancer, the next response may come from another server. An old list would remove taps, enable a mirror that was
+//! revoked, and restart an ended budget. So a list is accepted only if it is not older than the newest version seen.
 
 use std::{cmp::Ordering, time::Duration};
 
 use tokio::time::Instant;
 
-/// After so many answers from the past in a row, the newest list is asked for. A server that has no streaming list may
-/// read that list from its store, so this is not the first resort.
+/// The number of consecutive outdated responses after which the newest list is requested. A server without streaming
+/// lists may read that list from its store, so this is a last resort.
 const PAST_ANSWERS: u32 = 3;
-/// A list older than the newest version seen is taken if each newest list has been older for this long. Versions go
-/// back for good where the server's store was restored from a backup.
+/// A list older than the newest version seen is accepted if each newest list has been older for this long. Versions go
+/// back for good if the server's store was restored from a backup.
 const BACK_FOR: Duration = Duration::from_secs(300);
 
-/// Which list to ask the API server for.
+/// The list to request from the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// Any list that the server has in its memory.
+    /// Any list in the server's cache.
     Any,
-    /// A list that is not older than this version, from the server's memory.
+    /// A list that is not older than this version, from the server's cache.
     NotOlderThan(String),
-    /// The newest list: that of now, or a later one.
+    /// The newest list: the present one, or a later one.
     Newest,
 }
 
-/// The judgement of a list.
+/// The decision about a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Judgement {
-    /// Take it.
+    /// Accept it.
     Take,
-    /// Take it: versions have gone back for good.
+    /// Accept it: versions are permanently lower.
     TakeBack,
-    /// Leave it: it is from the past.
+    /// Reject it: it is outdated.
     Past,
 }
 
-/// The newest resource version that a watch has seen, and how many answers in a row were older.
+/// The newest resource version that a watch has seen, and the number of consecutive older responses.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     newest: Option<String>,
     past_answers: u32,
-    /// Since when the newest list has been older than what was seen.
+    /// The time since which the newest list has been older than the version seen.
     back_since: Option<Instant>,
 }
 
 impl Seen {
-    /// Which list to ask for.
+    /// Returns the list to request.
     ///
-    /// A new agent has seen nothing, and the state in the kernel has no version, so the agent asks for the newest list.
-    /// Where lists are not streamed it takes any list: there the newest list may cost the store a read of all pods of
-    /// the cluster.
+    /// A new agent has seen nothing, and the state in the kernel has no version, so the agent requests the newest list.
+    /// If lists are not streamed it accepts any list: the newest one could make the store read all pods of the cluster.
     pub(super) fn ask(&self, is_streaming: bool) -> Ask {
         match &self.newest {
             None if is_streaming => Ask::Newest,
@@ -62,8 +61,8 @@ impl Seen {
         }
     }
 
-    /// Judges a list of this version, which came as the answer to `ask`, and remembers the version if the list is
-    /// taken.
+    /// Decides about a list of this version, which is the response to `ask`. Records the version if the list is
+    /// accepted.
     pub(super) fn judge(&mut self, ask: &Ask, version: &str, now: Instant) -> Judgement {
         let is_past = self.newest.as_ref().is_some_and(|newest| is_older(version, newest));
         let mut judgement = Judgement::Take;
@@ -82,19 +81,19 @@ impl Seen {
         judgement
     }
 
-    /// The server itself answers that its data are older than the request demands.
+    /// Records that the server's data are older than the request demands, by its own response.
     pub(super) fn refused(&mut self) {
         self.past_answers = self.past_answers.saturating_add(1);
     }
 
-    /// The version of a change or a bookmark of the watch.
+    /// Records the version of a change or a bookmark of the watch.
     pub(super) fn saw(&mut self, version: &str) {
         if self.newest.as_ref().is_none_or(|newest| !is_older(version, newest)) {
             self.newest = Some(version.to_owned());
         }
     }
 
-    /// The newest version.
+    /// The newest version seen; empty if none.
     pub(super) fn newest(&self) -> &str {
         self.newest.as_deref().unwrap_or_default()
     }
@@ -103,8 +102,8 @@ impl Seen {
 /// Whether version `a` is certainly older than `b`.
 ///
 /// Versions are decimal numbers of any length. Kubernetes documents that since 1.35. Before, they were officially
-/// opaque, and in fact the revisions of its store. A version of another form is never older: there only the server's
-/// own check makes sure that a list is new enough.
+/// opaque, and in fact the revisions of its store. A version of another form is never older: then only the server's own
+/// check guarantees that a list is new enough.
 fn is_older(a: &str, b: &str) -> bool {
     let number = |text: &str| {
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -175,9 +174,9 @@ mod tests {
     }
 
     proptest! {
-        /// For any answers at any time: a list that is taken is not older than the newest version seen, unless the
-        /// newest list was older for five minutes without a break. If a server keeps its newest list, that list is
-        /// taken in the end.
+        /// For any responses at any time: an accepted list is not older than the newest version seen, unless the newest
+        /// list was older for five minutes without a break. If a server keeps its newest list, that list is accepted in
+        /// the end.
         #[test]
         fn nothing_from_the_past_is_taken_and_nothing_hangs_for_ever(
             steps in prop::collection::vec((0..4_u8, 0..100_u64, 0..120_u64), 1..60),

@@ -1,9 +1,10 @@
-//! [`StaticPods`]: which pods of the API are the pictures of static pods of this node.
+//! [`StaticPods`]: finds the API copies (mirror pods) of this node's static pods.
 //!
-//! The processes of a static pod are in cgroups of a hash, and two annotations of its picture name the hash. Whoever may make
-//! pods can write these annotations, into any namespace. So they prove nothing. The kubelet makes a directory for the logs
-//! of each pod that it runs, with the namespace, the name and the UID of the pod, and only root of the node can make
-//! another one. Without this proof, a pod has the UID of the API, of which there is no process.
+//! The cgroups of a static pod have a hash in their name, and two annotations of its API copy have the hash. Anybody
+//! who can create pods can write these annotations, in any namespace, so they prove nothing. The kubelet creates a
+//! directory for the logs of each pod that it runs, named after the namespace, the name and the UID of the pod, and
+//! only root on the node can create another one. Without this proof, a pod keeps its UID in the API, with which no
+//! process is found.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -12,18 +13,18 @@ use tracing::warn;
 
 use crate::model::{Pod, PodId};
 
-/// Where the kubelet has the logs of pods.
+/// The directory of the kubelet for the logs of pods.
 const LOGS: &str = "/var/log/pods";
-/// The kubelet makes the picture of a static pod a moment before the directory.
+/// The kubelet creates the API copy of a static pod shortly before the directory.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The pods that say that they are static pods.
+/// The pods that claim to be static pods.
 pub(super) struct StaticPods {
     logs: PathBuf,
     claims: BTreeMap<PodId, Claim>,
 }
 
-/// What a pod says, with its hash in the place of the UID.
+/// The claim of a pod, which is stored by its id with the hash as the UID.
 #[derive(Clone)]
 struct Claim {
     is_proven: bool,
@@ -38,8 +39,8 @@ impl Default for StaticPods {
 }
 
 impl StaticPods {
-    /// The pods, each with the hash that it names, if it names one and that is proven to be its own. What was proven stays
-    /// so for as long as the pod is there.
+    /// Replaces the UID of each pod by the hash that it claims, if the hash is proven to be its own. A claim stays
+    /// proven for as long as the pod exists.
     pub(super) fn settle(&mut self, pods: Vec<(Pod, Option<String>)>) -> Vec<Pod> {
         let (mut before, now) = (std::mem::take(&mut self.claims), Instant::now());
         let settled = pods.into_iter().map(|(mut pod, hash)| {
@@ -64,7 +65,7 @@ impl StaticPods {
         settled.collect()
     }
 
-    /// The same for pods whose objects were deleted. What the others say stays as it is.
+    /// Does the same for pods whose objects were deleted. The claims of the others do not change.
     pub(super) fn settle_deleted(&mut self, pods: Vec<(Pod, Option<String>)>) -> Vec<Pod> {
         let claims = self.claims.clone();
         let settled = self.settle(pods);
@@ -92,8 +93,8 @@ mod tests {
         Pod { id, ..Pod::default() }
     }
 
-    /// A tenant writes the annotations of a static pod on a pod of its own, before the picture of the static pod is there,
-    /// beside it, and after it: the static pod keeps its identity, and the tenant's pod never gets it.
+    /// A tenant writes the annotations of a static pod on its own pod, before, while and after the API copy of the
+    /// static pod exists. The static pod keeps its identity, and the tenant's pod never gets it.
     #[test]
     fn a_static_pod_is_who_the_kubelet_says() {
         let directory = tempfile::tempdir().unwrap();
@@ -113,20 +114,20 @@ mod tests {
             assert_eq!(settled(&mut of, vec![of_tenant(), real()]), [tenant.clone(), system.clone()]);
             assert_eq!(settled(&mut of, vec![real(), of_tenant()]), [system.clone(), tenant]);
         }
-        // A pod of the API is none of this.
+        // A normal pod makes no claim.
         let web = (pod("shop", "web", "api-3"), None);
         assert_eq!(settled(&mut of, vec![web, real()]), [("shop".into(), "api-3".into()), system.clone()]);
-        // The picture is deleted, and the static pod runs on.
+        // The API copy is deleted, and the static pod still runs.
         let deleted = of.settle_deleted(vec![real()]).remove(0).id;
         assert_eq!((deleted.namespace, deleted.uid), system.clone());
-        // The logs are cleared away, and the pod is there all the time.
+        // The logs are deleted while the pod exists.
         fs::remove_dir(&of_etcd).unwrap();
         assert_eq!(settled(&mut of, vec![real()]), [system]);
         assert_eq!(settled(&mut of, vec![]), []);
         assert_eq!(settled(&mut of, vec![real()]), [("kube-system".into(), "api-1".into())]);
     }
 
-    /// The picture is there before the directory, so nothing is told at once.
+    /// The API copy exists before the directory, so nothing is logged at once.
     #[tokio::test(start_paused = true)]
     async fn what_is_not_proven_is_told_once_and_not_at_once() {
         let mut of = StaticPods { logs: "/nowhere".into(), ..StaticPods::default() };

@@ -59,7 +59,7 @@ fn a_static_pod_names_the_hash_of_its_cgroups() {
         (Some(HASH), Some(HASH), Some(HASH)),
         (Some(HASH), None, None),
         (None, Some(HASH), None),
-        // An author who wants another pod mirrored.
+        // The author of a pod tries to have another pod mirrored.
         (Some(OTHER), Some(OTHER), None),
     ] {
         let annotations = json!({"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": mirror});
@@ -112,7 +112,7 @@ fn every_annotation_of_ours_is_kept_whatever_mirror_it_is_of() {
     let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(object(&several())).unwrap();
     namespace.trim();
     assert_eq!(serde_json::to_value(&namespace.metadata.annotations).unwrap(), several());
-    // Only a change of one of these annotations counts.
+    // Only a change of one of these annotations matters.
     let (_, mut kept) = Kept::new();
     assert!(kept.take_in(Event::Apply(pod)));
     for key in several().as_object().unwrap().keys() {
@@ -133,7 +133,7 @@ fn annotations_that_are_longer_than_can_be_right_are_not_read() {
         let pod = decode(object(number));
         let mut namespace: PartialObjectMeta<Namespace> = serde_json::from_value(object(number)).unwrap();
         namespace.trim();
-        // The pod itself is known: an enforced mirror does not heed its annotations.
+        // The pod itself is known: an enforced mirror ignores its annotations.
         let own = pod.pod().unwrap();
         assert_eq!((own.unread.is_none(), own.annotations.is_empty()), (is_kept, !is_kept), "{number}");
         let namespace = (namespace.metadata.annotations.is_some(), namespace.problem().is_none());
@@ -236,12 +236,12 @@ fn of_a_pod_only_what_is_kept_wakes_the_loop() {
     assert_eq!(store.state().len(), 1);
     assert!(kept.take_in(Event::Delete(web(|_| {}))), "a deletion");
     assert!(kept.take_in(Event::Apply(web(|_| {}))), "a new pod");
-    // A list without news.
+    // A list without changes.
     assert!(!kept.take_in(Event::Init) && !kept.take_in(Event::InitApply(web(|_| {}))));
     assert!(kept.take_in(Event::InitDone));
 }
 
-/// A watch that was away learns of a deletion by the next list.
+/// After a disconnection, the next list shows that a pod was deleted.
 #[test]
 fn a_deleted_pod_is_kept_as_it_was_last_until_the_next_round() {
     let (_, mut kept) = Kept::new();
@@ -276,14 +276,14 @@ fn a_deleted_pod_is_kept_as_it_was_last_until_the_next_round() {
         kept.take_in(event);
     }
     assert_eq!(taken(), [is("b", "true")]);
-    // Nobody asks for them: there is an end.
+    // If they are not taken out, their number is limited.
     for number in 0..2000 {
         kept.take_in(Event::Delete(named(&format!("pod-{number}"), "true")));
     }
     assert_eq!(taken().len(), 1024);
 }
 
-/// Multus writes the annotation after the pod was made, and may write it again.
+/// Multus writes the annotation after the pod was created, and may write it again.
 #[test]
 fn networks_that_come_later_wake_the_loop_and_their_addresses_do_not() {
     let (store, mut kept) = Kept::new();

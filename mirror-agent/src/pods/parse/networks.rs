@@ -1,19 +1,19 @@
-//! Reads the annotation in which Multus says the network of each NIC of a pod.
+//! Reads the annotation in which Multus lists the network of each NIC of a pod.
 //!
-//! Pure; [`parse`](super) calls it. The annotation is a JSON list with an object for each NIC (Kubernetes Network Custom
-//! Resource Definition De-facto Standard, section 5). Of an object `name` and `interface` are read.
-//! [`Networks`] judges them.
+//! Pure; [`parse`](super) calls it. The annotation is a JSON list with an object for each NIC (Kubernetes Network
+//! Custom Resource Definition De-facto Standard, section 5). The agent reads `name` and `interface` of each object.
+//! [`Networks`] evaluates them.
 
 use mirror_core::networks::{Entry, Networks};
 use serde_json::Value;
 
-/// Most bytes of the annotation: those that Kubernetes allows for all annotations of an object.
+/// The maximum size of the annotation in bytes: what Kubernetes allows for all annotations of an object.
 const MOST_BYTES: usize = 256 << 10;
 
-/// The networks in the annotation. A text that cannot be read has none, and a problem.
+/// Returns the networks in the annotation. For an invalid text, returns none, and a problem.
 pub(super) fn read(text: &str) -> Networks {
     if text.trim().is_empty() {
-        // Calico begins with an empty annotation.
+        // Calico writes an empty annotation first.
         return Networks::default();
     }
     if text.len() > MOST_BYTES {
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(networks.problem(), Some("the entry of the NIC \"net3\" names no network"));
     }
 
-    /// Any JSON, with the names that are read.
+    /// Arbitrary JSON, with the field names that are read.
     fn any_json() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(Value::Null),

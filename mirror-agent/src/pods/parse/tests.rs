@@ -1,4 +1,4 @@
-//! Tests of the parser: by example, and by property.
+//! Tests of the parser: examples and properties.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -279,7 +279,7 @@ proptest! {
 
     #[test]
     fn a_list_that_is_cut_off_before_its_kind_is_an_error(pods in any_pods(), at in any::<prop::sample::Index>()) {
-        // The kind stands at the end, as `kubectl` prints it.
+        // The kind is at the end, as `kubectl` prints it.
         let text = serde_saphyr::to_string(&list(&pods)).unwrap();
         let kind = text.rfind("\nkind:").unwrap() + "\nkind: Lis".len();
         let end = text.floor_char_boundary(at.index(kind + 1));

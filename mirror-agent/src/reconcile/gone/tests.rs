@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A pod by its number: two pods of each name.
+/// Returns a pod by its number. Two pods have the same name each.
 fn pod(number: usize) -> Pod {
     let (uid, name) = (format!("uid-{number}"), format!("web-{}", number / 2));
     Pod { id: PodId { uid, namespace: "shop".into(), name }, ..Pod::default() }
@@ -10,8 +10,8 @@ fn pod(number: usize) -> Pod {
 
 const PODS: usize = 4;
 
-/// A round: which pods have an object, run, and have a tap at its end; those whose object was deleted; and the minutes since
-/// the round before.
+/// A round: the pods that have an object, that run, and that are tapped at its end; those whose object was deleted; and
+/// the minutes since the round before.
 #[derive(Debug, Clone)]
 struct Round {
     listed: [bool; PODS],
@@ -26,7 +26,7 @@ fn round() -> impl Strategy<Value = Round> {
     let seldom = || prop::array::uniform4(prop::bool::weighted(0.2));
     (seldom(), mostly(), mostly(), seldom(), 1..25_u64).prop_map(
         |(mut listed, running, tapped, deleted, minutes)| {
-            // No two objects have one name.
+            // No two objects have the same name.
             (0..PODS).step_by(2).for_each(|number| listed[number + 1] &= !listed[number]);
             Round { listed, running, tapped, deleted, minutes }
         },
@@ -34,12 +34,12 @@ fn round() -> impl Strategy<Value = Round> {
 }
 
 proptest! {
-    /// A pod without an object counts exactly while all of this has held since the deletion: it was tapped before, it runs, it
-    /// is tapped, no other pod has its name, and an hour has not passed.
+    /// A pod without an object counts exactly while all of this has been true since the deletion: it was tapped before,
+    /// it runs, it is tapped, no other pod has its name, and less than an hour has passed.
     #[test]
     fn a_deleted_pod_counts_while_it_runs(rounds in prop::collection::vec(round(), 1..20)) {
         let (mut gone, mut now) = (Gone::default(), Instant::now());
-        // What is to be: since when each pod has been without an object.
+        // The model: the time since which each pod has been without an object.
         let (mut since, mut before) = ([None; PODS], [false; PODS]);
         for Round { listed, running, tapped, deleted, minutes } in rounds {
             now += Duration::from_secs(minutes * 60);

@@ -1,5 +1,5 @@
-//! What the loop tells of the counters that it reads between its rounds. [`routes`](super::routes) has what it does
-//! about them, where it may.
+//! The reports of the loop about the counters that it reads between its rounds. [`routes`](super::routes) tests its
+//! reactions.
 
 use mirror_common::verdict::{Direction, Hook};
 use mirror_core::{
@@ -10,7 +10,7 @@ use mirror_core::{
 use super::*;
 use crate::{dataplane::TapCount, model::Hidden, report::NicCoverage};
 
-/// Packets of ingress that have passed the hook, and that have got to the NIC around the node's end.
+/// Packets to the pod that have passed the hook (`seen`), and that have bypassed the node side (`around`).
 #[derive(Default)]
 struct Traffic {
     seen: u64,
@@ -18,7 +18,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Lets packets pass at the NIC of pod 1, and the loop run.
+    /// Counts packets at the NIC of pod 1, and runs the loop.
     async fn passes(&mut self, world: &mut World, seen: u64, around: u64, seconds: u64) {
         (self.seen, self.around) = (self.seen + seen, self.around + around);
         let count = |packets| Count { packets, bytes: packets * 100 };
@@ -43,7 +43,7 @@ fn reasons(world: &World) -> Vec<&'static str> {
     world.report.borrow().skipped.iter().map(|skipped| skipped.why.name()).collect()
 }
 
-/// A pod, on a node whose administrator wants no taps inside pods.
+/// A pod, on a node whose administrator forbids taps inside pods.
 fn world_outside() -> World {
     let mut world = world();
     world.policy.taps_inside = TapsInside::Off;
@@ -69,10 +69,10 @@ async fn a_bypass_is_told_within_seconds_and_so_is_its_end() {
     assert_eq!((states(&world), reasons(&world)), ([AROUND, IDLE], vec!["Bypassed"]));
     let [ingress, _] = told(&world).directions;
     assert_eq!((ingress.seen, ingress.carried), (100, 107));
-    // A reading that is due at the very moment of the packets may see them.
+    // A reading that is due at the same moment as the packets may count them.
     assert!(ingress.since.elapsed() <= Duration::from_secs(3), "{ingress:?}");
 
-    // The numbers of a state that stays are new, and cost no round.
+    // A reading that changes no state updates the numbers without a round; `run_for` starts with one.
     let rounds = world.links.asked.len();
     traffic.passes(&mut world, 50, 0, 3).await;
     assert_eq!((told(&world).directions[0].carried, world.links.asked.len()), (157, rounds + 1));
@@ -94,7 +94,7 @@ async fn only_a_direction_that_a_mirror_copies_gives_a_reason() {
     traffic.passes(&mut world, 0, 0, 3).await;
     traffic.passes(&mut world, 0, 50, 3).await;
     assert_eq!((states(&world), reasons(&world)), ([AROUND, IDLE], vec![]));
-    // A capture asks for both directions. Its reason is its own.
+    // A capture requests both directions, and has its own reason.
     captures.send_replace(captured(capture(&[])));
     traffic.passes(&mut world, 0, 50, 3).await;
     let report = world.report.borrow().clone();

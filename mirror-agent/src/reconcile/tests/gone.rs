@@ -1,4 +1,4 @@
-//! Pods whose objects were deleted, and whose processes run on.
+//! Pods whose objects were deleted, and whose processes still run.
 
 use super::*;
 
@@ -55,7 +55,7 @@ async fn a_pod_that_never_ends_is_given_up_after_an_hour() {
     assert_eq!(tapped(&world), [11]);
 }
 
-/// The device of the NIC goes before the last process, as where a runtime removes the network first.
+/// The device of the NIC is deleted before the last process ends, as by a runtime that removes the network first.
 #[tokio::test(start_paused = true)]
 async fn a_pod_without_a_nic_is_forgotten_and_nothing_is_told() {
     let mut world = forced().await;
@@ -78,7 +78,7 @@ async fn a_new_pod_of_its_name_takes_its_place() {
     assert_eq!(tapped(&world), [11, 13]);
 }
 
-/// The last words of the object count, also where they come together with its end.
+/// The last state of the object counts, even if its last change arrives together with its deletion.
 #[tokio::test(start_paused = true)]
 async fn an_opt_out_just_before_the_deletion_counts() {
     let mut world = world();
@@ -92,7 +92,7 @@ async fn an_opt_out_just_before_the_deletion_counts() {
     assert_eq!(tapped(&world), [0; 0]);
 }
 
-/// What selects the pod is looked at as ever.
+/// Resources that select the pod still count.
 #[tokio::test(start_paused = true)]
 async fn a_mirror_that_is_deleted_ends_for_deleted_pods_too() {
     let mut world = world();

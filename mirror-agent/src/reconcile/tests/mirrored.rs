@@ -1,4 +1,4 @@
-//! What the loop reports about the mirrors that are wanted, and about those that it has found.
+//! The reports of the loop about the wanted mirrors, and about those of an earlier agent.
 
 use super::*;
 use crate::{
@@ -29,7 +29,7 @@ const SOON: Duration = Duration::from_millis(1);
 async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
     let (captures, reading) = watch::channel(Arc::default());
     let mut world = world_with(reading);
-    // Everything is mirrored, one pod by its annotation as well.
+    // Everything is mirrored by policy, and one pod by its annotation as well.
     world.policy.enable_mirror = true;
     add_pod(&mut world, 1);
     add_pod(&mut world, 2);
@@ -78,7 +78,7 @@ async fn mirrors_that_are_wanted_are_reported_and_those_that_were_found() {
     assert_eq!(reported(&world), [both.clone(), both]);
 }
 
-/// A mirror of a pod has come as far as the NIC where it has come least far.
+/// The stage of a pod's mirror is the lowest of its NICs.
 #[test]
 fn the_stages_are_in_order() {
     let over = Stage::Ended(Ended::Duration);

@@ -1,4 +1,4 @@
-//! What the loop does about packets that get to a pod around the node's end of its veth.
+//! The reactions of the loop to packets that bypass the node side of a pod's veth.
 
 use mirror_common::verdict::{Direction, Hook};
 use mirror_core::{
@@ -23,7 +23,7 @@ fn runs(world: &World, device: Device, program: Program) -> bool {
     installed.is_some_and(|installed| installed.state(program) == HookState::Current)
 }
 
-/// Where the tap of pod 1 sees what reaches the pod: at the node's end, at the NIC.
+/// Whether the tap of pod 1 sees packets to the pod on the node side, and at the NIC.
 fn sides(world: &World) -> [bool; 2] {
     let tap = world.dataplane.actual.taps[&device(11)].tap.as_ref().unwrap();
     let is_there = runs(world, nic(), Program::TapIngress);
@@ -40,14 +40,14 @@ fn told(world: &World) -> NicCoverage {
     world.report.borrow().coverage[&device(11)].clone()
 }
 
-/// The reasons, by name.
+/// The names of the reasons.
 fn reasons(world: &World) -> Vec<&'static str> {
     let mut names: Vec<_> = world.report.borrow().skipped.iter().map(|skipped| skipped.why.name()).collect();
     names.sort_unstable();
     names
 }
 
-/// What has reached the pod of a world.
+/// The packets to the pod so far.
 #[derive(Default)]
 struct Traffic {
     crossed: u64,
@@ -56,7 +56,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Lets packets reach pod 1, which its tap sees as far as it is there, and the loop run.
+    /// Counts packets to pod 1, which its tap sees on the sides where it is installed, and runs the loop.
     async fn passes(&mut self, world: &mut World, crossed: u64, around: u64, seconds: u64) {
         let tap = world.dataplane.actual.taps.get(&device(11)).and_then(|installed| installed.tap.as_ref());
         let inside = tap.is_some() && runs(world, nic(), Program::TapIngress);
@@ -73,7 +73,7 @@ impl Traffic {
     }
 }
 
-/// A pod whose tap is inside, because packets went around the node's end.
+/// A pod whose tap is inside, because packets bypassed the node side.
 async fn moved() -> (World, Traffic) {
     let (mut world, mut traffic) = (world(), Traffic::default());
     add_pod(&mut world, 1);
@@ -83,7 +83,7 @@ async fn moved() -> (World, Traffic) {
     assert!(!has_exit(&world) && world.links.links.by_name(exit::HUB).is_none());
     traffic.passes(&mut world, 0, 1, 3).await;
     assert_eq!(sides(&world), INSIDE);
-    // A reading, from which on packets are compared.
+    // A first reading, to which later ones are compared.
     traffic.passes(&mut world, 0, 0, 3).await;
     (world, traffic)
 }
@@ -118,7 +118,7 @@ async fn one_packet_around_the_nodes_end_changes_the_side_in_seconds_and_their_e
     let coverage = &told(&world).directions[Direction::Ingress as usize];
     assert_eq!((coverage.seen, coverage.carried), (151, 151));
 
-    // Some packets, and 20 s without one around.
+    // Some packets, and 20 s in which none bypasses the node side.
     for _ in 0..5 {
         traffic.passes(&mut world, 5, 0, 3).await;
         assert_eq!(sides(&world), INSIDE);
@@ -149,14 +149,14 @@ async fn a_known_cni_is_recognised_before_the_first_packet() {
         traffic.passes(&mut world, 50, 0, 3).await;
     }
     assert_eq!((sides(&world), of_ingress(&world)), (INSIDE, State::Covered));
-    // The pod goes, and so does all of it.
+    // The pod is deleted, and all its state is removed.
     world.pods.0 = Some(Vec::new());
     world.links.links.pods.clear();
     run_for(&mut world, Duration::from_secs(3)).await.unwrap();
     assert!(world.dataplane.actual.taps.is_empty() && world.dataplane.actual.hubs.is_empty());
 }
 
-/// A CNI that attaches its programs behind the tap, or changes its mode under a standing pod. No packet has told it.
+/// A CNI attaches its programs behind the tap, or changes its mode while pods run. It is recognised without a packet.
 #[tokio::test(start_paused = true)]
 async fn a_known_cni_that_comes_later_is_recognised_by_the_next_round() {
     let mut world = world();
@@ -167,14 +167,14 @@ async fn a_known_cni_that_comes_later_is_recognised_by_the_next_round() {
         world.dataplane.programs.insert(IfIndex(11), [name.to_owned()].into());
         world.dataplane.look_due = Some(Instant::now());
     };
-    // Two changes in short order. The second one comes too early to be asked for at once.
+    // Two changes in short succession. The second one is too early for a query at once.
     change(&mut world, "neighbour");
     run_for(&mut world, Duration::from_millis(100)).await.unwrap();
     assert_eq!(sides(&world), NODE);
     change(&mut world, "cali_tc_preambl");
     run_for(&mut world, Duration::from_millis(1200)).await.unwrap();
     assert_eq!((sides(&world), told(&world).inside), (INSIDE, Some(Reason::Cni(Cni::Calico))));
-    // It is known for good.
+    // The CNI is known permanently.
     let asked = world.dataplane.asked;
     change(&mut world, "neighbour");
     run_for(&mut world, Duration::from_secs(100)).await.unwrap();
@@ -212,14 +212,15 @@ async fn a_new_agent_keeps_the_side_that_it_finds() {
     assert_eq!(sides(&world), INSIDE);
     let is_changed = |op: &Op| matches!(op, Op::PutTap(..) | Op::Detach(..));
     assert!(!world.dataplane.tried.iter().any(is_changed), "{:?}", world.dataplane.tried);
-    // It has seen no packet around the node's end itself.
+    // The new agent itself has seen no packet bypass the node side.
     for _ in 0..9 {
         traffic.passes(&mut world, 5, 0, 3).await;
     }
     assert_eq!(sides(&world), NODE);
 }
 
-/// What keeps a program out of the pod is in the log alone, so the pod is told what is missing meanwhile.
+/// The error that keeps a program out of the pod is only logged, so the pod gets the missing packets as a reason
+/// meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_tap_that_cannot_get_inside_tells_what_it_misses() {
     let (mut world, mut traffic) = (world(), Traffic::default());
@@ -241,8 +242,8 @@ async fn a_tap_that_cannot_get_inside_tells_what_it_misses() {
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
 }
 
-/// The agent before has taken the tap of a pod away, and ended before it could delete the exit there. The hub stays for
-/// another pod.
+/// The earlier agent has removed the tap of a pod, and ended before it could delete the relay device there. The relay
+/// hub stays for another pod.
 #[tokio::test(start_paused = true)]
 async fn a_new_agent_deletes_an_exit_that_no_tap_tells_of() {
     let (mut before, _) = moved().await;
@@ -255,7 +256,7 @@ async fn a_new_agent_deletes_an_exit_that_no_tap_tells_of() {
     let netns = NetnsId { dev: 4, ino: 2 };
     before.links.apply(&LinkChange::CreateExit(netns, IfIndex(91))).await.unwrap();
     let inside = before.links.links.pods["uid-2"].clone();
-    // Between two containers, no process says where the namespace is.
+    // Between two containers, no process shows the namespace of the pod.
     before.links.links.pods.remove("uid-2");
 
     let mut world = world();
@@ -303,7 +304,7 @@ async fn without_a_way_out_of_the_pod_the_tap_stays_and_says_so() {
     world.links.refuses_exits = false;
     traffic.passes(&mut world, 50, 1, 40).await;
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
-    // A process of the pod deletes it: it is made again, and what is inside stays.
+    // A process of the pod deletes the relay device. If it cannot be created again, the tap inside stays.
     world
         .links
         .links
@@ -319,7 +320,7 @@ async fn without_a_way_out_of_the_pod_the_tap_stays_and_says_so() {
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec!["NoExit"]));
 }
 
-/// What hides packets at the hook that the tap has left is no reason any more.
+/// A program that hides packets at the hook that the tap no longer uses is no reason any more.
 #[tokio::test(start_paused = true)]
 async fn a_program_ahead_at_the_nodes_end_does_not_hide_what_reaches_the_pod() {
     let (mut world, mut traffic) = moved().await;
@@ -343,7 +344,7 @@ async fn a_side_that_fails_is_tried_again_and_the_other_one_stays() {
         "{failures} {}",
         world.links.asked.len() - rounds
     );
-    // The side that stayed has all packets that cross the node's end.
+    // The other side still sees all packets that pass the node side.
     assert_ne!(of_ingress(&world), State::NoHook);
     run_for(&mut world, Duration::from_secs(5)).await.unwrap();
     assert_eq!(sides(&world), INSIDE);
@@ -364,7 +365,8 @@ async fn what_a_pod_takes_away_is_attached_again_and_told_for_a_while() {
     assert_eq!((sides(&world), reasons(&world)), (INSIDE, vec![]));
 }
 
-/// The pod removes the programs of both directions, one at a time. Each has its rest, and keeps the other one from nothing.
+/// The pod removes the programs of both directions, one at a time. Each has its own pause, and does not delay the other
+/// one.
 #[tokio::test(start_paused = true)]
 async fn the_rest_of_one_direction_is_not_that_of_the_other() {
     let mut world = world();
@@ -390,7 +392,7 @@ async fn the_rest_of_one_direction_is_not_that_of_the_other() {
     assert_eq!(Program::TAP.map(|program| state(&world, program)), [HookState::Current; 2]);
 }
 
-/// The pod does not keep the loop busy, and the node's end sees what reaches it meanwhile.
+/// The pod does not keep the loop busy, and the node side sees the pod's packets meanwhile.
 #[tokio::test(start_paused = true)]
 async fn what_a_pod_removes_again_and_again_is_attached_less_and_less_often() {
     let (mut world, _) = moved().await;

@@ -1,4 +1,4 @@
-//! What the loop does about MirrorTargets that come, change and go, and what a new agent does before it knows them.
+//! The reactions of the loop to new, changed and deleted MirrorTargets, and of a new agent before it knows them.
 
 use mirror_common::limit::Limits;
 use mirror_core::{
@@ -26,20 +26,20 @@ fn resource(of: &str, to: &str) -> TargetResource {
     }
 }
 
-/// The targets that are installed, and their devices.
+/// The installed targets, and their devices.
 fn installed(world: &World) -> Vec<(String, String)> {
     let targets = &world.dataplane.actual.targets;
     let device = |target: &Target| target.device().map(|device| device.device.clone()).unwrap_or_default();
     targets.iter().map(|(name, target)| (name.to_string(), device(target))).collect()
 }
 
-/// The devices that the agent has made.
+/// The devices that the agent has created.
 fn made(world: &World) -> BTreeSet<String> {
     let links = world.links.links.host.values();
     links.filter(|link| link.alias.as_deref() == Some(ALIAS)).map(|link| link.name.clone()).collect()
 }
 
-/// A new agent on the node of an earlier one, which has no list yet.
+/// A new agent on the node of an earlier one, before its first list.
 fn started_again(before: World) -> World {
     let mut world = world();
     (world.links, world.dataplane) = (before.links, before.dataplane);
@@ -99,14 +99,14 @@ async fn a_new_agent_without_a_list_keeps_what_mirror_targets_have_made() {
     run_for(&mut world, TICK * 3).await.unwrap();
     assert_eq!(world.dataplane.actual.taps, taps);
     assert_eq!(made(&world), ["ids0".to_owned(), "mirror0".to_owned()].into());
-    // Its state is kept right meanwhile.
+    // The state of the target is kept up to date meanwhile.
     let ids0 = world.links.links.host.values_mut().find(|link| link.name == "ids0").unwrap();
     ids0.up = false;
     run_for(&mut world, TICK * 2).await.unwrap();
     let target = |world: &World| world.dataplane.actual.targets[&name("ids")].device().unwrap().clone();
     assert!(!target(&world).up && target(&world).ifindex.is_some());
 
-    // The list comes, and the MirrorTarget has gone meanwhile.
+    // The list arrives, and the MirrorTarget was deleted in the meantime.
     world.pods.0 = Some(Vec::new());
     run_for(&mut world, TICK * 2).await.unwrap();
     assert_eq!(installed(&world), [("default".into(), "mirror0".into())]);
@@ -161,7 +161,7 @@ async fn a_mirror_target_that_cannot_be_stops_no_agent_and_says_why() {
     assert_eq!(report.down, report.unreached, "each pod of it is told");
 }
 
-/// A device that stays concerns nobody else: the agent is ready, and events do not wait.
+/// A device that cannot be deleted does not affect others: the agent is ready, and events do not wait.
 #[tokio::test(start_paused = true)]
 async fn a_device_that_cannot_be_deleted_blocks_no_round() {
     let mut world = world();
@@ -177,14 +177,14 @@ async fn a_device_that_cannot_be_deleted_blocks_no_round() {
     assert!(world.report.borrow().failures.is_empty() && !world.links.links.host.contains_key(&IfIndex(50)));
 }
 
-/// What happens to a node.
+/// An event in the history of a node.
 #[derive(Debug, Clone)]
 enum Step {
-    /// The MirrorTargets are these now.
+    /// These are the MirrorTargets now.
     List(Vec<(&'static str, &'static str)>),
     /// Another agent takes over, and has no list yet.
     Restart,
-    /// A device of ours disappears.
+    /// A device of podmirror disappears.
     Lose,
 }
 
@@ -201,8 +201,8 @@ fn any_step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// After any history the node has the targets of the list and their devices, and no others. Without a list nothing
-    /// is removed.
+    /// After any history the node has exactly the targets of the list and their devices. Without a list nothing is
+    /// removed.
     #[test]
     fn any_history_ends_with_the_targets_of_the_list(steps in vec(any_step(), 1..12)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
@@ -214,7 +214,7 @@ proptest! {
             for step in steps {
                 match step {
                     Step::List(mut targets) => {
-                        // An API server has one object of a name.
+                        // An API server has only one object with a name.
                         targets.sort();
                         targets.dedup_by_key(|(name, _)| *name);
                         list = targets.iter().map(|(of, to)| resource(of, to)).collect();

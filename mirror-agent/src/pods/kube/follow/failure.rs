@@ -1,10 +1,10 @@
-//! [`Failure`]: why a watch of the Kubernetes API failed, and what that says. Pure; `Follower` asks it.
+//! [`Failure`]: the reason why a watch of the Kubernetes API failed, and its meaning. Pure; `Follower` uses it.
 
 use kube::core::Status;
 
 use super::{LIST_DEADLINE, Lacking};
 
-/// Why a watch failed.
+/// The reason why a watch failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error("cannot list: {}", mirror_client::in_words(.0))]
@@ -28,7 +28,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// The server does not support the request. It may also answer without an end, as still older servers do.
+    /// Whether the server does not support the request. Old servers may respond without an end of the list instead.
     pub(super) fn is_refusal(&self) -> bool {
         match self {
             Self::Begin(kube::Error::Api(status)) => matches!(status.code, 400 | 422),
@@ -37,7 +37,7 @@ impl Failure {
         }
     }
 
-    /// The server answers that there are no objects of this kind for the agent.
+    /// The reason if the server responds that the agent gets no objects of this kind.
     pub(super) fn lacking(&self) -> Option<Lacking> {
         match self {
             Self::List(kube::Error::Api(status)) | Self::Begin(kube::Error::Api(status)) => match status.code
@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// The server's data are older than the request demands.
+    /// Whether the server's data are older than the request demands.
     pub(super) fn is_past(&self) -> bool {
         let status = match self {
             Self::List(kube::Error::Api(status)) | Self::Begin(kube::Error::Api(status)) => status,

@@ -1,5 +1,5 @@
-//! The requests of a follower to the API server, and the answers that it believes, on a server of canned answers. Time
-//! stands still.
+//! The requests of a follower to the API server, and the responses that it accepts, with canned responses and paused
+//! time.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -17,29 +17,29 @@ use crate::pods::{
     kube::{KubePods, watch_seconds},
 };
 
-/// How long a watch of this server lasts.
+/// The duration of a watch of this server.
 const WATCH: Duration = Duration::from_secs(60);
 
-/// The state of the server, and how it answers.
+/// The state of the server, and its behaviour.
 #[derive(Debug, Default)]
 struct World {
     version: u64,
     pods: Vec<&'static str>,
-    /// It answers nothing but 503.
+    /// It responds 503 to everything.
     is_down: bool,
     /// It streams lists.
     streams: bool,
-    /// It answers with its state for any requested version, as a cache on the way does.
+    /// It responds with its state for any requested version, as a cache in between does.
     is_careless: bool,
     /// It ends every watch at once, and sends nothing.
     is_brief: bool,
-    /// It begins watches, and sends nothing.
+    /// It starts watches, and sends nothing.
     is_mute: bool,
-    /// The Mirrors; `None`: there is no CRD.
+    /// The Mirrors; `None` if there is no CRD.
     mirrors: Option<Vec<&'static str>>,
-    /// Nobody has the right to read Mirrors.
+    /// It denies access to Mirrors.
     is_denied: bool,
-    /// The queries for pods.
+    /// The queries for pods so far.
     asked: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ impl Server {
         self.0.lock().unwrap()
     }
 
-    /// The versions of the lists of pods that were asked for since the last time.
+    /// Returns the versions of the lists of pods that were requested since the last call.
     fn lists_asked(&self) -> Vec<String> {
         let asked = std::mem::take(&mut self.world().asked);
         let is_list = |query: &&String| !query.contains("watch=true") || query.contains("sendInitialEvents");
@@ -167,8 +167,8 @@ fn mirrors(pods: &KubePods) -> Vec<String> {
     pods.resources().iter().map(|resource| resource.id.to_string()).collect()
 }
 
-/// A server that predates the bounds of the CRD and streams no list, with so many Mirrors. Returns the sizes of the pages
-/// too.
+/// A server that predates the limits of the CRD and does not stream lists, with this number of Mirrors. Also returns
+/// the sizes of the pages.
 fn crowded(
     mirrors: usize,
     spec: impl Fn(usize) -> Value + Send + Sync + 'static,
@@ -202,13 +202,13 @@ fn crowded(
     (client, pages)
 }
 
-/// A selector with so many values of 9 bytes.
+/// A selector with `values` values of 9 bytes.
 fn selector(values: usize) -> Value {
     let values: Vec<_> = (0..values).map(|number| format!("{number:09}")).collect();
     json!({"podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": values}]}})
 }
 
-/// Mirrors of up to 1.3 MB come in pages, and of each only its name stays and the reason why it is refused.
+/// Mirrors of up to 1.3 MB are read in pages, and the agent keeps only their names and the reason for refusing them.
 #[tokio::test(start_paused = true)]
 async fn hostile_mirrors_come_in_pages_and_leave_their_names() {
     let spec = |number| match number {
@@ -232,10 +232,10 @@ async fn hostile_mirrors_come_in_pages_and_leave_their_names() {
     }
 }
 
-/// Mirrors that the CRD allows, and very many of them: their namespace has 4 MiB.
+/// The CRD allows each of these Mirrors, but they are very many: the limit for a namespace is 4 MiB.
 #[tokio::test(start_paused = true)]
 async fn the_mirrors_of_a_namespace_have_a_bound_together() {
-    // 41 bytes for each value, about.
+    // About 41 bytes for each value.
     let large = selector(2000);
     let (client, _) = crowded(100, move |_| large.clone());
     let pods = KubePods::watch(client, "one", |_| {});
@@ -257,18 +257,18 @@ async fn a_cluster_without_mirrors_is_followed_all_the_same() {
     let state = || *pods.state().borrow();
     seconds(1).await;
     assert_eq!((names(&pods), mirrors(&pods), state()), (vec!["web".into()], vec![], SourceState::Current));
-    // The API goes away and comes back, still without the CRDs.
+    // The API becomes unreachable and comes back, still without the CRDs.
     server.world().is_down = true;
     seconds(90).await;
     assert!(matches!(state(), SourceState::Away { .. }));
     server.world().is_down = false;
     seconds(45).await;
     assert_eq!((mirrors(&pods), state()), (vec![], SourceState::Current));
-    // They are installed.
+    // The CRDs are installed.
     server.world().mirrors = Some(vec!["ids"]);
     seconds(40).await;
     assert_eq!((mirrors(&pods), state()), (vec!["Mirror shop/ids".into()], SourceState::Current));
-    // They are removed. One answer of that kind is not believed yet: the server may lag behind.
+    // They are removed. A single response of that kind is not accepted: the server may lag behind.
     server.world().mirrors = None;
     let mut away = 0;
     for _ in 0..120 {
@@ -287,7 +287,7 @@ async fn mirrors_that_may_not_be_read_are_none_unless_they_were_read_before() {
     let server = Server::new(World { is_denied: true, ..world });
     let pods = KubePods::watch(server.client(), "one", |_| {});
     let state = || *pods.state().borrow();
-    // A server that has just started denies everything, and a new agent must not end a mirror for that.
+    // A server that has just started denies everything, and a new agent must not end a mirror for that reason.
     seconds(1).await;
     assert_eq!((pods.snapshot(), state()), (None, SourceState::Starting));
     seconds(14).await;
@@ -320,7 +320,7 @@ async fn a_list_from_the_past_is_not_taken_and_a_newer_one_is() {
             assert_eq!(names(&pods), ["web"], "after {second} s, {streams} {is_careless}");
             assert!(matches!(*pods.state().borrow(), SourceState::Away { .. }));
         }
-        // The memory is asked first, and the store only if the memory stays behind.
+        // The cache is queried first, and the store only if the cache stays behind.
         let asked = server.lists_asked();
         assert!(asked.len() >= 3 && asked[..3].iter().all(|version| version == "50"), "{asked:?}");
         assert!(asked.len() < 40, "{asked:?}");
@@ -337,7 +337,7 @@ async fn a_store_that_was_restored_is_believed_after_a_while() {
         let server = Server::new(World { version: 50, pods: vec!["web"], streams, ..World::default() });
         let pods = KubePods::watch(server.client(), "one", |_| {});
         seconds(2).await;
-        // The connection breaks; or the server ends its watches in order, and then waits for a version to come.
+        // The connection breaks; or the server ends its watches regularly, and then waits for a newer version.
         server.world().is_down = is_down;
         seconds(70).await;
         *server.world() = World { version: 10, pods: vec!["restored"], streams, ..World::default() };
@@ -346,7 +346,7 @@ async fn a_store_that_was_restored_is_believed_after_a_while() {
         seconds(420).await;
         assert_eq!(names(&pods), ["restored"], "{streams} {is_down}");
         assert_eq!(*pods.state().borrow(), SourceState::Current);
-        // From then on it is followed as any other.
+        // Afterwards the follower treats it like any other server.
         *server.world() =
             World { version: 11, pods: vec!["next"], streams, is_down: true, ..World::default() };
         seconds(70).await;
@@ -373,12 +373,13 @@ async fn a_server_that_ends_every_watch_at_once_is_not_asked_without_a_pause() {
         let _pods = KubePods::watch(server.client(), "one", |_| {});
         seconds(60).await;
         let asked = server.world().asked.len();
-        // A list that is refused, a plain one and a watch each second, at most.
+        // Per second at most one refused streaming list, one plain list and one watch.
         assert!(asked <= 3 * 61, "{asked}");
     }
 }
 
-/// It may hang, or send no bookmarks: a list finds out, and only if that fails the server is away.
+/// The server may hang, or send no bookmarks: a list shows which, and only if it fails does the API count as
+/// unreachable.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_stays_silent_begins_again_with_a_list() {
     let world = World { version: 50, pods: vec!["web"], is_mute: true, ..World::default() };

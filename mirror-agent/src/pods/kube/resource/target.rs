@@ -1,4 +1,4 @@
-//! MirrorTargets: where the copies go, in the form of `--target`. Pure.
+//! Converts MirrorTargets to destinations, through the syntax of `--target`. Pure.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -60,7 +60,7 @@ impl Kind for MirrorTarget {
     }
 
     fn problem(_: &TargetResource) -> Option<String> {
-        // The loop logs it, together with what only a node knows.
+        // The loop logs the problem, together with facts that only a node knows.
         None
     }
 }
@@ -171,7 +171,7 @@ fn tunnel(
     text.parse().map_err(|error| format!("spec.{kind}: {error}"))
 }
 
-/// An option of a tunnel, if it has a value.
+/// Returns an option of a tunnel, if it has a value.
 fn named(word: &str, value: Option<impl ToString>) -> Option<String> {
     value.map(|value| format!("{word}={}", value.to_string()))
 }
@@ -307,7 +307,8 @@ mod tests {
     }
 
     proptest! {
-        /// No text of a field becomes an option of the tunnel: what is read has the values of the fields, or is refused.
+        /// The text of a field never becomes a separate option of the tunnel: a target has the values of the fields, or
+        /// is refused.
         #[test]
         fn a_field_is_one_option(remote in "\\PC{0,20}", vni in "\\PC{0,12}", device in "\\PC{0,16}") {
             let spec = json!({ "vxlan": { "remote": remote, "port": 14789, "vni": vni, "device": device } });

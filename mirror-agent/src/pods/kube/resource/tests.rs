@@ -1,4 +1,4 @@
-//! Tests of what is kept of a Mirror or ClusterMirror, and of what is refused.
+//! Tests of the parts of a Mirror or ClusterMirror that are kept, and of those that are refused.
 
 #![expect(clippy::unwrap_used, reason = "tests panic")]
 
@@ -40,7 +40,7 @@ fn every_field_reaches_the_request() {
     let Request { nics, directions, settings, target, .. } = request.unwrap();
     assert_eq!(nics.unwrap(), ["eth0", "net1"]);
     assert_eq!((directions, target.as_deref()), (Directions::Ingress, Some("ids")));
-    // The settings of annotations, all of them, in their order and in a form that can be read.
+    // All settings of annotations, in their order and in a form that can be read.
     assert_eq!(settings.iter().map(|(key, _)| *key).collect::<Vec<_>>(), KEYS);
     for (key, value) in settings {
         Settings::default().set(key, &value).unwrap();
@@ -65,7 +65,7 @@ fn what_is_too_large_selects_nothing_and_says_why() {
     assert_eq!((namespaces, request), (nothing(), Err(TOO_LARGE.to_owned())));
 }
 
-/// The agent takes every Mirror that the API server lets through.
+/// The agent accepts every Mirror that the API server accepts.
 #[test]
 fn what_the_crd_allows_is_not_too_large() {
     let text = |bytes: usize, number: usize| format!("{number:0bytes$}");
@@ -157,7 +157,7 @@ fn any_labels() -> impl Strategy<Value = BTreeMap<String, String>> {
 }
 
 proptest! {
-    /// The same pods as kube's own selector selects.
+    /// The selector selects the same pods as kube's own.
     #[test]
     fn a_selector_selects_what_another_implementation_selects(
         must in any_labels(),
