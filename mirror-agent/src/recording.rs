@@ -274,7 +274,7 @@ pub struct Recorder {
     wire: Wire,
     interfaces: Interfaces,
     store: Store,
-    /// The block of one packet. It is here so that its memory is used again.
+    /// The block of one packet. Kept here to reuse its memory.
     block: Vec<u8>,
     packets: u64,
     unknown: u64,

@@ -28,7 +28,7 @@ fn mirrored(target: &str, stage: Stage) -> Mirrored {
     Mirrored { target: TargetName(target.parse().unwrap()), is_asked: true, stage }
 }
 
-/// The mirrors of the pod `web`: each by its name, target and stage.
+/// The mirrors of the pod `web`, each with its name, target and stage.
 fn of_web(mirrors: &[(&str, &str, Stage)]) -> Mirrors {
     let of_pod = mirrors.iter().map(|(name, target, stage)| (id(name), mirrored(target, *stage)));
     [(pod("web"), of_pod.collect())].into()
