@@ -12,7 +12,7 @@ use crate::nodes::is_within;
 
 /// The table entry of an unknown rate.
 const UNKNOWN: &str = "-";
-/// Lower rates are shown as 0.
+/// Lower rates are shown as `<0.1`.
 const LEAST: f64 = 0.1;
 
 /// The reading of one node.
