@@ -98,7 +98,7 @@ fn refuse_others(mirror: &Mirror, namespace: &str) -> anyhow::Result<()> {
     )
 }
 
-/// The name of the Mirror of a workload. Characters that are invalid in a name are replaced by a hash.
+/// The name of the Mirror of a workload. A name that is too long or contains a dot gets a hash as its suffix.
 fn name_of(workload: &Workload) -> String {
     let name = workload.to_string().replace('/', "-");
     if name.len() <= MAX_NAME && !name.contains('.') {

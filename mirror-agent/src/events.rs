@@ -190,7 +190,7 @@ fn tellable(report: &Report) -> BTreeSet<Fact> {
         | Why::NoSuchInterface
         | Why::NoSuchPod(_)
         | Why::TunnelInTunnel(_) => None,
-        // The author has asked for it.
+        // The author has opted out.
         Why::OptedOut(_) => None,
         // Every node has such pods, and users do not expect them to be mirrored.
         Why::HostNetwork { is_asked: false } => None,

@@ -205,7 +205,7 @@ async fn meet(mut stream: TcpStream, mut reports: Reports, bpffs: Arc<Path>, pla
     });
 }
 
-/// Sends the packets of a Mirror to a client, until either of them no longer exists.
+/// Sends the packets of a Mirror to a client, until the Mirror is deleted or the client disconnects.
 async fn give(
     mut stream: TcpStream,
     request: &Request,

@@ -73,7 +73,7 @@ struct LockedPodMeter {
 /// The meters in the maps.
 struct Maps;
 
-/// Changes the meter at an index of a map under its lock. Returns if there is none.
+/// Changes the meter at an index of a map under its lock. Returns `None` from the caller if there is no such meter.
 macro_rules! locked {
     ($map:ident[$place:expr], $limits:expr, $change:ident) => {{
         let (limits, meter) = ($limits, $map.get_ptr_mut($place)?);

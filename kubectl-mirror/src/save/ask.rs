@@ -49,7 +49,7 @@ impl<F> Default for Answers<F> {
     }
 }
 
-/// Requests the packets, and prints the reasons of the nodes that do not answer. Also prints what the recorders record.
+/// Requests the packets, and prints the reasons of the nodes that do not answer. Also returns the recorders' targets.
 ///
 /// # Errors
 ///

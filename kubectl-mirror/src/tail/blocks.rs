@@ -26,7 +26,7 @@ pub(crate) enum Block {
 pub(crate) struct Description {
     /// Its name, such as `shop/web eth0`.
     pub(crate) name: String,
-    /// What it is.
+    /// Its description.
     pub(crate) description: Option<String>,
     /// The filter, in tcpdump's language.
     pub(crate) filter: Option<String>,

@@ -292,7 +292,7 @@ mod tests {
         assert!(format!("{read:?}").len() < 4000, "{read:?}");
     }
 
-    /// A text within the bound, in a field other than the status, can be long too.
+    /// Texts within the bound of a spec, and statuses that no controller has written, can be long too.
     #[test]
     fn texts_are_cut_and_what_no_controller_has_written_is_no_status() {
         for (spec, status) in [

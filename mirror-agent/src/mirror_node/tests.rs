@@ -139,7 +139,7 @@ fn namespaces_share_the_room_of_a_status() {
 /// The requests sent to the server: method, path and body.
 type Sent = Arc<Mutex<Vec<(String, String, Value)>>>;
 
-/// A server whose answers depend on the request: without a MirrorNode, with one, or refusing the write.
+/// A server that replies to a path with `answer`; `None` stands for an existing MirrorNode.
 fn server(sent: &Sent, answer: impl Fn(&str) -> Option<Reply> + Send + Sync + 'static) -> Client {
     let sent = Arc::clone(sent);
     fake::client_with_bodies(move |request, body| {
@@ -296,7 +296,7 @@ impl Cluster {
             })),
             None => Reply::Status(404),
         };
-        // Garbage collection, simulated once the answer was sent: the owner of the object does not exist.
+        // After the answer, the garbage collector deletes an object whose owner does not exist.
         if path.ends_with("/status") && self.object.iter().flatten().any(|owner| owner != self.node) {
             self.object = None;
         }

@@ -122,7 +122,7 @@ impl Output {
         self.is_open && self.pipe.is_some() && !self.pending.is_empty()
     }
 
-    /// Whether so much is buffered for the reader of a pipe that the caller should append nothing more.
+    /// Whether the buffer for the reader of a pipe is full, so that the caller should append nothing more.
     pub(super) fn is_stalled(&self) -> bool {
         self.is_pending() && self.pending.len() >= MOST_PENDING
     }

@@ -32,7 +32,7 @@ proptest! {
         prop_assume!(!taken.is_empty());
         let first = from.index(taken.len());
         let stretch = taken[taken.len() - 1] - taken[first];
-        // The price of a packet is rounded down to whole ticks.
+        // The price of a packet is rounded up to whole ticks, so the effective rate is at most the configured one.
         let most = ((stretch + burst_ns) * TICKS_PER_NS).div_ceil(limits.ticks_per_packet) + 1;
         prop_assert!((taken.len() - first) as u64 <= most, "{} of {most}", taken.len() - first);
     }
@@ -212,7 +212,7 @@ proptest! {
     }
 }
 
-/// A configuration of a user that never copied a packet: its credit was negative.
+/// A regression test: with such a burst no packet was ever copied, because the credit was negative.
 #[test]
 fn a_burst_of_months_is_one_of_a_minute() {
     let limits = Limits::of_rate(1_000, 0, Duration::from_secs(105 * 24 * 3600));

@@ -164,7 +164,7 @@ impl Reading {
         Ok(if is_empty || is_late || recorder.is_stalled() { Batch::End } else { Batch::More })
     }
 
-    /// Reads the counters, and detects ended sessions.
+    /// Reads the counters. In a recording without an end, also drops ended sessions.
     fn count(&mut self) -> anyhow::Result<()> {
         self.sessions.note(&mut self.recorder)?;
         if self.is_endless {

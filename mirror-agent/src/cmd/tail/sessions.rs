@@ -71,7 +71,7 @@ impl Sessions {
         looked
     }
 
-    /// Passes the sessions and their counters to the recorder, and finds the sessions that no longer exist.
+    /// Passes the sessions and their counters to the recorder. Warns about sessions that no longer copy to the target.
     pub(super) fn note(&mut self, recorder: &mut Recorder) -> anyhow::Result<()> {
         let look = Look::at(&mut self.maps, &self.target)?;
         let here = look.missed();

@@ -276,7 +276,7 @@ proptest! {
                 match stage {
                     // The last Event may name another target.
                     Stage::Coming => {}
-                    // The mirror may have been asked for earlier.
+                    // The mirror may have been requested earlier.
                     _ if !is_asked => {}
                     Stage::Stands => prop_assert_eq!(said.as_ref(), Some(target)),
                     Stage::Ended(_) => prop_assert_eq!(said, None),
