@@ -17,8 +17,7 @@ use mirror_common::{
 
 use crate::netns;
 
-/// The last copies, by identity. Taps write an element only if it changes, so in a steady flow the CPUs share its cache
-/// line.
+/// The last copies, by identity. Taps write only changes, so in a steady flow the CPUs share the cache line.
 #[btf_map(pin_by_name)]
 static COPIES: Array<u64, { SLOTS as usize }> = Array::new();
 
@@ -69,8 +68,7 @@ extern "C" fn look(skb: *mut __sk_buff, how: u32) -> u32 {
     let place = identity::place(netns(), ifindex, how & 1 != 0);
     // SAFETY: the helper has no preconditions.
     let unit = identity::unit(unsafe { bpf_jiffies64() });
-    // SAFETY: an element of an array is valid for the whole program, and the kernel accesses an aligned word
-    // atomically.
+    // SAFETY: an element of an array stays valid, and the kernel accesses an aligned word atomically.
     let last = unsafe { noted.read_volatile() };
     if how & NOTE == 0 {
         return u32::from(identity::stands_for(last, identity, place, unit));

@@ -28,8 +28,7 @@ use crate::{COUNTERS, TARGETS, tunnel};
 #[btf_map(pin_by_name)]
 pub(crate) static DELIVERY: PerCpuArray<Delivery, 1> = PerCpuArray::new();
 
-/// The code of a clone that has not reached the relay hub: the device is down, or a program in the pod has taken the
-/// clone.
+/// The code of a clone that has not reached the relay hub: the device is down, or a program in the pod took it.
 const ENETDOWN: i64 = 100;
 
 /// Length of an Ethernet header, the minimum of a packet for a device.
@@ -38,8 +37,7 @@ const ETHERNET: u32 = 14;
 const HALVINGS: u32 = MAX_SNAPLEN.ilog2() + 1;
 
 /// Announces a copy of a session's packet while `clone` makes it. Returns the code of the clone to the target, and
-/// whether the second stage failed to cut or encapsulate the copy. `by_exit`: the copy leaves a pod by its relay
-/// device.
+/// whether the second stage failed to cut or encapsulate it. `by_exit`: the copy leaves a pod by its relay device.
 #[inline(always)]
 pub(crate) fn announcing(
     session: &Session,
@@ -71,8 +69,7 @@ pub(crate) fn announcing(
     // SAFETY: as above.
     unsafe { *delivery = announced };
     let code = clone();
-    // SAFETY: as above. The second stage and the hub write it meanwhile, which the compiler assumes: the clone is a
-    // call.
+    // SAFETY: as above. The second stage and the hub write it meanwhile; the compiler assumes so at the call.
     let Delivery { uncut, hub, code: passed, .. } = unsafe { *delivery };
     // SAFETY: as above.
     unsafe { (*delivery).target = 0 };
@@ -199,8 +196,7 @@ fn cut(skb: *mut __sk_buff, wanted: u32, most: u32) -> Done {
     if is_cut && wire_len(skb).0 <= most { Done::Passes } else { Done::Refused }
 }
 
-/// Cuts a copy to the minimum that the kernel allows, which is more than `refused` bytes. Returns 0 if the copy is
-/// unchanged.
+/// Cuts a copy to the minimum that the kernel allows (more than `refused` bytes). Returns 0 if it is unchanged.
 ///
 /// The kernel refuses a length below the headers, without returning the minimum. So this halves the range between a
 /// length that is refused and one that is not. A global function, so that the verifier knows nothing of its numbers.

@@ -1,12 +1,11 @@
 //! Detects packets that must not be copied to a target, because the copies would loop or arrive twice.
 //!
-//! * The packets of podmirror's own tunnels contain copies from another node. A copy of such a packet could be copied
-//!   there again, and so on. A packet that leaves a pod contains no copy, so a pod cannot hide its packets by imitating
-//!   a tunnel.
-//! * A collector, which is a pod, gets its own packets anyway. On a bridge, other taps see these packets too. Its
-//!   network stack would treat a copy with its own address as a duplicate. Packets from the collector are recognized by
-//!   the device on which the node received them, because any pod can use any MAC address. Packets to it are recognized
-//!   by their MAC address, if the node or a bridge delivers them to the collector by this address.
+//! * Packets of podmirror's own tunnels contain copies from another node. A copy of one could be copied there again,
+//!   and so on. A packet that leaves a pod contains no copy, so no pod can hide packets by imitating a tunnel.
+//! * A collector, which is a pod, gets its own packets anyway, and its network stack would treat a copy with its own
+//!   address as a duplicate. On a bridge, other taps see these packets too. Packets from it are recognized by the
+//!   device on which the node received them, because any pod can use any MAC address; packets to it by their MAC
+//!   address, if the node or a bridge delivers them to the collector by this address.
 //!
 //! Called only for targets with [`TARGET_GUARDED`](mirror_common::abi::TARGET_GUARDED), so that other nodes have no
 //! cost.
@@ -26,8 +25,7 @@ static TUNNELS: Array<Tunnels, 1> = Array::new();
 /// Length of a MAC address; that of the receiver is at the beginning of a frame.
 const MAC: usize = 6;
 
-/// Returns 1 if the packet must not be copied to this target, else 0. `leaves_pod`: 1 at a hook where packets leave a
-/// pod, else 0.
+/// Returns 1 if the packet must not be copied to this target, else 0. `leaves_pod`: 1 at a hook where it leaves a pod.
 ///
 /// A global function, so the verifier checks it once, and not again for each session of a tap.
 #[unsafe(no_mangle)]

@@ -26,8 +26,7 @@ pub(crate) fn read(skb: *mut __sk_buff) -> Option<&'static Header> {
         unsafe { ((*skb).len, (*skb).vlan_present != 0, (*skb).vlan_proto, (*skb).vlan_tci) };
     // SAFETY: the element belongs to this CPU and is as long as a header; the verifier checks every access.
     unsafe {
-        // Volatile, or the compiler would replace this by a call of a byte loop, which costs half of what a filter
-        // costs.
+        // Volatile, or the compiler would call a byte loop instead, which costs half of what a filter costs.
         for index in 0..HEADER_BYTES / 8 {
             words.add(index).write_volatile(0);
         }

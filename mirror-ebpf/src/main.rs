@@ -49,13 +49,11 @@ const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 #[btf_map(pin_by_name)]
 static TAPS: HashMap<DeviceKey, Tap, { MAX_TAPS as usize }, NO_PREALLOC> = HashMap::new();
 
-/// The pod and NIC of each tap, by device. The programs do not use this map; it is defined here to be pinned with the
-/// others.
+/// The pod and NIC of each tap, by device. Not used by the programs, but pinned with the other maps.
 #[btf_map(pin_by_name)]
 static TAP_OWNERS: HashMap<DeviceKey, TapOwner, { MAX_TAPS as usize }, NO_PREALLOC> = HashMap::new();
 
-/// The descriptions of sessions, by the index of their settings, for the agent's reports. The programs do not use this
-/// map either.
+/// The descriptions of sessions, by the index of their settings. Not used by the programs, but by the agent.
 #[btf_map(pin_by_name)]
 static SESSION_INFO: HashMap<u32, SessionInfo, { SETTINGS_PLACES as usize }, NO_PREALLOC> = HashMap::new();
 
@@ -81,8 +79,7 @@ pub(crate) static COUNTERS: PerCpuArray<SessionCounters, { MAX_SESSIONS as usize
 #[unsafe(no_mangle)]
 pub(crate) static INSIDE: Global<u32> = Global::new(0);
 
-/// Inode of that pod's network namespace. The agent loads the program before there is a pod for it, and writes the
-/// inode later.
+/// Inode of that pod's network namespace. The agent writes it later: it loads the program before the pod exists.
 #[unsafe(no_mangle)]
 static mut NETNS: u32 = 0;
 /// The network namespace that the program runs in, as in the keys of `TAPS`: 0 is that of the agent.
@@ -110,8 +107,7 @@ fn tap_egress(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Runs the packet through every session of the device's tap. Returns nothing, so a helper's return code cannot become
-/// a verdict.
+/// Runs the packet through the sessions of its tap. Returns nothing, so no helper's code can become a verdict.
 #[inline(always)]
 fn mirror(ctx: &TcContext, hook: Hook) {
     let skb: *mut __sk_buff = ctx.as_ptr().cast();
@@ -245,8 +241,7 @@ impl Kernel for Skb {
 
     #[inline(always)]
     fn zero(&mut self) -> u32 {
-        // A packet is shorter than 2 GiB, but the verifier does not know that, and the black box hides it from the
-        // compiler.
+        // A packet is shorter than 2 GiB. The verifier does not know that, and the compiler must not use it.
         core::hint::black_box(self.len >> 31)
     }
 }

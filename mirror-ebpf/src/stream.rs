@@ -20,8 +20,7 @@ use mirror_common::{
 
 use crate::deliver;
 
-/// Size in bytes of the ring that describes the rings of `STREAMS` to the kernel. The agent chooses the size of each
-/// ring.
+/// Size in bytes of the ring in the type of `STREAMS`. The agent chooses the size of each ring.
 const EXAMPLE: usize = 1 << 16;
 
 /// The ring of each target that is a stream, by the target's index.

@@ -44,8 +44,7 @@ pub(crate) fn address(skb: *mut __sk_buff, tunnel: &Tunnel, announced: &Delivery
     let checksum = if has(TUNNEL_CHECKSUM) { 0 } else { BPF_F_ZERO_CSUM_TX };
     let (bytes, flags) = (size_of::<Key>() as u32, u64::from(family | checksum));
     // For a packet that is too long, the kernel may send an ICMP error to the sender of the inner packet. GRE does so
-    // if the packet is for this host; VXLAN and GENEVE do so if it is not, and their device is a port of a bridge or of
-    // Open vSwitch.
+    // if the packet is for this host; VXLAN and GENEVE if it is not, with a device on a bridge or Open vSwitch.
     let packet_type = if has(TUNNEL_UDP) { PACKET_HOST } else { PACKET_OTHERHOST };
     // Routes may depend on the mark, and that of the pod's packet must not affect the tunnel's packet.
     // SAFETY: the context is valid for the whole program, tc programs may write its mark, and the kernel reads as many
