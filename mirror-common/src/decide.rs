@@ -7,8 +7,7 @@
 //! 2. sift: does the packet pass the session's filter, and is its flow in the sample?
 //! 3. spare: has the packet been copied in the same form already? (`marks`)
 //! 4. aim: is there a target, can it take a copy in the session's form, and does anybody read it?
-//! 5. charge: do the rates and budgets allow a copy? Late, so that only packets that would be copied are charged.
-//! (`limit`)
+//! 5. charge: do the rates and budgets allow a copy? Late, so that only copies are charged. (`limit`)
 //! 6. copy: clone to the target's device, or write a record to its ring, and evaluate the result.
 //!
 //! Exactly one verdict is counted for each session, and no session's verdict depends on another session's.

@@ -3,7 +3,7 @@
 //! * Packets of podmirror's own tunnels contain copies from another node. A copy of one could be copied there again,
 //!   and so on. A packet that leaves a pod contains no copy, so no pod can hide packets by imitating a tunnel.
 //! * A collector, which is a pod, gets its own packets anyway, and its network stack would treat a copy with its own
-//!   address as a duplicate. On a bridge, other taps see these packets too. Packets from it are recognized by the
+//!   address as a duplicate. On a bridge, other taps see these packets too. Packets from it are recognised by the
 //!   device on which the node received them, because any pod can use any MAC address; packets to it by their MAC
 //!   address, if the node or a bridge delivers them to the collector by this address.
 //!

@@ -444,7 +444,7 @@ fn a_translated_flow_is_copied_whole_at_both_taps() {
 }
 
 /// The receiver's tap copies in a form that the sender's tap does not have. The note stays the sender's, so that the
-/// next packet of the flow, which is queued behind it, is still recognized.
+/// next packet of the flow, which is queued behind it, is still recognised.
 #[test]
 fn a_further_form_leaves_the_note_of_the_first() {
     let mut node = node(2);
