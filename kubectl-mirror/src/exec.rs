@@ -35,11 +35,8 @@ const BUFFER: usize = 64 << 10;
 /// The result of a command that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// Its standard output.
     pub(crate) stdout: Vec<u8>,
-    /// Its standard error.
     pub(crate) stderr: Vec<u8>,
-    /// Its exit code.
     pub(crate) code: u8,
 }
 

@@ -120,7 +120,6 @@ fn stop_signals() -> anyhow::Result<mpsc::Receiver<()>> {
     Ok(receiver)
 }
 
-/// Prints to standard output.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {

@@ -26,7 +26,6 @@ pub(crate) const AT_A_TIME: usize = 8;
 /// The answer of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
-    /// The node.
     pub(crate) node: String,
     /// The time of the answer.
     pub(crate) at: Instant,
@@ -64,7 +63,6 @@ pub(crate) fn with_right(error: anyhow::Error, cluster: &Cluster) -> anyhow::Err
 /// A node that has not answered.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Unanswered {
-    /// The node.
     pub(crate) node: String,
     /// The reason.
     pub(crate) why: String,

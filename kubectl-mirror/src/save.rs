@@ -132,7 +132,6 @@ fn nothing(pods: &Pods, namespace: &str, targets: &BTreeSet<String>, missing: Op
     format!("nothing is recorded of {names}; {}", Vec::from_iter(sentences).join("; "))
 }
 
-/// The summary.
 fn lines(saved: &Saved, pods: &Pods, nodes: usize, namespace: &str) -> Vec<String> {
     let Saved { pods: saved, counted } = saved;
     let packets = saved.values().sum();

@@ -30,7 +30,6 @@ const KINDS: [(Kind, &[&str]); 7] = [
     (Kind::Service, &["svc", "service", "services"]),
 ];
 
-/// A kind of workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Pod,

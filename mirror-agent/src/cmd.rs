@@ -76,7 +76,6 @@ fn mirrors(args: &MirrorArgs) -> MirrorIfaces {
     MirrorIfaces::new(args.mirror_iface_mtu, offloads).when_read(args.when_read)
 }
 
-/// Prints to standard output.
 fn print(text: &str) -> anyhow::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         // The reader has closed the pipe, as in `status | head`.

@@ -318,7 +318,6 @@ fn take_in<K: Watched>(book: &mut Book<K::Book>, listed: &mut Listed<Key<K>>, ev
     }
 }
 
-/// The outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Written,

@@ -68,7 +68,6 @@ const RETRY: Duration = Duration::from_secs(30);
 /// Pause after `accept` failed, for example because descriptors or memory ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The request of a client.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {

@@ -120,7 +120,6 @@ fn mirror(ctx: &TcContext, hook: Hook) {
     decide::mirror(&mut Skb { skb, tc_index, len }, packet, tap);
 }
 
-/// The tap of a device.
 #[inline(always)]
 fn tap(ifindex: u32) -> Option<&'static Tap> {
     // SAFETY: the agent replaces whole entries and never writes into one, see `NO_PREALLOC`.

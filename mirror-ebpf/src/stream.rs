@@ -125,7 +125,6 @@ fn add(number: *mut u64, more: u64) {
     unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) number, in(reg) more) };
 }
 
-/// A record to write.
 struct Record {
     skb: *mut __sk_buff,
     ring: *mut c_void,

@@ -46,7 +46,6 @@ pub(super) struct Unread {
     pub(super) why: String,
 }
 
-/// The facts about a cluster.
 #[derive(Debug)]
 pub(super) struct Facts {
     /// The version of this program.

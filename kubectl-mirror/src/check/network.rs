@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 
-/// A CNI.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Network {
     pub(super) name: &'static str,

@@ -19,7 +19,6 @@ use crate::{
 /// Matches all pods of the namespace.
 const ALL: &str = "*";
 
-/// The selected pods.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Pods {
     /// The pods that are on a node, with the node.

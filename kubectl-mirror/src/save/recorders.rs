@@ -15,7 +15,6 @@ const TARGET: &str = "MIRROR_RECORDER_TARGET";
 /// A running recorder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recorder {
-    /// Its pod.
     pub(crate) pod: String,
     /// The target whose copies it records.
     pub(crate) target: String,

@@ -10,12 +10,10 @@ const MOST: usize = 512 << 10;
 /// Bytes of a block around its body: type and length before it, the length again after it.
 const AROUND: usize = 12;
 
-/// A block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Block {
     /// The next interface of the stream.
     Interface(Description),
-    /// A packet.
     Packet(Packet),
     /// The counters of an interface.
     Statistics(Statistics),
@@ -26,7 +24,6 @@ pub(crate) enum Block {
 pub(crate) struct Description {
     /// Its name, such as `shop/web eth0`.
     pub(crate) name: String,
-    /// Its description.
     pub(crate) description: Option<String>,
     /// The filter, in tcpdump's language.
     pub(crate) filter: Option<String>,
@@ -34,7 +31,6 @@ pub(crate) struct Description {
     pub(crate) comment: Option<String>,
 }
 
-/// A packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Packet {
     /// The index of the interface in the stream.

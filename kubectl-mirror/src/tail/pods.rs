@@ -70,7 +70,6 @@ impl Seen {
     }
 }
 
-/// A watch of the pods.
 pub(super) struct Pods {
     events: Pin<Box<dyn Stream<Item = watcher::Result<Event<Pod>>> + Send>>,
     only: Option<String>,

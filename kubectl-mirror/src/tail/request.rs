@@ -65,7 +65,6 @@ impl Request {
         Ok(Self { mirror: format!("{namespace}/{name}"), key, name, uid: made.metadata.uid })
     }
 
-    /// Deletes the Mirror.
     pub(super) async fn delete(&self, cluster: &Cluster) -> anyhow::Result<()> {
         let api = Api::<Mirror>::namespaced(cluster.client.clone(), &cluster.namespace);
         let preconditions = Preconditions { uid: self.uid.clone(), resource_version: None };

@@ -36,7 +36,6 @@ struct Nic {
 /// A mirror at a NIC, and the serial of its session: a mirror that begins again has another serial.
 type Session = (String, u32);
 
-/// The counters of a session.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Counts {
     ingress: Count,
@@ -45,7 +44,6 @@ struct Counts {
     lost: Count,
 }
 
-/// Packets and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Count {
     packets: u64,
@@ -118,7 +116,6 @@ pub(super) struct Row {
     rates: Option<Rates>,
 }
 
-/// The rates of a NIC.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Rates {
     /// Ingress and egress of the pod, as far as the tap sees them.

@@ -63,12 +63,10 @@ pub struct Answer {
     pub problems: Vec<String>,
 }
 
-/// Writes a message.
 pub(super) async fn write_line(stream: &mut UnixStream, message: &impl Serialize) -> anyhow::Result<()> {
     Ok(stream.write_all(&[serde_json::to_vec(message)?, b"\n".to_vec()].concat()).await?)
 }
 
-/// Reads a message.
 pub(super) async fn read_line(stream: &mut UnixStream) -> anyhow::Result<String> {
     let mut line = String::new();
     BufReader::new(stream.take(MOST_BYTES)).read_line(&mut line).await?;

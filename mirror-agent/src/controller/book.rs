@@ -71,7 +71,6 @@ pub(super) struct OfNode<R> {
     pub(super) has_more: bool,
 }
 
-/// A status to write.
 #[derive(Debug)]
 pub(super) struct Write<S: Summed> {
     pub(super) key: S::Key,
@@ -230,7 +229,6 @@ impl<S: Summed> Book<S> {
         }
     }
 
-    /// The names of all nodes.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &String> {
         self.nodes.keys()
     }
@@ -240,7 +238,6 @@ impl<S: Summed> Book<S> {
         self.nodes.values().filter(|node| node.is_stale).count()
     }
 
-    /// The names of all objects.
     pub(super) fn objects(&self) -> impl Iterator<Item = &S::Key> {
         self.objects.keys()
     }

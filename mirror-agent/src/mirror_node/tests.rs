@@ -43,7 +43,6 @@ fn mirror(name: &str, pods: usize) -> Coverage {
     }
 }
 
-/// A MirrorTarget.
 fn target(name: &str, state: State) -> Standing {
     Standing { name: TargetName(name.parse().unwrap()), uid: "2".into(), generation: 4, state }
 }

@@ -41,7 +41,6 @@ pub(super) struct Interfaces {
     places: HashMap<u32, InterfaceId>,
 }
 
-/// An interface.
 #[derive(Debug)]
 pub(super) struct Described {
     /// Its name, such as `shop/web eth0`.
@@ -167,7 +166,6 @@ impl Interfaces {
         self.started_ns
     }
 
-    /// The section header.
     pub(super) fn header(&self) -> &[u8] {
         &self.header
     }

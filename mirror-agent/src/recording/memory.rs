@@ -36,7 +36,6 @@ impl Memory {
         self.packets
     }
 
-    /// Adds a packet.
     pub(super) fn push(&mut self, block: &[u8]) {
         self.blocks.extend(block);
         self.packets += 1;

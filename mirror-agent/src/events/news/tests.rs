@@ -34,7 +34,6 @@ fn of_web(mirrors: &[(&str, &str, Stage)]) -> Mirrors {
     [(pod("web"), of_pod.collect())].into()
 }
 
-/// A report about these pods.
 fn report(pods: &[&str], mirrors: Mirrors, found: &Mirrors) -> Report {
     let pods = pods.iter().map(|name| (pod(name), None)).collect();
     Report { pods: Some(pods), mirrors, found: Arc::new(found.clone()), ..Report::default() }
