@@ -52,6 +52,7 @@ pub(super) struct News {
 pub(super) enum What {
     /// The agent of a node has begun to send.
     Began {
+        /// The node.
         node: String,
     },
     /// Bytes of the stream.
